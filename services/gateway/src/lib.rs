@@ -1,0 +1,1 @@
+//! refrain-gateway

@@ -1,0 +1,194 @@
+//! The unit of decoding: one chunk of one request on one worker, streamed step by step.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{Sampling, TokenLogprob};
+use crate::{LeaseId, RequestId, SignedNamespace, TokenId};
+
+/// Which drafts a request may use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Speculation {
+    /// The worker's router decides, step by step.
+    #[default]
+    Auto,
+    /// Suffix drafts wherever the index has one.
+    Suffix,
+    /// Plain decoding. What it says is still remembered.
+    Off,
+}
+
+/// Where a draft came from: the `source` label of metrics and of `metrics.speculative_decoding`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DraftSource {
+    /// The suffix index.
+    Suffix,
+    /// No draft: a plain decoding step.
+    None,
+}
+
+impl DraftSource {
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DraftSource::Suffix => "suffix",
+            DraftSource::None => "none",
+        }
+    }
+}
+
+/// How far away a suffix draft was found: the `scope` label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DraftScope {
+    /// The request's own prompt and output.
+    Request,
+    /// Other samples of its group.
+    Group,
+    /// The tenant's namespace.
+    Tenant,
+    /// Nowhere: a plain step.
+    None,
+}
+
+impl DraftScope {
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DraftScope::Request => "request",
+            DraftScope::Group => "group",
+            DraftScope::Tenant => "tenant",
+            DraftScope::None => "none",
+        }
+    }
+}
+
+/// Counts of verify steps. Accepted length is `emitted / steps`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepCounts {
+    /// Engine steps that sampled for this request.
+    pub steps: u64,
+    /// Draft tokens offered.
+    pub drafted: u64,
+    /// Draft tokens accepted.
+    pub accepted: u64,
+    /// Tokens emitted, the target's own included.
+    pub emitted: u64,
+}
+
+impl StepCounts {
+    /// Adds another count.
+    pub fn add(&mut self, other: StepCounts) {
+        self.steps += other.steps;
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+        self.emitted += other.emitted;
+    }
+}
+
+/// Counts by source.
+pub type SourceCounts = BTreeMap<DraftSource, StepCounts>;
+
+/// One chunk: decode on from `tokens` until a stop id, a limit, or the end of the chunk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChunkRequest {
+    /// The scheduler's grant.
+    pub lease: LeaseId,
+    /// Fencing: a worker refuses a chunk whose epoch is below the highest it has seen of this request.
+    pub epoch: u64,
+    /// The request (one choice).
+    pub request: RequestId,
+    /// Signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// The client's session, recorded with the document.
+    pub session: Option<String>,
+    /// The group of samples it belongs to, if any.
+    pub group: Option<String>,
+    /// Prompt, then the output so far.
+    pub tokens: Vec<TokenId>,
+    /// How many of `tokens` are prompt.
+    pub prompt_len: u32,
+    /// Fixed for the life of the request.
+    pub sampling: Sampling,
+    /// Most tokens this request may still emit.
+    pub max_new_tokens: u32,
+    /// Most tokens of this chunk; `None`: no chunk limit. What a step accepted beyond it is kept.
+    pub chunk_tokens: Option<u32>,
+    /// Which drafts it may use.
+    pub speculation: Speculation,
+}
+
+/// What a worker streams back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ChunkEvent {
+    /// Tokens of one engine step.
+    Step(StepMessage),
+    /// The last event of a chunk that did not fail.
+    End(ChunkEnd),
+}
+
+/// Tokens of one engine step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepMessage {
+    /// Counts up from 0 within the chunk, without gaps.
+    pub sequence: u64,
+    /// Emitted tokens, at least one. A stop id, if one was drawn, is the last.
+    pub tokens: Vec<TokenId>,
+    /// One per token, if asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Vec<TokenLogprob>>,
+    /// Version of the weights that drew them.
+    pub weight_version: u64,
+    /// Where the draft came from.
+    pub source: DraftSource,
+    /// How far away it was found.
+    pub scope: DraftScope,
+    /// Draft tokens offered in this step.
+    pub drafted: u32,
+    /// Of them accepted.
+    pub accepted: u32,
+}
+
+/// Why a chunk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChunkEndReason {
+    /// A stop id was drawn.
+    Stop,
+    /// `max_new_tokens` or the engine's context is reached.
+    Length,
+    /// The chunk is full; the request goes on under the next lease.
+    ChunkLimit,
+    /// The worker is draining; the request goes on elsewhere.
+    Draining,
+}
+
+/// The last event of a chunk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChunkEnd {
+    /// Why.
+    pub reason: ChunkEndReason,
+    /// Prompt tokens found in the engine's KV cache.
+    pub cached_tokens: u32,
+    /// Wall seconds from the chunk's start to its first token.
+    pub prefill_s: f64,
+    /// Wall seconds from the first step that emitted to the last.
+    pub decode_s: f64,
+}
+
+/// Tells a worker that the caller has stopped reading a chunk, and how much of the output it kept.
+///
+/// Without it, a dropped stream means that the client went away: everything emitted so far is kept as a
+/// partial document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkCut {
+    /// The chunk's lease.
+    pub lease: LeaseId,
+    /// Output tokens kept, counted from the request's first output token. A stop string that ends inside a
+    /// step keeps fewer than were emitted.
+    pub output_len: u32,
+}

@@ -1,0 +1,143 @@
+//! What the draft store keeps and how it travels. These types cross in bincode: no field is ever skipped.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{DocumentId, SignedNamespace, TokenId};
+
+/// Most prompt tokens kept before an output: they are matched, but never drafted.
+pub const LEFT_CONTEXT_TOKENS: usize = 16;
+
+/// What is known of a document when it starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DocumentHead {
+    /// The client's session.
+    pub session: Option<String>,
+    /// Its group of samples.
+    pub group: Option<String>,
+    /// Which of the request's choices.
+    pub choice: u32,
+    /// Version of the weights that wrote it.
+    pub weight_version: u64,
+    /// Unix milliseconds.
+    pub created_ms: u64,
+    /// The last prompt tokens, at most [`LEFT_CONTEXT_TOKENS`].
+    pub left_context: Vec<TokenId>,
+}
+
+/// Why a document ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FinishReason {
+    /// A stop id or a stop string. A stop id is kept as the last token.
+    Stop,
+    /// A length limit.
+    Length,
+    /// The client went away; the document is partial.
+    Cancelled,
+    /// The engine or the worker failed; the document is partial.
+    Failed,
+}
+
+/// A piece of a document's output. Repeats and overlaps are harmless: the store takes what is new.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DocumentUpdate {
+    /// Which document.
+    pub document: DocumentId,
+    /// A higher epoch may shorten: the text is cut to `prev_len` before `tokens` are added. A lower one is
+    /// ignored. Starts at the request's fencing epoch.
+    pub epoch: u64,
+    /// Output tokens before this piece.
+    pub prev_len: u32,
+    /// The output tokens that follow.
+    pub tokens: Vec<TokenId>,
+    /// Sent with every update: a store that lost the beginning can place the rest.
+    pub head: DocumentHead,
+    /// Present in the last update.
+    pub finish: Option<FinishReason>,
+}
+
+/// Updates of one namespace.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AppendRequest {
+    /// Signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// In order.
+    pub updates: Vec<DocumentUpdate>,
+}
+
+/// Durable once it is answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppendReply {
+    /// For each update, the output length that the store now has. Less than `prev_len + tokens.len()` means
+    /// that a piece before it is missing: send again from there. More means that it has gone on already.
+    pub lengths: Vec<u32>,
+}
+
+/// A place in a namespace's feed of changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct FeedCursor {
+    /// Changes when the store was rebuilt and old positions mean nothing.
+    pub generation: u64,
+    /// Position of the last change seen; 0 before the first.
+    pub sequence: u64,
+}
+
+/// Asks for what changed in a namespace.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FollowRequest {
+    /// Signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// Changes after this.
+    pub after: FeedCursor,
+    /// Most tokens to send (at least one change is sent).
+    pub max_tokens: u32,
+    /// If there is nothing new, wait this long for it.
+    pub wait_ms: u32,
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FeedEvent {
+    /// A document grew, or was shortened by a higher epoch.
+    Update(DocumentUpdate),
+    /// A document is gone: evicted or erased. It must not be drafted from any more.
+    Remove(DocumentId),
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FollowReply {
+    /// The cursor's generation is not the store's: forget everything of this namespace first.
+    pub reset: bool,
+    /// In order.
+    pub events: Vec<FeedEvent>,
+    /// Where to go on.
+    pub cursor: FeedCursor,
+    /// Whether that is the end of the feed for now.
+    pub caught_up: bool,
+}
+
+/// Documents whose drafts were accepted: most recently used from now on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TouchRequest {
+    /// Signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// Which; unknown ones are ignored.
+    pub documents: Vec<DocumentId>,
+}
+
+/// The store in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreStats {
+    /// Documents kept.
+    pub documents: u64,
+    /// Their output tokens.
+    pub tokens: u64,
+    /// Their bytes as stored, before the database's own overhead.
+    pub logical_bytes: u64,
+    /// What the data directory takes on disk.
+    pub disk_bytes: u64,
+    /// Namespaces that have documents.
+    pub namespaces: u64,
+    /// Documents evicted since start.
+    pub evicted_documents: u64,
+}

@@ -1,0 +1,230 @@
+//! What an engine that verifies drafts is asked and answers: capabilities, sessions, batched steps.
+//!
+//! A *session* is a sequence of tokens (its *text*) with a KV cache. Text grows by the tokens that a step
+//! brings and by those it emits. The last token of the text is always one whose forward pass is still owed,
+//! so a step with no new tokens decodes on from where the last one ended.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ApiError, EngineSessionId, NamespaceId, TokenId};
+
+/// What an engine can do and how much of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EngineCapabilities {
+    /// Public name of the model it serves.
+    pub model: String,
+    /// Tokenizer identity (see [`crate::Namespace::tokenizer`]).
+    pub tokenizer: String,
+    /// Vocabulary size; token ids are below it.
+    pub vocab_size: u32,
+    /// Longest text of a session, tokens.
+    pub max_context: u32,
+    /// Most sessions in one step.
+    pub max_batch: u32,
+    /// Most tokens (new context and draft nodes) of all items of one step.
+    pub max_step_tokens: u32,
+    /// Most sessions that may exist at once, running or kept for reuse.
+    pub max_sessions: u32,
+    /// Whether drafts may branch; if not, only chains.
+    pub tree_drafts: bool,
+    /// Most draft nodes of one item.
+    pub max_draft_tokens: u32,
+    /// Ids that end an output when the request says nothing else.
+    pub eos_token_ids: Vec<TokenId>,
+}
+
+/// How the target samples. Every field at its default is greedy decoding.
+///
+/// Noise is keyed by (`seed`, `choice`, absolute position), so the output depends neither on chunks, nor
+/// on the batch, nor on drafts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Keep the k most likely tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set of tokens whose probabilities sum to at least this.
+    pub top_p: f32,
+    /// Keep tokens at least this many times as likely as the most likely one.
+    pub min_p: f32,
+    /// Fixed by the gateway, so that a continuation elsewhere draws the same noise.
+    pub seed: u64,
+    /// Which of the request's `n` choices this is; part of the noise key.
+    pub choice: u32,
+    /// Added to the logits before anything else.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Tokens that end the output. The stop token is emitted, as the last one.
+    pub stop_token_ids: Vec<TokenId>,
+    /// How many most likely tokens to report beside each emitted one; `None` reports nothing.
+    pub top_logprobs: Option<u32>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            choice: 0,
+            logit_bias: Vec::new(),
+            stop_token_ids: Vec::new(),
+            top_logprobs: None,
+        }
+    }
+}
+
+/// What a new session is. Sent with its first step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionSpec {
+    /// KV is reused only from sessions of the same namespace.
+    pub namespace: NamespaceId,
+    /// Fixed for the life of the session.
+    pub sampling: Sampling,
+}
+
+/// Candidate tokens as a tree under the session's last token. A chain is a tree of width one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Draft {
+    /// Token of each node.
+    pub tokens: Vec<TokenId>,
+    /// Parent of each node: `None` for a child of the session's last token, else the index of a node that
+    /// stands before it. As long as `tokens`.
+    pub parents: Vec<Option<u32>>,
+}
+
+impl Draft {
+    /// Checks shape: equal lengths, parents before children, no two siblings with the same token.
+    pub fn validate(&self) -> Result<(), ApiError> {
+        if self.tokens.len() != self.parents.len() {
+            return Err(ApiError::invalid("draft.parents", "draft.parents must be as long as draft.tokens"));
+        }
+        let mut edges = std::collections::HashSet::with_capacity(self.tokens.len());
+        for (node, (parent, token)) in self.parents.iter().zip(&self.tokens).enumerate() {
+            if parent.is_some_and(|parent| parent as usize >= node) {
+                return Err(ApiError::invalid("draft.parents", format!("node {node} stands before its parent")));
+            }
+            if !edges.insert((*parent, *token)) {
+                return Err(ApiError::invalid("draft.tokens", format!("node {node} repeats a sibling's token")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One session's part of a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepItem {
+    /// The session.
+    pub session: EngineSessionId,
+    /// Present when the session is to be opened by this step (`keep_len` is then 0).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open: Option<SessionSpec>,
+    /// Length of the session's text that this item builds on. Shorter than the text truncates it (always
+    /// legal); longer is an error.
+    pub keep_len: u32,
+    /// Appended to the kept text. Must leave the text non-empty.
+    pub tokens: Vec<TokenId>,
+    /// Whether to sample after them. `false` for all but the last piece of a long prompt.
+    pub sample: bool,
+    /// Verified under the text's last token; only with `sample`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<Draft>,
+    /// At most this many tokens are emitted (at least 1).
+    pub max_emit: u32,
+}
+
+/// A batch. Items are of distinct sessions; sessions join and leave between steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepRequest {
+    /// The items, at most `max_batch`.
+    pub items: Vec<StepItem>,
+}
+
+/// Log-probability of one emitted token (natural log, of the distribution after bias, before truncation by
+/// temperature, top-k, top-p or min-p: OpenAI's meaning).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// Of the emitted token.
+    pub logprob: f32,
+    /// The most likely tokens, best first.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// What one item came to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepOutput {
+    /// Accepted draft tokens and then the target's own; empty without `sample`. A stop id ends it.
+    pub emitted: Vec<TokenId>,
+    /// Indices of the draft nodes that were accepted, root first. `emitted` starts with their tokens.
+    pub accepted_nodes: Vec<u32>,
+    /// Length of the session's text now, emitted tokens included.
+    pub text_len: u32,
+    /// Tokens whose KV was found in the cache instead of computed (only when the session was opened).
+    pub cached_tokens: u32,
+    /// Whether `emitted` ends with a stop id.
+    pub stopped: bool,
+    /// One per emitted token, if the session asked for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Vec<TokenLogprob>>,
+}
+
+/// One item's result: an error of one item leaves the others alone. A session the engine no longer knows
+/// gives [`crate::ErrorKind::NotFound`]: open it again with the whole text.
+pub type StepResult = Result<StepOutput, ApiError>;
+
+/// Results in the order of the items.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepResponse {
+    /// One per item.
+    pub results: Vec<StepResult>,
+    /// Seconds the engine's forward pass and sampling took.
+    pub step_s: f64,
+}
+
+/// Ends sessions. With `keep_kv` their KV stays for reuse, least recently used first out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CloseRequest {
+    /// Unknown ones are ignored.
+    pub sessions: Vec<EngineSessionId>,
+    /// Whether a later session with the same beginning may reuse the KV.
+    pub keep_kv: bool,
+}
+
+/// How busy an engine is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EngineLoad {
+    /// Sessions open now.
+    pub sessions_open: u32,
+    /// Finished sessions whose KV is kept.
+    pub sessions_kept: u32,
+    /// KV tokens in use, kept ones included.
+    pub kv_tokens: u64,
+    /// Most KV tokens.
+    pub kv_tokens_max: u64,
+    /// Steps that wait for the one in progress.
+    pub steps_waiting: u32,
+}
+
+/// Text to tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenizeRequest {
+    /// What to encode; special tokens written in it are not recognised.
+    pub text: String,
+}
+
+/// Tokens, either way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokensBody {
+    /// Token ids.
+    pub tokens: Vec<TokenId>,
+}
+
+/// Tokens to text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DetokenizeResponse {
+    /// The text, with U+FFFD where bytes are not UTF-8.
+    pub text: String,
+}
