@@ -1,1 +1,12 @@
-//! refrain-service-kit
+//! The shell that every service wears: configuration, telemetry, HTTP on both ends, mesh authentication,
+//! drain, and a guard around actor cores. It does not know what a token is.
+//!
+//! Start with [`config::load`], [`telemetry::init`] and [`http::serve`]; services that keep state in an
+//! actor put its core into [`guard::Guarded`].
+
+pub mod config;
+pub mod drain;
+pub mod guard;
+pub mod http;
+pub mod mesh;
+pub mod telemetry;

@@ -1,0 +1,145 @@
+//! The worker's interface.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use bytes::BytesMut;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::http::MeshClient;
+
+/// The events of a chunk. It ends after `End` or after an error; ending without either means that the
+/// worker was lost. Dropping it aborts the chunk.
+pub type ChunkStream = BoxStream<'static, Result<ChunkEvent, ApiError>>;
+
+/// Decodes chunks on one engine.
+#[async_trait]
+pub trait Worker: Send + Sync {
+    /// Starts a chunk.
+    ///
+    /// # Errors
+    /// `Conflict` for an old fencing epoch, `Overloaded` when all slots are taken, `Unavailable` while
+    /// draining, `InvalidRequest` for what the engine can never do.
+    async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError>;
+
+    /// Says how much of the output was kept, before a stream is dropped on purpose.
+    async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError>;
+}
+
+/// Finds the worker that a lease names.
+pub trait Workers: Send + Sync {
+    /// The worker at a lease's URL.
+    fn at(&self, url: &str) -> Arc<dyn Worker>;
+}
+
+/// [`Worker`] over HTTP: `POST /internal/v1/chunk` answers JSON lines, one [`ChunkEvent`] or
+/// `{"error": ApiError}` each; `POST /internal/v1/cut`.
+pub struct HttpWorker {
+    client: MeshClient,
+}
+
+/// Longest event line. A step emits at most some dozens of tokens with their logprobs.
+const LINE_BYTES_MAX: usize = 4 << 20;
+
+#[async_trait]
+impl Worker for HttpWorker {
+    async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError> {
+        let response = self
+            .client
+            .post_stream("/internal/v1/chunk", &request)
+            .await?;
+        let lines = Lines {
+            body: response.bytes_stream().boxed(),
+            buffer: BytesMut::new(),
+        };
+        Ok(futures_util::stream::unfold(lines, |mut lines| async move {
+            lines.next().await.map(|event| (event, lines))
+        })
+        .boxed())
+    }
+
+    async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError> {
+        self.client
+            .post_json("/internal/v1/cut", &cut, Some(self.client.timeout()))
+            .await
+    }
+}
+
+/// One line of a chunk's stream.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Event(ChunkEvent),
+    Error { error: ApiError },
+}
+
+struct Lines {
+    body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
+    buffer: BytesMut,
+}
+
+impl Lines {
+    async fn next(&mut self) -> Option<Result<ChunkEvent, ApiError>> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(end + 1);
+                return Some(match serde_json::from_slice(&line) {
+                    Ok(Line::Event(event)) => Ok(event),
+                    Ok(Line::Error { error }) => Err(error),
+                    Err(error) => Err(lost("the worker sent a line that is no chunk event", error)),
+                });
+            }
+            if self.buffer.len() > LINE_BYTES_MAX {
+                return Some(Err(lost("the worker sent an endless line", LINE_BYTES_MAX)));
+            }
+            match self.body.next().await? {
+                Ok(bytes) => self.buffer.extend_from_slice(&bytes),
+                Err(error) => return Some(Err(lost("the connection to the worker broke", error))),
+            }
+        }
+    }
+}
+
+fn lost(message: &str, detail: impl std::fmt::Display) -> ApiError {
+    ApiError::new(ErrorKind::Upstream, message).with_detail(detail)
+}
+
+/// One [`HttpWorker`] per URL, so that connections are kept.
+pub struct HttpWorkers {
+    template: MeshClient,
+    by_url: Mutex<HashMap<String, Arc<HttpWorker>>>,
+}
+
+/// Workers remembered at most; leases name live workers only, so more means churn: start over.
+const WORKERS_REMEMBERED_MAX: usize = 1024;
+
+impl HttpWorkers {
+    /// Clients made like `template`, at the URLs that leases name.
+    pub fn new(template: MeshClient) -> Self {
+        HttpWorkers {
+            template,
+            by_url: Mutex::new(HashMap::new()),
+        }
+    }
+}
+
+impl Workers for HttpWorkers {
+    fn at(&self, url: &str) -> Arc<dyn Worker> {
+        let mut by_url = self
+            .by_url
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        if by_url.len() >= WORKERS_REMEMBERED_MAX {
+            by_url.clear();
+        }
+        let worker = by_url.entry(url.to_owned()).or_insert_with(|| {
+            Arc::new(HttpWorker {
+                client: self.template.at(url),
+            })
+        });
+        worker.clone()
+    }
+}

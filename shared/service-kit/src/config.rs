@@ -1,0 +1,272 @@
+//! Configuration: TOML, then environment, into a typed value; every fault is reported at once.
+//!
+//! A variable `REFRAIN_WORKER__MAX_RUNNING=8` overrides `max_running` of the worker (the prefix is the
+//! service's), a double underscore goes one table down. Values are read as TOML where that works, else as
+//! strings.
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+/// A configuration that knows its own rules.
+pub trait Validate {
+    /// What is wrong with it, one sentence per fault, each naming its key.
+    fn faults(&self) -> Vec<String>;
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("{path} is not TOML: {source}")]
+    NotToml {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// Everything that is wrong, one line each.
+    #[error("configuration has {} fault(s):\n  - {}", .0.len(), .0.join("\n  - "))]
+    Faulty(Vec<String>),
+}
+
+/// Reads `file` (if any), lays the environment over it and checks the result.
+///
+/// # Errors
+/// An unreadable file, or the list of all faults: unknown keys, wrong types and broken rules.
+pub fn load<T: DeserializeOwned + Validate>(
+    file: Option<&Path>,
+    env_prefix: &str,
+    env: impl Iterator<Item = (String, String)>,
+) -> Result<T, ConfigError> {
+    let mut table = match file {
+        None => Table::new(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+                path: path.into(),
+                source,
+            })?;
+            text.parse::<Table>()
+                .map_err(|source| ConfigError::NotToml {
+                    path: path.into(),
+                    source: Box::new(source),
+                })?
+        }
+    };
+    let mut faults = overlay(&mut table, env_prefix, env);
+    let config = deserialize::<T>(table, &mut faults);
+    if let Some(config) = &config {
+        faults.extend(config.faults());
+    }
+    match config {
+        Some(config) if faults.is_empty() => Ok(config),
+        _ => Err(ConfigError::Faulty(faults)),
+    }
+}
+
+/// Puts the variables that start with the prefix into the table. Returns faults.
+fn overlay(
+    table: &mut Table,
+    prefix: &str,
+    env: impl Iterator<Item = (String, String)>,
+) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut variables: Vec<_> = env.filter(|(name, _)| name.starts_with(prefix)).collect();
+    variables.sort();
+    for (name, text) in variables {
+        let path: Vec<String> = name[prefix.len()..]
+            .split("__")
+            .map(|part| part.to_ascii_lowercase())
+            .collect();
+        let value = parse_value(&text);
+        if let Err(key) = insert(table, &path, value) {
+            faults.push(format!("{name}: {key} is a value in the file, not a table"));
+        }
+    }
+    faults
+}
+
+fn parse_value(text: &str) -> Value {
+    format!("value = {text}")
+        .parse::<Table>()
+        .ok()
+        .and_then(|mut table| {
+            if table.len() == 1 {
+                table.remove("value")
+            } else {
+                None
+            }
+        })
+        .unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+fn insert(table: &mut Table, path: &[String], value: Value) -> Result<(), String> {
+    match path {
+        [] => Ok(()),
+        [key] => {
+            table.insert(key.clone(), value);
+            Ok(())
+        }
+        [key, rest @ ..] => match table
+            .entry(key.clone())
+            .or_insert_with(|| Value::Table(Table::new()))
+        {
+            Value::Table(inner) => insert(inner, rest, value),
+            _ => Err(key.clone()),
+        },
+    }
+}
+
+/// Deserializes; on a fault notes it, takes the faulty key out and goes on, so that one run finds them all.
+fn deserialize<T: DeserializeOwned>(mut table: Table, faults: &mut Vec<String>) -> Option<T> {
+    // Each round removes one key, so the number of keys bounds the rounds; 64 is far past what a person
+    // wants to read.
+    for _ in 0..64 {
+        let mut unknown = Vec::new();
+        let mut track = serde_path_to_error::Track::new();
+        let outcome = {
+            let deserializer =
+                serde_path_to_error::Deserializer::new(Value::Table(table.clone()), &mut track);
+            serde_ignored::deserialize::<_, _, T>(deserializer, |path| {
+                unknown.push(path.to_string())
+            })
+        };
+        match outcome {
+            Ok(config) => {
+                faults.extend(
+                    unknown
+                        .into_iter()
+                        .map(|path| format!("{path}: unknown key")),
+                );
+                return Some(config);
+            }
+            Err(error) => {
+                let path = track.path();
+                let message = error.to_string();
+                let message = message.trim().replace('\n', " ");
+                faults.push(format!("{path}: {message}"));
+                let keys: Vec<String> = path.iter().map(|segment| segment.to_string()).collect();
+                // `deny_unknown_fields` stops at the parent; then the key's name stands in the message.
+                let named = message.split('`').nth(1).map(str::to_owned);
+                if !remove(&mut table, &keys)
+                    && !named.is_some_and(|name| {
+                        let mut keys = keys.clone();
+                        keys.retain(|key| key != ".");
+                        keys.push(name);
+                        remove(&mut table, &keys)
+                    })
+                {
+                    return None;
+                }
+            }
+        }
+    }
+    None
+}
+
+fn remove(table: &mut Table, path: &[String]) -> bool {
+    match path {
+        [] => false,
+        [key] => table.remove(key).is_some(),
+        [key, rest @ ..] => match table.get_mut(key) {
+            Some(Value::Table(inner)) => remove(inner, rest),
+            // A fault inside a list takes the whole list out: its later faults come to light afterwards.
+            Some(Value::Array(_)) => table.remove(key).is_some(),
+            _ => false,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Default, Deserialize, PartialEq)]
+    #[serde(default, deny_unknown_fields)]
+    struct Inner {
+        depth: u32,
+    }
+
+    #[derive(Debug, Default, Deserialize, PartialEq)]
+    #[serde(default, deny_unknown_fields)]
+    struct Example {
+        name: String,
+        slots: u32,
+        inner: Inner,
+    }
+
+    impl Validate for Example {
+        fn faults(&self) -> Vec<String> {
+            if self.slots > 100 {
+                vec!["slots: at most 100".into()]
+            } else {
+                vec![]
+            }
+        }
+    }
+
+    fn check(toml: &str, env: &[(&str, &str)]) -> Result<Example, String> {
+        let dir =
+            std::env::temp_dir().join(format!("refrain-config-{:?}", std::thread::current().id()));
+        std::fs::write(&dir, toml).unwrap();
+        let env = env
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect::<Vec<_>>();
+        let loaded = load(Some(&dir), "X_", env.into_iter()).map_err(|error| error.to_string());
+        std::fs::remove_file(&dir).unwrap();
+        loaded
+    }
+
+    #[test]
+    fn environment_lies_over_the_file() {
+        let config = check(
+            "name = \"a\"\nslots = 1",
+            &[("X_SLOTS", "7"), ("X_INNER__DEPTH", "3"), ("Y", "1")],
+        )
+        .unwrap();
+        assert_eq!(
+            config,
+            Example {
+                name: "a".into(),
+                slots: 7,
+                inner: Inner { depth: 3 }
+            }
+        );
+    }
+
+    #[test]
+    fn plain_text_in_the_environment_is_a_string() {
+        assert_eq!(
+            check("", &[("X_NAME", "127.0.0.1:80")]).unwrap().name,
+            "127.0.0.1:80"
+        );
+    }
+
+    #[test]
+    fn every_fault_is_reported_at_once() {
+        let error = check(
+            "nane = 1\nslots = \"many\"\n[inner]\ndepth = -1\nwidth = 2",
+            &[],
+        )
+        .unwrap_err();
+        for part in ["nane", "slots", "inner.depth", "width"] {
+            assert!(error.contains(part), "{part} is missing in: {error}");
+        }
+        let error = check("slots = 101\nnane = 1", &[]).unwrap_err();
+        assert!(
+            error.contains("at most 100") && error.contains("nane"),
+            "{error}"
+        );
+    }
+}

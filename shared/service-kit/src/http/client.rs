@@ -1,0 +1,217 @@
+//! Calls between services.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use opentelemetry::propagation::{Injector, TextMapPropagator};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use refrain_protocol::{ApiError, ErrorKind, MESH_SECRET_HEADER};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+use super::error::api_error_of;
+
+/// Largest answer that is read into memory.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// A service of the same mesh: its base URL, the secret, and a connection pool. Cheap to clone.
+///
+/// It does not retry: whether a second attempt is right depends on the call.
+#[derive(Clone)]
+pub struct MeshClient {
+    http: reqwest::Client,
+    base_url: Arc<str>,
+    secret: Arc<str>,
+    timeout: Duration,
+}
+
+impl MeshClient {
+    /// A client of the service at `base_url`.
+    ///
+    /// # Errors
+    /// The HTTP client cannot be built.
+    pub fn new(base_url: &str, secret: &str, timeout: Duration) -> anyhow::Result<Self> {
+        crate::telemetry::install_crypto_provider();
+        let http = reqwest::Client::builder()
+            .connect_timeout(Duration::from_secs(2))
+            .tcp_nodelay(true)
+            .no_proxy()
+            .build()?;
+        Ok(MeshClient {
+            http,
+            base_url: trim(base_url),
+            secret: secret.into(),
+            timeout,
+        })
+    }
+
+    /// The same client for another service of the mesh.
+    pub fn at(&self, base_url: &str) -> Self {
+        MeshClient {
+            base_url: trim(base_url),
+            ..self.clone()
+        }
+    }
+
+    /// How long ordinary calls may take.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Posts JSON and reads JSON. `timeout: None` waits as long as the caller does.
+    ///
+    /// # Errors
+    /// The service's own error, or `Upstream`/`Timeout` when it cannot be reached.
+    pub async fn post_json<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Q,
+        timeout: Option<Duration>,
+    ) -> Result<A, ApiError> {
+        let mut request = self.request(reqwest::Method::POST, path).json(body);
+        if let Some(timeout) = timeout {
+            request = request.timeout(timeout);
+        }
+        self.read_json(request).await
+    }
+
+    /// Gets JSON.
+    ///
+    /// # Errors
+    /// As [`MeshClient::post_json`].
+    pub async fn get_json<A: DeserializeOwned>(&self, path: &str) -> Result<A, ApiError> {
+        self.read_json(
+            self.request(reqwest::Method::GET, path)
+                .timeout(self.timeout),
+        )
+        .await
+    }
+
+    /// Posts bytes and reads bytes.
+    ///
+    /// # Errors
+    /// As [`MeshClient::post_json`].
+    pub async fn post_bytes(
+        &self,
+        path: &str,
+        content_type: &'static str,
+        body: Vec<u8>,
+        timeout: Duration,
+    ) -> Result<Bytes, ApiError> {
+        let request = self
+            .request(reqwest::Method::POST, path)
+            .header(CONTENT_TYPE, content_type)
+            .body(body)
+            .timeout(timeout);
+        self.read(request).await
+    }
+
+    /// Posts JSON and returns the response as soon as its head is there; the body streams.
+    ///
+    /// # Errors
+    /// As [`MeshClient::post_json`].
+    pub async fn post_stream<Q: Serialize>(
+        &self,
+        path: &str,
+        body: &Q,
+    ) -> Result<reqwest::Response, ApiError> {
+        self.send(self.request(reqwest::Method::POST, path).json(body))
+            .await
+    }
+
+    fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+        self.http
+            .request(method, format!("{}{path}", self.base_url))
+            .header(MESH_SECRET_HEADER, &*self.secret)
+            .headers(trace_headers())
+    }
+
+    async fn read_json<A: DeserializeOwned>(
+        &self,
+        request: reqwest::RequestBuilder,
+    ) -> Result<A, ApiError> {
+        let answer = self.read(request).await?;
+        serde_json::from_slice(&answer).map_err(|error| {
+            ApiError::new(
+                ErrorKind::Upstream,
+                "a service of the mesh answered something else",
+            )
+            .with_detail(format!("{}: {error}", self.base_url))
+        })
+    }
+
+    async fn read(&self, request: reqwest::RequestBuilder) -> Result<Bytes, ApiError> {
+        let mut response = self.send(request).await?;
+        read_limited(&mut response)
+            .await
+            .map_err(|error| self.unreachable(error))
+    }
+
+    async fn send(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ApiError> {
+        let mut response = request
+            .send()
+            .await
+            .map_err(|error| self.unreachable(error))?;
+        let status = response.status().as_u16();
+        if status < 400 {
+            return Ok(response);
+        }
+        let retry_after_ms = response
+            .headers()
+            .get("retry-after-ms")
+            .and_then(|value| value.to_str().ok())
+            .and_then(|text| text.parse().ok());
+        let body = read_limited(&mut response).await.unwrap_or_default();
+        Err(api_error_of(status, retry_after_ms, &body))
+    }
+
+    fn unreachable(&self, error: reqwest::Error) -> ApiError {
+        let (kind, message) = if error.is_timeout() {
+            (
+                ErrorKind::Timeout,
+                "a service of the mesh did not answer in time",
+            )
+        } else {
+            (
+                ErrorKind::Upstream,
+                "a service of the mesh cannot be reached",
+            )
+        };
+        ApiError::new(kind, message).with_detail(format!("{}: {error:?}", self.base_url))
+    }
+}
+
+fn trim(base_url: &str) -> Arc<str> {
+    base_url.trim_end_matches('/').into()
+}
+
+async fn read_limited(response: &mut reqwest::Response) -> reqwest::Result<Bytes> {
+    let mut body = BytesMut::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > ANSWER_BYTES_MAX {
+            break;
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body.freeze())
+}
+
+struct Headers(HeaderMap);
+
+impl Injector for Headers {
+    fn set(&mut self, key: &str, value: String) {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(key), HeaderValue::try_from(value)) {
+            self.0.insert(name, value);
+        }
+    }
+}
+
+/// W3C trace context of the current span.
+fn trace_headers() -> HeaderMap {
+    let mut headers = Headers(HeaderMap::new());
+    TraceContextPropagator::new().inject_context(&tracing::Span::current().context(), &mut headers);
+    headers.0
+}

@@ -1,0 +1,120 @@
+//! [`ApiError`] as a response, and back.
+
+use std::fmt;
+
+use actix_web::http::StatusCode;
+use actix_web::{HttpResponse, ResponseError};
+use refrain_protocol::{ApiError, ErrorKind};
+use serde::{Deserialize, Serialize};
+
+/// An [`ApiError`] that actix can answer with (the orphan rule forbids it on `ApiError` itself).
+#[derive(Debug, Clone)]
+pub struct HttpError(pub ApiError);
+
+/// What handlers return.
+pub type HttpResult<T> = Result<T, HttpError>;
+
+impl From<ApiError> for HttpError {
+    fn from(error: ApiError) -> Self {
+        HttpError(error)
+    }
+}
+
+impl fmt::Display for HttpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// `{"error": {message, type, param, code}}`, all four keys always.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct ErrorBody {
+    pub(crate) error: ErrorFields,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(crate) struct ErrorFields {
+    pub(crate) message: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) param: Option<String>,
+    pub(crate) code: Option<String>,
+}
+
+impl HttpError {
+    /// The body in OpenAI's shape, also sent inside event streams.
+    pub fn body(error: &ApiError) -> impl Serialize + use<> {
+        ErrorBody {
+            error: ErrorFields {
+                message: error.message.clone(),
+                kind: error.kind.openai_type().to_owned(),
+                param: error.param.clone(),
+                code: error.code.clone(),
+            },
+        }
+    }
+}
+
+impl ResponseError for HttpError {
+    fn status_code(&self) -> StatusCode {
+        StatusCode::from_u16(self.0.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        if self.0.kind.status() >= 500 {
+            tracing::warn!(kind = ?self.0.kind, detail = self.0.detail, message = self.0.message, "request failed");
+        }
+        let mut response = HttpResponse::build(self.status_code());
+        if let Some(retry_after_ms) = self.0.retry_after_ms {
+            // Whole seconds for everybody, milliseconds for OpenAI's SDKs.
+            response.insert_header(("retry-after", retry_after_ms.div_ceil(1000).to_string()));
+            response.insert_header(("retry-after-ms", retry_after_ms.to_string()));
+        }
+        response.json(HttpError::body(&self.0))
+    }
+}
+
+/// Reads an error response back into the error it was made of (less its detail).
+pub(crate) fn api_error_of(status: u16, retry_after_ms: Option<u64>, body: &[u8]) -> ApiError {
+    let kind = match status {
+        401 => ErrorKind::Unauthorized,
+        403 => ErrorKind::Forbidden,
+        404 => ErrorKind::NotFound,
+        409 => ErrorKind::Conflict,
+        413 => ErrorKind::TooLarge,
+        429 => ErrorKind::Overloaded,
+        500 => ErrorKind::Internal,
+        502 => ErrorKind::Upstream,
+        503 => ErrorKind::Unavailable,
+        504 => ErrorKind::Timeout,
+        400..=499 => ErrorKind::InvalidRequest,
+        _ => ErrorKind::Upstream,
+    };
+    let mut error = match serde_json::from_slice::<ErrorBody>(body) {
+        Ok(body) => {
+            let mut error = ApiError::new(kind, body.error.message);
+            error.code = body.error.code;
+            error.param = body.error.param;
+            error
+        }
+        Err(_) => ApiError::new(kind, format!("status {status} without an error body")),
+    };
+    error.retry_after_ms = retry_after_ms;
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_survive_the_wire() {
+        let error = ApiError::invalid("model", "no such model").with_code("model_not_found");
+        let body = serde_json::to_vec(&HttpError::body(&error)).unwrap();
+        assert_eq!(api_error_of(error.kind.status(), None, &body), error);
+        assert_eq!(
+            api_error_of(418, None, b"teapot").kind,
+            ErrorKind::InvalidRequest
+        );
+    }
+}

@@ -1,0 +1,260 @@
+//! The listener: health, readiness, metrics, request ids, trace context, limits, then the service's routes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServerHandle, ServiceRequest, ServiceResponse};
+use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use actix_web::middleware::{Next, from_fn};
+use actix_web::{App, HttpMessage, HttpResponse, HttpServer, web};
+use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use prometheus::{HistogramVec, IntCounterVec};
+use refrain_protocol::{ApiError, ErrorKind};
+use tracing::Instrument;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+use super::HttpError;
+use crate::telemetry::Metrics;
+
+/// How long a graceful stop may take before connections are cut.
+const SHUTDOWN_TIMEOUT_S: u64 = 30;
+
+/// Says whether the service can do its work: `Err` holds the reason why not.
+pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// How to listen.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// The service's name in metrics and traces.
+    pub service: &'static str,
+    /// Where; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Threads that serve requests.
+    pub threads: usize,
+    /// Largest request body.
+    pub body_bytes_max: usize,
+    /// Most connections per thread.
+    pub connections_max: usize,
+}
+
+/// A running listener.
+pub struct Server {
+    addr: SocketAddr,
+    handle: ServerHandle,
+}
+
+/// The request's id: the caller's `x-request-id`, or one made here. In the request's extensions.
+#[derive(Clone, Debug)]
+pub struct RequestIdentity(pub String);
+
+impl Server {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Stops. With `graceful`, responses that are under way run to their end first.
+    pub async fn stop(&self, graceful: bool) {
+        self.handle.stop(graceful).await;
+    }
+}
+
+/// Starts listening. `configure` adds the service's routes to each thread's app.
+///
+/// # Errors
+/// The address cannot be bound.
+pub fn serve<F>(
+    options: ServeOptions,
+    metrics: &Metrics,
+    readiness: Readiness,
+    configure: F,
+) -> anyhow::Result<Server>
+where
+    F: Fn(&mut web::ServiceConfig) + Clone + Send + 'static,
+{
+    let observed = Observed {
+        service: options.service,
+        requests: metrics.http_requests().clone(),
+        seconds: metrics.http_seconds().clone(),
+    };
+    let metrics = metrics.clone();
+    let body_bytes_max = options.body_bytes_max;
+    let server = HttpServer::new(move || {
+        let observed = observed.clone();
+        let metrics = metrics.clone();
+        let readiness = readiness.clone();
+        let configure = configure.clone();
+        App::new()
+            .wrap(from_fn(move |request, next| {
+                observe(observed.clone(), request, next)
+            }))
+            .app_data(web::PayloadConfig::new(body_bytes_max))
+            .app_data(
+                web::JsonConfig::default()
+                    .limit(body_bytes_max)
+                    .content_type_required(false)
+                    .error_handler(|error, _| HttpError(json_error(&error)).into()),
+            )
+            .route(
+                "/healthz",
+                web::get().to(async || HttpResponse::Ok().body("ok\n")),
+            )
+            .route(
+                "/readyz",
+                web::get().to(move || {
+                    let readiness = readiness.clone();
+                    async move {
+                        match readiness() {
+                            Ok(()) => HttpResponse::Ok().body("ready\n"),
+                            Err(reason) => {
+                                HttpResponse::ServiceUnavailable().body(format!("{reason}\n"))
+                            }
+                        }
+                    }
+                }),
+            )
+            .route(
+                "/metrics",
+                web::get().to(move || {
+                    let metrics = metrics.clone();
+                    async move {
+                        HttpResponse::Ok()
+                            .content_type("text/plain; version=0.0.4")
+                            .body(metrics.render())
+                    }
+                }),
+            )
+            .configure(configure)
+            .default_service(web::to(async || -> Result<HttpResponse, HttpError> {
+                Err(
+                    ApiError::new(ErrorKind::NotFound, "no such route or method")
+                        .with_code("unknown_url")
+                        .into(),
+                )
+            }))
+    })
+    .workers(options.threads)
+    .max_connections(options.connections_max)
+    .disable_signals()
+    .shutdown_timeout(SHUTDOWN_TIMEOUT_S)
+    .bind(options.listen)
+    .map_err(|error| {
+        anyhow::anyhow!(
+            "{} cannot listen on {}: {error}",
+            options.service,
+            options.listen
+        )
+    })?;
+    let addr = server.addrs().first().copied().unwrap_or(options.listen);
+    let running = server.run();
+    let handle = running.handle();
+    tokio::spawn(async move {
+        if let Err(error) = running.await {
+            tracing::error!(%error, "http server ended");
+        }
+    });
+    Ok(Server { addr, handle })
+}
+
+fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {
+    use actix_web::error::JsonPayloadError::{Overflow, OverflowKnownLength};
+    match error {
+        Overflow { limit } | OverflowKnownLength { limit, .. } => ApiError::new(
+            ErrorKind::TooLarge,
+            format!("the body is larger than {limit} bytes"),
+        ),
+        // serde names the place and what it expected; strings it quotes are field names or enum values of
+        // the caller's own request.
+        other => ApiError::new(
+            ErrorKind::InvalidRequest,
+            format!("the body cannot be read: {other}"),
+        )
+        .with_code("invalid_json"),
+    }
+}
+
+#[derive(Clone)]
+struct Observed {
+    service: &'static str,
+    requests: IntCounterVec,
+    seconds: HistogramVec,
+}
+
+async fn observe(
+    observed: Observed,
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
+    let started = Instant::now();
+    let identity = request
+        .headers()
+        .get("x-request-id")
+        .and_then(|value| value.to_str().ok())
+        .filter(|text| !text.is_empty() && text.len() <= 128)
+        .map(str::to_owned)
+        .unwrap_or_else(random_id);
+    request
+        .extensions_mut()
+        .insert(RequestIdentity(identity.clone()));
+    let span = tracing::info_span!(
+        "request",
+        otel.name = format!(
+            "{} {} {}",
+            observed.service,
+            request.method(),
+            request.path()
+        ),
+        otel.kind = "server",
+        request_id = identity,
+    );
+    let parent = TraceContextPropagator::new().extract(&Headers(request.headers()));
+    // Fails only where no OpenTelemetry layer is installed, and then there is no trace to join.
+    let _ = span.set_parent(parent);
+    let outcome = next.call(request).instrument(span).await;
+    if let Ok(response) = &outcome {
+        let route = response
+            .request()
+            .match_pattern()
+            .unwrap_or_else(|| "unmatched".to_owned());
+        let status = response.status().as_u16().to_string();
+        observed
+            .requests
+            .with_label_values(&[observed.service, &route, &status])
+            .inc();
+        observed
+            .seconds
+            .with_label_values(&[observed.service, &route])
+            .observe(started.elapsed().as_secs_f64());
+    }
+    outcome.map(|mut response| {
+        if let Ok(value) = HeaderValue::from_str(&identity) {
+            response
+                .headers_mut()
+                .insert(HeaderName::from_static("x-request-id"), value);
+        }
+        response
+    })
+}
+
+fn random_id() -> String {
+    let mut bytes = [0u8; 16];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => format!("req_{}", hex::encode(bytes)),
+        Err(_) => "req_unknown".to_owned(),
+    }
+}
+
+struct Headers<'a>(&'a HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).and_then(|value| value.to_str().ok())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(|name| name.as_str()).collect()
+    }
+}

@@ -1,0 +1,284 @@
+//! Who may call whom, and on whose behalf.
+//!
+//! Services of one mesh share a secret that every internal call carries. Namespaces are another matter: a
+//! service that knows the secret must still not be able to name a tenant, so the gateway alone holds an
+//! Ed25519 signing key and everybody else only its public half. (An HMAC would have been simpler, but then
+//! each worker could sign for every tenant.)
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use actix_web::HttpRequest;
+use refrain_protocol::{
+    ApiError, ErrorKind, MESH_SECRET_HEADER, Namespace, NamespaceId, SignedNamespace,
+};
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
+use serde::{Deserialize, Serialize};
+
+/// How long a signed namespace is believed. Gateways sign anew well before.
+pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
+
+/// Clocks of one mesh may differ by this much.
+const CLOCK_SKEW_S: u64 = 300;
+
+/// The keys of a mesh. Hex strings, made by `refrain keys`.
+#[derive(Clone, Default, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MeshConfig {
+    /// Shared by all services, at least 32 characters.
+    pub secret: String,
+    /// 32 bytes in hex: verifies namespaces. Every service but the gateway needs it.
+    pub namespace_public_key: String,
+    /// 32 bytes in hex: signs namespaces. The gateway's alone.
+    pub namespace_signing_key: String,
+}
+
+impl MeshConfig {
+    /// Fresh random keys.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn generate() -> anyhow::Result<Self> {
+        let mut bytes = [0u8; 64];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;
+        let (secret, seed) = bytes.split_at(32);
+        let signer = NamespaceSigner::from_seed(seed)?;
+        Ok(MeshConfig {
+            secret: hex::encode(secret),
+            namespace_public_key: signer.public_key_hex(),
+            namespace_signing_key: hex::encode(seed),
+        })
+    }
+
+    /// What is wrong with it, for a service that has to check (`signs`: and to sign).
+    pub fn faults(&self, signs: bool) -> Vec<String> {
+        let mut faults = Vec::new();
+        if self.secret.len() < 32 {
+            faults.push("mesh.secret: at least 32 characters; `refrain keys` makes one".to_owned());
+        }
+        if hex::decode(&self.namespace_public_key).map(|key| key.len()) != Ok(32) {
+            faults.push(
+                "mesh.namespace_public_key: 64 hex digits; `refrain keys` makes one".to_owned(),
+            );
+        }
+        if signs {
+            match hex::decode(&self.namespace_signing_key)
+                .map_err(anyhow::Error::from)
+                .and_then(|seed| NamespaceSigner::from_seed(&seed))
+            {
+                Err(_) => faults.push(
+                    "mesh.namespace_signing_key: 64 hex digits; `refrain keys` makes one"
+                        .to_owned(),
+                ),
+                Ok(signer)
+                    if signer.public_key_hex()
+                        != self.namespace_public_key.to_ascii_lowercase() =>
+                {
+                    faults.push(
+                        "mesh.namespace_signing_key: does not belong to mesh.namespace_public_key"
+                            .to_owned(),
+                    );
+                }
+                Ok(_) => {}
+            }
+        }
+        faults
+    }
+}
+
+/// Checks the mesh secret of incoming calls and the signatures of namespaces. Cheap to clone.
+#[derive(Clone)]
+pub struct MeshAuth {
+    inner: Arc<MeshAuthInner>,
+}
+
+struct MeshAuthInner {
+    secret: String,
+    public_key: Vec<u8>,
+}
+
+impl MeshAuth {
+    /// From a checked configuration.
+    ///
+    /// # Errors
+    /// The public key is not hex.
+    pub fn new(config: &MeshConfig) -> anyhow::Result<Self> {
+        let public_key = hex::decode(&config.namespace_public_key)?;
+        Ok(MeshAuth {
+            inner: Arc::new(MeshAuthInner {
+                secret: config.secret.clone(),
+                public_key,
+            }),
+        })
+    }
+
+    /// The secret, for clients of the same mesh.
+    pub fn secret(&self) -> &str {
+        &self.inner.secret
+    }
+
+    /// Whether a call comes from the mesh.
+    ///
+    /// # Errors
+    /// `Unauthorized` without the secret.
+    pub fn check(&self, request: &HttpRequest) -> Result<(), ApiError> {
+        let given = request
+            .headers()
+            .get(MESH_SECRET_HEADER)
+            .map(|value| value.as_bytes())
+            .unwrap_or_default();
+        if constant_time_eq(given, self.inner.secret.as_bytes()) {
+            Ok(())
+        } else {
+            Err(ApiError::new(
+                ErrorKind::Unauthorized,
+                format!(
+                    "this listener serves the mesh only; send its secret in {MESH_SECRET_HEADER}"
+                ),
+            ))
+        }
+    }
+
+    /// Whether the gateway vouches for a namespace.
+    ///
+    /// # Errors
+    /// `Unauthorized` for a signature that does not hold or is too old.
+    pub fn verify(&self, signed: &SignedNamespace) -> Result<NamespaceId, ApiError> {
+        self.verify_at(signed, unix_now_s())
+    }
+
+    fn verify_at(&self, signed: &SignedNamespace, now_s: u64) -> Result<NamespaceId, ApiError> {
+        let refused =
+            |why: &str| ApiError::new(ErrorKind::Unauthorized, format!("namespace refused: {why}"));
+        let signature =
+            hex::decode(&signed.signature).map_err(|_| refused("signature is not hex"))?;
+        let bytes = SignedNamespace::signed_bytes(&signed.namespace, signed.issued_at_s);
+        UnparsedPublicKey::new(&ED25519, &self.inner.public_key)
+            .verify(&bytes, &signature)
+            .map_err(|_| refused("not signed by this mesh's gateway"))?;
+        if signed.issued_at_s > now_s.saturating_add(CLOCK_SKEW_S) {
+            return Err(refused("signed in the future; check the clocks"));
+        }
+        if now_s.saturating_sub(signed.issued_at_s) > NAMESPACE_TTL_S {
+            return Err(refused("signature is too old"));
+        }
+        Ok(signed.namespace.id())
+    }
+}
+
+/// Signs namespaces: the gateway's.
+#[derive(Clone)]
+pub struct NamespaceSigner {
+    key: Arc<Ed25519KeyPair>,
+}
+
+impl NamespaceSigner {
+    /// From a checked configuration.
+    ///
+    /// # Errors
+    /// The key is not 32 bytes of hex.
+    pub fn new(config: &MeshConfig) -> anyhow::Result<Self> {
+        NamespaceSigner::from_seed(&hex::decode(&config.namespace_signing_key)?)
+    }
+
+    fn from_seed(seed: &[u8]) -> anyhow::Result<Self> {
+        let key = Ed25519KeyPair::from_seed_unchecked(seed).map_err(|_| {
+            anyhow::anyhow!(
+                "a namespace signing key has 32 bytes, this one {}",
+                seed.len()
+            )
+        })?;
+        Ok(NamespaceSigner { key: Arc::new(key) })
+    }
+
+    fn public_key_hex(&self) -> String {
+        hex::encode(self.key.public_key().as_ref())
+    }
+
+    /// Vouches for a namespace from now on, for [`NAMESPACE_TTL_S`].
+    pub fn sign(&self, namespace: Namespace) -> SignedNamespace {
+        self.sign_at(namespace, unix_now_s())
+    }
+
+    fn sign_at(&self, namespace: Namespace, issued_at_s: u64) -> SignedNamespace {
+        let signature = self
+            .key
+            .sign(&SignedNamespace::signed_bytes(&namespace, issued_at_s));
+        SignedNamespace {
+            namespace,
+            issued_at_s,
+            signature: hex::encode(signature.as_ref()),
+        }
+    }
+}
+
+/// Compares secrets in a time that depends on lengths only.
+pub fn constant_time_eq(left: &[u8], right: &[u8]) -> bool {
+    left.len() == right.len()
+        && left
+            .iter()
+            .zip(right)
+            .fold(0u8, |diff, (a, b)| diff | (a ^ b))
+            == 0
+}
+
+/// Seconds since 1970.
+pub fn unix_now_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map(|elapsed| elapsed.as_secs())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn namespace(tenant: &str) -> Namespace {
+        Namespace {
+            tenant: tenant.into(),
+            model: "m".into(),
+            tokenizer: "t".into(),
+        }
+    }
+
+    #[test]
+    fn only_the_gateways_signature_is_believed() {
+        let config = MeshConfig::generate().unwrap();
+        assert!(config.faults(true).is_empty());
+        let auth = MeshAuth::new(&config).unwrap();
+        let signer = NamespaceSigner::new(&config).unwrap();
+        let signed = signer.sign_at(namespace("acme"), 1_000_000);
+        assert_eq!(
+            auth.verify_at(&signed, 1_000_000).unwrap(),
+            namespace("acme").id()
+        );
+
+        let mut forged = signed.clone();
+        forged.namespace.tenant = "other".into();
+        assert!(auth.verify_at(&forged, 1_000_000).is_err());
+        let stranger = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
+        assert!(
+            auth.verify_at(&stranger.sign_at(namespace("acme"), 1_000_000), 1_000_000)
+                .is_err()
+        );
+        assert!(
+            auth.verify_at(&signed, 1_000_000 + NAMESPACE_TTL_S + 1)
+                .is_err()
+        );
+        assert!(
+            auth.verify_at(&signed, 1_000_000 - CLOCK_SKEW_S - 1)
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn faults_name_the_keys() {
+        let mut config = MeshConfig::generate().unwrap();
+        config.namespace_signing_key = MeshConfig::generate().unwrap().namespace_signing_key;
+        config.secret = "short".into();
+        assert_eq!(config.faults(true).len(), 2);
+        assert_eq!(config.faults(false).len(), 1);
+    }
+}

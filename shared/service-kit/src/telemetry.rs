@@ -1,0 +1,265 @@
+//! Logs, traces and metrics.
+
+use std::io::IsTerminal;
+use std::sync::{Arc, Once};
+
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::WithExportConfig;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use prometheus::core::Collector;
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+use serde::{Deserialize, Serialize};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// How to log and where to send traces.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TelemetryConfig {
+    /// `tracing` filter, such as `info` or `refrain_worker=debug,info`.
+    pub log: String,
+    /// JSON lines instead of text. Default: unless standard error is a terminal.
+    pub log_json: Option<bool>,
+    /// OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; empty: no traces leave.
+    pub otlp_endpoint: String,
+}
+
+impl Default for TelemetryConfig {
+    fn default() -> Self {
+        TelemetryConfig {
+            log: "info".into(),
+            log_json: None,
+            otlp_endpoint: String::new(),
+        }
+    }
+}
+
+/// Flushes traces when dropped. Keep it until the end of `main`.
+pub struct TelemetryGuard {
+    provider: Option<SdkTracerProvider>,
+}
+
+impl Drop for TelemetryGuard {
+    fn drop(&mut self) {
+        if let Some(provider) = &self.provider
+            && let Err(error) = provider.shutdown()
+        {
+            eprintln!("traces were not flushed: {error}");
+        }
+    }
+}
+
+/// Sets up logging to standard error and, if asked for, trace export. Once per process.
+///
+/// # Errors
+/// A filter that cannot be read, an exporter that cannot be built, or a second call.
+pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<TelemetryGuard> {
+    install_crypto_provider();
+    let filter = EnvFilter::try_new(&config.log)
+        .map_err(|error| anyhow::anyhow!("telemetry.log: cannot be read as a filter: {error}"))?;
+    let json = config
+        .log_json
+        .unwrap_or_else(|| !std::io::stderr().is_terminal());
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = if json {
+        log.json().with_filter(filter).boxed()
+    } else {
+        log.with_target(false).with_filter(filter).boxed()
+    };
+    let provider = if config.otlp_endpoint.is_empty() {
+        None
+    } else {
+        let exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_http()
+            .with_endpoint(config.otlp_endpoint.clone())
+            .build()
+            .map_err(|error| anyhow::anyhow!("telemetry.otlp_endpoint: {error}"))?;
+        let resource = Resource::builder().with_service_name(service).build();
+        Some(
+            SdkTracerProvider::builder()
+                .with_batch_exporter(exporter)
+                .with_resource(resource)
+                .build(),
+        )
+    };
+    let traces = provider.as_ref().map(|provider| {
+        // Spans of the project only: the HTTP stack's own would drown them.
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("refrain"))
+            .with_filter(EnvFilter::new("off,refrain=info,refrain_service_kit=info,refrain_gateway=info,refrain_scheduler=info,refrain_worker=info,refrain_draft_store=info,refrain_reference_engine=info"))
+    });
+    tracing_subscriber::registry()
+        .with(log)
+        .with(traces)
+        .try_init()?;
+    Ok(TelemetryGuard { provider })
+}
+
+/// Chooses ring for TLS. reqwest is built without a provider, since its default one is a long C build.
+pub fn install_crypto_provider() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // An error means that somebody else has installed one already, which serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+}
+
+/// The metrics of one process. Cheap to clone.
+#[derive(Clone)]
+pub struct Metrics {
+    inner: Arc<MetricsInner>,
+}
+
+struct MetricsInner {
+    registry: Registry,
+    http_requests: IntCounterVec,
+    http_seconds: HistogramVec,
+}
+
+/// From 1 ms to about 2 minutes.
+pub const SECONDS_BUCKETS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+];
+
+impl Metrics {
+    /// A registry of its own, with the process's figures and the HTTP listener's.
+    ///
+    /// # Errors
+    /// A name is taken (which would be a fault of ours).
+    pub fn new() -> anyhow::Result<Self> {
+        let registry = Registry::new();
+        let process = prometheus::process_collector::ProcessCollector::for_self();
+        registry.register(Box::new(process))?;
+        let http_requests = IntCounterVec::new(
+            Opts::new("refrain_http_requests_total", "Requests answered."),
+            &["service", "route", "status"],
+        )?;
+        let http_seconds = HistogramVec::new(
+            HistogramOpts::new(
+                "refrain_http_request_seconds",
+                "Time until the response's head.",
+            )
+            .buckets(SECONDS_BUCKETS.to_vec()),
+            &["service", "route"],
+        )?;
+        registry.register(Box::new(http_requests.clone()))?;
+        registry.register(Box::new(http_seconds.clone()))?;
+        Ok(Metrics {
+            inner: Arc::new(MetricsInner {
+                registry,
+                http_requests,
+                http_seconds,
+            }),
+        })
+    }
+
+    fn add<C: Collector + Clone + 'static>(
+        &self,
+        collector: prometheus::Result<C>,
+    ) -> anyhow::Result<C> {
+        let collector = collector?;
+        self.inner.registry.register(Box::new(collector.clone()))?;
+        Ok(collector)
+    }
+
+    /// A counter. Names end in `_total`.
+    ///
+    /// # Errors
+    /// The name is malformed or taken; likewise for all below.
+    pub fn counter(&self, name: &str, help: &str) -> anyhow::Result<IntCounter> {
+        self.add(IntCounter::new(name, help))
+    }
+
+    /// A counter with labels.
+    pub fn counter_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> anyhow::Result<IntCounterVec> {
+        self.add(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    /// A counter of seconds with labels.
+    pub fn float_counter_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> anyhow::Result<prometheus::CounterVec> {
+        self.add(prometheus::CounterVec::new(Opts::new(name, help), labels))
+    }
+
+    /// A gauge of whole numbers.
+    pub fn gauge(&self, name: &str, help: &str) -> anyhow::Result<IntGauge> {
+        self.add(IntGauge::new(name, help))
+    }
+
+    /// A gauge with labels.
+    pub fn gauge_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> anyhow::Result<IntGaugeVec> {
+        self.add(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    /// A gauge of real numbers.
+    pub fn float_gauge(&self, name: &str, help: &str) -> anyhow::Result<Gauge> {
+        self.add(Gauge::new(name, help))
+    }
+
+    /// A gauge of real numbers with labels.
+    pub fn float_gauge_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> anyhow::Result<GaugeVec> {
+        self.add(GaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    /// A histogram with the given upper bounds.
+    pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> anyhow::Result<Histogram> {
+        self.add(Histogram::with_opts(
+            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
+        ))
+    }
+
+    /// A histogram with labels.
+    pub fn histogram_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        buckets: &[f64],
+    ) -> anyhow::Result<HistogramVec> {
+        self.add(HistogramVec::new(
+            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
+            labels,
+        ))
+    }
+
+    pub(crate) fn http_requests(&self) -> &IntCounterVec {
+        &self.inner.http_requests
+    }
+
+    pub(crate) fn http_seconds(&self) -> &HistogramVec {
+        &self.inner.http_seconds
+    }
+
+    /// Everything in Prometheus's text format.
+    pub fn render(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        if let Err(error) = TextEncoder::new().encode(&self.inner.registry.gather(), &mut text) {
+            tracing::error!(%error, "metrics cannot be rendered");
+        }
+        text
+    }
+}
