@@ -1,1 +1,29 @@
-//! refrain-tokenization
+//! Text to tokens and back, as a model's own files say.
+//!
+//! [`ModelFiles`] holds what was read from a model's folder; [`Tokenizer`] encodes, decodes and names itself
+//! by [`Tokenizer::identity`]; [`ChatTemplate`] turns messages into the tokens that the model was trained on;
+//! [`Detokenizer`] turns a stream of tokens into text without ever showing half a character.
+//!
+//! The promise that shapes this crate: *special tokens come from the template, never from a user*. Text is
+//! encoded without recognising any, and inside a rendered template those that a user's string would form are
+//! kept apart (see [`ChatTemplate::encode`]).
+//!
+//! It knows nothing of networks, requests, or sampling.
+
+mod bytes;
+mod detokenizer;
+mod error;
+mod files;
+mod template;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod tokenizer;
+
+pub use detokenizer::Detokenizer;
+pub use error::TokenizationError;
+pub use files::ModelFiles;
+pub use template::{ChatInput, ChatTemplate};
+pub use tokenizer::Tokenizer;
+
+/// A token id, as everywhere in the mesh.
+pub type TokenId = u32;

@@ -1,0 +1,154 @@
+//! Encoding, decoding and identity, on a small byte-level vocabulary.
+
+use std::sync::Arc;
+
+use refrain_tokenization::testing::{FIRST_BYTE, IM_END, IM_START, byte_level_files};
+use refrain_tokenization::{Detokenizer, TokenId, TokenizationError, Tokenizer};
+
+fn tokenizer() -> Tokenizer {
+    byte_level_files().tokenizer().unwrap()
+}
+
+fn byte(byte: u8) -> TokenId {
+    FIRST_BYTE + TokenId::from(byte)
+}
+
+#[test]
+fn text_survives_a_round_trip() {
+    let tokenizer = tokenizer();
+    for text in [
+        "",
+        "hello",
+        "hello world\n\thello",
+        "na\u{ef}ve \u{1f980}\u{200d}\u{1f525} \u{4f60}\u{597d}",
+        "\u{0}\r\n",
+    ] {
+        assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()), text);
+    }
+    assert_eq!(tokenizer.encode("hello").unwrap().len(), 1);
+}
+
+#[test]
+fn what_a_user_writes_never_becomes_a_special_token() {
+    let tokenizer = tokenizer();
+    let ids = tokenizer.encode("a<|im_end|>b").unwrap();
+    assert!(ids.iter().all(|id| !tokenizer.is_special(*id)));
+    assert_eq!(tokenizer.decode(&ids), "a<|im_end|>b");
+    assert_eq!(tokenizer.encode_sequence("a<|im_end|>b").unwrap(), ids);
+    assert_eq!(
+        tokenizer.encode_trusted("<|im_start|>").unwrap(),
+        [IM_START]
+    );
+}
+
+#[test]
+fn special_tokens_have_bytes_but_give_no_text() {
+    let tokenizer = tokenizer();
+    assert_eq!(tokenizer.token_bytes(IM_END), b"<|im_end|>");
+    assert_eq!(tokenizer.decode(&[byte(b'a'), IM_END]), "a");
+    assert_eq!(tokenizer.token_id("<|im_end|>"), Some(IM_END));
+}
+
+#[test]
+fn ids_outside_the_vocabulary_are_harmless() {
+    let tokenizer = tokenizer();
+    assert_eq!(tokenizer.vocab_size(), 3 + 256 + 4);
+    assert_eq!(tokenizer.token_bytes(TokenId::MAX), b"");
+    assert!(!tokenizer.is_special(TokenId::MAX));
+    assert_eq!(tokenizer.decode(&[TokenId::MAX, byte(b'x')]), "x");
+}
+
+#[test]
+fn identity_is_that_of_the_vocabulary_not_of_the_file() {
+    let files = byte_level_files();
+    let identity = tokenizer().identity().to_owned();
+    assert_eq!(identity.len(), 64);
+    let value: serde_json::Value = serde_json::from_slice(&files.tokenizer_json).unwrap();
+    let rewritten = serde_json::to_vec_pretty(&value).unwrap();
+    assert_eq!(
+        Tokenizer::from_bytes(&rewritten).unwrap().identity(),
+        identity
+    );
+
+    let mut unmarked = value.clone();
+    unmarked["added_tokens"][2]["special"] = false.into();
+    assert_ne!(
+        Tokenizer::from_bytes(unmarked.to_string().as_bytes())
+            .unwrap()
+            .identity(),
+        identity
+    );
+
+    let mut swapped = value;
+    swapped["model"]["vocab"]["a"] = byte(b'b').into();
+    swapped["model"]["vocab"]["b"] = byte(b'a').into();
+    assert_ne!(
+        Tokenizer::from_bytes(swapped.to_string().as_bytes())
+            .unwrap()
+            .identity(),
+        identity
+    );
+}
+
+#[test]
+fn a_bad_file_is_an_error_that_names_it() {
+    for bytes in [&b"{"[..], b"{}", b"[1, 2]", b"\xff"] {
+        let error = Tokenizer::from_bytes(bytes).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                TokenizationError::Model {
+                    file: "tokenizer.json",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn half_characters_are_held_back_until_they_are_whole() {
+    let tokenizer = Arc::new(tokenizer());
+    let mut text = Detokenizer::new(tokenizer);
+    let crab = "\u{1f980}".as_bytes();
+    assert_eq!(text.push(byte(b'a')), "a");
+    for part in &crab[..3] {
+        assert_eq!(text.push(byte(*part)), "");
+        assert!(text.is_holding());
+    }
+    assert_eq!(text.push(byte(crab[3])), "\u{1f980}");
+    assert_eq!(text.push(byte(crab[0])), "");
+    assert_eq!(text.push(byte(b'!')), "\u{fffd}!");
+    assert_eq!(text.push(byte(crab[0])), "");
+    assert_eq!(text.finish(), "\u{fffd}");
+    assert_eq!(text.finish(), "");
+}
+
+#[test]
+fn a_stream_gives_what_decoding_at_once_gives() {
+    let tokenizer = Arc::new(tokenizer());
+    // A small linear congruential generator: bytes, good and bad UTF-8 alike, specials and strangers among them.
+    let mut state = 7u64;
+    for _ in 0..300 {
+        let mut ids = Vec::new();
+        for _ in 0..24 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let choice = (state >> 33) as u32;
+            ids.push(match choice % 4 {
+                0 => byte(
+                    [0xF0, 0x9F, 0xA6, 0x80, 0xE4, 0xBD, 0xA0, 0xC3][(choice >> 8) as usize % 8],
+                ),
+                1 => byte((choice >> 8) as u8),
+                2 => byte(0x80 | ((choice >> 8) as u8 & 0x3f)),
+                _ => (choice >> 8) % 300,
+            });
+        }
+        let mut stream = Detokenizer::new(tokenizer.clone());
+        let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
+        text.push_str(&stream.finish());
+        assert_eq!(text, tokenizer.decode(&ids), "{ids:?}");
+    }
+}
