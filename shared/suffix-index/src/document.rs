@@ -1,0 +1,204 @@
+//! One document's text, and what of it is still alive.
+
+use std::ops::Range;
+
+use crate::automaton::Spot;
+use crate::edges::StateId;
+use crate::{DocumentKey, Token};
+
+/// A text that only grows. Tokens that were cut off stay where they are, as a dead range, and later tokens
+/// come after them: a position once handed to the automaton never comes to mean another token.
+pub(crate) struct Document {
+    pub(crate) key: DocumentKey,
+    /// Left context, output, dead ranges.
+    text: Vec<Token>,
+    /// Length of the left context, at the start of the text.
+    left: u32,
+    /// Dead ranges of positions, ascending, disjoint, never empty. Nearly always there are none.
+    dead: Vec<Range<u32>>,
+    /// State of the whole living text.
+    pub(crate) last: StateId,
+    /// Longest suffix of the living text, up to the index's pattern length.
+    pub(crate) tip: Spot,
+    /// Removed documents keep their slot, so that places naming it are known to be dead.
+    pub(crate) removed: bool,
+}
+
+impl Document {
+    pub(crate) fn new(key: DocumentKey) -> Self {
+        Document {
+            key,
+            text: Vec::new(),
+            left: 0,
+            dead: Vec::new(),
+            last: crate::automaton::ROOT,
+            tip: Spot::default(),
+            removed: false,
+        }
+    }
+
+    /// Appends; returns the position of the token.
+    pub(crate) fn push(&mut self, token: Token) -> u32 {
+        let position = self.text.len() as u32;
+        self.text.push(token);
+        position
+    }
+
+    /// Ends the left context: what is there so far is matched but never drafted.
+    pub(crate) fn end_left_context(&mut self) {
+        self.left = self.text.len() as u32;
+    }
+
+    pub(crate) fn reserve(&mut self, tokens: usize) {
+        self.text.reserve(tokens);
+    }
+
+    pub(crate) fn positions(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Tokens alive, left context included.
+    pub(crate) fn live_len(&self) -> u32 {
+        self.text.len() as u32
+            - self
+                .dead
+                .iter()
+                .map(|range| range.end - range.start)
+                .sum::<u32>()
+    }
+
+    pub(crate) fn left_len(&self) -> u32 {
+        self.left
+    }
+
+    pub(crate) fn output_len(&self) -> u32 {
+        self.live_len() - self.left
+    }
+
+    /// The living tokens in order, left context first.
+    pub(crate) fn live(&self) -> impl Iterator<Item = Token> + '_ {
+        let mut position = self.living_at_or_after(0);
+        std::iter::from_fn(move || {
+            let at = position?;
+            position = self.living_at_or_after(at + 1);
+            Some(self.text[at as usize])
+        })
+    }
+
+    /// Whether the token at `position` may be shown.
+    pub(crate) fn is_live(&self, position: u32) -> bool {
+        !self.removed && self.living_at_or_after(position) == Some(position)
+    }
+
+    /// Position and token that follow `position` in the living text.
+    pub(crate) fn after(&self, position: u32) -> Option<(u32, Token)> {
+        let next = self.living_at_or_after(position + 1)?;
+        Some((next, self.text[next as usize]))
+    }
+
+    /// How many living output tokens stand before `position`.
+    pub(crate) fn output_offset(&self, position: u32) -> u32 {
+        let gone: u32 = self
+            .dead
+            .iter()
+            .take_while(|range| range.start < position)
+            .map(|range| range.end.min(position) - range.start)
+            .sum();
+        (position - gone).saturating_sub(self.left)
+    }
+
+    /// Cuts the living text to `live_len` tokens; returns how many were cut.
+    pub(crate) fn shorten(&mut self, live_len: u32) -> u32 {
+        let cut = self.live_len() - live_len;
+        if cut == 0 {
+            return 0;
+        }
+        // Position of the first token to go: step over the dead ranges that lie before it.
+        let mut start = live_len;
+        for range in &self.dead {
+            if range.start <= start {
+                start += range.end - range.start;
+            }
+        }
+        // A range that ends where the cut starts, or lies behind it, becomes part of the new one.
+        while let Some(range) = self.dead.pop_if(|range| range.end >= start) {
+            start = start.min(range.start);
+        }
+        self.dead.push(start..self.text.len() as u32);
+        cut
+    }
+
+    /// Forgets the text.
+    pub(crate) fn remove(&mut self) {
+        self.removed = true;
+        self.text = Vec::new();
+        self.dead = Vec::new();
+        self.left = 0;
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.text.capacity() * size_of::<Token>() + self.dead.capacity() * size_of::<Range<u32>>()
+    }
+
+    fn living_at_or_after(&self, position: u32) -> Option<u32> {
+        let position = self
+            .dead
+            .iter()
+            .find(|range| range.contains(&position))
+            .map_or(position, |range| range.end);
+        // Ranges never touch, so the end of one is alive or is the end of the text.
+        ((position as usize) < self.text.len()).then_some(position)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(left: &[Token], output: &[Token]) -> Document {
+        let mut document = Document::new(DocumentKey(1));
+        left.iter().for_each(|&token| {
+            document.push(token);
+        });
+        document.end_left_context();
+        output.iter().for_each(|&token| {
+            document.push(token);
+        });
+        document
+    }
+
+    #[test]
+    fn cuts_merge_and_positions_stay() {
+        let mut document = document(&[9], &[1, 2, 3, 4]);
+        assert_eq!(document.shorten(3), 2);
+        assert_eq!(document.push(5), 5);
+        assert_eq!(document.live().collect::<Vec<_>>(), [9, 1, 2, 5]);
+        assert_eq!(document.after(2), Some((5, 5)));
+        assert_eq!(document.output_offset(5), 2);
+        assert!(document.is_live(2) && !document.is_live(3) && document.is_live(5));
+        // A second cut that falls together with the first makes one range of the two.
+        assert_eq!(document.shorten(3), 1);
+        assert_eq!(document.push(6), 6);
+        assert_eq!(document.live().collect::<Vec<_>>(), [9, 1, 2, 6]);
+        // And one before it swallows it.
+        assert_eq!(document.shorten(2), 2);
+        document.push(7);
+        assert_eq!(document.live().collect::<Vec<_>>(), [9, 1, 7]);
+        assert_eq!(document.dead.len(), 1);
+        assert_eq!((document.live_len(), document.output_len()), (3, 2));
+    }
+
+    #[test]
+    fn a_cut_behind_a_dead_range_keeps_both() {
+        let mut document = document(&[], &[1, 2, 3]);
+        document.shorten(1);
+        document.push(4);
+        document.push(5);
+        document.shorten(2);
+        assert_eq!(document.live().collect::<Vec<_>>(), [1, 4]);
+        document.push(6);
+        assert_eq!(document.live().collect::<Vec<_>>(), [1, 4, 6]);
+        assert_eq!(document.output_offset(5), 2);
+        assert_eq!(document.dead, [1..3, 4..5]);
+    }
+}

@@ -1,0 +1,102 @@
+//! The naive index: scans every document for every question. It is the truth for tests.
+
+use std::collections::BTreeMap;
+
+use crate::{DocumentKey, Token};
+
+/// Same documents, same answers as [`Index`](crate::Index) (counts do not saturate), in time proportional to
+/// all tokens. Unlike there, removal is exact at once. Panics on unknown keys.
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    documents: BTreeMap<DocumentKey, Text>,
+}
+
+#[derive(Clone, Debug)]
+struct Text {
+    left_len: usize,
+    tokens: Vec<Token>,
+}
+
+impl Oracle {
+    /// See [`Index::open`](crate::Index::open).
+    pub fn open(&mut self, key: DocumentKey, left_context: &[Token]) {
+        self.documents.insert(
+            key,
+            Text {
+                left_len: left_context.len(),
+                tokens: left_context.to_vec(),
+            },
+        );
+    }
+
+    /// See [`Index::append`](crate::Index::append).
+    pub fn append(&mut self, key: DocumentKey, tokens: &[Token]) {
+        self.text_mut(key).tokens.extend_from_slice(tokens);
+    }
+
+    /// See [`Index::shorten`](crate::Index::shorten).
+    pub fn shorten(&mut self, key: DocumentKey, output_len: u32) {
+        let text = self.text_mut(key);
+        text.tokens.truncate(text.left_len + output_len as usize);
+    }
+
+    /// See [`Index::remove`](crate::Index::remove).
+    pub fn remove(&mut self, key: DocumentKey) {
+        self.documents.remove(&key);
+    }
+
+    /// Keys of the documents that are there.
+    pub fn keys(&self) -> Vec<DocumentKey> {
+        self.documents.keys().copied().collect()
+    }
+
+    /// Left context and output of a document.
+    pub fn text(&self, key: DocumentKey) -> (&[Token], &[Token]) {
+        let text = &self.documents[&key];
+        text.tokens.split_at(text.left_len)
+    }
+
+    /// Tokens held, left contexts included.
+    pub fn tokens(&self) -> u64 {
+        self.documents
+            .values()
+            .map(|text| text.tokens.len() as u64)
+            .sum()
+    }
+
+    /// Whether the pattern occurs at all, left contexts included.
+    pub fn occurs(&self, pattern: &[Token]) -> bool {
+        pattern.is_empty()
+            || self
+                .documents
+                .values()
+                .any(|text| text.tokens.windows(pattern.len()).any(|w| w == pattern))
+    }
+
+    /// Length of the longest suffix of the context that occurs, up to `len_max`.
+    pub fn longest(&self, context: &[Token], len_max: usize) -> usize {
+        (1..=context.len().min(len_max))
+            .rev()
+            .find(|len| self.occurs(&context[context.len() - len..]))
+            .unwrap_or(0)
+    }
+
+    /// How often each token follows the pattern as part of an output.
+    pub fn continuations(&self, pattern: &[Token]) -> BTreeMap<Token, u32> {
+        let mut counts = BTreeMap::new();
+        for text in self.documents.values() {
+            for (start, window) in text.tokens.windows(pattern.len() + 1).enumerate() {
+                if window.starts_with(pattern) && start + pattern.len() >= text.left_len {
+                    *counts.entry(window[pattern.len()]).or_default() += 1;
+                }
+            }
+        }
+        counts
+    }
+
+    fn text_mut(&mut self, key: DocumentKey) -> &mut Text {
+        self.documents
+            .get_mut(&key)
+            .expect("a document that was opened")
+    }
+}

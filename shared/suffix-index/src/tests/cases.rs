@@ -1,0 +1,291 @@
+use super::*;
+use crate::{IndexError, Origin};
+
+/// What a context leads to, in documents written "left|output".
+#[test]
+fn table_of_matches() {
+    let cases: &[(&str, &[&str], &str, &str)] = &[
+        ("nothing is known", &[], "abc", ""),
+        ("nothing matches", &["xyz"], "abc", ""),
+        ("an empty context", &["abc"], "", ""),
+        ("nothing follows the match", &["abc"], "bc", ""),
+        (
+            "the longest match, and no shorter one of the same places",
+            &["abcd"],
+            "xabc",
+            "3:d1",
+        ),
+        (
+            "distinct places, longest pattern first",
+            &["abcX", "zbcY"],
+            "abc",
+            "3:X1 2:X1,Y1",
+        ),
+        (
+            "counts, most frequent first, then by token",
+            &["abX", "abY", "abX", "abW"],
+            "ab",
+            "2:X2,W1,Y1",
+        ),
+        ("overlapping occurrences", &["aaaa"], "a", "1:a3"),
+        (
+            "overlapping occurrences, longer",
+            &["aaaa"],
+            "aaa",
+            "3:a1 2:a2 1:a3",
+        ),
+        ("a match never crosses documents", &["ab", "cd"], "b", ""),
+        ("nor does a pattern", &["ab", "cd"], "bc", "1:d1"),
+        ("left context is matched", &["ab|cd"], "ab", "2:c1"),
+        ("left context is not offered", &["ab|cd"], "a", ""),
+        (
+            "a token offered from output, not from left context",
+            &["ab|", "ac|ab"],
+            "a",
+            "1:b1",
+        ),
+        (
+            "left context alone is no match",
+            &["abc|", "bc|x"],
+            "abc",
+            "2:x1",
+        ),
+        (
+            "identical documents count twice",
+            &["abc", "abc"],
+            "ab",
+            "2:c2",
+        ),
+        ("a prefix of another document", &["abc", "ab"], "ab", "2:c1"),
+        (
+            "a suffix of another document",
+            &["xab", "ab", "abc"],
+            "ab",
+            "2:c1",
+        ),
+    ];
+    for (name, documents, context, expected) in cases {
+        assert_eq!(show(&index_of(documents), context), *expected, "{name}");
+    }
+}
+
+/// Order of appends between documents must not matter.
+#[test]
+fn interleaved_appends_answer_as_sequential_ones() {
+    let documents = ["abcab", "bcabc", "abcab", "cab"];
+    let sequential = index_of(&documents);
+    let mut interleaved = Index::new(IndexConfig::default());
+    for number in 0..documents.len() {
+        interleaved.open(key(number), &[]).expect("a new key");
+    }
+    for at in 0..5 {
+        for (number, document) in documents.iter().enumerate() {
+            if let Some(token) = tokens(document).get(at) {
+                interleaved
+                    .append(key(number), &[*token])
+                    .expect("an open document");
+            }
+        }
+    }
+    for context in ["a", "ab", "abc", "bca", "cab", "ca", "bcab"] {
+        assert_eq!(
+            show(&interleaved, context),
+            show(&sequential, context),
+            "{context}"
+        );
+    }
+}
+
+/// A running document is its own context: what it said before is offered, what it is saying now is not.
+#[test]
+fn the_tip_of_a_document_offers_nothing_of_itself() {
+    let index = index_of(&["abcd"]);
+    assert_eq!(show_matches(&index, index.tip(key(0)).expect("open")), "");
+    let index = index_of(&["abcXab"]);
+    assert_eq!(
+        show_matches(&index, index.tip(key(0)).expect("open")),
+        "2:c1"
+    );
+    // The single earlier copy is certain, not one of two.
+    let index = index_of(&["abcXabc"]);
+    assert_eq!(
+        show_matches(&index, index.tip(key(0)).expect("open")),
+        "3:X1"
+    );
+    // Nor do the tips of others count.
+    let index = index_of(&["abX", "ab", "ab"]);
+    assert_eq!(
+        show_matches(&index, index.tip(key(1)).expect("open")),
+        "2:X1"
+    );
+}
+
+#[test]
+fn a_tip_sees_what_others_append_meanwhile() {
+    let mut index = index_of(&["qr|", "qr|"]);
+    index.append(key(0), &tokens("abc")).expect("open");
+    // Document 1 was at the same point, and 0 is ahead now: the whole left context matches.
+    assert_eq!(
+        show_matches(&index, index.tip(key(1)).expect("open")),
+        "2:a1"
+    );
+    index.append(key(1), &tokens("ab")).expect("open");
+    assert_eq!(
+        show_matches(&index, index.tip(key(1)).expect("open")),
+        "4:c1"
+    );
+}
+
+#[test]
+fn a_cursor_survives_the_split_of_its_state() {
+    let mut index = index_of(&["xabc"]);
+    let cursor = index.start(&tokens("ab"));
+    assert_eq!(cursor.len(), 2);
+    // "ab" now ends at a place where "xab" does not: the state splits, and the cursor is of the short part.
+    index.open(key(1), &[]).expect("a new key");
+    index.append(key(1), &tokens("abd")).expect("open");
+    assert_eq!(show_matches(&index, cursor), "2:c1,d1");
+    let mut moved = cursor;
+    index.advance(&mut moved, Token::from(b'd'));
+    assert_eq!(moved.len(), 3);
+}
+
+#[test]
+fn drafts_read_on_to_the_end_of_the_text() {
+    let long: String = (0..500)
+        .map(|at| (b'b' + (at * at % 23) as u8) as char)
+        .collect();
+    let index = index_of(&[&format!("A{long}")]);
+    let cursor = index.start(&tokens("A"));
+    assert_eq!(longest_chain(&index, cursor), long);
+}
+
+#[test]
+fn origins_name_document_and_output_position() {
+    let index = index_of(&["zz|abcd", "zz|bcX"]);
+    let found = index
+        .matches(index.start(&tokens("ab")))
+        .next()
+        .expect("a match");
+    let next = continuations(&found.node).1[0];
+    assert_eq!(
+        next.node.origin(),
+        Some(Origin {
+            document: key(0),
+            position: 2
+        })
+    );
+    let found = index
+        .matches(index.start(&tokens("Qbc")))
+        .next()
+        .expect("a match");
+    let origins: Vec<_> = continuations(&found.node)
+        .1
+        .iter()
+        .map(|next| next.node.origin())
+        .collect();
+    // "X" sorts before "d".
+    assert_eq!(
+        origins,
+        [
+            Some(Origin {
+                document: key(1),
+                position: 2
+            }),
+            Some(Origin {
+                document: key(0),
+                position: 3
+            })
+        ]
+    );
+}
+
+#[test]
+fn patterns_are_capped() {
+    let config = IndexConfig {
+        pattern_tokens_max: 3,
+        ..IndexConfig::default()
+    };
+    let mut index = Index::new(config);
+    index.open(key(0), &[]).expect("a new key");
+    index.append(key(0), &tokens("abcdeabcde")).expect("open");
+    assert_eq!(index.tip(key(0)).expect("open").len(), 3);
+    let cursor = index.start(&tokens("abcd"));
+    assert_eq!(
+        (cursor.len(), show_matches(&index, cursor)),
+        (3, "3:e2".to_owned())
+    );
+    assert_eq!(show_matches(&index, cursor.at_most(1)), "1:e2");
+    assert_eq!(show_matches(&index, cursor.at_most(0)), "");
+}
+
+#[test]
+fn wide_fans_are_found_and_listed() {
+    let mut index = Index::new(IndexConfig::default());
+    index.open(key(0), &[]).expect("a new key");
+    for token in 1..200 {
+        index.append(key(0), &[0, token]).expect("open");
+        index.append(key(0), &[0, token % 7 + 1]).expect("open");
+    }
+    let found = index.matches(index.start(&[0])).next().expect("a match");
+    assert_eq!(found.node.fan_out(), 199);
+    let mut all = Vec::new();
+    assert_eq!(found.node.continuations(&mut all), 398);
+    let mut some = Vec::new();
+    assert_eq!(
+        found
+            .node
+            .continuations_where(|count, total| u64::from(count) * 20 >= total, &mut some),
+        398
+    );
+    assert_eq!(
+        some.iter().map(|next| next.token).collect::<Vec<_>>(),
+        [2, 3, 4, 1, 5, 6, 7]
+    );
+    assert_eq!(index.start(&[0, 150]).len(), 2);
+}
+
+#[test]
+fn refusals_name_the_document_and_change_nothing() {
+    let mut index = index_of(&["abc"]);
+    assert_eq!(
+        index.open(key(0), &[]),
+        Err(IndexError::DuplicateDocument(key(0)))
+    );
+    assert_eq!(
+        index.append(key(7), &[1]),
+        Err(IndexError::UnknownDocument(key(7)))
+    );
+    assert_eq!(
+        index.shorten(key(0), 4),
+        Err(IndexError::BeyondEnd {
+            key: key(0),
+            wanted: 4,
+            len: 3
+        })
+    );
+    index.remove(&[key(7)]);
+    assert_eq!(index.tip(key(7)), None);
+    assert_eq!(
+        (index.documents(), index.tokens(), index.len_of(key(0))),
+        (1, 3, Some(3))
+    );
+    assert_eq!(
+        IndexError::UnknownDocument(key(7)).to_string(),
+        "document 00000000000000000000000000000007 is not in the index"
+    );
+}
+
+/// Cursors that are not of this index never lead anywhere wrong.
+#[test]
+fn foreign_cursors_start_over() {
+    let one = index_of(&["abcabc"]);
+    let other = index_of(&["xyzxyz"]);
+    for mut cursor in [one.start(&tokens("ab")), crate::Cursor::default()] {
+        assert!(!other.is_current(&cursor));
+        assert_eq!(show_matches(&other, cursor), "");
+        other.advance(&mut cursor, Token::from(b'x'));
+        assert!(other.is_current(&cursor));
+        assert_eq!(show_matches(&other, cursor), "1:y2");
+    }
+}

@@ -1,0 +1,92 @@
+//! What the structure costs, in steps rather than seconds.
+
+use super::*;
+use crate::Work;
+
+fn work_of(count_cap: u16, text: &[Token]) -> (Work, Index) {
+    let mut index = Index::new(IndexConfig {
+        count_cap,
+        ..IndexConfig::default()
+    });
+    index.open(key(0), &[]).expect("a new key");
+    index.append(key(0), text).expect("open");
+    (index.work(), index)
+}
+
+fn random(len: usize, alphabet: u32) -> Vec<Token> {
+    let mut state = 0x2545_f491_u32;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state % alphabet
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+#[test]
+fn one_token_repeated_costs_the_cap_and_no_more() {
+    const LEN: usize = 20_000;
+    let (work, index) = work_of(16, &vec![7; LEN]);
+    assert_eq!(work.tokens, LEN as u64);
+    assert!(work.climbs <= 17 * LEN as u64, "{work:?}");
+    assert!(work.links <= 2 * LEN as u64, "{work:?}");
+    assert_eq!(work.clones, 0);
+    // And it is followed without walking down its twenty thousand suffixes.
+    let found = index
+        .matches(index.tip(key(0)).expect("open"))
+        .next()
+        .expect("a match");
+    assert_eq!(
+        (found.len, continuations(&found.node).0),
+        (64, vec![(7, 16)])
+    );
+}
+
+#[test]
+fn periods_cost_no_more() {
+    let text: Vec<Token> = (0..20_000).map(|at| at % 5).collect();
+    let (work, _) = work_of(16, &text);
+    assert!(work.climbs <= 17 * text.len() as u64, "{work:?}");
+}
+
+#[test]
+fn random_text_costs_a_few_steps_per_token() {
+    for (alphabet, climbs_max) in [(2, 20), (10, 10), (1000, 4)] {
+        let text = random(20_000, alphabet);
+        let (work, index) = work_of(1024, &text);
+        assert!(
+            work.climbs <= climbs_max * text.len() as u64,
+            "{alphabet}: {work:?}"
+        );
+        assert!(work.links <= 6 * text.len() as u64, "{alphabet}: {work:?}");
+        assert!(index.states() <= 2 * text.len(), "{alphabet}");
+    }
+}
+
+/// The bound that holds for any text: each state is climbed at most cap times, and once more as the end.
+#[test]
+fn identical_documents_cost_no_more_than_the_cap_allows() {
+    let text = random(500, 4);
+    let mut index = Index::new(IndexConfig {
+        count_cap: 8,
+        ..IndexConfig::default()
+    });
+    for number in 0..200 {
+        index.open(key(number), &[]).expect("a new key");
+        index.append(key(number), &text).expect("open");
+    }
+    let work = index.work();
+    assert!(index.states() <= 1000);
+    assert!(
+        work.climbs <= 8 * index.states() as u64 + work.tokens,
+        "{work:?}"
+    );
+}
+
+#[test]
+fn memory_of_plain_text_is_bounded_per_token() {
+    let (_, index) = work_of(1024, &random(50_000, 5000));
+    // Vectors grow by doubling, so up to twice the 32 bytes a state needs and what its edges take.
+    assert!(index.bytes() < 160 * 50_000, "{} bytes", index.bytes());
+}
