@@ -138,6 +138,8 @@ where
     })
     .workers(options.threads)
     .max_connections(options.connections_max)
+    // A caller that closed its side has gone: its handler is dropped, and what it waits for with it.
+    .h1_allow_half_closed(false)
     .disable_signals()
     .shutdown_timeout(SHUTDOWN_TIMEOUT_S)
     .bind(options.listen)
