@@ -1,1 +1,339 @@
-//! refrain-worker
+//! The worker: decodes chunks on one engine.
+//!
+//! One worker drives one engine and composes its batch. [`start`] wires the parts: admission and fencing
+//! (`slots`), the decode loop (`decode`, read it first), one chunk's state (`running`), the worker's copy
+//! of the drafts (`memory`), outputs on their way to the store (`harvest`), and the reports to the
+//! scheduler (`duty`). What an engine is stands in [`Engine`].
+
+mod config;
+mod decode;
+mod duty;
+mod engine;
+mod harvest;
+mod http;
+mod memory;
+mod metrics;
+mod running;
+mod slots;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use refrain_clients::{ChunkStream, DraftStore, Scheduler, Worker};
+use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::drain::Drain;
+use refrain_service_kit::http::Server;
+use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::telemetry::Metrics;
+use refrain_speculation::{Expansion, ProposeParams};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::decode::{Command, DecodeLoop, Slot, Start};
+use crate::harvest::Harvest;
+use crate::memory::Memory;
+use crate::metrics::WorkerMetrics;
+use crate::running::Router;
+use crate::slots::Slots;
+
+pub use config::{HarvestConfig, MemoryConfig, SpeculationConfig, WorkerConfig};
+pub use engine::{Engine, HttpEngine};
+
+/// What a worker works with.
+pub struct Dependencies {
+    /// The engine it drives.
+    pub engine: Arc<dyn Engine>,
+    /// Where it reports for duty.
+    pub scheduler: Arc<dyn Scheduler>,
+    /// Where outputs go and drafts come from.
+    pub store: Arc<dyn DraftStore>,
+    /// Checks namespaces (and callers, if it listens).
+    pub auth: MeshAuth,
+    /// Where its figures go.
+    pub metrics: Metrics,
+}
+
+/// A running worker.
+pub struct RunningWorker {
+    handle: WorkerHandle,
+    server: Option<Server>,
+    duty: JoinHandle<()>,
+    decoding: JoinHandle<()>,
+}
+
+/// The worker for callers in this process. Cheap to clone.
+#[derive(Clone)]
+pub struct WorkerHandle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    commands: mpsc::Sender<Command>,
+    slots: Arc<Slots>,
+    memory: Memory,
+    harvest: Harvest,
+    auth: MeshAuth,
+    drain: Drain,
+    metrics: WorkerMetrics,
+    engine: Arc<dyn Engine>,
+    engine_ready: Arc<AtomicBool>,
+    config: WorkerConfig,
+}
+
+/// Starts a worker. It reports to the scheduler at once.
+///
+/// # Errors
+/// The listener cannot be opened, or a metric name is taken.
+pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<RunningWorker> {
+    let capabilities = with.engine.capabilities().clone();
+    let metrics = WorkerMetrics::new(&with.metrics, &capabilities.model)?;
+    let slots = Arc::new(Slots::new(
+        config.running_max,
+        metrics.chunks_running.clone(),
+    ));
+    let harvest = Harvest::start(config.harvest.clone(), with.store.clone(), metrics.clone());
+    let memory = Memory::new(
+        config.memory.clone(),
+        config.speculation.max_pattern_tokens,
+        with.store,
+        metrics.clone(),
+    );
+    let engine_ready = Arc::new(AtomicBool::new(true));
+    // A chunk holds a slot before its command is sent, so this never fills: starts, their cuts, a hand-over.
+    let (commands, inbox) = mpsc::channel(2 * config.running_max as usize + 2);
+    let decode = DecodeLoop {
+        engine: with.engine.clone(),
+        router: router(&config.speculation),
+        step_tokens_max: config.step_tokens_max,
+        prefill_chunk_tokens: config.prefill_chunk_tokens,
+        harvest: harvest.clone(),
+        metrics: metrics.clone(),
+        engine_ready: engine_ready.clone(),
+    };
+    let decoding = tokio::spawn(decode.run(inbox));
+    let handle = WorkerHandle {
+        inner: Arc::new(Inner {
+            commands,
+            slots,
+            memory,
+            harvest,
+            auth: with.auth,
+            drain: Drain::new(),
+            metrics,
+            engine: with.engine,
+            engine_ready,
+            config: config.clone(),
+        }),
+    };
+    let server = match config.listen {
+        Some(listen) => Some(http::serve(&config, listen, handle.clone(), &with.metrics)?),
+        None => None,
+    };
+    let duty = tokio::spawn(duty::report(handle.clone(), with.scheduler));
+    Ok(RunningWorker {
+        handle,
+        server,
+        duty,
+        decoding,
+    })
+}
+
+fn router(config: &SpeculationConfig) -> Router {
+    let params = ProposeParams {
+        alpha: config.alpha,
+        offset: config.offset,
+        max_spec_tokens: config.max_spec_tokens,
+        min_token_prob: config.min_token_prob,
+        min_match_len: config.min_match_tokens,
+        max_pattern: config.max_pattern_tokens,
+        expansion: if config.tree {
+            Expansion::Tree
+        } else {
+            Expansion::Linear
+        },
+        ..ProposeParams::default()
+    };
+    Router {
+        params,
+        score_threshold: config.score_threshold,
+    }
+}
+
+impl RunningWorker {
+    /// The worker for callers in this process.
+    pub fn handle(&self) -> WorkerHandle {
+        self.handle.clone()
+    }
+
+    /// Where it listens, if it does.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.server.as_ref().map(Server::addr)
+    }
+
+    /// Stops: takes nothing new, lets chunks run for the configured grace, hands over what is left, and waits
+    /// until the store has the outputs.
+    pub async fn drain(self) {
+        let inner = &self.handle.inner;
+        inner.drain.begin();
+        let grace = Duration::from_millis(inner.config.drain_grace_ms);
+        let left = inner.drain.finished(grace).await;
+        if left > 0 {
+            tracing::warn!(
+                left,
+                "chunks still run after the grace period; handing them over"
+            );
+            // The loop may be gone already, and then nothing runs.
+            let _ = inner.commands.send(Command::HandOver).await;
+            inner.drain.finished(HAND_OVER_GRACE).await;
+        }
+        if !inner.harvest.drain(HARVEST_GRACE).await {
+            tracing::warn!("outputs are left that the draft store did not take");
+        }
+        self.duty.abort();
+        if let Some(server) = &self.server {
+            server.stop(true).await;
+        }
+        self.decoding.abort();
+    }
+}
+
+/// How long a hand-over may take.
+const HAND_OVER_GRACE: Duration = Duration::from_secs(2);
+/// How long a stopping worker waits for the draft store.
+const HARVEST_GRACE: Duration = Duration::from_secs(5);
+
+impl WorkerHandle {
+    /// Whether the engine answered last time.
+    pub fn readiness(&self) -> Result<(), String> {
+        if self.inner.drain.is_draining() {
+            Err("draining".into())
+        } else if !self.inner.engine_ready.load(Ordering::Relaxed) {
+            Err("the engine does not answer".into())
+        } else {
+            Ok(())
+        }
+    }
+
+    fn check(&self, request: &ChunkRequest) -> Result<(), ApiError> {
+        let capabilities = self.inner.engine.capabilities();
+        let namespace = &request.namespace.namespace;
+        if namespace.model != capabilities.model || namespace.tokenizer != capabilities.tokenizer {
+            return Err(ApiError::new(
+                ErrorKind::NotFound,
+                format!("this worker serves the model {}", capabilities.model),
+            )
+            .with_code("model_not_found"));
+        }
+        if request.tokens.is_empty() {
+            return Err(ApiError::invalid(
+                "tokens",
+                "a chunk needs at least one context token",
+            ));
+        }
+        if request.prompt_len as usize > request.tokens.len() {
+            return Err(ApiError::invalid(
+                "prompt_len",
+                "prompt_len is past the end of tokens",
+            ));
+        }
+        if request.max_new_tokens == 0 {
+            return Err(ApiError::invalid(
+                "max_new_tokens",
+                "a chunk emits at least one token",
+            ));
+        }
+        if request.tokens.len() as u64 >= u64::from(capabilities.max_context) {
+            return Err(ApiError::invalid(
+                "tokens",
+                format!(
+                    "{} context tokens leave no room in the model's context of {}",
+                    request.tokens.len(),
+                    capabilities.max_context
+                ),
+            )
+            .with_code("context_length_exceeded"));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Worker for WorkerHandle {
+    async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError> {
+        let inner = &self.inner;
+        let namespace_id = inner.auth.verify(&request.namespace)?;
+        self.check(&request)?;
+        let running = inner.drain.enter().ok_or_else(|| {
+            inner
+                .metrics
+                .rejections
+                .with_label_values(&["draining"])
+                .inc();
+            ApiError::new(ErrorKind::Unavailable, "this worker is draining").with_code("draining")
+        })?;
+        inner
+            .slots
+            .take(request.lease, request.request, request.epoch)
+            .inspect_err(|error| {
+                let limit = if error.kind == ErrorKind::Overloaded {
+                    "running_max"
+                } else {
+                    "epoch"
+                };
+                inner.metrics.rejections.with_label_values(&[limit]).inc();
+            })?;
+        let slot = Slot {
+            lease: request.lease,
+            slots: inner.slots.clone(),
+            _running: running,
+        };
+        let memory = inner.memory.namespace(namespace_id, &request.namespace);
+        let (events, receiver) = mpsc::channel(inner.config.event_queue);
+        let span = tracing::info_span!(
+            "chunk",
+            worker = inner.config.id,
+            context_tokens = request.tokens.len(),
+            speculation = ?request.speculation,
+        );
+        let start = Start {
+            request,
+            memory,
+            events,
+            slot,
+            span,
+        };
+        inner
+            .commands
+            .send(Command::Start(Box::new(start)))
+            .await
+            .map_err(|_| ApiError::new(ErrorKind::Unavailable, "this worker has stopped"))?;
+        Ok(ReceiverStream::new(receiver).boxed())
+    }
+
+    async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError> {
+        let (done, told) = oneshot::channel();
+        self.inner
+            .commands
+            .send(Command::Cut(cut, done))
+            .await
+            .map_err(|_| ApiError::new(ErrorKind::Unavailable, "this worker has stopped"))?;
+        told.await
+            .map_err(|_| ApiError::new(ErrorKind::Unavailable, "this worker has stopped"))
+    }
+}
+
+/// Random bits from the system. Ids need no secrecy, only to differ; where the system has none, the
+/// process is not fit to serve.
+pub(crate) fn random_u128() -> u128 {
+    let mut bytes = [0u8; 16];
+    if let Err(error) = getrandom::fill(&mut bytes) {
+        tracing::error!(%error, "the system has no random numbers");
+    }
+    u128::from_le_bytes(bytes)
+}

@@ -1,0 +1,198 @@
+//! The worker's configuration: every limit has its name here.
+
+use std::net::SocketAddr;
+
+use refrain_service_kit::config::Validate;
+use serde::Deserialize;
+
+/// The worker's section of the configuration.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorkerConfig {
+    /// Its name; unique in the mesh.
+    pub id: String,
+    /// Where the internal listener listens; none within one process.
+    pub listen: Option<SocketAddr>,
+    /// The URL that leases name: how gateways reach that listener.
+    pub advertise_url: String,
+    /// Threads that serve HTTP.
+    pub http_threads: usize,
+    /// Largest request body, bytes.
+    pub body_bytes_max: usize,
+    /// Most chunks at once.
+    pub running_max: u32,
+    /// Most tokens of one engine step, context and drafts together.
+    pub step_tokens_max: u32,
+    /// Most prompt tokens of one request in one step, so that prefill does not stall decoding.
+    pub prefill_chunk_tokens: u32,
+    /// Steps that a slow reader of a chunk may lag behind before its request pauses.
+    pub event_queue: usize,
+    /// How long a drain lets chunks run before they are handed over, milliseconds.
+    pub drain_grace_ms: u64,
+    /// Drafting.
+    pub speculation: SpeculationConfig,
+    /// The worker's copy of the drafts.
+    pub memory: MemoryConfig,
+    /// What is sent to the draft store.
+    pub harvest: HarvestConfig,
+}
+
+/// How drafts are made: the parameters of SuffixDecoding.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SpeculationConfig {
+    /// MAX_SPEC(p) = alpha * p + offset.
+    pub alpha: f32,
+    /// See `alpha`.
+    pub offset: f32,
+    /// Most draft tokens of one request in one step.
+    pub max_spec_tokens: usize,
+    /// Draft nodes less likely than this are left out.
+    pub min_token_prob: f32,
+    /// Shortest pattern that may draft, tokens.
+    pub min_match_tokens: u32,
+    /// Longest pattern that is looked up, tokens.
+    pub max_pattern_tokens: u32,
+    /// Drafts branch.
+    pub tree: bool,
+    /// A draft is verified if its SCORE is above this (requests with `speculation: auto`).
+    pub score_threshold: f32,
+}
+
+/// The worker's copy of the drafts of the namespaces that it serves.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Most namespaces; the one unused longest goes first.
+    pub namespaces_max: usize,
+    /// Most tokens of one namespace; the oldest documents go first.
+    pub namespace_tokens_max: u64,
+    /// How long one look for news in the store may wait, milliseconds.
+    pub follow_wait_ms: u32,
+    /// Most tokens fetched at once.
+    pub follow_tokens: u32,
+}
+
+/// What is sent to the draft store.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HarvestConfig {
+    /// How often, milliseconds.
+    pub interval_ms: u64,
+    /// Most tokens of one message.
+    pub batch_tokens: usize,
+    /// Most tokens held while the store is away; then the oldest finished outputs are dropped.
+    pub pending_tokens_max: usize,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        WorkerConfig {
+            id: "worker-0".into(),
+            listen: None,
+            advertise_url: String::new(),
+            http_threads: 1,
+            body_bytes_max: 8 << 20,
+            running_max: 16,
+            step_tokens_max: 256,
+            prefill_chunk_tokens: 128,
+            event_queue: 256,
+            drain_grace_ms: 20_000,
+            speculation: SpeculationConfig::default(),
+            memory: MemoryConfig::default(),
+            harvest: HarvestConfig::default(),
+        }
+    }
+}
+
+impl Default for SpeculationConfig {
+    fn default() -> Self {
+        SpeculationConfig {
+            alpha: 1.0,
+            offset: 0.0,
+            max_spec_tokens: 16,
+            min_token_prob: 0.1,
+            min_match_tokens: 1,
+            max_pattern_tokens: 64,
+            tree: false,
+            score_threshold: 0.0,
+        }
+    }
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        MemoryConfig {
+            namespaces_max: 64,
+            namespace_tokens_max: 4_000_000,
+            follow_wait_ms: 10_000,
+            follow_tokens: 65_536,
+        }
+    }
+}
+
+impl Default for HarvestConfig {
+    fn default() -> Self {
+        HarvestConfig {
+            interval_ms: 100,
+            batch_tokens: 65_536,
+            pending_tokens_max: 4_000_000,
+        }
+    }
+}
+
+impl Validate for WorkerConfig {
+    fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut check = |holds: bool, fault: &str| {
+            if !holds {
+                faults.push(fault.to_owned());
+            }
+        };
+        check(!self.id.is_empty(), "id: must not be empty");
+        check(self.running_max >= 1, "running_max: at least 1");
+        check(
+            self.prefill_chunk_tokens >= 1,
+            "prefill_chunk_tokens: at least 1",
+        );
+        check(
+            self.step_tokens_max >= self.prefill_chunk_tokens + self.running_max,
+            "step_tokens_max: at least prefill_chunk_tokens + running_max, so that every request can move",
+        );
+        check(self.event_queue >= 1, "event_queue: at least 1");
+        check(self.http_threads >= 1, "http_threads: at least 1");
+        let speculation = &self.speculation;
+        check(speculation.alpha >= 0.0, "speculation.alpha: not negative");
+        check(
+            (0.0..=1.0).contains(&speculation.min_token_prob),
+            "speculation.min_token_prob: between 0 and 1",
+        );
+        check(
+            speculation.max_pattern_tokens >= 1,
+            "speculation.max_pattern_tokens: at least 1",
+        );
+        check(
+            self.memory.namespaces_max >= 1,
+            "memory.namespaces_max: at least 1",
+        );
+        check(
+            self.memory.follow_tokens >= 1,
+            "memory.follow_tokens: at least 1",
+        );
+        check(
+            self.harvest.interval_ms >= 1,
+            "harvest.interval_ms: at least 1",
+        );
+        check(
+            self.harvest.batch_tokens >= 1,
+            "harvest.batch_tokens: at least 1",
+        );
+        check(
+            self.listen.is_none()
+                || self.advertise_url.starts_with("http://")
+                || self.advertise_url.starts_with("https://"),
+            "advertise_url: a worker that listens says under which http:// or https:// URL",
+        );
+        faults
+    }
+}

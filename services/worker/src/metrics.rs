@@ -1,0 +1,188 @@
+//! What a worker tells Prometheus.
+
+use prometheus::{CounterVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
+use refrain_service_kit::telemetry::Metrics;
+
+/// The worker's collectors. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct WorkerMetrics {
+    model: String,
+    spec_steps: IntCounterVec,
+    spec_drafted: IntCounterVec,
+    spec_accepted: IntCounterVec,
+    spec_emitted: IntCounterVec,
+    spec_decisions: IntCounterVec,
+    accepted_length: HistogramVec,
+    goodput_tokens: IntCounterVec,
+    step_seconds: CounterVec,
+    pub(crate) propose_seconds: Histogram,
+    pub(crate) step_batch: Histogram,
+    pub(crate) chunks_running: IntGauge,
+    pub(crate) chunks: IntCounterVec,
+    pub(crate) rejections: IntCounterVec,
+    pub(crate) engine_failures: IntCounter,
+    pub(crate) index_tokens: IntGauge,
+    pub(crate) index_bytes: IntGauge,
+    pub(crate) index_documents: IntGauge,
+    pub(crate) index_namespaces: IntGauge,
+    pub(crate) index_evictions: IntCounter,
+    pub(crate) follow_failures: IntCounter,
+    pub(crate) harvest_pending_tokens: IntGauge,
+    pub(crate) harvest_dropped_tokens: IntCounter,
+    pub(crate) harvest_failures: IntCounter,
+}
+
+impl WorkerMetrics {
+    /// Registers everything under the model's name.
+    ///
+    /// # Errors
+    /// A name is taken: two workers in one registry.
+    pub(crate) fn new(metrics: &Metrics, model: &str) -> anyhow::Result<Self> {
+        let spec = ["model", "source", "scope"];
+        Ok(WorkerMetrics {
+            model: model.to_owned(),
+            spec_steps: metrics.counter_vec(
+                "refrain_spec_steps_total",
+                "Engine steps that sampled, per request.",
+                &spec,
+            )?,
+            spec_drafted: metrics.counter_vec(
+                "refrain_spec_drafted_tokens_total",
+                "Draft tokens offered to the engine.",
+                &spec,
+            )?,
+            spec_accepted: metrics.counter_vec(
+                "refrain_spec_accepted_tokens_total",
+                "Draft tokens that the engine accepted.",
+                &spec,
+            )?,
+            spec_emitted: metrics.counter_vec(
+                "refrain_spec_emitted_tokens_total",
+                "Tokens emitted, the target's own included.",
+                &spec,
+            )?,
+            spec_decisions: metrics.counter_vec(
+                "refrain_spec_decisions_total",
+                "What the router decided for a step, and why.",
+                &["model", "decision", "reason"],
+            )?,
+            accepted_length: metrics.histogram_vec(
+                "refrain_spec_accepted_length",
+                "Tokens per step of a request, the target's own included.",
+                &["model"],
+                &[
+                    1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0,
+                ],
+            )?,
+            goodput_tokens: metrics.counter_vec(
+                "refrain_goodput_tokens_total",
+                "Tokens kept.",
+                &["model"],
+            )?,
+            step_seconds: metrics.float_counter_vec(
+                "refrain_engine_step_seconds_total",
+                "Seconds of engine steps.",
+                &["model"],
+            )?,
+            propose_seconds: metrics.histogram(
+                "refrain_worker_propose_seconds",
+                "Time to draft for one request.",
+                &[
+                    1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2,
+                ],
+            )?,
+            step_batch: metrics.histogram(
+                "refrain_worker_step_batch_requests",
+                "Requests in an engine step.",
+                &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0],
+            )?,
+            chunks_running: metrics
+                .gauge("refrain_worker_chunks_running", "Chunks being decoded.")?,
+            chunks: metrics.counter_vec(
+                "refrain_worker_chunks_total",
+                "Chunks by how they ended.",
+                &["outcome"],
+            )?,
+            rejections: metrics.counter_vec(
+                "refrain_worker_rejections_total",
+                "Chunks refused, by the limit that was reached.",
+                &["limit"],
+            )?,
+            engine_failures: metrics.counter(
+                "refrain_worker_engine_failures_total",
+                "Engine steps that failed as a whole.",
+            )?,
+            index_tokens: metrics.gauge(
+                "refrain_worker_index_tokens",
+                "Tokens that can be drafted from.",
+            )?,
+            index_bytes: metrics.gauge("refrain_worker_index_bytes", "Memory of the indexes.")?,
+            index_documents: metrics.gauge(
+                "refrain_worker_index_documents",
+                "Documents that can be drafted from.",
+            )?,
+            index_namespaces: metrics
+                .gauge("refrain_worker_index_namespaces", "Namespaces followed.")?,
+            index_evictions: metrics.counter(
+                "refrain_worker_index_evictions_total",
+                "Documents and namespaces left out for want of room.",
+            )?,
+            follow_failures: metrics.counter(
+                "refrain_worker_follow_failures_total",
+                "Times the draft store could not be followed.",
+            )?,
+            harvest_pending_tokens: metrics.gauge(
+                "refrain_worker_harvest_pending_tokens",
+                "Output tokens not yet acknowledged by the draft store.",
+            )?,
+            harvest_dropped_tokens: metrics.counter(
+                "refrain_worker_harvest_dropped_tokens_total",
+                "Output tokens that never reached the draft store.",
+            )?,
+            harvest_failures: metrics.counter(
+                "refrain_worker_harvest_failures_total",
+                "Messages that the draft store did not take.",
+            )?,
+        })
+    }
+
+    pub(crate) fn step(&self, source: DraftSource, scope: DraftScope, counts: StepCounts) {
+        let labels = [self.model.as_str(), source.as_str(), scope.as_str()];
+        self.spec_steps
+            .with_label_values(&labels)
+            .inc_by(counts.steps);
+        self.spec_drafted
+            .with_label_values(&labels)
+            .inc_by(counts.drafted);
+        self.spec_accepted
+            .with_label_values(&labels)
+            .inc_by(counts.accepted);
+        self.spec_emitted
+            .with_label_values(&labels)
+            .inc_by(counts.emitted);
+        self.goodput_tokens
+            .with_label_values(&[self.model.as_str()])
+            .inc_by(counts.emitted);
+    }
+
+    pub(crate) fn decision(&self, decision: &str, reason: &str) {
+        self.spec_decisions
+            .with_label_values(&[self.model.as_str(), decision, reason])
+            .inc();
+    }
+
+    pub(crate) fn engine_step(&self, seconds: f64) {
+        self.step_seconds
+            .with_label_values(&[self.model.as_str()])
+            .inc_by(seconds.max(0.0));
+    }
+
+    pub(crate) fn request_length(&self, emitted: u64, steps: u64) {
+        if steps > 0 {
+            self.accepted_length
+                .with_label_values(&[self.model.as_str()])
+                .observe(emitted as f64 / steps as f64);
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! The worker over a scripted engine: what comes out is what the target model says, whatever is drafted.
+
+mod fakes;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fakes::{Bench, FakeEngine, FakeScheduler, FakeStore, STOP, Target};
+use futures_util::StreamExt;
+use refrain_clients::{ChunkStream, Worker};
+use refrain_protocol::chunk::*;
+use refrain_protocol::document::FinishReason;
+use refrain_protocol::engine::Sampling;
+use refrain_protocol::{ApiError, DocumentId, ErrorKind, LeaseId, Namespace, RequestId, TokenId};
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
+use refrain_service_kit::telemetry::Metrics;
+use refrain_worker::{Dependencies, WorkerConfig, start};
+
+/// Repeats itself with a period of 12, with a slip now and then.
+fn repetitive(text: &[TokenId]) -> TokenId {
+    let at = text.len() as u32;
+    if at % 41 == 0 {
+        500 + at % 7
+    } else {
+        1 + at % 12
+    }
+}
+
+/// Never says the same thing twice in the same way.
+fn erratic(text: &[TokenId]) -> TokenId {
+    let mut hash = 0xcbf2_9ce4u32;
+    for token in &text[text.len().saturating_sub(3)..] {
+        hash = (hash ^ token).wrapping_mul(0x0100_0193).rotate_left(9);
+    }
+    1 + hash % 9
+}
+
+/// Counts up to 30 and stops.
+fn stopping(text: &[TokenId]) -> TokenId {
+    if text.len() >= 40 {
+        STOP
+    } else {
+        100 + text.len() as u32
+    }
+}
+
+async fn bench(engine: FakeEngine, change: impl FnOnce(&mut WorkerConfig)) -> Bench {
+    let keys = MeshConfig::generate().unwrap();
+    let mut config = WorkerConfig::default();
+    config.step_tokens_max = 64;
+    config.prefill_chunk_tokens = 8;
+    config.running_max = 8;
+    config.harvest.interval_ms = 5;
+    change(&mut config);
+    let engine = Arc::new(engine);
+    let store = Arc::new(FakeStore::default());
+    let scheduler = Arc::new(FakeScheduler::default());
+    let with = Dependencies {
+        engine: engine.clone(),
+        scheduler: scheduler.clone(),
+        store: store.clone(),
+        auth: MeshAuth::new(&keys).unwrap(),
+        metrics: Metrics::new().unwrap(),
+    };
+    let worker = start(config, with).await.unwrap();
+    Bench {
+        engine,
+        store,
+        scheduler,
+        worker,
+        signer: NamespaceSigner::new(&keys).unwrap(),
+    }
+}
+
+fn chunk(bench: &Bench, prompt: &[TokenId], max_new_tokens: u32) -> ChunkRequest {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = u128::from(NEXT.fetch_add(1, Ordering::Relaxed));
+    let namespace = Namespace {
+        tenant: "acme".into(),
+        model: "fake".into(),
+        tokenizer: "fake".into(),
+    };
+    ChunkRequest {
+        lease: LeaseId(number),
+        epoch: 1,
+        request: RequestId(number),
+        namespace: bench.signer.sign(namespace),
+        session: Some("s".into()),
+        group: None,
+        tokens: prompt.to_vec(),
+        prompt_len: prompt.len() as u32,
+        sampling: Sampling {
+            stop_token_ids: vec![STOP],
+            ..Sampling::default()
+        },
+        max_new_tokens,
+        chunk_tokens: None,
+        speculation: Speculation::Auto,
+    }
+}
+
+/// Everything that a chunk streams.
+#[derive(Debug, Default)]
+struct Said {
+    tokens: Vec<TokenId>,
+    steps: u64,
+    accepted: u32,
+    scopes: Vec<DraftScope>,
+    end: Option<ChunkEnd>,
+    error: Option<ApiError>,
+}
+
+async fn read(mut stream: ChunkStream) -> Said {
+    let mut said = Said::default();
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(ChunkEvent::Step(step)) => {
+                assert_eq!(step.sequence, said.steps, "a gap in the sequence");
+                assert_eq!(step.weight_version, 3);
+                said.steps += 1;
+                said.accepted += step.accepted;
+                said.scopes.push(step.scope);
+                said.tokens.extend(step.tokens);
+            }
+            Ok(ChunkEvent::End(end)) => said.end = Some(end),
+            Err(error) => said.error = Some(error),
+        }
+    }
+    said
+}
+
+async fn run(bench: &Bench, request: ChunkRequest) -> Said {
+    read(bench.worker.handle().chunk(request).await.unwrap()).await
+}
+
+/// What the target alone would say.
+fn plainly(target: Target, prompt: &[TokenId], len: usize) -> Vec<TokenId> {
+    let mut text = prompt.to_vec();
+    while text.len() < prompt.len() + len {
+        text.push(target(&text));
+        if text.last() == Some(&STOP) {
+            break;
+        }
+    }
+    text[prompt.len()..].to_vec()
+}
+
+async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let waited = tokio::time::timeout(Duration::from_secs(10), async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "never: {what}");
+}
+
+#[tokio::test]
+async fn drafts_change_the_number_of_steps_and_nothing_else() {
+    for target in [repetitive as Target, erratic, stopping] {
+        let bench = bench(FakeEngine::new(target), |_| {}).await;
+        let prompts: Vec<Vec<TokenId>> = (0..12)
+            .map(|n| (0..5 + 3 * n).map(|i| 1 + (i * (n + 1)) % 9).collect())
+            .collect();
+        // All at once: batches form, prompts are prefilled beside decoding.
+        let runs = prompts.iter().map(|prompt| {
+            let mut request = chunk(&bench, prompt, 100);
+            request.speculation = if prompt.len() % 2 == 0 {
+                Speculation::Auto
+            } else {
+                Speculation::Off
+            };
+            let bench = &bench;
+            async move {
+                (
+                    prompt,
+                    request.speculation,
+                    run_when_free(bench, request).await,
+                )
+            }
+        });
+        for (prompt, speculation, said) in futures_util::future::join_all(runs).await {
+            assert_eq!(said.tokens, plainly(target, prompt, 100));
+            let reason = if said.tokens.last() == Some(&STOP) {
+                ChunkEndReason::Stop
+            } else {
+                ChunkEndReason::Length
+            };
+            assert_eq!(said.end.map(|end| end.reason), Some(reason));
+            if speculation == Speculation::Off {
+                assert_eq!(said.steps as usize, said.tokens.len());
+            }
+        }
+    }
+}
+
+/// The worker refuses what it has no slot for; a scheduler would have waited.
+async fn run_when_free(bench: &Bench, request: ChunkRequest) -> Said {
+    loop {
+        match bench.worker.handle().chunk(request.clone()).await {
+            Ok(stream) => return read(stream).await,
+            Err(error) => {
+                assert_eq!(error.kind, ErrorKind::Overloaded);
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn repetition_is_drafted_from_the_request_itself() {
+    let bench = bench(FakeEngine::new(repetitive), |_| {}).await;
+    let said = run(&bench, chunk(&bench, &[1, 2, 3], 200)).await;
+    assert!(said.steps < 80, "{} steps for 200 tokens", said.steps);
+    assert!(said.scopes.contains(&DraftScope::Request));
+}
+
+#[tokio::test]
+async fn the_second_request_drafts_from_the_first_and_credits_it() {
+    let bench = bench(FakeEngine::new(stopping), |_| {}).await;
+    let first = chunk(&bench, &[7, 8, 9], 100);
+    let document: DocumentId = first.request.into();
+    let first = run(&bench, first).await;
+    assert_eq!(first.accepted, 0);
+    let second = run(&bench, chunk(&bench, &[7, 8, 9], 100)).await;
+    assert_eq!(second.tokens, first.tokens);
+    assert!(second.accepted > 20, "{} accepted", second.accepted);
+    assert!(second.scopes.contains(&DraftScope::Tenant));
+    eventually("the first document is touched", || {
+        bench.store.touched.lock().unwrap().contains(&document)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn chunks_join_without_a_seam() {
+    let bench = bench(FakeEngine::new(repetitive), |_| {}).await;
+    let prompt = vec![4, 5, 6];
+    let mut request = chunk(&bench, &prompt, 90);
+    request.chunk_tokens = Some(20);
+    let mut chunks = 0;
+    loop {
+        let said = run(&bench, request.clone()).await;
+        chunks += 1;
+        request.tokens.extend(&said.tokens);
+        request.max_new_tokens -= said.tokens.len() as u32;
+        request.lease = LeaseId(request.lease.0 + 1_000_000);
+        request.epoch += 1;
+        match said.end.unwrap().reason {
+            ChunkEndReason::ChunkLimit => assert!(said.tokens.len() >= 20),
+            ChunkEndReason::Length => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    let output = plainly(repetitive, &prompt, 90);
+    assert_eq!(request.tokens[3..], output);
+    assert!(chunks > 2);
+    let document = request.request.into();
+    eventually("the store has the whole output", || {
+        bench
+            .store
+            .documents
+            .lock()
+            .unwrap()
+            .get(&document)
+            .is_some_and(|stored| {
+                stored.tokens == output && stored.finish == Some(FinishReason::Length)
+            })
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lost_session_is_opened_again() {
+    let bench = bench(FakeEngine::new(erratic), |_| {}).await;
+    bench.engine.amnesia.store(2, Ordering::Relaxed);
+    let mut request = chunk(&bench, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], 50);
+    request.speculation = Speculation::Off;
+    let said = run(&bench, request).await;
+    assert_eq!(
+        said.tokens,
+        plainly(erratic, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], 50)
+    );
+}
+
+#[tokio::test]
+async fn a_failed_step_is_told_and_the_worker_lives_on() {
+    let bench = bench(FakeEngine::new(erratic), |_| {}).await;
+    bench.engine.failures.store(1, Ordering::Relaxed);
+    let said = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(
+        said.error.map(|error| error.kind),
+        Some(ErrorKind::Upstream)
+    );
+    let said = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(said.tokens.len(), 10);
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_ends_its_chunk_and_keeps_what_was_said() {
+    let mut engine = FakeEngine::new(erratic);
+    engine.step_time = Duration::from_millis(1);
+    let bench = bench(engine, |_| {}).await;
+    let request = chunk(&bench, &[1], 1900);
+    let document: DocumentId = request.request.into();
+    let mut stream = bench.worker.handle().chunk(request).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    drop(stream);
+    eventually("the session is closed", || {
+        bench.engine.closed.load(Ordering::Relaxed) == 1
+    })
+    .await;
+    let steps = bench.engine.steps.load(Ordering::Relaxed);
+    eventually("the partial output is stored", || {
+        bench
+            .store
+            .documents
+            .lock()
+            .unwrap()
+            .get(&document)
+            .is_some_and(|stored| {
+                stored.finish == Some(FinishReason::Cancelled) && !stored.tokens.is_empty()
+            })
+    })
+    .await;
+    assert_eq!(
+        bench.engine.steps.load(Ordering::Relaxed),
+        steps,
+        "decoding went on"
+    );
+    eventually("the lease is off the heartbeat", || {
+        bench
+            .scheduler
+            .last
+            .lock()
+            .unwrap()
+            .as_ref()
+            .is_some_and(|heartbeat| heartbeat.running.is_empty())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cut_shortens_the_document() {
+    let mut engine = FakeEngine::new(stopping);
+    engine.step_time = Duration::from_millis(1);
+    let bench = bench(engine, |_| {}).await;
+    let request = chunk(&bench, &[1, 2, 3], 1000);
+    let (document, lease): (DocumentId, _) = (request.request.into(), request.lease);
+    let mut stream = bench.worker.handle().chunk(request).await.unwrap();
+    for _ in 0..5 {
+        stream.next().await.unwrap().unwrap();
+    }
+    bench
+        .worker
+        .handle()
+        .cut(ChunkCut {
+            lease,
+            output_len: 2,
+        })
+        .await
+        .unwrap();
+    eventually("the document has two tokens", || {
+        bench
+            .store
+            .documents
+            .lock()
+            .unwrap()
+            .get(&document)
+            .is_some_and(|stored| {
+                stored.tokens == [103, 104] && stored.finish == Some(FinishReason::Stop)
+            })
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_newer_lease_takes_over_and_an_older_one_is_refused() {
+    let mut engine = FakeEngine::new(erratic);
+    engine.step_time = Duration::from_millis(1);
+    let bench = bench(engine, |_| {}).await;
+    let request = chunk(&bench, &[1], 500);
+    let old = bench.worker.handle().chunk(request.clone()).await.unwrap();
+    let mut newer = request.clone();
+    newer.lease = LeaseId(request.lease.0 + 1_000_000);
+    newer.epoch = 2;
+    let new = bench.worker.handle().chunk(newer).await.unwrap();
+    assert_eq!(
+        read(old).await.error.map(|error| error.kind),
+        Some(ErrorKind::Conflict)
+    );
+    let refused = bench.worker.handle().chunk(request).await.err().unwrap();
+    assert_eq!(refused.kind, ErrorKind::Conflict);
+    assert_eq!(read(new).await.tokens.len(), 500);
+}
+
+#[tokio::test]
+async fn a_slow_reader_holds_up_nobody_else() {
+    let bench = bench(FakeEngine::new(erratic), |config| config.event_queue = 2).await;
+    let slow = bench
+        .worker
+        .handle()
+        .chunk(chunk(&bench, &[1], 300))
+        .await
+        .unwrap();
+    let quick = run(&bench, chunk(&bench, &[2], 300)).await;
+    assert_eq!(quick.tokens.len(), 300);
+    assert_eq!(read(slow).await.tokens, plainly(erratic, &[1], 300));
+}
+
+#[tokio::test]
+async fn a_drain_hands_over_what_still_runs() {
+    let mut engine = FakeEngine::new(erratic);
+    engine.step_time = Duration::from_millis(2);
+    let bench = bench(engine, |config| config.drain_grace_ms = 50).await;
+    let stream = bench
+        .worker
+        .handle()
+        .chunk(chunk(&bench, &[1], 1900))
+        .await
+        .unwrap();
+    let handle = bench.worker.handle();
+    let reader = tokio::spawn(read(stream));
+    bench.worker.drain().await;
+    let said = reader.await.unwrap();
+    assert_eq!(
+        said.end.map(|end| end.reason),
+        Some(ChunkEndReason::Draining)
+    );
+    assert_eq!(said.tokens, plainly(erratic, &[1], said.tokens.len()));
+    assert!(handle.readiness().is_err());
+}
+
+#[tokio::test]
+async fn strangers_and_impossible_requests_are_refused() {
+    let bench = bench(FakeEngine::new(erratic), |_| {}).await;
+    let refused = async |request| {
+        bench
+            .worker
+            .handle()
+            .chunk(request)
+            .await
+            .err()
+            .map(|error| error.kind)
+    };
+    let mut forged = chunk(&bench, &[1], 5);
+    forged.namespace.namespace.tenant = "other".into();
+    assert_eq!(refused(forged).await, Some(ErrorKind::Unauthorized));
+    assert_eq!(
+        refused(chunk(&bench, &[], 5)).await,
+        Some(ErrorKind::InvalidRequest)
+    );
+    assert_eq!(
+        refused(chunk(&bench, &[1], 0)).await,
+        Some(ErrorKind::InvalidRequest)
+    );
+    assert_eq!(
+        refused(chunk(&bench, &[1; 2000], 5)).await,
+        Some(ErrorKind::InvalidRequest)
+    );
+}
