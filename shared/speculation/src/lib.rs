@@ -1,1 +1,48 @@
-//! refrain-speculation
+//! What to draft, whether to, and what of it to keep: the decisions of speculative decoding over suffix
+//! indexes, as pure functions.
+//!
+//! One step of decoding proposes a [`DraftTree`], has the target model verify it, and keeps the path the
+//! target itself would have taken. This crate proposes and decides; the model is the caller's.
+//!
+//! ```
+//! use refrain_speculation::{Lookup, ProposeParams, Route, Scope, Source, propose, route, walk};
+//! use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
+//!
+//! // What was said before, and what is being said now.
+//! let mut tenant = Index::new(IndexConfig::default());
+//! tenant.open(DocumentKey(1), &[])?;
+//! tenant.append(DocumentKey(1), &[1, 2, 3, 4, 5, 6])?;
+//! let context = [9, 2, 3, 4];
+//!
+//! let lookup =
+//!     Lookup { source: Source::Suffix, scope: Scope::Tenant, index: &tenant, cursor: tenant.start(&context) };
+//! let candidate = propose(&[lookup], &ProposeParams::default(), 32).expect("2 3 4 was seen before");
+//! assert_eq!(candidate.tree.tokens().collect::<Vec<_>>(), [5, 6]);
+//! assert_eq!(route(Some(candidate.score), 1.5).route, Route::Suffix);
+//!
+//! // The target agrees about 5, and goes its own way after it.
+//! let walk = walk(&candidate.tree, |path| if path.is_empty() { 5 } else { 70 });
+//! assert_eq!(walk.emitted, [5, 70]);
+//! # Ok::<(), refrain_suffix_index::IndexError>(())
+//! ```
+//!
+//! Where to go on: [`propose`] is Algorithm 1 of SuffixDecoding (arXiv 2411.04975), steered by
+//! [`ProposeParams`]; [`route`] is its hybrid rule; [`walk`] is the acceptance rule. [`Acceptance`] and
+//! [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
+//!
+//! Deliberately absent: the model and its engine, sampling, batching over requests, wire formats.
+
+mod accept;
+mod counts;
+mod expand;
+mod propose;
+mod route;
+mod source;
+mod tree;
+
+pub use accept::{Walk, walk};
+pub use counts::{Acceptance, AcceptanceTable};
+pub use propose::{Candidate, Expansion, Lookup, ProposeParams, propose};
+pub use route::{Decision, Route, RouteReason, route};
+pub use source::{Scope, Source};
+pub use tree::{DraftNode, DraftTree, Origin, TreeError};

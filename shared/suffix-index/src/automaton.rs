@@ -124,7 +124,8 @@ impl Automaton {
     /// The text of a document starts at the root, so nothing stands to the left of it and it is the longest
     /// string of its state. A clone takes the shorter strings of a state, so `last` of any document stays
     /// right whatever other documents append: this is what makes interleaved appends work (Blumer et
-    /// al. 1985; Takagi et al., "Fully-online construction of suffix trees for multiple texts").
+    /// al. 1985; Takagi et al., "Fully-Online Suffix Tree and Directed Acyclic Word Graph Construction for
+    /// Multiple Texts").
     pub(crate) fn extend(&mut self, last: StateId, token: Token) -> StateId {
         self.work.tokens += 1;
         let len = self.state(last).len + 1;

@@ -16,6 +16,8 @@ pub(crate) struct Document {
     left: u32,
     /// Dead ranges of positions, ascending, disjoint, never empty. Nearly always there are none.
     dead: Vec<Range<u32>>,
+    /// How often something was cut off.
+    pub(crate) cuts: u32,
     /// State of the whole living text.
     pub(crate) last: StateId,
     /// Longest suffix of the living text, up to the index's pattern length.
@@ -31,6 +33,7 @@ impl Document {
             text: Vec::new(),
             left: 0,
             dead: Vec::new(),
+            cuts: 0,
             last: crate::automaton::ROOT,
             tip: Spot::default(),
             removed: false,
@@ -77,7 +80,12 @@ impl Document {
 
     /// The living tokens in order, left context first.
     pub(crate) fn live(&self) -> impl Iterator<Item = Token> + '_ {
-        let mut position = self.living_at_or_after(0);
+        self.live_from(0)
+    }
+
+    /// The same without the first `skipped`, at no cost for those.
+    pub(crate) fn live_from(&self, skipped: u32) -> impl Iterator<Item = Token> + '_ {
+        let mut position = self.living_at_or_after(self.position_of(skipped));
         std::iter::from_fn(move || {
             let at = position?;
             position = self.living_at_or_after(at + 1);
@@ -113,13 +121,8 @@ impl Document {
         if cut == 0 {
             return 0;
         }
-        // Position of the first token to go: step over the dead ranges that lie before it.
-        let mut start = live_len;
-        for range in &self.dead {
-            if range.start <= start {
-                start += range.end - range.start;
-            }
-        }
+        self.cuts += 1;
+        let mut start = self.position_of(live_len);
         // A range that ends where the cut starts, or lies behind it, becomes part of the new one.
         while let Some(range) = self.dead.pop_if(|range| range.end >= start) {
             start = start.min(range.start);
@@ -138,6 +141,17 @@ impl Document {
 
     pub(crate) fn bytes(&self) -> usize {
         self.text.capacity() * size_of::<Token>() + self.dead.capacity() * size_of::<Range<u32>>()
+    }
+
+    /// Position of living token number `live`, or the end of the text.
+    fn position_of(&self, live: u32) -> u32 {
+        let mut position = live;
+        for range in &self.dead {
+            if range.start <= position {
+                position += range.end - range.start;
+            }
+        }
+        position
     }
 
     fn living_at_or_after(&self, position: u32) -> Option<u32> {

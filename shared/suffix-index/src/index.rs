@@ -33,6 +33,9 @@ impl Default for IndexConfig {
 /// of another index or of an index before its rebuild.
 static GENERATIONS: AtomicU64 = AtomicU64::new(1);
 
+/// Removed documents that are put up with whatever the number of those left.
+const REMOVED_DOCUMENTS_MAX: usize = 1024;
+
 /// All documents of one scope, and the automaton over them.
 ///
 /// A document is a left context (matched, never offered) and an output that grows. Matches never cross from
@@ -128,7 +131,7 @@ impl Index {
     ///
     /// An automaton cannot forget. Until the next rebuild the removed occurrences still weigh in the counts
     /// of continuations that also stand elsewhere; a continuation whose newest occurrence was removed
-    /// is not offered even if an older one remains; and the memory stays. See [`Rebuild`].
+    /// is not offered even if an older one remains; and the memory stays. See [`Rebuild`](crate::Rebuild).
     pub fn remove(&mut self, keys: &[DocumentKey]) {
         for key in keys {
             if let Some(slot) = self.slots.remove(key) {
@@ -168,6 +171,10 @@ impl Index {
 
     /// Whether enough is dead for a rebuild to be worth its while.
     pub fn needs_rebuild(&self) -> bool {
+        // Removed documents keep a slot even if they were empty.
+        if self.documents.len() > 2 * self.slots.len() + REMOVED_DOCUMENTS_MAX {
+            return true;
+        }
         self.dead_tokens as f32
             > self.config.dead_share_max * (self.dead_tokens + self.live_tokens) as f32
     }

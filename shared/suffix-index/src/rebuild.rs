@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 
+use crate::document::Document;
 use crate::{DocumentKey, Index, IndexConfig, IndexError, Token};
 
 /// The texts of an index at one moment. See [`Index::begin_rebuild`].
@@ -20,9 +21,16 @@ pub struct Rebuild {
 
 struct Text {
     key: DocumentKey,
-    slot: u32,
+    copied: Copied,
     left_len: usize,
     tokens: Vec<Token>,
+}
+
+/// Which state of which document was copied. A slot tells a document from a later one of the same key.
+#[derive(Clone, Copy)]
+struct Copied {
+    slot: u32,
+    cuts: u32,
 }
 
 /// A new index over those texts, to be handed to [`Index::finish_rebuild`].
@@ -30,25 +38,25 @@ pub struct Rebuilt {
     index: Index,
     /// Generation of the index it was made from.
     generation: u64,
-    /// Slots, in that index, of the documents it was made from.
-    slots: HashMap<DocumentKey, u32>,
+    /// The documents, of that index, that it was made from.
+    copied: HashMap<DocumentKey, Copied>,
 }
 
 impl Rebuild {
     /// Builds the new index. Needs nothing of the old one.
     pub fn run(self) -> Result<Rebuilt, IndexError> {
         let mut index = Index::new(self.config);
-        let mut slots = HashMap::with_capacity(self.texts.len());
+        let mut copied = HashMap::with_capacity(self.texts.len());
         for text in self.texts {
             let (left, output) = text.tokens.split_at(text.left_len);
             index.open(text.key, left)?;
             index.append(text.key, output)?;
-            slots.insert(text.key, text.slot);
+            copied.insert(text.key, text.copied);
         }
         Ok(Rebuilt {
             index,
             generation: self.generation,
-            slots,
+            copied,
         })
     }
 }
@@ -65,7 +73,10 @@ impl Index {
     pub fn begin_rebuild(&self) -> Rebuild {
         let texts = self.present().map(|(slot, document)| Text {
             key: document.key,
-            slot,
+            copied: Copied {
+                slot,
+                cuts: document.cuts,
+            },
             left_len: document.left_len() as usize,
             tokens: document.live().collect(),
         });
@@ -76,44 +87,56 @@ impl Index {
         }
     }
 
-    /// Replaces the automaton by the rebuilt one, brought up to date: the cost is a comparison of the
-    /// texts and the appends since the rebuild began. Cursors have to be started again. On an error
-    /// the index is as it was.
+    /// Replaces the automaton by the rebuilt one, brought up to date: the cost is a look at every document, the
+    /// appends since the rebuild began, and a comparison of those that were shortened since. Cursors have
+    /// to be started again. On an error the index is as it was.
     pub fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Result<(), IndexError> {
         if rebuilt.generation != self.generation {
             return Err(IndexError::OutdatedRebuild);
         }
         let Rebuilt {
-            mut index, slots, ..
+            mut index, copied, ..
         } = rebuilt;
-        // Slots tell a document from a later one of the same key.
-        let gone: Vec<DocumentKey> = slots
+        let is_gone = |copied: &Copied| self.documents[copied.slot as usize].removed;
+        let gone: Vec<DocumentKey> = copied
             .iter()
-            .filter(|&(_, &slot)| self.documents[slot as usize].removed)
+            .filter(|(_, copied)| is_gone(copied))
             .map(|(&key, _)| key)
             .collect();
         index.remove(&gone);
-        for (_, document) in self.present() {
-            let mut text = document.live();
-            let left: Vec<Token> = text.by_ref().take(document.left_len() as usize).collect();
-            let output: Vec<Token> = text.collect();
-            let common = match index.document(document.key) {
+        for (slot, document) in self.present() {
+            let (key, left_len) = (document.key, document.left_len());
+            let common = match copied.get(&key).filter(|copied| copied.slot == slot) {
                 None => {
-                    index.open(document.key, &left)?;
+                    let left: Vec<Token> = document.live().take(left_len as usize).collect();
+                    index.open(key, &left)?;
                     0
                 }
                 Some(copied) => {
-                    let copied = copied.live().skip(left.len());
-                    copied
-                        .zip(&output)
-                        .take_while(|(copied, now)| copied == *now)
-                        .count()
+                    let len = index.len_of(key).unwrap_or(0);
+                    if copied.cuts == document.cuts {
+                        len
+                    } else {
+                        common_output(document, index.document(key))
+                    }
                 }
             };
-            index.shorten(document.key, common as u32)?;
-            index.append(document.key, &output[common..])?;
+            index.shorten(key, common)?;
+            let rest: Vec<Token> = document.live_from(left_len + common).collect();
+            index.append(key, &rest)?;
         }
         *self = index;
         Ok(())
     }
+}
+
+/// How many tokens of output two versions of a document begin with in common.
+fn common_output(now: &Document, copied: Option<&Document>) -> u32 {
+    let copied = copied
+        .into_iter()
+        .flat_map(|copied| copied.live_from(copied.left_len()));
+    now.live_from(now.left_len())
+        .zip(copied)
+        .take_while(|(now, copied)| now == copied)
+        .count() as u32
 }

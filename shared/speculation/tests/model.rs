@@ -1,0 +1,221 @@
+//! Against the naive truth: Algorithm 1 as it is printed, over an index that scans everything; and plain
+//! decoding, which no draft may change.
+
+use proptest::prelude::*;
+use refrain_speculation::{
+    DraftNode, DraftTree, Expansion, Lookup, Origin, ProposeParams, Scope, Source, propose, walk,
+};
+use refrain_suffix_index::oracle::Oracle;
+use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
+
+/// A node of a naive tree: token, parent, D, path from the root.
+type NaiveNode = (Token, Option<u32>, f32, Vec<Token>);
+
+/// The most probable child of a leaf or inner node that is not in the tree yet, over and over. The order among
+/// equals is that of the crate: parents as they came in, then frequent first, then by token.
+fn naive_expand(
+    oracle: &Oracle,
+    pattern: &[Token],
+    params: &ProposeParams,
+    nodes_max: usize,
+) -> Vec<NaiveNode> {
+    let mut tree: Vec<NaiveNode> = Vec::new();
+    let total: u32 = oracle.continuations(pattern).values().sum();
+    let shrink = total as f32 / (total as f32 + 1.0);
+    while tree.len() < nodes_max {
+        let mut best: Option<NaiveNode> = None;
+        let parents: Vec<Option<u32>> = match params.expansion {
+            Expansion::Tree => std::iter::once(None)
+                .chain((0..tree.len() as u32).map(Some))
+                .collect(),
+            Expansion::Linear => vec![(tree.len() as u32).checked_sub(1)],
+        };
+        for parent in parents {
+            let (d, path) = parent.map_or((shrink, vec![]), |parent| {
+                (tree[parent as usize].2, tree[parent as usize].3.clone())
+            });
+            let counts = oracle.continuations(&[pattern, &path].concat());
+            let total: u32 = counts.values().sum();
+            let mut counts: Vec<_> = counts.into_iter().collect();
+            counts.sort_by_key(|&(token, count)| (std::cmp::Reverse(count), token));
+            for (token, count) in counts {
+                let d = d * (count as f32 / total as f32);
+                let taken = tree.iter().any(|node| (node.1, node.0) == (parent, token));
+                if !taken
+                    && d >= params.min_token_prob
+                    && best.as_ref().is_none_or(|best| d > best.2)
+                {
+                    best = Some((token, parent, d, [path.as_slice(), &[token]].concat()));
+                }
+            }
+        }
+        let Some(best) = best else { break };
+        tree.push(best);
+    }
+    tree
+}
+
+type NaiveCandidate = (f32, Scope, Vec<(Token, Option<u32>, f32)>);
+
+fn naive_propose(
+    sources: &[(Scope, &Oracle)],
+    context: &[Token],
+    params: &ProposeParams,
+    room: usize,
+) -> Option<NaiveCandidate> {
+    let mut best: Option<NaiveCandidate> = None;
+    for (scope, oracle) in sources {
+        let longest = context.len().min(params.max_pattern as usize);
+        for len in (params.min_match_len.max(1) as usize..=longest).rev() {
+            let pattern = &context[context.len() - len..];
+            let tree = naive_expand(oracle, pattern, params, params.max_spec(len as u32, room));
+            let score = tree.iter().fold(1.0, |sum, node| sum + node.2);
+            if !tree.is_empty() && best.as_ref().is_none_or(|best| score > best.0) {
+                best = Some((
+                    score,
+                    *scope,
+                    tree.into_iter()
+                        .map(|node| (node.0, node.1, node.2))
+                        .collect(),
+                ));
+            }
+        }
+    }
+    best
+}
+
+fn some_tokens(len: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Token>> {
+    prop::collection::vec(0u32..3, len)
+}
+
+fn some_documents() -> impl Strategy<Value = Vec<Vec<Token>>> {
+    prop::collection::vec(some_tokens(0..12), 0..4)
+}
+
+fn some_params() -> impl Strategy<Value = ProposeParams> {
+    (
+        prop_oneof![Just(Expansion::Linear), Just(Expansion::Tree)],
+        prop_oneof![Just(0.0f32), Just(0.5), Just(1.0), Just(2.5)],
+        prop_oneof![Just(-1.0f32), Just(0.0), Just(1.0), Just(3.0)],
+        1usize..10,
+        prop_oneof![Just(0.0f32), Just(0.1), Just(0.3)],
+        0u32..3,
+        1u32..8,
+    )
+        .prop_map(
+            |(
+                expansion,
+                alpha,
+                offset,
+                max_spec_tokens,
+                min_token_prob,
+                min_match_len,
+                max_pattern,
+            )| {
+                ProposeParams {
+                    expansion,
+                    alpha,
+                    offset,
+                    max_spec_tokens,
+                    min_token_prob,
+                    min_match_len,
+                    max_pattern,
+                    max_fan_out: usize::MAX,
+                }
+            },
+        )
+}
+
+fn both(documents: &[Vec<Token>]) -> (Index, Oracle) {
+    let (mut index, mut oracle) = (Index::new(IndexConfig::default()), Oracle::default());
+    for (number, document) in documents.iter().enumerate() {
+        let key = DocumentKey(number as u128);
+        let (left, output) = document.split_at(document.len() / 4);
+        index.open(key, left).expect("a new key");
+        index.append(key, output).expect("open");
+        oracle.open(key, left);
+        oracle.append(key, output);
+    }
+    (index, oracle)
+}
+
+fn any_tree() -> impl Strategy<Value = DraftTree> {
+    prop::collection::vec((0u32..3, prop::option::of(0u32..8)), 0..16).prop_map(|nodes| {
+        let origin = Origin {
+            source: Source::Eagle3,
+            scope: Scope::Request,
+            place: None,
+        };
+        let mut tree = DraftTree::new();
+        for (token, parent) in nodes {
+            // Those that do not fit are left out.
+            let _ = tree.push(DraftNode {
+                token,
+                parent,
+                probability: 0.5,
+                origin,
+            });
+        }
+        tree
+    })
+}
+
+/// A made-up model: the next token is a function of everything before it.
+fn model(salt: u64, text: &[Token]) -> Token {
+    let hash = text.iter().fold(salt, |hash, &token| {
+        (hash ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    });
+    (hash >> 61) as Token % 3
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    #[test]
+    fn proposals_are_those_of_the_printed_algorithm(
+        local in some_documents(),
+        global in some_documents(),
+        context in some_tokens(0..10),
+        params in some_params(),
+        room in 0usize..12,
+    ) {
+        let ((local, local_oracle), (global, global_oracle)) = (both(&local), both(&global));
+        let lookups = [
+            Lookup { source: Source::Suffix, scope: Scope::Tenant, index: &global, cursor: global.start(&context) },
+            Lookup { source: Source::Suffix, scope: Scope::Group, index: &local, cursor: local.start(&context) },
+        ];
+        let found = propose(&lookups, &params, room);
+        let sources = [(Scope::Group, &local_oracle), (Scope::Tenant, &global_oracle)];
+        let expected = naive_propose(&sources, &context, &params, room);
+        let found = found.map(|found| {
+            assert_eq!(found.score, found.tree.score());
+            let nodes = found.tree.nodes().iter().map(|node| (node.token, node.parent, node.probability));
+            (found.score, found.scope, nodes.collect())
+        });
+        prop_assert_eq!(found, expected);
+    }
+
+    /// Output with drafts is output without, whatever is drafted.
+    #[test]
+    fn drafts_never_change_the_output(trees in prop::collection::vec(any_tree(), 1..8), salt in any::<u64>()) {
+        let mut text = Vec::new();
+        for tree in &trees {
+            let walk = walk(tree, |path| model(salt, &[text.as_slice(), path].concat()));
+            // The accepted nodes are a path from the root, and as long as the target allows.
+            prop_assert_eq!(walk.emitted.len(), walk.accepted.len() + 1);
+            let mut parent = None;
+            for (&node, &token) in walk.accepted.iter().zip(&walk.emitted) {
+                let node_there = tree.nodes()[node as usize];
+                prop_assert_eq!((node_there.parent, node_there.token), (parent, token));
+                parent = Some(node);
+            }
+            prop_assert_eq!(tree.child(parent, *walk.emitted.last().expect("never empty")), None);
+            text.extend(walk.emitted);
+        }
+        let mut plain = Vec::new();
+        while plain.len() < text.len() {
+            plain.push(model(salt, &plain));
+        }
+        prop_assert_eq!(text, plain);
+    }
+}
