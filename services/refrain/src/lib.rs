@@ -1,1 +1,9 @@
-//! refrain
+//! The `refrain` binary as a library, so that tests can run whole meshes in one process.
+//!
+//! [`config`] is the one configuration file, [`roles`] starts and stops what a process is to be, [`bench`]
+//! measures a running mesh.
+
+pub mod bench;
+pub mod config;
+mod local;
+pub mod roles;

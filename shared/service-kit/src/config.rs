@@ -39,14 +39,15 @@ pub enum ConfigError {
     Faulty(Vec<String>),
 }
 
-/// Reads `file` (if any), lays the environment over it and checks the result.
+/// Reads `file` (if any), lays the environment over it and checks the result by `rules`.
 ///
 /// # Errors
 /// An unreadable file, or the list of all faults: unknown keys, wrong types and broken rules.
-pub fn load<T: DeserializeOwned + Validate>(
+pub fn load<T: DeserializeOwned>(
     file: Option<&Path>,
     env_prefix: &str,
     env: impl Iterator<Item = (String, String)>,
+    rules: impl Fn(&T) -> Vec<String>,
 ) -> Result<T, ConfigError> {
     let mut table = match file {
         None => Table::new(),
@@ -65,7 +66,7 @@ pub fn load<T: DeserializeOwned + Validate>(
     let mut faults = overlay(&mut table, env_prefix, env);
     let config = deserialize::<T>(table, &mut faults);
     if let Some(config) = &config {
-        faults.extend(config.faults());
+        faults.extend(rules(config));
     }
     match config {
         Some(config) if faults.is_empty() => Ok(config),
@@ -223,7 +224,7 @@ mod tests {
             .iter()
             .map(|(k, v)| (k.to_string(), v.to_string()))
             .collect::<Vec<_>>();
-        let loaded = load(Some(&dir), "X_", env.into_iter()).map_err(|error| error.to_string());
+        let loaded = load(Some(&dir), "X_", env.into_iter(), Example::faults).map_err(|error| error.to_string());
         std::fs::remove_file(&dir).unwrap();
         loaded
     }

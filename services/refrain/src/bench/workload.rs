@@ -1,0 +1,191 @@
+//! A made-up workload: what agents of several tenants ask, in the forms that the shipped model knows.
+//!
+//! *Repetitive*: an agent works through a list of tasks over a few fixed schemas and tools; it asks the same
+//! things again with small changes, retries, and carries its history along. *Unique*: no two prompts share
+//! more than their form, sampled at temperature 1. Everything follows from the seed.
+
+use serde_json::{Value, json};
+
+/// One request of the workload.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    /// Which tenant sends it, counted from 0.
+    pub tenant: usize,
+    /// The agent's session.
+    pub session: String,
+    /// Chat messages.
+    pub messages: Vec<Value>,
+    /// Sampling temperature.
+    pub temperature: f64,
+    /// Sampling seed.
+    pub seed: u64,
+    /// Output limit.
+    pub max_tokens: u32,
+}
+
+/// The two halves of the workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Agents that repeat themselves.
+    Repetitive,
+    /// Requests that have nothing in common but their form.
+    Unique,
+}
+
+impl Part {
+    /// Name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Repetitive => "repetitive",
+            Part::Unique => "unique",
+        }
+    }
+}
+
+/// The calls of one round. Rounds of one seed share schemas and tools, not tasks.
+pub fn calls(part: Part, seed: u64, round: u64, calls: usize, tenants: usize) -> Vec<Call> {
+    let mut random = Random::new(seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part as u64);
+    (0..calls)
+        .map(|number| {
+            let tenant = number % tenants.max(1);
+            let call = number / tenants.max(1);
+            match part {
+                Part::Repetitive => repetitive(&mut random, seed, tenant, call),
+                Part::Unique => unique(&mut random, tenant, number),
+            }
+        })
+        .collect()
+}
+
+const SQL_SYSTEM: &str = "You write SQL. Answer with one statement.";
+
+const ENTITIES: &[(&str, &str)] = &[
+    ("order", "orders"),
+    ("customer", "customers"),
+    ("invoice", "invoices"),
+    ("ticket", "tickets"),
+    ("machine", "machines"),
+    ("book", "books"),
+    ("driver", "drivers"),
+    ("parcel", "parcels"),
+    ("student", "students"),
+    ("recipe", "recipes"),
+];
+const TEXTS: &[&str] = &["name", "city", "status", "country", "title", "color", "category"];
+const NUMBERS: &[&str] = &["price", "amount", "age", "weight", "score", "quantity"];
+const VALUES: &[&str] = &["open", "closed", "Berlin", "Paris", "red", "blue", "new", "paid"];
+const PLACES: &[&str] = &["Paris", "Berlin", "Oslo", "Rome", "Madrid", "Vienna", "Lima", "Cairo"];
+
+fn schema(entity: (&str, &str), texts: &[&str], numbers: &[&str]) -> String {
+    let mut lines = vec!["  id INTEGER PRIMARY KEY".to_owned()];
+    lines.extend(texts.iter().map(|column| format!("  {column} TEXT")));
+    lines.extend(numbers.iter().map(|column| format!("  {column} INTEGER")));
+    format!("CREATE TABLE {} (\n{}\n);", entity.1, lines.join(",\n"))
+}
+
+fn message(role: &str, content: impl Into<String>) -> Value {
+    json!({ "role": role, "content": content.into() })
+}
+
+fn repetitive(random: &mut Random, seed: u64, tenant: usize, call: usize) -> Call {
+    // A tenant has one schema and four standing tasks; each call is one of them, now and then with another
+    // value, and half the time with the previous exchange in front.
+    let mut fixed = Random::new(seed.wrapping_add(tenant as u64 * 7919));
+    let entity = *fixed.pick(ENTITIES);
+    let text = *fixed.pick(TEXTS);
+    let number = *fixed.pick(NUMBERS);
+    let schema = schema(entity, &[text], &[number]);
+    let tasks = [
+        format!("List the {text} and {number} of all {} ordered by {number}.", entity.1),
+        format!("How many {} are there for each {text}?", entity.1),
+        format!("Show all {} where {text} is '{}'.", entity.1, fixed.pick(VALUES)),
+        format!("What is the average {number} of {} for each {text}?", entity.1),
+    ];
+    let mut task = tasks[random.below(tasks.len() as u64) as usize].clone();
+    if random.below(4) == 0 {
+        task = format!("Show all {} where {text} is '{}'.", entity.1, random.pick(VALUES));
+    }
+    let messages = vec![message("system", SQL_SYSTEM), message("user", format!("{schema}\n\n{task}"))];
+    Call {
+        tenant,
+        session: format!("agent-{tenant}-{}", call / 8),
+        messages,
+        temperature: 0.0,
+        seed: random.next(),
+        max_tokens: 96,
+    }
+}
+
+fn unique(random: &mut Random, tenant: usize, number: usize) -> Call {
+    let messages = if random.below(2) == 0 {
+        let entity = *random.pick(ENTITIES);
+        let text = *random.pick(TEXTS);
+        let column = *random.pick(NUMBERS);
+        let schema = schema(entity, &[text], &[column]);
+        let question = format!("List the {text} of {} where {column} is more than {}.", entity.1, random.below(9000));
+        vec![message("system", SQL_SYSTEM), message("user", format!("{schema}\n\n{question}"))]
+    } else {
+        let place = random.pick(PLACES);
+        vec![message("user", format!("Write a short note about a trip to {place} in {} days.", 1 + random.below(99)))]
+    };
+    Call {
+        tenant,
+        session: format!("unique-{tenant}-{number}"),
+        messages,
+        temperature: 1.0,
+        seed: random.next(),
+        max_tokens: 96,
+    }
+}
+
+/// splitmix64: the workload must be the same everywhere, whatever a random-number crate decides.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        // OpenAI's seeds are signed; JSON numbers are doubles to many.
+        (mixed ^ (mixed >> 31)) >> 12
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workload_follows_from_its_seed() {
+        assert_eq!(calls(Part::Unique, 1, 0, 9, 2), calls(Part::Unique, 1, 0, 9, 2));
+        assert_ne!(calls(Part::Unique, 1, 0, 9, 2), calls(Part::Unique, 1, 1, 9, 2));
+    }
+
+    #[test]
+    fn repetitive_calls_repeat_and_unique_ones_do_not() {
+        let distinct = |part| {
+            let mut prompts: Vec<String> = calls(part, 3, 0, 60, 2)
+                .iter()
+                .map(|call| serde_json::to_string(&call.messages).unwrap())
+                .collect();
+            prompts.sort();
+            prompts.dedup();
+            prompts.len()
+        };
+        assert!(distinct(Part::Repetitive) < 30);
+        assert!(distinct(Part::Unique) > 50);
+    }
+}

@@ -1,0 +1,185 @@
+//! One file for the whole mesh: each process reads the sections of its role, `refrain up` all of them.
+
+use std::path::Path;
+
+use refrain_draft_store::DraftStoreConfig;
+use refrain_gateway::{GatewayConfig, KeyConfig, ModelConfig};
+use refrain_reference_engine::{EngineConfig, SHIPPED_MODEL};
+use refrain_scheduler::SchedulerConfig;
+use refrain_service_kit::config::{ConfigError, Validate, load};
+use refrain_service_kit::mesh::MeshConfig;
+use refrain_service_kit::telemetry::TelemetryConfig;
+use refrain_worker::WorkerConfig;
+use serde::Deserialize;
+
+/// The prefix of environment variables, as in `REFRAIN_WORKER__RUNNING_MAX=8`.
+pub const ENV_PREFIX: &str = "REFRAIN_";
+
+/// All sections. Each has a default; unknown keys are refused.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MeshFile {
+    /// Logs and traces.
+    pub telemetry: TelemetryConfig,
+    /// Keys of the mesh; `refrain keys` makes them.
+    pub mesh: MeshConfig,
+    /// Where the other services are.
+    pub urls: Urls,
+    /// The gateway.
+    pub gateway: GatewayConfig,
+    /// The scheduler.
+    pub scheduler: SchedulerConfig,
+    /// The worker.
+    pub worker: WorkerConfig,
+    /// The draft store.
+    pub draft_store: DraftStoreConfig,
+    /// The reference engine.
+    pub engine: EngineConfig,
+    /// Milliseconds that a stopping process lets requests run.
+    pub drain_grace_ms: Option<u64>,
+}
+
+/// Base URLs of services, such as `http://scheduler:8201`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Urls {
+    /// For gateways and workers.
+    pub scheduler: String,
+    /// For workers.
+    pub draft_store: String,
+    /// For workers.
+    pub engine: String,
+    /// Deadline of a call, milliseconds; an engine step is one call.
+    pub timeout_ms: u64,
+}
+
+impl Default for Urls {
+    fn default() -> Self {
+        Urls { scheduler: String::new(), draft_store: String::new(), engine: String::new(), timeout_ms: 30_000 }
+    }
+}
+
+/// What a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// All of them.
+    Up,
+    /// The OpenAI-compatible edge.
+    Gateway,
+    /// Grants leases.
+    Scheduler,
+    /// Decodes on one engine.
+    Worker,
+    /// Remembers.
+    DraftStore,
+    /// The shipped engine.
+    ReferenceEngine,
+}
+
+impl Role {
+    /// Its name on the command line, in logs and traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Up => "refrain",
+            Role::Gateway => "gateway",
+            Role::Scheduler => "scheduler",
+            Role::Worker => "worker",
+            Role::DraftStore => "draft-store",
+            Role::ReferenceEngine => "reference-engine",
+        }
+    }
+}
+
+impl MeshFile {
+    /// Reads the configuration of a process.
+    ///
+    /// # Errors
+    /// All faults of the sections that the role reads.
+    pub fn load(role: Role, file: Option<&Path>) -> Result<Self, ConfigError> {
+        let env = std::env::vars().filter(|(name, _)| name.starts_with(ENV_PREFIX));
+        load(file, ENV_PREFIX, env, |config: &MeshFile| config.faults(role))
+    }
+
+    /// The embedded default of `refrain up`: two tenants with keys for development, the shipped model.
+    pub fn embedded() -> Self {
+        let mut file = MeshFile::default();
+        file.fill_in_for_up();
+        file
+    }
+
+    /// What `refrain up` adds where the file is silent.
+    pub fn fill_in_for_up(&mut self) {
+        if self.gateway.keys.is_empty() && self.gateway.anonymous_tenant.is_none() {
+            let key = |key: &str, tenant: &str| KeyConfig {
+                key: Some(key.into()),
+                tenant: tenant.into(),
+                ..KeyConfig::default()
+            };
+            self.gateway.keys = vec![key("refrain-dev", "dev"), key("refrain-dev-2", "dev-2")];
+        }
+        if self.gateway.models.is_empty() {
+            self.gateway.models = vec![ModelConfig {
+                id: "refrain-tiny".into(),
+                files: SHIPPED_MODEL.into(),
+                ..ModelConfig::default()
+            }];
+        }
+    }
+
+    fn faults(&self, role: Role) -> Vec<String> {
+        let within = |section: &str, faults: Vec<String>| -> Vec<String> {
+            faults.into_iter().map(|fault| format!("{section}.{fault}")).collect()
+        };
+        let url = |key: &str, url: &str| -> Vec<String> {
+            if url.starts_with("http://") || url.starts_with("https://") {
+                Vec::new()
+            } else {
+                vec![format!("urls.{key}: must be an http:// or https:// URL")]
+            }
+        };
+        let listens = |section: &str, listens: bool| -> Vec<String> {
+            if listens { Vec::new() } else { vec![format!("{section}.listen: missing, such as \"0.0.0.0:8200\"")] }
+        };
+        let mut faults = Vec::new();
+        match role {
+            Role::Up => {
+                let mut filled = self.clone();
+                filled.fill_in_for_up();
+                faults.extend(within("gateway", filled.gateway.faults()));
+                faults.extend(within("scheduler", self.scheduler.faults()));
+                faults.extend(within("worker", self.worker.faults()));
+                faults.extend(within("draft_store", self.draft_store.faults()));
+                faults.extend(within("engine", self.engine.faults()));
+            }
+            Role::Gateway => {
+                faults.extend(self.mesh.faults(true));
+                faults.extend(within("gateway", self.gateway.faults()));
+                faults.extend(url("scheduler", &self.urls.scheduler));
+            }
+            Role::Scheduler => {
+                faults.extend(self.mesh.faults(false));
+                faults.extend(within("scheduler", self.scheduler.faults()));
+                faults.extend(listens("scheduler", self.scheduler.listen.is_some()));
+            }
+            Role::Worker => {
+                faults.extend(self.mesh.faults(false));
+                faults.extend(within("worker", self.worker.faults()));
+                faults.extend(listens("worker", self.worker.listen.is_some()));
+                faults.extend(url("scheduler", &self.urls.scheduler));
+                faults.extend(url("draft_store", &self.urls.draft_store));
+                faults.extend(url("engine", &self.urls.engine));
+            }
+            Role::DraftStore => {
+                faults.extend(self.mesh.faults(false));
+                faults.extend(within("draft_store", self.draft_store.faults()));
+                faults.extend(listens("draft_store", self.draft_store.listen.is_some()));
+            }
+            Role::ReferenceEngine => {
+                faults.extend(self.mesh.faults(false));
+                faults.extend(within("engine", self.engine.faults()));
+                faults.extend(listens("engine", self.engine.listen.is_some()));
+            }
+        }
+        faults
+    }
+}

@@ -1,0 +1,74 @@
+//! Services in one process: the same traits, over plain calls.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use refrain_clients::{Worker, Workers};
+use refrain_protocol::engine::{
+    CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
+};
+use refrain_protocol::{ApiError, EngineSessionId, TokenId};
+use refrain_worker::{Engine, WorkerHandle};
+
+/// The reference engine without HTTP in between.
+pub struct LocalEngine {
+    handle: refrain_reference_engine::Handle,
+    capabilities: EngineCapabilities,
+}
+
+impl LocalEngine {
+    /// Drives the engine behind `handle`.
+    pub fn new(handle: refrain_reference_engine::Handle) -> Self {
+        let capabilities = handle.capabilities().clone();
+        LocalEngine { handle, capabilities }
+    }
+}
+
+#[async_trait]
+impl Engine for LocalEngine {
+    fn capabilities(&self) -> &EngineCapabilities {
+        &self.capabilities
+    }
+
+    async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
+        self.handle.step(request).await
+    }
+
+    async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {
+        self.handle.close(request).await
+    }
+
+    async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
+        self.handle.abort(sessions).await
+    }
+
+    async fn load(&self) -> Result<EngineLoad, ApiError> {
+        Ok(self.handle.load())
+    }
+
+    async fn tokenize(&self, text: String) -> Result<Vec<TokenId>, ApiError> {
+        self.handle.tokenize(&text)
+    }
+
+    async fn detokenize(&self, tokens: Vec<TokenId>) -> Result<String, ApiError> {
+        self.handle.detokenize(&tokens)
+    }
+}
+
+/// The one worker of a process: whatever URL a lease names, it is here.
+pub struct LocalWorkers {
+    worker: Arc<dyn Worker>,
+}
+
+impl LocalWorkers {
+    /// Leads every lease to `worker`.
+    pub fn new(worker: WorkerHandle) -> Self {
+        LocalWorkers { worker: Arc::new(worker) }
+    }
+}
+
+impl Workers for LocalWorkers {
+    fn at(&self, _url: &str) -> Arc<dyn Worker> {
+        self.worker.clone()
+    }
+}

@@ -1,0 +1,207 @@
+//! Arguments -> configuration -> telemetry -> start -> wait for a signal -> drain.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use refrain::bench::{self, BenchOptions};
+use refrain::config::{MeshFile, Role};
+use refrain::roles::Process;
+use refrain_service_kit::mesh::MeshConfig;
+use refrain_service_kit::telemetry;
+
+/// A mesh that makes LLM serving faster by remembering what models said.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start everything in one process: gateway, scheduler, worker, draft store and reference engine.
+    Up(UpArgs),
+    /// Start the OpenAI-compatible gateway.
+    Gateway(ServiceArgs),
+    /// Start the scheduler.
+    Scheduler(ServiceArgs),
+    /// Start a worker.
+    Worker(ServiceArgs),
+    /// Start the draft store.
+    DraftStore(ServiceArgs),
+    /// Start the shipped CPU engine.
+    ReferenceEngine(ServiceArgs),
+    /// Print fresh keys for the [mesh] section of a configuration file.
+    Keys,
+    /// Measure a running mesh: decoding with drafts and without, in one run.
+    Bench(BenchArgs),
+}
+
+#[derive(Args)]
+struct UpArgs {
+    /// Configuration file; without it the embedded default is used.
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Where the gateway listens [default: 127.0.0.1:8080].
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+    /// Where outputs are kept [default: ./refrain-data].
+    #[arg(long)]
+    data_dir: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct ServiceArgs {
+    /// Configuration file.
+    #[arg(long)]
+    config: PathBuf,
+}
+
+#[derive(Args)]
+struct BenchArgs {
+    /// The gateway.
+    #[arg(long, default_value = "http://127.0.0.1:8080")]
+    url: String,
+    /// API key; once per tenant.
+    #[arg(long = "api-key", default_values_t = ["refrain-dev".to_owned(), "refrain-dev-2".to_owned()])]
+    api_keys: Vec<String>,
+    /// Model [default: the first that the gateway lists].
+    #[arg(long)]
+    model: Option<String>,
+    /// Rounds of each part of the workload; ratios are medians over them.
+    #[arg(long, default_value_t = 5)]
+    rounds: u64,
+    /// Calls of a round.
+    #[arg(long, default_value_t = 32)]
+    calls: usize,
+    /// Calls under way at once.
+    #[arg(long, default_value_t = 1)]
+    concurrency: usize,
+    /// The workload follows from it.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Up(args) => up(args),
+        Command::Gateway(args) => service(Role::Gateway, args),
+        Command::Scheduler(args) => service(Role::Scheduler, args),
+        Command::Worker(args) => service(Role::Worker, args),
+        Command::DraftStore(args) => service(Role::DraftStore, args),
+        Command::ReferenceEngine(args) => service(Role::ReferenceEngine, args),
+        Command::Keys => keys(),
+        Command::Bench(args) => run_bench(args),
+    }
+}
+
+fn up(args: UpArgs) -> anyhow::Result<()> {
+    let mut file = MeshFile::load(Role::Up, args.config.as_deref())?;
+    if let Some(listen) = args.listen {
+        file.gateway.listen = listen.to_string();
+    } else if args.config.is_none() && std::env::var_os("REFRAIN_GATEWAY__LISTEN").is_none() {
+        file.gateway.listen = "127.0.0.1:8080".into();
+    }
+    if let Some(data_dir) = args.data_dir {
+        file.draft_store.data_dir = data_dir;
+    }
+    if args.config.is_none() && std::env::var_os("REFRAIN_TELEMETRY__LOG").is_none() {
+        // On a laptop the log should say what goes wrong and leave the rest to the page of metrics.
+        file.telemetry.log = "warn".into();
+    }
+    file.fill_in_for_up();
+    let model = file.gateway.models.first().map(|model| model.id.clone()).unwrap_or_default();
+    let key = file.gateway.keys.first().and_then(|key| key.key.clone()).unwrap_or_default();
+    run(Role::Up, file, |addr| {
+        println!("Refrain is up: http://{addr}/v1\n");
+        println!("Try it:");
+        println!("  curl -s http://{addr}/v1/chat/completions -H 'authorization: Bearer {key}' \\");
+        println!("    -H 'content-type: application/json' -d '{{");
+        println!("      \"model\": \"{model}\", \"temperature\": 0, \"messages\": [{DEMO_MESSAGES}]}}'\n");
+        println!("Say it twice: the second answer is drafted from the first (metrics.speculative_decoding).");
+        println!("Metrics:   http://{addr}/metrics");
+        println!("Benchmark: refrain bench --url http://{addr}");
+    })
+}
+
+/// A question of the kind that the shipped model was trained on.
+const DEMO_MESSAGES: &str = r#"{"role": "user", "content": "demo"}"#;
+
+fn service(role: Role, args: ServiceArgs) -> anyhow::Result<()> {
+    let file = MeshFile::load(role, Some(&args.config))?;
+    run(role, file, |addr| println!("{} listens on {addr}", role.name()))
+}
+
+/// Starts, waits for a signal, drains.
+fn run(role: Role, file: MeshFile, started: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
+    let _telemetry = telemetry::init(&file.telemetry, role.name())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut stop = Signals::listen()?;
+        let process = tokio::select! {
+            process = Process::start(role, file) => process?,
+            () = stop.received() => return Ok(()),
+        };
+        started(process.addr().context("a service without a listener")?);
+        stop.received().await;
+        tracing::info!("draining");
+        tokio::select! {
+            () = process.drain() => {}
+            () = stop.received() => tracing::warn!("second signal: stopping at once"),
+        }
+        Ok(())
+    })
+}
+
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn keys() -> anyhow::Result<()> {
+    let keys = MeshConfig::generate()?;
+    println!("[mesh]\n# Every service.\nsecret = \"{}\"", keys.secret);
+    println!("namespace_public_key = \"{}\"", keys.namespace_public_key);
+    println!("# The gateway alone.\nnamespace_signing_key = \"{}\"", keys.namespace_signing_key);
+    Ok(())
+}
+
+fn run_bench(args: BenchArgs) -> anyhow::Result<()> {
+    let options = BenchOptions {
+        url: args.url,
+        api_keys: args.api_keys,
+        model: args.model,
+        rounds: args.rounds,
+        calls: args.calls,
+        concurrency: args.concurrency,
+        seed: args.seed,
+        modes: vec!["suffix".into(), "off".into()],
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let report = runtime.block_on(bench::run(&options, |line| eprintln!("{line}")))?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}

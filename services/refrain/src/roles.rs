@@ -1,0 +1,191 @@
+//! Starts what a process is to be, and stops it in order.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use refrain_clients::{HttpDraftStore, HttpScheduler, HttpWorkers};
+use refrain_gateway::GatewayDeps;
+use refrain_service_kit::http::MeshClient;
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
+use refrain_service_kit::telemetry::Metrics;
+use refrain_tokenization::ModelFiles;
+use refrain_worker::{Dependencies, Engine, HttpEngine};
+
+use crate::config::{MeshFile, Role};
+use crate::local::{LocalEngine, LocalWorkers};
+
+/// What runs in this process, in the order in which it stops: whoever takes requests first.
+pub struct Process {
+    gateway: Option<refrain_gateway::Running>,
+    worker: Option<refrain_worker::RunningWorker>,
+    scheduler: Option<refrain_scheduler::Running>,
+    draft_store: Option<refrain_draft_store::Running>,
+    engine: Option<refrain_reference_engine::Running>,
+    addr: Option<SocketAddr>,
+    drain_grace: Duration,
+}
+
+/// How long a stopping process lets requests run, unless the file says otherwise.
+const DRAIN_GRACE_MS: u64 = 30_000;
+
+impl Process {
+    /// Starts the services of a role.
+    ///
+    /// # Errors
+    /// A service cannot start; those that had are dropped.
+    pub async fn start(role: Role, file: MeshFile) -> anyhow::Result<Self> {
+        let metrics = Metrics::new()?;
+        let mut process = Process {
+            gateway: None,
+            worker: None,
+            scheduler: None,
+            draft_store: None,
+            engine: None,
+            addr: None,
+            drain_grace: Duration::from_millis(file.drain_grace_ms.unwrap_or(DRAIN_GRACE_MS)),
+        };
+        match role {
+            Role::Up => process.up(file, &metrics).await?,
+            Role::Gateway => {
+                let client = client(&file)?;
+                let deps = GatewayDeps {
+                    scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
+                    workers: Arc::new(HttpWorkers::new(client)),
+                    signer: NamespaceSigner::new(&file.mesh)?,
+                    model_files: Arc::new(model_files),
+                    metrics,
+                };
+                let running = refrain_gateway::start(file.gateway, deps).await?;
+                process.addr = Some(running.addr());
+                process.gateway = Some(running);
+            }
+            Role::Scheduler => {
+                let auth = MeshAuth::new(&file.mesh)?;
+                let running = refrain_scheduler::start(file.scheduler, auth, &metrics).await?;
+                process.addr = running.addr();
+                process.scheduler = Some(running);
+            }
+            Role::Worker => {
+                let client = client(&file)?;
+                let engine = connect(&client.at(&file.urls.engine)).await?;
+                let with = Dependencies {
+                    engine,
+                    scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
+                    store: Arc::new(HttpDraftStore::new(client.at(&file.urls.draft_store))),
+                    auth: MeshAuth::new(&file.mesh)?,
+                    metrics,
+                };
+                let running = refrain_worker::start(file.worker, with).await?;
+                process.addr = running.addr();
+                process.worker = Some(running);
+            }
+            Role::DraftStore => {
+                let auth = MeshAuth::new(&file.mesh)?;
+                let running = refrain_draft_store::start(file.draft_store, auth, &metrics).await?;
+                process.addr = running.addr();
+                process.draft_store = Some(running);
+            }
+            Role::ReferenceEngine => {
+                let auth = MeshAuth::new(&file.mesh)?;
+                let running = refrain_reference_engine::start(file.engine, Some(auth), &metrics).await?;
+                process.addr = running.addr();
+                process.engine = Some(running);
+            }
+        }
+        Ok(process)
+    }
+
+    /// All services in this process, over plain calls.
+    async fn up(&mut self, mut file: MeshFile, metrics: &Metrics) -> anyhow::Result<()> {
+        file.fill_in_for_up();
+        // Nobody outside this process needs the keys, so they are made for this run.
+        let mesh = MeshConfig::generate()?;
+        let auth = MeshAuth::new(&mesh)?;
+        let engine = self.engine.insert(refrain_reference_engine::start(file.engine, None, metrics).await?);
+        let store = self
+            .draft_store
+            .insert(refrain_draft_store::start(file.draft_store, auth.clone(), metrics).await?);
+        let scheduler =
+            self.scheduler.insert(refrain_scheduler::start(file.scheduler, auth.clone(), metrics).await?);
+        let with = Dependencies {
+            engine: Arc::new(LocalEngine::new(engine.handle())),
+            scheduler: Arc::new(scheduler.handle()),
+            store: Arc::new(store.handle()),
+            auth,
+            metrics: metrics.clone(),
+        };
+        let worker = self.worker.insert(refrain_worker::start(file.worker, with).await?);
+        let deps = GatewayDeps {
+            scheduler: Arc::new(scheduler.handle()),
+            workers: Arc::new(LocalWorkers::new(worker.handle())),
+            signer: NamespaceSigner::new(&mesh)?,
+            model_files: Arc::new(model_files),
+            metrics: metrics.clone(),
+        };
+        let gateway = self.gateway.insert(refrain_gateway::start(file.gateway, deps).await?);
+        self.addr = Some(gateway.addr());
+        Ok(())
+    }
+
+    /// Where the process listens (`up`: the gateway).
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.addr
+    }
+
+    /// Stops in order, so that streams that run are finished and what was said is kept.
+    pub async fn drain(self) {
+        if let Some(gateway) = self.gateway {
+            let left = gateway.drain(self.drain_grace).await;
+            if left > 0 {
+                tracing::warn!(left, "requests were cut off");
+            }
+        }
+        if let Some(worker) = self.worker {
+            worker.drain().await;
+        }
+        if let Some(scheduler) = self.scheduler {
+            scheduler.drain(SERVICE_GRACE).await;
+        }
+        if let Some(engine) = self.engine {
+            engine.drain(SERVICE_GRACE).await;
+        }
+        if let Some(store) = self.draft_store {
+            store.drain(SERVICE_GRACE).await;
+        }
+    }
+}
+
+/// How long services without streams may take to stop.
+const SERVICE_GRACE: Duration = Duration::from_secs(5);
+
+fn client(file: &MeshFile) -> anyhow::Result<MeshClient> {
+    MeshClient::new("", &file.mesh.secret, Duration::from_millis(file.urls.timeout_ms))
+}
+
+/// How long a worker waits for its engine to come up, and how often it looks.
+const ENGINE_START_TRIES: u32 = 600;
+const ENGINE_START_PAUSE: Duration = Duration::from_millis(500);
+
+async fn connect(client: &MeshClient) -> anyhow::Result<Arc<dyn Engine>> {
+    let mut tries = 0;
+    loop {
+        match HttpEngine::connect(client.clone()).await {
+            Ok(engine) => return Ok(Arc::new(engine)),
+            Err(error) if tries < ENGINE_START_TRIES => {
+                tries += 1;
+                tracing::warn!(%error, "the engine does not answer yet");
+                tokio::time::sleep(ENGINE_START_PAUSE).await;
+            }
+            Err(error) => return Err(error).context("the engine does not answer"),
+        }
+    }
+}
+
+/// A model's tokenizer and template, from the binary itself or from a directory.
+fn model_files(source: &str) -> anyhow::Result<ModelFiles> {
+    // The engine finds a model by the same words.
+    let files = refrain_reference_engine::ModelFiles::open(source)?;
+    files.tokenization.with_context(|| format!("{source}: a model without tokenizer.json cannot be served"))
+}
