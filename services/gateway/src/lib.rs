@@ -1,1 +1,207 @@
-//! refrain-gateway
+//! The edge of the mesh: OpenAI's API for clients, leases and chunks behind it.
+//!
+//! A request's way: `keys` finds the tenant, `admission` a place, `request` checks every field and
+//! makes tokens of the prompt, `relay` gets leases and reads the workers' chunks, `choice` and `text`
+//! turn tokens into text, `answer` and `sse` write what the client sees.
+//!
+//! What it deliberately does not know: which worker is best (the scheduler), what a draft is (the worker),
+//! and what was said before (nobody here keeps text).
+//!
+//! [`start`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`].
+
+mod admission;
+mod answer;
+mod attempts;
+mod choice;
+mod config;
+mod http;
+mod keys;
+mod lease;
+mod metrics;
+mod models;
+mod relay;
+mod request;
+mod sse;
+mod text;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use refrain_clients::{Scheduler, Workers};
+use refrain_service_kit::config::Validate;
+use refrain_service_kit::drain::Drain;
+use refrain_service_kit::http::{ServeOptions, Server, serve};
+use refrain_service_kit::mesh::NamespaceSigner;
+use refrain_service_kit::telemetry::Metrics;
+use refrain_tokenization::ModelFiles;
+use tokio::task::JoinHandle;
+
+pub use config::{GatewayConfig, KeyConfig, ModelConfig};
+
+/// Finds a model's files by what the configuration says of them.
+pub type ModelFilesOf = Arc<dyn Fn(&str) -> anyhow::Result<ModelFiles> + Send + Sync>;
+
+/// What a gateway is given.
+#[derive(Clone)]
+pub struct GatewayDeps {
+    /// Grants leases.
+    pub scheduler: Arc<dyn Scheduler>,
+    /// Finds the workers that leases name.
+    pub workers: Arc<dyn Workers>,
+    /// Signs namespaces: the gateway alone does.
+    pub signer: NamespaceSigner,
+    /// Reads models' files.
+    pub model_files: ModelFilesOf,
+    /// Where its figures go.
+    pub metrics: Metrics,
+}
+
+/// A running gateway.
+pub struct Running {
+    server: Server,
+    drain: Drain,
+    poll: JoinHandle<()>,
+}
+
+/// How long a first answer of the scheduler is waited for: a gateway starts without one, just not ready.
+const FIRST_POLL_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Starts a gateway.
+///
+/// # Errors
+/// Faults of the configuration, models whose files cannot be used, or an address that is taken.
+pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<Running> {
+    let faults = config.faults();
+    anyhow::ensure!(
+        faults.is_empty(),
+        "gateway configuration: {}",
+        faults.join("; ")
+    );
+    let listen: SocketAddr = config.listen.parse().context("listen")?;
+    let metrics = Arc::new(metrics::GatewayMetrics::new(&deps.metrics)?);
+    let models = Arc::new(models::Models::new(
+        &config.models,
+        &*deps.model_files,
+        deps.signer.clone(),
+    )?);
+    let drain = Drain::new();
+    let relay = relay::Relay {
+        scheduler: deps.scheduler.clone(),
+        workers: deps.workers.clone(),
+        models: models.clone(),
+        metrics: metrics.clone(),
+        tasks: tokio::runtime::Handle::current(),
+        failures_max: config.failures_max,
+        retry_backoff: Duration::from_millis(config.retry_backoff_ms),
+        worker_idle_max: Duration::from_millis(config.worker_idle_ms_max),
+        request_max: Duration::from_millis(config.request_ms_max),
+        events_max: config.stream_events_max,
+    };
+    let gateway = Arc::new(http::Gateway {
+        keys: keys::Keys::new(&config.keys, config.anonymous_tenant.clone()),
+        models: models.clone(),
+        admission: admission::Admission::new(
+            config.requests_in_flight_max,
+            config.tenant_requests_in_flight_max,
+            drain.clone(),
+            metrics.in_flight.clone(),
+            metrics.rejections.clone(),
+        ),
+        relay: Arc::new(relay),
+        metrics,
+        limits: request::RequestLimits {
+            choices_max: config.choices_max,
+            rollout_chunk_tokens: config.rollout_chunk_tokens,
+            chunk_tokens: config.chunk_tokens,
+        },
+        body_bytes_max: config.body_bytes_max,
+        stream_head_wait: Duration::from_millis(config.stream_head_wait_ms),
+        stream_keep_alive: Duration::from_millis(config.stream_keep_alive_ms),
+    });
+    let every = Duration::from_millis(config.models_poll_ms);
+    let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
+    let poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), every, first));
+    let readiness = {
+        let drain = drain.clone();
+        Arc::new(
+            move || match (drain.is_draining(), models.is_any_served()) {
+                (true, _) => Err("draining".to_owned()),
+                (false, false) => Err("no worker serves any of the models".to_owned()),
+                (false, true) => Ok(()),
+            },
+        )
+    };
+    let options = ServeOptions {
+        service: "gateway",
+        listen,
+        threads: config.threads,
+        body_bytes_max: config.body_bytes_max,
+        connections_max: config.connections_max,
+    };
+    let server = serve(options, &deps.metrics, readiness, move |app| {
+        http::routes(&gateway, app)
+    })?;
+    tracing::info!(addr = %server.addr(), "gateway listens");
+    Ok(Running {
+        server,
+        drain,
+        poll,
+    })
+}
+
+impl Running {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.server.addr()
+    }
+
+    /// Stops: nothing new is taken, what runs may end within `grace`, then connections close. Returns how
+    /// many requests were cut off.
+    pub async fn drain(self, grace: Duration) -> usize {
+        self.drain.begin();
+        let left = self.drain.finished(grace).await;
+        self.poll.abort();
+        self.server.stop(left == 0).await;
+        left
+    }
+}
+
+/// Asks the scheduler once. Returns whether it answered.
+async fn poll_models(
+    scheduler: &dyn Scheduler,
+    models: &models::Models,
+    timeout: Duration,
+) -> bool {
+    match tokio::time::timeout(timeout, scheduler.models()).await {
+        Ok(Ok(served)) => {
+            models.update(served);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Keeps asking. A scheduler that cannot be reached grants no leases, so no model is ready meanwhile.
+async fn follow_models(
+    scheduler: Arc<dyn Scheduler>,
+    models: Arc<models::Models>,
+    every: Duration,
+    mut is_reachable: bool,
+) {
+    loop {
+        tokio::time::sleep(every).await;
+        let answered = poll_models(&*scheduler, &models, every.max(FIRST_POLL_TIMEOUT)).await;
+        if !answered {
+            models.update(Vec::new());
+        }
+        if answered != is_reachable {
+            is_reachable = answered;
+            match answered {
+                true => tracing::info!("scheduler answers"),
+                false => tracing::warn!("scheduler does not answer"),
+            }
+        }
+    }
+}

@@ -213,6 +213,8 @@ pub struct Timings {
     pub prefill_s: f64,
     /// Seconds from its first token to its last.
     pub decode_s: f64,
+    /// Tokens that came in that time: all but those of a chunk's first step.
+    pub decode_tokens: u64,
     /// Chunks.
     pub chunks: u64,
 }

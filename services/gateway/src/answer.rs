@@ -1,0 +1,298 @@
+//! Answers in OpenAI's shape, whole or as events.
+
+mod logprobs;
+
+use std::sync::Arc;
+
+use refrain_protocol::ApiError;
+use refrain_protocol::openai::{
+    Answer, AnswerMessage, ChatChoice, ChatChunkChoice, CompletionChoice, Delta, FinishReason,
+};
+use refrain_service_kit::mesh::unix_now_s;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use crate::answer::logprobs::{chat_logprobs, completion_logprobs};
+use crate::choice::{OutputToken, Progress};
+use crate::relay::{RelayEvent, RequestSummary};
+use crate::request::{Endpoint, GenerateRequest};
+
+/// Writes the answer to one request.
+pub(crate) struct AnswerWriter {
+    request: Arc<GenerateRequest>,
+    id: String,
+    created: u64,
+    choices: Vec<ChoiceState>,
+}
+
+/// What was said of a choice so far.
+#[derive(Clone, Debug, Default)]
+struct ChoiceState {
+    has_begun: bool,
+    /// Characters of the choice's text before its next token.
+    offset: u64,
+}
+
+/// A choice collected for a whole answer.
+#[derive(Default)]
+struct Collected {
+    text: String,
+    tokens: Vec<OutputToken>,
+    finish: Option<FinishReason>,
+}
+
+impl AnswerWriter {
+    /// With an id of its own.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub(crate) fn new(request: Arc<GenerateRequest>) -> Result<Self, ApiError> {
+        let mut bytes = [0u8; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| ApiError::internal(format!("no random numbers: {error}")))?;
+        let prefix = match request.endpoint {
+            Endpoint::Chat => "chatcmpl",
+            Endpoint::Completion => "cmpl",
+        };
+        let choices = vec![ChoiceState::default(); request.choice_count()];
+        Ok(AnswerWriter {
+            id: format!("{prefix}-{}", hex::encode(bytes)),
+            created: unix_now_s(),
+            request,
+            choices,
+        })
+    }
+
+    /// The whole answer as JSON, once all is there.
+    ///
+    /// # Errors
+    /// What the request failed with.
+    pub(crate) async fn collect(
+        mut self,
+        events: &mut mpsc::Receiver<RelayEvent>,
+    ) -> Result<Vec<u8>, ApiError> {
+        let mut collected: Vec<Collected> =
+            self.choices.iter().map(|_| Collected::default()).collect();
+        let summary = loop {
+            match events.recv().await {
+                None => return Err(ApiError::internal("the request's task died")),
+                Some(RelayEvent::Failed(error)) => return Err(error),
+                Some(RelayEvent::Done(summary)) => break summary,
+                Some(RelayEvent::Progress { index, progress }) => {
+                    if let Some(choice) = collected.get_mut(index as usize) {
+                        choice.text.push_str(&progress.text);
+                        choice.tokens.extend(progress.tokens);
+                        choice.finish = choice.finish.or(progress.finish);
+                    }
+                }
+            }
+        };
+        let collected = (0u32..).zip(collected);
+        match self.request.endpoint {
+            Endpoint::Chat => {
+                let choices = collected.map(|(index, choice)| ChatChoice {
+                    index,
+                    message: AnswerMessage {
+                        role: "assistant".into(),
+                        content: choice.text,
+                        refusal: None,
+                    },
+                    logprobs: self
+                        .wants_logprobs()
+                        .then(|| self.chat_logprobs(&choice.tokens)),
+                    finish_reason: choice.finish,
+                });
+                to_json(&self.envelope("chat.completion", choices.collect(), Some(&summary)))
+            }
+            Endpoint::Completion => {
+                let choices: Vec<_> = collected
+                    .map(|(index, choice)| {
+                        let echo = self.begin_completion(index);
+                        let logprobs = self
+                            .wants_logprobs()
+                            .then(|| self.completion_logprobs(index, &choice.tokens));
+                        CompletionChoice {
+                            index,
+                            text: echo + &choice.text,
+                            logprobs,
+                            finish_reason: choice.finish,
+                        }
+                    })
+                    .collect();
+                to_json(&self.envelope("text_completion", choices, Some(&summary)))
+            }
+        }
+    }
+
+    /// The events that a choice's progress comes to.
+    ///
+    /// # Errors
+    /// A value that cannot be written as JSON, which would be a fault of ours.
+    pub(crate) fn progress(
+        &mut self,
+        index: u32,
+        progress: &Progress,
+    ) -> Result<Vec<u8>, ApiError> {
+        let mut frames = Vec::new();
+        let has_content =
+            !progress.text.is_empty() || (self.wants_logprobs() && !progress.tokens.is_empty());
+        match self.request.endpoint {
+            Endpoint::Chat => {
+                let begins = self
+                    .choices
+                    .get_mut(index as usize)
+                    .is_some_and(|choice| !std::mem::replace(&mut choice.has_begun, true));
+                if begins {
+                    let delta = Delta {
+                        role: Some("assistant".into()),
+                        content: Some(String::new()),
+                    };
+                    self.chat_frame(&mut frames, index, delta, None, None)?;
+                }
+                if has_content {
+                    let delta = Delta {
+                        role: None,
+                        content: Some(progress.text.clone()),
+                    };
+                    self.chat_frame(&mut frames, index, delta, Some(&progress.tokens), None)?;
+                }
+                if progress.finish.is_some() {
+                    self.chat_frame(&mut frames, index, Delta::default(), None, progress.finish)?;
+                }
+            }
+            Endpoint::Completion => {
+                let text = self.begin_completion(index) + &progress.text;
+                if !text.is_empty() || has_content || progress.finish.is_some() {
+                    let logprobs = (self.wants_logprobs() && !progress.tokens.is_empty())
+                        .then(|| self.completion_logprobs(index, &progress.tokens));
+                    let choice = CompletionChoice {
+                        index,
+                        text,
+                        logprobs,
+                        finish_reason: progress.finish,
+                    };
+                    write_frame(
+                        &mut frames,
+                        &self.envelope("text_completion", vec![choice], None),
+                    )?;
+                }
+            }
+        }
+        Ok(frames)
+    }
+
+    /// The events at the end: usage, if asked for, and `[DONE]`.
+    ///
+    /// # Errors
+    /// As [`AnswerWriter::progress`].
+    pub(crate) fn done(&self, summary: &RequestSummary) -> Result<Vec<u8>, ApiError> {
+        let mut frames = Vec::new();
+        if self.request.include_usage {
+            let object = match self.request.endpoint {
+                Endpoint::Chat => "chat.completion.chunk",
+                Endpoint::Completion => "text_completion",
+            };
+            write_frame(
+                &mut frames,
+                &self.envelope::<ChatChunkChoice>(object, Vec::new(), Some(summary)),
+            )?;
+        }
+        frames.extend_from_slice(b"data: [DONE]\n\n");
+        Ok(frames)
+    }
+
+    fn wants_logprobs(&self) -> bool {
+        self.request.wants_logprobs()
+    }
+
+    fn chat_logprobs(&self, tokens: &[OutputToken]) -> refrain_protocol::openai::ChatLogprobs {
+        chat_logprobs(&self.request.model.tokenizer, tokens)
+    }
+
+    fn completion_logprobs(
+        &mut self,
+        index: u32,
+        tokens: &[OutputToken],
+    ) -> refrain_protocol::openai::CompletionLogprobs {
+        let mut nowhere = 0;
+        let offset = self
+            .choices
+            .get_mut(index as usize)
+            .map_or(&mut nowhere, |choice| &mut choice.offset);
+        completion_logprobs(&self.request.model.tokenizer, tokens, offset)
+    }
+
+    /// The echoed prompt, the first time.
+    fn begin_completion(&mut self, index: u32) -> String {
+        let prompt = index as usize / self.request.choices_per_prompt.max(1) as usize;
+        match self.choices.get_mut(index as usize) {
+            Some(choice) if !choice.has_begun => {
+                choice.has_begun = true;
+                let echo = self
+                    .request
+                    .prompts
+                    .get(prompt)
+                    .map_or("", |prompt| prompt.echo.as_str());
+                choice.offset = echo.chars().count() as u64;
+                echo.to_owned()
+            }
+            _ => String::new(),
+        }
+    }
+
+    fn chat_frame(
+        &self,
+        frames: &mut Vec<u8>,
+        index: u32,
+        delta: Delta,
+        tokens: Option<&[OutputToken]>,
+        finish_reason: Option<FinishReason>,
+    ) -> Result<(), ApiError> {
+        let logprobs = tokens
+            .filter(|_| self.wants_logprobs())
+            .map(|tokens| self.chat_logprobs(tokens));
+        let choice = ChatChunkChoice {
+            index,
+            delta,
+            logprobs,
+            finish_reason,
+        };
+        write_frame(
+            frames,
+            &self.envelope("chat.completion.chunk", vec![choice], None),
+        )
+    }
+
+    /// What all answers and events have. In events, `usage` is null where a later one will have it.
+    fn envelope<C>(
+        &self,
+        object: &str,
+        choices: Vec<C>,
+        summary: Option<&RequestSummary>,
+    ) -> Answer<C> {
+        Answer {
+            id: self.id.clone(),
+            object: object.to_owned(),
+            created: self.created,
+            model: self.request.model.id.clone(),
+            choices,
+            usage: match summary {
+                Some(summary) => Some(Some(summary.usage)),
+                None => self.request.include_usage.then_some(None),
+            },
+            metrics: summary.map(|summary| summary.metrics.clone()),
+        }
+    }
+}
+
+fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
+    serde_json::to_vec(value).map_err(ApiError::internal)
+}
+
+/// One event of a stream.
+pub(crate) fn write_frame<T: Serialize>(frames: &mut Vec<u8>, value: &T) -> Result<(), ApiError> {
+    frames.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut *frames, value).map_err(ApiError::internal)?;
+    frames.extend_from_slice(b"\n\n");
+    Ok(())
+}

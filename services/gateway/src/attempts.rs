@@ -1,0 +1,274 @@
+//! What to do when a lease is refused or a chunk fails: a plain policy, without clock or I/O.
+//!
+//! Before the first token of a request only the scheduler's absence is tried again, once; after it, the
+//! client has seen output, so everything that may pass is, a bounded number of times. Failures are counted
+//! in a row: a token in between means that the request gets on.
+
+use std::time::Duration;
+
+use refrain_protocol::scheduling::LeaseOutcome;
+use refrain_protocol::{ApiError, ErrorKind, WorkerId};
+
+/// Longest pause between two attempts.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Excluded workers remembered.
+const EXCLUDED_MAX: usize = 16;
+
+/// The attempts of one choice.
+#[derive(Clone, Debug)]
+pub(crate) struct Attempts {
+    failures: u32,
+    failures_max: u32,
+    backoff: Duration,
+    /// Workers that failed since the last chunk that went well.
+    exclude: Vec<WorkerId>,
+    /// The worker of the last chunk, if its KV is worth going back to.
+    prefer: Option<WorkerId>,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Verdict {
+    /// Ask for another lease after this pause.
+    Again(Duration),
+    /// Tell the client.
+    GiveUp(ApiError),
+}
+
+impl Attempts {
+    /// None so far.
+    pub(crate) fn new(failures_max: u32, backoff: Duration) -> Self {
+        Attempts {
+            failures: 0,
+            failures_max,
+            backoff,
+            exclude: Vec::new(),
+            prefer: None,
+        }
+    }
+
+    /// For the next lease.
+    pub(crate) fn exclude(&self) -> &[WorkerId] {
+        &self.exclude
+    }
+
+    /// For the next lease.
+    pub(crate) fn prefer(&self) -> Option<&WorkerId> {
+        self.prefer.as_ref()
+    }
+
+    /// The scheduler said no. `has_output`: whether the client may have seen some.
+    pub(crate) fn lease_refused(&mut self, error: ApiError, has_output: bool) -> Verdict {
+        let had_excluded = !self.exclude.is_empty();
+        match error.kind {
+            ErrorKind::Overloaded if !has_output => Verdict::GiveUp(error),
+            ErrorKind::Overloaded => self.again(error, self.failures_max),
+            ErrorKind::Unavailable
+            | ErrorKind::Upstream
+            | ErrorKind::Timeout
+            | ErrorKind::Internal => {
+                // If only workers that failed are left, they are better than none.
+                self.exclude.clear();
+                // Once, since a dispatcher that starts anew loses its queue.
+                let most = if has_output || had_excluded {
+                    self.failures_max
+                } else {
+                    2
+                };
+                self.again(error, most)
+            }
+            // Not the client's fault: it signs no namespaces.
+            ErrorKind::Unauthorized => Verdict::GiveUp(ApiError::internal(error)),
+            _ => Verdict::GiveUp(error),
+        }
+    }
+
+    /// A chunk failed. `progressed`: whether it brought tokens first.
+    pub(crate) fn chunk_failed(
+        &mut self,
+        worker: &WorkerId,
+        error: ApiError,
+        progressed: bool,
+    ) -> (LeaseOutcome, Verdict) {
+        if progressed {
+            self.failures = 0;
+        }
+        self.prefer = None;
+        match error.kind {
+            ErrorKind::InvalidRequest | ErrorKind::TooLarge => {
+                (LeaseOutcome::Done, Verdict::GiveUp(error))
+            }
+            // A newer attempt of our own: the worker is well.
+            ErrorKind::Conflict => (
+                LeaseOutcome::Continues,
+                self.again(error, self.failures_max),
+            ),
+            // Full or draining: well too, but not for us now.
+            ErrorKind::Overloaded | ErrorKind::Unavailable => {
+                self.leave_out(worker);
+                (
+                    LeaseOutcome::Continues,
+                    self.again(error, self.failures_max),
+                )
+            }
+            _ => {
+                self.leave_out(worker);
+                (
+                    LeaseOutcome::WorkerFailed,
+                    self.again(error, self.failures_max),
+                )
+            }
+        }
+    }
+
+    /// A chunk ended and the request goes on.
+    pub(crate) fn chunk_ended(&mut self, worker: &WorkerId, draining: bool) {
+        self.failures = 0;
+        self.exclude.clear();
+        if draining {
+            self.prefer = None;
+            self.leave_out(worker);
+        } else {
+            self.prefer = Some(worker.clone());
+        }
+    }
+
+    fn leave_out(&mut self, worker: &WorkerId) {
+        if !self.exclude.contains(worker) {
+            if self.exclude.len() == EXCLUDED_MAX {
+                self.exclude.remove(0);
+            }
+            self.exclude.push(worker.clone());
+        }
+    }
+
+    fn again(&mut self, error: ApiError, most: u32) -> Verdict {
+        self.failures += 1;
+        if self.failures >= most {
+            return Verdict::GiveUp(error);
+        }
+        let doubled = self
+            .backoff
+            .saturating_mul(1 << (self.failures - 1).min(16));
+        let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
+        Verdict::Again(doubled.max(hint).min(PAUSE_MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(kind: ErrorKind) -> ApiError {
+        ApiError::new(kind, "x")
+    }
+
+    fn attempts() -> Attempts {
+        Attempts::new(4, Duration::from_millis(50))
+    }
+
+    fn worker(name: &str) -> WorkerId {
+        WorkerId(name.into())
+    }
+
+    #[test]
+    fn a_full_queue_is_the_clients_to_know_before_its_first_token_only() {
+        assert!(matches!(
+            attempts().lease_refused(error(ErrorKind::Overloaded), false),
+            Verdict::GiveUp(_)
+        ));
+        assert!(matches!(
+            attempts().lease_refused(error(ErrorKind::Overloaded), true),
+            Verdict::Again(_)
+        ));
+    }
+
+    #[test]
+    fn an_absent_scheduler_is_asked_once_more() {
+        let mut attempts = attempts();
+        assert_eq!(
+            attempts.lease_refused(error(ErrorKind::Unavailable), false),
+            Verdict::Again(Duration::from_millis(50))
+        );
+        assert!(matches!(
+            attempts.lease_refused(error(ErrorKind::Unavailable), false),
+            Verdict::GiveUp(_)
+        ));
+    }
+
+    #[test]
+    fn failed_workers_are_left_out_until_nobody_else_is_there() {
+        let mut attempts = attempts();
+        let (outcome, verdict) =
+            attempts.chunk_failed(&worker("a"), error(ErrorKind::Upstream), false);
+        assert_eq!(
+            (outcome, verdict),
+            (
+                LeaseOutcome::WorkerFailed,
+                Verdict::Again(Duration::from_millis(50))
+            )
+        );
+        assert_eq!(attempts.exclude(), [worker("a")]);
+        let verdict = attempts.lease_refused(error(ErrorKind::Unavailable), false);
+        assert_eq!(verdict, Verdict::Again(Duration::from_millis(100)));
+        assert!(attempts.exclude().is_empty());
+    }
+
+    #[test]
+    fn failures_are_counted_in_a_row() {
+        let mut attempts = attempts();
+        for _ in 0..20 {
+            let (_, verdict) = attempts.chunk_failed(&worker("a"), error(ErrorKind::Timeout), true);
+            assert!(matches!(verdict, Verdict::Again(_)));
+        }
+        let mut last = None;
+        for _ in 0..3 {
+            last = Some(
+                attempts
+                    .chunk_failed(&worker("b"), error(ErrorKind::Timeout), false)
+                    .1,
+            );
+        }
+        assert!(matches!(last, Some(Verdict::GiveUp(_))));
+    }
+
+    #[test]
+    fn what_no_worker_can_do_is_not_tried_elsewhere() {
+        let (outcome, verdict) =
+            attempts().chunk_failed(&worker("a"), error(ErrorKind::InvalidRequest), false);
+        assert_eq!(outcome, LeaseOutcome::Done);
+        assert!(
+            matches!(verdict, Verdict::GiveUp(error) if error.kind == ErrorKind::InvalidRequest)
+        );
+    }
+
+    #[test]
+    fn the_last_worker_is_preferred_unless_it_drains() {
+        let mut attempts = attempts();
+        attempts.chunk_ended(&worker("a"), false);
+        assert_eq!(attempts.prefer(), Some(&worker("a")));
+        attempts.chunk_ended(&worker("a"), true);
+        assert_eq!(
+            (attempts.prefer(), attempts.exclude()),
+            (None, &[worker("a")][..])
+        );
+    }
+
+    #[test]
+    fn pauses_grow_to_a_bound_and_heed_hints() {
+        let mut attempts = Attempts::new(100, Duration::from_millis(50));
+        let hinted = error(ErrorKind::Overloaded).with_retry_after_ms(700);
+        assert_eq!(
+            attempts.lease_refused(hinted, true),
+            Verdict::Again(Duration::from_millis(700))
+        );
+        for _ in 0..40 {
+            attempts.lease_refused(error(ErrorKind::Overloaded), true);
+        }
+        assert_eq!(
+            attempts.lease_refused(error(ErrorKind::Overloaded), true),
+            Verdict::Again(PAUSE_MAX)
+        );
+    }
+}

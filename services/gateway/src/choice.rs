@@ -1,0 +1,460 @@
+//! One choice as it grows: a plain state that takes a worker's events and says what is new.
+//!
+//! No clock and no I/O: times are arguments.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use refrain_protocol::TokenId;
+use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, SourceCounts, StepCounts, StepMessage};
+use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::openai::{FinishReason, Timings};
+
+use crate::text::OutputText;
+
+/// What a choice is to become.
+#[derive(Clone, Debug)]
+pub(crate) struct ChoicePlan {
+    pub(crate) prompt: Arc<[TokenId]>,
+    pub(crate) max_new_tokens: u32,
+    pub(crate) stop_token_ids: Vec<TokenId>,
+    pub(crate) wants_logprobs: bool,
+}
+
+/// One choice.
+#[derive(Debug)]
+pub(crate) struct Choice {
+    plan: ChoicePlan,
+    text: OutputText,
+    output: Vec<TokenId>,
+    finish: Option<FinishReason>,
+    counts: SourceCounts,
+    timings: Timings,
+    cached_tokens: Option<u32>,
+    chunk: ChunkProgress,
+}
+
+/// The chunk that is under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct ChunkProgress {
+    started: Duration,
+    first_step: Option<Duration>,
+    /// Output tokens after the first step.
+    output_after_first: usize,
+    last_step: Duration,
+    next_sequence: u64,
+    /// Output tokens when it began.
+    output_before: usize,
+}
+
+/// A token and, if asked for, its log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct OutputToken {
+    pub(crate) id: TokenId,
+    pub(crate) logprob: Option<TokenLogprob>,
+}
+
+/// What an event came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Progress {
+    /// Text that is certain now.
+    pub(crate) text: String,
+    /// The tokens kept, each once, whether or not their text is out already.
+    pub(crate) tokens: Vec<OutputToken>,
+    /// Set when the choice has ended.
+    pub(crate) finish: Option<FinishReason>,
+    /// The worker has gone, or would go, further than the output: it must be told where the output ends.
+    pub(crate) needs_cut: bool,
+}
+
+/// What a finished choice took.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct ChoiceSummary {
+    pub(crate) completion_tokens: u64,
+    pub(crate) cached_tokens: u64,
+    pub(crate) counts: SourceCounts,
+    pub(crate) timings: Timings,
+}
+
+impl Choice {
+    /// Without output.
+    pub(crate) fn new(plan: ChoicePlan, text: OutputText) -> Self {
+        Choice {
+            plan,
+            text,
+            output: Vec::new(),
+            finish: None,
+            counts: SourceCounts::new(),
+            timings: Timings::default(),
+            cached_tokens: None,
+            chunk: ChunkProgress::default(),
+        }
+    }
+
+    /// Prompt, then output so far: what the next chunk decodes on from.
+    pub(crate) fn context(&self) -> Vec<TokenId> {
+        let mut context = Vec::with_capacity(self.plan.prompt.len() + self.output.len());
+        context.extend_from_slice(&self.plan.prompt);
+        context.extend_from_slice(&self.output);
+        context
+    }
+
+    /// Tokens of the prompt.
+    pub(crate) fn prompt_len(&self) -> u32 {
+        self.plan.prompt.len() as u32
+    }
+
+    /// Tokens of the output so far.
+    pub(crate) fn output_len(&self) -> u32 {
+        self.output.len() as u32
+    }
+
+    /// Output tokens of this chunk.
+    pub(crate) fn chunk_output_len(&self) -> u32 {
+        (self.output.len() - self.chunk.output_before) as u32
+    }
+
+    /// Output tokens at most.
+    pub(crate) fn max_new_tokens(&self) -> u32 {
+        self.plan.max_new_tokens
+    }
+
+    /// A chunk begins.
+    pub(crate) fn begin_chunk(&mut self, now: Duration) {
+        self.chunk = ChunkProgress {
+            started: now,
+            output_before: self.output.len(),
+            last_step: now,
+            ..ChunkProgress::default()
+        };
+        self.timings.chunks += 1;
+    }
+
+    /// Takes a step.
+    ///
+    /// # Errors
+    /// What is wrong with the message; nothing of it was taken then.
+    pub(crate) fn step(
+        &mut self,
+        now: Duration,
+        message: StepMessage,
+    ) -> Result<Progress, &'static str> {
+        if message.sequence != self.chunk.next_sequence {
+            return Err("a step is missing or came twice");
+        }
+        if message.tokens.is_empty() {
+            return Err("a step without tokens");
+        }
+        if self.finish.is_some() {
+            return Err("a step after the end of the output");
+        }
+        let mut logprobs = match (self.plan.wants_logprobs, message.logprobs) {
+            (false, _) => Vec::new(),
+            (true, Some(logprobs)) if logprobs.len() == message.tokens.len() => logprobs,
+            (true, _) => return Err("a step without the log-probabilities that were asked for"),
+        }
+        .into_iter();
+        self.chunk.next_sequence += 1;
+        let is_first = self.chunk.first_step.is_none();
+        self.chunk.first_step.get_or_insert(now);
+        self.chunk.last_step = now;
+
+        let emitted = message.tokens.len();
+        let mut progress = Progress::default();
+        for id in message.tokens {
+            self.output.push(id);
+            progress.tokens.push(OutputToken {
+                id,
+                logprob: logprobs.next(),
+            });
+            if self.plan.stop_token_ids.contains(&id) {
+                self.finish = Some(FinishReason::Stop);
+            } else {
+                let released = self.text.push(id);
+                progress.text.push_str(&released.text);
+                if released.stopped {
+                    // Nothing of what is held back may come out later.
+                    progress.needs_cut = true;
+                    progress.finish = Some(FinishReason::Stop);
+                    self.finish = Some(FinishReason::Stop);
+                }
+            }
+            if self.finish.is_none() && self.output_len() >= self.plan.max_new_tokens {
+                self.finish = Some(FinishReason::Length);
+            }
+            if self.finish.is_some() {
+                break;
+            }
+        }
+        let kept = progress.tokens.len();
+        if is_first {
+            self.chunk.output_after_first = self.output.len();
+        }
+        self.counts
+            .entry(message.source)
+            .or_default()
+            .add(StepCounts {
+                steps: 1,
+                drafted: u64::from(message.drafted),
+                accepted: u64::from(message.accepted).min(kept as u64),
+                emitted: kept as u64,
+            });
+        if kept < emitted && !progress.needs_cut {
+            // The worker went past an end that it knows as well as we do; do not wait for its own word.
+            progress.needs_cut = true;
+            progress.finish = self.finish;
+            progress.text.push_str(&self.text.finish());
+        }
+        if progress.needs_cut {
+            self.close_chunk();
+        }
+        Ok(progress)
+    }
+
+    /// Takes the end of a chunk. A `finish` in the result ends the choice; without one the request goes on.
+    pub(crate) fn end(&mut self, end: &ChunkEnd) -> Progress {
+        if self.cached_tokens.is_none() {
+            self.cached_tokens = Some(end.cached_tokens);
+        }
+        self.timings.prefill_s += seconds(end.prefill_s);
+        self.timings.decode_s += seconds(end.decode_s);
+        self.timings.decode_tokens += u64::from(end.decode_tokens);
+        self.chunk.first_step = None;
+        if self.finish.is_none() {
+            self.finish = match end.reason {
+                ChunkEndReason::Stop => Some(FinishReason::Stop),
+                ChunkEndReason::Length => Some(FinishReason::Length),
+                ChunkEndReason::ChunkLimit | ChunkEndReason::Draining => None,
+            };
+        }
+        self.finished()
+    }
+
+    /// Takes the loss of a worker. If all that was to come was its word that the output has ended, the
+    /// choice has ended.
+    pub(crate) fn lost(&mut self) -> Progress {
+        self.close_chunk();
+        self.finished()
+    }
+
+    fn finished(&mut self) -> Progress {
+        let text = if self.finish.is_some() {
+            self.text.finish()
+        } else {
+            String::new()
+        };
+        Progress {
+            text,
+            finish: self.finish,
+            ..Progress::default()
+        }
+    }
+
+    /// A chunk without an `End`: its times are those that we saw.
+    fn close_chunk(&mut self) {
+        if let Some(first) = self.chunk.first_step.take() {
+            self.timings.prefill_s += first.saturating_sub(self.chunk.started).as_secs_f64();
+            self.timings.decode_s += self.chunk.last_step.saturating_sub(first).as_secs_f64();
+            self.timings.decode_tokens +=
+                (self.output.len() - self.chunk.output_after_first) as u64;
+        }
+    }
+
+    /// What it took.
+    pub(crate) fn summary(&self) -> ChoiceSummary {
+        ChoiceSummary {
+            completion_tokens: self.output.len() as u64,
+            cached_tokens: u64::from(self.cached_tokens.unwrap_or(0).min(self.prompt_len())),
+            counts: self.counts.clone(),
+            timings: self.timings,
+        }
+    }
+}
+
+/// A worker's figure, or nothing if it is no sensible one: JSON has no infinity.
+fn seconds(value: f64) -> f64 {
+    if value.is_finite() && value >= 0.0 {
+        value
+    } else {
+        0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use refrain_protocol::chunk::{DraftScope, DraftSource};
+    use refrain_tokenization::testing::{FIRST_BYTE, IM_END, byte_level_files};
+
+    fn choice(stops: &[&str], max_new_tokens: u32) -> Choice {
+        let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
+        let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
+        let plan = ChoicePlan {
+            prompt: vec![5, 6].into(),
+            max_new_tokens,
+            stop_token_ids: vec![IM_END],
+            wants_logprobs: false,
+        };
+        let mut choice = Choice::new(plan, OutputText::new(tokenizer, stops.into()));
+        choice.begin_chunk(Duration::from_secs(1));
+        choice
+    }
+
+    fn message(sequence: u64, tokens: Vec<TokenId>) -> StepMessage {
+        StepMessage {
+            sequence,
+            tokens,
+            logprobs: None,
+            weight_version: 0,
+            source: DraftSource::Suffix,
+            scope: DraftScope::Tenant,
+            drafted: 4,
+            accepted: 3,
+        }
+    }
+
+    fn bytes(text: &str) -> Vec<TokenId> {
+        text.bytes()
+            .map(|byte| FIRST_BYTE + u32::from(byte))
+            .collect()
+    }
+
+    fn end(reason: ChunkEndReason) -> ChunkEnd {
+        ChunkEnd {
+            reason,
+            cached_tokens: 1,
+            prefill_s: 0.5,
+            decode_s: f64::NAN,
+            decode_tokens: 2,
+        }
+    }
+
+    #[test]
+    fn a_stop_text_across_steps_cuts_at_the_token_that_completes_it() {
+        let mut choice = choice(&["END"], 100);
+        let first = choice
+            .step(Duration::from_secs(2), message(0, bytes("abE")))
+            .unwrap();
+        assert_eq!(
+            (first.text.as_str(), first.tokens.len(), first.needs_cut),
+            ("ab", 3, false)
+        );
+        let second = choice
+            .step(Duration::from_secs(3), message(1, bytes("NDxyz")))
+            .unwrap();
+        assert_eq!((second.text.as_str(), second.tokens.len()), ("", 2));
+        assert_eq!(
+            (second.finish, second.needs_cut),
+            (Some(FinishReason::Stop), true)
+        );
+        assert_eq!(choice.output_len(), 5);
+        let summary = choice.summary();
+        assert_eq!(summary.completion_tokens, 5);
+        assert_eq!(
+            (summary.timings.prefill_s, summary.timings.decode_s),
+            (1.0, 1.0)
+        );
+        assert_eq!(summary.counts[&DraftSource::Suffix].emitted, 5);
+        assert!(
+            choice
+                .step(Duration::from_secs(4), message(2, bytes("q")))
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn an_end_token_gives_no_text_and_waits_for_the_workers_end() {
+        let mut choice = choice(&["zz"], 100);
+        let mut tokens = bytes("hiz");
+        tokens.push(IM_END);
+        let step = choice
+            .step(Duration::from_secs(2), message(0, tokens))
+            .unwrap();
+        assert_eq!(
+            (step.text.as_str(), step.tokens.len(), step.finish),
+            ("hi", 4, None)
+        );
+        let last = choice.end(&end(ChunkEndReason::Stop));
+        assert_eq!(
+            (last.text.as_str(), last.finish),
+            ("z", Some(FinishReason::Stop))
+        );
+        let summary = choice.summary();
+        assert_eq!(
+            (summary.timings.prefill_s, summary.timings.decode_s),
+            (0.5, 0.0)
+        );
+        assert_eq!(summary.cached_tokens, 1);
+    }
+
+    #[test]
+    fn a_worker_lost_after_the_end_token_is_not_asked_again() {
+        let mut stopped = choice(&[], 100);
+        stopped
+            .step(Duration::from_secs(2), message(0, vec![IM_END]))
+            .unwrap();
+        assert_eq!(stopped.lost().finish, Some(FinishReason::Stop));
+        let mut full = choice(&[], 2);
+        full.step(Duration::from_secs(2), message(0, bytes("ab")))
+            .unwrap();
+        assert_eq!(full.lost().finish, Some(FinishReason::Length));
+        let mut open = choice(&[], 3);
+        open.step(Duration::from_secs(2), message(0, bytes("ab")))
+            .unwrap();
+        assert_eq!(open.lost().finish, None);
+        assert_eq!(open.context(), [vec![5, 6], bytes("ab")].concat());
+    }
+
+    #[test]
+    fn more_than_the_limit_is_cut() {
+        let mut choice = choice(&[], 2);
+        let step = choice
+            .step(Duration::from_secs(2), message(0, bytes("abc")))
+            .unwrap();
+        assert_eq!(
+            (step.text.as_str(), step.finish, step.needs_cut),
+            ("ab", Some(FinishReason::Length), true)
+        );
+        assert_eq!(choice.output_len(), 2);
+    }
+
+    #[test]
+    fn chunks_go_on_until_the_limit() {
+        let mut choice = choice(&[], 3);
+        choice
+            .step(Duration::from_secs(2), message(0, bytes("ab")))
+            .unwrap();
+        assert_eq!(choice.end(&end(ChunkEndReason::ChunkLimit)).finish, None);
+        choice.begin_chunk(Duration::from_secs(3));
+        assert_eq!(choice.chunk_output_len(), 0);
+        choice
+            .step(Duration::from_secs(4), message(0, bytes("c")))
+            .unwrap();
+        assert_eq!(choice.chunk_output_len(), 1);
+        assert_eq!(
+            choice.end(&end(ChunkEndReason::ChunkLimit)).finish,
+            Some(FinishReason::Length)
+        );
+        assert_eq!(choice.summary().timings.chunks, 2);
+    }
+
+    #[test]
+    fn gaps_and_empty_steps_are_faults() {
+        let mut choice = choice(&[], 3);
+        assert!(choice.step(Duration::ZERO, message(1, bytes("a"))).is_err());
+        assert!(choice.step(Duration::ZERO, message(0, Vec::new())).is_err());
+        assert_eq!(choice.output_len(), 0);
+        let mut wanting = Choice {
+            plan: ChoicePlan {
+                wants_logprobs: true,
+                ..choice.plan.clone()
+            },
+            ..choice
+        };
+        assert!(
+            wanting
+                .step(Duration::ZERO, message(0, bytes("a")))
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,265 @@
+//! Every limit and every key of the gateway, with its default.
+
+use std::collections::BTreeSet;
+
+use refrain_service_kit::config::Validate;
+use serde::Deserialize;
+
+/// The gateway's section of the configuration.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GatewayConfig {
+    /// Address of the HTTP listener, such as `127.0.0.1:8000`; port 0 takes a free one.
+    pub listen: String,
+    /// Threads that serve requests.
+    pub threads: usize,
+    /// Most connections per thread.
+    pub connections_max: usize,
+    /// API keys. Without any, `anonymous_tenant` must be set.
+    pub keys: Vec<KeyConfig>,
+    /// Tenant of callers without a key; if no keys are configured, of all callers, whatever key they send.
+    pub anonymous_tenant: Option<String>,
+    /// The models offered.
+    pub models: Vec<ModelConfig>,
+    /// Largest request body. Past it: 413.
+    pub body_bytes_max: usize,
+    /// Requests in flight, all tenants together. Past it: 429.
+    pub requests_in_flight_max: usize,
+    /// Requests in flight of one tenant. Past it: 429, for that tenant only.
+    pub tenant_requests_in_flight_max: usize,
+    /// Choices (prompts times `n`) of one request. Past it: 400.
+    pub choices_max: u32,
+    /// Chunk size of requests with a `group`, tokens; 0: one chunk.
+    pub rollout_chunk_tokens: u32,
+    /// Chunk size of all others, tokens; 0: one chunk.
+    pub chunk_tokens: u32,
+    /// Failures in a row, without a token between them, after which a request gives up.
+    pub failures_max: u32,
+    /// Pause after the first failure; it doubles with each, up to two seconds.
+    pub retry_backoff_ms: u64,
+    /// A worker that sends nothing for this long is taken for lost.
+    pub worker_idle_ms_max: u64,
+    /// Longest life of a request, from its body to its last token. Past it: 504.
+    pub request_ms_max: u64,
+    /// How long a streaming answer waits for its first event before it sends its head, so that early errors
+    /// still have a status of their own.
+    pub stream_head_wait_ms: u64,
+    /// Comments that keep an idle stream alive are this far apart.
+    pub stream_keep_alive_ms: u64,
+    /// Events of one stream that wait for a slow reader; past it the worker's stream is read no further.
+    pub stream_events_max: usize,
+    /// How often the scheduler is asked which models are served.
+    pub models_poll_ms: u64,
+}
+
+/// One API key, in clear or as a hash.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct KeyConfig {
+    /// The key itself.
+    pub key: Option<String>,
+    /// Hex SHA-256 of it: for files that others may read.
+    pub key_sha256: Option<String>,
+    /// Whose it is.
+    pub tenant: String,
+}
+
+impl std::fmt::Debug for KeyConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyConfig")
+            .field("tenant", &self.tenant)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One model.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Public name; workers serve it under the same.
+    pub id: String,
+    /// Where its tokenizer and template are: a folder, or `builtin:` and a name.
+    pub files: String,
+    /// Shown in the list of models.
+    pub owned_by: String,
+    /// Output limit of chat requests that give none; otherwise what the context leaves.
+    pub default_max_tokens: Option<u32>,
+    /// Longest text, tokens; otherwise what `config.json` and the workers say.
+    pub max_context: Option<u32>,
+    /// Ids that end an output, besides those that the model's files name.
+    pub stop_token_ids: Vec<u32>,
+    /// Tenants that may use it; empty: all.
+    pub tenants: Vec<String>,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        ModelConfig {
+            id: String::new(),
+            files: String::new(),
+            owned_by: "refrain".into(),
+            default_max_tokens: None,
+            max_context: None,
+            stop_token_ids: Vec::new(),
+            tenants: Vec::new(),
+        }
+    }
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        GatewayConfig {
+            listen: "127.0.0.1:8000".into(),
+            threads: 2,
+            connections_max: 10_000,
+            keys: Vec::new(),
+            anonymous_tenant: None,
+            models: Vec::new(),
+            body_bytes_max: 8 << 20,
+            requests_in_flight_max: 4_096,
+            tenant_requests_in_flight_max: 512,
+            choices_max: 128,
+            rollout_chunk_tokens: 2_048,
+            chunk_tokens: 0,
+            failures_max: 5,
+            retry_backoff_ms: 50,
+            worker_idle_ms_max: 120_000,
+            request_ms_max: 3_600_000,
+            stream_head_wait_ms: 10_000,
+            stream_keep_alive_ms: 15_000,
+            stream_events_max: 64,
+            models_poll_ms: 1_000,
+        }
+    }
+}
+
+impl Validate for GatewayConfig {
+    fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut require = |holds: bool, fault: &str| {
+            if !holds {
+                faults.push(fault.to_owned());
+            }
+        };
+        require(
+            self.listen.parse::<std::net::SocketAddr>().is_ok(),
+            "listen: an address and a port, such as 127.0.0.1:8000",
+        );
+        require(
+            !self.keys.is_empty() || self.anonymous_tenant.is_some(),
+            "keys: at least one, or set anonymous_tenant to serve callers without",
+        );
+        require(
+            self.anonymous_tenant.as_deref() != Some(""),
+            "anonymous_tenant: a name, or leave it out",
+        );
+        require(!self.models.is_empty(), "models: at least one");
+        for (name, value) in [
+            ("threads", self.threads),
+            ("connections_max", self.connections_max),
+            ("requests_in_flight_max", self.requests_in_flight_max),
+            (
+                "tenant_requests_in_flight_max",
+                self.tenant_requests_in_flight_max,
+            ),
+            ("choices_max", self.choices_max as usize),
+            ("failures_max", self.failures_max as usize),
+            ("stream_events_max", self.stream_events_max),
+            ("body_bytes_max", self.body_bytes_max),
+        ] {
+            require(value > 0, &format!("{name}: at least 1"));
+        }
+        for (name, value) in [
+            ("worker_idle_ms_max", self.worker_idle_ms_max),
+            ("request_ms_max", self.request_ms_max),
+            ("stream_keep_alive_ms", self.stream_keep_alive_ms),
+            ("models_poll_ms", self.models_poll_ms),
+        ] {
+            require(value >= 10, &format!("{name}: at least 10"));
+        }
+        for (place, key) in self.keys.iter().enumerate() {
+            require(
+                !key.tenant.is_empty(),
+                &format!("keys[{place}].tenant: a name"),
+            );
+            let is_hash = |text: &String| hex::decode(text).is_ok_and(|bytes| bytes.len() == 32);
+            match (&key.key, &key.key_sha256) {
+                (Some(key), None) => {
+                    require(!key.is_empty(), &format!("keys[{place}].key: is empty"))
+                }
+                (None, Some(hash)) => {
+                    require(
+                        is_hash(hash),
+                        &format!("keys[{place}].key_sha256: 64 hex digits"),
+                    );
+                }
+                _ => require(false, &format!("keys[{place}]: either key or key_sha256")),
+            }
+        }
+        let mut ids = BTreeSet::new();
+        for (place, model) in self.models.iter().enumerate() {
+            require(!model.id.is_empty(), &format!("models[{place}].id: a name"));
+            require(
+                !model.files.is_empty(),
+                &format!("models[{place}].files: a folder, or builtin:name"),
+            );
+            require(
+                ids.insert(&model.id),
+                &format!("models[{place}].id: {} is there twice", model.id),
+            );
+        }
+        faults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_name_their_keys() {
+        let config = GatewayConfig {
+            listen: "nowhere".into(),
+            threads: 0,
+            keys: vec![KeyConfig {
+                key_sha256: Some("ab".into()),
+                ..KeyConfig::default()
+            }],
+            models: vec![
+                ModelConfig {
+                    id: "m".into(),
+                    ..ModelConfig::default()
+                };
+                2
+            ],
+            ..GatewayConfig::default()
+        };
+        let faults = config.faults().join("\n");
+        for part in [
+            "listen",
+            "threads",
+            "keys[0].tenant",
+            "keys[0].key_sha256",
+            "models[0].files",
+            "m is there twice",
+        ] {
+            assert!(faults.contains(part), "{part} is missing in:\n{faults}");
+        }
+        assert!(
+            GatewayConfig::default()
+                .faults()
+                .join("\n")
+                .contains("anonymous_tenant")
+        );
+    }
+
+    #[test]
+    fn keys_do_not_show_in_debug_output() {
+        let key = KeyConfig {
+            key: Some("sk-secret".into()),
+            key_sha256: None,
+            tenant: "acme".into(),
+        };
+        assert!(!format!("{key:?}").contains("secret"));
+    }
+}

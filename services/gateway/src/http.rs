@@ -1,0 +1,224 @@
+//! The routes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix_web::http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue,
+};
+use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
+use bytes::Bytes;
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::http::HttpError;
+use tracing::Instrument;
+
+use crate::admission::{Admission, Ticket};
+use crate::answer::AnswerWriter;
+use crate::keys::Keys;
+use crate::metrics::GatewayMetrics;
+use crate::models::Models;
+use crate::relay::{Relay, RelayEvent};
+use crate::request::{Endpoint, GenerateRequest, RequestLimits};
+use crate::sse;
+
+/// What the handlers share.
+pub(crate) struct Gateway {
+    pub(crate) keys: Keys,
+    pub(crate) models: Arc<Models>,
+    pub(crate) admission: Admission,
+    pub(crate) relay: Arc<Relay>,
+    pub(crate) metrics: Arc<GatewayMetrics>,
+    pub(crate) limits: RequestLimits,
+    pub(crate) body_bytes_max: usize,
+    pub(crate) stream_head_wait: Duration,
+    pub(crate) stream_keep_alive: Duration,
+}
+
+/// Bodies from here on are tokenized on a thread of their own: encoding a megabyte takes long enough to be
+/// felt by the other requests of an HTTP thread.
+const TOKENIZE_ELSEWHERE_BYTES: usize = 32 << 10;
+
+/// Adds the routes.
+pub(crate) fn routes(gateway: &Arc<Gateway>, app: &mut web::ServiceConfig) {
+    app.app_data(web::Data::from(gateway.clone()))
+        .route("/v1/chat/completions", web::post().to(chat))
+        .route("/v1/completions", web::post().to(completion))
+        .route("/v1/models", web::get().to(list_models))
+        .route("/v1/models/{id:.*}", web::get().to(get_model));
+}
+
+async fn chat(
+    gateway: web::Data<Gateway>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    generate(gateway.into_inner(), Endpoint::Chat, request, payload).await
+}
+
+async fn completion(
+    gateway: web::Data<Gateway>,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    generate(gateway.into_inner(), Endpoint::Completion, request, payload).await
+}
+
+async fn list_models(
+    gateway: web::Data<Gateway>,
+    request: HttpRequest,
+) -> Result<HttpResponse, HttpError> {
+    let tenant = gateway.tenant(&request)?;
+    Ok(HttpResponse::Ok().json(gateway.models.list(&tenant)))
+}
+
+async fn get_model(
+    gateway: web::Data<Gateway>,
+    request: HttpRequest,
+    id: web::Path<String>,
+) -> Result<HttpResponse, HttpError> {
+    let tenant = gateway.tenant(&request)?;
+    let model = gateway.models.get(&tenant, &id)?;
+    Ok(HttpResponse::Ok().json(gateway.models.card(&model)))
+}
+
+async fn generate(
+    gateway: Arc<Gateway>,
+    endpoint: Endpoint,
+    request: HttpRequest,
+    payload: web::Payload,
+) -> HttpResponse {
+    let received = Instant::now();
+    let outcome = match gateway.accept(endpoint, &request, payload).await {
+        Ok((accepted, ticket)) => {
+            let span = tracing::info_span!(
+                "generate",
+                otel.name = format!("{} {}", endpoint.operation(), accepted.model.id),
+                gen_ai.operation.name = endpoint.operation(),
+                gen_ai.provider.name = "refrain",
+                gen_ai.request.model = accepted.model.id,
+                gen_ai.request.choice.count = accepted.choices_per_prompt,
+                gen_ai.usage.input_tokens = tracing::field::Empty,
+                gen_ai.usage.output_tokens = tracing::field::Empty,
+                "error.type" = tracing::field::Empty,
+            );
+            gateway
+                .answer(accepted, ticket, received)
+                .instrument(span)
+                .await
+        }
+        Err(error) => {
+            gateway.count_refused(&error);
+            Err(error)
+        }
+    };
+    let mut response = outcome.unwrap_or_else(|error| HttpError(error).error_response());
+    response.headers_mut().insert(
+        HeaderName::from_static("openai-processing-ms"),
+        HeaderValue::from(u64::try_from(received.elapsed().as_millis()).unwrap_or(u64::MAX)),
+    );
+    response
+}
+
+impl Gateway {
+    fn tenant(&self, request: &HttpRequest) -> Result<String, ApiError> {
+        let authorization = match request.headers().get(AUTHORIZATION) {
+            None => None,
+            // What is no text is no key of ours.
+            Some(value) => Some(value.to_str().unwrap_or("Bearer \u{fffd}")),
+        };
+        self.keys.tenant(authorization).map(str::to_owned)
+    }
+
+    /// From a request's head and body to something that can be carried out: who, whether there is room, what.
+    async fn accept(
+        self: &Arc<Self>,
+        endpoint: Endpoint,
+        request: &HttpRequest,
+        payload: web::Payload,
+    ) -> Result<(Arc<GenerateRequest>, Ticket), ApiError> {
+        // The key first: strangers' bodies are not read.
+        let tenant = self.tenant(request)?;
+        let ticket = self.admission.admit(&tenant)?;
+        let body = self.read(payload).await?;
+        let large = body.len() >= TOKENIZE_ELSEWHERE_BYTES;
+        let gateway = self.clone();
+        let parse = move || match endpoint {
+            Endpoint::Chat => {
+                GenerateRequest::chat(&body, &tenant, &gateway.models, gateway.limits)
+            }
+            Endpoint::Completion => {
+                GenerateRequest::completion(&body, &tenant, &gateway.models, gateway.limits)
+            }
+        };
+        let accepted = if large {
+            tokio::task::spawn_blocking(parse)
+                .await
+                .map_err(ApiError::internal)??
+        } else {
+            parse()?
+        };
+        Ok((Arc::new(accepted), ticket))
+    }
+
+    async fn read(&self, payload: web::Payload) -> Result<Bytes, ApiError> {
+        let most = self.body_bytes_max;
+        match payload.to_bytes_limited(most).await {
+            Ok(Ok(body)) => Ok(body),
+            Ok(Err(error)) => Err(
+                ApiError::new(ErrorKind::InvalidRequest, "the body broke off").with_detail(error),
+            ),
+            Err(_) => {
+                self.metrics
+                    .rejections
+                    .with_label_values(&["body_bytes"])
+                    .inc();
+                let message = format!("the body is larger than {most} bytes");
+                Err(ApiError::new(ErrorKind::TooLarge, message).with_code("request_too_large"))
+            }
+        }
+    }
+
+    async fn answer(
+        &self,
+        request: Arc<GenerateRequest>,
+        ticket: Ticket,
+        received: Instant,
+    ) -> Result<HttpResponse, ApiError> {
+        let writer = AnswerWriter::new(request.clone())?;
+        let is_stream = request.is_stream;
+        let mut events = self.relay.start(request, ticket, received);
+        if !is_stream {
+            let body = writer.collect(&mut events).await?;
+            return Ok(HttpResponse::Ok()
+                .content_type("application/json")
+                .body(body));
+        }
+        // An error before the first event gets a status of its own, unless it takes its time.
+        let first = match tokio::time::timeout(self.stream_head_wait, events.recv()).await {
+            Ok(None) => return Err(ApiError::internal("the request's task died")),
+            Ok(Some(RelayEvent::Failed(error))) => return Err(error),
+            Ok(Some(event)) => Some(event),
+            Err(_) => None,
+        };
+        Ok(HttpResponse::Ok()
+            .insert_header((CONTENT_TYPE, "text/event-stream; charset=utf-8"))
+            .insert_header((CACHE_CONTROL, "no-cache"))
+            // nginx would gather the events otherwise.
+            .insert_header(("x-accel-buffering", "no"))
+            .streaming(sse::body(first, events, writer, self.stream_keep_alive)))
+    }
+
+    fn count_refused(&self, error: &ApiError) {
+        let status = error.kind.status().to_string();
+        self.metrics
+            .requests
+            .with_label_values(&[status.as_str()])
+            .inc();
+        if error.code.as_deref() == Some("context_length_exceeded") {
+            self.metrics
+                .rejections
+                .with_label_values(&["context"])
+                .inc();
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! The models on offer: how each reads and writes, and who serves it now.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use anyhow::Context;
+use refrain_protocol::openai::{ModelCard, ModelList};
+use refrain_protocol::scheduling::ServedModel;
+use refrain_protocol::{ApiError, ErrorKind, Namespace, SignedNamespace, TokenId};
+use refrain_service_kit::mesh::{NAMESPACE_TTL_S, NamespaceSigner, unix_now_s};
+use refrain_tokenization::{ChatTemplate, ModelFiles, Tokenizer};
+
+use crate::config::ModelConfig;
+
+/// One model.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) id: String,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) template: Option<ChatTemplate>,
+    /// Ids that end an output, at least those that the files name.
+    pub(crate) stop_token_ids: Vec<TokenId>,
+    pub(crate) default_max_tokens: Option<u32>,
+    max_context: Option<u32>,
+    owned_by: String,
+    tenants: Vec<String>,
+}
+
+/// All models, with what the scheduler said last.
+pub(crate) struct Models {
+    models: Vec<Arc<Model>>,
+    created: u64,
+    served: RwLock<Vec<ServedModel>>,
+    signer: NamespaceSigner,
+    /// By (tenant, model), both out of the configuration, so the table is bounded by it.
+    signed: Mutex<HashMap<(String, String), SignedNamespace>>,
+}
+
+/// Longest text where neither the files nor a worker say.
+const CONTEXT_UNKNOWN: u32 = 4096;
+
+impl Model {
+    /// Reads a model's files.
+    pub(crate) fn new(config: &ModelConfig, files: &ModelFiles) -> anyhow::Result<Self> {
+        let tokenizer = files.tokenizer()?;
+        let mut stop_token_ids = config.stop_token_ids.clone();
+        stop_token_ids.extend(end_tokens(files, &tokenizer));
+        stop_token_ids.sort_unstable();
+        stop_token_ids.dedup();
+        Ok(Model {
+            id: config.id.clone(),
+            template: files.chat_template()?,
+            stop_token_ids,
+            default_max_tokens: config.default_max_tokens,
+            max_context: config.max_context.or_else(|| files.max_context()),
+            owned_by: config.owned_by.clone(),
+            tenants: config.tenants.clone(),
+            tokenizer: Arc::new(tokenizer),
+        })
+    }
+
+    fn is_open_to(&self, tenant: &str) -> bool {
+        self.tenants.is_empty() || self.tenants.iter().any(|name| name == tenant)
+    }
+}
+
+/// `eos_token_id` of `config.json` and `eos_token` of `tokenizer_config.json`. They often differ: the one
+/// ends a document, the other a turn.
+fn end_tokens(files: &ModelFiles, tokenizer: &Tokenizer) -> Vec<TokenId> {
+    let parse = |bytes: &Option<Vec<u8>>| -> serde_json::Value {
+        bytes
+            .as_deref()
+            .and_then(|bytes| serde_json::from_slice(bytes).ok())
+            .unwrap_or_default()
+    };
+    let config = parse(&files.config_json);
+    let ids = match &config["eos_token_id"] {
+        serde_json::Value::Array(ids) => ids.clone(),
+        one => vec![one.clone()],
+    };
+    let mut found: Vec<TokenId> = ids
+        .iter()
+        .filter_map(|id| id.as_u64())
+        .filter_map(|id| TokenId::try_from(id).ok())
+        .collect();
+    let token = &parse(&files.tokenizer_config_json)["eos_token"];
+    found.extend(
+        token
+            .as_str()
+            .or_else(|| token["content"].as_str())
+            .and_then(|text| tokenizer.token_id(text)),
+    );
+    found
+}
+
+impl Models {
+    /// Reads the files of all models.
+    ///
+    /// # Errors
+    /// Files that cannot be read or used, with the model's name.
+    pub(crate) fn new(
+        configs: &[ModelConfig],
+        files: &dyn Fn(&str) -> anyhow::Result<ModelFiles>,
+        signer: NamespaceSigner,
+    ) -> anyhow::Result<Self> {
+        let models = configs
+            .iter()
+            .map(|config| {
+                let read = files(&config.files).and_then(|files| Model::new(config, &files));
+                read.map(Arc::new)
+                    .with_context(|| format!("model {}: {}", config.id, config.files))
+            })
+            .collect::<anyhow::Result<_>>()?;
+        Ok(Models {
+            models,
+            created: unix_now_s(),
+            served: RwLock::default(),
+            signer,
+            signed: Mutex::default(),
+        })
+    }
+
+    /// The model that a tenant calls `id`.
+    ///
+    /// # Errors
+    /// `NotFound` with code `model_not_found`, also for models that are not for this tenant.
+    pub(crate) fn get(&self, tenant: &str, id: &str) -> Result<Arc<Model>, ApiError> {
+        let found = self
+            .models
+            .iter()
+            .find(|model| model.id == id && model.is_open_to(tenant));
+        found.cloned().ok_or_else(|| {
+            let mut error = ApiError::new(
+                ErrorKind::NotFound,
+                "the model does not exist or is not for this key; GET /v1/models lists those that are",
+            )
+            .with_code("model_not_found");
+            error.param = Some("model".into());
+            error
+        })
+    }
+
+    /// The models that a tenant may use.
+    pub(crate) fn list(&self, tenant: &str) -> ModelList {
+        let open = self.models.iter().filter(|model| model.is_open_to(tenant));
+        ModelList {
+            object: "list".into(),
+            data: open.map(|model| self.card(model)).collect(),
+        }
+    }
+
+    /// One model's entry in the list.
+    pub(crate) fn card(&self, model: &Model) -> ModelCard {
+        ModelCard {
+            id: model.id.clone(),
+            object: "model".into(),
+            created: self.created,
+            owned_by: model.owned_by.clone(),
+        }
+    }
+
+    /// Longest text of a model: what its files and its workers allow.
+    pub(crate) fn max_context(&self, model: &Model) -> u32 {
+        let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
+        let workers = served
+            .iter()
+            .find(|entry| serves(entry, model))
+            .map(|entry| entry.max_context);
+        match (model.max_context, workers) {
+            (Some(files), Some(workers)) => files.min(workers),
+            (Some(limit), None) | (None, Some(limit)) => limit,
+            (None, None) => CONTEXT_UNKNOWN,
+        }
+    }
+
+    /// Takes what the scheduler says.
+    pub(crate) fn update(&self, served: Vec<ServedModel>) {
+        for entry in &served {
+            let ours = self.models.iter().find(|model| model.id == entry.model);
+            if ours.is_some_and(|model| model.tokenizer.identity() != entry.tokenizer) {
+                tracing::warn!(
+                    model = entry.model,
+                    "workers serve this model with another tokenizer"
+                );
+            }
+        }
+        *self.served.write().unwrap_or_else(PoisonError::into_inner) = served;
+    }
+
+    /// Whether any model has a worker.
+    pub(crate) fn is_any_served(&self) -> bool {
+        let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
+        self.models
+            .iter()
+            .any(|model| served.iter().any(|entry| serves(entry, model)))
+    }
+
+    /// (tenant, model, tokenizer), signed. Signed anew at half of a signature's life.
+    pub(crate) fn namespace(&self, tenant: &str, model: &Model) -> SignedNamespace {
+        let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (tenant.to_owned(), model.id.clone());
+        let now_s = unix_now_s();
+        match signed.get(&key) {
+            Some(known) if now_s.saturating_sub(known.issued_at_s) < NAMESPACE_TTL_S / 2 => {
+                known.clone()
+            }
+            _ => {
+                let fresh = self.signer.sign(Namespace {
+                    tenant: tenant.to_owned(),
+                    model: model.id.clone(),
+                    tokenizer: model.tokenizer.identity().to_owned(),
+                });
+                signed.insert(key, fresh.clone());
+                fresh
+            }
+        }
+    }
+}
+
+fn serves(entry: &ServedModel, model: &Model) -> bool {
+    entry.workers > 0 && entry.model == model.id && entry.tokenizer == model.tokenizer.identity()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
+    use refrain_tokenization::testing::{IM_END, byte_level_files};
+
+    fn models() -> (Models, MeshAuth) {
+        let mesh = MeshConfig::generate().unwrap();
+        let configs = [
+            ModelConfig {
+                id: "open".into(),
+                files: "x".into(),
+                ..ModelConfig::default()
+            },
+            ModelConfig {
+                id: "closed".into(),
+                files: "x".into(),
+                tenants: vec!["acme".into()],
+                ..ModelConfig::default()
+            },
+        ];
+        let signer = NamespaceSigner::new(&mesh).unwrap();
+        let models = Models::new(&configs, &|_| Ok(byte_level_files()), signer).unwrap();
+        (models, MeshAuth::new(&mesh).unwrap())
+    }
+
+    fn served(models: &Models, workers: u32, max_context: u32) -> ServedModel {
+        let tokenizer = models.models[0].tokenizer.identity().to_owned();
+        ServedModel {
+            model: "open".into(),
+            tokenizer,
+            max_context,
+            workers,
+        }
+    }
+
+    #[test]
+    fn tenants_see_their_models_only() {
+        let (models, _) = models();
+        assert_eq!(models.list("acme").data.len(), 2);
+        assert_eq!(models.list("bolt").data.len(), 1);
+        let error = models.get("bolt", "closed").unwrap_err();
+        assert_eq!(
+            (error.kind, error.code.as_deref()),
+            (ErrorKind::NotFound, Some("model_not_found"))
+        );
+        assert_eq!(
+            models.get("acme", "closed").unwrap().stop_token_ids,
+            [IM_END]
+        );
+    }
+
+    #[test]
+    fn a_model_is_served_by_workers_with_its_tokenizer() {
+        let (models, _) = models();
+        let open = models.get("a", "open").unwrap();
+        assert!(!models.is_any_served());
+        assert_eq!(models.max_context(&open), 512);
+        models.update(vec![ServedModel {
+            tokenizer: "other".into(),
+            ..served(&models, 1, 64)
+        }]);
+        assert!(!models.is_any_served());
+        models.update(vec![served(&models, 1, 64)]);
+        assert!(models.is_any_served());
+        assert_eq!(models.max_context(&open), 64);
+        models.update(vec![served(&models, 0, 64)]);
+        assert!(!models.is_any_served());
+    }
+
+    #[test]
+    fn namespaces_are_signed_once() {
+        let (models, auth) = models();
+        let open = models.get("a", "open").unwrap();
+        let first = models.namespace("a", &open);
+        assert_eq!(models.namespace("a", &open), first);
+        assert_eq!(auth.verify(&first).unwrap(), first.namespace.id());
+        assert_ne!(
+            models.namespace("b", &open).namespace.id(),
+            first.namespace.id()
+        );
+    }
+
+    #[test]
+    fn bad_files_are_reported_with_the_models_name() {
+        let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
+        let config = ModelConfig {
+            id: "m".into(),
+            files: "/nowhere".into(),
+            ..ModelConfig::default()
+        };
+        let read = |path: &str| ModelFiles::from_dir(path).map_err(anyhow::Error::from);
+        let error = Models::new(&[config], &read, signer).err().unwrap();
+        assert!(format!("{error:#}").contains("model m: /nowhere"));
+    }
+}

@@ -1,0 +1,253 @@
+//! A client's JSON to a [`GenerateRequest`]: everything is checked here, and nothing later.
+
+mod fields;
+mod prompt;
+
+use std::sync::Arc;
+
+use refrain_protocol::chunk::Speculation;
+use refrain_protocol::engine::Sampling;
+use refrain_protocol::openai::{ChatRequest, CompletionRequest, Parameters};
+use refrain_protocol::{ApiError, TokenId};
+use serde::de::DeserializeOwned;
+
+use crate::models::{Model, Models};
+
+/// Which endpoint was called; it decides the shape of the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completion,
+}
+
+impl Endpoint {
+    /// OpenTelemetry's name of the operation.
+    pub(crate) fn operation(self) -> &'static str {
+        match self {
+            Endpoint::Chat => "chat",
+            Endpoint::Completion => "text_completion",
+        }
+    }
+}
+
+/// One prompt, ready to be decoded.
+#[derive(Clone, Debug)]
+pub(crate) struct PreparedPrompt {
+    pub(crate) tokens: Arc<[TokenId]>,
+    /// Output limit that fits the context.
+    pub(crate) max_new_tokens: u32,
+    /// Text that the answer begins with.
+    pub(crate) echo: String,
+}
+
+/// A request that can be carried out. Made by [`GenerateRequest::chat`] and [`GenerateRequest::completion`]
+/// only, so whoever holds one need not check again.
+#[derive(Debug)]
+pub(crate) struct GenerateRequest {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) tenant: String,
+    pub(crate) model: Arc<Model>,
+    pub(crate) prompts: Vec<PreparedPrompt>,
+    pub(crate) choices_per_prompt: u32,
+    /// With `choice` 0; each choice sets its own.
+    pub(crate) sampling: Sampling,
+    pub(crate) stops: Arc<[String]>,
+    pub(crate) is_stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) session: Option<String>,
+    pub(crate) group: Option<String>,
+    pub(crate) speculation: Speculation,
+    /// `None`: one chunk.
+    pub(crate) chunk_tokens: Option<u32>,
+    /// Keeps others from writing one down.
+    _sealed: (),
+}
+
+/// The limits of the configuration that concern a single request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestLimits {
+    pub(crate) choices_max: u32,
+    /// 0: one chunk.
+    pub(crate) rollout_chunk_tokens: u32,
+    /// 0: one chunk.
+    pub(crate) chunk_tokens: u32,
+}
+
+/// OpenAI's default of text completions.
+const COMPLETION_MAX_TOKENS: u64 = 16;
+
+impl GenerateRequest {
+    /// From the body of `/v1/chat/completions`.
+    ///
+    /// # Errors
+    /// `InvalidRequest` with the field at fault, or `NotFound` for an unknown model.
+    pub(crate) fn chat(
+        body: &[u8],
+        tenant: &str,
+        models: &Models,
+        limits: RequestLimits,
+    ) -> Result<Self, ApiError> {
+        let parameters: Parameters = read(body)?;
+        let chat: ChatRequest = read(body)?;
+        let model = models.get(tenant, &parameters.model)?;
+        fields::check_chat(&chat)?;
+        let top_logprobs = fields::chat_logprobs(&chat)?;
+        let mut request = GenerateRequest::common(
+            Endpoint::Chat,
+            &parameters,
+            tenant,
+            model,
+            limits,
+            top_logprobs,
+        )?;
+        let tokens = prompt::chat(body, &chat, &request.model)?;
+        let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
+        let fallback = request.model.default_max_tokens.map(u64::from);
+        let context = models.max_context(&request.model);
+        let max_new_tokens =
+            prompt::output_limit("messages", tokens.len(), asked, fallback, context)?;
+        request.prompts = vec![PreparedPrompt {
+            tokens: tokens.into(),
+            max_new_tokens,
+            echo: String::new(),
+        }];
+        request.check_choices(limits)?;
+        Ok(request)
+    }
+
+    /// From the body of `/v1/completions`.
+    ///
+    /// # Errors
+    /// As [`GenerateRequest::chat`].
+    pub(crate) fn completion(
+        body: &[u8],
+        tenant: &str,
+        models: &Models,
+        limits: RequestLimits,
+    ) -> Result<Self, ApiError> {
+        let parameters: Parameters = read(body)?;
+        let completion: CompletionRequest = read(body)?;
+        let model = models.get(tenant, &parameters.model)?;
+        let top_logprobs = fields::completion_logprobs(&parameters, &completion)?;
+        let mut request = GenerateRequest::common(
+            Endpoint::Completion,
+            &parameters,
+            tenant,
+            model,
+            limits,
+            top_logprobs,
+        )?;
+        let asked = parameters.max_tokens.or(parameters.max_completion_tokens);
+        let context = models.max_context(&request.model);
+        for tokens in prompt::completions(&completion.prompt, &request.model, limits.choices_max)? {
+            let max_new_tokens = prompt::output_limit(
+                "prompt",
+                tokens.len(),
+                asked,
+                Some(COMPLETION_MAX_TOKENS),
+                context,
+            )?;
+            let echo = match completion.echo {
+                Some(true) => request.model.tokenizer.decode(&tokens),
+                _ => String::new(),
+            };
+            request.prompts.push(PreparedPrompt {
+                tokens: tokens.into(),
+                max_new_tokens,
+                echo,
+            });
+        }
+        request.check_choices(limits)?;
+        Ok(request)
+    }
+
+    /// All but the prompts.
+    fn common(
+        endpoint: Endpoint,
+        parameters: &Parameters,
+        tenant: &str,
+        model: Arc<Model>,
+        limits: RequestLimits,
+        top_logprobs: Option<u32>,
+    ) -> Result<Self, ApiError> {
+        fields::check_names(parameters)?;
+        fields::check_unsupported(parameters)?;
+        let chunk_tokens = match (parameters.chunk_tokens, &parameters.group) {
+            (Some(tokens), _) => tokens,
+            (None, Some(_)) => limits.rollout_chunk_tokens,
+            (None, None) => limits.chunk_tokens,
+        };
+        Ok(GenerateRequest {
+            endpoint,
+            tenant: tenant.to_owned(),
+            prompts: Vec::new(),
+            choices_per_prompt: fields::choices(parameters)?,
+            sampling: fields::sampling(parameters, &model, top_logprobs)?,
+            stops: fields::stops(parameters)?.into(),
+            is_stream: parameters.stream.unwrap_or(false),
+            include_usage: fields::include_usage(parameters)?,
+            session: parameters.session.clone(),
+            group: parameters.group.clone(),
+            speculation: parameters.speculation.unwrap_or_default(),
+            chunk_tokens: (chunk_tokens > 0).then_some(chunk_tokens),
+            model,
+            _sealed: (),
+        })
+    }
+
+    fn check_choices(&self, limits: RequestLimits) -> Result<(), ApiError> {
+        let choices = self.choice_count();
+        if choices > limits.choices_max as usize {
+            let most = limits.choices_max;
+            return Err(ApiError::invalid(
+                "n",
+                format!("{choices} choices in one request; at most {most}"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Prompts times choices of each.
+    pub(crate) fn choice_count(&self) -> usize {
+        self.prompts.len() * self.choices_per_prompt as usize
+    }
+
+    /// Whether log-probabilities are to be reported.
+    pub(crate) fn wants_logprobs(&self) -> bool {
+        self.sampling.top_logprobs.is_some()
+    }
+}
+
+/// Reads one view of a body; faults name their field.
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        let error = error.into_inner();
+        if !error.is_data() {
+            return not_json(&error);
+        }
+        let message = error.to_string();
+        let missing = message
+            .strip_prefix("missing field `")
+            .and_then(|rest| rest.split('`').next());
+        let param = match (path.as_str(), missing) {
+            (".", Some(field)) => field.to_owned(),
+            (".", None) => {
+                return ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message);
+            }
+            (path, Some(field)) => format!("{path}.{field}"),
+            (path, None) => path.to_owned(),
+        };
+        ApiError::invalid(&param, format!("{param}: {message}"))
+    })?;
+    deserializer.end().map_err(|error| not_json(&error))?;
+    Ok(value)
+}
+
+fn not_json(error: &serde_json::Error) -> ApiError {
+    let message = format!("the body is not JSON: {error}");
+    ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message).with_code("invalid_json")
+}

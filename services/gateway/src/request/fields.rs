@@ -1,0 +1,310 @@
+//! The single fields of a request and what they may be.
+
+use refrain_protocol::engine::Sampling;
+use refrain_protocol::openai::{ChatRequest, CompletionRequest, Content, Parameters, Stop};
+use refrain_protocol::{ApiError, TokenId};
+
+use crate::models::Model;
+
+/// Longest `session` and `group`.
+const NAME_BYTES_MAX: usize = 256;
+/// Longest single stop text.
+const STOP_BYTES_MAX: usize = 1024;
+/// OpenAI's bounds.
+const STOPS_MAX: usize = 4;
+const CHOICES_MAX: u64 = 128;
+const CHAT_TOP_LOGPROBS_MAX: u64 = 20;
+const COMPLETION_LOGPROBS_MAX: u64 = 5;
+const LOGIT_BIAS_MAX: usize = 1024;
+const STOP_TOKEN_IDS_MAX: usize = 64;
+
+const ROLES: [&str; 6] = [
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+];
+
+fn invalid<T>(param: impl Into<String>, message: impl Into<String>) -> Result<T, ApiError> {
+    Err(ApiError::invalid(param, message))
+}
+
+fn unsupported<T>(param: &str, message: &str) -> Result<T, ApiError> {
+    Err(ApiError::invalid(param, message).with_code("unsupported_parameter"))
+}
+
+/// `session` and `group`.
+pub(super) fn check_names(parameters: &Parameters) -> Result<(), ApiError> {
+    for (name, value) in [
+        ("session", &parameters.session),
+        ("group", &parameters.group),
+    ] {
+        if value
+            .as_ref()
+            .is_some_and(|text| text.is_empty() || text.len() > NAME_BYTES_MAX)
+        {
+            return invalid(name, format!("{name}: 1 to {NAME_BYTES_MAX} bytes"));
+        }
+    }
+    Ok(())
+}
+
+/// What would change the output and cannot be done is refused rather than ignored.
+pub(super) fn check_unsupported(parameters: &Parameters) -> Result<(), ApiError> {
+    for (name, value, neutral) in [
+        ("presence_penalty", parameters.presence_penalty, 0.0),
+        ("frequency_penalty", parameters.frequency_penalty, 0.0),
+        ("repetition_penalty", parameters.repetition_penalty, 1.0),
+    ] {
+        if value.is_some_and(|value| value != neutral) {
+            return unsupported(
+                name,
+                &format!("{name} is not supported; leave it out or set it to {neutral}"),
+            );
+        }
+    }
+    if parameters.ignore_eos == Some(true) {
+        return unsupported(
+            "ignore_eos",
+            "ignore_eos is not supported; bias the end token with logit_bias",
+        );
+    }
+    Ok(())
+}
+
+/// `n`.
+pub(super) fn choices(parameters: &Parameters) -> Result<u32, ApiError> {
+    match parameters.n.unwrap_or(1) {
+        n @ 1..=CHOICES_MAX => Ok(n as u32),
+        _ => invalid("n", format!("n: 1 to {CHOICES_MAX}")),
+    }
+}
+
+/// `stop`.
+pub(super) fn stops(parameters: &Parameters) -> Result<Vec<String>, ApiError> {
+    let stops = match &parameters.stop {
+        None => Vec::new(),
+        Some(Stop::One(stop)) => vec![stop.clone()],
+        Some(Stop::Several(stops)) => stops.clone(),
+    };
+    if stops.len() > STOPS_MAX {
+        return invalid("stop", format!("stop: at most {STOPS_MAX} texts"));
+    }
+    if stops
+        .iter()
+        .any(|stop| stop.is_empty() || stop.len() > STOP_BYTES_MAX)
+    {
+        return invalid(
+            "stop",
+            format!("stop: texts of 1 to {STOP_BYTES_MAX} bytes"),
+        );
+    }
+    Ok(stops)
+}
+
+/// `stream_options.include_usage`.
+pub(super) fn include_usage(parameters: &Parameters) -> Result<bool, ApiError> {
+    match &parameters.stream_options {
+        None => Ok(false),
+        Some(_) if parameters.stream != Some(true) => {
+            invalid("stream_options", "stream_options: only with stream: true")
+        }
+        Some(options) => Ok(options.include_usage.unwrap_or(false)),
+    }
+}
+
+/// How to draw.
+pub(super) fn sampling(
+    parameters: &Parameters,
+    model: &Model,
+    top_logprobs: Option<u32>,
+) -> Result<Sampling, ApiError> {
+    let within =
+        |name: &str, value: Option<f64>, default: f64, most: f64| match value.unwrap_or(default) {
+            value if (0.0..=most).contains(&value) => Ok(value as f32),
+            _ => invalid(name, format!("{name}: 0 to {most}")),
+        };
+    let top_k = match parameters.top_k.unwrap_or(0) {
+        -1 => 0,
+        value => match u32::try_from(value) {
+            Ok(value) => value,
+            Err(_) => {
+                return invalid(
+                    "top_k",
+                    "top_k: a positive number, or 0 or -1 to keep all tokens",
+                );
+            }
+        },
+    };
+    let seed = match parameters.seed {
+        Some(seed) => seed as u64,
+        // Fixed here, so that a continuation on another worker draws the same noise.
+        None => random_u64()?,
+    };
+    let mut stop_token_ids = model.stop_token_ids.clone();
+    let extra = parameters.stop_token_ids.as_deref().unwrap_or_default();
+    if extra.len() > STOP_TOKEN_IDS_MAX {
+        return invalid(
+            "stop_token_ids",
+            format!("stop_token_ids: at most {STOP_TOKEN_IDS_MAX}"),
+        );
+    }
+    check_ids("stop_token_ids", extra, model)?;
+    stop_token_ids.extend(extra.iter().filter(|id| !model.stop_token_ids.contains(id)));
+    Ok(Sampling {
+        temperature: within("temperature", parameters.temperature, 1.0, 2.0)?,
+        top_k,
+        // 0 keeps the most likely token alone, which the smallest positive number does as well.
+        top_p: within("top_p", parameters.top_p, 1.0, 1.0)?.max(f32::MIN_POSITIVE),
+        min_p: within("min_p", parameters.min_p, 0.0, 1.0)?,
+        seed,
+        choice: 0,
+        logit_bias: logit_bias(parameters, model)?,
+        stop_token_ids,
+        top_logprobs,
+    })
+}
+
+fn logit_bias(parameters: &Parameters, model: &Model) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let given = parameters.logit_bias.iter().flatten();
+    if parameters
+        .logit_bias
+        .as_ref()
+        .is_some_and(|biases| biases.len() > LOGIT_BIAS_MAX)
+    {
+        return invalid(
+            "logit_bias",
+            format!("logit_bias: at most {LOGIT_BIAS_MAX} tokens"),
+        );
+    }
+    let mut biases = Vec::new();
+    for (token, bias) in given {
+        let Ok(token) = token.parse::<TokenId>() else {
+            return invalid("logit_bias", "logit_bias: keys are token ids");
+        };
+        check_ids("logit_bias", &[token], model)?;
+        if !(-100.0..=100.0).contains(bias) {
+            return invalid("logit_bias", "logit_bias: values from -100 to 100");
+        }
+        biases.push((token, *bias as f32));
+    }
+    Ok(biases)
+}
+
+/// Whether the model has these tokens.
+pub(super) fn check_ids(param: &str, ids: &[TokenId], model: &Model) -> Result<(), ApiError> {
+    let size = model.tokenizer.vocab_size();
+    match ids.iter().find(|id| **id >= size) {
+        Some(id) => invalid(
+            param,
+            format!("{param}: token {id} is not in this model's vocabulary of {size}"),
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Messages, response format and tools.
+pub(super) fn check_chat(chat: &ChatRequest) -> Result<(), ApiError> {
+    if chat.messages.is_empty() {
+        return invalid("messages", "messages: at least one");
+    }
+    for (place, message) in chat.messages.iter().enumerate() {
+        let at = |field: &str| format!("messages[{place}].{field}");
+        if !ROLES.contains(&message.role.as_str()) {
+            return invalid(
+                at("role"),
+                format!("{}: one of {}", at("role"), ROLES.join(", ")),
+            );
+        }
+        match &message.content {
+            Some(Content::Text(_)) => {}
+            Some(Content::Parts(parts)) => {
+                if let Some(part) = parts.iter().position(|part| part.kind != "text") {
+                    let param = at(&format!("content[{part}].type"));
+                    return invalid(&param, format!("{param}: only text parts are supported"));
+                }
+                if let Some(part) = parts.iter().position(|part| part.text.is_none()) {
+                    let param = at(&format!("content[{part}].text"));
+                    return invalid(&param, format!("{param}: a text part needs a text"));
+                }
+            }
+            None if message.role == "assistant" && message.tool_calls.is_some() => {}
+            None => {
+                return invalid(
+                    at("content"),
+                    format!("{}: a text or text parts", at("content")),
+                );
+            }
+        }
+    }
+    if let Some(format) = &chat.response_format
+        && format.kind != "text"
+    {
+        return unsupported(
+            "response_format",
+            "response_format: only {\"type\": \"text\"}; constrained output is not supported",
+        );
+    }
+    match chat.tool_choice.as_ref() {
+        None | Some(serde_json::Value::Null) => Ok(()),
+        Some(choice) if choice == "none" || choice == "auto" => Ok(()),
+        Some(_) => unsupported(
+            "tool_choice",
+            "tool_choice: only \"none\" and \"auto\"; a call cannot be forced, since output is not constrained",
+        ),
+    }
+}
+
+/// `logprobs` and `top_logprobs` of a chat.
+pub(super) fn chat_logprobs(chat: &ChatRequest) -> Result<Option<u32>, ApiError> {
+    match (chat.logprobs.unwrap_or(false), chat.top_logprobs) {
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => invalid("top_logprobs", "top_logprobs: only with logprobs: true"),
+        (true, top @ (None | Some(0..=CHAT_TOP_LOGPROBS_MAX))) => Ok(Some(top.unwrap_or(0) as u32)),
+        (true, Some(_)) => invalid(
+            "top_logprobs",
+            format!("top_logprobs: 0 to {CHAT_TOP_LOGPROBS_MAX}"),
+        ),
+    }
+}
+
+/// `logprobs` of a text completion, and the fields that do not go with others.
+pub(super) fn completion_logprobs(
+    parameters: &Parameters,
+    completion: &CompletionRequest,
+) -> Result<Option<u32>, ApiError> {
+    if completion
+        .suffix
+        .as_ref()
+        .is_some_and(|suffix| !suffix.is_empty())
+    {
+        return unsupported("suffix", "suffix is not supported; leave it out");
+    }
+    if completion
+        .best_of
+        .is_some_and(|best_of| best_of != parameters.n.unwrap_or(1))
+    {
+        return unsupported(
+            "best_of",
+            "best_of is not supported; leave it out or set it to n",
+        );
+    }
+    match completion.logprobs {
+        None => Ok(None),
+        Some(_) if completion.echo == Some(true) => unsupported(
+            "logprobs",
+            "logprobs with echo is not supported: prompts are not scored",
+        ),
+        Some(top @ 0..=COMPLETION_LOGPROBS_MAX) => Ok(Some(top as u32)),
+        Some(_) => invalid(
+            "logprobs",
+            format!("logprobs: 0 to {COMPLETION_LOGPROBS_MAX}"),
+        ),
+    }
+}
+
+fn random_u64() -> Result<u64, ApiError> {
+    getrandom::u64().map_err(|error| ApiError::internal(format!("no random numbers: {error}")))
+}

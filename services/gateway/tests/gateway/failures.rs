@@ -1,0 +1,230 @@
+//! Workers and schedulers that fail: the client does not notice, or is told.
+
+use refrain_protocol::scheduling::LeaseOutcome;
+use refrain_protocol::{ApiError, ErrorKind, WorkerId};
+use serde_json::json;
+
+use crate::mesh::{Bench, Mishap, chat, config, streamed_text};
+
+const TEXT: &str = "hello world, this is the answer";
+
+#[tokio::test]
+async fn a_lost_worker_delays_a_stream_and_changes_nothing() {
+    for mishap in [
+        Mishap::Lose(2),
+        Mishap::Lose(0),
+        Mishap::Fail(3, ErrorKind::Upstream),
+        Mishap::Skip(1),
+        Mishap::Refuse(ErrorKind::Unavailable),
+        Mishap::Refuse(ErrorKind::Conflict),
+    ] {
+        let bench = Bench::new().await;
+        bench.mesh.mishap(0, mishap.clone());
+        let fields =
+            json!({"stream": true, "stream_options": {"include_usage": true}, "stop": "ever"});
+        let (events, done) = bench.stream("/v1/chat/completions", &chat(fields)).await;
+        assert!(done, "{mishap:?}");
+        assert_eq!(streamed_text(&events, 0), TEXT);
+        let reply = bench.mesh.script().reply.clone();
+        assert_eq!(
+            events.last().unwrap()["usage"]["completion_tokens"],
+            reply.len()
+        );
+        bench.mesh.settled().await;
+        let log = bench.mesh.log();
+        assert_eq!(log.chunks.len(), 2);
+        assert_eq!(
+            (log.chunks[0].request, log.chunks[0].sampling.seed),
+            (log.chunks[1].request, log.chunks[1].sampling.seed)
+        );
+        assert!(log.chunks[1].epoch > log.chunks[0].epoch);
+        let generated = log.leases[1].generated_tokens;
+        assert_eq!(
+            log.chunks[1].max_new_tokens + generated,
+            log.chunks[0].max_new_tokens
+        );
+        let failed = !matches!(mishap, Mishap::Refuse(_));
+        let outcome = if failed {
+            LeaseOutcome::WorkerFailed
+        } else {
+            LeaseOutcome::Continues
+        };
+        assert_eq!(
+            (log.finishes[0].outcome, log.finishes[0].emitted_tokens),
+            (outcome, generated)
+        );
+        assert_eq!(log.finishes[1].outcome, LeaseOutcome::Done);
+        if failed {
+            assert_eq!(log.leases[1].exclude, [WorkerId("w0".into())]);
+        }
+        drop(log);
+        assert_eq!(bench.metric("refrain_gateway_continuations_total"), 1.0);
+    }
+}
+
+#[tokio::test]
+async fn a_stop_text_is_found_across_workers() {
+    let bench = Bench::new().await;
+    bench.mesh.script().step_tokens = 1;
+    bench.mesh.mishap(0, Mishap::Lose(10));
+    let (_, body) = bench.chat(json!({"stop": "world, this"})).await;
+    assert_eq!(body["choices"][0]["message"]["content"], "hello ");
+    bench.mesh.settled().await;
+    let kept = bench
+        .mesh
+        .tokenizer()
+        .encode("hello world, this")
+        .unwrap()
+        .len();
+    assert_eq!(bench.mesh.log().cuts[0].output_len as usize, kept);
+}
+
+#[tokio::test]
+async fn a_worker_lost_after_the_last_token_is_not_missed() {
+    let bench = Bench::new().await;
+    let steps = bench.mesh.script().reply.len().div_ceil(3);
+    bench
+        .mesh
+        .mishap(0, Mishap::Fail(steps, ErrorKind::Upstream));
+    let (_, body) = bench.chat(json!({})).await;
+    assert_eq!(body["choices"][0]["message"]["content"], TEXT);
+    assert_eq!(bench.mesh.log().chunks.len(), 1);
+}
+
+#[tokio::test]
+async fn a_silent_worker_is_taken_for_lost() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        worker_idle_ms_max: 40,
+        ..config()
+    })
+    .await;
+    bench.mesh.mishap(0, Mishap::Hang(2));
+    let (status, body) = bench.chat(json!({})).await;
+    assert_eq!(
+        (status, &body["choices"][0]["message"]["content"]),
+        (200, &json!(TEXT))
+    );
+    bench.mesh.settled().await;
+}
+
+#[tokio::test]
+async fn a_draining_worker_hands_over() {
+    let bench = Bench::new().await;
+    bench.mesh.mishap(0, Mishap::Drain(2));
+    let (_, body) = bench.chat(json!({})).await;
+    assert_eq!(body["choices"][0]["message"]["content"], TEXT);
+    let log = bench.mesh.log();
+    assert_eq!(log.finishes[0].outcome, LeaseOutcome::Continues);
+    assert_eq!(
+        (log.leases[1].prefer.as_ref(), &log.leases[1].exclude[..]),
+        (None, &[WorkerId("w0".into())][..])
+    );
+}
+
+#[tokio::test]
+async fn chunks_follow_each_other_on_the_same_worker() {
+    let bench = Bench::new().await;
+    let (_, body) = bench.chat(json!({"chunk_tokens": 10})).await;
+    assert_eq!(body["choices"][0]["message"]["content"], TEXT);
+    let tokens = bench.mesh.script().reply.len();
+    assert_eq!(body["metrics"]["timings"]["chunks"], tokens.div_ceil(10));
+    assert_eq!(body["usage"]["prompt_tokens_details"]["cached_tokens"], 3);
+    let log = bench.mesh.log();
+    assert_eq!(log.chunks.len(), tokens.div_ceil(10));
+    assert!(
+        log.leases[1..]
+            .iter()
+            .all(|lease| lease.prefer == Some(WorkerId("w0".into())))
+    );
+    assert!(
+        log.finishes[..log.finishes.len() - 1]
+            .iter()
+            .all(|finish| finish.outcome == LeaseOutcome::Continues)
+    );
+    assert_eq!(log.leases[1].context_tokens, log.chunks[0].prompt_len + 10);
+}
+
+#[tokio::test]
+async fn who_gives_up_says_why() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        failures_max: 3,
+        ..config()
+    })
+    .await;
+    for lease in 0..3 {
+        bench.mesh.mishap(lease, Mishap::Lose(0));
+    }
+    let (status, body) = bench.chat(json!({})).await;
+    assert_eq!(
+        (status, &body["error"]["type"]),
+        (502, &json!("server_error"))
+    );
+    bench.mesh.settled().await;
+    assert_eq!(bench.mesh.log().chunks.len(), 3);
+}
+
+#[tokio::test]
+async fn an_error_in_mid_stream_is_an_event_without_done() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        failures_max: 1,
+        ..config()
+    })
+    .await;
+    bench.mesh.mishap(0, Mishap::Fail(2, ErrorKind::Upstream));
+    let (events, done) = bench
+        .stream("/v1/chat/completions", &chat(json!({"stream": true})))
+        .await;
+    assert!(!done);
+    let error = &events.last().unwrap()["error"];
+    assert_eq!(error["type"], "server_error");
+    for key in ["message", "type", "param", "code"] {
+        assert!(error.get(key).is_some(), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_has_a_status_of_its_own_also_for_streams() {
+    let bench = Bench::new().await;
+    for stream in [false, true] {
+        let full =
+            ApiError::new(ErrorKind::Overloaded, "the queue is full").with_retry_after_ms(1500);
+        bench.mesh.script().lease_errors.push_back(full);
+        let response = bench
+            .post("/v1/chat/completions", &chat(json!({"stream": stream})))
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(response.status(), 429);
+        assert_eq!(response.headers()["retry-after"], "2");
+        let body: serde_json::Value = response.json().await.unwrap();
+        assert_eq!(body["error"]["type"], "rate_limit_error");
+    }
+}
+
+#[tokio::test]
+async fn a_scheduler_that_starts_anew_is_asked_again() {
+    let bench = Bench::new().await;
+    let gone = ApiError::new(ErrorKind::Unavailable, "no dispatcher");
+    bench.mesh.script().lease_errors.push_back(gone.clone());
+    assert_eq!(bench.chat(json!({})).await.0, 200);
+    bench
+        .mesh
+        .script()
+        .lease_errors
+        .extend([gone.clone(), gone]);
+    assert_eq!(bench.chat(json!({})).await.0, 503);
+}
+
+#[tokio::test]
+async fn what_an_engine_refuses_is_the_clients_to_know() {
+    let bench = Bench::new().await;
+    bench
+        .mesh
+        .mishap(0, Mishap::Refuse(ErrorKind::InvalidRequest));
+    let (status, body) = bench.chat(json!({})).await;
+    assert_eq!(
+        (status, &body["error"]["message"]),
+        (400, &json!("refused by script"))
+    );
+    assert_eq!(bench.mesh.log().chunks.len(), 1);
+}

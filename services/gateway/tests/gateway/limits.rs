@@ -1,0 +1,166 @@
+//! Limits, readiness, metrics and the end.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::mesh::{Bench, Mishap, chat, config};
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[tokio::test]
+async fn a_tenant_at_its_limit_waits_and_others_do_not() {
+    let config = refrain_gateway::GatewayConfig {
+        tenant_requests_in_flight_max: 1,
+        ..config()
+    };
+    let bench = Bench::with(config).await;
+    bench.mesh.mishap(0, Mishap::Hang(1));
+    let first = tokio::spawn(bench.post(CHAT, &chat(json!({}))).send());
+    bench.mesh.wait_for_streams(1).await;
+    let second = bench.post(CHAT, &chat(json!({}))).send().await.unwrap();
+    assert_eq!(second.status(), 429);
+    assert_eq!(second.headers()["retry-after"], "1");
+    let answer: Value = second.json().await.unwrap();
+    assert_eq!(answer["error"]["code"], "rate_limit_exceeded");
+    let other = bench
+        .client
+        .post(format!("{}{CHAT}", bench.url))
+        .bearer_auth("sk-bolt");
+    assert_eq!(
+        other.json(&chat(json!({}))).send().await.unwrap().status(),
+        200
+    );
+    assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 1.0);
+    assert_eq!(
+        bench.metric("refrain_gateway_rejections_total{limit=\"tenant_requests\"}"),
+        1.0
+    );
+    first.abort();
+    bench.mesh.settled().await;
+    assert_eq!(bench.chat(json!({})).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_body_past_its_limit_is_413() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        body_bytes_max: 1000,
+        ..config()
+    })
+    .await;
+    let (status, answer) = bench.chat(json!({"padding": "x".repeat(2000)})).await;
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (413, &json!("request_too_large"))
+    );
+    assert_eq!(bench.chat(json!({})).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_large_body_is_read_all_the_same() {
+    let bench = Bench::new().await;
+    let (status, _) = bench.chat(json!({"padding": "x".repeat(100_000)})).await;
+    assert_eq!(status, 200);
+}
+
+#[tokio::test]
+async fn a_request_has_a_longest_life() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        request_ms_max: 50,
+        ..config()
+    })
+    .await;
+    bench.mesh.mishap(0, Mishap::Hang(1));
+    let (status, answer) = bench.chat(json!({})).await;
+    assert_eq!(
+        (status, &answer["error"]["type"]),
+        (504, &json!("server_error"))
+    );
+    bench.mesh.settled().await;
+}
+
+#[tokio::test]
+async fn it_is_ready_while_workers_serve_a_model() {
+    let bench = Bench::new().await;
+    let get = async |path: &str| {
+        bench
+            .client
+            .get(format!("{}{path}", bench.url))
+            .send()
+            .await
+            .unwrap()
+            .status()
+            .as_u16()
+    };
+    assert_eq!((get("/healthz").await, get("/readyz").await), (200, 200));
+    let mut other = config();
+    other.models[0].id = "unserved".into();
+    let unserved = Bench::with(other).await;
+    let response = unserved
+        .client
+        .get(format!("{}/readyz", unserved.url))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(response.status(), 503);
+}
+
+#[tokio::test]
+async fn what_was_done_is_counted() {
+    let bench = Bench::new().await;
+    bench.chat(json!({})).await;
+    let labels = "{model=\"tiny\",tenant=\"acme\"";
+    for name in [
+        "gen_ai_server_request_duration_seconds",
+        "gen_ai_server_time_to_first_token_seconds",
+        "gen_ai_server_time_per_output_token_seconds",
+    ] {
+        assert_eq!(
+            bench.metric(&format!("{name}_count{labels}}}")),
+            1.0,
+            "{name}"
+        );
+    }
+    let tokens = bench.mesh.script().reply.len() as f64;
+    let usage = format!("gen_ai_client_token_usage_sum{labels},token_type=\"output\"}}");
+    assert_eq!(bench.metric(&usage), tokens);
+    assert_eq!(
+        bench.metric("refrain_gateway_requests_total{status=\"200\"}"),
+        1.0
+    );
+    let text = bench
+        .client
+        .get(format!("{}/metrics", bench.url))
+        .send()
+        .await
+        .unwrap()
+        .text()
+        .await
+        .unwrap();
+    assert!(text.contains("gen_ai_client_token_usage_bucket"));
+}
+
+#[tokio::test]
+async fn a_drain_lets_streams_end_and_takes_nothing_new() {
+    let bench = Bench::new().await;
+    bench.mesh.script().step_pause = Duration::from_millis(10);
+    let url = format!("{}{CHAT}", bench.url);
+    let running = tokio::spawn(bench.post(CHAT, &chat(json!({"stream": true}))).send());
+    bench.mesh.wait_for_streams(1).await;
+    let response = running.await.unwrap().unwrap();
+    let drain = tokio::spawn(bench.gateway.drain(Duration::from_secs(5)));
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let late = bench
+        .client
+        .post(url)
+        .bearer_auth("sk-acme")
+        .json(&chat(json!({})))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(late.status(), 503);
+    assert!(late.headers().contains_key("retry-after"));
+    let text = response.text().await.unwrap();
+    assert!(text.ends_with("data: [DONE]\n\n"));
+    assert_eq!(drain.await.unwrap(), 0);
+}

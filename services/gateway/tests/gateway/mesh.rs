@@ -1,0 +1,489 @@
+//! A scheduler and workers that follow a script, and a gateway in front of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use futures_util::stream::unfold;
+use refrain_clients::{ChunkStream, Scheduler, Worker, Workers};
+use refrain_gateway::{GatewayConfig, GatewayDeps, KeyConfig, ModelConfig, Running};
+use refrain_protocol::chunk::{
+    ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
+    StepMessage,
+};
+use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::scheduling::{
+    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
+};
+use refrain_protocol::{ApiError, ErrorKind, LeaseId, TokenId, WorkerId};
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
+use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
+use refrain_tokenization::Tokenizer;
+use refrain_tokenization::testing::{IM_END, byte_level_files};
+use serde_json::Value;
+
+/// What goes wrong with a chunk, after so many of its steps.
+#[derive(Clone, Debug)]
+pub(crate) enum Mishap {
+    /// The chunk is refused.
+    Refuse(ErrorKind),
+    /// The stream ends without an end.
+    Lose(usize),
+    /// The stream says what is wrong.
+    Fail(usize, ErrorKind),
+    /// A step is left out.
+    Skip(usize),
+    /// The worker drains.
+    Drain(usize),
+    /// The worker falls silent.
+    Hang(usize),
+}
+
+/// What the workers do.
+pub(crate) struct Script {
+    /// Every choice says this.
+    pub(crate) reply: Vec<TokenId>,
+    /// Tokens per step.
+    pub(crate) step_tokens: usize,
+    /// Pause before each step.
+    pub(crate) step_pause: Duration,
+    /// By number of lease, from 0.
+    pub(crate) mishaps: HashMap<usize, Mishap>,
+    /// What leases are refused with, in order, before any is granted.
+    pub(crate) lease_errors: VecDeque<ApiError>,
+    /// No lease is granted at all.
+    pub(crate) never_lease: bool,
+}
+
+/// What was asked of scheduler and workers.
+#[derive(Default)]
+pub(crate) struct Log {
+    pub(crate) leases: Vec<LeaseRequest>,
+    pub(crate) finishes: Vec<LeaseFinish>,
+    pub(crate) chunks: Vec<ChunkRequest>,
+    pub(crate) cuts: Vec<ChunkCut>,
+    workers: Vec<WorkerId>,
+}
+
+/// The mesh behind the gateway under test.
+pub(crate) struct FakeMesh {
+    script: Mutex<Script>,
+    log: Mutex<Log>,
+    /// Streams that are open now.
+    open: Arc<AtomicI64>,
+    auth: MeshAuth,
+    tokenizer: Tokenizer,
+}
+
+impl FakeMesh {
+    pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap()
+    }
+
+    pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap()
+    }
+
+    /// Makes every choice say `text` and then its end token.
+    pub(crate) fn reply(&self, text: &str) {
+        let mut reply = self.tokenizer.encode(text).unwrap();
+        reply.push(IM_END);
+        self.script().reply = reply;
+    }
+
+    pub(crate) fn mishap(&self, lease: usize, mishap: Mishap) {
+        self.script().mishaps.insert(lease, mishap);
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Waits until every lease is given back and no stream is open; returns how long that took.
+    pub(crate) async fn settled(&self) -> Duration {
+        let started = std::time::Instant::now();
+        loop {
+            let (granted, finished) = {
+                let log = self.log();
+                (log.workers.len(), log.finishes.len())
+            };
+            if granted == finished && self.open.load(Ordering::SeqCst) == 0 {
+                // Had one been given back twice, the second would come now.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                assert_eq!(
+                    self.log().finishes.len(),
+                    granted,
+                    "a lease was given back twice"
+                );
+                return started.elapsed();
+            }
+            assert!(
+                started.elapsed() < Duration::from_secs(5),
+                "{granted} leases, {finished} given back"
+            );
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Waits until so many streams are open.
+    pub(crate) async fn wait_for_streams(&self, count: i64) {
+        for _ in 0..2_000 {
+            if self.open.load(Ordering::SeqCst) == count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        panic!("there never were {count} open streams");
+    }
+}
+
+#[async_trait]
+impl Scheduler for FakeMesh {
+    async fn lease(&self, request: LeaseRequest) -> Result<Lease, ApiError> {
+        self.auth.verify(&request.namespace)?;
+        let (never, error) = {
+            let mut script = self.script();
+            (script.never_lease, script.lease_errors.pop_front())
+        };
+        if never {
+            std::future::pending::<()>().await;
+        }
+        if let Some(error) = error {
+            return Err(error);
+        }
+        let mut log = self.log();
+        let names = ["w0", "w1", "w2"].map(|name| WorkerId(name.to_owned()));
+        let free = names.iter().find(|name| !request.exclude.contains(name));
+        let worker = request
+            .prefer
+            .clone()
+            .or_else(|| free.cloned())
+            .ok_or_else(|| ApiError::new(ErrorKind::Unavailable, "no worker serves this model"))?;
+        let number = log.workers.len();
+        log.leases.push(request);
+        log.workers.push(worker.clone());
+        let url = format!("http://{worker}");
+        Ok(Lease {
+            lease: LeaseId(number as u128),
+            epoch: number as u64,
+            worker,
+            url,
+            ttl_ms: 1000,
+        })
+    }
+
+    async fn finish(&self, finish: LeaseFinish) -> Result<(), ApiError> {
+        self.log().finishes.push(finish);
+        Ok(())
+    }
+
+    async fn heartbeat(&self, _: Heartbeat) -> Result<HeartbeatReply, ApiError> {
+        Err(ApiError::internal("not in this test"))
+    }
+
+    async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
+        let tokenizer = self.tokenizer.identity().to_owned();
+        Ok(vec![ServedModel {
+            model: "tiny".into(),
+            tokenizer,
+            max_context: 256,
+            workers: 3,
+        }])
+    }
+}
+
+struct FakeWorker(Arc<FakeMesh>);
+
+/// Hands out workers of a mesh.
+pub(crate) struct FakeWorkers(pub(crate) Arc<FakeMesh>);
+
+impl Workers for FakeWorkers {
+    fn at(&self, _: &str) -> Arc<dyn Worker> {
+        Arc::new(FakeWorker(self.0.clone()))
+    }
+}
+
+/// Counts an open stream for as long as it lives.
+struct Open(Arc<AtomicI64>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl Worker for FakeWorker {
+    async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError> {
+        let mesh = &self.0;
+        mesh.auth.verify(&request.namespace)?;
+        mesh.log().chunks.push(request.clone());
+        let (mishap, pause, events) = {
+            let script = mesh.script();
+            let mishap = script.mishaps.get(&(request.lease.0 as usize)).cloned();
+            if let Some(Mishap::Refuse(kind)) = mishap {
+                return Err(ApiError::new(kind, "refused by script"));
+            }
+            (
+                mishap.clone(),
+                script.step_pause,
+                events(&script, &request, mishap.as_ref()),
+            )
+        };
+        mesh.open.fetch_add(1, Ordering::SeqCst);
+        let open = Open(mesh.open.clone());
+        let hang = matches!(mishap, Some(Mishap::Hang(_)));
+        let state = (events, open);
+        Ok(unfold(state, move |(mut events, open)| async move {
+            tokio::time::sleep(pause).await;
+            match events.pop_front() {
+                Some(event) => Some((event, (events, open))),
+                None if hang => std::future::pending().await,
+                None => None,
+            }
+        })
+        .boxed())
+    }
+
+    async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError> {
+        assert!(
+            self.0.open.load(Ordering::SeqCst) > 0,
+            "the stream was let go before the cut"
+        );
+        self.0.log().cuts.push(cut);
+        Ok(())
+    }
+}
+
+/// The events of one chunk.
+fn events(
+    script: &Script,
+    request: &ChunkRequest,
+    mishap: Option<&Mishap>,
+) -> VecDeque<Result<ChunkEvent, ApiError>> {
+    let done = request.tokens.len() - request.prompt_len as usize;
+    assert_eq!(
+        &request.tokens[request.prompt_len as usize..],
+        &script.reply[..done],
+        "continued from elsewhere"
+    );
+    let left = &script.reply[done..];
+    let room = left.len().min(request.max_new_tokens as usize);
+    let chunk = request
+        .chunk_tokens
+        .map_or(room, |most| room.min(most as usize));
+    let mut events = VecDeque::new();
+    for (sequence, tokens) in left[..chunk].chunks(script.step_tokens).enumerate() {
+        let logprob = |token: &TokenId| {
+            let most = request.sampling.top_logprobs.unwrap_or(0);
+            let top = (0..most)
+                .map(|rank| (*token + rank, -1.0 - rank as f32))
+                .collect();
+            TokenLogprob { logprob: -1.0, top }
+        };
+        match mishap {
+            Some(Mishap::Lose(at) | Mishap::Hang(at)) if *at == sequence => return events,
+            Some(Mishap::Fail(at, kind)) if *at == sequence => {
+                events.push_back(Err(ApiError::new(*kind, "failed by script")));
+                return events;
+            }
+            Some(Mishap::Drain(at)) if *at == sequence => {
+                events.push_back(Ok(ChunkEvent::End(end(ChunkEndReason::Draining))));
+                return events;
+            }
+            Some(Mishap::Skip(at)) if *at == sequence => continue,
+            _ => {}
+        }
+        events.push_back(Ok(ChunkEvent::Step(StepMessage {
+            sequence: sequence as u64,
+            tokens: tokens.to_vec(),
+            logprobs: request
+                .sampling
+                .top_logprobs
+                .map(|_| tokens.iter().map(logprob).collect()),
+            weight_version: 7,
+            source: DraftSource::Suffix,
+            scope: DraftScope::Tenant,
+            drafted: 4,
+            accepted: tokens.len() as u32 - 1,
+        })));
+    }
+    let reason = if left.get(..chunk).is_some_and(|sent| sent.contains(&IM_END)) {
+        ChunkEndReason::Stop
+    } else if chunk == request.max_new_tokens as usize || chunk == left.len() {
+        ChunkEndReason::Length
+    } else {
+        ChunkEndReason::ChunkLimit
+    };
+    events.push_back(Ok(ChunkEvent::End(end(reason))));
+    events
+}
+
+fn end(reason: ChunkEndReason) -> ChunkEnd {
+    ChunkEnd {
+        reason,
+        cached_tokens: 3,
+        prefill_s: 0.25,
+        decode_s: 0.5,
+        decode_tokens: 9,
+    }
+}
+
+/// A gateway, the mesh behind it and a client in front of it.
+pub(crate) struct Bench {
+    pub(crate) mesh: Arc<FakeMesh>,
+    pub(crate) gateway: Running,
+    pub(crate) client: reqwest::Client,
+    pub(crate) url: String,
+    pub(crate) metrics: Metrics,
+}
+
+/// The usual configuration of these tests.
+pub(crate) fn config() -> GatewayConfig {
+    GatewayConfig {
+        listen: "127.0.0.1:0".into(),
+        threads: 1,
+        keys: vec![
+            KeyConfig {
+                key: Some("sk-acme".into()),
+                key_sha256: None,
+                tenant: "acme".into(),
+            },
+            KeyConfig {
+                key: Some("sk-bolt".into()),
+                key_sha256: None,
+                tenant: "bolt".into(),
+            },
+        ],
+        models: vec![ModelConfig {
+            id: "tiny".into(),
+            files: "test".into(),
+            ..ModelConfig::default()
+        }],
+        retry_backoff_ms: 1,
+        ..GatewayConfig::default()
+    }
+}
+
+impl Bench {
+    pub(crate) async fn new() -> Self {
+        Bench::with(config()).await
+    }
+
+    pub(crate) async fn with(config: GatewayConfig) -> Self {
+        install_crypto_provider();
+        let keys = MeshConfig::generate().unwrap();
+        let tokenizer = byte_level_files().tokenizer().unwrap();
+        let script = Script {
+            reply: Vec::new(),
+            step_tokens: 3,
+            step_pause: Duration::ZERO,
+            mishaps: HashMap::new(),
+            lease_errors: VecDeque::new(),
+            never_lease: false,
+        };
+        let mesh = Arc::new(FakeMesh {
+            script: Mutex::new(script),
+            log: Mutex::default(),
+            open: Arc::default(),
+            auth: MeshAuth::new(&keys).unwrap(),
+            tokenizer,
+        });
+        mesh.reply("hello world, this is the answer");
+        let metrics = Metrics::new().unwrap();
+        let deps = GatewayDeps {
+            scheduler: mesh.clone(),
+            workers: Arc::new(FakeWorkers(mesh.clone())),
+            signer: NamespaceSigner::new(&keys).unwrap(),
+            model_files: Arc::new(|_| Ok(byte_level_files())),
+            metrics: metrics.clone(),
+        };
+        let gateway = refrain_gateway::start(config, deps).await.unwrap();
+        let url = format!("http://{}", gateway.addr());
+        Bench {
+            mesh,
+            gateway,
+            client: reqwest::Client::new(),
+            url,
+            metrics,
+        }
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> reqwest::RequestBuilder {
+        self.client
+            .post(format!("{}{path}", self.url))
+            .bearer_auth("sk-acme")
+            .json(body)
+    }
+
+    /// Posts and reads JSON.
+    pub(crate) async fn json(&self, path: &str, body: &Value) -> (u16, Value) {
+        let response = self.post(path, body).send().await.unwrap();
+        (response.status().as_u16(), response.json().await.unwrap())
+    }
+
+    /// A chat with one user message and these fields besides.
+    pub(crate) async fn chat(&self, fields: Value) -> (u16, Value) {
+        self.json("/v1/chat/completions", &chat(fields)).await
+    }
+
+    /// The events of a stream: the JSON of each, and whether `[DONE]` came last.
+    pub(crate) async fn stream(&self, path: &str, body: &Value) -> (Vec<Value>, bool) {
+        let response = self.post(path, body).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert!(
+            response.headers()["content-type"]
+                .to_str()
+                .unwrap()
+                .starts_with("text/event-stream")
+        );
+        let text = response.text().await.unwrap();
+        let mut events = Vec::new();
+        let mut done = false;
+        for frame in text
+            .split("\n\n")
+            .filter(|frame| !frame.is_empty() && !frame.starts_with(':'))
+        {
+            let data = frame.strip_prefix("data: ").unwrap();
+            assert!(!done, "something after [DONE]");
+            if data == "[DONE]" {
+                done = true;
+            } else {
+                events.push(serde_json::from_str(data).unwrap());
+            }
+        }
+        (events, done)
+    }
+
+    pub(crate) fn metric(&self, line_start: &str) -> f64 {
+        let text = String::from_utf8(self.metrics.render()).unwrap();
+        let line = text.lines().find(|line| line.starts_with(line_start));
+        line.map_or(0.0, |line| {
+            line.rsplit(' ').next().unwrap().parse().unwrap()
+        })
+    }
+}
+
+/// A chat request with one user message and these fields besides.
+pub(crate) fn chat(fields: Value) -> Value {
+    let mut body =
+        serde_json::json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// The text of one choice of a chat's events.
+pub(crate) fn streamed_text(events: &[Value], index: u64) -> String {
+    let choices = events
+        .iter()
+        .flat_map(|event| event["choices"].as_array().unwrap());
+    let deltas = choices.filter(|choice| choice["index"] == index);
+    deltas
+        .filter_map(|choice| choice["delta"]["content"].as_str())
+        .collect()
+}
