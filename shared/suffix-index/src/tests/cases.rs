@@ -246,6 +246,32 @@ fn wide_fans_are_found_and_listed() {
 }
 
 #[test]
+fn a_wide_fan_survives_the_split_of_its_state() {
+    let mut index = Index::new(IndexConfig::default());
+    index.open(key(0), &[]).expect("a new key");
+    for token in 100..140 {
+        index.append(key(0), &[7, 0, token]).expect("open");
+    }
+    // So far 7 stood before every 0.
+    index.open(key(1), &[]).expect("a new key");
+    index.append(key(1), &[8, 0, 120, 0, 99]).expect("open");
+    let expected = [
+        (&[7, 0, 120][..], 3),
+        (&[9, 0, 121], 2),
+        (&[8, 0, 120], 3),
+        (&[7, 0, 99], 2),
+    ];
+    for (context, len) in expected {
+        assert_eq!(index.start(context).len(), len, "{context:?}");
+    }
+    let fans: Vec<_> = index
+        .matches(index.start(&[7, 0]))
+        .map(|found| (found.len, found.node.fan_out()))
+        .collect();
+    assert_eq!(fans, [(2, 40), (1, 41)]);
+}
+
+#[test]
 fn refusals_name_the_document_and_change_nothing() {
     let mut index = index_of(&["abc"]);
     assert_eq!(

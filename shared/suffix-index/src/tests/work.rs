@@ -32,11 +32,10 @@ fn one_token_repeated_costs_the_cap_and_no_more() {
     assert!(work.climbs <= 17 * LEN as u64, "{work:?}");
     assert!(work.links <= 2 * LEN as u64, "{work:?}");
     assert_eq!(work.clones, 0);
-    // And it is followed without walking down its twenty thousand suffixes.
-    let found = index
-        .matches(index.tip(key(0)).expect("open"))
-        .next()
-        .expect("a match");
+    // And it is followed without walking down its twenty thousand suffixes on each use.
+    let tip = index.tip(key(0)).expect("open");
+    assert_eq!(index.automaton.state(tip.spot.state).len, 64);
+    let found = index.matches(tip).next().expect("a match");
     assert_eq!(
         (found.len, continuations(&found.node).0),
         (64, vec![(7, 16)])
