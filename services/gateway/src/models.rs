@@ -173,6 +173,16 @@ impl Models {
         }
     }
 
+    /// Live workers of a model, as far as known.
+    pub(crate) fn worker_count(&self, model: &Model) -> usize {
+        let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
+        served
+            .iter()
+            .filter(|entry| serves(entry, model))
+            .map(|entry| entry.workers as usize)
+            .sum()
+    }
+
     /// Takes what the scheduler says.
     pub(crate) fn update(&self, served: Vec<ServedModel>) {
         for entry in &served {

@@ -4,16 +4,15 @@
 //! it (an event stream, or the collector of a plain answer) may go away at any time: the task then stops,
 //! the workers' streams are dropped, and the leases go back.
 
+mod run;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use futures_util::future::try_join_all;
-use refrain_clients::{ChunkStream, Scheduler, Worker, Workers};
-use refrain_protocol::chunk::{ChunkEndReason, ChunkEvent, ChunkRequest};
-use refrain_protocol::engine::Sampling;
+use refrain_clients::{Scheduler, Workers};
 use refrain_protocol::openai::{PromptTokensDetails, ResponseMetrics, Usage};
-use refrain_protocol::scheduling::{Lease, LeaseOutcome, LeaseRequest};
+use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, RequestId};
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span};
@@ -24,6 +23,7 @@ use crate::choice::{Choice, ChoicePlan, ChoiceSummary, Progress};
 use crate::lease::LeaseHold;
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
+use crate::relay::run::{ChoiceRun, ChunkOutcome};
 use crate::request::{GenerateRequest, PreparedPrompt};
 use crate::text::OutputText;
 
@@ -64,13 +64,6 @@ pub(crate) enum RelayEvent {
 pub(crate) struct RequestSummary {
     pub(crate) usage: Usage,
     pub(crate) metrics: ResponseMetrics,
-}
-
-/// How a chunk ended, for the request.
-enum ChunkOutcome {
-    Finished,
-    Continues { draining: bool },
-    Failed { error: ApiError, progressed: bool },
 }
 
 impl Relay {
@@ -250,187 +243,6 @@ impl Relay {
                 span.record("error.type", status);
             }
         }
-    }
-}
-
-/// A choice on its way through the mesh.
-struct ChoiceRun<'a> {
-    relay: &'a Relay,
-    request: &'a GenerateRequest,
-    index: u32,
-    id: RequestId,
-    choice: Choice,
-    events: &'a mpsc::Sender<RelayEvent>,
-    received: Instant,
-    first_token: Option<Instant>,
-}
-
-impl ChoiceRun<'_> {
-    fn lease_request(&self, attempts: &Attempts) -> LeaseRequest {
-        LeaseRequest {
-            request: self.id,
-            namespace: self
-                .relay
-                .models
-                .namespace(&self.request.tenant, &self.request.model),
-            group: self.request.group.clone(),
-            context_tokens: self.choice.prompt_len() + self.choice.output_len(),
-            generated_tokens: self.choice.output_len(),
-            max_new_tokens: self.choice.max_new_tokens(),
-            prefer: attempts.prefer().cloned(),
-            exclude: attempts.exclude().to_vec(),
-        }
-    }
-
-    fn chunk_request(&self, lease: &Lease) -> ChunkRequest {
-        ChunkRequest {
-            lease: lease.lease,
-            epoch: lease.epoch,
-            request: self.id,
-            namespace: self
-                .relay
-                .models
-                .namespace(&self.request.tenant, &self.request.model),
-            session: self.request.session.clone(),
-            group: self.request.group.clone(),
-            tokens: self.choice.context(),
-            prompt_len: self.choice.prompt_len(),
-            sampling: Sampling {
-                choice: self.index,
-                ..self.request.sampling.clone()
-            },
-            max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
-            chunk_tokens: self.request.chunk_tokens,
-            speculation: self.request.speculation,
-        }
-    }
-
-    /// Decodes one chunk. What is left in `open` afterwards is a stream that has to be cut.
-    async fn chunk(
-        &mut self,
-        lease: &Lease,
-        hold: &mut LeaseHold,
-        open: &mut Option<(Arc<dyn Worker>, ChunkStream)>,
-    ) -> Result<ChunkOutcome, ApiError> {
-        let idle_max = self.relay.worker_idle_max;
-        let silent = || {
-            let message = format!("a worker sent nothing for {} s", idle_max.as_secs());
-            ApiError::new(ErrorKind::Timeout, message)
-        };
-        let worker = self.relay.workers.at(&lease.url);
-        self.choice.begin_chunk(self.received.elapsed());
-        let opened = tokio::time::timeout(idle_max, worker.chunk(self.chunk_request(lease))).await;
-        let mut stream = match opened.unwrap_or_else(|_| Err(silent())) {
-            Ok(stream) => stream,
-            Err(error) => return self.chunk_lost(error).await,
-        };
-        loop {
-            let event = match tokio::time::timeout(idle_max, stream.next()).await {
-                Ok(Some(Ok(event))) => event,
-                Ok(Some(Err(error))) => return self.chunk_lost(error).await,
-                Ok(None) => {
-                    let error = ApiError::new(
-                        ErrorKind::Upstream,
-                        "a worker was lost and no other could go on",
-                    );
-                    return self.chunk_lost(error).await;
-                }
-                Err(_) => return self.chunk_lost(silent()).await,
-            };
-            match event {
-                ChunkEvent::Step(message) => {
-                    let progress = match self.choice.step(self.received.elapsed(), message) {
-                        Ok(progress) => progress,
-                        Err(fault) => {
-                            let error =
-                                ApiError::new(ErrorKind::Upstream, "a worker broke the protocol");
-                            return self.chunk_lost(error.with_detail(fault)).await;
-                        }
-                    };
-                    hold.emitted(self.choice.chunk_output_len());
-                    self.observe_first_token();
-                    let needs_cut = progress.needs_cut;
-                    if needs_cut {
-                        *open = Some((worker.clone(), stream));
-                        self.send(progress).await?;
-                        return Ok(ChunkOutcome::Finished);
-                    }
-                    self.send(progress).await?;
-                }
-                ChunkEvent::End(end) => {
-                    let progress = self.choice.end(&end);
-                    let finished = progress.finish.is_some();
-                    self.send(progress).await?;
-                    return Ok(if finished {
-                        ChunkOutcome::Finished
-                    } else {
-                        ChunkOutcome::Continues {
-                            draining: end.reason == ChunkEndReason::Draining,
-                        }
-                    });
-                }
-            }
-        }
-    }
-
-    /// A chunk broke off; often the output has ended all the same.
-    async fn chunk_lost(&mut self, error: ApiError) -> Result<ChunkOutcome, ApiError> {
-        let progressed = self.choice.chunk_output_len() > 0;
-        let progress = self.choice.lost();
-        if progress.finish.is_none() {
-            return Ok(ChunkOutcome::Failed { error, progressed });
-        }
-        self.send(progress).await?;
-        Ok(ChunkOutcome::Finished)
-    }
-
-    /// Passes on what a reader can use; the first token always, since it starts the answer.
-    async fn send(&mut self, progress: Progress) -> Result<(), ApiError> {
-        let is_first = !progress.tokens.is_empty()
-            && progress.tokens.len() == self.choice.output_len() as usize;
-        let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
-        if progress.text.is_empty() && progress.finish.is_none() && !has_logprobs && !is_first {
-            return Ok(());
-        }
-        let event = RelayEvent::Progress {
-            index: self.index,
-            progress,
-        };
-        self.events
-            .send(event)
-            .await
-            .map_err(|_| ApiError::internal("the client went away"))
-    }
-
-    fn observe_first_token(&mut self) {
-        if self.first_token.is_none() {
-            self.first_token = Some(Instant::now());
-            let metrics = &self.relay.metrics;
-            let labels = [
-                metrics.tenant_label(&self.request.tenant),
-                self.request.model.id.as_str(),
-            ];
-            metrics
-                .first_token_seconds
-                .with_label_values(&labels)
-                .observe(self.received.elapsed().as_secs_f64());
-        }
-    }
-
-    fn observe_pace(&self) {
-        let (Some(first), tokens @ 2..) = (self.first_token, self.choice.output_len()) else {
-            return;
-        };
-        let metrics = &self.relay.metrics;
-        let labels = [
-            metrics.tenant_label(&self.request.tenant),
-            self.request.model.id.as_str(),
-        ];
-        let pace = first.elapsed().as_secs_f64() / f64::from(tokens - 1);
-        metrics
-            .per_token_seconds
-            .with_label_values(&labels)
-            .observe(pace);
     }
 }
 

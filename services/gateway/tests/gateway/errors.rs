@@ -7,6 +7,9 @@ use crate::mesh::{Bench, chat};
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
+/// Path, body, status, parameter at fault, code.
+type Case<'a> = (&'a str, Value, u16, Option<&'a str>, Option<&'a str>);
+
 #[tokio::test]
 async fn bad_requests_are_refused_with_the_field_at_fault() {
     let bench = Bench::new().await;
@@ -20,7 +23,7 @@ async fn bad_requests_are_refused_with_the_field_at_fault() {
     };
     let message = |message: Value| chat(json!({"messages": [message]}));
     let long = "x".repeat(300);
-    let cases: Vec<(&str, Value, u16, Option<&str>, Option<&str>)> = vec![
+    let cases: Vec<Case> = vec![
         (
             CHAT,
             chat(json!({"model": "huge"})),

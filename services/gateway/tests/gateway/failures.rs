@@ -228,3 +228,17 @@ async fn what_an_engine_refuses_is_the_clients_to_know() {
     );
     assert_eq!(bench.mesh.log().chunks.len(), 1);
 }
+
+#[tokio::test]
+async fn the_only_worker_is_tried_again() {
+    let config = refrain_gateway::GatewayConfig {
+        models_poll_ms: 10,
+        ..config()
+    };
+    let bench = Bench::with(config).await;
+    bench.mesh.script().workers = 1;
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    bench.mesh.mishap(0, Mishap::Lose(1));
+    assert_eq!(bench.chat(json!({})).await.0, 200);
+    assert!(bench.mesh.log().leases[1].exclude.is_empty());
+}

@@ -56,6 +56,8 @@ pub(crate) struct Script {
     pub(crate) lease_errors: VecDeque<ApiError>,
     /// No lease is granted at all.
     pub(crate) never_lease: bool,
+    /// Workers that the scheduler says are there.
+    pub(crate) workers: u32,
 }
 
 /// What was asked of scheduler and workers.
@@ -190,7 +192,7 @@ impl Scheduler for FakeMesh {
             model: "tiny".into(),
             tokenizer,
             max_context: 256,
-            workers: 3,
+            workers: self.script().workers,
         }])
     }
 }
@@ -384,6 +386,7 @@ impl Bench {
             mishaps: HashMap::new(),
             lease_errors: VecDeque::new(),
             never_lease: false,
+            workers: 3,
         };
         let mesh = Arc::new(FakeMesh {
             script: Mutex::new(script),

@@ -1,0 +1,175 @@
+use super::*;
+use refrain_protocol::chunk::{DraftScope, DraftSource};
+use refrain_tokenization::testing::{FIRST_BYTE, IM_END, byte_level_files};
+
+fn choice(stops: &[&str], max_new_tokens: u32) -> Choice {
+    let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
+    let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
+    let plan = ChoicePlan {
+        prompt: vec![5, 6].into(),
+        max_new_tokens,
+        stop_token_ids: vec![IM_END],
+        wants_logprobs: false,
+    };
+    let mut choice = Choice::new(plan, OutputText::new(tokenizer, stops.into()));
+    choice.begin_chunk(Duration::from_secs(1));
+    choice
+}
+
+fn message(sequence: u64, tokens: Vec<TokenId>) -> StepMessage {
+    StepMessage {
+        sequence,
+        tokens,
+        logprobs: None,
+        weight_version: 0,
+        source: DraftSource::Suffix,
+        scope: DraftScope::Tenant,
+        drafted: 4,
+        accepted: 3,
+    }
+}
+
+fn bytes(text: &str) -> Vec<TokenId> {
+    text.bytes()
+        .map(|byte| FIRST_BYTE + u32::from(byte))
+        .collect()
+}
+
+fn end(reason: ChunkEndReason) -> ChunkEnd {
+    ChunkEnd {
+        reason,
+        cached_tokens: 1,
+        prefill_s: 0.5,
+        decode_s: f64::NAN,
+        decode_tokens: 2,
+    }
+}
+
+#[test]
+fn a_stop_text_across_steps_cuts_at_the_token_that_completes_it() {
+    let mut choice = choice(&["END"], 100);
+    let first = choice
+        .step(Duration::from_secs(2), message(0, bytes("abE")))
+        .unwrap();
+    assert_eq!(
+        (first.text.as_str(), first.tokens.len(), first.needs_cut),
+        ("ab", 3, false)
+    );
+    let second = choice
+        .step(Duration::from_secs(3), message(1, bytes("NDxyz")))
+        .unwrap();
+    assert_eq!((second.text.as_str(), second.tokens.len()), ("", 2));
+    assert_eq!(
+        (second.finish, second.needs_cut),
+        (Some(FinishReason::Stop), true)
+    );
+    assert_eq!(choice.output_len(), 5);
+    let summary = choice.summary();
+    assert_eq!(summary.completion_tokens, 5);
+    assert_eq!(
+        (summary.timings.prefill_s, summary.timings.decode_s),
+        (1.0, 1.0)
+    );
+    assert_eq!(summary.counts[&DraftSource::Suffix].emitted, 5);
+    assert!(
+        choice
+            .step(Duration::from_secs(4), message(2, bytes("q")))
+            .is_err()
+    );
+}
+
+#[test]
+fn an_end_token_gives_no_text_and_waits_for_the_workers_end() {
+    let mut choice = choice(&["zz"], 100);
+    let mut tokens = bytes("hiz");
+    tokens.push(IM_END);
+    let step = choice
+        .step(Duration::from_secs(2), message(0, tokens))
+        .unwrap();
+    assert_eq!(
+        (step.text.as_str(), step.tokens.len(), step.finish),
+        ("hi", 4, None)
+    );
+    let last = choice.end(&end(ChunkEndReason::Stop));
+    assert_eq!(
+        (last.text.as_str(), last.finish),
+        ("z", Some(FinishReason::Stop))
+    );
+    let summary = choice.summary();
+    assert_eq!(
+        (summary.timings.prefill_s, summary.timings.decode_s),
+        (0.5, 0.0)
+    );
+    assert_eq!(summary.cached_tokens, 1);
+}
+
+#[test]
+fn a_worker_lost_after_the_end_token_is_not_asked_again() {
+    let mut stopped = choice(&[], 100);
+    stopped
+        .step(Duration::from_secs(2), message(0, vec![IM_END]))
+        .unwrap();
+    assert_eq!(stopped.lost().finish, Some(FinishReason::Stop));
+    let mut full = choice(&[], 2);
+    full.step(Duration::from_secs(2), message(0, bytes("ab")))
+        .unwrap();
+    assert_eq!(full.lost().finish, Some(FinishReason::Length));
+    let mut open = choice(&[], 3);
+    open.step(Duration::from_secs(2), message(0, bytes("ab")))
+        .unwrap();
+    assert_eq!(open.lost().finish, None);
+    assert_eq!(open.context(), [vec![5, 6], bytes("ab")].concat());
+}
+
+#[test]
+fn more_than_the_limit_is_cut() {
+    let mut choice = choice(&[], 2);
+    let step = choice
+        .step(Duration::from_secs(2), message(0, bytes("abc")))
+        .unwrap();
+    assert_eq!(
+        (step.text.as_str(), step.finish, step.needs_cut),
+        ("ab", Some(FinishReason::Length), true)
+    );
+    assert_eq!(choice.output_len(), 2);
+}
+
+#[test]
+fn chunks_go_on_until_the_limit() {
+    let mut choice = choice(&[], 3);
+    choice
+        .step(Duration::from_secs(2), message(0, bytes("ab")))
+        .unwrap();
+    assert_eq!(choice.end(&end(ChunkEndReason::ChunkLimit)).finish, None);
+    choice.begin_chunk(Duration::from_secs(3));
+    assert_eq!(choice.chunk_output_len(), 0);
+    choice
+        .step(Duration::from_secs(4), message(0, bytes("c")))
+        .unwrap();
+    assert_eq!(choice.chunk_output_len(), 1);
+    assert_eq!(
+        choice.end(&end(ChunkEndReason::ChunkLimit)).finish,
+        Some(FinishReason::Length)
+    );
+    assert_eq!(choice.summary().timings.chunks, 2);
+}
+
+#[test]
+fn gaps_and_empty_steps_are_faults() {
+    let mut choice = choice(&[], 3);
+    assert!(choice.step(Duration::ZERO, message(1, bytes("a"))).is_err());
+    assert!(choice.step(Duration::ZERO, message(0, Vec::new())).is_err());
+    assert_eq!(choice.output_len(), 0);
+    let mut wanting = Choice {
+        plan: ChoicePlan {
+            wants_logprobs: true,
+            ..choice.plan.clone()
+        },
+        ..choice
+    };
+    assert!(
+        wanting
+            .step(Duration::ZERO, message(0, bytes("a")))
+            .is_err()
+    );
+}

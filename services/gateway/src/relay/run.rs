@@ -1,0 +1,213 @@
+//! One choice and its chunks: asks a worker, reads its events, passes on what a reader can use.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::StreamExt;
+use refrain_clients::{ChunkStream, Worker};
+use refrain_protocol::chunk::{ChunkEndReason, ChunkEvent, ChunkRequest};
+use refrain_protocol::engine::Sampling;
+use refrain_protocol::scheduling::{Lease, LeaseRequest};
+use refrain_protocol::{ApiError, ErrorKind, RequestId};
+use tokio::sync::mpsc;
+
+use crate::attempts::Attempts;
+use crate::choice::{Choice, Progress};
+use crate::lease::LeaseHold;
+use crate::relay::{Relay, RelayEvent};
+use crate::request::GenerateRequest;
+
+/// How a chunk ended, for the request.
+pub(super) enum ChunkOutcome {
+    Finished,
+    Continues { draining: bool },
+    Failed { error: ApiError, progressed: bool },
+}
+
+/// A choice on its way through the mesh.
+pub(super) struct ChoiceRun<'a> {
+    pub(super) relay: &'a Relay,
+    pub(super) request: &'a GenerateRequest,
+    pub(super) index: u32,
+    pub(super) id: RequestId,
+    pub(super) choice: Choice,
+    pub(super) events: &'a mpsc::Sender<RelayEvent>,
+    pub(super) received: Instant,
+    pub(super) first_token: Option<Instant>,
+}
+
+impl ChoiceRun<'_> {
+    pub(super) fn lease_request(&self, attempts: &Attempts) -> LeaseRequest {
+        // Where nobody else is left, a worker that failed is better than none; and a scheduler that is told to
+        // leave all of them out would first wait for a new one.
+        let workers = self.relay.models.worker_count(&self.request.model);
+        let exclude = match attempts.exclude() {
+            excluded if excluded.len() < workers => excluded.to_vec(),
+            _ => Vec::new(),
+        };
+        LeaseRequest {
+            request: self.id,
+            namespace: self
+                .relay
+                .models
+                .namespace(&self.request.tenant, &self.request.model),
+            group: self.request.group.clone(),
+            context_tokens: self.choice.prompt_len() + self.choice.output_len(),
+            generated_tokens: self.choice.output_len(),
+            max_new_tokens: self.choice.max_new_tokens(),
+            prefer: attempts.prefer().cloned(),
+            exclude,
+        }
+    }
+
+    fn chunk_request(&self, lease: &Lease) -> ChunkRequest {
+        ChunkRequest {
+            lease: lease.lease,
+            epoch: lease.epoch,
+            request: self.id,
+            namespace: self
+                .relay
+                .models
+                .namespace(&self.request.tenant, &self.request.model),
+            session: self.request.session.clone(),
+            group: self.request.group.clone(),
+            tokens: self.choice.context(),
+            prompt_len: self.choice.prompt_len(),
+            sampling: Sampling {
+                choice: self.index,
+                ..self.request.sampling.clone()
+            },
+            max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
+            chunk_tokens: self.request.chunk_tokens,
+            speculation: self.request.speculation,
+        }
+    }
+
+    /// Decodes one chunk. What is left in `open` afterwards is a stream that has to be cut.
+    pub(super) async fn chunk(
+        &mut self,
+        lease: &Lease,
+        hold: &mut LeaseHold,
+        open: &mut Option<(Arc<dyn Worker>, ChunkStream)>,
+    ) -> Result<ChunkOutcome, ApiError> {
+        let idle_max = self.relay.worker_idle_max;
+        let silent = || {
+            let message = format!("a worker sent nothing for {} s", idle_max.as_secs());
+            ApiError::new(ErrorKind::Timeout, message)
+        };
+        let worker = self.relay.workers.at(&lease.url);
+        self.choice.begin_chunk(self.received.elapsed());
+        let opened = tokio::time::timeout(idle_max, worker.chunk(self.chunk_request(lease))).await;
+        let mut stream = match opened.unwrap_or_else(|_| Err(silent())) {
+            Ok(stream) => stream,
+            Err(error) => return self.chunk_lost(error).await,
+        };
+        loop {
+            let event = match tokio::time::timeout(idle_max, stream.next()).await {
+                Ok(Some(Ok(event))) => event,
+                Ok(Some(Err(error))) => return self.chunk_lost(error).await,
+                Ok(None) => {
+                    let error = ApiError::new(
+                        ErrorKind::Upstream,
+                        "a worker was lost and no other could go on",
+                    );
+                    return self.chunk_lost(error).await;
+                }
+                Err(_) => return self.chunk_lost(silent()).await,
+            };
+            match event {
+                ChunkEvent::Step(message) => {
+                    let progress = match self.choice.step(self.received.elapsed(), message) {
+                        Ok(progress) => progress,
+                        Err(fault) => {
+                            let error =
+                                ApiError::new(ErrorKind::Upstream, "a worker broke the protocol");
+                            return self.chunk_lost(error.with_detail(fault)).await;
+                        }
+                    };
+                    hold.emitted(self.choice.chunk_output_len());
+                    self.observe_first_token();
+                    let needs_cut = progress.needs_cut;
+                    if needs_cut {
+                        *open = Some((worker.clone(), stream));
+                        self.send(progress).await?;
+                        return Ok(ChunkOutcome::Finished);
+                    }
+                    self.send(progress).await?;
+                }
+                ChunkEvent::End(end) => {
+                    let progress = self.choice.end(&end);
+                    let finished = progress.finish.is_some();
+                    self.send(progress).await?;
+                    return Ok(if finished {
+                        ChunkOutcome::Finished
+                    } else {
+                        ChunkOutcome::Continues {
+                            draining: end.reason == ChunkEndReason::Draining,
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    /// A chunk broke off; often the output has ended all the same.
+    async fn chunk_lost(&mut self, error: ApiError) -> Result<ChunkOutcome, ApiError> {
+        let progressed = self.choice.chunk_output_len() > 0;
+        let progress = self.choice.lost();
+        if progress.finish.is_none() {
+            return Ok(ChunkOutcome::Failed { error, progressed });
+        }
+        self.send(progress).await?;
+        Ok(ChunkOutcome::Finished)
+    }
+
+    /// Passes on what a reader can use; the first token always, since it starts the answer.
+    async fn send(&mut self, progress: Progress) -> Result<(), ApiError> {
+        let is_first = !progress.tokens.is_empty()
+            && progress.tokens.len() == self.choice.output_len() as usize;
+        let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
+        if progress.text.is_empty() && progress.finish.is_none() && !has_logprobs && !is_first {
+            return Ok(());
+        }
+        let event = RelayEvent::Progress {
+            index: self.index,
+            progress,
+        };
+        self.events
+            .send(event)
+            .await
+            .map_err(|_| ApiError::internal("the client went away"))
+    }
+
+    fn observe_first_token(&mut self) {
+        if self.first_token.is_none() {
+            self.first_token = Some(Instant::now());
+            let metrics = &self.relay.metrics;
+            let labels = [
+                metrics.tenant_label(&self.request.tenant),
+                self.request.model.id.as_str(),
+            ];
+            metrics
+                .first_token_seconds
+                .with_label_values(&labels)
+                .observe(self.received.elapsed().as_secs_f64());
+        }
+    }
+
+    pub(super) fn observe_pace(&self) {
+        let (Some(first), tokens @ 2..) = (self.first_token, self.choice.output_len()) else {
+            return;
+        };
+        let metrics = &self.relay.metrics;
+        let labels = [
+            metrics.tenant_label(&self.request.tenant),
+            self.request.model.id.as_str(),
+        ];
+        let pace = first.elapsed().as_secs_f64() / f64::from(tokens - 1);
+        metrics
+            .per_token_seconds
+            .with_label_values(&labels)
+            .observe(pace);
+    }
+}
