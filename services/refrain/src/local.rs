@@ -5,21 +5,21 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use refrain_clients::{Worker, Workers};
 use refrain_protocol::engine::{
-    CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
+    CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse, TokenizeRequest, TokensBody,
 };
 use refrain_protocol::{ApiError, EngineSessionId, TokenId};
 use refrain_worker::{Engine, WorkerHandle};
 
 /// The reference engine without HTTP in between.
 pub struct LocalEngine {
-    handle: refrain_reference_engine::Handle,
+    handle: refrain_reference_engine::EngineHandle,
     capabilities: EngineCapabilities,
 }
 
 impl LocalEngine {
     /// Drives the engine behind `handle`.
-    pub fn new(handle: refrain_reference_engine::Handle) -> Self {
-        let capabilities = handle.capabilities().clone();
+    pub fn new(handle: refrain_reference_engine::EngineHandle) -> Self {
+        let capabilities = handle.capabilities();
         LocalEngine { handle, capabilities }
     }
 }
@@ -47,11 +47,11 @@ impl Engine for LocalEngine {
     }
 
     async fn tokenize(&self, text: String) -> Result<Vec<TokenId>, ApiError> {
-        self.handle.tokenize(&text)
+        Ok(self.handle.tokenize(TokenizeRequest { text }).await?.tokens)
     }
 
     async fn detokenize(&self, tokens: Vec<TokenId>) -> Result<String, ApiError> {
-        self.handle.detokenize(&tokens)
+        Ok(self.handle.detokenize(TokensBody { tokens }).await?.text)
     }
 }
 

@@ -178,6 +178,8 @@ pub struct ChunkEnd {
     pub prefill_s: f64,
     /// Wall seconds from the first step that emitted to the last.
     pub decode_s: f64,
+    /// Tokens emitted in that time: all but those of the first step.
+    pub decode_tokens: u32,
 }
 
 /// Tells a worker that the caller has stopped reading a chunk, and how much of the output it kept.

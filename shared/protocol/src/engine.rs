@@ -99,15 +99,24 @@ impl Draft {
     /// Checks shape: equal lengths, parents before children, no two siblings with the same token.
     pub fn validate(&self) -> Result<(), ApiError> {
         if self.tokens.len() != self.parents.len() {
-            return Err(ApiError::invalid("draft.parents", "draft.parents must be as long as draft.tokens"));
+            return Err(ApiError::invalid(
+                "draft.parents",
+                "draft.parents must be as long as draft.tokens",
+            ));
         }
         let mut edges = std::collections::HashSet::with_capacity(self.tokens.len());
         for (node, (parent, token)) in self.parents.iter().zip(&self.tokens).enumerate() {
             if parent.is_some_and(|parent| parent as usize >= node) {
-                return Err(ApiError::invalid("draft.parents", format!("node {node} stands before its parent")));
+                return Err(ApiError::invalid(
+                    "draft.parents",
+                    format!("node {node} stands before its parent"),
+                ));
             }
             if !edges.insert((*parent, *token)) {
-                return Err(ApiError::invalid("draft.tokens", format!("node {node} repeats a sibling's token")));
+                return Err(ApiError::invalid(
+                    "draft.tokens",
+                    format!("node {node} repeats a sibling's token"),
+                ));
             }
         }
         Ok(())
@@ -182,6 +191,8 @@ pub struct StepResponse {
     pub results: Vec<StepResult>,
     /// Seconds the engine's forward pass and sampling took.
     pub step_s: f64,
+    /// Version of the weights that ran it; grows when weights are replaced.
+    pub weight_version: u64,
 }
 
 /// Ends sessions. With `keep_kv` their KV stays for reuse, least recently used first out.

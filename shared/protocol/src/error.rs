@@ -53,15 +53,17 @@ impl ErrorKind {
     /// OpenAI's `error.type` for this kind.
     pub fn openai_type(self) -> &'static str {
         match self {
-            ErrorKind::InvalidRequest | ErrorKind::NotFound | ErrorKind::TooLarge | ErrorKind::Conflict => {
-                "invalid_request_error"
-            }
+            ErrorKind::InvalidRequest
+            | ErrorKind::NotFound
+            | ErrorKind::TooLarge
+            | ErrorKind::Conflict => "invalid_request_error",
             ErrorKind::Unauthorized => "authentication_error",
             ErrorKind::Forbidden => "permission_error",
             ErrorKind::Overloaded => "rate_limit_error",
-            ErrorKind::Internal | ErrorKind::Upstream | ErrorKind::Unavailable | ErrorKind::Timeout => {
-                "server_error"
-            }
+            ErrorKind::Internal
+            | ErrorKind::Upstream
+            | ErrorKind::Unavailable
+            | ErrorKind::Timeout => "server_error",
         }
     }
 }
@@ -92,7 +94,14 @@ pub struct ApiError {
 impl ApiError {
     /// An error of `kind` with a message for the caller.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        ApiError { kind, message: message.into(), code: None, param: None, retry_after_ms: None, detail: None }
+        ApiError {
+            kind,
+            message: message.into(),
+            code: None,
+            param: None,
+            retry_after_ms: None,
+            detail: None,
+        }
     }
 
     /// A fault of ours: the caller is told no more than that, the log gets `detail`.

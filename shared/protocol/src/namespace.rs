@@ -63,7 +63,11 @@ mod tests {
     use super::*;
 
     fn namespace(tenant: &str, model: &str) -> Namespace {
-        Namespace { tenant: tenant.into(), model: model.into(), tokenizer: "t".into() }
+        Namespace {
+            tenant: tenant.into(),
+            model: model.into(),
+            tokenizer: "t".into(),
+        }
     }
 
     #[test]

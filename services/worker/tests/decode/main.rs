@@ -20,7 +20,7 @@ use refrain_worker::{Dependencies, WorkerConfig, start};
 /// Repeats itself with a period of 12, with a slip now and then.
 fn repetitive(text: &[TokenId]) -> TokenId {
     let at = text.len() as u32;
-    if at % 41 == 0 {
+    if at.is_multiple_of(41) {
         500 + at % 7
     } else {
         1 + at % 12
@@ -47,10 +47,12 @@ fn stopping(text: &[TokenId]) -> TokenId {
 
 async fn bench(engine: FakeEngine, change: impl FnOnce(&mut WorkerConfig)) -> Bench {
     let keys = MeshConfig::generate().unwrap();
-    let mut config = WorkerConfig::default();
-    config.step_tokens_max = 64;
-    config.prefill_chunk_tokens = 8;
-    config.running_max = 8;
+    let mut config = WorkerConfig {
+        step_tokens_max: 64,
+        prefill_chunk_tokens: 8,
+        running_max: 8,
+        ..WorkerConfig::default()
+    };
     config.harvest.interval_ms = 5;
     change(&mut config);
     let engine = Arc::new(engine);
