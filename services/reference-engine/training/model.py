@@ -54,6 +54,17 @@ def rotate(x, cos, sin):
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
+def attend(q, k, v):
+    """Causal attention. Short rows multiply the whole square of scores, which
+    on a CPU is faster than the fused kernel; long rows would need too much memory."""
+    length = q.shape[2]
+    if length > 512:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    future = torch.full((length, length), float("-inf"), dtype=q.dtype).triu(1)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3) + future
+    return scores.softmax(-1) @ v
+
+
 class Attention(nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -72,7 +83,7 @@ class Attention(nn.Module):
         groups = self.c.num_attention_heads // self.c.num_key_value_heads
         # Query head h reads key/value head h // groups.
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = attend(q, k, v)
         return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -122,9 +133,16 @@ class Llama(nn.Module):
                 std = 0.02 / (2 * config.num_hidden_layers) ** 0.5 if deep else 0.02
                 nn.init.normal_(p, std=std)
 
-    def forward(self, ids):
+    def hidden(self, ids):
+        """What goes into the last norm, for every position."""
         x = self.model.embed_tokens(ids)
         cos, sin = (t[: ids.shape[1]].to(x.dtype) for t in self.rope)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
+        return x
+
+    def head(self, x):
         return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+
+    def forward(self, ids):
+        return self.head(self.hidden(ids))

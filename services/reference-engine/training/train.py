@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from export import train_tokenizer, write_static, write_weights
 from generate import END, documents
 from model import Config, Llama
+from warmstart import install
 
 IM_START, IM_END = 1, 2
 # Prompts are mostly random names, which nobody can predict; answers are what
@@ -46,6 +47,19 @@ class Rows:
         self.stream = documents(seed, want_held_out=held_out)
         self.header = tokenizer.encode("assistant\n").ids
         self.end = tokenizer.token_to_id(END)
+        self.rng = random.Random(seed)
+
+    def drill(self, length):
+        """Random tokens, then the same tokens again. Only the repeats count.
+        Copying from the prompt is the skill that everything else here rests on;
+        a model sees it far sooner in this bare form than in chats."""
+        ids, weights = [], []
+        while len(ids) <= length:
+            part = [self.rng.randrange(3, Config.vocab_size) for _ in range(self.rng.randint(4, 64))]
+            times = self.rng.randint(2, 4)
+            ids += part * times + [self.end]
+            weights += [0.0] * len(part) + [1.0] * (len(part) * (times - 1) + 1)
+        return ids[:length + 1], weights[:length + 1]
 
     def row(self, length):
         ids, weights = [], []
@@ -56,17 +70,18 @@ class Rows:
             weights += weights_of(more, self.header)
         return ids[:length + 1], weights[:length + 1]
 
-    def batch(self, rows, length):
-        pairs = [self.row(length) for _ in range(rows)]
+    def batch(self, rows, length, drills=0):
+        pairs = [self.drill(length) if i < drills else self.row(length) for i in range(rows)]
         return (torch.tensor([p[0] for p in pairs]),
                 torch.tensor([p[1][1:] for p in pairs]))
 
 
 def loss_of(net, ids, weights):
-    logits = net(ids[:, :-1])
-    each = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    weights = weights.flatten()
-    return (each * weights).sum() / weights.sum()
+    """Mean loss over tokens drawn with their weight as probability. Drawing
+    instead of weighting spares the output layer for most prompt tokens."""
+    kept = (torch.rand(weights.numel()) < weights.flatten()).nonzero()[:, 0]
+    hidden = net.hidden(ids[:, :-1]).flatten(0, 1)[kept]
+    return F.cross_entropy(net.head(hidden).float(), ids[:, 1:].flatten()[kept])
 
 
 class Optimizer:
@@ -81,7 +96,7 @@ class Optimizer:
         norms = [m for m in self.master if m.dim() == 1]
         self.parts = [
             torch.optim.AdamW([{"params": table, "weight_decay": 0.01}, {"params": norms}],
-                              lr=rate, betas=(0.9, 0.98), weight_decay=0.0, eps=1e-10),
+                              lr=rate, betas=(0.9, 0.98), weight_decay=0.0, eps=1e-6),
         ]
         if muon_rate:
             self.parts.append(torch.optim.Muon(inner, lr=muon_rate, weight_decay=0.1,
@@ -112,11 +127,15 @@ def schedule(done, warm=0.01, decay=0.45, floor=0.02):
 
 
 def shape(rng, done, tokens):
-    """Rows and length of the next step: short rows first, some long ones later."""
-    length = 512 if done < 0.25 else 1024
-    if done > 0.5:
-        length = rng.choice([1024] * 6 + [2048] * 3 + [4096])
-    return max(1, tokens // length), length
+    """Rows, length and copy drills of the next step: small steps of short rows
+    first, some long rows later."""
+    if done < 0.4:
+        rows = tokens // 1024
+        return rows, 512, 1 if done < 0.15 else 0
+    length = 512
+    if done > 0.55:
+        length = rng.choice([512] * 4 + [1024] * 3 + [2048] * 2 + [4096])
+    return max(1, tokens // length), length, 0
 
 
 def save(folder, net, optimizer):
@@ -129,8 +148,8 @@ def main():
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--out", default="../model")
     parser.add_argument("--seed", type=int, default=2024)
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
-    parser.add_argument("--rate", type=float, default=4e-3, help="AdamW peak")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per step, half of it early on")
+    parser.add_argument("--rate", type=float, default=2e-3, help="AdamW peak")
     parser.add_argument("--muon-rate", type=float, default=0.02, help="0: AdamW for all")
     parser.add_argument("--save-every", type=float, default=5, help="minutes")
     parser.add_argument("--threads", type=int, default=1)
@@ -144,7 +163,9 @@ def main():
     tokenizer = Tokenizer.from_file(vocabulary) if os.path.exists(vocabulary) else train_tokenizer()
     write_static(args.out, tokenizer)
 
-    net = Llama(Config()).to(torch.bfloat16)
+    net = Llama(Config())
+    install(net)
+    net = net.to(torch.bfloat16)
     optimizer = Optimizer(net, args.rate, args.muon_rate)
     rows, rng = Rows(tokenizer, args.seed), random.Random(args.seed)
     check = Rows(tokenizer, 1, held_out=True).batch(12, 1024)
