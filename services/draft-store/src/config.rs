@@ -1,0 +1,170 @@
+//! Every limit of the draft store, with its default.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use refrain_service_kit::config::Validate;
+use serde::Deserialize;
+
+/// The draft store's section of the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DraftStoreConfig {
+    /// Address of the HTTP listener; none when the callers live in the same process.
+    pub listen: Option<SocketAddr>,
+    /// Threads of the listener.
+    pub threads: usize,
+    /// Connections per thread of the listener.
+    pub connections_max: usize,
+    /// Largest request body.
+    pub body_bytes_max: usize,
+    /// Where the data lives. One process at a time.
+    pub data_dir: PathBuf,
+    /// sled's page cache. Resident memory grows to about twice this.
+    pub cache_bytes: u64,
+    /// Updates that are gathered for one commit at most.
+    pub commit_updates: usize,
+    /// How long updates are gathered for one commit.
+    pub commit_interval_ms: u64,
+    /// Messages that the writer's mailbox holds. Past it: 429.
+    pub mailbox_max: usize,
+    /// Tokens that may wait for a commit. Past it: 429.
+    pub pending_tokens_max: u64,
+    /// How long a caller waits for its commit. Past it: 504; the commit may still happen.
+    pub commit_wait_ms_max: u64,
+    /// Updates of one call. Past it: 413.
+    pub updates_max: usize,
+    /// Tokens of one document. Past it: 413.
+    pub document_tokens_max: u32,
+    /// Namespaces known at once. Past it calls for new ones get 429.
+    pub namespaces_max: usize,
+    /// Tokens kept. Past it the least recently used documents go.
+    pub tokens_max: u64,
+    /// Bytes kept, as stored and without the database's overhead; the disk needs ten times as much. Past it
+    /// the least recently used documents go.
+    pub bytes_max: u64,
+    /// Tokens kept of one tenant. Past it its least recently used documents go.
+    pub tenant_tokens_max: u64,
+    /// Documents older than this go.
+    pub retention_days: u32,
+    /// Documents that one commit removes at most.
+    pub eviction_step: usize,
+    /// Removals remembered per namespace. A follower that is further behind starts over.
+    pub tombstones_max: usize,
+    /// Calls of `follow` that wait at once. Past it: 429.
+    pub waiters_max: usize,
+    /// Calls of `follow` that read from disk at once; the others queue.
+    pub reads_max: usize,
+    /// Tokens of one answer of `follow`, whatever was asked for.
+    pub follow_tokens_max: u32,
+    /// Longest wait of `follow`, whatever was asked for.
+    pub follow_wait_ms_max: u32,
+    /// A document that was touched has its time of use written again when the stored one is older than this.
+    pub use_interval_s: u64,
+    /// A document at rest for this long is told to new followers in one piece.
+    pub settle_s: u64,
+    /// How often budgets, ages and times of use are looked at.
+    pub tick_ms: u64,
+}
+
+impl Default for DraftStoreConfig {
+    fn default() -> Self {
+        DraftStoreConfig {
+            listen: None,
+            threads: 2,
+            connections_max: 4_096,
+            body_bytes_max: 16 << 20,
+            data_dir: PathBuf::from("data/draft-store"),
+            cache_bytes: 64 << 20,
+            commit_updates: 512,
+            commit_interval_ms: 5,
+            mailbox_max: 1_024,
+            pending_tokens_max: 4 << 20,
+            commit_wait_ms_max: 10_000,
+            updates_max: 4_096,
+            document_tokens_max: 1 << 20,
+            namespaces_max: 65_536,
+            tokens_max: 200_000_000,
+            bytes_max: 1 << 30,
+            tenant_tokens_max: 100_000_000,
+            retention_days: 31,
+            eviction_step: 256,
+            tombstones_max: 65_536,
+            waiters_max: 1_024,
+            reads_max: 4,
+            follow_tokens_max: 1 << 20,
+            follow_wait_ms_max: 30_000,
+            use_interval_s: 300,
+            settle_s: 60,
+            tick_ms: 1_000,
+        }
+    }
+}
+
+impl Validate for DraftStoreConfig {
+    fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut at_least = |key: &str, value: u64, least: u64| {
+            if value < least {
+                faults.push(format!("{key}: at least {least}"));
+            }
+        };
+        at_least("threads", self.threads as u64, 1);
+        at_least("connections_max", self.connections_max as u64, 1);
+        at_least("body_bytes_max", self.body_bytes_max as u64, 64 << 10);
+        at_least("cache_bytes", self.cache_bytes, 1 << 20);
+        at_least("commit_updates", self.commit_updates as u64, 1);
+        at_least("mailbox_max", self.mailbox_max as u64, 1);
+        at_least("pending_tokens_max", self.pending_tokens_max, 1_024);
+        at_least("commit_wait_ms_max", self.commit_wait_ms_max, 1);
+        at_least("updates_max", self.updates_max as u64, 1);
+        at_least(
+            "document_tokens_max",
+            u64::from(self.document_tokens_max),
+            1,
+        );
+        at_least("namespaces_max", self.namespaces_max as u64, 1);
+        at_least("retention_days", u64::from(self.retention_days), 1);
+        at_least("eviction_step", self.eviction_step as u64, 1);
+        at_least("tombstones_max", self.tombstones_max as u64, 2);
+        at_least("waiters_max", self.waiters_max as u64, 1);
+        at_least("reads_max", self.reads_max as u64, 1);
+        at_least("follow_tokens_max", u64::from(self.follow_tokens_max), 1);
+        at_least("tick_ms", self.tick_ms, 10);
+        // Otherwise a document could push itself out.
+        let document = u64::from(self.document_tokens_max);
+        at_least("tokens_max", self.tokens_max, document);
+        at_least("tenant_tokens_max", self.tenant_tokens_max, document);
+        at_least("bytes_max", self.bytes_max, document.saturating_mul(6));
+        let mut at_most = |key: &str, value: u64, most: u64| {
+            if value > most {
+                faults.push(format!("{key}: at most {most}"));
+            }
+        };
+        at_most("commit_interval_ms", self.commit_interval_ms, 1_000);
+        at_most("document_tokens_max", document, 1 << 24);
+        at_most(
+            "follow_tokens_max",
+            u64::from(self.follow_tokens_max),
+            8 << 20,
+        );
+        faults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_hold_and_faults_name_their_keys() {
+        assert_eq!(DraftStoreConfig::default().faults(), Vec::<String>::new());
+        let config = DraftStoreConfig {
+            tokens_max: 5,
+            threads: 0,
+            ..DraftStoreConfig::default()
+        };
+        let faults = config.faults().join("\n");
+        assert!(faults.contains("tokens_max: at least") && faults.contains("threads: at least"));
+    }
+}

@@ -1,0 +1,120 @@
+//! The store in figures.
+
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
+use refrain_service_kit::telemetry::Metrics;
+
+use crate::writer::Removal;
+
+/// Why calls are refused; the label of the rejections metric.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Limit {
+    Mailbox,
+    PendingTokens,
+    Updates,
+    DocumentTokens,
+    Head,
+    Namespaces,
+    Waiters,
+}
+
+impl Limit {
+    const ALL: [Limit; 7] = [
+        Limit::Mailbox,
+        Limit::PendingTokens,
+        Limit::Updates,
+        Limit::DocumentTokens,
+        Limit::Head,
+        Limit::Namespaces,
+        Limit::Waiters,
+    ];
+
+    /// The key in the configuration, or the name of a constant.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Limit::Mailbox => "mailbox_max",
+            Limit::PendingTokens => "pending_tokens_max",
+            Limit::Updates => "updates_max",
+            Limit::DocumentTokens => "document_tokens_max",
+            Limit::Head => "head",
+            Limit::Namespaces => "namespaces_max",
+            Limit::Waiters => "waiters_max",
+        }
+    }
+}
+
+/// From 0.5 ms to 10 s.
+const COMMIT_SECONDS_BUCKETS: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+#[derive(Clone)]
+pub(crate) struct StoreMetrics {
+    pub(crate) documents: IntGauge,
+    pub(crate) tokens: IntGauge,
+    pub(crate) logical_bytes: IntGauge,
+    pub(crate) disk_bytes: IntGauge,
+    pub(crate) blob_files: IntGauge,
+    pub(crate) append_seconds: Histogram,
+    pub(crate) appended_tokens: IntCounter,
+    pub(crate) evictions: IntCounterVec,
+    pub(crate) rejections: IntCounterVec,
+    pub(crate) quarantines: IntCounter,
+    pub(crate) damaged_records: IntCounter,
+    pub(crate) feed_waiters: IntGauge,
+    pub(crate) pending_tokens: IntGauge,
+    pub(crate) writer_restarts: IntCounter,
+}
+
+impl StoreMetrics {
+    pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
+        let name = |name: &str| format!("refrain_draft_store_{name}");
+        let gauge = |key: &str, help: &str| metrics.gauge(&name(key), help);
+        let counter = |key: &str, help: &str| metrics.counter(&name(key), help);
+        let figures = StoreMetrics {
+            documents: gauge("documents", "Documents kept.")?,
+            tokens: gauge("tokens", "Output tokens kept.")?,
+            logical_bytes: gauge("logical_bytes", "Bytes as stored, without sled's overhead.")?,
+            disk_bytes: gauge("disk_bytes", "Bytes that sled takes on disk.")?,
+            blob_files: gauge(
+                "blob_files",
+                "Values that sled keeps in files it never syncs. Alert unless 0.",
+            )?,
+            append_seconds: metrics.histogram(
+                &name("append_seconds"),
+                "Time from the arrival of an append at the writer until it is durable.",
+                COMMIT_SECONDS_BUCKETS,
+            )?,
+            appended_tokens: counter("appended_tokens_total", "Tokens made durable.")?,
+            evictions: metrics.counter_vec(
+                &name("evictions_total"),
+                "Documents removed by the store itself.",
+                &["reason"],
+            )?,
+            rejections: metrics.counter_vec(
+                &name("rejections_total"),
+                "Calls refused because a limit was reached.",
+                &["limit"],
+            )?,
+            quarantines: counter("quarantines_total", "Logs moved away as not believable.")?,
+            damaged_records: counter("damaged_records_total", "Records that did not decode.")?,
+            feed_waiters: gauge("feed_waiters", "Calls of follow that wait for a change.")?,
+            pending_tokens: gauge("pending_tokens", "Tokens that wait for a commit.")?,
+            writer_restarts: counter(
+                "writer_restarts_total",
+                "Times the writer was rebuilt from disk after an error or a panic.",
+            )?,
+        };
+        // A rate over a counter that does not exist yet shows nothing; so they all exist from the start.
+        for removal in Removal::ALL {
+            figures.evictions.with_label_values(&[removal.as_str()]);
+        }
+        for limit in Limit::ALL {
+            figures.rejections.with_label_values(&[limit.as_str()]);
+        }
+        Ok(figures)
+    }
+
+    pub(crate) fn reject(&self, limit: Limit) {
+        self.rejections.with_label_values(&[limit.as_str()]).inc();
+    }
+}

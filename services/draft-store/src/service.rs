@@ -1,0 +1,169 @@
+//! Starting and stopping.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use actix::{Actor as _, Recipient, System};
+use anyhow::Context as _;
+use refrain_service_kit::config::Validate as _;
+use refrain_service_kit::http::{ServeOptions, Server, serve};
+use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::telemetry::Metrics;
+use tokio::sync::oneshot;
+
+use crate::config::DraftStoreConfig;
+use crate::handle::DraftStoreHandle;
+use crate::http;
+use crate::metrics::StoreMetrics;
+use crate::shared::Shared;
+use crate::writer::actor::{Call, Writer};
+
+/// A running draft store.
+pub struct Running {
+    handle: DraftStoreHandle,
+    server: Option<Server>,
+    writer: WriterThread,
+}
+
+/// Opens the store, starts its writer and, if the configuration says so, its listener.
+///
+/// # Errors
+/// A faulty configuration, a data directory that the disk refuses or another process holds, an address that
+/// cannot be bound, a metric name that is taken. Damaged data is no error: it goes to quarantine.
+pub async fn start(
+    config: DraftStoreConfig,
+    mesh: MeshAuth,
+    metrics: &Metrics,
+) -> anyhow::Result<Running> {
+    let faults = config.faults();
+    anyhow::ensure!(
+        faults.is_empty(),
+        "draft store configuration: {}",
+        faults.join("; ")
+    );
+    let store_metrics = StoreMetrics::new(metrics)?;
+    let shared = Arc::new(Shared::default());
+    let pending_tokens = Arc::new(AtomicU64::new(0));
+    let (writer, recipient) = WriterThread::start(
+        config.clone(),
+        shared.clone(),
+        store_metrics.clone(),
+        pending_tokens.clone(),
+    )
+    .await?;
+    let handle = DraftStoreHandle::new(
+        recipient,
+        shared,
+        config.clone(),
+        store_metrics,
+        mesh.clone(),
+        pending_tokens,
+    );
+    let server = match config.listen {
+        None => None,
+        Some(listen) => {
+            let options = ServeOptions {
+                service: "draft-store",
+                listen,
+                threads: config.threads,
+                body_bytes_max: config.body_bytes_max,
+                connections_max: config.connections_max,
+            };
+            let (ready, routed) = (handle.clone(), handle.clone());
+            Some(serve(
+                options,
+                metrics,
+                Arc::new(move || ready.readiness()),
+                move |app| {
+                    http::routes(app, routed.clone(), mesh.clone());
+                },
+            )?)
+        }
+    };
+    Ok(Running {
+        handle,
+        server,
+        writer,
+    })
+}
+
+impl Running {
+    /// Where it listens, if it does.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.server.as_ref().map(Server::addr)
+    }
+
+    /// The store for callers in this process.
+    pub fn handle(&self) -> DraftStoreHandle {
+        self.handle.clone()
+    }
+
+    /// Takes nothing new, answers what is under way for at most `grace`, makes the last updates durable and
+    /// closes the log.
+    pub async fn drain(self, grace: Duration) {
+        self.handle.drain(grace).await;
+        if let Some(server) = &self.server
+            && tokio::time::timeout(grace, server.stop(true))
+                .await
+                .is_err()
+        {
+            server.stop(false).await;
+        }
+        self.handle.close().await;
+        self.writer.stop().await;
+    }
+}
+
+/// The writer's own thread, with an actix system of its own: callers then need none, and the writer may
+/// block on the disk.
+struct WriterThread {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl WriterThread {
+    async fn start(
+        config: DraftStoreConfig,
+        shared: Arc<Shared>,
+        metrics: StoreMetrics,
+        pending_tokens: Arc<AtomicU64>,
+    ) -> anyhow::Result<(Self, Recipient<Call>)> {
+        let (stop, stopped) = oneshot::channel();
+        let (started, outcome) = oneshot::channel();
+        let data_dir = config.data_dir.clone();
+        let thread = std::thread::Builder::new()
+            .name("draft-store-writer".to_owned())
+            .spawn(move || {
+                System::new().block_on(async move {
+                    match Writer::open(config, shared, metrics, pending_tokens) {
+                        Ok(writer) => {
+                            // Either end going away means that the store is not wanted any more.
+                            if started.send(Ok(writer.start().recipient())).is_ok() {
+                                let _ = stopped.await;
+                            }
+                        }
+                        Err(error) => {
+                            let _ = started.send(Err(error));
+                        }
+                    }
+                });
+            })
+            .context("the draft store's writer thread cannot be started")?;
+        let recipient = outcome
+            .await
+            .context("the draft store's writer did not start")?
+            .with_context(|| format!("draft store in {}", data_dir.display()))?;
+        Ok((WriterThread { stop, thread }, recipient))
+    }
+
+    async fn stop(self) {
+        drop(self.stop);
+        let joined = tokio::task::spawn_blocking(move || self.thread.join()).await;
+        if !matches!(joined, Ok(Ok(()))) {
+            tracing::error!("draft store writer thread panicked");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! What the writer and the readers of the feed share: the catalog with its log behind one lock, and who
+//! waits for which namespace.
+//!
+//! The writer holds the lock for the whole of a commit, fsync included; a reader holds it for one change at
+//! a time. So readers see only what is durable, and never a text that is half rewritten. A design with a
+//! durable watermark and readers outside the lock was left: a document whose next change was in flight was
+//! invisible meanwhile, and a crash at that moment made followers miss it for good.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use refrain_protocol::document::{
+    DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StoreStats,
+};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use tokio::sync::watch;
+
+use crate::catalog::{Catalog, Change};
+use crate::codec;
+use crate::log::RecordLog;
+use crate::record::{DocumentKey, HeadRecord, Kind, document_key, finish_of};
+use crate::text::{self, TextError};
+
+/// Most events of one answer; tombstones have no tokens to be bounded by.
+const EVENTS_MAX: usize = 65_536;
+
+/// The open store.
+pub(crate) struct Open {
+    pub(crate) catalog: Catalog,
+    pub(crate) log: Arc<dyn RecordLog>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Shared {
+    /// `None` while the writer is opening it (again).
+    open: RwLock<Option<Open>>,
+    waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
+    stats: Mutex<StoreStats>,
+}
+
+/// An answer to `follow`, and what was found damaged on the way.
+pub(crate) struct FeedRead {
+    pub(crate) reply: FollowReply,
+    pub(crate) damaged: HashSet<DocumentKey>,
+}
+
+/// The answer while the log is closed.
+pub(crate) fn unavailable() -> ApiError {
+    ApiError::new(
+        ErrorKind::Unavailable,
+        "the draft store is opening its log; try again",
+    )
+    .with_retry_after_ms(1_000)
+}
+
+impl Shared {
+    /// The store for reading. After a panic of the writer the slot is empty, so a poisoned lock is no harm.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Option<Open>> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store for the writer.
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Option<Open>> {
+        self.open.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<NamespaceId, watch::Sender<u64>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The figures of the last commit.
+    pub(crate) fn stats(&self) -> StoreStats {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_stats(&self, stats: StoreStats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    /// Hears of changes of a namespace from now on.
+    pub(crate) fn subscribe(self: &Arc<Self>, namespace: NamespaceId) -> Subscription {
+        let receiver = self
+            .waiting()
+            .entry(namespace)
+            .or_insert_with(|| watch::Sender::new(0))
+            .subscribe();
+        Subscription {
+            shared: self.clone(),
+            namespace,
+            receiver: Some(receiver),
+        }
+    }
+
+    /// Wakes who waits for these namespaces.
+    pub(crate) fn wake<'a>(&self, namespaces: impl IntoIterator<Item = &'a NamespaceId>) {
+        let waiting = self.waiting();
+        for namespace in namespaces {
+            if let Some(sender) = waiting.get(namespace) {
+                sender.send_modify(|changes| *changes += 1);
+            }
+        }
+    }
+
+    /// Namespaces that somebody waits for.
+    pub(crate) fn namespaces_awaited(&self) -> usize {
+        self.waiting().len()
+    }
+
+    /// Reads the changes of a namespace after a cursor: at least one if there is one, and no more than
+    /// `tokens_max` unless the first has more.
+    ///
+    /// Blocks on the disk and on the writer: not for async threads.
+    pub(crate) fn read_feed(
+        &self,
+        namespace: NamespaceId,
+        after: FeedCursor,
+        tokens_max: usize,
+    ) -> Result<FeedRead, ApiError> {
+        let mut reset = false;
+        let mut cursor = after;
+        let mut events = Vec::new();
+        let mut tokens = 0;
+        let mut damaged = HashSet::new();
+        let caught_up = loop {
+            let open = self.read();
+            let Open { catalog, log } = open.as_ref().ok_or_else(unavailable)?;
+            let position = match catalog.position(namespace, cursor) {
+                Some(position) => position,
+                None if events.is_empty() => {
+                    reset = true;
+                    0
+                }
+                // The ground moved while we read: the next call finds out what to do.
+                None => break false,
+            };
+            let Some((sequence, change)) = catalog.next_change(namespace, position) else {
+                cursor = catalog.cursor(namespace, catalog.head());
+                break true;
+            };
+            let size = match &change {
+                Change::Range { start, end, .. } => (end - start) as usize,
+                Change::Removed(_) => 0,
+            };
+            if !events.is_empty() && (tokens + size > tokens_max || events.len() >= EVENTS_MAX) {
+                break false;
+            }
+            match event(catalog, &**log, namespace, change) {
+                Ok(Some(event)) => {
+                    tokens += size;
+                    events.push(event);
+                }
+                Ok(None) => {}
+                Err(TextError::Damaged(_)) => {
+                    if let Change::Range { document, .. } = change {
+                        damaged.insert(DocumentKey {
+                            namespace,
+                            document,
+                        });
+                    }
+                }
+                Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
+            }
+            cursor = catalog.cursor(namespace, sequence);
+        };
+        Ok(FeedRead {
+            reply: FollowReply {
+                reset,
+                events,
+                cursor,
+                caught_up,
+            },
+            damaged,
+        })
+    }
+}
+
+/// The event of a change; `None` where nothing is left of it.
+fn event(
+    catalog: &Catalog,
+    log: &dyn RecordLog,
+    namespace: NamespaceId,
+    change: Change,
+) -> Result<Option<FeedEvent>, TextError> {
+    let (document, start, end, last) = match change {
+        Change::Removed(document) => return Ok(Some(FeedEvent::Remove(document))),
+        Change::Range {
+            document,
+            start,
+            end,
+            last,
+        } => (document, start, end, last),
+    };
+    let key = DocumentKey {
+        namespace,
+        document,
+    };
+    let Some(known) = catalog.document(key) else {
+        return Ok(None);
+    };
+    if start == end && !last {
+        return Ok(None);
+    }
+    Ok(Some(FeedEvent::Update(DocumentUpdate {
+        document,
+        epoch: known.state.epoch,
+        prev_len: start,
+        tokens: text::read(log, key, start, end)?,
+        head: head(log, key)?,
+        finish: if last {
+            finish_of(known.state.finish)
+        } else {
+            None
+        },
+    })))
+}
+
+fn head(log: &dyn RecordLog, key: DocumentKey) -> Result<DocumentHead, TextError> {
+    let head_key = document_key(Kind::Head, key);
+    let value = log.get(&head_key)?.ok_or(codec::Damage::Short)?;
+    Ok(codec::open::<HeadRecord>(&head_key, &value)?.0)
+}
+
+/// Somebody who waits for a namespace; leaves by itself.
+pub(crate) struct Subscription {
+    shared: Arc<Shared>,
+    namespace: NamespaceId,
+    receiver: Option<watch::Receiver<u64>>,
+}
+
+impl Subscription {
+    /// Waits for a change after the last one heard of.
+    pub(crate) async fn changed(&mut self) {
+        if let Some(receiver) = &mut self.receiver {
+            // The sender stays in the map as long as a receiver lives.
+            let _ = receiver.changed().await;
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut waiting = self.shared.waiting();
+        self.receiver = None;
+        if waiting
+            .get(&self.namespace)
+            .is_some_and(|sender| sender.receiver_count() == 0)
+        {
+            waiting.remove(&self.namespace);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The single writer: takes updates, removals and time, and turns each into one durable commit.
+//!
+//! The core has no clock, no threads and no actor. It does have the log: what a commit does to the catalog
+//! is seen only by who gets the catalog's lock after the commit is durable. After an error both are thrown
+//! away and read anew from disk, so nobody ever sees a change that a crash could take back.
+
+pub(crate) mod actor;
+mod edit;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::sync::Arc;
+
+use refrain_protocol::document::DocumentUpdate;
+use refrain_protocol::{Namespace, NamespaceId};
+
+use crate::catalog::Catalog;
+use crate::config::DraftStoreConfig;
+use crate::log::{Batch, LogError, RecordLog};
+use crate::record::{DocumentKey, StoreRecord};
+use edit::Edit;
+
+/// Documents that wait to come to rest at most; past it the oldest are settled at once.
+const SETTLING_MAX: usize = 100_000;
+/// Times of use that wait to be written at most, and are written per tick.
+const USES_MAX: usize = 4_096;
+const DAY_MS: u64 = 24 * 3600 * 1000;
+
+/// Updates of one caller.
+#[derive(Clone, Debug)]
+pub(crate) struct Append {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) names: Namespace,
+    pub(crate) updates: Vec<DocumentUpdate>,
+}
+
+/// Why documents were removed; the label of the evictions metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    Tokens,
+    Bytes,
+    TenantTokens,
+    Age,
+    Damage,
+}
+
+impl Removal {
+    pub(crate) const ALL: [Removal; 5] = [
+        Removal::Tokens,
+        Removal::Bytes,
+        Removal::TenantTokens,
+        Removal::Age,
+        Removal::Damage,
+    ];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Removal::Tokens => "tokens",
+            Removal::Bytes => "bytes",
+            Removal::TenantTokens => "tenant_tokens",
+            Removal::Age => "age",
+            Removal::Damage => "damage",
+        }
+    }
+}
+
+/// What a commit did.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Per append, per update: the length of the document. `None`: one namespace too many.
+    pub(crate) lengths: Vec<Option<Vec<u32>>>,
+    /// Namespaces whose feeds went on.
+    pub(crate) changed: BTreeSet<NamespaceId>,
+    pub(crate) appended_tokens: u64,
+    pub(crate) removed: Vec<(DocumentKey, Removal)>,
+    /// More documents are over a budget or too old than one step may remove.
+    pub(crate) more: bool,
+    /// The sequence reservation moved: the manifest is to be written again.
+    pub(crate) reserved: bool,
+}
+
+/// See the module.
+pub(crate) struct Core {
+    log: Arc<dyn RecordLog>,
+    config: DraftStoreConfig,
+    store: StoreRecord,
+    /// Documents with several feed entries, and since when.
+    settling: VecDeque<(DocumentKey, u64)>,
+    /// Touched documents whose time of use is to be written.
+    uses: HashSet<DocumentKey>,
+    /// No document was stored before this.
+    earliest_ms: u64,
+    /// What recovery found, for the first commit.
+    repairs: Batch,
+    damaged: Vec<DocumentKey>,
+}
+
+impl Core {
+    pub(crate) fn new(
+        log: Arc<dyn RecordLog>,
+        config: DraftStoreConfig,
+        store: StoreRecord,
+        repairs: Batch,
+        damaged: Vec<DocumentKey>,
+    ) -> Self {
+        Core {
+            log,
+            config,
+            store,
+            settling: VecDeque::new(),
+            uses: HashSet::new(),
+            earliest_ms: 0,
+            repairs,
+            damaged,
+        }
+    }
+
+    /// Identity and reservation, for the manifest.
+    pub(crate) fn store(&self) -> StoreRecord {
+        self.store
+    }
+
+    /// Stores updates of any number of callers in one commit. Durable when it returns.
+    pub(crate) fn append(
+        &mut self,
+        catalog: &mut Catalog,
+        appends: &[Append],
+        now_ms: u64,
+    ) -> Result<Outcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for append in appends {
+            if !edit
+                .catalog
+                .has_room_for(append.namespace, self.config.namespaces_max)
+            {
+                edit.outcome.lengths.push(None);
+                continue;
+            }
+            edit.introduce(append.namespace, &append.names);
+            let mut lengths = Vec::with_capacity(append.updates.len());
+            for update in &append.updates {
+                lengths.push(edit.apply(append.namespace, update)?);
+            }
+            edit.outcome.lengths.push(Some(lengths));
+        }
+        self.within_budgets(&mut edit)?;
+        self.commit(edit, now_ms)
+    }
+
+    /// Removes documents whose text turned out to be damaged.
+    pub(crate) fn forget(
+        &mut self,
+        catalog: &mut Catalog,
+        keys: &[DocumentKey],
+        now_ms: u64,
+    ) -> Result<Outcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for key in keys {
+            if edit.catalog.document(*key).is_some() {
+                edit.remove(*key, Removal::Damage)?;
+            }
+        }
+        self.commit(edit, now_ms)
+    }
+
+    /// Marks documents as used. Written later, and only when the stored time is old.
+    pub(crate) fn touch(&mut self, catalog: &mut Catalog, keys: &[DocumentKey], now_ms: u64) {
+        let before_ms = now_ms.saturating_sub(self.config.use_interval_s * 1000);
+        for key in keys {
+            // Past the bound a restart loses some of the order, no more.
+            if catalog.touch(*key, now_ms, before_ms) && self.uses.len() < USES_MAX {
+                self.uses.insert(*key);
+            }
+        }
+    }
+
+    /// What time brings: repairs, ages, budgets, documents at rest, times of use.
+    pub(crate) fn tick(&mut self, catalog: &mut Catalog, now_ms: u64) -> Result<Outcome, LogError> {
+        self.settle(catalog, now_ms);
+        let repairs = std::mem::take(&mut self.repairs);
+        let damaged = std::mem::take(&mut self.damaged);
+        let uses = std::mem::take(&mut self.uses);
+        let mut edit = self.edit(catalog, now_ms);
+        edit.adopt(repairs);
+        for key in damaged {
+            edit.remove(key, Removal::Damage)?;
+        }
+        for key in uses {
+            edit.write_state(key);
+        }
+        let mut edit = self.without_expired(edit, now_ms)?;
+        self.within_budgets(&mut edit)?;
+        self.commit(edit, now_ms)
+    }
+
+    fn edit<'a>(&self, catalog: &'a mut Catalog, now_ms: u64) -> Edit<'a> {
+        Edit::new(
+            catalog,
+            self.log.clone(),
+            self.store,
+            self.config.tombstones_max,
+            now_ms,
+        )
+    }
+
+    fn commit(&mut self, edit: Edit<'_>, now_ms: u64) -> Result<Outcome, LogError> {
+        let (batch, store, split, mut outcome) = edit.finish();
+        if !batch.is_empty() {
+            self.log.commit(&batch)?;
+        }
+        outcome.reserved = store != self.store;
+        self.store = store;
+        self.settling
+            .extend(split.into_iter().map(|key| (key, now_ms)));
+        Ok(outcome)
+    }
+
+    /// Removes the least recently used documents while a budget is exceeded, at most a step.
+    fn within_budgets(&self, edit: &mut Edit<'_>) -> Result<(), LogError> {
+        let config = &self.config;
+        while let Some((key, removal)) = {
+            let totals = edit.catalog.totals();
+            if let Some(key) = edit.catalog.tenant_victim(config.tenant_tokens_max) {
+                Some((key, Removal::TenantTokens))
+            } else if totals.tokens > config.tokens_max {
+                edit.catalog.oldest().map(|key| (key, Removal::Tokens))
+            } else if totals.bytes > config.bytes_max {
+                edit.catalog.oldest().map(|key| (key, Removal::Bytes))
+            } else {
+                None
+            }
+        } {
+            if edit.outcome.removed.len() >= config.eviction_step {
+                edit.outcome.more = true;
+                break;
+            }
+            edit.remove(key, removal)?;
+        }
+        Ok(())
+    }
+
+    fn without_expired<'a>(
+        &mut self,
+        mut edit: Edit<'a>,
+        now_ms: u64,
+    ) -> Result<Edit<'a>, LogError> {
+        let before_ms = now_ms.saturating_sub(u64::from(self.config.retention_days) * DAY_MS);
+        // A look at all documents, but only when one of them is due.
+        if self.earliest_ms < before_ms {
+            let room = self
+                .config
+                .eviction_step
+                .saturating_sub(edit.outcome.removed.len());
+            let (expired, earliest_ms) = edit.catalog.expired(before_ms, room);
+            for key in expired {
+                edit.remove(key, Removal::Age)?;
+            }
+            self.earliest_ms = earliest_ms.unwrap_or(now_ms);
+            edit.outcome.more |= self.earliest_ms < before_ms;
+        }
+        Ok(edit)
+    }
+
+    fn settle(&mut self, catalog: &mut Catalog, now_ms: u64) {
+        let settle_ms = self.config.settle_s * 1000;
+        for _ in 0..self.settling.len() {
+            let overfull = self.settling.len() > SETTLING_MAX;
+            let Some((key, since_ms)) = self.settling.front().copied() else {
+                break;
+            };
+            if since_ms + settle_ms > now_ms && !overfull {
+                break;
+            }
+            self.settling.pop_front();
+            let Some(document) = catalog.document(key) else {
+                continue;
+            };
+            let running = document.state.finish == 0
+                && document.state.used_ms.saturating_add(settle_ms) > now_ms;
+            if running && !overfull {
+                self.settling.push_back((key, now_ms));
+            } else {
+                catalog.settle(key);
+            }
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! One commit in the making: changes the catalog and gathers the writes that make the change durable.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
+use refrain_protocol::{Namespace, NamespaceId, TokenId};
+
+use super::{Outcome, Removal};
+use crate::catalog::Catalog;
+use crate::codec::{self, Damage, PIECE_TOKENS_MAX};
+use crate::log::{Batch, LogError, RecordLog};
+use crate::placement::{Placement, place};
+use crate::record::{
+    DocumentKey, HeadRecord, Kind, NamespaceRecord, StateRecord, StoreRecord, TombstoneRecord,
+    document_key, finish_code, finish_of, namespace_key, piece_key, store_key, tombstone_key,
+};
+use crate::text::{Piece, TextError, key_before};
+
+/// Small pieces of a running document before they are merged. Fewer mean more rewriting, more mean more keys
+/// and worse compression while it runs.
+const TAIL_PIECES_MAX: u16 = 16;
+/// Sequences reserved on disk at a time. A restart skips what was not used of them.
+const SEQUENCES_RESERVED: u64 = 1 << 16;
+
+/// See the module.
+pub(super) struct Edit<'a> {
+    pub(super) catalog: &'a mut Catalog,
+    pub(super) outcome: Outcome,
+    log: Arc<dyn RecordLog>,
+    store: StoreRecord,
+    tombstones_max: usize,
+    now_ms: u64,
+    batch: Batch,
+    /// Documents whose state is to be written, once each.
+    states: BTreeSet<DocumentKey>,
+}
+
+impl<'a> Edit<'a> {
+    pub(super) fn new(
+        catalog: &'a mut Catalog,
+        log: Arc<dyn RecordLog>,
+        store: StoreRecord,
+        tombstones_max: usize,
+        now_ms: u64,
+    ) -> Self {
+        Edit {
+            catalog,
+            outcome: Outcome::default(),
+            log,
+            store,
+            tombstones_max,
+            now_ms,
+            batch: Batch::default(),
+            states: BTreeSet::new(),
+        }
+    }
+
+    /// The writes, the store's record after them, and documents whose feed entries are now several.
+    pub(super) fn finish(mut self) -> (Batch, StoreRecord, Vec<DocumentKey>, Outcome) {
+        let mut split = Vec::new();
+        for key in std::mem::take(&mut self.states) {
+            let Some(document) = self.catalog.document_mut(key) else {
+                continue;
+            };
+            document.used_ms_stored = document.state.used_ms;
+            if document.is_split() {
+                split.push(key);
+            }
+            let state_key = document_key(Kind::State, key);
+            let value = codec::seal(&state_key, &document.state);
+            self.batch.put(state_key, value);
+        }
+        (self.batch, self.store, split, self.outcome)
+    }
+
+    /// Takes over writes that recovery prepared.
+    pub(super) fn adopt(&mut self, repairs: Batch) {
+        for (key, value) in repairs.writes() {
+            match value {
+                Some(value) => self.batch.put(key.clone(), value.clone()),
+                None => self.batch.remove(key.clone()),
+            }
+        }
+    }
+
+    /// Stores the names of a namespace unless they are known.
+    pub(super) fn introduce(&mut self, namespace: NamespaceId, names: &Namespace) {
+        if self.catalog.introduce(namespace, names) {
+            let key = namespace_key(Kind::Namespace, namespace);
+            let value = codec::seal(&key, &NamespaceRecord::from(names));
+            self.batch.put(key, value);
+        }
+    }
+
+    /// Has the state of a document written with this commit.
+    pub(super) fn write_state(&mut self, key: DocumentKey) {
+        self.states.insert(key);
+    }
+
+    /// Takes an update. Returns the length that the document has then; a document whose stored text turns
+    /// out to be damaged is removed, and has none.
+    pub(super) fn apply(
+        &mut self,
+        namespace: NamespaceId,
+        update: &DocumentUpdate,
+    ) -> Result<u32, LogError> {
+        let key = DocumentKey {
+            namespace,
+            document: update.document,
+        };
+        match self.try_apply(key, update) {
+            Ok(()) => {}
+            Err(TextError::Log(error)) => return Err(error),
+            Err(TextError::Damaged(_)) => self.remove(key, Removal::Damage)?,
+        }
+        Ok(self
+            .catalog
+            .document(key)
+            .map_or(0, |document| document.state.len))
+    }
+
+    fn try_apply(&mut self, key: DocumentKey, update: &DocumentUpdate) -> Result<(), TextError> {
+        let known = self.catalog.document(key);
+        match place(known.map(|document| document.text()), update) {
+            Placement::Nothing { at_end } => {
+                if let Some(document) = known
+                    && at_end
+                    && document.state.finish == 0
+                    && update.finish.is_some()
+                {
+                    let state = document.state;
+                    self.write(key, state, update, state.len, &[])?;
+                }
+                Ok(())
+            }
+            Placement::Write {
+                to,
+                skip,
+                epoch_start,
+            } => {
+                let state = match known {
+                    Some(document) => document.state,
+                    None => self.create(key, update),
+                };
+                let state = StateRecord {
+                    epoch: update.epoch,
+                    epoch_start,
+                    ..state
+                };
+                self.write(
+                    key,
+                    state,
+                    update,
+                    to,
+                    update.tokens.get(skip..).unwrap_or_default(),
+                )
+            }
+            Placement::Overwrite { epoch_start } => self.overwrite(key, update, epoch_start),
+        }
+    }
+
+    fn create(&mut self, key: DocumentKey, update: &DocumentUpdate) -> StateRecord {
+        let mut head = update.head.clone();
+        let surplus = head.left_context.len().saturating_sub(LEFT_CONTEXT_TOKENS);
+        head.left_context.drain(..surplus);
+        let head_key = document_key(Kind::Head, key);
+        let value = codec::seal(&head_key, &HeadRecord(head));
+        let bytes = (head_key.len() + value.len()) as u32;
+        self.batch.put(head_key, value);
+        StateRecord {
+            epoch: update.epoch,
+            epoch_start: 0,
+            len: 0,
+            finish: 0,
+            sequence: 0,
+            stored_ms: self.now_ms,
+            used_ms: self.now_ms,
+            tail_start: 0,
+            tail_pieces: 0,
+            bytes,
+        }
+    }
+
+    /// A late piece of the document's own epoch. What it says is right, and what stands there may be of an
+    /// older epoch.
+    fn overwrite(
+        &mut self,
+        key: DocumentKey,
+        update: &DocumentUpdate,
+        epoch_start: u32,
+    ) -> Result<(), TextError> {
+        let Some(document) = self.catalog.document(key) else {
+            return Ok(());
+        };
+        let mut state = document.state;
+        let pieces = self.pieces(key, piece_key(key, 0), state.len)?;
+        let text: Vec<TokenId> = pieces.into_iter().flat_map(|piece| piece.tokens).collect();
+        let start = update.prev_len as usize;
+        let stands = text.get(start..).ok_or(Damage::Length)?;
+        let common = stands.len().min(update.tokens.len());
+        state.epoch_start = epoch_start;
+        if stands[..common] == update.tokens[..common] {
+            let new = &update.tokens[common..];
+            if new.is_empty() && (update.finish.is_none() || common < stands.len()) {
+                // Nothing that followers would notice.
+                self.catalog.put(key, state, None);
+                self.states.insert(key);
+                return Ok(());
+            }
+            return self.write(key, state, update, state.len, new);
+        }
+        let mut tokens = update.tokens.clone();
+        tokens.extend_from_slice(&stands[common..]);
+        // In one epoch followers only ever add. So they are told to drop the document, and get it anew.
+        self.bury(key);
+        let stored = finish_of(state.finish);
+        let finish = match update.tokens.len().cmp(&stands.len()) {
+            Ordering::Less => stored,
+            Ordering::Equal => update.finish.or(stored),
+            Ordering::Greater => update.finish,
+        };
+        let update = DocumentUpdate {
+            finish,
+            ..update.clone()
+        };
+        self.write(key, state, &update, update.prev_len, &tokens)?;
+        self.catalog.settle(key);
+        Ok(())
+    }
+
+    /// Cuts the text to `to`, adds tokens, and tells followers.
+    fn write(
+        &mut self,
+        key: DocumentKey,
+        mut state: StateRecord,
+        update: &DocumentUpdate,
+        to: u32,
+        tokens: &[TokenId],
+    ) -> Result<(), TextError> {
+        self.store_text(key, &mut state, to, tokens, update.finish.is_some())?;
+        state.finish = finish_code(update.finish);
+        state.used_ms = self.now_ms;
+        state.sequence = self.next_sequence();
+        self.outcome.appended_tokens += tokens.len() as u64;
+        self.outcome.changed.insert(key.namespace);
+        self.catalog.put(key, state, Some(to));
+        self.states.insert(key);
+        Ok(())
+    }
+
+    /// Puts tokens at `at`, in place of whatever stands from there on.
+    fn store_text(
+        &mut self,
+        key: DocumentKey,
+        state: &mut StateRecord,
+        at: u32,
+        tokens: &[TokenId],
+        finished: bool,
+    ) -> Result<(), TextError> {
+        let len = state.len;
+        let merges =
+            finished || state.tail_pieces >= TAIL_PIECES_MAX || tokens.len() >= PIECE_TOKENS_MAX;
+        let mut from = at;
+        let mut joined = Vec::new();
+        if at < len || (merges && state.tail_pieces > 0) {
+            let mut lowest = if at < len {
+                key_before(key, at)
+            } else {
+                piece_key(key, at)
+            };
+            if merges {
+                lowest = lowest.min(piece_key(key, state.tail_start));
+            }
+            for piece in self.pieces(key, lowest, len)? {
+                // A piece before the cut stays, unless it is one of the small ones that are merged now.
+                let merged = merges && piece.start >= state.tail_start;
+                if piece.end() <= at && !merged {
+                    continue;
+                }
+                state.bytes = state.bytes.saturating_sub(piece.bytes);
+                self.batch.remove(piece_key(key, piece.start));
+                if piece.start < at {
+                    let kept = ((at - piece.start) as usize).min(piece.tokens.len());
+                    from = from.min(piece.start);
+                    joined.extend_from_slice(&piece.tokens[..kept]);
+                }
+            }
+        }
+        joined.extend_from_slice(tokens);
+        let pieces = codec::split(from, &joined, &|start| piece_key(key, start));
+        state.len = at + tokens.len() as u32;
+        if from <= state.tail_start {
+            state.tail_start = from;
+            state.tail_pieces = 0;
+        }
+        if merges {
+            // A last piece with room is merged again when the document goes on.
+            let last = pieces.last().map_or(state.len, |(start, ..)| *start);
+            let open = ((state.len - last) as usize) < PIECE_TOKENS_MAX && !finished;
+            state.tail_start = if open { last } else { state.len };
+            state.tail_pieces = u16::from(open && last < state.len);
+        } else {
+            state.tail_pieces = state.tail_pieces.saturating_add(pieces.len() as u16);
+        }
+        for (_, piece_key, value) in pieces {
+            state.bytes = state
+                .bytes
+                .saturating_add((piece_key.len() + value.len()) as u32);
+            self.batch.put(piece_key, value);
+        }
+        Ok(())
+    }
+
+    /// The pieces of a document from a key on, this commit's included. They join up, and end at `len`.
+    fn pieces(&self, key: DocumentKey, from: Vec<u8>, len: u32) -> Result<Vec<Piece>, TextError> {
+        let records = self
+            .batch
+            .scan_over(&*self.log, &from, &piece_key(key, u32::MAX))?;
+        let mut pieces: Vec<Piece> = Vec::with_capacity(records.len());
+        for (key, value) in &records {
+            let piece = Piece::open(key, value)?;
+            if pieces.last().is_some_and(|last| last.end() != piece.start) {
+                return Err(Damage::Short.into());
+            }
+            pieces.push(piece);
+        }
+        if pieces.last().map_or(0, Piece::end) != len && len > 0 {
+            return Err(Damage::Short.into());
+        }
+        Ok(pieces)
+    }
+
+    /// Removes a document with all its records, and tells followers.
+    pub(super) fn remove(&mut self, key: DocumentKey, removal: Removal) -> Result<(), LogError> {
+        let pieces =
+            self.batch
+                .scan_over(&*self.log, &piece_key(key, 0), &piece_key(key, u32::MAX))?;
+        for piece_key in pieces.into_keys() {
+            self.batch.remove(piece_key);
+        }
+        self.batch.remove(document_key(Kind::State, key));
+        self.batch.remove(document_key(Kind::Head, key));
+        self.catalog.take(key);
+        self.bury(key);
+        self.outcome.removed.push((key, removal));
+        Ok(())
+    }
+
+    fn bury(&mut self, key: DocumentKey) {
+        let sequence = self.next_sequence();
+        self.catalog.bury(key, sequence);
+        self.outcome.changed.insert(key.namespace);
+        let tombstone = tombstone_key(key.namespace, sequence);
+        let value = codec::seal(
+            &tombstone,
+            &TombstoneRecord {
+                document: key.document.0,
+            },
+        );
+        self.batch.put(tombstone, value);
+        let feed = self.catalog.feed_mut(key.namespace);
+        let trimmed = feed.trim(self.tombstones_max);
+        if !trimmed.is_empty() {
+            let feed_key = namespace_key(Kind::Feed, key.namespace);
+            let value = codec::seal(&feed_key, &feed.record());
+            self.batch.put(feed_key, value);
+            for sequence in trimmed {
+                self.batch.remove(tombstone_key(key.namespace, sequence));
+            }
+        }
+    }
+
+    fn next_sequence(&mut self) -> u64 {
+        let sequence = self.catalog.advance();
+        if sequence >= self.store.sequence_reserved {
+            self.store.sequence_reserved = sequence + SEQUENCES_RESERVED;
+            let key = store_key();
+            let value = codec::seal(&key, &self.store);
+            self.batch.put(key, value);
+        }
+        sequence
+    }
+}

@@ -1,0 +1,254 @@
+//! The core on a log in memory: scripts, and random operations against a plain copy.
+
+mod model;
+mod scripts;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use refrain_protocol::document::{
+    DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
+};
+use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
+
+use super::*;
+use crate::catalog::load;
+use crate::codec;
+use crate::log::memory::MemoryLog;
+use crate::record::store_key;
+use crate::shared::{Open, Shared};
+use crate::text;
+
+/// The core with a clock that tests move.
+struct Store {
+    log: Arc<MemoryLog>,
+    config: DraftStoreConfig,
+    shared: Shared,
+    core: Core,
+    now_ms: u64,
+    damaged_records: u64,
+}
+
+fn names(tenant: &str) -> Namespace {
+    Namespace {
+        tenant: tenant.into(),
+        model: "m".into(),
+        tokenizer: "t".into(),
+    }
+}
+
+fn update(document: u128, epoch: u64, prev_len: u32, tokens: &[TokenId]) -> DocumentUpdate {
+    DocumentUpdate {
+        document: DocumentId(document),
+        epoch,
+        prev_len,
+        tokens: tokens.to_vec(),
+        head: DocumentHead {
+            session: Some("s".into()),
+            ..DocumentHead::default()
+        },
+        finish: None,
+    }
+}
+
+fn finished(update: DocumentUpdate) -> DocumentUpdate {
+    DocumentUpdate {
+        finish: Some(FinishReason::Stop),
+        ..update
+    }
+}
+
+impl Store {
+    fn new(config: DraftStoreConfig) -> Self {
+        let store = StoreRecord {
+            generation: 7,
+            sequence_reserved: 0,
+        };
+        let log = MemoryLog::default();
+        let value = codec::seal(&store_key(), &store);
+        log.records.lock().unwrap().insert(store_key(), value);
+        Store::open(Arc::new(log), config, 1_000_000_000_000)
+    }
+
+    fn open(log: Arc<MemoryLog>, config: DraftStoreConfig, now_ms: u64) -> Self {
+        let stored = log.records.lock().unwrap()[&store_key()].clone();
+        let store = codec::open::<StoreRecord>(&store_key(), &stored).unwrap();
+        let loaded = load(&*log, store, 1).unwrap();
+        let core = Core::new(
+            log.clone(),
+            config.clone(),
+            store,
+            loaded.repairs,
+            loaded.damaged,
+        );
+        let shared = Shared::default();
+        *shared.write() = Some(Open {
+            catalog: loaded.catalog,
+            log: log.clone(),
+        });
+        let damaged_records = loaded.damaged_records;
+        Store {
+            log,
+            config,
+            shared,
+            core,
+            now_ms,
+            damaged_records,
+        }
+    }
+
+    fn reopen(self) -> Self {
+        Store::open(self.log, self.config, self.now_ms)
+    }
+
+    fn append(&mut self, tenant: &str, updates: &[DocumentUpdate]) -> Vec<u32> {
+        let append = Append {
+            namespace: names(tenant).id(),
+            names: names(tenant),
+            updates: updates.to_vec(),
+        };
+        let mut open = self.shared.write();
+        let catalog = &mut open.as_mut().unwrap().catalog;
+        let outcome = self.core.append(catalog, &[append], self.now_ms).unwrap();
+        outcome.lengths[0].clone().unwrap()
+    }
+
+    fn tick(&mut self, elapsed_ms: u64) -> Outcome {
+        self.now_ms += elapsed_ms;
+        let mut open = self.shared.write();
+        self.core
+            .tick(&mut open.as_mut().unwrap().catalog, self.now_ms)
+            .unwrap()
+    }
+
+    fn touch(&mut self, tenant: &str, document: u128) {
+        let mut open = self.shared.write();
+        let catalog = &mut open.as_mut().unwrap().catalog;
+        self.core
+            .touch(catalog, &[key(tenant, document)], self.now_ms);
+    }
+
+    fn text(&self, tenant: &str, document: u128) -> Option<Vec<TokenId>> {
+        let open = self.shared.read();
+        let key = key(tenant, document);
+        let len = open.as_ref().unwrap().catalog.document(key)?.state.len;
+        Some(text::read(&*self.log, key, 0, len).unwrap())
+    }
+
+    fn documents(&self, tenant: &str) -> Vec<u128> {
+        (0..100)
+            .filter(|document| self.text(tenant, *document).is_some())
+            .collect()
+    }
+
+    fn pieces(&self, tenant: &str, document: u128) -> usize {
+        let prefix = crate::record::document_key(crate::record::Kind::Piece, key(tenant, document));
+        self.log
+            .records
+            .lock()
+            .unwrap()
+            .keys()
+            .filter(|key| key.starts_with(&prefix))
+            .count()
+    }
+}
+
+fn key(tenant: &str, document: u128) -> DocumentKey {
+    DocumentKey {
+        namespace: names(tenant).id(),
+        document: DocumentId(document),
+    }
+}
+
+/// What a follower holds of one document.
+#[derive(Clone, Debug, PartialEq)]
+struct Copy {
+    epoch: u64,
+    tokens: Vec<TokenId>,
+    finish: Option<FinishReason>,
+}
+
+/// A follower that applies events exactly as they are documented, and fails on any gap.
+#[derive(Default)]
+struct Follower {
+    cursor: FeedCursor,
+    documents: BTreeMap<DocumentId, Copy>,
+    resets: usize,
+    events: usize,
+    tokens: usize,
+}
+
+impl Follower {
+    /// Asks once. Says whether that was the end of the feed.
+    fn poll(&mut self, store: &Store, namespace: NamespaceId, tokens_max: usize) -> bool {
+        let read = store
+            .shared
+            .read_feed(namespace, self.cursor, tokens_max)
+            .unwrap();
+        assert!(read.damaged.is_empty());
+        if read.reply.reset {
+            self.resets += 1;
+            self.documents.clear();
+        }
+        for event in read.reply.events {
+            self.events += 1;
+            match event {
+                FeedEvent::Remove(document) => {
+                    self.documents.remove(&document);
+                }
+                FeedEvent::Update(update) => self.apply(update),
+            }
+        }
+        self.cursor = read.reply.cursor;
+        read.reply.caught_up
+    }
+
+    fn apply(&mut self, update: DocumentUpdate) {
+        self.tokens += update.tokens.len();
+        let copy = self.documents.entry(update.document).or_insert(Copy {
+            epoch: update.epoch,
+            tokens: Vec::new(),
+            finish: None,
+        });
+        let (start, len) = (update.prev_len as usize, copy.tokens.len());
+        assert!(
+            update.epoch >= copy.epoch,
+            "the feed went back to an older epoch"
+        );
+        assert!(
+            start <= len,
+            "gap: {start} after {len} of {:?}",
+            update.document
+        );
+        if update.epoch > copy.epoch {
+            copy.epoch = update.epoch;
+            copy.tokens.truncate(start);
+        }
+        let overlap = (copy.tokens.len() - start).min(update.tokens.len());
+        assert_eq!(
+            copy.tokens[start..start + overlap],
+            update.tokens[..overlap]
+        );
+        copy.tokens.extend_from_slice(&update.tokens[overlap..]);
+        if start + update.tokens.len() == copy.tokens.len() {
+            copy.finish = update.finish;
+        }
+    }
+
+    fn catch_up(&mut self, store: &Store, tenant: &str, tokens_max: usize) {
+        for _ in 0..10_000 {
+            if self.poll(store, names(tenant).id(), tokens_max) {
+                return;
+            }
+        }
+        panic!("never caught up");
+    }
+
+    fn texts(&self) -> BTreeMap<u128, Vec<TokenId>> {
+        self.documents
+            .iter()
+            .map(|(id, copy)| (id.0, copy.tokens.clone()))
+            .collect()
+    }
+}

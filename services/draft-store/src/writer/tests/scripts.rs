@@ -1,0 +1,390 @@
+//! One behaviour at a time.
+
+use super::*;
+
+const DAY_MS: u64 = 24 * 3600 * 1000;
+
+fn small() -> DraftStoreConfig {
+    DraftStoreConfig {
+        tombstones_max: 8,
+        ..DraftStoreConfig::default()
+    }
+}
+
+#[test]
+fn repeats_overlaps_gaps_and_epochs() {
+    let mut store = Store::new(small());
+    let lengths = store.append(
+        "a",
+        &[
+            update(1, 1, 0, &[1, 2, 3]),
+            update(1, 1, 0, &[1, 2, 3]),
+            update(1, 1, 2, &[3, 4]),
+            update(1, 1, 9, &[9]),
+            update(2, 1, 5, &[9]),
+            update(1, 2, 1, &[7]),
+            update(1, 1, 2, &[3, 4]),
+        ],
+    );
+    assert_eq!(lengths, [3, 3, 4, 4, 0, 2, 2]);
+    assert_eq!(store.text("a", 1), Some(vec![1, 7]));
+    assert_eq!(store.text("a", 2), None);
+}
+
+#[test]
+fn a_first_piece_that_comes_late_corrects_what_stands_before_the_second() {
+    let mut store = Store::new(small());
+    let mut follower = Follower::default();
+    store.append("a", &[update(1, 1, 0, &[1, 2, 3, 4, 5])]);
+    follower.catch_up(&store, "a", 100);
+    // Epoch 2 cut at 2, but its second piece came first.
+    store.append("a", &[update(1, 2, 3, &[23, 24])]);
+    follower.catch_up(&store, "a", 100);
+    assert_eq!(store.text("a", 1), Some(vec![1, 2, 3, 23, 24]));
+    assert_eq!(store.append("a", &[update(1, 2, 2, &[22])]), [5]);
+    assert_eq!(store.text("a", 1), Some(vec![1, 2, 22, 23, 24]));
+    follower.catch_up(&store, "a", 100);
+    assert_eq!(follower.texts()[&1], [1, 2, 22, 23, 24]);
+    assert_eq!(follower.resets, 1, "only the first contact");
+}
+
+#[test]
+fn a_running_document_is_stored_in_few_pieces_and_merged_when_it_ends() {
+    let mut store = Store::new(small());
+    let text: Vec<u32> = (0..2500).collect();
+    for (step, tokens) in text.chunks(10).enumerate() {
+        store.append("a", &[update(1, 1, step as u32 * 10, tokens)]);
+        assert!(store.pieces("a", 1) <= 2 + 1 + 17);
+    }
+    store.append("a", &[finished(update(1, 1, 2500, &[]))]);
+    assert_eq!(store.pieces("a", 1), 3);
+    assert_eq!(store.text("a", 1), Some(text.clone()));
+    store.append("a", &[update(1, 2, 1500, &[7, 7])]);
+    let store = store.reopen();
+    assert_eq!(store.text("a", 1).unwrap()[..1500], text[..1500]);
+    assert_eq!(store.text("a", 1).unwrap()[1500..], [7, 7]);
+    assert_eq!(store.pieces("a", 1), 2);
+}
+
+#[test]
+fn a_follower_gets_each_token_once_while_a_document_grows() {
+    let mut store = Store::new(small());
+    let mut follower = Follower::default();
+    for step in 0..100u32 {
+        store.append("a", &[update(1, 1, step * 5, &[step; 5])]);
+        follower.catch_up(&store, "a", 1000);
+    }
+    store.append("a", &[finished(update(1, 1, 500, &[]))]);
+    follower.catch_up(&store, "a", 1000);
+    assert_eq!(follower.tokens, 500);
+    assert_eq!(
+        follower.documents[&DocumentId(1)].finish,
+        Some(FinishReason::Stop)
+    );
+    // At rest it is one entry for whoever comes new, and nothing for who has it.
+    store.tick(200_000);
+    let events = follower.events;
+    follower.catch_up(&store, "a", 1000);
+    assert_eq!(follower.events, events);
+    let mut fresh = Follower::default();
+    fresh.catch_up(&store, "a", 1000);
+    assert_eq!((fresh.events, fresh.tokens), (1, 500));
+    assert_eq!(fresh.documents, follower.documents);
+}
+
+#[test]
+fn cursors_and_order_outlive_a_restart() {
+    let mut store = Store::new(small());
+    let mut follower = Follower::default();
+    for document in 0..5 {
+        store.append("a", &[update(document, 1, 0, &[1, 2])]);
+        store.now_ms += 1000;
+    }
+    follower.catch_up(&store, "a", 1000);
+    // A time of use is written again only when the stored one has become old.
+    store.tick(400_000);
+    store.touch("a", 0);
+    store.tick(1000);
+    store.touch("a", 1);
+    store.tick(1000);
+    let mut store = store.reopen();
+    follower.catch_up(&store, "a", 1000);
+    assert_eq!((follower.resets, follower.events), (1, 5));
+    let open = store.shared.read();
+    assert_eq!(
+        open.as_ref().unwrap().catalog.oldest(),
+        Some(key("a", 2)),
+        "0 and 1 were used"
+    );
+    drop(open);
+    store.append("a", &[update(9, 1, 0, &[1])]);
+    follower.catch_up(&store, "a", 1000);
+    assert_eq!((follower.resets, follower.events), (1, 6));
+}
+
+#[test]
+fn the_least_recently_used_go_first_and_followers_hear_of_it() {
+    let mut store = Store::new(DraftStoreConfig {
+        tokens_max: 30,
+        ..small()
+    });
+    let mut follower = Follower::default();
+    for document in 0..3 {
+        store.append("a", &[update(document, 1, 0, &[1; 10])]);
+    }
+    follower.catch_up(&store, "a", 1000);
+    store.touch("a", 0);
+    store.append("a", &[update(3, 1, 0, &[1; 10])]);
+    assert_eq!(store.documents("a"), [0, 2, 3]);
+    follower.catch_up(&store, "a", 1000);
+    assert_eq!(follower.texts().into_keys().collect::<Vec<_>>(), [0, 2, 3]);
+    let left = store
+        .log
+        .records
+        .lock()
+        .unwrap()
+        .keys()
+        .filter(|key| key[0] == b'p')
+        .count();
+    assert_eq!(left, 3);
+    // The tombstone is there after a restart, for who was away.
+    let mut away = Follower::default();
+    away.catch_up(&store, "a", 1000);
+    store.append("a", &[update(4, 1, 0, &[1; 10])]);
+    let store = store.reopen();
+    away.catch_up(&store, "a", 1000);
+    assert_eq!((away.resets, away.texts().len()), (1, 3));
+}
+
+#[test]
+fn a_tenant_over_its_budget_pushes_out_its_own_documents_only() {
+    let mut store = Store::new(DraftStoreConfig {
+        tenant_tokens_max: 25,
+        ..small()
+    });
+    store.append("b", &[update(0, 1, 0, &[1; 20])]);
+    for document in 1..6 {
+        store.append("a", &[update(document, 1, 0, &[1; 10])]);
+    }
+    assert_eq!(store.documents("b"), [0]);
+    assert_eq!(store.documents("a"), [4, 5]);
+}
+
+#[test]
+fn bytes_are_a_budget_too_and_eviction_goes_in_steps() {
+    let mut store = Store::new(DraftStoreConfig {
+        eviction_step: 2,
+        ..small()
+    });
+    for document in 0..8 {
+        store.append("a", &[update(document, 1, 0, &[1; 10])]);
+    }
+    let bytes = store.shared.read().as_ref().unwrap().catalog.totals().bytes;
+    let config = DraftStoreConfig {
+        bytes_max: bytes / 4,
+        ..store.config.clone()
+    };
+    let mut store = Store::open(store.log, config, store.now_ms);
+    let first = store.tick(1);
+    assert_eq!((first.removed.len(), first.more), (2, true));
+    while store.tick(1).more {}
+    assert_eq!(store.documents("a"), [6, 7]);
+}
+
+#[test]
+fn documents_past_their_retention_go() {
+    let mut store = Store::new(DraftStoreConfig {
+        retention_days: 2,
+        ..small()
+    });
+    store.append("a", &[update(0, 1, 0, &[1])]);
+    store.tick(DAY_MS);
+    store.append("a", &[update(1, 1, 0, &[1])]);
+    store.touch("a", 0);
+    assert!(store.tick(DAY_MS - 1).removed.is_empty());
+    let gone = store.tick(2).removed;
+    assert_eq!(
+        gone,
+        [(key("a", 0), Removal::Age)],
+        "use does not make it younger"
+    );
+    store.tick(DAY_MS);
+    assert_eq!(store.documents("a"), [] as [u128; 0]);
+}
+
+#[test]
+fn a_follower_behind_the_tombstones_starts_over() {
+    let mut store = Store::new(DraftStoreConfig {
+        tokens_max: 20,
+        ..small()
+    });
+    let mut away = Follower::default();
+    store.append("a", &[update(0, 1, 0, &[1; 10])]);
+    away.catch_up(&store, "a", 1000);
+    for document in 1..20 {
+        store.append("a", &[update(document, 1, 0, &[1; 10])]);
+    }
+    let mut store = store.reopen();
+    away.catch_up(&store, "a", 1000);
+    assert_eq!((away.resets, away.texts().len()), (2, 2));
+    // One that starts fresh reads page by page without being sent back for old tombstones.
+    let mut paging = Follower::default();
+    paging.catch_up(&store, "a", 1);
+    assert_eq!((paging.resets, paging.texts().len()), (1, 2));
+    // And its cursor holds while later removals are remembered.
+    store.append("a", &[update(30, 1, 0, &[1; 10])]);
+    paging.catch_up(&store, "a", 1);
+    assert_eq!((paging.resets, paging.texts()), (1, store_texts(&store)));
+}
+
+fn store_texts(store: &Store) -> BTreeMap<u128, Vec<TokenId>> {
+    store
+        .documents("a")
+        .into_iter()
+        .map(|id| (id, store.text("a", id).unwrap()))
+        .collect()
+}
+
+#[test]
+fn namespaces_do_not_hear_of_each_other() {
+    let mut store = Store::new(small());
+    store.append("a", &[update(1, 1, 0, &[1, 2, 3])]);
+    store.append("b", &[update(1, 1, 0, &[4])]);
+    let mut follower = Follower::default();
+    follower.catch_up(&store, "b", 1000);
+    assert_eq!(follower.texts(), BTreeMap::from([(1, vec![4])]));
+    let mut stranger = Follower::default();
+    stranger.catch_up(&store, "nobody", 1000);
+    assert_eq!(stranger.events, 0);
+}
+
+#[test]
+fn a_damaged_record_costs_itself_alone() {
+    let mut store = Store::new(small());
+    let mut follower = Follower::default();
+    for document in 0..4 {
+        store.append("a", &[update(document, 1, 0, &[1; 30])]);
+    }
+    follower.catch_up(&store, "a", 1000);
+    // A state is noticed at start.
+    let state = crate::record::document_key(crate::record::Kind::State, key("a", 1));
+    store.log.records.lock().unwrap().get_mut(&state).unwrap()[20] ^= 4;
+    let names_key = crate::record::namespace_key(crate::record::Kind::Namespace, names("a").id());
+    store
+        .log
+        .records
+        .lock()
+        .unwrap()
+        .get_mut(&names_key)
+        .unwrap()[17] ^= 1;
+    let mut store = store.reopen();
+    assert_eq!(store.damaged_records, 2);
+    store.tick(1);
+    assert_eq!(store.documents("a"), [0, 2, 3]);
+    follower.catch_up(&store, "a", 1000);
+    assert_eq!(follower.texts().len(), 3);
+    // A piece is noticed by a reader.
+    let piece = crate::record::piece_key(key("a", 2), 0);
+    store.log.records.lock().unwrap().get_mut(&piece).unwrap()[20] ^= 4;
+    let read = store
+        .shared
+        .read_feed(names("a").id(), FeedCursor::default(), 1000)
+        .unwrap();
+    assert_eq!(read.damaged.iter().collect::<Vec<_>>(), [&key("a", 2)]);
+    assert_eq!(read.reply.events.len(), 3, "two documents and a tombstone");
+    let keys: Vec<_> = read.damaged.into_iter().collect();
+    let mut open = store.shared.write();
+    store
+        .core
+        .forget(&mut open.as_mut().unwrap().catalog, &keys, store.now_ms)
+        .unwrap();
+    drop(open);
+    assert_eq!(store.documents("a"), [0, 3]);
+    // Or by the writer, which asks for all of it again.
+    let piece = crate::record::piece_key(key("a", 3), 0);
+    store.log.records.lock().unwrap().remove(&piece);
+    assert_eq!(store.append("a", &[finished(update(3, 1, 30, &[1]))]), [0]);
+    assert_eq!(store.append("a", &[update(3, 1, 0, &[5; 31])]), [31]);
+    follower.catch_up(&store, "a", 1000);
+    assert_eq!(follower.texts(), store_texts(&store));
+}
+
+#[test]
+fn a_lost_tombstone_makes_only_those_start_over_who_needed_it() {
+    let mut store = Store::new(DraftStoreConfig {
+        tokens_max: 10,
+        ..small()
+    });
+    let (mut away, mut present) = (Follower::default(), Follower::default());
+    store.append("a", &[update(1, 1, 0, &[1; 10])]);
+    away.catch_up(&store, "a", 1000);
+    store.append("a", &[update(2, 1, 0, &[1; 10])]);
+    present.catch_up(&store, "a", 1000);
+    for (key, value) in store.log.records.lock().unwrap().iter_mut() {
+        if key[0] == b't' {
+            value[18] ^= 1;
+        }
+    }
+    let mut store = store.reopen();
+    store.tick(1);
+    let store = store.reopen();
+    away.catch_up(&store, "a", 1000);
+    present.catch_up(&store, "a", 1000);
+    assert_eq!((away.resets, present.resets), (2, 1));
+    assert_eq!(away.texts(), present.texts());
+}
+
+#[test]
+fn a_refusing_disk_acknowledges_nothing() {
+    let mut store = Store::new(small());
+    store.append("a", &[update(1, 1, 0, &[1])]);
+    store.log.refuses.store(true, Ordering::Relaxed);
+    let append = Append {
+        namespace: names("a").id(),
+        names: names("a"),
+        updates: vec![update(1, 1, 1, &[2])],
+    };
+    let mut open = store.shared.write();
+    let catalog = &mut open.as_mut().unwrap().catalog;
+    assert!(store.core.append(catalog, &[append], store.now_ms).is_err());
+    drop(open);
+    store.log.refuses.store(false, Ordering::Relaxed);
+    let mut store = store.reopen();
+    assert_eq!(store.text("a", 1), Some(vec![1]));
+    assert_eq!(store.append("a", &[update(1, 1, 1, &[2])]), [2]);
+}
+
+#[test]
+fn a_commit_is_one_write_however_many_updates_it_holds() {
+    let mut store = Store::new(small());
+    let before = store.log.commits.load(Ordering::Relaxed);
+    let updates: Vec<_> = (0..500)
+        .map(|document| update(document, 1, 0, &[1, 2, 3]))
+        .collect();
+    store.append("a", &updates);
+    assert_eq!(store.log.commits.load(Ordering::Relaxed), before + 1);
+    store.tick(1);
+    assert_eq!(
+        store.log.commits.load(Ordering::Relaxed),
+        before + 1,
+        "nothing to do, no write"
+    );
+}
+
+#[test]
+fn one_namespace_too_many_is_refused() {
+    let mut store = Store::new(DraftStoreConfig {
+        namespaces_max: 1,
+        ..small()
+    });
+    store.append("a", &[update(1, 1, 0, &[1])]);
+    let append = Append {
+        namespace: names("b").id(),
+        names: names("b"),
+        updates: vec![update(1, 1, 0, &[2])],
+    };
+    let mut open = store.shared.write();
+    let catalog = &mut open.as_mut().unwrap().catalog;
+    let outcome = store.core.append(catalog, &[append], store.now_ms).unwrap();
+    assert_eq!(outcome.lengths, [None]);
+}

@@ -1,0 +1,121 @@
+//! kill -9: a child process appends and says what was acknowledged, and dies in the middle of it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use super::*;
+
+const CHILD_DIR: &str = "REFRAIN_DRAFT_STORE_TEST_CHILD_DIR";
+const CHILD_ROUND: &str = "REFRAIN_DRAFT_STORE_TEST_CHILD_ROUND";
+/// Documents of one round that grow at once.
+const WRITERS: u128 = 8;
+
+fn token(document: u128, at: u32) -> TokenId {
+    (document as u32).wrapping_mul(7919).wrapping_add(at * 31) % 50_000
+}
+
+/// The child's part; an ordinary run of the tests passes through it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn child_that_appends_until_it_is_killed() {
+    let (Ok(dir), Ok(round)) = (std::env::var(CHILD_DIR), std::env::var(CHILD_ROUND)) else {
+        return;
+    };
+    let round: u128 = round.parse().unwrap();
+    let store = std::sync::Arc::new(Store::start(config(Path::new(&dir))).await);
+    println!("ready");
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|writer| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                // Document after document, piece by piece.
+                for number in 0.. {
+                    let document = round << 64 | writer << 32 | number;
+                    let (mut len, goal) = (0, 40 + (number as u32 * 97) % 1500);
+                    while len < goal {
+                        let count = (1 + (len * 13) % 60).min(goal - len);
+                        let tokens: Vec<_> =
+                            (len..len + count).map(|at| token(document, at)).collect();
+                        let piece = update(document, len, &tokens);
+                        let last = len + count == goal;
+                        let piece = if last { finished(piece) } else { piece };
+                        let lengths = store.append("a", vec![piece]).await.unwrap();
+                        len = lengths[0];
+                        println!("ack {document} {len}");
+                    }
+                }
+            })
+        })
+        .collect();
+    for writer in writers {
+        writer.await.unwrap();
+    }
+}
+
+fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "crash::child_that_appends_until_it_is_killed",
+            "--nocapture",
+        ])
+        .env(CHILD_DIR, dir)
+        .env(CHILD_ROUND, round.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(
+        lines.any(|line| line.unwrap().ends_with("ready")),
+        "the child did not start"
+    );
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(250 + 90 * round as u64));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    });
+    // All that it said before it died, which is no more than what was acknowledged.
+    for line in lines.map_while(Result::ok) {
+        if let Some(ack) = line.strip_prefix("ack ")
+            && let Some((document, len)) = ack.split_once(' ')
+            && let (Ok(document), Ok(len)) = (document.parse(), len.parse())
+        {
+            acknowledged.insert(document, len);
+        }
+    }
+    killer.join().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_acknowledged_is_lost_by_kill_9() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut acknowledged = BTreeMap::new();
+    let mut follower = Follower::default();
+    for round in 0..5 {
+        let before = acknowledged.len();
+        run_and_kill(dir.path(), round, &mut acknowledged);
+        assert!(
+            acknowledged.len() > before,
+            "round {round} acknowledged something"
+        );
+        let store = Store::start(config(dir.path())).await;
+        follower.catch_up(&store, "a").await;
+        for (document, len) in &acknowledged {
+            let text = &follower.texts[document];
+            assert!(text.len() >= *len as usize, "{document} lost its end");
+            for (at, given) in text.iter().enumerate() {
+                assert_eq!(*given, token(*document, at as u32));
+            }
+        }
+        assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 0.0);
+        assert_eq!(
+            store.metric("refrain_draft_store_damaged_records_total"),
+            0.0
+        );
+        assert_eq!(store.metric("refrain_draft_store_blob_files"), 0.0);
+        let mut fresh = Follower::default();
+        fresh.catch_up(&store, "a").await;
+        assert_eq!(fresh.texts, follower.texts, "a cursor outlives a kill");
+        store.stop().await;
+    }
+    assert_eq!(follower.resets, 1);
+}

@@ -1,0 +1,161 @@
+//! The draft store through its public interface, on a real disk.
+
+mod crash;
+mod damage;
+mod service;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use refrain_clients::DraftStore;
+use refrain_draft_store::{DraftStoreConfig, DraftStoreHandle, Running, start};
+use refrain_protocol::document::{
+    AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
+    FollowRequest, TouchRequest,
+};
+use refrain_protocol::{ApiError, DocumentId, Namespace, SignedNamespace, TokenId};
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
+use refrain_service_kit::telemetry::Metrics;
+
+/// A running store, and a gateway's key to sign namespaces with.
+struct Store {
+    running: Running,
+    metrics: Metrics,
+    mesh: MeshConfig,
+}
+
+fn config(dir: &Path) -> DraftStoreConfig {
+    DraftStoreConfig {
+        data_dir: dir.join("data"),
+        commit_interval_ms: 1,
+        tick_ms: 20,
+        ..DraftStoreConfig::default()
+    }
+}
+
+impl Store {
+    async fn start(config: DraftStoreConfig) -> Store {
+        Store::try_start(config).await.unwrap()
+    }
+
+    async fn try_start(config: DraftStoreConfig) -> anyhow::Result<Store> {
+        let mesh = MeshConfig::generate()?;
+        let metrics = Metrics::new()?;
+        let running = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
+        Ok(Store {
+            running,
+            metrics,
+            mesh,
+        })
+    }
+
+    async fn stop(self) {
+        self.running.drain(Duration::from_secs(5)).await;
+    }
+
+    fn handle(&self) -> DraftStoreHandle {
+        self.running.handle()
+    }
+
+    fn sign(&self, tenant: &str) -> SignedNamespace {
+        NamespaceSigner::new(&self.mesh).unwrap().sign(Namespace {
+            tenant: tenant.into(),
+            model: "m".into(),
+            tokenizer: "t".into(),
+        })
+    }
+
+    async fn append(
+        &self,
+        tenant: &str,
+        updates: Vec<DocumentUpdate>,
+    ) -> Result<Vec<u32>, ApiError> {
+        let request = AppendRequest {
+            namespace: self.sign(tenant),
+            updates,
+        };
+        Ok(self.handle().append(request).await?.lengths)
+    }
+
+    /// The value of a metric line, labels included in its name.
+    fn metric(&self, name: &str) -> f64 {
+        let text = String::from_utf8(self.metrics.render()).unwrap();
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("{name} ")));
+        line.unwrap_or_else(|| panic!("no {name} in:\n{text}"))
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
+    }
+}
+
+fn update(document: u128, prev_len: u32, tokens: &[TokenId]) -> DocumentUpdate {
+    DocumentUpdate {
+        document: DocumentId(document),
+        epoch: 1,
+        prev_len,
+        tokens: tokens.to_vec(),
+        head: DocumentHead {
+            left_context: vec![1; 20],
+            ..DocumentHead::default()
+        },
+        finish: None,
+    }
+}
+
+fn finished(update: DocumentUpdate) -> DocumentUpdate {
+    DocumentUpdate {
+        finish: Some(FinishReason::Stop),
+        ..update
+    }
+}
+
+/// A follower's copy of one tenant's namespace.
+#[derive(Default)]
+struct Follower {
+    cursor: FeedCursor,
+    texts: BTreeMap<u128, Vec<TokenId>>,
+    resets: usize,
+    events: usize,
+}
+
+impl Follower {
+    async fn catch_up(&mut self, store: &Store, tenant: &str) {
+        loop {
+            let request = FollowRequest {
+                namespace: store.sign(tenant),
+                after: self.cursor,
+                max_tokens: 500,
+                wait_ms: 0,
+            };
+            let reply = store.handle().follow(request).await.unwrap();
+            if reply.reset {
+                self.resets += 1;
+                self.texts.clear();
+            }
+            for event in reply.events {
+                self.events += 1;
+                match event {
+                    FeedEvent::Remove(document) => {
+                        self.texts.remove(&document.0);
+                    }
+                    FeedEvent::Update(update) => {
+                        let text = self.texts.entry(update.document.0).or_default();
+                        let start = update.prev_len as usize;
+                        assert!(start <= text.len(), "gap in the feed");
+                        let known = (text.len() - start).min(update.tokens.len());
+                        text.extend_from_slice(&update.tokens[known..]);
+                    }
+                }
+            }
+            self.cursor = reply.cursor;
+            if reply.caught_up {
+                return;
+            }
+        }
+    }
+}
