@@ -131,8 +131,13 @@ pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> anyh
     let mut outputs_that_differ = 0;
     for part in [Part::Repetitive, Part::Unique] {
         for round in 0..options.rounds {
-            let calls =
-                workload::calls(part, options.seed, round, options.calls, options.api_keys.len());
+            let calls = workload::calls(
+                part,
+                options.seed,
+                round,
+                options.calls,
+                options.api_keys.len(),
+            );
             let mut seconds = BTreeMap::new();
             let mut texts: Option<Vec<String>> = None;
             for mode in &options.modes {
@@ -140,24 +145,45 @@ pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> anyh
                 seconds.insert(mode.as_str(), sums.decode_s_per_token());
                 totals.entry((part.name(), mode)).or_default().add(&sums);
                 let first = texts.get_or_insert_with(|| said.clone());
-                outputs_that_differ += first.iter().zip(&said).filter(|(a, b)| a != b).count() as u64;
+                outputs_that_differ +=
+                    first.iter().zip(&said).filter(|(a, b)| a != b).count() as u64;
             }
             if let Some(off) = seconds.get("off").copied() {
                 for (mode, mode_s) in seconds {
-                    ratios.entry((part.name(), mode)).or_default().push(off / mode_s);
+                    ratios
+                        .entry((part.name(), mode))
+                        .or_default()
+                        .push(off / mode_s);
                 }
             }
-            progress(&format!("{} round {} of {}", part.name(), round + 1, options.rounds));
+            progress(&format!(
+                "{} round {} of {}",
+                part.name(),
+                round + 1,
+                options.rounds
+            ));
         }
     }
-    let mut report = Report { parts: BTreeMap::new(), decode_speedup: BTreeMap::new(), outputs_that_differ };
+    let mut report = Report {
+        parts: BTreeMap::new(),
+        decode_speedup: BTreeMap::new(),
+        outputs_that_differ,
+    };
     for ((part, mode), sums) in totals {
-        report.parts.entry(part.into()).or_default().insert(mode.into(), sums.figures());
+        report
+            .parts
+            .entry(part.into())
+            .or_default()
+            .insert(mode.into(), sums.figures());
     }
     for ((part, mode), mut values) in ratios {
         values.sort_by(f64::total_cmp);
         let median = (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0;
-        report.decode_speedup.entry(part.into()).or_default().insert(mode.into(), median);
+        report
+            .decode_speedup
+            .entry(part.into())
+            .or_default()
+            .insert(mode.into(), median);
     }
     Ok(report)
 }
@@ -169,15 +195,16 @@ async fn pass(
     concurrency: usize,
 ) -> anyhow::Result<(Sums, Vec<String>)> {
     let started = Instant::now();
-    let answers: Vec<anyhow::Result<(Sums, String)>> = futures_util::stream::iter(calls.iter().cloned())
-        .map(|call| {
-            let client = client.clone();
-            let mode = mode.to_owned();
-            async move { client.call(&call, &mode).await }
-        })
-        .buffered(concurrency.max(1))
-        .collect()
-        .await;
+    let answers: Vec<anyhow::Result<(Sums, String)>> =
+        futures_util::stream::iter(calls.iter().cloned())
+            .map(|call| {
+                let client = client.clone();
+                let mode = mode.to_owned();
+                async move { client.call(&call, &mode).await }
+            })
+            .buffered(concurrency.max(1))
+            .collect()
+            .await;
     let mut sums = Sums::default();
     let mut texts = Vec::with_capacity(answers.len());
     for answer in answers {
@@ -198,17 +225,31 @@ struct Client {
 
 impl Client {
     async fn connect(options: &BenchOptions) -> anyhow::Result<Self> {
-        let Some(key) = options.api_keys.first() else { bail!("at least one API key is needed") };
-        let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(600)).build()?;
+        let Some(key) = options.api_keys.first() else {
+            bail!("at least one API key is needed")
+        };
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(Duration::from_secs(600))
+            .build()?;
         let url = options.url.trim_end_matches('/').to_owned();
         let model = match &options.model {
             Some(model) => model.clone(),
             None => {
-                let models: Value = answer(http.get(format!("{url}/v1/models")).bearer_auth(key)).await?;
-                models["data"][0]["id"].as_str().context("the gateway lists no model")?.to_owned()
+                let models: Value =
+                    answer(http.get(format!("{url}/v1/models")).bearer_auth(key)).await?;
+                models["data"][0]["id"]
+                    .as_str()
+                    .context("the gateway lists no model")?
+                    .to_owned()
             }
         };
-        Ok(Client { http, url, api_keys: options.api_keys.clone(), model })
+        Ok(Client {
+            http,
+            url,
+            api_keys: options.api_keys.clone(),
+            model,
+        })
     }
 
     async fn call(&self, call: &Call, mode: &str) -> anyhow::Result<(Sums, String)> {
@@ -236,24 +277,35 @@ impl Client {
             prompt_tokens: count(&answer["usage"]["prompt_tokens"]),
             output_tokens,
             decoded_tokens: count(&timings["decode_tokens"]),
-            decode_s: timings["decode_s"].as_f64().context("the gateway reports no decode time")?,
+            decode_s: timings["decode_s"]
+                .as_f64()
+                .context("the gateway reports no decode time")?,
             prefill_s: timings["prefill_s"].as_f64().unwrap_or(0.0),
             wall_s: 0.0,
             steps: count(&spec["steps"]),
             drafted: count(&spec["drafted"]),
             accepted: count(&spec["accepted"]),
         };
-        let text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned();
+        let text = answer["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
         Ok((sums, text))
     }
 }
 
 async fn answer(request: reqwest::RequestBuilder) -> anyhow::Result<Value> {
-    let response = request.send().await.context("is a mesh running there? `refrain up` starts one")?;
+    let response = request
+        .send()
+        .await
+        .context("is a mesh running there? `refrain up` starts one")?;
     let status = response.status();
     let body: Value = response.json().await.context("the answer is not JSON")?;
     if !status.is_success() {
-        bail!("the gateway answered {status}: {}", body["error"]["message"]);
+        bail!(
+            "the gateway answered {status}: {}",
+            body["error"]["message"]
+        );
     }
     Ok(body)
 }
@@ -263,7 +315,17 @@ impl Report {
     pub fn table(&self) -> String {
         let mut text = format!(
             "{:<12} {:<8} {:>6} {:>8} {:>9} {:>11} {:>10} {:>9} {:>9} {:>8} {:>8}\n",
-            "part", "mode", "calls", "tokens", "tokens/s", "decode", "prefill", "accepted", "drafted", "accept", "speed-up"
+            "part",
+            "mode",
+            "calls",
+            "tokens",
+            "tokens/s",
+            "decode",
+            "prefill",
+            "accepted",
+            "drafted",
+            "accept",
+            "speed-up"
         );
         text += &format!(
             "{:<12} {:<8} {:>6} {:>8} {:>9} {:>11} {:>10} {:>9} {:>9} {:>8} {:>8}\n",
@@ -271,7 +333,10 @@ impl Report {
         );
         for (part, modes) in &self.parts {
             for (mode, figures) in modes {
-                let speedup = self.decode_speedup.get(part).and_then(|modes| modes.get(mode));
+                let speedup = self
+                    .decode_speedup
+                    .get(part)
+                    .and_then(|modes| modes.get(mode));
                 text += &format!(
                     "{:<12} {:<8} {:>6} {:>8} {:>9.1} {:>11.3} {:>10.2} {:>9.2} {:>9.2} {:>8.3} {:>8}\n",
                     part,
@@ -288,7 +353,10 @@ impl Report {
                 );
             }
         }
-        text += &format!("outputs that differ between modes: {}\n", self.outputs_that_differ);
+        text += &format!(
+            "outputs that differ between modes: {}\n",
+            self.outputs_that_differ
+        );
         text
     }
 }

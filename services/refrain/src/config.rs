@@ -55,7 +55,12 @@ pub struct Urls {
 
 impl Default for Urls {
     fn default() -> Self {
-        Urls { scheduler: String::new(), draft_store: String::new(), engine: String::new(), timeout_ms: 30_000 }
+        Urls {
+            scheduler: String::new(),
+            draft_store: String::new(),
+            engine: String::new(),
+            timeout_ms: 30_000,
+        }
     }
 }
 
@@ -97,7 +102,9 @@ impl MeshFile {
     /// All faults of the sections that the role reads.
     pub fn load(role: Role, file: Option<&Path>) -> Result<Self, ConfigError> {
         let env = std::env::vars().filter(|(name, _)| name.starts_with(ENV_PREFIX));
-        load(file, ENV_PREFIX, env, |config: &MeshFile| config.faults(role))
+        load(file, ENV_PREFIX, env, |config: &MeshFile| {
+            config.faults(role)
+        })
     }
 
     /// The embedded default of `refrain up`: two tenants with keys for development, the shipped model.
@@ -124,11 +131,18 @@ impl MeshFile {
                 ..ModelConfig::default()
             }];
         }
+        if self.worker.advertise_url.is_empty() {
+            // Nobody calls it, but a lease has to name something.
+            self.worker.advertise_url = "local:".into();
+        }
     }
 
     fn faults(&self, role: Role) -> Vec<String> {
         let within = |section: &str, faults: Vec<String>| -> Vec<String> {
-            faults.into_iter().map(|fault| format!("{section}.{fault}")).collect()
+            faults
+                .into_iter()
+                .map(|fault| format!("{section}.{fault}"))
+                .collect()
         };
         let url = |key: &str, url: &str| -> Vec<String> {
             if url.starts_with("http://") || url.starts_with("https://") {
@@ -138,7 +152,13 @@ impl MeshFile {
             }
         };
         let listens = |section: &str, listens: bool| -> Vec<String> {
-            if listens { Vec::new() } else { vec![format!("{section}.listen: missing, such as \"0.0.0.0:8200\"")] }
+            if listens {
+                Vec::new()
+            } else {
+                vec![format!(
+                    "{section}.listen: missing, such as \"0.0.0.0:8200\""
+                )]
+            }
         };
         let mut faults = Vec::new();
         match role {

@@ -5,22 +5,26 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use refrain_clients::{Worker, Workers};
 use refrain_protocol::engine::{
-    CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse, TokenizeRequest, TokensBody,
+    CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse, TokenizeRequest,
+    TokensBody,
 };
 use refrain_protocol::{ApiError, EngineSessionId, TokenId};
 use refrain_worker::{Engine, WorkerHandle};
 
 /// The reference engine without HTTP in between.
-pub struct LocalEngine {
+pub(crate) struct LocalEngine {
     handle: refrain_reference_engine::EngineHandle,
     capabilities: EngineCapabilities,
 }
 
 impl LocalEngine {
     /// Drives the engine behind `handle`.
-    pub fn new(handle: refrain_reference_engine::EngineHandle) -> Self {
+    pub(crate) fn new(handle: refrain_reference_engine::EngineHandle) -> Self {
         let capabilities = handle.capabilities();
-        LocalEngine { handle, capabilities }
+        LocalEngine {
+            handle,
+            capabilities,
+        }
     }
 }
 
@@ -56,14 +60,16 @@ impl Engine for LocalEngine {
 }
 
 /// The one worker of a process: whatever URL a lease names, it is here.
-pub struct LocalWorkers {
+pub(crate) struct LocalWorkers {
     worker: Arc<dyn Worker>,
 }
 
 impl LocalWorkers {
     /// Leads every lease to `worker`.
-    pub fn new(worker: WorkerHandle) -> Self {
-        LocalWorkers { worker: Arc::new(worker) }
+    pub(crate) fn new(worker: WorkerHandle) -> Self {
+        LocalWorkers {
+            worker: Arc::new(worker),
+        }
     }
 }
 

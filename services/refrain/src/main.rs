@@ -115,15 +115,29 @@ fn up(args: UpArgs) -> anyhow::Result<()> {
         file.telemetry.log = "warn".into();
     }
     file.fill_in_for_up();
-    let model = file.gateway.models.first().map(|model| model.id.clone()).unwrap_or_default();
-    let key = file.gateway.keys.first().and_then(|key| key.key.clone()).unwrap_or_default();
+    let model = file
+        .gateway
+        .models
+        .first()
+        .map(|model| model.id.clone())
+        .unwrap_or_default();
+    let key = file
+        .gateway
+        .keys
+        .first()
+        .and_then(|key| key.key.clone())
+        .unwrap_or_default();
     run(Role::Up, file, |addr| {
         println!("Refrain is up: http://{addr}/v1\n");
         println!("Try it:");
         println!("  curl -s http://{addr}/v1/chat/completions -H 'authorization: Bearer {key}' \\");
         println!("    -H 'content-type: application/json' -d '{{");
-        println!("      \"model\": \"{model}\", \"temperature\": 0, \"messages\": [{DEMO_MESSAGES}]}}'\n");
-        println!("Say it twice: the second answer is drafted from the first (metrics.speculative_decoding).");
+        println!(
+            "      \"model\": \"{model}\", \"temperature\": 0, \"messages\": [{DEMO_MESSAGES}]}}'\n"
+        );
+        println!(
+            "Say it twice: the second answer is drafted from the first (metrics.speculative_decoding)."
+        );
         println!("Metrics:   http://{addr}/metrics");
         println!("Benchmark: refrain bench --url http://{addr}");
     })
@@ -134,13 +148,17 @@ const DEMO_MESSAGES: &str = r#"{"role": "user", "content": "demo"}"#;
 
 fn service(role: Role, args: ServiceArgs) -> anyhow::Result<()> {
     let file = MeshFile::load(role, Some(&args.config))?;
-    run(role, file, |addr| println!("{} listens on {addr}", role.name()))
+    run(role, file, |addr| {
+        println!("{} listens on {addr}", role.name())
+    })
 }
 
 /// Starts, waits for a signal, drains.
 fn run(role: Role, file: MeshFile, started: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
     let _telemetry = telemetry::init(&file.telemetry, role.name())?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         let mut stop = Signals::listen()?;
         let process = tokio::select! {
@@ -166,7 +184,10 @@ struct Signals {
 impl Signals {
     fn listen() -> anyhow::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     async fn received(&mut self) {
@@ -181,7 +202,10 @@ fn keys() -> anyhow::Result<()> {
     let keys = MeshConfig::generate()?;
     println!("[mesh]\n# Every service.\nsecret = \"{}\"", keys.secret);
     println!("namespace_public_key = \"{}\"", keys.namespace_public_key);
-    println!("# The gateway alone.\nnamespace_signing_key = \"{}\"", keys.namespace_signing_key);
+    println!(
+        "# The gateway alone.\nnamespace_signing_key = \"{}\"",
+        keys.namespace_signing_key
+    );
     Ok(())
 }
 
@@ -196,7 +220,10 @@ fn run_bench(args: BenchArgs) -> anyhow::Result<()> {
         seed: args.seed,
         modes: vec!["suffix".into(), "off".into()],
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
     let report = runtime.block_on(bench::run(&options, |line| eprintln!("{line}")))?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);

@@ -315,10 +315,13 @@ impl DecodeLoop {
             if context == 0 {
                 break;
             }
-            let room = Room { context, draft: 0 };
+            // The piece that ends the prompt samples, so it can verify a draft as well.
+            let draft = left - context;
+            let room = Room { context, draft };
             let (item, routed) = batch[place].running.item(room, limits, &self.router);
             self.metrics.decision(routed.decision, routed.reason);
-            left -= (item.tokens.len() as u32).min(left);
+            let drafted = item.draft.as_ref().map_or(0, |draft| draft.tokens.len());
+            left -= ((item.tokens.len() + drafted) as u32).min(left);
             request.items.push(item);
             members.push(place);
         }

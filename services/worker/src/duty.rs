@@ -15,11 +15,25 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Never more often than this, whatever the scheduler says.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
-/// Reports for duty until aborted.
-pub(crate) async fn report(worker: WorkerHandle, scheduler: Arc<dyn Scheduler>) {
-    let incarnation = crate::random_u128() as u64;
-    loop {
-        let inner = &worker.inner;
+/// What a worker says of itself.
+pub(crate) struct Duty {
+    worker: WorkerHandle,
+    scheduler: Arc<dyn Scheduler>,
+    incarnation: u64,
+}
+
+impl Duty {
+    pub(crate) fn new(worker: WorkerHandle, scheduler: Arc<dyn Scheduler>) -> Self {
+        Duty {
+            worker,
+            scheduler,
+            incarnation: crate::random_u128() as u64,
+        }
+    }
+
+    /// Reports once. Returns when to report again.
+    pub(crate) async fn report(&self) -> Duration {
+        let inner = &self.worker.inner;
         inner.memory.observe();
         if !inner.engine_ready.load(Ordering::Relaxed) && inner.engine.load().await.is_ok() {
             inner.engine_ready.store(true, Ordering::Relaxed);
@@ -27,7 +41,7 @@ pub(crate) async fn report(worker: WorkerHandle, scheduler: Arc<dyn Scheduler>) 
         let capabilities = inner.engine.capabilities();
         let heartbeat = Heartbeat {
             worker: WorkerId(inner.config.id.clone()),
-            incarnation,
+            incarnation: self.incarnation,
             url: inner.config.advertise_url.clone(),
             model: capabilities.model.clone(),
             tokenizer: capabilities.tokenizer.clone(),
@@ -35,19 +49,27 @@ pub(crate) async fn report(worker: WorkerHandle, scheduler: Arc<dyn Scheduler>) 
             max_running: inner.config.running_max,
             running: inner.slots.leases(),
             // A worker whose engine is away takes nothing new, but keeps its leases.
-            draining: worker.readiness().is_err(),
+            draining: self.worker.readiness().is_err(),
         };
-        let pause = match scheduler.heartbeat(heartbeat).await {
+        match self.scheduler.heartbeat(heartbeat).await {
             Ok(reply) => Duration::from_millis(reply.next_in_ms).max(PAUSE_MIN),
             Err(error) => {
                 tracing::warn!(%error, "the scheduler did not take a heartbeat");
                 RETRY_PAUSE
             }
-        };
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            // A drain is news.
-            () = inner.drain.begun(), if !inner.drain.is_draining() => {}
+        }
+    }
+
+    /// Reports again and again, first after `pause`, until aborted.
+    pub(crate) async fn go_on(self, mut pause: Duration) {
+        let drain = self.worker.inner.drain.clone();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                // A drain is news.
+                () = drain.begun(), if !drain.is_draining() => {}
+            }
+            pause = self.report().await;
         }
     }
 }

@@ -36,6 +36,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::decode::{Command, DecodeLoop, Slot, Start};
+use crate::duty::Duty;
 use crate::harvest::Harvest;
 use crate::memory::Memory;
 use crate::metrics::WorkerMetrics;
@@ -135,7 +136,10 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         Some(listen) => Some(http::serve(&config, listen, handle.clone(), &with.metrics)?),
         None => None,
     };
-    let duty = tokio::spawn(duty::report(handle.clone(), with.scheduler));
+    let duty = Duty::new(handle.clone(), with.scheduler);
+    // The first report is made here, so that a worker that has started is known where the scheduler is up.
+    let pause = duty.report().await;
+    let duty = tokio::spawn(duty.go_on(pause));
     Ok(RunningWorker {
         handle,
         server,

@@ -40,6 +40,15 @@ impl WorkerMetrics {
     /// A name is taken: two workers in one registry.
     pub(crate) fn new(metrics: &Metrics, model: &str) -> anyhow::Result<Self> {
         let spec = ["model", "source", "scope"];
+        let rejections = metrics.counter_vec(
+            "refrain_worker_rejections_total",
+            "Chunks refused, by the limit that was reached.",
+            &["limit"],
+        )?;
+        // A rate over a counter that does not exist yet shows nothing, so these do from the start.
+        for limit in ["running_max", "epoch", "draining"] {
+            rejections.with_label_values(&[limit]);
+        }
         Ok(WorkerMetrics {
             model: model.to_owned(),
             spec_steps: metrics.counter_vec(
@@ -104,11 +113,7 @@ impl WorkerMetrics {
                 "Chunks by how they ended.",
                 &["outcome"],
             )?,
-            rejections: metrics.counter_vec(
-                "refrain_worker_rejections_total",
-                "Chunks refused, by the limit that was reached.",
-                &["limit"],
-            )?,
+            rejections,
             engine_failures: metrics.counter(
                 "refrain_worker_engine_failures_total",
                 "Engine steps that failed as a whole.",

@@ -8,24 +8,24 @@ use serde_json::{Value, json};
 
 /// One request of the workload.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Call {
+pub(super) struct Call {
     /// Which tenant sends it, counted from 0.
-    pub tenant: usize,
+    pub(super) tenant: usize,
     /// The agent's session.
-    pub session: String,
+    pub(super) session: String,
     /// Chat messages.
-    pub messages: Vec<Value>,
+    pub(super) messages: Vec<Value>,
     /// Sampling temperature.
-    pub temperature: f64,
+    pub(super) temperature: f64,
     /// Sampling seed.
-    pub seed: u64,
+    pub(super) seed: u64,
     /// Output limit.
-    pub max_tokens: u32,
+    pub(super) max_tokens: u32,
 }
 
 /// The two halves of the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub(super) enum Part {
     /// Agents that repeat themselves.
     Repetitive,
     /// Requests that have nothing in common but their form.
@@ -34,7 +34,7 @@ pub enum Part {
 
 impl Part {
     /// Name in tables.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Part::Repetitive => "repetitive",
             Part::Unique => "unique",
@@ -43,8 +43,9 @@ impl Part {
 }
 
 /// The calls of one round. Rounds of one seed share schemas and tools, not tasks.
-pub fn calls(part: Part, seed: u64, round: u64, calls: usize, tenants: usize) -> Vec<Call> {
-    let mut random = Random::new(seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part as u64);
+pub(super) fn calls(part: Part, seed: u64, round: u64, calls: usize, tenants: usize) -> Vec<Call> {
+    let mut random =
+        Random::new(seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part as u64);
     (0..calls)
         .map(|number| {
             let tenant = number % tenants.max(1);
@@ -71,10 +72,16 @@ const ENTITIES: &[(&str, &str)] = &[
     ("student", "students"),
     ("recipe", "recipes"),
 ];
-const TEXTS: &[&str] = &["name", "city", "status", "country", "title", "color", "category"];
+const TEXTS: &[&str] = &[
+    "name", "city", "status", "country", "title", "color", "category",
+];
 const NUMBERS: &[&str] = &["price", "amount", "age", "weight", "score", "quantity"];
-const VALUES: &[&str] = &["open", "closed", "Berlin", "Paris", "red", "blue", "new", "paid"];
-const PLACES: &[&str] = &["Paris", "Berlin", "Oslo", "Rome", "Madrid", "Vienna", "Lima", "Cairo"];
+const VALUES: &[&str] = &[
+    "open", "closed", "Berlin", "Paris", "red", "blue", "new", "paid",
+];
+const PLACES: &[&str] = &[
+    "Paris", "Berlin", "Oslo", "Rome", "Madrid", "Vienna", "Lima", "Cairo",
+];
 
 fn schema(entity: (&str, &str), texts: &[&str], numbers: &[&str]) -> String {
     let mut lines = vec!["  id INTEGER PRIMARY KEY".to_owned()];
@@ -96,16 +103,33 @@ fn repetitive(random: &mut Random, seed: u64, tenant: usize, call: usize) -> Cal
     let number = *fixed.pick(NUMBERS);
     let schema = schema(entity, &[text], &[number]);
     let tasks = [
-        format!("List the {text} and {number} of all {} ordered by {number}.", entity.1),
+        format!(
+            "List the {text} and {number} of all {} ordered by {number}.",
+            entity.1
+        ),
         format!("How many {} are there for each {text}?", entity.1),
-        format!("Show all {} where {text} is '{}'.", entity.1, fixed.pick(VALUES)),
-        format!("What is the average {number} of {} for each {text}?", entity.1),
+        format!(
+            "Show all {} where {text} is '{}'.",
+            entity.1,
+            fixed.pick(VALUES)
+        ),
+        format!(
+            "What is the average {number} of {} for each {text}?",
+            entity.1
+        ),
     ];
     let mut task = tasks[random.below(tasks.len() as u64) as usize].clone();
     if random.below(4) == 0 {
-        task = format!("Show all {} where {text} is '{}'.", entity.1, random.pick(VALUES));
+        task = format!(
+            "Show all {} where {text} is '{}'.",
+            entity.1,
+            random.pick(VALUES)
+        );
     }
-    let messages = vec![message("system", SQL_SYSTEM), message("user", format!("{schema}\n\n{task}"))];
+    let messages = vec![
+        message("system", SQL_SYSTEM),
+        message("user", format!("{schema}\n\n{task}")),
+    ];
     Call {
         tenant,
         session: format!("agent-{tenant}-{}", call / 8),
@@ -122,11 +146,24 @@ fn unique(random: &mut Random, tenant: usize, number: usize) -> Call {
         let text = *random.pick(TEXTS);
         let column = *random.pick(NUMBERS);
         let schema = schema(entity, &[text], &[column]);
-        let question = format!("List the {text} of {} where {column} is more than {}.", entity.1, random.below(9000));
-        vec![message("system", SQL_SYSTEM), message("user", format!("{schema}\n\n{question}"))]
+        let question = format!(
+            "List the {text} of {} where {column} is more than {}.",
+            entity.1,
+            random.below(9000)
+        );
+        vec![
+            message("system", SQL_SYSTEM),
+            message("user", format!("{schema}\n\n{question}")),
+        ]
     } else {
         let place = random.pick(PLACES);
-        vec![message("user", format!("Write a short note about a trip to {place} in {} days.", 1 + random.below(99)))]
+        vec![message(
+            "user",
+            format!(
+                "Write a short note about a trip to {place} in {} days.",
+                1 + random.below(99)
+            ),
+        )]
     };
     Call {
         tenant,
@@ -170,8 +207,14 @@ mod tests {
 
     #[test]
     fn the_workload_follows_from_its_seed() {
-        assert_eq!(calls(Part::Unique, 1, 0, 9, 2), calls(Part::Unique, 1, 0, 9, 2));
-        assert_ne!(calls(Part::Unique, 1, 0, 9, 2), calls(Part::Unique, 1, 1, 9, 2));
+        assert_eq!(
+            calls(Part::Unique, 1, 0, 9, 2),
+            calls(Part::Unique, 1, 0, 9, 2)
+        );
+        assert_ne!(
+            calls(Part::Unique, 1, 0, 9, 2),
+            calls(Part::Unique, 1, 1, 9, 2)
+        );
     }
 
     #[test]
