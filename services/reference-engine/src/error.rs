@@ -1,0 +1,62 @@
+//! Why a model cannot be loaded.
+
+/// A fault of a model's files. Each names the file or tensor and what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file that is missing or unreadable.
+    #[error("cannot read {path}: {reason}")]
+    File {
+        /// Which.
+        path: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// `config.json` is no JSON, or a key is missing or has the wrong type.
+    #[error("config.json: {0}")]
+    Config(String),
+    /// `config.json` describes a network that this engine does not compute.
+    #[error("config.json: {key} is {found}; this engine computes {supported}")]
+    Unsupported {
+        /// Key of `config.json`.
+        key: &'static str,
+        /// Its value.
+        found: String,
+        /// What would do.
+        supported: &'static str,
+    },
+    /// A file of weights that is damaged or in another format.
+    #[error("{file}: {reason}")]
+    Weights {
+        /// Which.
+        file: String,
+        /// What.
+        reason: String,
+    },
+    /// A weight that no file holds.
+    #[error("tensor {name} is missing from the model's weights")]
+    MissingTensor {
+        /// Its name.
+        name: String,
+    },
+    /// A weight of another shape than `config.json` says.
+    #[error("tensor {name} has shape {found:?}; config.json makes it {expected:?}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// By `config.json`.
+        expected: Vec<usize>,
+        /// In the file.
+        found: Vec<usize>,
+    },
+    /// A weight in a type other than f32, f16 and bf16.
+    #[error("tensor {name} has type {found}; this engine reads f32, f16 and bf16")]
+    Type {
+        /// Its name.
+        name: String,
+        /// In the file.
+        found: String,
+    },
+    /// The tokenizer's files.
+    #[error(transparent)]
+    Tokenizer(#[from] refrain_tokenization::TokenizationError),
+}

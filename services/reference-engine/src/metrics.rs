@@ -1,0 +1,110 @@
+//! What the engine counts.
+
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
+use refrain_protocol::ApiError;
+use refrain_protocol::engine::EngineLoad;
+use refrain_service_kit::telemetry::Metrics;
+
+use crate::engine::Stepped;
+
+/// From 0.1 ms: a step of a small model takes less than one.
+const STEP_SECONDS_BUCKETS: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
+    30.0,
+];
+
+/// The engine's own metrics.
+#[derive(Clone)]
+pub(crate) struct EngineMetrics {
+    step_seconds: Histogram,
+    computed: IntCounter,
+    cached: IntCounter,
+    emitted: IntCounter,
+    accepted: IntCounter,
+    rejections: IntCounterVec,
+    expired: IntCounter,
+    panics: IntCounter,
+    sessions_open: IntGauge,
+    sessions_kept: IntGauge,
+    kv_tokens: IntGauge,
+    steps_waiting: IntGauge,
+}
+
+impl EngineMetrics {
+    /// Registers them.
+    ///
+    /// # Errors
+    /// A name is taken, as by a second engine on one registry.
+    pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
+        let counter =
+            |name: &str, help: &str| metrics.counter(&format!("refrain_engine_{name}_total"), help);
+        let gauge = |name: &str, help: &str| metrics.gauge(&format!("refrain_engine_{name}"), help);
+        Ok(EngineMetrics {
+            step_seconds: metrics.histogram(
+                "refrain_engine_step_seconds",
+                "Forward pass and sampling of one step.",
+                STEP_SECONDS_BUCKETS,
+            )?,
+            computed: counter(
+                "computed_tokens",
+                "Tokens that went through the network, drafts included.",
+            )?,
+            cached: counter(
+                "cached_tokens",
+                "Tokens whose KV was found instead of computed.",
+            )?,
+            emitted: counter("emitted_tokens", "Tokens that steps emitted.")?,
+            accepted: counter("accepted_draft_tokens", "Draft tokens among them.")?,
+            rejections: metrics.counter_vec(
+                "refrain_engine_rejections_total",
+                "Steps and items refused, by the limit or fault.",
+                &["limit"],
+            )?,
+            expired: counter(
+                "expired_sessions",
+                "Sessions closed because no step touched them.",
+            )?,
+            panics: counter("panics", "Steps that panicked.")?,
+            sessions_open: gauge("sessions_open", "Sessions open.")?,
+            sessions_kept: gauge("sessions_kept", "Finished sessions whose KV is kept.")?,
+            kv_tokens: gauge("kv_tokens", "KV tokens in use, kept sessions included.")?,
+            steps_waiting: gauge("steps_waiting", "Steps that wait for the one in progress.")?,
+        })
+    }
+
+    pub(crate) fn stepped(&self, stepped: &Stepped, seconds: f64) {
+        self.step_seconds.observe(seconds);
+        self.computed.inc_by(stepped.computed_tokens as u64);
+        self.cached.inc_by(stepped.cached_tokens as u64);
+        for result in &stepped.results {
+            match result {
+                Ok(output) => {
+                    self.emitted.inc_by(output.emitted.len() as u64);
+                    self.accepted.inc_by(output.accepted_nodes.len() as u64);
+                }
+                Err(error) => self.rejected(error),
+            }
+        }
+    }
+
+    /// Codes are ours and few, so they make a bounded label.
+    pub(crate) fn rejected(&self, error: &ApiError) {
+        let limit = error.code.as_deref().unwrap_or(error.kind.openai_type());
+        self.rejections.with_label_values(&[limit]).inc();
+    }
+
+    pub(crate) fn panicked(&self) {
+        self.panics.inc();
+    }
+
+    pub(crate) fn expired(&self, sessions: usize) {
+        self.expired.inc_by(sessions as u64);
+    }
+
+    pub(crate) fn load(&self, load: &EngineLoad) {
+        self.sessions_open.set(load.sessions_open.into());
+        self.sessions_kept.set(load.sessions_kept.into());
+        self.kv_tokens.set(load.kv_tokens.cast_signed());
+        self.steps_waiting.set(load.steps_waiting.into());
+    }
+}

@@ -1,0 +1,400 @@
+//! The table of sessions: those that are open, and finished ones whose KV is kept for reuse.
+//!
+//! It keeps two budgets: how many sessions there are, and how many KV blocks. Both give way by dropping kept
+//! sessions, least recently used first; only when none is left is a caller refused.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use refrain_protocol::engine::{Sampling, SessionSpec};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, NamespaceId, TokenId};
+
+use crate::kv::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
+
+/// When a caller that was refused for room may try again.
+const RETRY_AFTER_MS: u64 = 250;
+
+/// An open session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) sampling: Sampling,
+    /// All tokens. Between steps, the last one's forward pass is owed: `kv` is one shorter.
+    pub(crate) text: Vec<TokenId>,
+    pub(crate) kv: KvCache,
+    used: Instant,
+}
+
+/// A finished session: `kv` holds exactly `text`.
+#[derive(Debug)]
+struct Kept {
+    namespace: NamespaceId,
+    text: Vec<TokenId>,
+    kv: KvCache,
+}
+
+/// All sessions of an engine.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    shape: KvShape,
+    sessions_max: usize,
+    blocks_max: u64,
+    idle: Duration,
+    blocks: BlockCount,
+    open: HashMap<EngineSessionId, Session>,
+    /// Least recently used first.
+    kept: Vec<Kept>,
+}
+
+impl Sessions {
+    pub(crate) fn new(
+        shape: KvShape,
+        sessions_max: usize,
+        kv_tokens_max: u64,
+        idle: Duration,
+    ) -> Self {
+        Sessions {
+            shape,
+            sessions_max,
+            blocks_max: kv_tokens_max.div_ceil(BLOCK_TOKENS as u64),
+            idle,
+            blocks: BlockCount::default(),
+            open: HashMap::new(),
+            kept: Vec::new(),
+        }
+    }
+
+    /// Makes a session without text. [`Sessions::reuse`] is to follow: it makes room in the table, but not
+    /// before it has looked for what the new session can use.
+    ///
+    /// # Errors
+    /// `Conflict` if it is open already, `Overloaded` if all are in use.
+    pub(crate) fn open(
+        &mut self,
+        id: EngineSessionId,
+        spec: SessionSpec,
+        now: Instant,
+    ) -> Result<(), ApiError> {
+        if self.open.contains_key(&id) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!("session {id} is open already"),
+            )
+            .with_code("session_open"));
+        }
+        if self.open.len() >= self.sessions_max {
+            return Err(overloaded(
+                "sessions",
+                format!("all {} sessions are in use", self.sessions_max),
+            ));
+        }
+        let session = Session {
+            namespace: spec.namespace,
+            sampling: spec.sampling,
+            text: Vec::new(),
+            kv: KvCache::new(self.shape, self.blocks.clone()),
+            used: now,
+        };
+        self.open.insert(id, session);
+        Ok(())
+    }
+
+    /// An open session.
+    pub(crate) fn get(&self, id: EngineSessionId) -> Option<&Session> {
+        self.open.get(&id)
+    }
+
+    /// An open session, to change.
+    pub(crate) fn get_mut(&mut self, id: EngineSessionId) -> Option<&mut Session> {
+        self.open.get_mut(&id)
+    }
+
+    /// Takes a session out for the length of a step. If the step panics, it is gone with all its state.
+    pub(crate) fn take(&mut self, id: EngineSessionId) -> Option<Session> {
+        self.open.remove(&id)
+    }
+
+    /// Puts it back.
+    pub(crate) fn put(&mut self, id: EngineSessionId, mut session: Session, now: Instant) {
+        session.used = now;
+        self.open.insert(id, session);
+    }
+
+    /// Gives session `id` the KV of the longest beginning of its text, all but the last token, that any other
+    /// session of its namespace holds, if that is more than it has. Returns how many tokens it gained.
+    pub(crate) fn reuse(&mut self, id: EngineSessionId) -> usize {
+        let gained = self.take_prefix(id);
+        let over = (self.open.len() + self.kept.len()).saturating_sub(self.sessions_max);
+        self.kept.drain(..over.min(self.kept.len()));
+        gained
+    }
+
+    fn take_prefix(&mut self, id: EngineSessionId) -> usize {
+        let Some(session) = self.open.get(&id) else {
+            return 0;
+        };
+        let wanted = &session.text[..session.text.len().saturating_sub(1)];
+        let have = session.kv.len();
+        let shared = |namespace: NamespaceId, text: &[TokenId], kv: &KvCache| {
+            if namespace != session.namespace {
+                return 0;
+            }
+            let same = text
+                .iter()
+                .zip(wanted)
+                .take_while(|(left, right)| left == right)
+                .count();
+            same.min(kv.len())
+        };
+        let kept = self.kept.iter().enumerate().map(|(at, kept)| {
+            (
+                shared(kept.namespace, &kept.text, &kept.kv),
+                Some(at),
+                &kept.kv,
+            )
+        });
+        let open = self
+            .open
+            .iter()
+            .filter(|(other, _)| **other != id)
+            .map(|(_, other)| {
+                (
+                    shared(other.namespace, &other.text, &other.kv),
+                    None,
+                    &other.kv,
+                )
+            });
+        let Some((len, at, kv)) = kept.chain(open).max_by_key(|(len, ..)| *len) else {
+            return 0;
+        };
+        if len <= have {
+            return 0;
+        }
+        let prefix = kv.prefix(len);
+        if let Some(at) = at {
+            // Used now, so last to go.
+            self.kept[at..].rotate_left(1);
+        }
+        if let Some(session) = self.open.get_mut(&id) {
+            session.kv = prefix;
+        }
+        len - have
+    }
+
+    /// Makes sure that `blocks` more can be allocated.
+    ///
+    /// # Errors
+    /// `Overloaded` if open sessions alone leave too little room.
+    pub(crate) fn reserve(&mut self, blocks: u64) -> Result<(), ApiError> {
+        while self.blocks.load(Ordering::Relaxed) + blocks > self.blocks_max {
+            if self.kept.is_empty() {
+                let tokens = self.blocks_max * BLOCK_TOKENS as u64;
+                return Err(overloaded(
+                    "kv",
+                    format!("open sessions fill the KV cache of {tokens} tokens"),
+                ));
+            }
+            self.kept.remove(0);
+        }
+        Ok(())
+    }
+
+    /// Ends a session; with `keep` its KV stays while there is room.
+    pub(crate) fn close(&mut self, id: EngineSessionId, keep: bool) {
+        let Some(mut session) = self.open.remove(&id) else {
+            return;
+        };
+        session.text.truncate(session.kv.len());
+        if !keep || session.text.is_empty() {
+            return;
+        }
+        let longer = |kept: &Kept| {
+            kept.namespace == session.namespace && kept.text.starts_with(&session.text)
+        };
+        if let Some(at) = self.kept.iter().position(longer) {
+            return self.kept[at..].rotate_left(1);
+        }
+        // What is a beginning of this one can never be the better match.
+        self.kept.retain(|kept| {
+            kept.namespace != session.namespace || !session.text.starts_with(&kept.text)
+        });
+        self.kept.push(Kept {
+            namespace: session.namespace,
+            text: session.text,
+            kv: session.kv,
+        });
+    }
+
+    /// Closes sessions that no step has touched for long. Returns how many.
+    pub(crate) fn expire(&mut self, now: Instant) -> usize {
+        let idle: Vec<EngineSessionId> = self
+            .open
+            .iter()
+            .filter(|(_, session)| now.saturating_duration_since(session.used) >= self.idle)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in &idle {
+            self.close(*id, true);
+        }
+        idle.len()
+    }
+
+    /// (open, kept) sessions.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.open.len(), self.kept.len())
+    }
+
+    /// (used, most) KV tokens.
+    pub(crate) fn kv_tokens(&self) -> (u64, u64) {
+        let block = BLOCK_TOKENS as u64;
+        (
+            self.blocks.load(Ordering::Relaxed) * block,
+            self.blocks_max * block,
+        )
+    }
+}
+
+fn overloaded(limit: &str, message: String) -> ApiError {
+    ApiError::new(ErrorKind::Overloaded, format!("{message}; try again later"))
+        .with_code(format!("engine_{limit}_full"))
+        .with_retry_after_ms(RETRY_AFTER_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: KvShape = KvShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 2,
+    };
+
+    struct Table {
+        sessions: Sessions,
+        now: Instant,
+    }
+
+    impl Table {
+        fn new(sessions_max: usize, kv_tokens_max: u64) -> Self {
+            let sessions = Sessions::new(
+                SHAPE,
+                sessions_max,
+                kv_tokens_max,
+                Duration::from_millis(100),
+            );
+            Table {
+                sessions,
+                now: Instant::now(),
+            }
+        }
+
+        fn open(
+            &mut self,
+            id: u128,
+            namespace: u128,
+            text: std::ops::Range<u32>,
+        ) -> Result<usize, ApiError> {
+            let id = EngineSessionId(id);
+            let spec = SessionSpec {
+                namespace: NamespaceId(namespace),
+                sampling: Sampling::default(),
+            };
+            self.sessions.open(id, spec, self.now)?;
+            let len = text.len();
+            self.sessions.get_mut(id).unwrap().text = text.collect();
+            let gained = self.sessions.reuse(id);
+            let blocks = self.sessions.get(id).unwrap().kv.growth_blocks(len - 1);
+            self.sessions.reserve(blocks)?;
+            self.sessions.get_mut(id).unwrap().kv.grow(len - 1);
+            Ok(gained)
+        }
+
+        fn close(&mut self, id: u128) {
+            self.sessions.close(EngineSessionId(id), true);
+        }
+    }
+
+    #[test]
+    fn prefixes_are_reused_inside_a_namespace_only() {
+        let mut table = Table::new(10, 10_000);
+        assert_eq!(table.open(1, 1, 0..100).unwrap(), 0);
+        assert_eq!(table.open(2, 1, 0..50).unwrap(), 49);
+        table.close(1);
+        assert_eq!(table.open(3, 1, 0..200).unwrap(), 99);
+        assert_eq!(table.open(4, 2, 0..200).unwrap(), 0);
+        assert_eq!(table.open(5, 1, 1..200).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_longer_session_replaces_its_own_beginning() {
+        let mut table = Table::new(10, 10_000);
+        table.open(1, 1, 0..40).unwrap();
+        table.close(1);
+        table.open(2, 1, 0..80).unwrap();
+        table.close(2);
+        assert_eq!(table.sessions.counts(), (0, 1));
+        table.open(3, 1, 0..60).unwrap();
+        table.close(3);
+        assert_eq!(table.sessions.counts(), (0, 1));
+        assert_eq!(table.open(4, 1, 0..80).unwrap(), 79);
+    }
+
+    #[test]
+    fn kept_sessions_make_room_least_recently_used_first() {
+        let mut table = Table::new(3, 10_000);
+        for id in 1..=3 {
+            table.open(id, id, 0..40).unwrap();
+            table.close(id);
+        }
+        assert_eq!(table.open(4, 1, 0..40).unwrap(), 39);
+        // 1 was read, so 2 was the oldest.
+        assert_eq!(table.sessions.counts(), (1, 2));
+        table.close(4);
+        assert_eq!(table.open(5, 3, 0..40).unwrap(), 39);
+    }
+
+    #[test]
+    fn blocks_are_bounded_and_open_sessions_are_never_dropped() {
+        let mut table = Table::new(10, 128);
+        table.open(1, 1, 0..65).unwrap();
+        table.close(1);
+        table.open(2, 2, 0..65).unwrap();
+        assert_eq!(table.sessions.kv_tokens(), (128, 128));
+        table.open(3, 3, 0..33).unwrap();
+        assert_eq!(table.sessions.counts().1, 0);
+        let error = table.open(4, 4, 0..65).unwrap_err();
+        assert_eq!(
+            (error.kind, error.retry_after_ms.is_some()),
+            (ErrorKind::Overloaded, true)
+        );
+        assert_eq!(table.sessions.counts().0, 3);
+    }
+
+    #[test]
+    fn sessions_are_bounded_and_expire() {
+        let mut table = Table::new(1, 10_000);
+        table.open(1, 1, 0..4).unwrap();
+        assert_eq!(
+            table.open(1, 1, 0..4).unwrap_err().kind,
+            ErrorKind::Conflict
+        );
+        assert_eq!(
+            table.open(2, 1, 0..4).unwrap_err().kind,
+            ErrorKind::Overloaded
+        );
+        assert_eq!(
+            table.sessions.expire(table.now + Duration::from_millis(99)),
+            0
+        );
+        assert_eq!(
+            table
+                .sessions
+                .expire(table.now + Duration::from_millis(100)),
+            1
+        );
+        assert_eq!(table.sessions.counts(), (0, 1));
+        table.open(2, 1, 0..4).unwrap();
+    }
+}

@@ -1,0 +1,195 @@
+//! Drafts change how many steps an output takes, and nothing else.
+
+use proptest::prelude::*;
+use refrain_protocol::TokenId;
+use refrain_protocol::engine::{Draft, Sampling, StepItem};
+
+use crate::config::EngineConfig;
+
+use super::support::{Bench, Random, VOCAB, bench, chain, item, opening};
+
+/// A tree that holds some of the true continuation and some noise.
+fn random_tree(random: &mut Random, future: &[TokenId]) -> Draft {
+    let mut draft = Draft::default();
+    // The node of each depth that lies on the true path, as far as it has been drafted.
+    let mut truth: Vec<Option<u32>> = vec![None];
+    for _ in 0..random.below(14) {
+        let node = draft.tokens.len() as u32;
+        let (parent, token) = if random.below(2) == 0 && truth.len() <= future.len() {
+            (truth[truth.len() - 1], future[truth.len() - 1])
+        } else {
+            let parent = random
+                .below(draft.tokens.len() + 1)
+                .checked_sub(1)
+                .map(|parent| parent as u32);
+            (parent, random.below(VOCAB as usize) as TokenId)
+        };
+        if (0..draft.tokens.len())
+            .any(|other| draft.parents[other] == parent && draft.tokens[other] == token)
+        {
+            continue;
+        }
+        if truth.len() <= future.len()
+            && parent == truth[truth.len() - 1]
+            && token == future[truth.len() - 1]
+        {
+            truth.push(Some(node));
+        }
+        draft.tokens.push(token);
+        draft.parents.push(parent);
+    }
+    draft
+}
+
+/// Length of the path of a draft that agrees with what comes.
+fn agreement(draft: &Draft, future: &[TokenId]) -> usize {
+    let mut at = None;
+    for (depth, token) in future.iter().enumerate() {
+        let child = (0..draft.tokens.len())
+            .find(|node| draft.parents[*node] == at && draft.tokens[*node] == *token);
+        match child {
+            Some(child) => at = Some(child as u32),
+            None => return depth,
+        }
+    }
+    future.len()
+}
+
+fn check(sampling: &Sampling, seed: u64) {
+    let mut random = Random(seed);
+    let prompt_len = 1 + random.below(60);
+    let prompt = random.tokens(prompt_len);
+    let mut plain = bench(EngineConfig::default());
+    let truth = plain.decode(1, sampling, &prompt, 50);
+    let mut drafted = bench(EngineConfig::default());
+    let mut text = prompt.clone();
+    let mut kept = 0;
+    let mut first = true;
+    while text.len() < prompt.len() + 30 {
+        let done = text.len() - prompt.len();
+        let future = &truth[done..];
+        let draft = random_tree(&mut random, future);
+        let agreed = agreement(&draft, future);
+        let max_emit = 1 + random.below(9);
+        let base = if first {
+            opening(1, sampling, &[])
+        } else {
+            item(1, 0, &[])
+        };
+        let output = drafted.step(StepItem {
+            keep_len: kept as u32,
+            tokens: text[kept..].to_vec(),
+            draft: Some(draft),
+            max_emit: max_emit as u32,
+            ..base
+        });
+        first = false;
+        let emitted = (agreed + 1).min(max_emit);
+        assert_eq!(output.emitted, future[..emitted], "seed {seed}");
+        assert_eq!(output.accepted_nodes.len(), agreed.min(max_emit));
+        assert_eq!(output.text_len as usize, text.len() + emitted);
+        text.extend(&output.emitted);
+        // Sometimes a stop rule of the caller cuts earlier, or the caller sends what is there already anew.
+        if random.below(3) == 0 {
+            text.truncate(prompt.len().max(text.len() - random.below(5)));
+        }
+        kept = text.len() - random.below(4).min(text.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_tree_leaves_greedy_output_alone(seed in any::<u64>()) {
+        check(&Sampling::default(), seed);
+    }
+
+    #[test]
+    fn any_tree_leaves_sampled_output_alone(seed in any::<u64>()) {
+        check(&Sampling { temperature: 0.8, top_p: 0.95, seed, choice: 1, ..Sampling::default() }, seed);
+    }
+}
+
+fn ready(sampling: &Sampling) -> (Bench, Vec<TokenId>, Vec<TokenId>) {
+    let prompt = Random(5).tokens(20);
+    let truth = bench(EngineConfig::default()).decode(1, sampling, &prompt, 12);
+    (bench(EngineConfig::default()), prompt, truth)
+}
+
+#[test]
+fn a_stop_id_ends_the_walk_and_is_emitted() {
+    let (_, prompt, truth) = ready(&Sampling::default());
+    let sampling = Sampling {
+        stop_token_ids: vec![truth[3]],
+        ..Sampling::default()
+    };
+    let end = truth.iter().position(|token| *token == truth[3]).unwrap();
+    let mut bench = bench(EngineConfig::default());
+    let output = bench.step(StepItem {
+        draft: Some(chain(&truth[..8])),
+        ..opening(1, &sampling, &prompt)
+    });
+    assert_eq!(output.emitted, truth[..=end]);
+    assert!(output.stopped);
+    // The caller may go on all the same.
+    let output = bench.step(item(1, prompt.len() + end + 1, &[]));
+    assert_eq!(output.emitted, truth[end + 1..end + 2]);
+}
+
+#[test]
+fn logprobs_come_with_every_emitted_token() {
+    let sampling = Sampling {
+        top_logprobs: Some(3),
+        ..Sampling::default()
+    };
+    let (mut drafted, prompt, truth) = ready(&sampling);
+    let output = drafted.step(StepItem {
+        draft: Some(chain(&truth[..4])),
+        ..opening(1, &sampling, &prompt)
+    });
+    let logprobs = output.logprobs.unwrap();
+    assert_eq!((output.emitted.len(), logprobs.len()), (5, 5));
+    for (token, logprob) in output.emitted.iter().zip(&logprobs) {
+        assert_eq!(logprob.top[0], (*token, logprob.logprob));
+        assert!(logprob.logprob < 0.0 && logprob.top.len() == 3);
+    }
+    let mut plain = bench(EngineConfig::default());
+    let alone = plain.step(opening(1, &sampling, &prompt));
+    assert_eq!(alone.logprobs.unwrap()[0], logprobs[0]);
+}
+
+#[test]
+fn only_rows_that_can_matter_are_computed() {
+    let (mut bench, prompt, truth) = ready(&Sampling::default());
+    let mut draft = chain(&truth[..8]);
+    draft.tokens.push(truth[0].wrapping_add(1) % VOCAB);
+    draft.parents.push(None);
+    let step = |bench: &mut Bench, item: StepItem| {
+        let request = refrain_protocol::engine::StepRequest { items: vec![item] };
+        let now = bench.now;
+        bench.core.step(request, now).unwrap()
+    };
+    let opened = step(
+        &mut bench,
+        StepItem {
+            draft: Some(draft),
+            max_emit: 3,
+            ..opening(1, &Sampling::default(), &prompt)
+        },
+    );
+    // The prompt, nodes of depths 1 and 2, and the sibling of depth 1.
+    assert_eq!(opened.computed_tokens, prompt.len() + 3);
+    assert_eq!(
+        opened.results[0].as_ref().unwrap().accepted_nodes,
+        [0, 1, 2]
+    );
+    let next = step(&mut bench, item(1, prompt.len() + 3, &[]));
+    assert_eq!(next.computed_tokens, 1);
+    // Pieces of a prompt compute all but their last token.
+    let piece = StepItem {
+        sample: false,
+        ..opening(2, &Sampling::default(), &[1, 2, 3])
+    };
+    assert_eq!(step(&mut bench, piece).computed_tokens, 2);
+}

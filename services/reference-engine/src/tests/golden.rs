@@ -1,0 +1,114 @@
+//! The shipped model against what its training code computed, and as the network that the rest ships with.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use refrain_protocol::engine::{Sampling, StepItem, StepRequest};
+use serde::Deserialize;
+
+use crate::config::{EngineConfig, WeightFormat};
+use crate::engine::Core;
+use crate::files::shipped_model;
+use crate::forward::{Branch, Forward};
+use crate::kv::{BlockCount, KvCache, KvShape};
+use crate::weights::Model;
+
+use super::support::{chain, item, opening};
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    /// The prompt.
+    ids: Vec<u32>,
+    /// Logits of the first token ids, after the prompt.
+    first_logits: Vec<f32>,
+    argmax: u32,
+    /// Greedy output.
+    next_ids: Vec<u32>,
+}
+
+fn cases() -> Vec<Case> {
+    let golden: Golden = serde_json::from_str(include_str!("../../model/golden.json")).unwrap();
+    assert!(!golden.cases.is_empty());
+    golden.cases
+}
+
+fn model(format: WeightFormat) -> Arc<Model> {
+    Arc::new(Model::load(&shipped_model(), format).unwrap())
+}
+
+#[test]
+fn logits_are_those_of_the_training_code() {
+    let mut bits = Vec::new();
+    for format in [WeightFormat::F32, WeightFormat::Bf16] {
+        let model = model(format);
+        let mut forward = Forward::new(&model, 1);
+        for case in cases() {
+            let mut kv = KvCache::new(KvShape::of(&model.architecture), BlockCount::default());
+            kv.grow(case.ids.len());
+            let branch = Branch {
+                kv: &mut kv,
+                start: 0,
+                chain: &case.ids,
+                nodes: &[],
+                parents: &[],
+                logits: true,
+            };
+            let pass = forward.run(&model, &mut [branch]);
+            let logits = pass.logits(0, None);
+            for (token, (ours, theirs)) in logits.iter().zip(&case.first_logits).enumerate() {
+                assert!(
+                    (ours - theirs).abs() < 2e-3,
+                    "{}: logit {token} is {ours}, not {theirs}",
+                    case.name
+                );
+            }
+            let best = (0..logits.len())
+                .max_by(|a, b| logits[*a].total_cmp(&logits[*b]))
+                .unwrap();
+            assert_eq!(best as u32, case.argmax, "{}", case.name);
+            bits.push(
+                logits
+                    .iter()
+                    .map(|logit| logit.to_bits())
+                    .collect::<Vec<_>>(),
+            );
+        }
+    }
+    let (f32s, bf16s) = bits.split_at(bits.len() / 2);
+    assert!(f32s == bf16s, "the way weights are stored changes bits");
+}
+
+#[test]
+fn greedy_output_is_that_of_the_training_code_with_and_without_drafts() {
+    let mut core = Core::new(model(WeightFormat::F32), &EngineConfig::default());
+    let now = Instant::now();
+    let greedy = Sampling::default();
+    for (index, case) in cases().into_iter().enumerate() {
+        let count = case.next_ids.len();
+        let mut step = |item: StepItem| {
+            core.step(StepRequest { items: vec![item] }, now)
+                .unwrap()
+                .results
+                .remove(0)
+                .unwrap()
+        };
+        let plain = 2 * index as u128;
+        let mut output = step(opening(plain, &greedy, &case.ids)).emitted;
+        while output.len() < count {
+            output.extend(step(item(plain, case.ids.len() + output.len(), &[])).emitted);
+        }
+        assert_eq!(output, case.next_ids, "{}", case.name);
+        let drafted = StepItem {
+            draft: Some(chain(&case.next_ids)),
+            max_emit: count as u32,
+            ..opening(plain + 1, &greedy, &case.ids)
+        };
+        assert_eq!(step(drafted).emitted, case.next_ids, "{}", case.name);
+    }
+}

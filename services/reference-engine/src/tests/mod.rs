@@ -1,0 +1,11 @@
+//! Tests of the engine as a whole, on small random networks and on the shipped one.
+
+mod batching;
+mod bits;
+mod drafts;
+mod golden;
+mod http;
+mod limits;
+mod loading;
+mod sampling;
+mod support;

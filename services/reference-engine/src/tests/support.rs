@@ -1,0 +1,230 @@
+//! Small random models, and short ways to run them.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use refrain_protocol::engine::{Draft, Sampling, SessionSpec, StepItem, StepOutput, StepRequest};
+use refrain_protocol::{ApiError, EngineSessionId, NamespaceId, TokenId};
+use serde_json::{Value, json};
+
+use crate::config::{EngineConfig, WeightFormat};
+use crate::engine::Core;
+use crate::files::ModelFiles;
+use crate::weights::Model;
+
+/// Pseudo-random numbers, the same on every run.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+
+    /// From -1 to 1.
+    pub(crate) fn float(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 30) as f32 - 1.0
+    }
+
+    pub(crate) fn tokens(&mut self, count: usize) -> Vec<TokenId> {
+        (0..count)
+            .map(|_| self.below(VOCAB as usize) as TokenId)
+            .collect()
+    }
+}
+
+pub(crate) const VOCAB: u32 = 61;
+
+/// Sizes that are no multiples of anything the kernels like.
+pub(crate) fn tiny_config() -> Value {
+    json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": VOCAB, "hidden_size": 40,
+        "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+        "head_dim": 36, "max_position_embeddings": 200, "rms_norm_eps": 1e-5, "tie_word_embeddings": false
+    })
+}
+
+/// Names and shapes of the tensors that `config` needs.
+pub(crate) fn shapes(config: &Value) -> Vec<(String, Vec<usize>)> {
+    let size = |key: &str| config[key].as_u64().unwrap() as usize;
+    let (hidden, inner) = (size("hidden_size"), size("intermediate_size"));
+    let query = size("num_attention_heads") * size("head_dim");
+    let key = size("num_key_value_heads") * size("head_dim");
+    let mut shapes = vec![
+        (
+            "model.embed_tokens.weight".to_owned(),
+            vec![size("vocab_size"), hidden],
+        ),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+    ];
+    if !config["tie_word_embeddings"].as_bool().unwrap() {
+        shapes.push((
+            "lm_head.weight".to_owned(),
+            vec![size("vocab_size"), hidden],
+        ));
+    }
+    for layer in 0..size("num_hidden_layers") {
+        for (part, shape) in [
+            ("input_layernorm", vec![hidden]),
+            ("post_attention_layernorm", vec![hidden]),
+            ("self_attn.q_proj", vec![query, hidden]),
+            ("self_attn.k_proj", vec![key, hidden]),
+            ("self_attn.v_proj", vec![key, hidden]),
+            ("self_attn.o_proj", vec![hidden, query]),
+            ("mlp.gate_proj", vec![inner, hidden]),
+            ("mlp.up_proj", vec![inner, hidden]),
+            ("mlp.down_proj", vec![hidden, inner]),
+        ] {
+            shapes.push((format!("model.layers.{layer}.{part}.weight"), shape));
+        }
+    }
+    shapes
+}
+
+/// Random weights of the given type.
+pub(crate) fn tensors(config: &Value, dtype: DType, seed: u64) -> HashMap<String, Tensor> {
+    let mut random = Random(seed);
+    shapes(config)
+        .into_iter()
+        .map(|(name, shape)| {
+            let count = shape.iter().product();
+            let scale = if shape.len() == 1 {
+                1.0
+            } else {
+                2.0 / (shape[1] as f32).sqrt()
+            };
+            let values: Vec<f32> = (0..count).map(|_| random.float() * scale).collect();
+            let tensor = Tensor::from_vec(values, shape, &Device::Cpu)
+                .unwrap()
+                .to_dtype(dtype)
+                .unwrap();
+            (name, tensor)
+        })
+        .collect()
+}
+
+/// Writes a model folder.
+pub(crate) fn write_model(folder: &Path, config: &Value, tensors: &HashMap<String, Tensor>) {
+    std::fs::write(
+        folder.join("config.json"),
+        serde_json::to_vec(config).unwrap(),
+    )
+    .unwrap();
+    candle_core::safetensors::save(tensors, folder.join("model.safetensors")).unwrap();
+}
+
+/// Writes and loads.
+pub(crate) fn load(
+    config: &Value,
+    tensors: &HashMap<String, Tensor>,
+) -> Result<Model, crate::ModelError> {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(folder.path(), config, tensors);
+    Model::load(
+        &ModelFiles::from_dir(folder.path()).unwrap(),
+        WeightFormat::F32,
+    )
+}
+
+/// The model most tests share.
+pub(crate) fn tiny() -> Arc<Model> {
+    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+    MODEL
+        .get_or_init(|| {
+            let config = tiny_config();
+            Arc::new(load(&config, &tensors(&config, DType::F32, 11)).unwrap())
+        })
+        .clone()
+}
+
+/// An engine core without thread, and a clock that stands still.
+pub(crate) struct Bench {
+    pub(crate) core: Core,
+    pub(crate) now: Instant,
+}
+
+pub(crate) fn bench(config: EngineConfig) -> Bench {
+    Bench {
+        core: Core::new(tiny(), &config),
+        now: Instant::now(),
+    }
+}
+
+/// An item that goes on decoding.
+pub(crate) fn item(session: u128, keep_len: usize, tokens: &[TokenId]) -> StepItem {
+    StepItem {
+        session: EngineSessionId(session),
+        open: None,
+        keep_len: keep_len as u32,
+        tokens: tokens.to_vec(),
+        sample: true,
+        draft: None,
+        max_emit: 1000,
+    }
+}
+
+/// An item that opens its session.
+pub(crate) fn opening(session: u128, sampling: &Sampling, tokens: &[TokenId]) -> StepItem {
+    let spec = SessionSpec {
+        namespace: NamespaceId(1),
+        sampling: sampling.clone(),
+    };
+    StepItem {
+        open: Some(spec),
+        ..item(session, 0, tokens)
+    }
+}
+
+pub(crate) fn chain(tokens: &[TokenId]) -> Draft {
+    Draft {
+        tokens: tokens.to_vec(),
+        parents: (0..tokens.len() as u32)
+            .map(|node| node.checked_sub(1))
+            .collect(),
+    }
+}
+
+impl Bench {
+    pub(crate) fn steps(&mut self, items: Vec<StepItem>) -> Vec<Result<StepOutput, ApiError>> {
+        self.core
+            .step(StepRequest { items }, self.now)
+            .unwrap()
+            .results
+    }
+
+    pub(crate) fn try_step(&mut self, item: StepItem) -> Result<StepOutput, ApiError> {
+        self.steps(vec![item]).remove(0)
+    }
+
+    pub(crate) fn step(&mut self, item: StepItem) -> StepOutput {
+        self.try_step(item).unwrap()
+    }
+
+    /// `count` tokens after `prompt`, one per step, in a fresh session.
+    pub(crate) fn decode(
+        &mut self,
+        session: u128,
+        sampling: &Sampling,
+        prompt: &[TokenId],
+        count: usize,
+    ) -> Vec<TokenId> {
+        let mut output = self.step(opening(session, sampling, prompt)).emitted;
+        while output.len() < count {
+            let emitted = self
+                .step(item(session, prompt.len() + output.len(), &[]))
+                .emitted;
+            output.extend(emitted);
+        }
+        output
+    }
+}
