@@ -89,7 +89,7 @@ impl Process {
             }
             Role::ReferenceEngine => {
                 let auth = MeshAuth::new(&file.mesh)?;
-                let running = refrain_reference_engine::start(file.engine, Some(auth), &metrics).await?;
+                let running = refrain_reference_engine::start(file.engine, auth, metrics).await?;
                 process.addr = running.addr();
                 process.engine = Some(running);
             }
@@ -103,20 +103,25 @@ impl Process {
         // Nobody outside this process needs the keys, so they are made for this run.
         let mesh = MeshConfig::generate()?;
         let auth = MeshAuth::new(&mesh)?;
-        let engine = self.engine.insert(refrain_reference_engine::start(file.engine, None, metrics).await?);
+        let engine = self.engine.insert(
+            refrain_reference_engine::start(file.engine, auth.clone(), metrics.clone()).await?,
+        );
         let store = self
             .draft_store
             .insert(refrain_draft_store::start(file.draft_store, auth.clone(), metrics).await?);
-        let scheduler =
-            self.scheduler.insert(refrain_scheduler::start(file.scheduler, auth.clone(), metrics).await?);
+        let scheduler = self
+            .scheduler
+            .insert(refrain_scheduler::start(file.scheduler, auth.clone(), metrics).await?);
         let with = Dependencies {
-            engine: Arc::new(LocalEngine::new(engine.handle())),
+            engine: Arc::new(LocalEngine::new(engine.handle().clone())),
             scheduler: Arc::new(scheduler.handle()),
             store: Arc::new(store.handle()),
             auth,
             metrics: metrics.clone(),
         };
-        let worker = self.worker.insert(refrain_worker::start(file.worker, with).await?);
+        let worker = self
+            .worker
+            .insert(refrain_worker::start(file.worker, with).await?);
         let deps = GatewayDeps {
             scheduler: Arc::new(scheduler.handle()),
             workers: Arc::new(LocalWorkers::new(worker.handle())),
@@ -124,7 +129,9 @@ impl Process {
             model_files: Arc::new(model_files),
             metrics: metrics.clone(),
         };
-        let gateway = self.gateway.insert(refrain_gateway::start(file.gateway, deps).await?);
+        let gateway = self
+            .gateway
+            .insert(refrain_gateway::start(file.gateway, deps).await?);
         self.addr = Some(gateway.addr());
         Ok(())
     }
@@ -149,7 +156,7 @@ impl Process {
             scheduler.drain(SERVICE_GRACE).await;
         }
         if let Some(engine) = self.engine {
-            engine.drain(SERVICE_GRACE).await;
+            engine.stop().await;
         }
         if let Some(store) = self.draft_store {
             store.drain(SERVICE_GRACE).await;
@@ -161,7 +168,11 @@ impl Process {
 const SERVICE_GRACE: Duration = Duration::from_secs(5);
 
 fn client(file: &MeshFile) -> anyhow::Result<MeshClient> {
-    MeshClient::new("", &file.mesh.secret, Duration::from_millis(file.urls.timeout_ms))
+    MeshClient::new(
+        "",
+        &file.mesh.secret,
+        Duration::from_millis(file.urls.timeout_ms),
+    )
 }
 
 /// How long a worker waits for its engine to come up, and how often it looks.
@@ -187,5 +198,7 @@ async fn connect(client: &MeshClient) -> anyhow::Result<Arc<dyn Engine>> {
 fn model_files(source: &str) -> anyhow::Result<ModelFiles> {
     // The engine finds a model by the same words.
     let files = refrain_reference_engine::ModelFiles::open(source)?;
-    files.tokenization.with_context(|| format!("{source}: a model without tokenizer.json cannot be served"))
+    files
+        .tokenization
+        .with_context(|| format!("{source}: a model without tokenizer.json cannot be served"))
 }
