@@ -297,3 +297,93 @@ fn read_manifest(dir: &Path) -> Option<Manifest> {
     }
     manifest.ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{NamespaceRecord, namespace_key};
+    use refrain_protocol::NamespaceId;
+
+    const CACHE_BYTES: u64 = 4 << 20;
+
+    /// A closed store with `count` records.
+    fn filled(dir: &Path, count: u128) -> StoreRecord {
+        let opened = open(dir, CACHE_BYTES, 1).unwrap();
+        let mut batch = Batch::default();
+        for id in 0..count {
+            let key = namespace_key(Kind::Namespace, NamespaceId(id));
+            let [tenant, model, tokenizer] = ["a", "m", "t"].map(str::to_owned);
+            let value = codec::seal(
+                &key,
+                &NamespaceRecord {
+                    tenant,
+                    model,
+                    tokenizer,
+                },
+            );
+            batch.put(key, value);
+        }
+        opened.log.commit(&batch).unwrap();
+        opened.store
+    }
+
+    fn count(log: &dyn RecordLog) -> usize {
+        let mut count = 0;
+        log.scan(&[0], &[255], &mut |_, _| {
+            count += 1;
+            true
+        })
+        .unwrap();
+        count
+    }
+
+    #[test]
+    fn a_rewritten_log_has_every_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = filled(dir.path(), 1200);
+        let log = SledLog::open(&dir.path().join("log"), CACHE_BYTES).unwrap();
+        let log = rewrite(dir.path(), log, CACHE_BYTES).unwrap();
+        assert_eq!(count(&log), 1201);
+        drop(log);
+        let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
+        assert_eq!((opened.store, opened.quarantined), (store, None));
+        assert_eq!(count(&*opened.log), 1201);
+    }
+
+    #[test]
+    fn a_rewrite_that_broke_off_changes_nothing() {
+        let moves: [fn(&Path); 3] = [
+            // Before the swap: the new log is not complete.
+            |dir| std::fs::create_dir(dir.join("log.new")).unwrap(),
+            // Between the two renames: the new one is.
+            |dir| std::fs::rename(dir.join("log"), dir.join("log.new")).unwrap(),
+            // After them.
+            |dir| std::fs::create_dir(dir.join("log.old")).unwrap(),
+        ];
+        for broken_off in moves {
+            let dir = tempfile::tempdir().unwrap();
+            let store = filled(dir.path(), 10);
+            broken_off(dir.path());
+            let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
+            assert_eq!((opened.store, opened.quarantined), (store, None));
+            assert_eq!(count(&*opened.log), 11);
+            assert!(!dir.path().join("log.new").exists() && !dir.path().join("log.old").exists());
+        }
+    }
+
+    #[test]
+    fn a_log_behind_its_manifest_gets_a_new_generation() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = filled(dir.path(), 1);
+        let catalog = Catalog::new(store.generation, 5);
+        Manifest::new(store, &catalog, false)
+            .write(dir.path())
+            .unwrap();
+        let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
+        assert_ne!(opened.store.generation, store.generation);
+        assert_eq!(opened.quarantined, None);
+        let again = opened.store;
+        drop(opened);
+        assert_eq!(open(dir.path(), CACHE_BYTES, 3).unwrap().store, again);
+    }
+}

@@ -101,7 +101,7 @@ impl DraftStoreHandle {
     pub fn observe(&self) -> StoreState {
         let inner = &*self.inner;
         StoreState {
-            open: inner.shared.read().is_some(),
+            open: inner.shared.is_open(),
             draining: inner.drain.is_draining(),
             stats: inner.shared.stats(),
             pending_tokens: inner.pending_tokens.load(Ordering::Relaxed),
@@ -115,10 +115,11 @@ impl DraftStoreHandle {
         if self.inner.drain.is_draining() {
             return Err("draining".to_owned());
         }
-        // A commit in progress holds the lock for writing; that is no reason to be unready, but a probe must
-        // not wait for a slow disk either. The writer's mailbox tells whether it lives.
         if !self.inner.writer.connected() {
             return Err("the writer is gone".to_owned());
+        }
+        if !self.inner.shared.is_open() {
+            return Err("the log is being opened".to_owned());
         }
         Ok(())
     }

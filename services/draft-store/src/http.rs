@@ -67,11 +67,6 @@ async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
     Ok(Json(handle.stats().await?))
 }
 
-async fn observe(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreState>> {
-    // Takes the store's lock, which a commit holds while the disk is slow.
-    let handle = handle.get_ref().clone();
-    let state = web::block(move || handle.observe())
-        .await
-        .map_err(refrain_protocol::ApiError::internal)?;
-    Ok(Json(state))
+async fn observe(handle: Data<DraftStoreHandle>) -> Json<StoreState> {
+    Json(handle.observe())
 }

@@ -7,6 +7,7 @@
 //! invisible meanwhile, and a crash at that moment made followers miss it for good.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use refrain_protocol::document::{
@@ -35,6 +36,8 @@ pub(crate) struct Open {
 pub(crate) struct Shared {
     /// `None` while the writer is opening it (again).
     open: RwLock<Option<Open>>,
+    /// Whether it is open, for who must not wait for a commit.
+    is_open: AtomicBool,
     waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
     stats: Mutex<StoreStats>,
 }
@@ -63,6 +66,22 @@ impl Shared {
     /// The store for the writer.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Option<Open>> {
         self.open.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the log is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed)
+    }
+
+    /// Puts in what the writer has opened, or takes it out.
+    pub(crate) fn set_open(&self, open: Option<Open>) {
+        self.is_open.store(open.is_some(), Ordering::Relaxed);
+        *self.write() = open;
+    }
+
+    /// Says that it is closed; for who holds the lock and takes it out.
+    pub(crate) fn note_closed(&self) {
+        self.is_open.store(false, Ordering::Relaxed);
     }
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<NamespaceId, watch::Sender<u64>>> {
