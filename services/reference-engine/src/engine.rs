@@ -2,31 +2,21 @@
 //!
 //! No clock and no threads: the caller passes `now`, and one owner calls at a time.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{
     CloseRequest, Draft, StepItem, StepOutput, StepRequest, StepResult,
 };
-use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TokenId};
+use refrain_protocol::{ApiError, EngineSessionId, TokenId};
 
 use crate::config::EngineConfig;
 use crate::forward::{Branch, Forward, Pass};
 use crate::kv::{BLOCK_TOKENS, KvShape};
-use crate::sampler::{self, Sampler};
+use crate::limits::{Limits, unknown_session};
+use crate::sampler::Sampler;
 use crate::sessions::{Session, Sessions};
 use crate::weights::Model;
-
-/// What a step may ask for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    pub(crate) vocab_size: u32,
-    pub(crate) max_context: u32,
-    pub(crate) max_batch: u32,
-    pub(crate) max_step_tokens: u32,
-    pub(crate) max_draft_tokens: u32,
-}
 
 /// Results of a step, and the work it took.
 #[derive(Debug)]
@@ -117,7 +107,7 @@ impl Core {
     /// `InvalidRequest` for a batch that breaks a limit as a whole. What is wrong with one item is that
     /// item's result, and leaves its session as it was, cut to `keep_len` at most.
     pub(crate) fn step(&mut self, request: StepRequest, now: Instant) -> Result<Stepped, ApiError> {
-        self.check_batch(&request)?;
+        self.limits.check_batch(&request)?;
         let mut results: Vec<Option<StepResult>> = Vec::new();
         let mut plans = Vec::new();
         let mut blocks = 0;
@@ -138,7 +128,7 @@ impl Core {
                     session.kv.grow(plan.start + plan.chain.len());
                     works.push((plan, session));
                 }
-                None => results[plan.item] = Some(Err(unknown(plan.id))),
+                None => results[plan.item] = Some(Err(unknown_session(plan.id))),
             }
         }
         let mut branches: Vec<Branch<'_>> = works
@@ -175,39 +165,6 @@ impl Core {
         })
     }
 
-    fn check_batch(&self, request: &StepRequest) -> Result<(), ApiError> {
-        let limits = self.limits;
-        let items = &request.items;
-        if items.len() > limits.max_batch as usize {
-            return Err(ApiError::invalid(
-                "items",
-                format!("{} items; a step takes {}", items.len(), limits.max_batch),
-            )
-            .with_code("batch_too_large"));
-        }
-        let tokens: usize = items
-            .iter()
-            .map(|item| {
-                item.tokens.len() + item.draft.as_ref().map_or(0, |draft| draft.tokens.len())
-            })
-            .sum();
-        if tokens > limits.max_step_tokens as usize {
-            let message = format!(
-                "{tokens} tokens; a step takes {}. Send long prompts in pieces, with `sample` at the last",
-                limits.max_step_tokens
-            );
-            return Err(ApiError::invalid("items", message).with_code("step_too_large"));
-        }
-        let mut seen = HashSet::with_capacity(items.len());
-        if let Some(item) = items.iter().find(|item| !seen.insert(item.session)) {
-            return Err(ApiError::invalid(
-                "items",
-                format!("session {} stands twice in the batch", item.session),
-            ));
-        }
-        Ok(())
-    }
-
     /// Checks an item and brings its session's text up to date. `blocks` counts what earlier items of the
     /// batch are going to allocate.
     fn prepare(
@@ -218,12 +175,16 @@ impl Core {
         now: Instant,
     ) -> Result<Plan, ApiError> {
         let id = item.session;
-        let text_len = self.check_item(index, &item)?;
+        let known_len = self.sessions.get(id).map(|session| session.text.len());
+        let text_len = self.limits.check_item(index, &item, known_len)?;
         let opened = item.open.is_some();
         if let Some(spec) = item.open {
             self.sessions.open(id, spec, now)?;
         }
-        let session = self.sessions.get_mut(id).ok_or_else(|| unknown(id))?;
+        let session = self
+            .sessions
+            .get_mut(id)
+            .ok_or_else(|| unknown_session(id))?;
         let keep = item.keep_len as usize;
         session.text.truncate(keep);
         session.text.extend_from_slice(&item.tokens);
@@ -250,7 +211,7 @@ impl Core {
             return Err(error);
         }
         *blocks += needed;
-        let session = self.sessions.get(id).ok_or_else(|| unknown(id))?;
+        let session = self.sessions.get(id).ok_or_else(|| unknown_session(id))?;
         let start = session.kv.len();
         let end = if item.sample { text_len } else { text_len - 1 };
         let chain = session.text[start..end].to_vec();
@@ -270,78 +231,6 @@ impl Core {
         };
         plan.select_nodes();
         Ok(plan)
-    }
-
-    /// Everything that can be wrong with an item without changing anything. Gives the length of its text.
-    fn check_item(&self, index: usize, item: &StepItem) -> Result<usize, ApiError> {
-        let limits = self.limits;
-        let field = |name: &str| format!("items[{index}].{name}");
-        let known_len = match (&item.open, self.sessions.get(item.session)) {
-            (Some(spec), _) => {
-                sampler::validate(&spec.sampling, limits.vocab_size)?;
-                0
-            }
-            (None, Some(session)) => session.text.len(),
-            (None, None) => return Err(unknown(item.session)),
-        };
-        if item.keep_len as usize > known_len {
-            let message = format!(
-                "keep_len {} is over the text's length {known_len}",
-                item.keep_len
-            );
-            return Err(ApiError::invalid(field("keep_len"), message));
-        }
-        let text_len = item.keep_len as usize + item.tokens.len();
-        if text_len == 0 {
-            return Err(ApiError::invalid(
-                field("tokens"),
-                "the text must not be empty",
-            ));
-        }
-        let longest = limits.max_context as usize - usize::from(item.sample);
-        if text_len > longest {
-            let message = format!(
-                "the text has {text_len} tokens; this model takes {}, those it emits included",
-                limits.max_context
-            );
-            return Err(
-                ApiError::invalid(field("tokens"), message).with_code("context_length_exceeded")
-            );
-        }
-        let draft = item.draft.as_ref().map_or(&[][..], |draft| &draft.tokens);
-        if let Some(token) = item
-            .tokens
-            .iter()
-            .chain(draft)
-            .find(|token| **token >= limits.vocab_size)
-        {
-            let message = format!(
-                "token {token} is not below the vocabulary's size {}",
-                limits.vocab_size
-            );
-            return Err(ApiError::invalid(field("tokens"), message));
-        }
-        if draft.len() > limits.max_draft_tokens as usize {
-            let message = format!(
-                "{} draft nodes; an item takes {}",
-                draft.len(),
-                limits.max_draft_tokens
-            );
-            return Err(ApiError::invalid(field("draft"), message).with_code("draft_too_large"));
-        }
-        if let Some(draft) = &item.draft {
-            if !item.sample {
-                return Err(ApiError::invalid(field("draft"), "a draft needs `sample`"));
-            }
-            draft.validate()?;
-        }
-        if item.sample && item.max_emit == 0 {
-            return Err(ApiError::invalid(
-                field("max_emit"),
-                "max_emit must be at least 1",
-            ));
-        }
-        Ok(text_len)
     }
 
     /// Walks the target's own tokens through the draft, and brings text and KV to where the walk ends.
@@ -433,12 +322,4 @@ impl Plan {
             }
         }
     }
-}
-
-fn unknown(id: EngineSessionId) -> ApiError {
-    ApiError::new(
-        ErrorKind::NotFound,
-        format!("no session {id}; open it again with the whole text"),
-    )
-    .with_code("session_not_found")
 }

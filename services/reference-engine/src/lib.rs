@@ -24,7 +24,9 @@ mod engine;
 mod error;
 mod files;
 mod forward;
+mod handle;
 mod kv;
+mod limits;
 mod math;
 mod matrix;
 mod metrics;
@@ -38,10 +40,11 @@ mod weights;
 mod tests;
 
 pub use architecture::Architecture;
-pub use batcher::EngineHandle;
+
 pub use config::{EngineConfig, WeightFormat};
 pub use error::ModelError;
 pub use files::{ModelFiles, SHIPPED_MODEL, shipped_model};
+pub use handle::EngineHandle;
 pub use sampler::TOP_LOGPROBS_MAX;
 pub use service::{AbortRequest, Running, start};
 pub use weights::Model;

@@ -13,8 +13,8 @@ use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
 use serde::{Deserialize, Serialize};
 
-use crate::batcher::EngineHandle;
 use crate::config::EngineConfig;
+use crate::handle::EngineHandle;
 
 /// Body of `POST /engine/v1/abort`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

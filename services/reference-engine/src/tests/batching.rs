@@ -8,8 +8,8 @@ use refrain_protocol::engine::{
 use refrain_protocol::{EngineSessionId, ErrorKind};
 use refrain_service_kit::telemetry::Metrics;
 
-use crate::batcher::EngineHandle;
 use crate::config::{EngineConfig, WeightFormat};
+use crate::handle::EngineHandle;
 
 use super::support::{Random, item, load, opening, tensors, tiny, tiny_config};
 
@@ -115,6 +115,31 @@ async fn a_full_queue_refuses_and_an_abort_overtakes() {
         response.results[0].as_ref().unwrap_err().kind,
         ErrorKind::NotFound
     );
+}
+
+#[tokio::test]
+async fn an_abort_keeps_waiting_steps_from_opening_sessions() {
+    let engine = engine(EngineConfig::default());
+    let prompt = Random(1).tokens(190);
+    let steps: Vec<_> = (0..20)
+        .map(|id| {
+            let (engine, step) = (
+                engine.clone(),
+                one(opening(id, &Sampling::default(), &prompt)),
+            );
+            tokio::spawn(async move { engine.step(step).await })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    engine
+        .abort((0..20).map(EngineSessionId).collect())
+        .await
+        .unwrap();
+    for step in steps {
+        let result = step.await.unwrap().unwrap().results.remove(0);
+        assert!(result.is_ok() || result.unwrap_err().kind == ErrorKind::NotFound);
+    }
+    assert_eq!(engine.load().sessions_open, 0);
 }
 
 #[tokio::test]
