@@ -117,28 +117,27 @@ pub(crate) fn multiply(
         (columns.count - 1) * out_stride + panels.count * PANEL_ROWS <= out.len(),
         "products reach past their slice"
     );
-    // SAFETY: the three assertions above bound every read and write of the kernels; a variant of `Isa`
-    // other than `Plain` is only ever made by `Isa::available`, after its features were detected.
-    unsafe {
-        match (isa, panels.elements) {
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, Elements::F32(held)) => {
-                x86::avx512::from_f32::run(held.as_ptr(), panels, columns, out, out_stride, carry);
-            }
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, Elements::Bf16(held)) => {
-                x86::avx512::from_bf16::run(held.as_ptr(), panels, columns, out, out_stride, carry);
-            }
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, Elements::F32(held)) => {
-                x86::avx2::from_f32::run(held.as_ptr(), panels, columns, out, out_stride, carry);
-            }
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, Elements::Bf16(held)) => {
-                x86::avx2::from_bf16::run(held.as_ptr(), panels, columns, out, out_stride, carry);
-            }
-            (Isa::Plain, _) => plain(panels, columns, out, out_stride, carry),
-        }
+    match (isa, panels.elements) {
+        // SAFETY (these four): the assertions above bound every read and write of the kernels, and a variant
+        // of `Isa` other than `Plain` is only ever made by `Isa::available`, after its features were found.
+        // They are apart so that other architectures have no unsafe code at all.
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, Elements::F32(held)) => unsafe {
+            x86::avx512::from_f32::run(held.as_ptr(), panels, columns, out, out_stride, carry);
+        },
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, Elements::Bf16(held)) => unsafe {
+            x86::avx512::from_bf16::run(held.as_ptr(), panels, columns, out, out_stride, carry);
+        },
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx2, Elements::F32(held)) => unsafe {
+            x86::avx2::from_f32::run(held.as_ptr(), panels, columns, out, out_stride, carry);
+        },
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx2, Elements::Bf16(held)) => unsafe {
+            x86::avx2::from_bf16::run(held.as_ptr(), panels, columns, out, out_stride, carry);
+        },
+        (Isa::Plain, _) => plain(panels, columns, out, out_stride, carry),
     }
 }
 
