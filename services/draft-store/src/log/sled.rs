@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::{Batch, LogError, RecordLog};
 
@@ -17,6 +18,10 @@ pub(crate) struct SledLog {
     file: File,
     path: PathBuf,
 }
+
+/// A dropped handle of this process gives its lock back a little later, when sled's threads let go of it.
+const LOCK_ATTEMPTS: u32 = 100;
+const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Makes directory entries durable.
 pub(crate) fn sync_directory(path: &Path) -> std::io::Result<()> {
@@ -28,12 +33,17 @@ impl SledLog {
     ///
     /// sled panics on some damaged files; a panic is answered as [`LogError::Corrupt`].
     pub(crate) fn open(path: &Path, cache_bytes: u64) -> Result<Self, LogError> {
-        let opened = guarded(|| {
-            sled::Config::new()
-                .path(path)
-                .cache_capacity(cache_bytes)
-                .open()
-        })?;
+        let mut attempt = 0;
+        let opened = loop {
+            let config = sled::Config::new().path(path).cache_capacity(cache_bytes);
+            match guarded(|| config.open()) {
+                Err(LogError::Refused(why)) if why.contains("lock") && attempt < LOCK_ATTEMPTS => {
+                    attempt += 1;
+                    std::thread::sleep(LOCK_INTERVAL);
+                }
+                other => break other?,
+            }
+        };
         let refused = |error: std::io::Error| LogError::Refused(error.to_string());
         // Writing through it is never done; the permission is what fdatasync of some file systems asks for.
         let file = File::options()
