@@ -1,7 +1,7 @@
 //! Where records are kept: an ordered map with atomic, durable batches.
 //!
 //! The trait is the place to put another database, should sled fail us, and where tests put a disk that
-//! refuses. [`sled`](self::sled) is the one in use.
+//! refuses. `log/sled.rs` is the one in use.
 
 pub(crate) mod sled;
 
