@@ -46,5 +46,5 @@ pub use error::ModelError;
 pub use files::{ModelFiles, SHIPPED_MODEL, shipped_model};
 pub use handle::EngineHandle;
 pub use sampler::TOP_LOGPROBS_MAX;
-pub use service::{AbortRequest, Running, start};
+pub use service::{Running, start};
 pub use weights::Model;

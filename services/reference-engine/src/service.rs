@@ -3,26 +3,18 @@
 use std::net::SocketAddr;
 
 use actix_web::{HttpRequest, HttpResponse, web};
+use refrain_protocol::ApiError;
 use refrain_protocol::engine::{
-    CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
-    TokenizeRequest, TokensBody,
+    AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
+    StepResponse, TokenizeRequest, TokensBody,
 };
-use refrain_protocol::{ApiError, EngineSessionId};
 use refrain_service_kit::http::{self, HttpResult, ServeOptions, Server};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::config::EngineConfig;
 use crate::handle::EngineHandle;
-
-/// Body of `POST /engine/v1/abort`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AbortRequest {
-    /// Sessions to drop at once; unknown ones are ignored.
-    pub sessions: Vec<EngineSessionId>,
-}
-
 /// A running engine, with its listener if it has one.
 pub struct Running {
     handle: EngineHandle,

@@ -180,9 +180,10 @@ impl Gathered {
                     length.min(sent_len)
                 };
                 pending.settled = pending.finish == update.finish && length >= sent_len;
-                // A store that lacks what another worker wrote cannot place this part; the document is lost
-                // to it, not to the client.
-                let unplaceable = length < pending.base;
+                // A store that lacks what another worker wrote cannot place this part, and one that did not
+                // take a piece that fits knows of a newer attempt: sending it again would be for ever.
+                let refused = length == update.prev_len && !update.tokens.is_empty();
+                let unplaceable = length < pending.base || refused;
                 let done = pending.settled
                     && (pending.finish.is_some() || pending.released)
                     && pending.acknowledged >= pending.len();
@@ -487,6 +488,17 @@ mod tests {
         assert_eq!(exchange(&mut gathered, 0), Some((2, vec![3])));
         assert_eq!(exchange(&mut gathered, 3), Some((0, vec![1, 2, 3])));
         assert!(gathered.is_settled());
+    }
+
+    #[test]
+    fn what_the_store_knows_better_is_not_sent_for_ever() {
+        let mut gathered = Gathered::default();
+        gathered.push(ID, &signed(), piece(0, &[1, 2], None));
+        // The store has one token of a newer attempt and ignores this one.
+        assert_eq!(exchange(&mut gathered, 1), Some((0, vec![1, 2])));
+        assert_eq!(exchange(&mut gathered, 1), Some((1, vec![2])));
+        assert_eq!(exchange(&mut gathered, 1), None);
+        assert_eq!(gathered.documents.len(), 0);
     }
 
     #[test]

@@ -204,6 +204,13 @@ pub struct CloseRequest {
     pub keep_kv: bool,
 }
 
+/// Drops sessions and whatever is being computed for them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AbortRequest {
+    /// Unknown ones are ignored.
+    pub sessions: Vec<EngineSessionId>,
+}
+
 /// How busy an engine is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineLoad {

@@ -12,7 +12,8 @@ use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::config::EngineConfig;
-use crate::service::{AbortRequest, start};
+use crate::service::start;
+use refrain_protocol::engine::AbortRequest;
 
 use super::support::{item, opening};
 

@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use refrain_protocol::engine::{
-    CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
-    TokenizeRequest, TokensBody,
+    AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
+    StepResponse, TokenizeRequest, TokensBody,
 };
 use refrain_protocol::{ApiError, EngineSessionId, TokenId};
 use refrain_service_kit::http::MeshClient;
@@ -49,10 +49,7 @@ impl Engine for HttpEngine {
     }
 
     async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
-        let request = CloseRequest {
-            sessions,
-            keep_kv: false,
-        };
+        let request = AbortRequest { sessions };
         self.client
             .post_json("/engine/v1/abort", &request, Some(self.client.timeout()))
             .await
