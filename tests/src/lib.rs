@@ -1,1 +1,33 @@
-//! e2e
+//! The harness of the end-to-end tests: whole meshes, the clients that talk to them, and what they say about
+//! themselves.
+//!
+//! [`UpMesh`] runs all services in the test's own process, [`HttpMesh`] runs each behind its own listener,
+//! [`Program`] is the `refrain` binary as a child that can be killed. [`Client`] speaks OpenAI's API as far as
+//! the tests need it, [`Scrape`] reads `/metrics`. Tests assert work that was done, never seconds: the limits
+//! in [`wait_until`] only keep a broken mesh from hanging.
+
+mod client;
+mod http_mesh;
+mod program;
+mod prompts;
+mod protobuf;
+mod scrape;
+mod up_mesh;
+mod wait;
+
+pub use client::{Answer, Chat, Client, Event, EventStream, Reply};
+pub use http_mesh::{HttpMesh, Service, free_addr};
+pub use program::Program;
+pub use prompts::{TINY_MODEL, long_task, special_tokens, varied_prompts};
+pub use protobuf::{Span, exported_spans};
+pub use scrape::Scrape;
+pub use up_mesh::{KEY, KEY_OF_ANOTHER, UpMesh};
+pub use wait::{PATIENCE, wait_until};
+
+use std::path::PathBuf;
+
+/// The repository's root.
+pub fn repository() -> PathBuf {
+    let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().map(PathBuf::from).unwrap_or(tests)
+}

@@ -12,6 +12,7 @@ use refrain_protocol::scheduling::{
 };
 use refrain_service_kit::mesh::MeshAuth;
 use tokio::sync::oneshot;
+use tracing::Instrument as _;
 
 use crate::dispatch::actor::{Call, QUEUE_LOST};
 use crate::dispatch::refusal::try_soon;
@@ -154,7 +155,8 @@ impl Scheduler for SchedulerHandle {
             ticket,
             answer: Some(answer),
         };
-        call.answer().await
+        // How long a request waited is a line of its trace, over HTTP and without.
+        call.answer().instrument(tracing::info_span!("lease")).await
     }
 
     async fn finish(&self, finish: LeaseFinish) -> Result<(), ApiError> {

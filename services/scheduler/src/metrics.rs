@@ -3,6 +3,7 @@
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
+use crate::dispatch::refusal::Refusal;
 use crate::dispatch::{Dispatch, LeaseEnd};
 
 /// Cheap to clone.
@@ -20,6 +21,19 @@ pub(crate) struct SchedulerMetrics {
 
 impl SchedulerMetrics {
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
+        let rejections = metrics.counter_vec(
+            "refrain_scheduler_rejections_total",
+            "Requests refused a lease, by the limit they met.",
+            &["limit"],
+        )?;
+        // A rate over a counter that does not exist yet shows nothing, so these do from the start.
+        let limits = Refusal::ALL.map(Refusal::as_str);
+        for limit in limits
+            .iter()
+            .chain(&["mailbox_max", "signature", "restarted"])
+        {
+            rejections.with_label_values(&[*limit]);
+        }
         Ok(SchedulerMetrics {
             queue_length: metrics.gauge(
                 "refrain_scheduler_queue_length",
@@ -38,11 +52,7 @@ impl SchedulerMetrics {
                 "Time from asking for a lease to the grant.",
                 SECONDS_BUCKETS,
             )?,
-            rejections: metrics.counter_vec(
-                "refrain_scheduler_rejections_total",
-                "Requests refused a lease, by the limit they met.",
-                &["limit"],
-            )?,
+            rejections,
             expired_leases: metrics.counter(
                 "refrain_scheduler_expired_leases_total",
                 "Leases that no heartbeat named for their whole life.",

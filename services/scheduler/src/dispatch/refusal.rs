@@ -25,6 +25,17 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// All of them.
+    pub(crate) const ALL: [Refusal; 7] = [
+        Refusal::QueueFull,
+        Refusal::TenantQueueFull,
+        Refusal::QueueWait,
+        Refusal::NoWorker,
+        Refusal::ExcludeLimit,
+        Refusal::Superseded,
+        Refusal::Draining,
+    ];
+
     /// The label's value.
     pub fn as_str(self) -> &'static str {
         match self {

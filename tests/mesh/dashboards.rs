@@ -1,0 +1,254 @@
+//! Every query of the dashboards, asked of a real Prometheus that scrapes a live mesh.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use e2e::{
+    Chat, Client, KEY, PATIENCE, Scrape, UpMesh, free_addr, long_task, repository, varied_prompts,
+};
+use serde_json::Value;
+use tokio::process::{Child, Command};
+
+/// Small limits, so that there is something to see of evictions and rejections.
+const SETTINGS: &str = "
+    [gateway]
+    tenant_requests_in_flight_max = 6
+    body_bytes_max = 65536
+    [scheduler]
+    queue_max = 2
+    [worker]
+    running_max = 2
+    [draft_store]
+    document_tokens_max = 128
+    tenant_tokens_max = 256
+    tick_ms = 100
+";
+
+struct Query {
+    place: String,
+    expression: String,
+}
+
+/// The queries of every panel, with Grafana's variables filled in.
+fn queries() -> anyhow::Result<Vec<Query>> {
+    let mut queries = Vec::new();
+    for entry in std::fs::read_dir(repository().join("dashboards"))? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(&path)?)
+            .with_context(|| path.display().to_string())?;
+        for panel in list(&dashboard["panels"]) {
+            for target in list(&panel["targets"]) {
+                let place = format!(
+                    "{} / {} / {}",
+                    dashboard["title"], panel["title"], target["refId"]
+                );
+                let expression = target["expr"]
+                    .as_str()
+                    .with_context(|| format!("{place}: no query"))?;
+                let expression = expression
+                    .replace("$__rate_interval", "15s")
+                    .replace("$model", ".*");
+                ensure!(
+                    !expression.contains('$'),
+                    "{place}: a variable is left in {expression}"
+                );
+                queries.push(Query { place, expression });
+            }
+        }
+        for variable in list(&dashboard["templating"]["list"]) {
+            let Some(query) = variable["definition"].as_str() else {
+                continue;
+            };
+            let inner = query
+                .strip_prefix("label_values(")
+                .and_then(|rest| rest.strip_suffix(')'));
+            let (metric, label) = inner
+                .and_then(|inner| inner.split_once(", "))
+                .context("no label_values(..)")?;
+            let expression = format!("count by ({label}) ({metric})");
+            queries.push(Query {
+                place: format!("variable {}", variable["name"]),
+                expression,
+            });
+        }
+    }
+    ensure!(
+        queries.len() > 10,
+        "only {} queries: the test is blind",
+        queries.len()
+    );
+    Ok(queries)
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+/// The names of metrics in a query, histograms without their endings.
+fn metrics_of(expression: &str, scrape: &Scrape) -> BTreeSet<String> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let names = words.filter(|word| word.starts_with("refrain_") || word.starts_with("gen_ai_"));
+    names
+        .map(|name| {
+            let base = ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|ending| name.strip_suffix(ending));
+            base.filter(|base| scrape.kind(base) == Some("histogram"))
+                .unwrap_or(name)
+                .to_owned()
+        })
+        .collect()
+}
+
+struct Prometheus {
+    _child: Child,
+    client: Client,
+}
+
+impl Prometheus {
+    /// Starts one that scrapes the mesh at `target` every second.
+    async fn start(dir: &Path, target: &str) -> anyhow::Result<Self> {
+        let unpacked = repository().join("target/tools/usr/bin/prometheus");
+        let binary = if unpacked.exists() {
+            unpacked
+        } else {
+            PathBuf::from("prometheus")
+        };
+        let target = target.trim_start_matches("http://");
+        let config = dir.join("prometheus.yml");
+        std::fs::write(
+            &config,
+            format!(
+                "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
+                 scrape_configs: [{{job_name: refrain, static_configs: [{{targets: [\"{target}\"]}}]}}]\n"
+            ),
+        )?;
+        let addr = free_addr()?;
+        let child = Command::new(&binary)
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                dir.join("tsdb").display()
+            ))
+            .arg(format!("--web.listen-address={addr}"))
+            .arg("--log.level=error")
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("{} cannot be run: tests/run fetches it", binary.display()))?;
+        let client = Client::new(&format!("http://{addr}"), "").without_key();
+        e2e::wait_until("Prometheus is ready", async || {
+            client
+                .get("/-/ready")
+                .await
+                .ok()
+                .filter(|reply| reply.status == 200)
+        })
+        .await;
+        Ok(Prometheus {
+            _child: child,
+            client,
+        })
+    }
+
+    /// How many series with a number a query gives.
+    async fn ask(&self, query: &Query) -> anyhow::Result<usize> {
+        let encoded: String = query
+            .expression
+            .bytes()
+            .map(|byte| format!("%{byte:02X}"))
+            .collect();
+        let reply = self
+            .client
+            .get(&format!("/api/v1/query?query={encoded}"))
+            .await?;
+        ensure!(
+            reply.status == 200,
+            "{}: {}\n{}",
+            query.place,
+            reply.text,
+            query.expression
+        );
+        let body = reply.json();
+        let is_number = |series: &&Value| {
+            series["value"][1]
+                .as_str()
+                .is_some_and(|value| value != "NaN")
+        };
+        Ok(list(&body["data"]["result"]).filter(is_number).count())
+    }
+}
+
+/// Requests of all kinds until it is aborted, more at once than the limits allow.
+async fn traffic(client: Client) {
+    let prompts = varied_prompts(12);
+    for round in 0.. {
+        let calls = (0..8).map(|number| {
+            let chat = Chat::new(&prompts[(round + number) % prompts.len()])
+                .max_tokens(40)
+                .endless();
+            let client = client.clone();
+            // Refusals are part of it.
+            async move { client.chat(&chat).await.map(drop) }
+        });
+        futures_util::future::join_all(calls).await;
+        let long = Chat::new(&"one two three ".repeat(4_000));
+        let large = Chat::new(&"x".repeat(100_000));
+        let short = Chat::new("a");
+        let stranger = Client::new(client.url(), "nobody");
+        let _ = tokio::join!(
+            client.chat(&long),
+            client.chat(&large),
+            stranger.chat(&short)
+        );
+        if let Ok(mut stream) = client
+            .stream(&Chat::new(&long_task(1)).max_tokens(500).endless())
+            .await
+        {
+            let _ = stream.read_pieces(2).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_query_of_the_dashboards_returns_data() -> anyhow::Result<()> {
+    let queries = queries()?;
+    let mesh = UpMesh::start_with(SETTINGS).await?;
+    let dir = tempfile::tempdir()?;
+    let prometheus = Prometheus::start(dir.path(), mesh.client().url()).await?;
+    let traffic = tokio::spawn(traffic(Client::new(mesh.client().url(), KEY)));
+
+    let deadline = Instant::now() + PATIENCE;
+    let silent = loop {
+        let mut silent = Vec::new();
+        for query in &queries {
+            if prometheus.ask(query).await? == 0 {
+                silent.push(format!("{}: {}", query.place, query.expression));
+            }
+        }
+        if silent.is_empty() || Instant::now() > deadline {
+            break silent;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    traffic.abort();
+    let scrape = mesh.client().scrape().await?;
+    for query in &queries {
+        for metric in metrics_of(&query.expression, &scrape) {
+            ensure!(
+                scrape.kind(&metric).is_some(),
+                "{}: /metrics has no {metric}",
+                query.place
+            );
+        }
+    }
+    ensure!(silent.is_empty(), "no data for:\n{}", silent.join("\n"));
+    mesh.stop().await;
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! Output is the engine's own: whatever is drafted, however requests are batched and cut into chunks.
+
+use anyhow::ensure;
+use e2e::{Answer, Chat, Client, UpMesh, varied_prompts};
+use futures_util::stream::{StreamExt, TryStreamExt, iter};
+
+const PROMPTS: usize = 54;
+const TOKENS_MAX: u32 = 32;
+
+/// Every prompt greedily and with noise; every fourth one runs to its limit whatever the model would like.
+fn chats() -> Vec<Chat> {
+    let prompts = varied_prompts(PROMPTS).into_iter().enumerate();
+    prompts
+        .flat_map(|(number, prompt)| {
+            let chat = Chat::new(&prompt).max_tokens(TOKENS_MAX);
+            let chat = if number % 4 == 0 {
+                chat.endless()
+            } else {
+                chat
+            };
+            [chat.clone(), chat.sampled(0.8, number as u64)]
+        })
+        .collect()
+}
+
+async fn ask(
+    client: &Client,
+    chats: &[Chat],
+    mode: &str,
+    at_once: usize,
+) -> anyhow::Result<Vec<Answer>> {
+    iter(chats)
+        .map(|chat| async { client.chat(&chat.clone().speculation(mode)).await })
+        .buffered(at_once)
+        .try_collect()
+        .await
+}
+
+fn ensure_same(expected: &[Answer], answers: &[Answer], how: &str) -> anyhow::Result<()> {
+    for (number, (expected, answer)) in expected.iter().zip(answers).enumerate() {
+        ensure!(
+            expected.text == answer.text,
+            "request {number} differs {how}"
+        );
+        ensure!(
+            expected.finish_reason == answer.finish_reason,
+            "request {number} ends otherwise {how}"
+        );
+        let (before, now) = (expected.completion_tokens(), answer.completion_tokens());
+        ensure!(
+            before == now,
+            "request {number} has {now} tokens instead of {before} {how}"
+        );
+    }
+    ensure!(expected.len() == answers.len(), "answers are missing {how}");
+    Ok(())
+}
+
+fn accepted(answers: &[Answer]) -> u64 {
+    answers.iter().map(Answer::accepted).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Result<()> {
+    let chats = chats();
+    let mesh = UpMesh::start().await?;
+    let client = mesh.client();
+    let plain = ask(&client, &chats, "off", 1).await?;
+    ensure!(
+        accepted(&plain) == 0,
+        "drafts were used where they were turned off"
+    );
+    ensure!(
+        plain.iter().any(|answer| answer.finish_reason == "length"),
+        "no output reached its limit"
+    );
+    // The first pass drafts from what the plain one left behind, so most steps are long ones.
+    for (mode, at_once) in [("suffix", 1), ("off", 8), ("suffix", 8), ("auto", 8)] {
+        let how = format!("with drafts {mode}, {at_once} at once");
+        let answers = ask(&client, &chats, mode, at_once).await?;
+        ensure_same(&plain, &answers, &how)?;
+        ensure!(
+            (accepted(&answers) > 0) == (mode != "off"),
+            "{} accepted {how}",
+            accepted(&answers)
+        );
+    }
+    mesh.stop().await;
+
+    // Another mesh: nothing remembered, and a new lease every 16 tokens.
+    let mesh = UpMesh::start_with("[gateway]\nchunk_tokens = 16").await?;
+    for mode in ["suffix", "auto"] {
+        let answers = ask(&mesh.client(), &chats, mode, 4).await?;
+        ensure_same(&plain, &answers, &format!("in chunks, with drafts {mode}"))?;
+        ensure!(
+            accepted(&answers) > 0,
+            "no draft was accepted in chunks, with drafts {mode}"
+        );
+        let long = answers
+            .iter()
+            .filter(|answer| answer.completion_tokens() > 16);
+        for answer in long {
+            let chunks = answer.number("/metrics/timings/chunks");
+            ensure!(
+                chunks >= 2 || mode != "off",
+                "{} tokens in {chunks} chunks",
+                answer.completion_tokens()
+            );
+        }
+    }
+    let leases = mesh.client().scrape().await?.sum(
+        "refrain_scheduler_leases_total",
+        &[("outcome", "continues")],
+    );
+    ensure!(leases > 0.0, "no request was cut into chunks");
+    mesh.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_says_what_a_whole_answer_says() -> anyhow::Result<()> {
+    let mesh = UpMesh::start().await?;
+    let client = mesh.client();
+    for (number, prompt) in varied_prompts(12).iter().enumerate() {
+        let chat = Chat::new(prompt).sampled(0.8, number as u64).endless();
+        let whole = client.chat(&chat).await?;
+        let streamed = client.stream(&chat).await?.read_to_done().await?;
+        ensure!(
+            whole.text == streamed,
+            "request {number} differs when it is streamed"
+        );
+    }
+    mesh.stop().await;
+    Ok(())
+}

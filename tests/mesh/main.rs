@@ -1,0 +1,16 @@
+//! What the mesh promises, checked on whole meshes: in one process, over HTTP, and as children that are
+//! killed.
+
+mod cancel;
+mod dashboards;
+mod drain;
+mod limits;
+mod lossless;
+mod memory;
+mod openai_client;
+mod tidy;
+mod traces;
+mod trust;
+mod up;
+mod work_counts;
+mod worker_lost;

@@ -1,0 +1,180 @@
+//! What was said is remembered: across requests, restarts and crashes, and for its tenant alone.
+
+use anyhow::ensure;
+use e2e::{Chat, Client, Program, UpMesh, long_task, wait_until};
+
+const TOKENS: u32 = 120;
+
+/// Sampled at a high temperature, so that the output repeats nothing of itself and what is drafted must come
+/// from elsewhere.
+fn chat(number: usize) -> Chat {
+    Chat::new(&long_task(number))
+        .sampled(1.2, 7 + number as u64)
+        .max_tokens(TOKENS)
+        .endless()
+}
+
+/// Draft tokens accepted from the tenant's namespace while the request ran.
+async fn accepted_from_tenant(client: &Client, chat: &Chat) -> anyhow::Result<f64> {
+    let before = client.scrape().await?.accepted_from("tenant");
+    client.chat(chat).await?;
+    Ok(client.scrape().await?.accepted_from("tenant") - before)
+}
+
+/// Everything said so far is in the store.
+async fn harvested(client: &Client) {
+    wait_until("all outputs are acknowledged", async || {
+        let scrape = client.scrape().await.ok()?;
+        let pending = scrape.sum("refrain_worker_harvest_pending_tokens", &[]);
+        let running = scrape.sum("refrain_worker_chunks_running", &[]);
+        (pending == 0.0 && running == 0.0).then_some(())
+    })
+    .await;
+}
+
+/// A restarted worker follows the store from the first request of a namespace on: it is asked for something
+/// small until its copy is there.
+async fn followed(client: &Client) -> anyhow::Result<()> {
+    client
+        .chat(&Chat::new("a").max_tokens(1).speculation("off"))
+        .await?;
+    wait_until("the worker has its copy of the drafts", async || {
+        let scrape = client.scrape().await.ok()?;
+        let stored = scrape.sum("refrain_draft_store_tokens", &[]);
+        (stored > 0.0 && scrape.sum("refrain_worker_index_tokens", &[]) >= stored).then_some(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_time_is_drafted_from_the_first_for_its_tenant_alone() -> anyhow::Result<()> {
+    let mesh = UpMesh::start().await?;
+    let client = mesh.client();
+    let first = accepted_from_tenant(&client, &chat(1)).await?;
+    let second = accepted_from_tenant(&client, &chat(1)).await?;
+    ensure!(
+        second > first && second > f64::from(TOKENS) / 2.0,
+        "{first} accepted, then {second}"
+    );
+
+    let another = mesh.client_of_another();
+    let answer = another.chat(&chat(1)).await?;
+    ensure!(
+        answer.number("/usage/prompt_tokens_details/cached_tokens") == 0,
+        "another tenant found this one's KV"
+    );
+    let stranger = accepted_from_tenant(&mesh.client_of_another(), &chat(2)).await?;
+    accepted_from_tenant(&client, &chat(2)).await?;
+    let again = accepted_from_tenant(&client, &chat(2)).await?;
+    ensure!(
+        stranger < again / 4.0,
+        "a prompt new to the tenant: {stranger} accepted; known to it: {again}"
+    );
+    mesh.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_tenant_said_changes_nothing_for_another() -> anyhow::Result<()> {
+    let mut counts = Vec::new();
+    for said_before in [0, 3] {
+        let mesh = UpMesh::start().await?;
+        for _ in 0..said_before {
+            mesh.client().chat(&chat(3)).await?;
+        }
+        // A request drafts from its own output too, so there are some accepted tokens; but just as many
+        // steps, drafts and accepted tokens as in a mesh where nobody has said anything.
+        let answer = mesh.client_of_another().chat(&chat(3)).await?;
+        counts.push(answer.body["metrics"]["speculative_decoding"].clone());
+        mesh.stop().await;
+    }
+    ensure!(
+        counts[0] == counts[1],
+        "alone: {}; after another tenant: {}",
+        counts[0],
+        counts[1]
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drafts_outlive_an_orderly_restart() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let mesh = UpMesh::start_in(dir.path(), "").await?;
+    // Right up to the stop: what was answered is kept, acknowledged by the store or not.
+    let said = mesh.client().chat(&chat(4)).await?;
+    mesh.stop().await;
+
+    let mesh = UpMesh::start_in(dir.path(), "").await?;
+    followed(&mesh.client()).await?;
+    let before = mesh.client().scrape().await?.accepted_from("tenant");
+    let again = mesh.client().chat(&chat(4)).await?;
+    let gained = mesh.client().scrape().await?.accepted_from("tenant") - before;
+    ensure!(
+        said.text == again.text,
+        "the same request has another answer after a restart"
+    );
+    ensure!(
+        gained > f64::from(TOKENS) / 2.0,
+        "{gained} accepted after a restart"
+    );
+    mesh.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_outlives_a_crash() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (program, url) = Program::up(dir.path(), &[], &[]).await?;
+    let client = Client::new(&url, "refrain-dev");
+    client.chat(&chat(5)).await?;
+    harvested(&client).await;
+    let stored = client
+        .scrape()
+        .await?
+        .sum("refrain_draft_store_tokens", &[]);
+    ensure!(stored >= f64::from(TOKENS), "{stored} tokens stored");
+    program.kill().await?;
+
+    let (_program, url) = Program::up(dir.path(), &[], &[]).await?;
+    let client = Client::new(&url, "refrain-dev");
+    let found = client
+        .scrape()
+        .await?
+        .sum("refrain_draft_store_tokens", &[]);
+    ensure!(
+        found == stored,
+        "{stored} tokens were acknowledged, {found} are left"
+    );
+    followed(&client).await?;
+    let gained = accepted_from_tenant(&client, &chat(5)).await?;
+    ensure!(
+        gained > f64::from(TOKENS) / 2.0,
+        "{gained} accepted after a crash"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_output_that_was_cancelled_is_kept_too() -> anyhow::Result<()> {
+    let mesh = UpMesh::start().await?;
+    let client = mesh.client();
+    let long = chat(6).max_tokens(1500).speculation("off");
+    let mut stream = client.stream(&long).await?;
+    stream.read_pieces(60).await?;
+    drop(stream);
+    harvested(&client).await;
+    let kept = client
+        .scrape()
+        .await?
+        .sum("refrain_draft_store_tokens", &[]);
+    ensure!(
+        (60.0..1500.0).contains(&kept),
+        "{kept} tokens kept of a cancelled output"
+    );
+    let gained = accepted_from_tenant(&client, &chat(6).max_tokens(60)).await?;
+    ensure!(gained > 30.0, "{gained} accepted from a cancelled output");
+    mesh.stop().await;
+    Ok(())
+}

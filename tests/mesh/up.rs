@@ -1,0 +1,170 @@
+//! The main command, as somebody meets it for the first time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use e2e::{Client, Program};
+
+/// Three seconds are the promise of a release build; this one is not optimised.
+const START_MAX: Duration = Duration::from_secs(10);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_starts_at_once_and_says_how_to_use_it() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    // Cargo may look at the binary first, which is not what is measured.
+    Program::start(dir.path(), &["--version"], &[])?
+        .ended()
+        .await?;
+    let started = Instant::now();
+    let (program, url) = Program::up(dir.path(), &[], &[]).await?;
+    let client = Client::new(&url, "");
+    ensure!(
+        client.get("/readyz").await?.status == 200,
+        "it says that it is up, but is not ready"
+    );
+    ensure!(
+        started.elapsed() < START_MAX,
+        "ready after {:?}",
+        started.elapsed()
+    );
+
+    let output = program.output();
+    ensure!(
+        output.contains(&format!("{url}/metrics")),
+        "no metrics:\n{output}"
+    );
+    ensure!(
+        client.get("/metrics").await?.status == 200,
+        "no metrics there"
+    );
+    // The command it shows works as it stands; not every machine has curl.
+    let key = between(&output, "authorization: Bearer ", "'")?;
+    let body = between(&output, "-d '", "'")?;
+    let path = between(&output, &format!("curl -s {url}"), " ")?;
+    let reply = Client::new(&url, key).post(path, body.to_owned()).await?;
+    ensure!(
+        reply.status == 200,
+        "the command it shows fails: {} {}",
+        reply.status,
+        reply.text
+    );
+    Ok(())
+}
+
+fn between<'a>(text: &'a str, before: &str, after: &str) -> anyhow::Result<&'a str> {
+    let rest = text
+        .split_once(before)
+        .with_context(|| format!("no {before:?} in:\n{text}"))?
+        .1;
+    Ok(rest
+        .split_once(after)
+        .with_context(|| format!("no {after:?} after {before:?} in:\n{text}"))?
+        .0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_fault_of_a_configuration_is_reported_at_once() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("faulty.toml");
+    std::fs::write(
+        &path,
+        r#"
+        colour = "red"
+        [gateway]
+        listen = "nowhere"
+        threads = 0
+        keyz = []
+        [scheduler]
+        queue_max = 0
+        [worker]
+        running_max = "many"
+        [worker.memory]
+        namespaces_max = 0
+        [draft_store]
+        retention_days = 0
+        [engine]
+        max_batch = 0
+        [telemetry]
+        log_json = 7
+        "#,
+    )?;
+    let path = path.to_string_lossy();
+    let variables = [
+        ("REFRAIN_WORKER__SPECULATION__ALPHA", "-1"),
+        ("REFRAIN_ENGINE__THREADZ", "1"),
+    ];
+    let mut program = Program::start(dir.path(), &["up", "--config", &*path], &variables)?;
+    let status = program.ended().await?;
+    ensure!(status.code().is_some_and(|code| code != 0), "{status}");
+    let output = program.output();
+    let keys = [
+        "colour",
+        "gateway.listen",
+        "gateway.threads",
+        "keyz",
+        "scheduler.queue_max",
+        "worker.running_max",
+        "worker.memory.namespaces_max",
+        "draft_store.retention_days",
+        "engine.max_batch",
+        "telemetry.log_json",
+        "worker.speculation.alpha",
+        "threadz",
+    ];
+    let silent: Vec<_> = keys.iter().filter(|key| !output.contains(**key)).collect();
+    ensure!(
+        silent.is_empty(),
+        "nothing is said about {silent:?}:\n{output}"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_says_what_it_misses() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("empty.toml");
+    std::fs::write(&path, "")?;
+    let path = path.to_string_lossy();
+    let worker = [
+        "mesh.secret",
+        "worker.listen",
+        "urls.scheduler",
+        "urls.draft_store",
+        "urls.engine",
+    ];
+    let cases: [(&str, &[&str]); 5] = [
+        (
+            "gateway",
+            &[
+                "mesh.namespace_signing_key",
+                "gateway.keys",
+                "gateway.models",
+                "urls.scheduler",
+            ],
+        ),
+        (
+            "scheduler",
+            &[
+                "mesh.secret",
+                "mesh.namespace_public_key",
+                "scheduler.listen",
+            ],
+        ),
+        ("worker", &worker),
+        ("draft-store", &["mesh.secret", "draft_store.listen"]),
+        ("reference-engine", &["mesh.secret", "engine.listen"]),
+    ];
+    for (role, keys) in cases {
+        let mut program = Program::start(dir.path(), &[role, "--config", &*path], &[])?;
+        let status = program.ended().await?;
+        ensure!(!status.success(), "{role} starts without a configuration");
+        let output = program.output();
+        for key in keys {
+            ensure!(
+                output.contains(key),
+                "{role} says nothing about {key}:\n{output}"
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! What a request costs the mesh: calls per request and per chunk, never per token.
+
+use std::time::Instant;
+
+use anyhow::ensure;
+use e2e::{Chat, HttpMesh, Service, long_task, wait_until};
+
+const TOKENS: u32 = 100;
+const HARVEST_INTERVAL_MS: u32 = 500;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
+    let settings = format!("[worker.harvest]\ninterval_ms = {HARVEST_INTERVAL_MS}");
+    let mesh = HttpMesh::start_here(1, &settings).await?;
+    let started = Instant::now();
+    let chat = Chat::new(&long_task(2))
+        .max_tokens(TOKENS)
+        .endless()
+        .speculation("off");
+    let answer = mesh.client().chat(&chat).await?;
+    ensure!(
+        answer.completion_tokens() == u64::from(TOKENS),
+        "{} tokens",
+        answer.completion_tokens()
+    );
+    // The lease is given back, and the output acknowledged, a moment after the answer.
+    wait_until("the output is acknowledged", async || {
+        let pending = mesh
+            .scrape(Service::Worker(0))
+            .await
+            .ok()?
+            .sum("refrain_worker_harvest_pending_tokens", &[]);
+        let leases = mesh
+            .scrape(Service::Scheduler)
+            .await
+            .ok()?
+            .sum("refrain_scheduler_leases_total", &[]);
+        (pending == 0.0 && leases > 0.0).then_some(())
+    })
+    .await;
+    let intervals = started.elapsed().as_millis() as f64 / f64::from(HARVEST_INTERVAL_MS);
+
+    let scheduler = mesh.scrape(Service::Scheduler).await?;
+    ensure!(
+        scheduler.sum("refrain_scheduler_leases_total", &[("outcome", "done")]) == 1.0,
+        "not one lease"
+    );
+    ensure!(
+        scheduler.sum("refrain_scheduler_leases_total", &[]) == 1.0,
+        "more than one lease"
+    );
+    let worker = mesh.scrape(Service::Worker(0)).await?;
+    let store = mesh.scrape(Service::DraftStore).await?;
+    let calls = [
+        ("lease", scheduler.requests_to("/internal/v1/lease")),
+        ("finish", scheduler.requests_to("/internal/v1/finish")),
+        ("chunk", worker.requests_to("/internal/v1/chunk")),
+    ];
+    for (call, count) in calls {
+        ensure!(count == 1.0, "{count} calls of {call} for one answer");
+    }
+    ensure!(
+        worker.requests_to("/internal/v1/cut") == 0.0,
+        "an output was cut that ended by itself"
+    );
+    let appends = store.requests_to("/internal/v1/append");
+    ensure!(
+        appends >= 1.0 && appends <= intervals + 2.0,
+        "{appends} appends in {intervals:.1} intervals"
+    );
+    let touches = store.requests_to("/internal/v1/touch");
+    ensure!(touches <= intervals + 2.0, "{touches} touches");
+    // Without drafts the engine steps once per token: what the others were spared.
+    let steps = mesh
+        .scrape(Service::Engine(0))
+        .await?
+        .requests_to("/engine/v1/step");
+    ensure!(
+        steps >= f64::from(TOKENS),
+        "{steps} steps for {TOKENS} tokens"
+    );
+
+    // Said again, with drafts: the engine is called for a fraction of the tokens.
+    mesh.client().chat(&chat.speculation("suffix")).await?;
+    let more = mesh
+        .scrape(Service::Engine(0))
+        .await?
+        .requests_to("/engine/v1/step")
+        - steps;
+    ensure!(
+        more < f64::from(TOKENS) / 2.0,
+        "{more} steps for {TOKENS} tokens that were said before"
+    );
+    mesh.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chunks_cost_a_lease_each() -> anyhow::Result<()> {
+    let mesh = HttpMesh::start_here(1, "").await?;
+    let chat = Chat::new(&long_task(2))
+        .max_tokens(TOKENS)
+        .endless()
+        .speculation("off")
+        .set("chunk_tokens", 25);
+    mesh.client().chat(&chat).await?;
+    let leases = wait_until("all leases are given back", async || {
+        let scrape = mesh.scrape(Service::Scheduler).await.ok()?;
+        (scrape.sum("refrain_scheduler_leases_running", &[]) == 0.0).then_some(scrape)
+    })
+    .await;
+    let continued = leases.sum(
+        "refrain_scheduler_leases_total",
+        &[("outcome", "continues")],
+    );
+    ensure!(continued == 3.0, "{continued} of 4 chunks went on");
+    let chunks = mesh
+        .scrape(Service::Worker(0))
+        .await?
+        .requests_to("/internal/v1/chunk");
+    ensure!(chunks == 4.0, "{chunks} chunks of 25 tokens for {TOKENS}");
+    mesh.stop().await
+}

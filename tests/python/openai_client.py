@@ -1,0 +1,96 @@
+"""The official client against a mesh: python openai_client.py URL KEY MODEL."""
+
+import sys
+
+import openai
+
+url, key, model = sys.argv[1:]
+client = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+messages = [{"role": "user", "content": "Write a short note about a trip to Oslo."}]
+settings = {"model": model, "temperature": 0.7, "seed": 11, "max_tokens": 24}
+
+
+def check(holds, what):
+    if not holds:
+        sys.exit(f"not as it should be: {what}")
+
+
+# Chat
+answer = client.chat.completions.create(messages=messages, **settings)
+text = answer.choices[0].message.content
+check(answer.object == "chat.completion" and answer.model == model, answer)
+check(answer.choices[0].message.role == "assistant", answer)
+check(answer.choices[0].finish_reason in ("stop", "length"), answer)
+check(answer.usage.completion_tokens <= 24, answer.usage)
+check(answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens, answer.usage)
+raw = client.chat.completions.with_raw_response.create(messages=messages, **settings)
+check(raw.parse().choices[0].message.content == text, "the same seed, another text")
+check(raw.headers.get("x-request-id"), "no request id")
+
+# Several choices, log-probabilities
+answer = client.chat.completions.create(messages=messages, n=2, logprobs=True, top_logprobs=2, **settings)
+check([choice.index for choice in answer.choices] == [0, 1], answer)
+for choice in answer.choices:
+    check(all(len(token.top_logprobs) == 2 for token in choice.logprobs.content), choice.logprobs)
+    check(all(token.logprob <= 0 for token in choice.logprobs.content), choice.logprobs)
+
+# Streaming
+events = list(
+    client.chat.completions.create(
+        messages=messages, stream=True, stream_options={"include_usage": True}, **settings
+    )
+)
+pieces = [choice.delta.content or "" for event in events for choice in event.choices]
+check("".join(pieces) == text, f"streamed: {''.join(pieces)!r}, whole: {text!r}")
+check(len({event.id for event in events}) == 1, "the id changes within a stream")
+check(events[-1].choices == [] and events[-1].usage.completion_tokens > 0, events[-1])
+check(all(event.usage is None for event in events[:-1]), "usage before the end")
+check(events[-2].choices[0].finish_reason in ("stop", "length"), events[-2])
+events = list(client.chat.completions.create(messages=messages, stream=True, **settings))
+check(all(event.choices for event in events), "an event without choices that nobody asked for")
+
+# The streaming helper of the client, which reassembles the answer
+with client.chat.completions.stream(messages=messages, **settings) as stream:
+    for _ in stream:
+        pass
+    # The snapshot, since the helper's final answer is an error where the limit was reached.
+    check(stream.current_completion_snapshot.choices[0].message.content == text, "the helper's text differs")
+
+# Text completions
+answer = client.completions.create(prompt="SELECT", **settings)
+check(answer.object == "text_completion" and isinstance(answer.choices[0].text, str), answer)
+ids = client.completions.create(prompt=[5, 6, 7], logprobs=1, **settings)
+check(ids.usage.prompt_tokens == 3, ids.usage)
+check(len(ids.choices[0].logprobs.tokens) == ids.usage.completion_tokens, ids.choices[0].logprobs)
+several = client.completions.create(prompt=["one", "two"], **settings)
+check([choice.index for choice in several.choices] == [0, 1], several)
+pieces = client.completions.create(prompt=[5, 6, 7], stream=True, **settings)
+streamed = "".join(choice.text for event in pieces for choice in event.choices)
+check(streamed == ids.choices[0].text, "a streamed completion differs")
+
+# Models
+check([entry.id for entry in client.models.list()] == [model], "the list of models")
+check(client.models.retrieve(model).id == model, "one model")
+
+
+# Errors
+def refused(error, call):
+    try:
+        call()
+    except error as caught:
+        check(caught.body and caught.body["message"], caught)
+        return caught
+    sys.exit(f"no {error.__name__}")
+
+
+stranger = openai.OpenAI(base_url=f"{url}/v1", api_key="nobody", max_retries=0)
+refused(openai.AuthenticationError, lambda: stranger.models.list())
+unknown = settings | {"model": "nobody"}
+caught = refused(openai.NotFoundError, lambda: client.chat.completions.create(messages=messages, **unknown))
+check(caught.code == "model_not_found", caught)
+hot = settings | {"temperature": 9}
+caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=messages, **hot))
+check(caught.param == "temperature", caught)
+long = [{"role": "user", "content": "one two three " * 4000}]
+caught = refused(openai.BadRequestError, lambda: client.chat.completions.create(messages=long, **settings))
+check(caught.code == "context_length_exceeded", caught)

@@ -1,0 +1,360 @@
+//! A client of OpenAI's API, just large enough to look at every byte of an answer.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use reqwest::header::HeaderMap;
+use serde_json::{Value, json};
+
+use crate::Scrape;
+use crate::prompts::{TINY_MODEL, special_tokens};
+
+/// A caller with a key.
+#[derive(Clone, Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    url: String,
+    key: Option<String>,
+}
+
+/// A chat request in the making: greedy, seed 0, 48 tokens at most.
+#[derive(Clone, Debug)]
+pub struct Chat {
+    body: Value,
+}
+
+/// Any answer, errors included.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// HTTP status.
+    pub status: u16,
+    /// Its head.
+    pub headers: HeaderMap,
+    /// Its body as text.
+    pub text: String,
+}
+
+/// A chat answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The first choice's text.
+    pub text: String,
+    /// Why it ended.
+    pub finish_reason: String,
+    /// The whole answer.
+    pub body: Value,
+}
+
+/// An event of a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// One chunk.
+    Data(Value),
+    /// `[DONE]`.
+    Done,
+}
+
+/// A stream of events. Dropping it closes the connection.
+pub struct EventStream {
+    body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
+    buffer: Vec<u8>,
+}
+
+impl Client {
+    /// A caller of the mesh at `url`.
+    pub fn new(url: &str, key: &str) -> Self {
+        refrain_service_kit::telemetry::install_crypto_provider();
+        // The default settings can always be built.
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(Duration::from_secs(300))
+            .build()
+            .unwrap_or_default();
+        Client {
+            http,
+            url: url.trim_end_matches('/').to_owned(),
+            key: Some(key.to_owned()),
+        }
+    }
+
+    /// The same caller without a key.
+    pub fn without_key(&self) -> Self {
+        Client {
+            key: None,
+            ..self.clone()
+        }
+    }
+
+    /// Where it calls.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A request with the caller's key.
+    pub fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.url));
+        match &self.key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        }
+    }
+
+    /// Sends whatever it is told to.
+    ///
+    /// # Errors
+    /// There was no answer.
+    pub async fn send(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Reply> {
+        let response = request.send().await?;
+        let status = response.status().as_u16();
+        let headers = response.headers().clone();
+        Ok(Reply {
+            status,
+            headers,
+            text: response.text().await?,
+        })
+    }
+
+    /// Gets a path.
+    ///
+    /// # Errors
+    /// There was no answer.
+    pub async fn get(&self, path: &str) -> anyhow::Result<Reply> {
+        self.send(self.request(reqwest::Method::GET, path)).await
+    }
+
+    /// Posts a body as it is.
+    ///
+    /// # Errors
+    /// There was no answer.
+    pub async fn post(&self, path: &str, body: impl Into<reqwest::Body>) -> anyhow::Result<Reply> {
+        let request = self
+            .request(reqwest::Method::POST, path)
+            .header("content-type", "application/json")
+            .body(body);
+        self.send(request).await
+    }
+
+    /// Asks and waits for the whole answer.
+    ///
+    /// # Errors
+    /// Anything but a 200.
+    pub async fn chat(&self, chat: &Chat) -> anyhow::Result<Answer> {
+        Answer::read(
+            self.post("/v1/chat/completions", chat.body.to_string())
+                .await?,
+        )
+    }
+
+    /// Asks for events.
+    ///
+    /// # Errors
+    /// Anything but a 200.
+    pub async fn stream(&self, chat: &Chat) -> anyhow::Result<EventStream> {
+        let body = chat.clone().set("stream", true).body;
+        let request = self
+            .request(reqwest::Method::POST, "/v1/chat/completions")
+            .json(&body);
+        let response = request.send().await?;
+        if !response.status().is_success() {
+            bail!("{}: {}", response.status(), response.text().await?);
+        }
+        Ok(EventStream {
+            body: response.bytes_stream().boxed(),
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Reads `/metrics`.
+    ///
+    /// # Errors
+    /// There was no answer.
+    pub async fn scrape(&self) -> anyhow::Result<Scrape> {
+        Ok(Scrape::parse(&self.get("/metrics").await?.text))
+    }
+}
+
+impl Chat {
+    /// Asks `prompt` of the tiny model.
+    pub fn new(prompt: &str) -> Self {
+        Chat {
+            body: json!({
+                "model": TINY_MODEL,
+                "messages": [{"role": "user", "content": prompt}],
+                "temperature": 0,
+                "seed": 0,
+                "max_tokens": 48,
+            }),
+        }
+    }
+
+    /// Sets any field.
+    pub fn set(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.body[field] = value.into();
+        self
+    }
+
+    /// Output limit.
+    pub fn max_tokens(self, tokens: u32) -> Self {
+        self.set("max_tokens", tokens)
+    }
+
+    /// Draws with noise.
+    pub fn sampled(self, temperature: f64, seed: u64) -> Self {
+        self.set("temperature", temperature).set("seed", seed)
+    }
+
+    /// Which drafts it may use: `auto`, `suffix` or `off`.
+    pub fn speculation(self, mode: &str) -> Self {
+        self.set("speculation", mode)
+    }
+
+    /// Makes its end tokens all but impossible, so that the output is as long as its limit whatever the
+    /// model would rather say.
+    pub fn endless(self) -> Self {
+        let bias: serde_json::Map<String, Value> = special_tokens()
+            .into_iter()
+            .map(|token| (token.to_string(), json!(-100)))
+            .collect();
+        self.set("logit_bias", bias)
+    }
+
+    /// As JSON.
+    pub fn body(&self) -> &Value {
+        &self.body
+    }
+}
+
+impl Reply {
+    /// The body as JSON; null if it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_default()
+    }
+
+    /// A header's value.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+}
+
+impl Answer {
+    fn read(reply: Reply) -> anyhow::Result<Self> {
+        if reply.status != 200 {
+            bail!("{}: {}", reply.status, reply.text);
+        }
+        let body = reply.json();
+        let choice = &body["choices"][0];
+        let text = choice["message"]["content"]
+            .as_str()
+            .context("an answer without content")?
+            .to_owned();
+        let finish_reason = choice["finish_reason"]
+            .as_str()
+            .context("an answer that did not end")?
+            .to_owned();
+        Ok(Answer {
+            text,
+            finish_reason,
+            body,
+        })
+    }
+
+    /// A number anywhere in the answer, such as `/usage/prompt_tokens`.
+    ///
+    /// # Panics
+    /// It is not there.
+    pub fn number(&self, pointer: &str) -> u64 {
+        let value = self.body.pointer(pointer).and_then(Value::as_u64);
+        value.unwrap_or_else(|| panic!("{pointer} is missing in {}", self.body))
+    }
+
+    /// Output tokens.
+    pub fn completion_tokens(&self) -> u64 {
+        self.number("/usage/completion_tokens")
+    }
+
+    /// Draft tokens that the engine accepted.
+    pub fn accepted(&self) -> u64 {
+        self.number("/metrics/speculative_decoding/accepted")
+    }
+}
+
+impl EventStream {
+    /// The next event; `None` once the connection has ended.
+    ///
+    /// # Errors
+    /// The connection broke, or what came is no event.
+    pub async fn next(&mut self) -> anyhow::Result<Option<Event>> {
+        loop {
+            if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
+                let event: Vec<u8> = self.buffer.drain(..end + 2).collect();
+                let text = std::str::from_utf8(&event)?.trim_end();
+                if text.starts_with(':') {
+                    continue;
+                }
+                let data = text
+                    .strip_prefix("data: ")
+                    .with_context(|| format!("no event: {text}"))?;
+                if data == "[DONE]" {
+                    return Ok(Some(Event::Done));
+                }
+                return Ok(Some(Event::Data(serde_json::from_str(data)?)));
+            }
+            match self.body.next().await {
+                Some(bytes) => self.buffer.extend_from_slice(&bytes?),
+                None if self.buffer.is_empty() => return Ok(None),
+                None => bail!("the stream ends inside an event"),
+            }
+        }
+    }
+
+    /// Reads on until `pieces` events brought text; returns that text.
+    ///
+    /// # Errors
+    /// The stream ends first.
+    pub async fn read_pieces(&mut self, pieces: usize) -> anyhow::Result<String> {
+        let mut text = String::new();
+        let mut seen = 0;
+        while seen < pieces {
+            match self.next().await? {
+                Some(Event::Data(data)) => {
+                    let piece = piece(&data)?;
+                    seen += usize::from(!piece.is_empty());
+                    text += &piece;
+                }
+                _ => bail!("the stream ended after {seen} of {pieces} pieces"),
+            }
+        }
+        Ok(text)
+    }
+
+    /// Reads to the end, which has to be `[DONE]`; returns the text.
+    ///
+    /// # Errors
+    /// It ends otherwise.
+    pub async fn read_to_done(&mut self) -> anyhow::Result<String> {
+        let mut text = String::new();
+        while let Some(event) = self.next().await? {
+            match event {
+                Event::Data(data) => text += &piece(&data)?,
+                Event::Done => {
+                    anyhow::ensure!(self.next().await?.is_none(), "events after [DONE]");
+                    return Ok(text);
+                }
+            }
+        }
+        bail!("the stream ended without [DONE]")
+    }
+}
+
+/// The text of an event.
+fn piece(data: &Value) -> anyhow::Result<String> {
+    if let Some(error) = data.get("error") {
+        bail!("an error in the stream: {error}");
+    }
+    Ok(data["choices"][0]["delta"]["content"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned())
+}

@@ -1,0 +1,212 @@
+//! The `refrain` binary as a child.
+
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use anyhow::{Context, ensure};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
+
+use crate::{PATIENCE, repository, wait_until};
+
+/// A running `refrain`. Killed when dropped.
+pub struct Program {
+    child: Child,
+    output: Arc<Mutex<String>>,
+    /// They read its two streams, to their ends.
+    readers: JoinSet<()>,
+}
+
+impl Program {
+    /// Starts it with arguments and variables; nothing of the test's own `REFRAIN_*` reaches it.
+    ///
+    /// # Errors
+    /// There is no binary, and none can be built.
+    pub fn start(
+        dir: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
+        let mut command = Command::new(binary()?);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("REFRAIN_") {
+                command.env_remove(name);
+            }
+        }
+        let mut child = command
+            .args(arguments)
+            .envs(variables.iter().copied())
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("the binary does not run")?;
+        let output = Arc::new(Mutex::new(String::new()));
+        let mut readers = JoinSet::new();
+        readers.spawn(gather(child.stdout.take(), output.clone()));
+        readers.spawn(gather(child.stderr.take(), output.clone()));
+        Ok(Program {
+            child,
+            output,
+            readers,
+        })
+    }
+
+    /// Starts `refrain up` on a free port and waits until it says where it is.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn up(
+        data_dir: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> anyhow::Result<(Self, String)> {
+        let data_dir_text = data_dir.to_string_lossy();
+        let mut all = vec![
+            "up",
+            "--listen",
+            "127.0.0.1:0",
+            "--data-dir",
+            &*data_dir_text,
+        ];
+        all.extend(arguments);
+        let mut program = Program::start(data_dir, &all, variables)?;
+        let line = program.line_with("Refrain is up: ").await?;
+        let url = line.split("Refrain is up: ").nth(1).unwrap_or_default();
+        let url = url.trim_end_matches("/v1").to_owned();
+        Ok((program, url))
+    }
+
+    /// Waits for a line that holds `text`.
+    ///
+    /// # Errors
+    /// The program ends without one.
+    pub async fn line_with(&mut self, text: &str) -> anyhow::Result<String> {
+        let output = self.output.clone();
+        let child = &mut self.child;
+        let line = wait_until(text, async || {
+            let ended = matches!(child.try_wait(), Ok(Some(_)));
+            let output = output.lock().unwrap_or_else(PoisonError::into_inner);
+            let line = output
+                .lines()
+                .find(|line| line.contains(text))
+                .map(str::to_owned);
+            line.map(Ok).or_else(|| ended.then(|| Err(output.clone())))
+        })
+        .await;
+        line.map_err(|output| anyhow::anyhow!("it ended without saying {text:?}:\n{output}"))
+    }
+
+    /// What it wrote so far, both streams.
+    pub fn output(&self) -> String {
+        self.output
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Ends it without warning, as a lost machine would.
+    ///
+    /// # Errors
+    /// It cannot be killed.
+    pub async fn kill(mut self) -> anyhow::Result<()> {
+        Ok(self.child.kill().await?)
+    }
+
+    /// Asks it to stop.
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub async fn terminate(&self) -> anyhow::Result<()> {
+        let id = self.child.id().context("it has ended already")?;
+        // The shell's own `kill`: a minimal machine has no other.
+        let status = Command::new("sh")
+            .args(["-c", &format!("kill -TERM {id}")])
+            .status()
+            .await?;
+        ensure!(status.success(), "kill: {status}");
+        Ok(())
+    }
+
+    /// Waits for its end, and for all that it wrote.
+    ///
+    /// # Errors
+    /// It goes on.
+    pub async fn ended(&mut self) -> anyhow::Result<ExitStatus> {
+        let waited = tokio::time::timeout(PATIENCE, async {
+            let status = self.child.wait().await;
+            while self.readers.join_next().await.is_some() {}
+            status
+        })
+        .await;
+        Ok(waited.with_context(|| format!("it does not stop:\n{}", self.output()))??)
+    }
+}
+
+async fn gather(stream: Option<impl AsyncRead + Unpin>, output: Arc<Mutex<String>>) {
+    let Some(stream) = stream else { return };
+    let mut lines = BufReader::new(stream).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+        output.push_str(&line);
+        output.push('\n');
+    }
+}
+
+/// The binary beside this test's own executable. Cargo builds no binary of another package for a test, so it
+/// is built here when nobody has, or when its sources have changed since.
+fn binary() -> anyhow::Result<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    BUILT
+        .get_or_init(|| built().map_err(|error| format!("{error:#}")))
+        .clone()
+        .map_err(anyhow::Error::msg)
+}
+
+fn built() -> anyhow::Result<PathBuf> {
+    // target/debug/deps/mesh-0123 -> target/debug
+    let executable = std::env::current_exe()?;
+    let profile_dir = executable
+        .ancestors()
+        .nth(2)
+        .context("a test outside of a target directory")?;
+    let binary = profile_dir.join("refrain");
+    if !is_current(&binary)? {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut cargo = std::process::Command::new(cargo);
+        cargo
+            .args(["build", "--quiet", "--package", "refrain"])
+            .current_dir(repository());
+        if profile_dir.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let status = cargo.status().context("cargo cannot be run")?;
+        ensure!(status.success(), "the binary cannot be built: {status}");
+    }
+    ensure!(binary.exists(), "{} was not built", binary.display());
+    Ok(binary)
+}
+
+/// Whether the binary is there and none of the sources that cargo names beside it is newer.
+fn is_current(binary: &Path) -> anyhow::Result<bool> {
+    let Ok(built) = binary.metadata().and_then(|metadata| metadata.modified()) else {
+        return Ok(false);
+    };
+    // `/path/to/refrain: /path/to/a.rs /path/to/b.rs`; without the list somebody put the binary there by hand.
+    let sources = std::fs::read_to_string(binary.with_extension("d")).unwrap_or_default();
+    let mut sources = sources
+        .split_once(": ")
+        .map(|(_, sources)| sources)
+        .unwrap_or_default()
+        .split_whitespace();
+    Ok(sources.all(|source| {
+        let changed = Path::new(source)
+            .metadata()
+            .and_then(|metadata| metadata.modified());
+        changed.is_ok_and(|changed| changed <= built)
+    }))
+}

@@ -1,0 +1,118 @@
+//! All services in the test's own process.
+
+use std::path::Path;
+
+use refrain::config::{MeshFile, Role};
+use refrain::roles::Process;
+use tempfile::TempDir;
+
+use crate::Client;
+
+/// The first tenant's key.
+pub const KEY: &str = "key-of-one-tenant";
+/// The second tenant's key.
+pub const KEY_OF_ANOTHER: &str = "key-of-another-tenant";
+
+/// A mesh as `refrain up` starts it, on free ports and with a data directory of its own.
+pub struct UpMesh {
+    process: Process,
+    url: String,
+    // Dropped last: the store writes there until the end.
+    _data: Option<TempDir>,
+}
+
+impl UpMesh {
+    /// With defaults.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub async fn start() -> anyhow::Result<Self> {
+        UpMesh::start_with("").await
+    }
+
+    /// With some settings, as TOML.
+    ///
+    /// # Errors
+    /// The settings are at fault, or it does not start.
+    pub async fn start_with(settings: &str) -> anyhow::Result<Self> {
+        let data = tempfile::tempdir()?;
+        let mut mesh = UpMesh::start_in(data.path(), settings).await?;
+        mesh._data = Some(data);
+        Ok(mesh)
+    }
+
+    /// On a data directory that outlives it.
+    ///
+    /// # Errors
+    /// As [`UpMesh::start_with`].
+    pub async fn start_in(data_dir: &Path, settings: &str) -> anyhow::Result<Self> {
+        let mut table: toml::Table = settings.parse()?;
+        set(&mut table, "gateway", "listen", "127.0.0.1:0".into());
+        set(&mut table, "gateway", "keys", keys());
+        set(
+            &mut table,
+            "draft_store",
+            "data_dir",
+            data_dir.display().to_string().into(),
+        );
+        let file: MeshFile = table.try_into()?;
+        let process = Process::start(Role::Up, file).await?;
+        let addr = process
+            .addr()
+            .ok_or_else(|| anyhow::anyhow!("a gateway without a listener"))?;
+        let mesh = UpMesh {
+            process,
+            url: format!("http://{addr}"),
+            _data: None,
+        };
+        let client = mesh.client();
+        crate::wait_until("the mesh is ready", async || {
+            client
+                .get("/readyz")
+                .await
+                .ok()
+                .filter(|reply| reply.status == 200)
+        })
+        .await;
+        Ok(mesh)
+    }
+
+    /// The first tenant.
+    pub fn client(&self) -> Client {
+        Client::new(&self.url, KEY)
+    }
+
+    /// The second tenant.
+    pub fn client_of_another(&self) -> Client {
+        Client::new(&self.url, KEY_OF_ANOTHER)
+    }
+
+    /// Stops as a signal would.
+    pub async fn stop(self) {
+        self.process.drain().await;
+    }
+}
+
+fn set(table: &mut toml::Table, section: &str, key: &str, value: toml::Value) {
+    let section = table
+        .entry(section)
+        .or_insert_with(|| toml::Table::new().into());
+    if let Some(section) = section.as_table_mut() {
+        section.entry(key).or_insert(value);
+    }
+}
+
+/// Both tenants' keys for `gateway.keys`.
+fn keys() -> toml::Value {
+    let key = |key: &str, tenant: &str| {
+        toml::Table::from_iter([
+            ("key".to_owned(), key.into()),
+            ("tenant".to_owned(), tenant.into()),
+        ])
+    };
+    vec![
+        toml::Value::from(key(KEY, "one")),
+        key(KEY_OF_ANOTHER, "another").into(),
+    ]
+    .into()
+}
