@@ -224,7 +224,8 @@ mod tests {
             .iter()
             .map(|(k, v)| (k.to_string(), v.to_string()))
             .collect::<Vec<_>>();
-        let loaded = load(Some(&dir), "X_", env.into_iter(), Example::faults).map_err(|error| error.to_string());
+        let loaded = load(Some(&dir), "X_", env.into_iter(), Example::faults)
+            .map_err(|error| error.to_string());
         std::fs::remove_file(&dir).unwrap();
         loaded
     }
