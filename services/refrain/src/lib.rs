@@ -1,6 +1,6 @@
 //! The `refrain` binary as a library, so that tests can run whole meshes in one process.
 //!
-//! [`config`] is the one configuration file, [`roles`] starts and stops what a process is to be, [`bench`]
+//! [`config`] is the one configuration file, [`roles`] starts and stops what a process is to be, [`mod@bench`]
 //! measures a running mesh.
 
 pub mod bench;
