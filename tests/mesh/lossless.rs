@@ -96,17 +96,6 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
             accepted(&answers) > 0,
             "no draft was accepted in chunks, with drafts {mode}"
         );
-        let long = answers
-            .iter()
-            .filter(|answer| answer.completion_tokens() > 16);
-        for answer in long {
-            let chunks = answer.number("/metrics/timings/chunks");
-            ensure!(
-                chunks >= 2 || mode != "off",
-                "{} tokens in {chunks} chunks",
-                answer.completion_tokens()
-            );
-        }
     }
     let leases = mesh.client().scrape().await?.sum(
         "refrain_scheduler_leases_total",

@@ -5,11 +5,11 @@ use e2e::{Chat, Client, Program, UpMesh, long_task, wait_until};
 
 const TOKENS: u32 = 120;
 
-/// Sampled at a high temperature, so that the output repeats nothing of itself and what is drafted must come
-/// from elsewhere.
+/// Sampled at the highest temperature, so that the output hardly repeats anything of itself and what is drafted
+/// must come from elsewhere.
 fn chat(number: usize) -> Chat {
     Chat::new(&long_task(number))
-        .sampled(1.2, 7 + number as u64)
+        .sampled(2.0, 7 + number as u64)
         .max_tokens(TOKENS)
         .endless()
 }

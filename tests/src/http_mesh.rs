@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context;
 use refrain::config::{MeshFile, Role};
@@ -316,11 +318,28 @@ impl Service {
     }
 }
 
-/// An address that nobody listens on now. Somebody may the next moment; then the test fails with a clear
-/// message, which has to do.
+/// An address that nobody listens on now and that no other test is given.
+///
+/// Port 0 would not do: the system picks from the range that outgoing connections use, and one of those may
+/// take the port before its service does.
 ///
 /// # Errors
 /// There is none.
 pub fn free_addr() -> anyhow::Result<SocketAddr> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..PORTS.len() {
+        // Another run of the tests may be under way: each starts somewhere else.
+        let place = std::process::id()
+            .wrapping_mul(97)
+            .wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = PORTS.start + (place % PORTS.len() as u32) as u16;
+        let addr = SocketAddr::from(([127, 0, 0, 1], port));
+        if TcpListener::bind(addr).is_ok() {
+            return Ok(addr);
+        }
+    }
+    anyhow::bail!("all ports of {PORTS:?} are taken")
 }
+
+/// Below the range from which Linux picks ports for outgoing connections.
+const PORTS: Range<u16> = 20_000..30_000;
