@@ -8,7 +8,7 @@ use refrain_protocol::ApiError;
 use refrain_protocol::openai::{
     Answer, AnswerMessage, ChatChoice, ChatChunkChoice, CompletionChoice, Delta, FinishReason,
 };
-use refrain_service_kit::mesh::unix_now_s;
+use refrain_service_kit::{clock, random};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -47,17 +47,15 @@ impl AnswerWriter {
     /// # Errors
     /// The system has no random numbers.
     pub(crate) fn new(request: Arc<GenerateRequest>) -> Result<Self, ApiError> {
-        let mut bytes = [0u8; 16];
-        getrandom::fill(&mut bytes)
-            .map_err(|error| ApiError::internal(format!("no random numbers: {error}")))?;
+        let id = random::u128()?;
         let prefix = match request.endpoint {
             Endpoint::Chat => "chatcmpl",
             Endpoint::Completion => "cmpl",
         };
         let choices = vec![ChoiceState::default(); request.choice_count()];
         Ok(AnswerWriter {
-            id: format!("{prefix}-{}", hex::encode(bytes)),
-            created: unix_now_s(),
+            id: format!("{prefix}-{id:032x}"),
+            created: clock::unix_s(),
             request,
             choices,
         })

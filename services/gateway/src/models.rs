@@ -7,7 +7,8 @@ use anyhow::Context;
 use refrain_protocol::openai::{ModelCard, ModelList};
 use refrain_protocol::scheduling::ServedModel;
 use refrain_protocol::{ApiError, ErrorKind, Namespace, SignedNamespace, TokenId};
-use refrain_service_kit::mesh::{NAMESPACE_TTL_S, NamespaceSigner, unix_now_s};
+use refrain_service_kit::clock;
+use refrain_service_kit::mesh::{NAMESPACE_TTL_S, NamespaceSigner};
 use refrain_tokenization::{ChatTemplate, ModelFiles, Tokenizer};
 
 use crate::config::ModelConfig;
@@ -113,7 +114,7 @@ impl Models {
             .collect::<anyhow::Result<_>>()?;
         Ok(Models {
             models,
-            created: unix_now_s(),
+            created: clock::unix_s(),
             served: RwLock::default(),
             signer,
             signed: Mutex::default(),
@@ -209,7 +210,7 @@ impl Models {
     pub(crate) fn namespace(&self, tenant: &str, model: &Model) -> SignedNamespace {
         let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (tenant.to_owned(), model.id.clone());
-        let now_s = unix_now_s();
+        let now_s = clock::unix_s();
         match signed.get(&key) {
             Some(known) if now_s.saturating_sub(known.issued_at_s) < NAMESPACE_TTL_S / 2 => {
                 known.clone()

@@ -14,6 +14,7 @@ use refrain_clients::{Scheduler, Workers};
 use refrain_protocol::openai::{PromptTokensDetails, ResponseMetrics, Usage};
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, RequestId};
+use refrain_service_kit::random;
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span};
 
@@ -138,7 +139,7 @@ impl Relay {
             relay: self,
             request,
             index,
-            id: random_id()?,
+            id: RequestId(random::u128()?),
             choice: Choice::new(plan, text),
             events,
             received,
@@ -283,11 +284,4 @@ fn summarize(request: &GenerateRequest, choices: &[ChoiceSummary]) -> RequestSum
         },
         metrics,
     }
-}
-
-fn random_id() -> Result<RequestId, ApiError> {
-    let mut bytes = [0u8; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| ApiError::internal(format!("no random numbers: {error}")))?;
-    Ok(RequestId(u128::from_be_bytes(bytes)))
 }

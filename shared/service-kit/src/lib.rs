@@ -4,9 +4,11 @@
 //! Start with [`config::load`], [`telemetry::init`] and [`http::serve`]; services that keep state in an
 //! actor put its core into [`guard::Guarded`].
 
+pub mod clock;
 pub mod config;
 pub mod drain;
 pub mod guard;
 pub mod http;
 pub mod mesh;
+pub mod random;
 pub mod telemetry;

@@ -5,8 +5,8 @@
 //! Ed25519 signing key and everybody else only its public half. (An HMAC would have been simpler, but then
 //! each worker could sign for every tenant.)
 
+use std::fmt;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use actix_web::HttpRequest;
 use refrain_protocol::{
@@ -15,6 +15,8 @@ use refrain_protocol::{
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 
+use crate::{clock, random};
+
 /// How long a signed namespace is believed. Gateways sign anew well before.
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
 
@@ -22,7 +24,7 @@ pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
 const CLOCK_SKEW_S: u64 = 300;
 
 /// The keys of a mesh. Hex strings, made by `refrain keys`.
-#[derive(Clone, Default, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeshConfig {
     /// Shared by all services, at least 32 characters.
@@ -33,15 +35,28 @@ pub struct MeshConfig {
     pub namespace_signing_key: String,
 }
 
+/// By hand, so that a configuration can be logged without its secrets.
+impl fmt::Debug for MeshConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hidden = |secret: &str| if secret.is_empty() { "missing" } else { "set" };
+        f.debug_struct("MeshConfig")
+            .field("secret", &hidden(&self.secret))
+            .field("namespace_public_key", &self.namespace_public_key)
+            .field(
+                "namespace_signing_key",
+                &hidden(&self.namespace_signing_key),
+            )
+            .finish()
+    }
+}
+
 impl MeshConfig {
     /// Fresh random keys.
     ///
     /// # Errors
     /// The system has no random numbers.
     pub fn generate() -> anyhow::Result<Self> {
-        let mut bytes = [0u8; 64];
-        getrandom::fill(&mut bytes)
-            .map_err(|error| anyhow::anyhow!("no random numbers: {error}"))?;
+        let bytes = random::bytes::<64>()?;
         let (secret, seed) = bytes.split_at(32);
         let signer = NamespaceSigner::from_seed(seed)?;
         Ok(MeshConfig {
@@ -145,7 +160,7 @@ impl MeshAuth {
     /// # Errors
     /// `Unauthorized` for a signature that does not hold or is too old.
     pub fn verify(&self, signed: &SignedNamespace) -> Result<NamespaceId, ApiError> {
-        self.verify_at(signed, unix_now_s())
+        self.verify_at(signed, clock::unix_s())
     }
 
     fn verify_at(&self, signed: &SignedNamespace, now_s: u64) -> Result<NamespaceId, ApiError> {
@@ -198,7 +213,7 @@ impl NamespaceSigner {
 
     /// Vouches for a namespace from now on, for [`NAMESPACE_TTL_S`].
     pub fn sign(&self, namespace: Namespace) -> SignedNamespace {
-        self.sign_at(namespace, unix_now_s())
+        self.sign_at(namespace, clock::unix_s())
     }
 
     fn sign_at(&self, namespace: Namespace, issued_at_s: u64) -> SignedNamespace {
@@ -221,14 +236,6 @@ pub fn constant_time_eq(left: &[u8], right: &[u8]) -> bool {
             .zip(right)
             .fold(0u8, |diff, (a, b)| diff | (a ^ b))
             == 0
-}
-
-/// Seconds since 1970.
-pub fn unix_now_s() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map(|elapsed| elapsed.as_secs())
-        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -271,6 +278,15 @@ mod tests {
             auth.verify_at(&signed, 1_000_000 - CLOCK_SKEW_S - 1)
                 .is_err()
         );
+    }
+
+    #[test]
+    fn a_logged_configuration_holds_no_secret() {
+        let config = MeshConfig::generate().unwrap();
+        let logged = format!("{config:?}");
+        assert!(!logged.contains(&config.secret));
+        assert!(!logged.contains(&config.namespace_signing_key));
+        assert!(logged.contains(&config.namespace_public_key));
     }
 
     #[test]

@@ -8,11 +8,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle};
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::clock;
 use tokio::sync::oneshot;
 
 use super::{Append, Core, Outcome};
@@ -115,13 +116,6 @@ fn refuses(error: &LogError) -> ApiError {
     .with_detail(error)
 }
 
-fn now_ms() -> u64 {
-    let elapsed = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
-}
-
 impl Writer {
     /// Opens the store.
     ///
@@ -157,7 +151,7 @@ impl Writer {
             store,
             loaded,
             quarantined,
-        } = directory::open(&self.config.data_dir, self.config.cache_bytes, now_ms())?;
+        } = directory::open(&self.config.data_dir, self.config.cache_bytes, clock::unix_ms())?;
         if quarantined.is_some() {
             self.metrics.quarantines.inc();
         }
@@ -196,7 +190,7 @@ impl Writer {
             };
             // Core and catalog are thrown away after a panic: that is what makes the unwind safe.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                action(core, &mut store.catalog, now_ms())
+                action(core, &mut store.catalog, clock::unix_ms())
             }));
             if !matches!(outcome, Ok(Ok(_))) {
                 // Before anybody else gets the lock. Core and catalog both hold the log; sled gives its own

@@ -3,6 +3,7 @@
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::openai::{ChatRequest, CompletionRequest, Content, Parameters, Stop};
 use refrain_protocol::{ApiError, TokenId};
+use refrain_service_kit::random;
 
 use crate::models::Model;
 
@@ -141,7 +142,7 @@ pub(super) fn sampling(
     let seed = match parameters.seed {
         Some(seed) => seed as u64,
         // Fixed here, so that a continuation on another worker draws the same noise.
-        None => random_u64()?,
+        None => random::u64()?,
     };
     let mut stop_token_ids = model.stop_token_ids.clone();
     let extra = parameters.stop_token_ids.as_deref().unwrap_or_default();
@@ -303,8 +304,4 @@ pub(super) fn completion_logprobs(
             format!("logprobs: 0 to {COMPLETION_LOGPROBS_MAX}"),
         ),
     }
-}
-
-fn random_u64() -> Result<u64, ApiError> {
-    getrandom::u64().map_err(|error| ApiError::internal(format!("no random numbers: {error}")))
 }

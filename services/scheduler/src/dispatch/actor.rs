@@ -6,13 +6,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use actix::{Actor, AsyncContext, Context, Handler, Message};
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
+use refrain_service_kit::clock;
 use refrain_service_kit::guard::Guarded;
 use tokio::sync::oneshot;
 
@@ -67,11 +68,8 @@ struct Clock {
 
 impl Clock {
     fn new() -> Self {
-        let since_1970 = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
         Clock {
-            start_unix_ms: millis(since_1970),
+            start_unix_ms: clock::unix_ms(),
             start: Instant::now(),
         }
     }

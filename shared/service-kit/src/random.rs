@@ -1,0 +1,27 @@
+//! Random numbers from the system, for ids, seeds and keys.
+//!
+//! A system that has none is an error and never a zero: two requests with one id would share what must be
+//! kept apart.
+
+use refrain_protocol::ApiError;
+
+/// `N` random bytes.
+///
+/// # Errors
+/// `Internal` where the system has no random numbers; likewise for all below.
+pub fn bytes<const N: usize>() -> Result<[u8; N], ApiError> {
+    let mut bytes = [0u8; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| ApiError::internal(format!("no random numbers: {error}")))?;
+    Ok(bytes)
+}
+
+/// 64 random bits.
+pub fn u64() -> Result<u64, ApiError> {
+    bytes().map(u64::from_le_bytes)
+}
+
+/// 128 random bits: enough for ids that nobody hands out.
+pub fn u128() -> Result<u128, ApiError> {
+    bytes().map(u128::from_le_bytes)
+}
