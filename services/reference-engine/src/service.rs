@@ -2,19 +2,18 @@
 
 use std::net::SocketAddr;
 
-use actix_web::{HttpRequest, HttpResponse, web};
-use refrain_protocol::ApiError;
+use actix_web::web::{self, Data, Json};
 use refrain_protocol::engine::{
     AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
     StepResponse, TokenizeRequest, TokensBody,
 };
-use refrain_service_kit::http::{self, HttpResult, ServeOptions, Server};
+use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
-use serde::Serialize;
 
 use crate::config::EngineConfig;
 use crate::handle::EngineHandle;
+
 /// A running engine, with its listener if it has one.
 pub struct Running {
     handle: EngineHandle,
@@ -66,13 +65,6 @@ impl Running {
     }
 }
 
-/// What handlers share.
-#[derive(Clone)]
-struct Shared {
-    engine: EngineHandle,
-    mesh: MeshAuth,
-}
-
 fn listen_on(
     listen: SocketAddr,
     config: &EngineConfig,
@@ -87,15 +79,12 @@ fn listen_on(
         body_bytes_max: config.body_bytes_max,
         connections_max: config.connections_max,
     };
-    let ready = handle.clone();
-    let shared = web::Data::new(Shared {
-        engine: handle.clone(),
-        mesh,
-    });
+    let (ready, routed) = (handle.clone(), handle.clone());
     let readiness = std::sync::Arc::new(move || ready.ready());
-    http::serve(options, metrics, readiness, move |service| {
-        service.app_data(shared.clone()).service(
+    serve(options, metrics, readiness, move |app| {
+        app.app_data(Data::new(routed.clone())).service(
             web::scope("/engine/v1")
+                .wrap(mesh_only(mesh.clone()))
                 .route("/capabilities", web::get().to(capabilities))
                 .route("/load", web::get().to(load))
                 .route("/step", web::post().to(step))
@@ -107,87 +96,39 @@ fn listen_on(
     })
 }
 
-type State = web::Data<Shared>;
-
-/// Reads the body only after the caller has shown the secret: nobody else can make the engine parse
-/// megabytes.
-async fn trusted<T: serde::de::DeserializeOwned + 'static>(
-    state: &State,
-    request: &HttpRequest,
-    payload: web::Payload,
-) -> Result<T, actix_web::Error> {
-    use actix_web::FromRequest;
-    checked(state, request)?;
-    let body = web::Json::<T>::from_request(request, &mut payload.into_inner()).await?;
-    Ok(body.into_inner())
+async fn capabilities(engine: Data<EngineHandle>) -> Json<EngineCapabilities> {
+    Json(engine.capabilities())
 }
 
-fn checked(state: &State, request: &HttpRequest) -> HttpResult<()> {
-    Ok(state.mesh.check(request)?)
-}
-
-/// The answer, or the error in the shape that all services use.
-fn answer<T: Serialize>(result: Result<T, ApiError>) -> Result<HttpResponse, actix_web::Error> {
-    Ok(HttpResponse::Ok().json(result.map_err(http::HttpError)?))
-}
-
-async fn capabilities(
-    state: State,
-    request: HttpRequest,
-) -> HttpResult<web::Json<EngineCapabilities>> {
-    checked(&state, &request)?;
-    Ok(web::Json(state.engine.capabilities()))
-}
-
-async fn load(state: State, request: HttpRequest) -> HttpResult<web::Json<EngineLoad>> {
-    checked(&state, &request)?;
-    Ok(web::Json(state.engine.load()))
+async fn load(engine: Data<EngineHandle>) -> Json<EngineLoad> {
+    Json(engine.load())
 }
 
 async fn step(
-    state: State,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, actix_web::Error> {
-    let body: StepRequest = trusted(&state, &request, payload).await?;
-    let response: Result<StepResponse, ApiError> = state.engine.step(body).await;
-    answer(response)
+    engine: Data<EngineHandle>,
+    request: Json<StepRequest>,
+) -> HttpResult<Json<StepResponse>> {
+    Ok(Json(engine.step(request.into_inner()).await?))
 }
 
-async fn close(
-    state: State,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, actix_web::Error> {
-    let body: CloseRequest = trusted(&state, &request, payload).await?;
-    answer(state.engine.close(body).await)
+async fn close(engine: Data<EngineHandle>, request: Json<CloseRequest>) -> HttpResult<Json<()>> {
+    Ok(Json(engine.close(request.into_inner()).await?))
 }
 
-async fn abort(
-    state: State,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, actix_web::Error> {
-    let body: AbortRequest = trusted(&state, &request, payload).await?;
-    answer(state.engine.abort(body.sessions).await)
+async fn abort(engine: Data<EngineHandle>, request: Json<AbortRequest>) -> HttpResult<Json<()>> {
+    Ok(Json(engine.abort(request.into_inner().sessions).await?))
 }
 
 async fn tokenize(
-    state: State,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, actix_web::Error> {
-    let body: TokenizeRequest = trusted(&state, &request, payload).await?;
-    let response: Result<TokensBody, ApiError> = state.engine.tokenize(body).await;
-    answer(response)
+    engine: Data<EngineHandle>,
+    request: Json<TokenizeRequest>,
+) -> HttpResult<Json<TokensBody>> {
+    Ok(Json(engine.tokenize(request.into_inner()).await?))
 }
 
 async fn detokenize(
-    state: State,
-    request: HttpRequest,
-    payload: web::Payload,
-) -> Result<HttpResponse, actix_web::Error> {
-    let body: TokensBody = trusted(&state, &request, payload).await?;
-    let response: Result<DetokenizeResponse, ApiError> = state.engine.detokenize(body).await;
-    answer(response)
+    engine: Data<EngineHandle>,
+    request: Json<TokensBody>,
+) -> HttpResult<Json<DetokenizeResponse>> {
+    Ok(Json(engine.detokenize(request.into_inner()).await?))
 }

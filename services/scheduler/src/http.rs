@@ -3,15 +3,12 @@
 //! A `lease` call stays open until its turn comes. When its caller hangs up, the listener drops the handler,
 //! and with it the waiting call, which withdraws itself.
 
-use actix_web::body::MessageBody;
-use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{self, Data, Json};
 use refrain_clients::Scheduler as _;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
-use refrain_service_kit::http::{HttpError, HttpResult};
+use refrain_service_kit::http::{HttpResult, mesh_only};
 use refrain_service_kit::mesh::MeshAuth;
 
 use crate::dispatch::DispatchState;
@@ -19,10 +16,10 @@ use crate::handle::SchedulerHandle;
 
 /// Adds the routes.
 pub(crate) fn routes(app: &mut web::ServiceConfig, handle: SchedulerHandle, mesh: MeshAuth) {
-    app.app_data(Data::new(handle)).app_data(Data::new(mesh));
+    app.app_data(Data::new(handle));
     app.service(
         web::scope("/internal/v1")
-            .wrap(from_fn(mesh_only))
+            .wrap(mesh_only(mesh.clone()))
             .route("/lease", web::post().to(lease))
             .route("/finish", web::post().to(finish))
             .route("/heartbeat", web::post().to(heartbeat))
@@ -31,20 +28,9 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: SchedulerHandle, mesh
     // It names tenants, so it is the mesh's own as well.
     app.service(
         web::resource("/debug/state")
-            .wrap(from_fn(mesh_only))
+            .wrap(mesh_only(mesh))
             .route(web::get().to(observe)),
     );
-}
-
-/// Before a body is read: strangers get nothing parsed.
-async fn mesh_only(
-    request: ServiceRequest,
-    next: Next<impl MessageBody>,
-) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
-    if let Some(mesh) = request.app_data::<Data<MeshAuth>>() {
-        mesh.check(request.request()).map_err(HttpError)?;
-    }
-    next.call(request).await
 }
 
 async fn lease(

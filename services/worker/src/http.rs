@@ -3,13 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::HttpResponse;
+use actix_web::web::{self, Data, Json};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use refrain_clients::Worker;
 use refrain_protocol::ApiError;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
-use refrain_service_kit::http::{HttpResult, ServeOptions, Server, serve as listen_on};
+use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve as listen_on};
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::{WorkerConfig, WorkerHandle};
@@ -35,42 +36,28 @@ pub(crate) fn serve(
         metrics,
         Arc::new(move || ready.readiness()),
         move |app| {
-            app.app_data(web::Data::new(worker.clone()))
-                .route("/internal/v1/chunk", web::post().to(chunk))
-                .route("/internal/v1/cut", web::post().to(cut));
+            app.app_data(Data::new(worker.clone())).service(
+                web::scope("/internal/v1")
+                    .wrap(mesh_only(worker.inner.auth.clone()))
+                    .route("/chunk", web::post().to(chunk))
+                    .route("/cut", web::post().to(cut)),
+            );
         },
     )
 }
 
 async fn chunk(
-    http: HttpRequest,
-    worker: web::Data<WorkerHandle>,
-    body: Bytes,
+    worker: Data<WorkerHandle>,
+    request: Json<ChunkRequest>,
 ) -> HttpResult<HttpResponse> {
-    worker.inner.auth.check(&http)?;
-    let request: ChunkRequest = parse(&body)?;
-    let events = worker.chunk(request).await?;
+    let events = worker.chunk(request.into_inner()).await?;
     Ok(HttpResponse::Ok()
         .content_type("application/x-ndjson")
         .streaming(events.map(line)))
 }
 
-async fn cut(
-    http: HttpRequest,
-    worker: web::Data<WorkerHandle>,
-    body: Bytes,
-) -> HttpResult<HttpResponse> {
-    worker.inner.auth.check(&http)?;
-    let request: ChunkCut = parse(&body)?;
-    worker.cut(request).await?;
-    Ok(HttpResponse::Ok().json(()))
-}
-
-/// Read by hand, after the secret was checked: strangers get no parser to play with.
-fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(body).map_err(|error| {
-        ApiError::invalid("body", "the body is not a message of this call").with_detail(error)
-    })
+async fn cut(worker: Data<WorkerHandle>, cut: Json<ChunkCut>) -> HttpResult<Json<()>> {
+    Ok(Json(worker.cut(cut.into_inner()).await?))
 }
 
 fn line(event: Result<ChunkEvent, ApiError>) -> Result<Bytes, actix_web::Error> {

@@ -391,7 +391,8 @@ pub struct ModelCard {
     pub owned_by: String,
 }
 
-/// `{"error": {..}}`, all four keys always.
+/// `{"error": {..}}`, all four keys always: the body of every error response, and the last event of a stream
+/// that fails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
     /// The error.

@@ -1,10 +1,16 @@
 //! HTTP on both ends: the listener every service has, errors in OpenAI's shape, and the client that
 //! services call each other with.
 
+mod body;
 mod client;
 mod error;
+mod mesh_only;
 mod server;
+#[cfg(test)]
+mod tests;
 
+pub use body::Body;
 pub use client::MeshClient;
 pub use error::{HttpError, HttpResult};
+pub use mesh_only::{MeshOnly, MeshOnlyService, mesh_only};
 pub use server::{Readiness, RequestIdentity, ServeOptions, Server, serve};

@@ -17,6 +17,10 @@ use super::error::api_error_of;
 /// Largest answer that is read into memory.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
+/// How long an unused connection is kept. Half of what the listeners keep it: a call on a connection that the
+/// other side is just closing fails, and a POST that failed so may not be sent again.
+pub(super) const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A service of the same mesh: its base URL, the secret, and a connection pool. Cheap to clone.
 ///
 /// It does not retry: whether a second attempt is right depends on the call.
@@ -37,6 +41,7 @@ impl MeshClient {
         crate::telemetry::install_crypto_provider();
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(2))
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .tcp_nodelay(true)
             .no_proxy()
             .build()?;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpResponse, ResponseError};
+use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::{ApiError, ErrorKind};
-use serde::{Deserialize, Serialize};
 
 /// An [`ApiError`] that actix can answer with (the orphan rule forbids it on `ApiError` itself).
 #[derive(Debug, Clone)]
@@ -26,35 +26,6 @@ impl fmt::Display for HttpError {
     }
 }
 
-/// `{"error": {message, type, param, code}}`, all four keys always.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct ErrorBody {
-    pub(crate) error: ErrorFields,
-}
-
-#[derive(Serialize, Deserialize)]
-pub(crate) struct ErrorFields {
-    pub(crate) message: String,
-    #[serde(rename = "type")]
-    pub(crate) kind: String,
-    pub(crate) param: Option<String>,
-    pub(crate) code: Option<String>,
-}
-
-impl HttpError {
-    /// The body in OpenAI's shape, also sent inside event streams.
-    pub fn body(error: &ApiError) -> impl Serialize + use<> {
-        ErrorBody {
-            error: ErrorFields {
-                message: error.message.clone(),
-                kind: error.kind.openai_type().to_owned(),
-                param: error.param.clone(),
-                code: error.code.clone(),
-            },
-        }
-    }
-}
-
 impl ResponseError for HttpError {
     fn status_code(&self) -> StatusCode {
         StatusCode::from_u16(self.0.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
@@ -70,7 +41,7 @@ impl ResponseError for HttpError {
             response.insert_header(("retry-after", retry_after_ms.div_ceil(1000).to_string()));
             response.insert_header(("retry-after-ms", retry_after_ms.to_string()));
         }
-        response.json(HttpError::body(&self.0))
+        response.json(ErrorBody::from(&self.0))
     }
 }
 
@@ -110,7 +81,7 @@ mod tests {
     #[test]
     fn errors_survive_the_wire() {
         let error = ApiError::invalid("model", "no such model").with_code("model_not_found");
-        let body = serde_json::to_vec(&HttpError::body(&error)).unwrap();
+        let body = serde_json::to_vec(&ErrorBody::from(&error)).unwrap();
         assert_eq!(api_error_of(error.kind.status(), None, &body), error);
         assert_eq!(
             api_error_of(418, None, b"teapot").kind,

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServerHandle, ServiceRequest, ServiceResponse};
@@ -17,10 +17,17 @@ use tracing::Instrument;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::HttpError;
+use super::body::{BodyBytesMax, too_large};
+use crate::random;
 use crate::telemetry::Metrics;
 
 /// How long a graceful stop may take before connections are cut.
 const SHUTDOWN_TIMEOUT_S: u64 = 30;
+
+/// How long a connection without requests stays open. Longer than any client of ours keeps it, and than the
+/// usual proxy does (60 s), so that it is always the caller who closes: a request that is sent while the
+/// listener closes is lost. A graceful stop does not wait for such connections.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(120);
 
 /// Says whether the service can do its work: `Err` holds the reason why not.
 pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
@@ -91,7 +98,7 @@ where
             .wrap(from_fn(move |request, next| {
                 observe(observed.clone(), request, next)
             }))
-            .app_data(web::PayloadConfig::new(body_bytes_max))
+            .app_data(BodyBytesMax(body_bytes_max))
             .app_data(
                 web::JsonConfig::default()
                     .limit(body_bytes_max)
@@ -138,6 +145,7 @@ where
     })
     .workers(options.threads)
     .max_connections(options.connections_max)
+    .keep_alive(KEEP_ALIVE)
     // A caller that closed its side has gone: its handler is dropped, and what it waits for with it.
     .h1_allow_half_closed(false)
     .disable_signals()
@@ -164,10 +172,7 @@ where
 fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {
     use actix_web::error::JsonPayloadError::{Overflow, OverflowKnownLength};
     match error {
-        Overflow { limit } | OverflowKnownLength { limit, .. } => ApiError::new(
-            ErrorKind::TooLarge,
-            format!("the body is larger than {limit} bytes"),
-        ),
+        Overflow { limit } | OverflowKnownLength { limit, .. } => too_large(*limit),
         // serde names the place and what it expected; strings it quotes are field names or enum values of
         // the caller's own request.
         other => ApiError::new(
@@ -242,9 +247,8 @@ async fn observe(
 }
 
 fn random_id() -> String {
-    let mut bytes = [0u8; 16];
-    match getrandom::fill(&mut bytes) {
-        Ok(()) => format!("req_{}", hex::encode(bytes)),
+    match random::u128() {
+        Ok(id) => format!("req_{id:032x}"),
         Err(_) => "req_unknown".to_owned(),
     }
 }

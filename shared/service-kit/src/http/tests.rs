@@ -1,0 +1,118 @@
+//! A listener and a client, against each other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use actix_web::web;
+use refrain_protocol::{ApiError, ErrorKind};
+
+use super::server::KEEP_ALIVE;
+use super::{Body, HttpResult, MeshClient, ServeOptions, Server, mesh_only, serve};
+use crate::mesh::{MeshAuth, MeshConfig};
+use crate::telemetry::Metrics;
+
+const BODY_BYTES_MAX: usize = 1_000;
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+struct Listening {
+    server: Server,
+    client: MeshClient,
+    stranger: MeshClient,
+    metrics: Metrics,
+    /// Bodies that a handler was given.
+    read: Arc<AtomicUsize>,
+}
+
+/// `/size` reads bytes, `/length` reads JSON; both tell the length.
+fn listen() -> Listening {
+    let keys = MeshConfig::generate().unwrap();
+    let auth = MeshAuth::new(&keys).unwrap();
+    let metrics = Metrics::new().unwrap();
+    let read = Arc::new(AtomicUsize::new(0));
+    let options = ServeOptions {
+        service: "test",
+        listen: "127.0.0.1:0".parse().unwrap(),
+        threads: 1,
+        body_bytes_max: BODY_BYTES_MAX,
+        connections_max: 16,
+    };
+    let counted = read.clone();
+    let server = serve(options, &metrics, Arc::new(|| Ok(())), move |app| {
+        let counted = counted.clone();
+        let size = move |Body(body): Body| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            async move { HttpResult::Ok(web::Json(body.len())) }
+        };
+        let length = async |text: web::Json<String>| web::Json(text.len());
+        app.service(
+            web::scope("/in")
+                .wrap(mesh_only(auth.clone()))
+                .route("/size", web::post().to(size))
+                .route("/length", web::post().to(length)),
+        );
+    })
+    .unwrap();
+    let url = format!("http://{}", server.addr());
+    Listening {
+        client: MeshClient::new(&url, &keys.secret, TIMEOUT).unwrap(),
+        stranger: MeshClient::new(&url, &"0".repeat(64), TIMEOUT).unwrap(),
+        server,
+        metrics,
+        read,
+    }
+}
+
+async fn size(client: &MeshClient, bytes: usize) -> Result<String, ApiError> {
+    let body = client
+        .post_bytes(
+            "/in/size",
+            "application/octet-stream",
+            vec![0; bytes],
+            TIMEOUT,
+        )
+        .await?;
+    Ok(String::from_utf8(body.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn a_body_past_the_limit_is_refused_in_the_usual_shape() {
+    let listening = listen();
+    let client = &listening.client;
+    assert_eq!(size(client, BODY_BYTES_MAX).await.unwrap(), "1000");
+    let by_bytes = size(client, BODY_BYTES_MAX + 1).await.unwrap_err();
+    let by_json = client
+        .post_json::<_, usize>("/in/length", &"x".repeat(BODY_BYTES_MAX), None)
+        .await
+        .unwrap_err();
+    assert_eq!(by_bytes, by_json);
+    assert_eq!(by_bytes.kind, ErrorKind::TooLarge);
+    assert_eq!(by_bytes.code.as_deref(), Some("request_too_large"));
+    listening.server.stop(true).await;
+}
+
+#[tokio::test]
+async fn strangers_bodies_are_not_read() {
+    let listening = listen();
+    // Past the limit: whoever read it would answer 413.
+    for bytes in [10, 10 * BODY_BYTES_MAX] {
+        let error = size(&listening.stranger, bytes).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Unauthorized);
+    }
+    assert_eq!(listening.read.load(Ordering::Relaxed), 0);
+    assert_eq!(size(&listening.client, 10).await.unwrap(), "10");
+    let counted = r#"route="/in/size",service="test",status="401"} 2"#;
+    let metrics = String::from_utf8(listening.metrics.render()).unwrap();
+    assert!(metrics.contains(counted), "{metrics}");
+    listening.server.stop(true).await;
+}
+
+#[tokio::test]
+async fn the_caller_closes_idle_connections_and_a_stop_does_not_wait_for_them() {
+    assert!(super::client::POOL_IDLE_TIMEOUT < KEEP_ALIVE);
+    let listening = listen();
+    size(&listening.client, 1).await.unwrap();
+    let stopping = Instant::now();
+    listening.server.stop(true).await;
+    assert!(stopping.elapsed() < Duration::from_secs(5));
+}
