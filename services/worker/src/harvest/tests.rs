@@ -1,0 +1,143 @@
+//! The sending, against a store that refuses.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use refrain_protocol::Namespace;
+use refrain_protocol::document::{
+    AppendReply, DocumentHead, FinishReason, FollowReply, FollowRequest, StoreStats, TouchRequest,
+};
+use refrain_service_kit::telemetry::Metrics;
+
+use super::*;
+
+/// Takes whole outputs, few at a time, but never document 13.
+#[derive(Default)]
+struct Picky {
+    state: Mutex<PickyState>,
+}
+
+#[derive(Default)]
+struct PickyState {
+    lengths: BTreeMap<DocumentId, u32>,
+    calls: usize,
+    /// What every call is answered with, if anything.
+    refuses: Option<ErrorKind>,
+    updates_max: usize,
+}
+
+const UNLUCKY: DocumentId = DocumentId(13);
+
+#[async_trait]
+impl DraftStore for Picky {
+    async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
+        let mut state = self.state.lock().unwrap();
+        state.calls += 1;
+        if let Some(kind) = state.refuses {
+            return Err(ApiError::new(kind, "no"));
+        }
+        if request.updates.len() > state.updates_max {
+            return Err(ApiError::new(ErrorKind::TooLarge, "too many"));
+        }
+        if request
+            .updates
+            .iter()
+            .any(|update| update.document == UNLUCKY)
+        {
+            return Err(ApiError::invalid("document", "unlucky"));
+        }
+        let mut lengths = Vec::new();
+        for update in request.updates {
+            let length = update.prev_len + update.tokens.len() as u32;
+            state.lengths.insert(update.document, length);
+            lengths.push(length);
+        }
+        Ok(AppendReply { lengths })
+    }
+
+    async fn follow(&self, _: FollowRequest) -> Result<FollowReply, ApiError> {
+        Err(ApiError::new(ErrorKind::Unavailable, "not here"))
+    }
+
+    async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    async fn stats(&self) -> Result<StoreStats, ApiError> {
+        Ok(StoreStats::default())
+    }
+}
+
+/// Three finished outputs of two tokens, 12 to 14, and a store that takes `updates_max` at a time.
+fn gathered(updates_max: usize) -> (HarvestInner, Picky) {
+    let metrics = WorkerMetrics::new(&Metrics::new().unwrap(), "m").unwrap();
+    let harvest = HarvestInner {
+        gathered: Mutex::default(),
+        config: HarvestConfig::default(),
+        metrics,
+        flushed: Notify::new(),
+    };
+    let namespace = SignedNamespace {
+        namespace: Namespace {
+            tenant: "t".into(),
+            model: "m".into(),
+            tokenizer: "k".into(),
+        },
+        issued_at_s: 0,
+        signature: String::new(),
+    };
+    for document in 12..=14 {
+        let update = DocumentUpdate {
+            document: DocumentId(document),
+            epoch: 1,
+            prev_len: 0,
+            tokens: vec![1, 2],
+            head: DocumentHead::default(),
+            finish: Some(FinishReason::Stop),
+        };
+        harvest.gather(|gathered| gathered.push(NamespaceId(1), &namespace, update));
+    }
+    let store = Picky::default();
+    store.state.lock().unwrap().updates_max = updates_max;
+    (harvest, store)
+}
+
+fn stored(store: &Picky) -> Vec<u128> {
+    let state = store.state.lock().unwrap();
+    state.lengths.keys().map(|document| document.0).collect()
+}
+
+#[tokio::test]
+async fn only_what_is_refused_by_itself_is_given_up() {
+    for updates_max in [1, 3] {
+        let (harvest, store) = gathered(updates_max);
+        assert!(harvest.flush(&store).await);
+        assert_eq!(stored(&store), [12, 14]);
+        assert_eq!(store.state.lock().unwrap().calls, 4);
+        assert_eq!(harvest.metrics.harvest_dropped_tokens.get(), 2);
+        assert_eq!(harvest.metrics.harvest_pending_tokens.get(), 0);
+        // Nothing is left to be sent again.
+        assert!(harvest.flush(&store).await);
+        assert_eq!(store.state.lock().unwrap().calls, 4);
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_gets_everything_later() {
+    let (harvest, store) = gathered(3);
+    store.state.lock().unwrap().refuses = Some(ErrorKind::Unavailable);
+    assert!(!harvest.flush(&store).await);
+    assert_eq!(harvest.metrics.harvest_dropped_tokens.get(), 0);
+    store.state.lock().unwrap().refuses = None;
+    assert!(harvest.flush(&store).await);
+    assert_eq!(stored(&store), [12, 14]);
+}
+
+#[tokio::test]
+async fn a_store_of_another_mesh_is_not_asked_again() {
+    let (harvest, store) = gathered(3);
+    store.state.lock().unwrap().refuses = Some(ErrorKind::Unauthorized);
+    assert!(harvest.flush(&store).await);
+    assert_eq!(store.state.lock().unwrap().calls, 1);
+    assert_eq!(harvest.metrics.harvest_dropped_tokens.get(), 6);
+}
