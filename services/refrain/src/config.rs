@@ -6,14 +6,17 @@ use refrain_draft_store::DraftStoreConfig;
 use refrain_gateway::{GatewayConfig, KeyConfig, ModelConfig};
 use refrain_reference_engine::{EngineConfig, SHIPPED_MODEL};
 use refrain_scheduler::SchedulerConfig;
-use refrain_service_kit::config::{ConfigError, Validate, load};
+use refrain_service_kit::config::{ConfigError, EnvRule, Validate, load};
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry::TelemetryConfig;
 use refrain_worker::WorkerConfig;
 use serde::Deserialize;
 
-/// The prefix of environment variables, as in `REFRAIN_WORKER__RUNNING_MAX=8`.
-pub const ENV_PREFIX: &str = "REFRAIN_";
+/// Variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`.
+const ENV_RULE: EnvRule = EnvRule {
+    prefix: "REFRAIN_",
+    top_level: &["DRAIN_GRACE_MS"],
+};
 
 /// All sections. Each has a default; unknown keys are refused.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -21,7 +24,7 @@ pub const ENV_PREFIX: &str = "REFRAIN_";
 pub struct MeshFile {
     /// Logs and traces.
     pub telemetry: TelemetryConfig,
-    /// Keys of the mesh; `refrain keys` makes them.
+    /// Keys of the mesh; `refrain keys` makes them. `refrain up` makes its own where the section is missing.
     pub mesh: MeshConfig,
     /// Where the other services are.
     pub urls: Urls,
@@ -101,8 +104,7 @@ impl MeshFile {
     /// # Errors
     /// All faults of the sections that the role reads.
     pub fn load(role: Role, file: Option<&Path>) -> Result<Self, ConfigError> {
-        let env = std::env::vars().filter(|(name, _)| name.starts_with(ENV_PREFIX));
-        load(file, ENV_PREFIX, env, |config: &MeshFile| {
+        load(file, ENV_RULE, std::env::vars_os(), |config: &MeshFile| {
             config.faults(role)
         })
     }
@@ -137,6 +139,12 @@ impl MeshFile {
         }
     }
 
+    /// Whether the file has a [mesh] section worth the name. Half of one is: `refrain up` with a key too few
+    /// says so and does not make up others.
+    pub fn has_mesh_keys(&self) -> bool {
+        self.mesh != MeshConfig::default()
+    }
+
     fn faults(&self, role: Role) -> Vec<String> {
         let within = |section: &str, faults: Vec<String>| -> Vec<String> {
             faults
@@ -161,8 +169,14 @@ impl MeshFile {
             }
         };
         let mut faults = Vec::new();
+        if matches!(role, Role::Gateway | Role::Worker) && self.urls.timeout_ms == 0 {
+            faults.push("urls.timeout_ms: at least 1".to_owned());
+        }
         match role {
             Role::Up => {
+                if self.has_mesh_keys() {
+                    faults.extend(self.mesh.faults(true));
+                }
                 let mut filled = self.clone();
                 filled.fill_in_for_up();
                 faults.extend(within("gateway", filled.gateway.faults()));
@@ -201,5 +215,41 @@ impl MeshFile {
             }
         }
         faults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(role: Role, toml: &str) -> String {
+        let file: MeshFile = toml::from_str(toml).unwrap();
+        file.faults(role).join("\n")
+    }
+
+    #[test]
+    fn up_needs_no_keys_but_checks_those_it_is_given() {
+        assert_eq!(faults(Role::Up, ""), "");
+        assert!(faults(Role::Up, "[mesh]\nsecret = \"short\"").contains("mesh.secret"));
+        let keys = MeshConfig::generate().unwrap();
+        let mut file = MeshFile {
+            mesh: keys,
+            ..MeshFile::default()
+        };
+        assert_eq!(file.faults(Role::Up), Vec::<String>::new());
+        file.mesh.namespace_signing_key.clear();
+        assert_eq!(file.faults(Role::Up).len(), 1);
+    }
+
+    #[test]
+    fn calls_need_a_deadline() {
+        for (role, told) in [
+            (Role::Gateway, true),
+            (Role::Worker, true),
+            (Role::Scheduler, false),
+        ] {
+            let faults = faults(role, "[urls]\ntimeout_ms = 0");
+            assert_eq!(faults.contains("urls.timeout_ms"), told, "{faults}");
+        }
     }
 }

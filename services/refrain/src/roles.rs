@@ -16,13 +16,15 @@ use refrain_worker::{Dependencies, Engine, HttpEngine};
 use crate::config::{MeshFile, Role};
 use crate::local::{LocalEngine, LocalWorkers};
 
-/// What runs in this process, in the order in which it stops: whoever takes requests first.
+/// What runs in this process, in the order in which it stops: whoever calls stops before whom it calls, so
+/// that what is under way finds its services until it has ended. The draft store goes last of all; what was
+/// said is to arrive there.
 pub struct Process {
     gateway: Option<refrain_gateway::Running>,
     worker: Option<refrain_worker::RunningWorker>,
     scheduler: Option<refrain_scheduler::Running>,
-    draft_store: Option<refrain_draft_store::Running>,
     engine: Option<refrain_reference_engine::Running>,
+    draft_store: Option<refrain_draft_store::Running>,
     addr: Option<SocketAddr>,
     drain_grace: Duration,
 }
@@ -41,8 +43,8 @@ impl Process {
             gateway: None,
             worker: None,
             scheduler: None,
-            draft_store: None,
             engine: None,
+            draft_store: None,
             addr: None,
             drain_grace: Duration::from_millis(file.drain_grace_ms.unwrap_or(DRAIN_GRACE_MS)),
         };
@@ -100,8 +102,12 @@ impl Process {
     /// All services in this process, over plain calls.
     async fn up(&mut self, mut file: MeshFile, metrics: &Metrics) -> anyhow::Result<()> {
         file.fill_in_for_up();
-        // Nobody outside this process needs the keys, so they are made for this run.
-        let mesh = MeshConfig::generate()?;
+        // Without keys in the file nobody outside this process can have them, so they are made for this run.
+        let mesh = if file.has_mesh_keys() {
+            file.mesh
+        } else {
+            MeshConfig::generate()?
+        };
         let auth = MeshAuth::new(&mesh)?;
         let engine = self.engine.insert(
             refrain_reference_engine::start(file.engine, auth.clone(), metrics.clone()).await?,
@@ -141,7 +147,7 @@ impl Process {
         self.addr
     }
 
-    /// Stops in order, so that streams that run are finished and what was said is kept.
+    /// Stops in the order of the fields, so that streams that run are finished and what was said is kept.
     pub async fn drain(self) {
         if let Some(gateway) = self.gateway {
             let left = gateway.drain(self.drain_grace).await;

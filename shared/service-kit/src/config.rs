@@ -1,9 +1,14 @@
 //! Configuration: TOML, then environment, into a typed value; every fault is reported at once.
 //!
-//! A variable `REFRAIN_WORKER__MAX_RUNNING=8` overrides `max_running` of the worker (the prefix is the
-//! service's), a double underscore goes one table down. Values are read as TOML where that works, else as
-//! strings.
+//! A variable `REFRAIN_WORKER__MAX_RUNNING=8` overrides `max_running` in the table `worker`: after the prefix, a
+//! double underscore goes one table down. Values are read as TOML where that works, else as strings.
+//!
+//! A prefix alone does not make a variable ours: Kubernetes gives every container `REFRAIN_GATEWAY_SERVICE_HOST`
+//! and six more for a service called `refrain-gateway`. So a variable counts if it has a double underscore
+//! after the prefix, or is listed as a key of the top level ([`EnvRule`]); others are ignored. Of those that
+//! count, one that names no key or is not UTF-8 is a fault.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -39,14 +44,34 @@ pub enum ConfigError {
     Faulty(Vec<String>),
 }
 
+/// Which environment variables are settings; see the module.
+#[derive(Clone, Copy, Debug)]
+pub struct EnvRule {
+    /// How their names start, such as `REFRAIN_`.
+    pub prefix: &'static str,
+    /// Keys outside all tables that have a variable: their names after the prefix, in upper case.
+    pub top_level: &'static [&'static str],
+}
+
+impl EnvRule {
+    /// The path of the key that a variable sets, if it is a setting.
+    fn path(self, name: &str) -> Option<Vec<String>> {
+        let rest = name.strip_prefix(self.prefix)?;
+        if !rest.contains("__") && !self.top_level.contains(&rest) {
+            return None;
+        }
+        Some(rest.split("__").map(str::to_ascii_lowercase).collect())
+    }
+}
+
 /// Reads `file` (if any), lays the environment over it and checks the result by `rules`.
 ///
 /// # Errors
 /// An unreadable file, or the list of all faults: unknown keys, wrong types and broken rules.
 pub fn load<T: DeserializeOwned>(
     file: Option<&Path>,
-    env_prefix: &str,
-    env: impl Iterator<Item = (String, String)>,
+    env_rule: EnvRule,
+    env: impl Iterator<Item = (OsString, OsString)>,
     rules: impl Fn(&T) -> Vec<String>,
 ) -> Result<T, ConfigError> {
     let mut table = match file {
@@ -63,7 +88,7 @@ pub fn load<T: DeserializeOwned>(
                 })?
         }
     };
-    let mut faults = overlay(&mut table, env_prefix, env);
+    let mut faults = overlay(&mut table, env_rule, env);
     let config = deserialize::<T>(table, &mut faults);
     if let Some(config) = &config {
         faults.extend(rules(config));
@@ -74,22 +99,25 @@ pub fn load<T: DeserializeOwned>(
     }
 }
 
-/// Puts the variables that start with the prefix into the table. Returns faults.
+/// Puts the variables that are settings into the table. Returns faults.
 fn overlay(
     table: &mut Table,
-    prefix: &str,
-    env: impl Iterator<Item = (String, String)>,
+    rule: EnvRule,
+    env: impl Iterator<Item = (OsString, OsString)>,
 ) -> Vec<String> {
     let mut faults = Vec::new();
-    let mut variables: Vec<_> = env.filter(|(name, _)| name.starts_with(prefix)).collect();
+    let mut variables: Vec<_> = env
+        // No key is outside UTF-8, so neither is the name of a setting.
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+        .filter_map(|(name, value)| Some((rule.path(&name)?, name, value)))
+        .collect();
     variables.sort();
-    for (name, text) in variables {
-        let path: Vec<String> = name[prefix.len()..]
-            .split("__")
-            .map(|part| part.to_ascii_lowercase())
-            .collect();
-        let value = parse_value(&text);
-        if let Err(key) = insert(table, &path, value) {
+    for (path, name, value) in variables {
+        let Some(text) = value.to_str() else {
+            faults.push(format!("{name}: not UTF-8"));
+            continue;
+        };
+        if let Err(key) = insert(table, &path, parse_value(text)) {
             faults.push(format!("{name}: {key} is a value in the file, not a table"));
         }
     }
@@ -216,15 +244,20 @@ mod tests {
         }
     }
 
+    const RULE: EnvRule = EnvRule {
+        prefix: "X_",
+        top_level: &["SLOTS", "NAME"],
+    };
+
     fn check(toml: &str, env: &[(&str, &str)]) -> Result<Example, String> {
         let dir =
             std::env::temp_dir().join(format!("refrain-config-{:?}", std::thread::current().id()));
         std::fs::write(&dir, toml).unwrap();
         let env = env
             .iter()
-            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .map(|(k, v)| (OsString::from(k), OsString::from(v)))
             .collect::<Vec<_>>();
-        let loaded = load(Some(&dir), "X_", env.into_iter(), Example::faults)
+        let loaded = load(Some(&dir), RULE, env.into_iter(), Example::faults)
             .map_err(|error| error.to_string());
         std::fs::remove_file(&dir).unwrap();
         loaded
@@ -253,6 +286,33 @@ mod tests {
             check("", &[("X_NAME", "127.0.0.1:80")]).unwrap().name,
             "127.0.0.1:80"
         );
+    }
+
+    #[test]
+    fn what_others_put_into_the_environment_is_no_setting() {
+        let kubernetes = [
+            ("X_INNER_SERVICE_HOST", "10.0.0.1"),
+            ("X_INNER_PORT", "tcp://10.0.0.1:80"),
+            ("X_DEPTH", "1"),
+        ];
+        assert_eq!(check("", &kubernetes), Ok(Example::default()));
+        let typo = check("", &[("X_INNER__DEPHT", "1")]).unwrap_err();
+        assert!(typo.contains("depht"), "{typo}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn variables_need_not_be_utf8() {
+        use std::os::unix::ffi::OsStringExt;
+        let broken = || OsString::from_vec(vec![b'a', 0xff]);
+        let load = |name: OsString| {
+            load(None, RULE, [(name, broken())].into_iter(), Example::faults)
+                .map_err(|error| error.to_string())
+        };
+        assert!(load("Y".into()).is_ok());
+        assert!(load(broken()).is_ok());
+        let fault = load("X_INNER__DEPTH".into()).unwrap_err();
+        assert!(fault.contains("X_INNER__DEPTH: not UTF-8"), "{fault}");
     }
 
     #[test]
