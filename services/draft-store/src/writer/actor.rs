@@ -151,7 +151,11 @@ impl Writer {
             store,
             loaded,
             quarantined,
-        } = directory::open(&self.config.data_dir, self.config.cache_bytes, clock::unix_ms())?;
+        } = directory::open(
+            &self.config.data_dir,
+            self.config.cache_bytes,
+            clock::unix_ms(),
+        )?;
         if quarantined.is_some() {
             self.metrics.quarantines.inc();
         }
