@@ -45,6 +45,15 @@ impl GatewayMetrics {
     /// A name is taken: two gateways share a registry.
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
         let by_model = ["tenant", "model"];
+        let rejections = metrics.counter_vec(
+            "refrain_gateway_rejections_total",
+            "Requests refused because a limit was reached.",
+            &["limit"],
+        )?;
+        // There from the start, so that a rate over them is 0 and not absent.
+        for limit in ["requests", "tenant_requests", "body_bytes", "context"] {
+            rejections.with_label_values(&[limit]);
+        }
         Ok(GatewayMetrics {
             token_usage: metrics.histogram_vec(
                 "gen_ai_client_token_usage",
@@ -72,11 +81,7 @@ impl GatewayMetrics {
             )?,
             in_flight: metrics
                 .gauge("refrain_gateway_requests_in_flight", "Requests in flight.")?,
-            rejections: metrics.counter_vec(
-                "refrain_gateway_rejections_total",
-                "Requests refused because a limit was reached.",
-                &["limit"],
-            )?,
+            rejections,
             continuations: metrics.counter(
                 "refrain_gateway_continuations_total",
                 "Choices that went on elsewhere after a worker failed.",

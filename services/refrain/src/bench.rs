@@ -1,7 +1,7 @@
 //! `refrain bench`: what drafting is worth on a running mesh.
 //!
 //! Every round sends the same calls with drafts and then without, so that drift of the machine meets both
-//! alike and neither finds the other's answers first (the plain pass drafts from nothing). Time per token
+//! alike and no mode finds another's answers first (the plain pass drafts from nothing). Time per token
 //! is that of decoding alone: from the first token to the last, as the worker measured it.
 
 mod workload;
@@ -34,7 +34,7 @@ pub struct BenchOptions {
     pub concurrency: usize,
     /// Everything follows from it.
     pub seed: u64,
-    /// Modes to compare; the first is the baseline's rival, `off` is the baseline.
+    /// Modes to compare, in the order in which they run; `off` is the baseline and should come last.
     pub modes: Vec<String>,
 }
 

@@ -8,7 +8,7 @@ use refrain_protocol::engine::{
     CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse, TokenizeRequest,
     TokensBody,
 };
-use refrain_protocol::{ApiError, EngineSessionId, TokenId};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TokenId};
 use refrain_worker::{Engine, WorkerHandle};
 
 /// The reference engine without HTTP in between.
@@ -32,6 +32,13 @@ impl LocalEngine {
 impl Engine for LocalEngine {
     fn capabilities(&self) -> &EngineCapabilities {
         &self.capabilities
+    }
+
+    async fn confirm(&self) -> Result<(), ApiError> {
+        // It lives and ends with this process.
+        self.handle
+            .ready()
+            .map_err(|reason| ApiError::new(ErrorKind::Unavailable, reason))
     }
 
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {

@@ -144,7 +144,9 @@ fn up(args: UpArgs) -> anyhow::Result<()> {
 }
 
 /// A question of the kind that the shipped model was trained on.
-const DEMO_MESSAGES: &str = r#"{"role": "user", "content": "demo"}"#;
+const DEMO_MESSAGES: &str = r#"
+        {"role": "system", "content": "You write SQL. Answer with one statement."},
+        {"role": "user", "content": "CREATE TABLE orders (\n  id INTEGER PRIMARY KEY,\n  city TEXT,\n  amount INTEGER\n);\n\nWhat is the average amount of the orders per city?"}"#;
 
 fn service(role: Role, args: ServiceArgs) -> anyhow::Result<()> {
     let file = MeshFile::load(role, Some(&args.config))?;

@@ -27,6 +27,10 @@ pub struct WorkerConfig {
     pub prefill_chunk_tokens: u32,
     /// Steps that a slow reader of a chunk may lag behind before its request pauses.
     pub event_queue: usize,
+    /// How long a reader may stand still with a full queue before its chunk ends, milliseconds.
+    pub reader_stall_ms_max: u64,
+    /// How long a new chunk waits for a slot that is just being given back, milliseconds.
+    pub slot_wait_ms: u64,
     /// How long a drain lets chunks run before they are handed over, milliseconds.
     pub drain_grace_ms: u64,
     /// Drafting.
@@ -65,6 +69,8 @@ pub struct SpeculationConfig {
 pub struct MemoryConfig {
     /// Most namespaces; the one unused longest goes first.
     pub namespaces_max: usize,
+    /// Most tokens of all namespaces; the one unused longest goes first.
+    pub tokens_max: u64,
     /// Most tokens of one namespace; the oldest documents go first.
     pub namespace_tokens_max: u64,
     /// How long one look for news in the store may wait, milliseconds.
@@ -97,6 +103,8 @@ impl Default for WorkerConfig {
             step_tokens_max: 256,
             prefill_chunk_tokens: 128,
             event_queue: 256,
+            reader_stall_ms_max: 60_000,
+            slot_wait_ms: 1_000,
             drain_grace_ms: 20_000,
             speculation: SpeculationConfig::default(),
             memory: MemoryConfig::default(),
@@ -124,6 +132,7 @@ impl Default for MemoryConfig {
     fn default() -> Self {
         MemoryConfig {
             namespaces_max: 64,
+            tokens_max: 16_000_000,
             namespace_tokens_max: 4_000_000,
             follow_wait_ms: 10_000,
             follow_tokens: 65_536,
@@ -156,7 +165,7 @@ impl Validate for WorkerConfig {
             "prefill_chunk_tokens: at least 1",
         );
         check(
-            self.step_tokens_max >= self.prefill_chunk_tokens + self.running_max,
+            self.step_tokens_max >= self.prefill_chunk_tokens.saturating_add(self.running_max),
             "step_tokens_max: at least prefill_chunk_tokens + running_max, so that every request can move",
         );
         check(self.event_queue >= 1, "event_queue: at least 1");
@@ -178,6 +187,10 @@ impl Validate for WorkerConfig {
         check(
             self.memory.follow_tokens >= 1,
             "memory.follow_tokens: at least 1",
+        );
+        check(
+            self.memory.follow_wait_ms >= 1,
+            "memory.follow_wait_ms: at least 1",
         );
         check(
             self.harvest.interval_ms >= 1,

@@ -5,16 +5,18 @@
 //! microseconds, the harvest and the readers have queues of their own.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent, ChunkRequest, StepCounts};
-use refrain_protocol::document::FinishReason;
+use lru::LruCache;
+
+use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent, StepCounts};
+use refrain_protocol::document::{DocumentUpdate, FinishReason};
 use refrain_protocol::engine::{CloseRequest, StepRequest, StepResponse};
-use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, LeaseId};
+use refrain_protocol::{ApiError, ErrorKind, LeaseId, SignedNamespace};
 use refrain_service_kit::drain::Running as DrainToken;
-use refrain_suffix_index::IndexConfig;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
@@ -36,8 +38,7 @@ pub(crate) enum Command {
 
 /// A chunk and where its events go.
 pub(crate) struct Start {
-    pub(crate) request: ChunkRequest,
-    pub(crate) memory: Arc<NamespaceMemory>,
+    pub(crate) running: Running,
     pub(crate) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
     pub(crate) slot: Slot,
     pub(crate) span: tracing::Span,
@@ -59,8 +60,12 @@ impl Drop for Slot {
 struct Entry {
     running: Running,
     events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
-    slot: Slot,
+    lease: LeaseId,
+    /// Given back before the last event is sent: whoever hears of the end may count on the slot.
+    slot: Option<Slot>,
     span: tracing::Span,
+    /// Since when its reader has had no room for more.
+    stalled_since: Option<Instant>,
     /// Not before then: the engine had no room for it.
     wait_until: Option<Instant>,
     waits_since: Option<Instant>,
@@ -75,12 +80,24 @@ pub(crate) struct DecodeLoop {
     pub(crate) harvest: Harvest,
     pub(crate) metrics: WorkerMetrics,
     pub(crate) engine_ready: Arc<AtomicBool>,
+    pub(crate) reader_stall_max: Duration,
+    /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the very
+    /// step that ends the chunk.
+    pub(crate) ended: LruCache<LeaseId, EndedChunk>,
 }
+
+/// What is needed to shorten an output after its chunk has ended.
+pub(crate) type EndedChunk = (Arc<NamespaceMemory>, SignedNamespace, DocumentUpdate);
+
+/// Ended chunks that are remembered. A cut follows within milliseconds.
+pub(crate) const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// How long the engine may refuse a request for want of room before the request fails.
 const ENGINE_ROOM_WAIT: Duration = Duration::from_secs(20);
 /// Pause after a refusal without a hint.
 const ENGINE_ROOM_PAUSE: Duration = Duration::from_millis(20);
+/// How often stalled readers are looked at when nothing else happens.
+const STALL_CHECK: Duration = Duration::from_secs(1);
 /// Pauses after failed steps.
 const ENGINE_FAILURE_PAUSE: Duration = Duration::from_millis(200);
 /// Whole-step refusals in a row that are waited out.
@@ -88,7 +105,7 @@ const ENGINE_REFUSALS_MAX: u32 = 50;
 
 impl DecodeLoop {
     /// Runs until every sender of commands is gone and nothing is left to decode.
-    pub(crate) async fn run(self, mut commands: mpsc::Receiver<Command>) {
+    pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut batch: Vec<Entry> = Vec::new();
         let mut open = true;
         // The request whose turn it is to be first, so that a full step starves nobody.
@@ -114,11 +131,16 @@ impl DecodeLoop {
                         None => open = false,
                     },
                     () = wait, if !batch.is_empty() => {}
+                    // Readers that stand still too long are noticed by the next turn.
+                    () = tokio::time::sleep(STALL_CHECK), if !batch.is_empty() => {}
                 }
                 continue;
             }
             self.metrics.step_batch.observe(request.items.len() as f64);
             let span = tracing::info_span!(parent: &batch[members[0]].span, "engine_step", batch = members.len());
+            for member in &members[1..] {
+                span.follows_from(&batch[*member].span);
+            }
             let sampled: Vec<bool> = request.items.iter().map(|item| item.sample).collect();
             match self.engine.step(request).instrument(span).await {
                 Ok(response) if response.results.len() == members.len() => {
@@ -160,28 +182,18 @@ impl DecodeLoop {
         }
     }
 
-    fn command(&self, command: Command, batch: &mut Vec<Entry>) {
+    fn command(&mut self, command: Command, batch: &mut Vec<Entry>) {
         match command {
             Command::Start(start) => self.start(*start, batch),
             Command::Cut(cut, done) => {
-                if let Some(place) = batch.iter().position(|entry| entry.slot.lease == cut.lease) {
-                    let entry = batch.remove(place);
-                    let update = entry.running.cut(cut.output_len);
-                    entry.running.memory.merge(&update);
-                    self.harvest.push(
-                        entry.running.memory.id,
-                        &entry.running.request.namespace,
-                        update,
-                    );
-                    self.leave(entry, "cut", true);
-                }
+                self.cut(cut, batch);
                 // Nobody waits any more: then nobody needs to know.
                 let _ = done.send(());
             }
             Command::HandOver => {
-                for entry in std::mem::take(batch) {
+                for mut entry in std::mem::take(batch) {
                     let end = ChunkEvent::End(entry.running.end(ChunkEndReason::Draining));
-                    let _ = entry.events.try_send(Ok(end));
+                    entry.send_last(Ok(end));
                     self.harvest
                         .release(entry.running.memory.id, entry.running.document());
                     self.leave(entry, "handed_over", true);
@@ -190,59 +202,86 @@ impl DecodeLoop {
         }
     }
 
+    /// Shortens an output to what its reader kept, whether its chunk still runs or has just ended.
+    fn cut(&mut self, cut: ChunkCut, batch: &mut Vec<Entry>) {
+        let place = batch.iter().position(|entry| entry.lease == cut.lease);
+        let (memory, namespace, update) = match place {
+            Some(place) => {
+                let entry = batch.remove(place);
+                let ended = entry.ended(cut.output_len);
+                self.leave(entry, "cut", true);
+                ended
+            }
+            None => match self.ended.pop(&cut.lease) {
+                Some((memory, namespace, mut update)) => {
+                    update.prev_len = update.prev_len.min(cut.output_len);
+                    (memory, namespace, update)
+                }
+                None => return,
+            },
+        };
+        memory.merge(&update);
+        self.harvest.push(memory.id, &namespace, update);
+    }
+
     fn start(&self, start: Start, batch: &mut Vec<Entry>) {
         let Start {
-            request,
-            memory,
+            running,
             events,
             slot,
             span,
         } = start;
         // An older attempt at the same request lost its lease: it must not go on beside this one.
-        if let Some(place) = batch
-            .iter()
-            .position(|entry| entry.running.request.request == request.request)
-        {
-            let old = batch.remove(place);
-            let taken_over = ApiError::new(
-                ErrorKind::Conflict,
-                "a newer lease has taken this request over",
-            );
-            let _ = old.events.try_send(Err(taken_over));
+        let same = |entry: &Entry| entry.running.document() == running.document();
+        if let Some(place) = batch.iter().position(same) {
+            let mut old = batch.remove(place);
+            let taken_over = "a newer lease has taken this request over";
+            old.send_last(Err(ApiError::new(ErrorKind::Conflict, taken_over)));
             self.leave(old, "taken_over", true);
         }
-        let index = IndexConfig {
-            pattern_tokens_max: self.router.params.max_pattern,
-            ..IndexConfig::default()
-        };
-        match Running::new(
-            request,
-            memory,
-            new_session(),
-            unix_now_ms(),
-            index,
-            Instant::now(),
-        ) {
-            Ok(running) => {
-                batch.push(Entry {
-                    running,
-                    events,
-                    slot,
-                    span,
-                    wait_until: None,
-                    waits_since: None,
-                });
-            }
-            Err(error) => {
-                let _ = events.try_send(Err(error));
-            }
+        if !running.output().is_empty() {
+            let said = running.update(0, running.output().to_vec(), None);
+            self.harvest
+                .adopt(running.memory.id, &running.request.namespace, said);
         }
+        batch.push(Entry {
+            running,
+            events,
+            lease: slot.lease,
+            slot: Some(slot),
+            span,
+            stalled_since: None,
+            wait_until: None,
+            waits_since: None,
+        });
     }
 
     /// Ends the chunks that nobody reads any more.
     fn reap(&self, batch: &mut Vec<Entry>) {
-        while let Some(place) = batch.iter().position(|entry| entry.events.is_closed()) {
+        let now = Instant::now();
+        for entry in batch.iter_mut() {
+            if entry.events.capacity() > 0 {
+                entry.stalled_since = None;
+            } else {
+                entry.stalled_since.get_or_insert(now);
+            }
+        }
+        let stalled = |entry: &Entry| {
+            entry
+                .stalled_since
+                .is_some_and(|since| now - since > self.reader_stall_max)
+        };
+        while let Some(place) = batch
+            .iter()
+            .position(|entry| entry.events.is_closed() || stalled(entry))
+        {
             let entry = batch.remove(place);
+            if stalled(&entry) {
+                self.metrics
+                    .rejections
+                    .with_label_values(&["reader_stall_ms_max"])
+                    .inc();
+            }
             let len = entry.running.output().len() as u32;
             let update = entry
                 .running
@@ -262,18 +301,18 @@ impl DecodeLoop {
         let capabilities = self.engine.capabilities();
         let now = Instant::now();
         let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
+        let total = self.step_tokens_max.min(capabilities.max_step_tokens);
         let movable: Vec<usize> = order
             .filter(|&place| {
                 let entry = &batch[place];
                 entry.events.capacity() > 0 && entry.wait_until.is_none_or(|until| until <= now)
             })
-            .take(capabilities.max_batch as usize)
+            .take(capabilities.max_batch.min(total) as usize)
             .collect();
         // Decoding requests first: each is sure of its one token, drafts come out of what is left over.
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) = movable
             .into_iter()
             .partition(|&place| batch[place].running.is_decoding());
-        let total = self.step_tokens_max.min(capabilities.max_step_tokens);
         let mut left = total.saturating_sub(decoding.len() as u32);
         // One prompt moves in every step, however many drafts there are.
         let reserve = if prefilling.is_empty() {
@@ -330,7 +369,7 @@ impl DecodeLoop {
 
     /// Hands out what the engine answered.
     fn take(
-        &self,
+        &mut self,
         response: StepResponse,
         members: &[usize],
         sampled: &[bool],
@@ -377,7 +416,7 @@ impl DecodeLoop {
     }
 
     /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.
-    fn emit(&self, entry: &mut Entry, absorbed: Absorbed) -> Option<&'static str> {
+    fn emit(&mut self, entry: &mut Entry, absorbed: Absorbed) -> Option<&'static str> {
         let Absorbed {
             message,
             update,
@@ -413,12 +452,17 @@ impl DecodeLoop {
                 "chunk_limit"
             }
         };
+        self.ended.put(entry.lease, entry.ended(u32::MAX));
         entry.send_last(Ok(ChunkEvent::End(end)));
         Some(outcome)
     }
 
     /// A step that failed as a whole fails its requests: the gateway continues them, here or elsewhere.
-    fn fail(&self, error: ApiError, members: &[usize], batch: &mut Vec<Entry>) {
+    fn fail(&self, mut error: ApiError, members: &[usize], batch: &mut Vec<Entry>) {
+        if error.kind == ErrorKind::InvalidRequest {
+            // The step was refused as a whole, so it was composed wrongly: no client is to blame.
+            error.kind = ErrorKind::Upstream;
+        }
         tracing::warn!(%error, requests = members.len(), "engine step failed");
         let mut places = members.to_vec();
         places.sort_unstable_by(|a, b| b.cmp(a));
@@ -464,7 +508,7 @@ impl Entry {
     /// What an item's error means: try again later, open a new session, or the end.
     fn postpone(&mut self, error: ApiError, now: Instant) -> Result<(), ApiError> {
         match error.kind {
-            ErrorKind::NotFound => self.running.reopen(new_session()),
+            ErrorKind::NotFound => self.running.reopen(),
             ErrorKind::Overloaded => {
                 let since = *self.waits_since.get_or_insert(now);
                 if now - since > ENGINE_ROOM_WAIT {
@@ -480,8 +524,19 @@ impl Entry {
         }
     }
 
+    /// How to shorten the output to `output_len`.
+    fn ended(&self, output_len: u32) -> EndedChunk {
+        let running = &self.running;
+        (
+            running.memory.clone(),
+            running.request.namespace.clone(),
+            running.cut(output_len),
+        )
+    }
+
     /// The last event must arrive even if the reader lags: a task of its own waits for room.
     fn send_last(&mut self, event: Result<ChunkEvent, ApiError>) {
+        self.slot = None;
         if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
             let events = self.events.clone();
             tokio::spawn(async move {
@@ -510,16 +565,4 @@ async fn wait_for_room(batch: &[Entry]) {
         return;
     }
     futures_util::future::select_all(waits).await;
-}
-
-/// A random session id: two workers of one engine never meet.
-fn new_session() -> EngineSessionId {
-    EngineSessionId(crate::random_u128())
-}
-
-fn unix_now_ms() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map(|elapsed| elapsed.as_millis() as u64)
-        .unwrap_or(0)
 }

@@ -5,13 +5,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use refrain_clients::Scheduler;
-use refrain_protocol::WorkerId;
 use refrain_protocol::scheduling::Heartbeat;
+use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 
 use crate::WorkerHandle;
 
 /// Pause after a heartbeat that did not arrive.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
+/// One call that hangs must not let all leases lapse.
+const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Never more often than this, whatever the scheduler says.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
@@ -23,21 +25,30 @@ pub(crate) struct Duty {
 }
 
 impl Duty {
-    pub(crate) fn new(worker: WorkerHandle, scheduler: Arc<dyn Scheduler>) -> Self {
-        Duty {
+    pub(crate) fn new(
+        worker: WorkerHandle,
+        scheduler: Arc<dyn Scheduler>,
+    ) -> Result<Self, ApiError> {
+        let incarnation = refrain_service_kit::random::u128()? as u64;
+        Ok(Duty {
             worker,
             scheduler,
-            incarnation: crate::random_u128() as u64,
-        }
+            incarnation,
+        })
     }
 
     /// Reports once. Returns when to report again.
     pub(crate) async fn report(&self) -> Duration {
         let inner = &self.worker.inner;
         inner.memory.observe();
-        if !inner.engine_ready.load(Ordering::Relaxed) && inner.engine.load().await.is_ok() {
-            inner.engine_ready.store(true, Ordering::Relaxed);
+        let confirmed = tokio::time::timeout(CALL_TIMEOUT, inner.engine.confirm()).await;
+        let confirmed = confirmed.unwrap_or_else(|_| Err(late("the engine")));
+        if let Err(error) = &confirmed {
+            tracing::warn!(%error, "engine not ready");
         }
+        inner
+            .engine_ready
+            .store(confirmed.is_ok(), Ordering::Relaxed);
         let capabilities = inner.engine.capabilities();
         let heartbeat = Heartbeat {
             worker: WorkerId(inner.config.id.clone()),
@@ -51,7 +62,8 @@ impl Duty {
             // A worker whose engine is away takes nothing new, but keeps its leases.
             draining: self.worker.readiness().is_err(),
         };
-        match self.scheduler.heartbeat(heartbeat).await {
+        let reply = tokio::time::timeout(CALL_TIMEOUT, self.scheduler.heartbeat(heartbeat)).await;
+        match reply.unwrap_or_else(|_| Err(late("the scheduler"))) {
             Ok(reply) => Duration::from_millis(reply.next_in_ms).max(PAUSE_MIN),
             Err(error) => {
                 tracing::warn!(%error, "the scheduler did not take a heartbeat");
@@ -72,4 +84,11 @@ impl Duty {
             pause = self.report().await;
         }
     }
+}
+
+fn late(who: &str) -> ApiError {
+    ApiError::new(
+        ErrorKind::Timeout,
+        format!("{who} does not answer within {CALL_TIMEOUT:?}"),
+    )
 }

@@ -16,6 +16,12 @@ pub trait Engine: Send + Sync {
     /// What it can do. Does not change while it lives.
     fn capabilities(&self) -> &EngineCapabilities;
 
+    /// Whether it is there and still the engine that its capabilities describe.
+    ///
+    /// # Errors
+    /// It cannot be reached, or serves another model now: what it says must not be kept under the old name.
+    async fn confirm(&self) -> Result<(), ApiError>;
+
     /// One forward pass over a batch.
     ///
     /// # Errors

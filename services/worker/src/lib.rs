@@ -19,28 +19,31 @@ mod slots;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use lru::LruCache;
 use refrain_clients::{ChunkStream, DraftStore, Scheduler, Worker};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::clock;
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_speculation::{Expansion, ProposeParams};
+use refrain_suffix_index::IndexConfig;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::decode::{Command, DecodeLoop, Slot, Start};
+use crate::decode::{Command, DecodeLoop, ENDED_REMEMBERED, Slot, Start};
 use crate::duty::Duty;
 use crate::harvest::Harvest;
 use crate::memory::Memory;
 use crate::metrics::WorkerMetrics;
-use crate::running::Router;
+use crate::running::{Router, Running};
 use crate::slots::Slots;
 
 pub use config::{HarvestConfig, MemoryConfig, SpeculationConfig, WorkerConfig};
@@ -116,6 +119,8 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         harvest: harvest.clone(),
         metrics: metrics.clone(),
         engine_ready: engine_ready.clone(),
+        reader_stall_max: Duration::from_millis(config.reader_stall_ms_max),
+        ended: LruCache::new(ENDED_REMEMBERED),
     };
     let decoding = tokio::spawn(decode.run(inbox));
     let handle = WorkerHandle {
@@ -136,7 +141,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         Some(listen) => Some(http::serve(&config, listen, handle.clone(), &with.metrics)?),
         None => None,
     };
-    let duty = Duty::new(handle.clone(), with.scheduler);
+    let duty = Duty::new(handle.clone(), with.scheduler)?;
     // The first report is made here, so that a worker that has started is known where the scheduler is up.
     let pause = duty.report().await;
     let duty = tokio::spawn(duty.go_on(pause));
@@ -217,6 +222,8 @@ impl WorkerHandle {
     pub fn readiness(&self) -> Result<(), String> {
         if self.inner.drain.is_draining() {
             Err("draining".into())
+        } else if self.inner.commands.is_closed() {
+            Err("the decode loop has stopped".into())
         } else if !self.inner.engine_ready.load(Ordering::Relaxed) {
             Err("the engine does not answer".into())
         } else {
@@ -283,7 +290,13 @@ impl Worker for WorkerHandle {
         })?;
         inner
             .slots
-            .take(request.lease, request.request, request.epoch)
+            .take_soon(
+                request.lease,
+                request.request,
+                request.epoch,
+                Duration::from_millis(inner.config.slot_wait_ms),
+            )
+            .await
             .inspect_err(|error| {
                 let limit = if error.kind == ErrorKind::Overloaded {
                     "running_max"
@@ -305,9 +318,13 @@ impl Worker for WorkerHandle {
             context_tokens = request.tokens.len(),
             speculation = ?request.speculation,
         );
+        let index = IndexConfig {
+            pattern_tokens_max: inner.config.speculation.max_pattern_tokens,
+            ..IndexConfig::default()
+        };
         let start = Start {
-            request,
-            memory,
+            // Indexing a long prompt takes milliseconds: here, and not in the loop that all requests share.
+            running: Running::new(request, memory, clock::unix_ms(), index, Instant::now())?,
             events,
             slot,
             span,
@@ -330,14 +347,4 @@ impl Worker for WorkerHandle {
         told.await
             .map_err(|_| ApiError::new(ErrorKind::Unavailable, "this worker has stopped"))
     }
-}
-
-/// Random bits from the system. Ids need no secrecy, only to differ; where the system has none, the
-/// process is not fit to serve.
-pub(crate) fn random_u128() -> u128 {
-    let mut bytes = [0u8; 16];
-    if let Err(error) = getrandom::fill(&mut bytes) {
-        tracing::error!(%error, "the system has no random numbers");
-    }
-    u128::from_le_bytes(bytes)
 }

@@ -59,6 +59,9 @@ pub(crate) struct Running {
     head: DocumentHead,
     /// The draft of the step in progress.
     offered: Option<Candidate>,
+    /// Length of the session's text that the step in progress brings, what it emits apart.
+    sent_len: u32,
+    max_emit: u32,
     counts: StepCounts,
     sequence: u64,
     cached_tokens: u32,
@@ -86,15 +89,14 @@ const OWN: DocumentKey = DocumentKey(0);
 
 impl Running {
     pub(crate) fn new(
-        request: ChunkRequest,
+        mut request: ChunkRequest,
         memory: Arc<NamespaceMemory>,
-        session: EngineSessionId,
         created_ms: u64,
         index: IndexConfig,
         now: Instant,
     ) -> Result<Self, ApiError> {
         let prompt_len = request.prompt_len as usize;
-        let text = request.tokens.clone();
+        let text = std::mem::take(&mut request.tokens);
         let mut own = Index::new(index);
         own.open(OWN, &[])
             .and_then(|()| own.append(OWN, &text))
@@ -114,6 +116,8 @@ impl Running {
             own,
             head,
             offered: None,
+            sent_len: 0,
+            max_emit: 0,
             counts: StepCounts::default(),
             sequence: 0,
             cached_tokens: 0,
@@ -124,13 +128,21 @@ impl Running {
             reopened: 0,
             request,
             memory,
-            session,
+            session: new_session()?,
         };
-        // What a continued request has said so far can be drafted from here as well.
+        // What a continued request has said so far can be drafted from here as well; a worker that heard it
+        // said has it already.
         running.memory.begin(running.document());
+        let output = running.output();
+        let held = running
+            .memory
+            .lock()
+            .len_of(running.document())
+            .unwrap_or(0);
+        let held = held.min(output.len() as u32);
         running
             .memory
-            .merge(&running.update(0, running.output().to_vec(), None));
+            .merge(&running.update(held, output[held as usize..].to_vec(), None));
         Ok(running)
     }
 
@@ -181,6 +193,8 @@ impl Running {
             new_from + context as usize
         };
         let max_emit = self.emit_left(limits).max(1);
+        self.sent_len = new_to as u32;
+        self.max_emit = max_emit;
         let mut routed = Routed {
             decision: "prefill",
             reason: "prompt",
@@ -243,11 +257,11 @@ impl Running {
                 .tip(OWN)
                 .map(|cursor| lookup(Scope::Request, &self.own, cursor)),
         );
-        // A document that was erased while it runs has no tip; then the end of the text is looked up afresh.
-        let cursor = drafts
-            .index
-            .tip(key)
-            .unwrap_or_else(|| drafts.index.start(&self.text));
+        // A document that was removed while it runs ends elsewhere or is gone; then the end of the text is
+        // looked up afresh.
+        let is_whole = drafts.len_of(self.document()) == Some(self.output().len() as u32);
+        let tip = drafts.index.tip(key).filter(|_| is_whole);
+        let cursor = tip.unwrap_or_else(|| drafts.index.start(&self.text));
         lookups.push(lookup(Scope::Tenant, &drafts.index, cursor));
         let candidate = propose(&lookups, params, draft_max as usize);
         drop(lookups);
@@ -287,21 +301,35 @@ impl Running {
         if self.engine_len == 0 {
             self.cached_tokens = output.cached_tokens;
         }
+        let offered = self.offered.take();
+        let drafted = offered.as_ref().map_or(0, |candidate| candidate.tree.len());
+        let broken = |what: &str| {
+            Err(
+                ApiError::new(ErrorKind::Upstream, "the engine broke its contract")
+                    .with_detail(what),
+            )
+        };
+        if output.text_len as usize != self.sent_len as usize + output.emitted.len() {
+            return broken("the session's length is not that of the text");
+        }
         if !sampled {
             self.engine_len = output.text_len;
-            return Ok(None);
+            return if output.emitted.is_empty() {
+                Ok(None)
+            } else {
+                broken("a step emitted without sampling")
+            };
+        }
+        if output.emitted.is_empty() || output.emitted.len() > self.max_emit as usize {
+            return broken("a step emitted nothing, or more than it may");
+        }
+        if output.accepted_nodes.len() > drafted.min(output.emitted.len()) {
+            return broken("a step accepted more than was drafted or emitted");
+        }
+        if self.sequence == 0 {
+            self.head.weight_version = weight_version;
         }
         let before = self.output().len() as u32;
-        let broken = |what: &str| {
-            ApiError::new(ErrorKind::Upstream, "the engine broke its contract").with_detail(what)
-        };
-        if output.emitted.is_empty() {
-            return Err(broken("a sampling step emitted nothing"));
-        }
-        if output.text_len as usize != self.text.len() + output.emitted.len() {
-            return Err(broken("the session's length is not that of the text"));
-        }
-        let offered = self.offered.take();
         let accepted = output.accepted_nodes.len() as u32;
         let (source, scope, drafted) = match &offered {
             Some(candidate) => (
@@ -376,7 +404,7 @@ impl Running {
     ///
     /// # Errors
     /// It happened too often.
-    pub(crate) fn reopen(&mut self, session: EngineSessionId) -> Result<(), ApiError> {
+    pub(crate) fn reopen(&mut self) -> Result<(), ApiError> {
         self.reopened += 1;
         if self.reopened > REOPENED_MAX {
             return Err(ApiError::new(
@@ -384,7 +412,7 @@ impl Running {
                 "the engine keeps losing this request's session",
             ));
         }
-        self.session = session;
+        self.session = new_session()?;
         self.engine_len = 0;
         self.offered = None;
         Ok(())
@@ -435,6 +463,11 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.memory.end(self.document());
     }
+}
+
+/// A random session id: two workers of one engine never meet.
+fn new_session() -> Result<EngineSessionId, ApiError> {
+    Ok(EngineSessionId(refrain_service_kit::random::u128()?))
 }
 
 /// What the router decided, as metric labels.

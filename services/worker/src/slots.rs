@@ -3,16 +3,19 @@
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use lru::LruCache;
 use prometheus::IntGauge;
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, RequestId};
+use tokio::sync::Notify;
 
 /// Admission of chunks: at most `running_max` at once, and never an older epoch of a request.
 pub(crate) struct Slots {
     state: Mutex<State>,
     running_max: usize,
     running: IntGauge,
+    released: Notify,
 }
 
 struct State {
@@ -33,6 +36,7 @@ impl Slots {
             state: Mutex::new(state),
             running_max: running_max as usize,
             running,
+            released: Notify::new(),
         }
     }
 
@@ -73,10 +77,34 @@ impl Slots {
         Ok(())
     }
 
+    /// As [`Slots::take`], but waits up to `wait` where all slots are taken: the scheduler grants a slot as
+    /// soon as the gateway is done with it, which can be a step before this worker is.
+    pub(crate) async fn take_soon(
+        &self,
+        lease: LeaseId,
+        request: RequestId,
+        epoch: u64,
+        wait: Duration,
+    ) -> Result<(), ApiError> {
+        let deadline = tokio::time::Instant::now() + wait;
+        loop {
+            let released = self.released.notified();
+            match self.take(lease, request, epoch) {
+                Err(error) if error.kind == ErrorKind::Overloaded => {
+                    if tokio::time::timeout_at(deadline, released).await.is_err() {
+                        return Err(error);
+                    }
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
     pub(crate) fn release(&self, lease: LeaseId) {
         let mut state = self.lock();
         state.leases.remove(&lease);
         self.running.set(state.leases.len() as i64);
+        self.released.notify_waiters();
     }
 
     /// The leases that run now.

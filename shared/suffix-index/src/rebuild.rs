@@ -66,7 +66,7 @@ impl Index {
     /// have to be started again.
     pub fn rebuild(&mut self) -> Result<(), IndexError> {
         let rebuilt = self.begin_rebuild().run()?;
-        self.finish_rebuild(rebuilt)
+        self.finish_rebuild(rebuilt).map(drop)
     }
 
     /// Copies the texts that are there.
@@ -90,7 +90,7 @@ impl Index {
     /// Replaces the automaton by the rebuilt one, brought up to date: the cost is a look at every document, the
     /// appends since the rebuild began, and a comparison of those that were shortened since. Cursors have
     /// to be started again. On an error the index is as it was.
-    pub fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Result<(), IndexError> {
+    pub fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Result<Index, IndexError> {
         if rebuilt.generation != self.generation {
             return Err(IndexError::OutdatedRebuild);
         }
@@ -125,8 +125,7 @@ impl Index {
             let rest: Vec<Token> = document.live_from(left_len + common).collect();
             index.append(key, &rest)?;
         }
-        *self = index;
-        Ok(())
+        Ok(std::mem::replace(self, index))
     }
 }
 

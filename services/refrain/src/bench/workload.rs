@@ -1,8 +1,8 @@
 //! A made-up workload: what agents of several tenants ask, in the forms that the shipped model knows.
 //!
-//! *Repetitive*: an agent works through a list of tasks over a few fixed schemas and tools; it asks the same
-//! things again with small changes, retries, and carries its history along. *Unique*: no two prompts share
-//! more than their form, sampled at temperature 1. Everything follows from the seed.
+//! *Repetitive*: agents work through a list of tasks over a fixed schema and fixed tools; they ask the same
+//! few things again, now and then with another value, greedily. *Unique*: no two prompts share more than
+//! their form, sampled at temperature 1. Everything follows from the seed.
 
 use serde_json::{Value, json};
 
@@ -79,6 +79,9 @@ const NUMBERS: &[&str] = &["price", "amount", "age", "weight", "score", "quantit
 const VALUES: &[&str] = &[
     "open", "closed", "Berlin", "Paris", "red", "blue", "new", "paid",
 ];
+const NAMES: &[&str] = &[
+    "Anna", "Ben", "Carla", "David", "Elena", "Felix", "Greta", "Hugo",
+];
 const PLACES: &[&str] = &[
     "Paris", "Berlin", "Oslo", "Rome", "Madrid", "Vienna", "Lima", "Cairo",
 ];
@@ -94,42 +97,56 @@ fn message(role: &str, content: impl Into<String>) -> Value {
     json!({ "role": role, "content": content.into() })
 }
 
+const TOOL_SYSTEM: &str = r#"You can call these tools:
+{"name": "get_weather", "parameters": {"city": "string", "days": "integer"}}
+{"name": "create_order", "parameters": {"item": "string", "count": "integer", "customer": "string"}}
+To call a tool, answer with one JSON object: {"name": ..., "arguments": {...}}"#;
+
 fn repetitive(random: &mut Random, seed: u64, tenant: usize, call: usize) -> Call {
-    // A tenant has one schema and four standing tasks; each call is one of them, now and then with another
-    // value, and half the time with the previous exchange in front.
+    // A tenant has one schema and five standing tasks; each call is one of them, now and then with another
+    // value.
     let mut fixed = Random::new(seed.wrapping_add(tenant as u64 * 7919));
     let entity = *fixed.pick(ENTITIES);
     let text = *fixed.pick(TEXTS);
     let number = *fixed.pick(NUMBERS);
     let schema = schema(entity, &[text], &[number]);
-    let tasks = [
-        format!(
-            "List the {text} and {number} of all {} ordered by {number}.",
-            entity.1
-        ),
-        format!("How many {} are there for each {text}?", entity.1),
-        format!(
-            "Show all {} where {text} is '{}'.",
-            entity.1,
-            fixed.pick(VALUES)
-        ),
-        format!(
-            "What is the average {number} of {} for each {text}?",
-            entity.1
-        ),
-    ];
-    let mut task = tasks[random.below(tasks.len() as u64) as usize].clone();
-    if random.below(4) == 0 {
-        task = format!(
-            "Show all {} where {text} is '{}'.",
-            entity.1,
-            random.pick(VALUES)
-        );
-    }
-    let messages = vec![
-        message("system", SQL_SYSTEM),
-        message("user", format!("{schema}\n\n{task}")),
-    ];
+    let sql = |task: String| {
+        vec![
+            message("system", SQL_SYSTEM),
+            message("user", format!("{schema}\n\n{task}")),
+        ]
+    };
+    let many = entity.1;
+    let messages = match random.below(5) {
+        0 => sql(format!("Count the {many} for each {text}.")),
+        1 => sql(format!(
+            "What is the average {number} of the {many} per {text}?"
+        )),
+        2 => sql(format!(
+            "Show the 5 {many} with the highest {number}. Show {text} and {number}."
+        )),
+        3 => {
+            let values = if random.below(4) == 0 {
+                VALUES
+            } else {
+                &VALUES[..2]
+            };
+            let value = random.pick(values);
+            sql(format!(
+                "Show the {text} and {number} of all {many} where {text} is '{value}'."
+            ))
+        }
+        _ => {
+            let places = if random.below(4) == 0 {
+                PLACES
+            } else {
+                &PLACES[..2]
+            };
+            let place = random.pick(places);
+            let ask = format!("What is the weather in {place} for 3 days?");
+            vec![message("system", TOOL_SYSTEM), message("user", ask)]
+        }
+    };
     Call {
         tenant,
         session: format!("agent-{tenant}-{}", call / 8),
@@ -141,29 +158,41 @@ fn repetitive(random: &mut Random, seed: u64, tenant: usize, call: usize) -> Cal
 }
 
 fn unique(random: &mut Random, tenant: usize, number: usize) -> Call {
-    let messages = if random.below(2) == 0 {
-        let entity = *random.pick(ENTITIES);
-        let text = *random.pick(TEXTS);
-        let column = *random.pick(NUMBERS);
-        let schema = schema(entity, &[text], &[column]);
-        let question = format!(
-            "List the {text} of {} where {column} is more than {}.",
-            entity.1,
-            random.below(9000)
-        );
-        vec![
-            message("system", SQL_SYSTEM),
-            message("user", format!("{schema}\n\n{question}")),
-        ]
-    } else {
-        let place = random.pick(PLACES);
-        vec![message(
-            "user",
-            format!(
-                "Write a short note about a trip to {place} in {} days.",
-                1 + random.below(99)
-            ),
-        )]
+    let messages = match random.below(3) {
+        0 => {
+            let entity = *random.pick(ENTITIES);
+            let text = *random.pick(TEXTS);
+            let column = *random.pick(NUMBERS);
+            let schema = schema(entity, &[text], &[column]);
+            let limit = random.below(9000);
+            let question = format!(
+                "Show the {text} of all {} where {column} is more than {limit}.",
+                entity.1
+            );
+            vec![
+                message("system", SQL_SYSTEM),
+                message("user", format!("{schema}\n\n{question}")),
+            ]
+        }
+        1 => {
+            let (a, b) = (100 + random.below(9900), 100 + random.below(9900));
+            vec![message("user", format!("What is {a} + {b}?"))]
+        }
+        _ => {
+            let (who, place) = (random.pick(NAMES), random.pick(PLACES));
+            let (day, count, cost) = (
+                1 + random.below(28),
+                2 + random.below(38),
+                10 + random.below(900),
+            );
+            let note = format!(
+                "{who} went to {place} on 2024-05-{day:02}. There {who} bought {count} lamps for {cost} in total."
+            );
+            vec![message(
+                "user",
+                format!("{note}\n\nList the facts of the note."),
+            )]
+        }
     };
     Call {
         tenant,

@@ -5,7 +5,7 @@ use refrain_protocol::engine::{
     AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
     StepResponse, TokenizeRequest, TokensBody,
 };
-use refrain_protocol::{ApiError, EngineSessionId, TokenId};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TokenId};
 use refrain_service_kit::http::MeshClient;
 
 use super::Engine;
@@ -34,6 +34,19 @@ impl HttpEngine {
 impl Engine for HttpEngine {
     fn capabilities(&self) -> &EngineCapabilities {
         &self.capabilities
+    }
+
+    async fn confirm(&self) -> Result<(), ApiError> {
+        let now: EngineCapabilities = self.client.get_json("/engine/v1/capabilities").await?;
+        if (&now.model, &now.tokenizer) == (&self.capabilities.model, &self.capabilities.tokenizer)
+        {
+            return Ok(());
+        }
+        let message = format!(
+            "the engine serves {} now, not {}; restart this worker",
+            now.model, self.capabilities.model
+        );
+        Err(ApiError::new(ErrorKind::Unavailable, message))
     }
 
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {

@@ -121,6 +121,10 @@ impl refrain_worker::Engine for FakeEngine {
         &self.capabilities
     }
 
+    async fn confirm(&self) -> Result<(), ApiError> {
+        Ok(())
+    }
+
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
         tokio::time::sleep(self.step_time).await;
         self.steps.fetch_add(1, Ordering::Relaxed);

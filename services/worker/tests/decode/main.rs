@@ -377,6 +377,97 @@ async fn a_cut_shortens_the_document() {
 }
 
 #[tokio::test]
+async fn a_cut_that_comes_after_the_end_still_shortens() {
+    let bench = bench(FakeEngine::new(stopping), |_| {}).await;
+    let request = chunk(&bench, &[1, 2, 3], 1000);
+    let (document, lease): (DocumentId, _) = (request.request.into(), request.lease);
+    let said = run(&bench, request).await;
+    assert_eq!(said.end.map(|end| end.reason), Some(ChunkEndReason::Stop));
+    let cut = ChunkCut {
+        lease,
+        output_len: 4,
+    };
+    bench.worker.handle().cut(cut).await.unwrap();
+    eventually("the document has four tokens", || {
+        let documents = bench.store.documents.lock().unwrap();
+        documents
+            .get(&document)
+            .is_some_and(|stored| stored.tokens == [103, 104, 105, 106])
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_document_knows_the_weights_that_wrote_it() {
+    let bench = bench(FakeEngine::new(stopping), |_| {}).await;
+    let request = chunk(&bench, &[1, 2, 3], 5);
+    let document: DocumentId = request.request.into();
+    run(&bench, request).await;
+    eventually("the head has the version", || {
+        let documents = bench.store.documents.lock().unwrap();
+        documents
+            .get(&document)
+            .is_some_and(|stored| stored.head.weight_version == 3)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_continued_output_reaches_a_store_that_never_had_its_beginning() {
+    let bench = bench(FakeEngine::new(repetitive), |_| {}).await;
+    let prompt = [4, 5, 6];
+    let before = plainly(repetitive, &prompt, 30);
+    let mut request = chunk(&bench, &prompt, 20);
+    request.tokens.extend(&before);
+    request.epoch = 9;
+    let document: DocumentId = request.request.into();
+    let said = run(&bench, request).await;
+    let whole = plainly(repetitive, &prompt, 50);
+    assert_eq!([before, said.tokens].concat(), whole);
+    eventually("the store has the whole output", || {
+        let documents = bench.store.documents.lock().unwrap();
+        documents
+            .get(&document)
+            .is_some_and(|stored| stored.tokens == whole)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_full_worker_waits_a_moment_for_a_slot() {
+    let mut engine = FakeEngine::new(erratic);
+    engine.step_time = Duration::from_millis(1);
+    let bench = bench(engine, |config| config.running_max = 1).await;
+    let first = bench
+        .worker
+        .handle()
+        .chunk(chunk(&bench, &[1], 40))
+        .await
+        .unwrap();
+    let second = run(&bench, chunk(&bench, &[2], 5));
+    let (first, second) = futures_util::join!(read(first), second);
+    assert_eq!((first.tokens.len(), second.tokens.len()), (40, 5));
+}
+
+#[tokio::test]
+async fn a_reader_that_stands_still_for_too_long_loses_its_chunk() {
+    let bench = bench(FakeEngine::new(erratic), |config| {
+        config.event_queue = 1;
+        config.reader_stall_ms_max = 50;
+    })
+    .await;
+    let request = chunk(&bench, &[1], 1000);
+    let document: DocumentId = request.request.into();
+    let _stream = bench.worker.handle().chunk(request).await.unwrap();
+    eventually("the chunk is ended", || {
+        let documents = bench.store.documents.lock().unwrap();
+        let stored = documents.get(&document);
+        stored.is_some_and(|stored| stored.finish == Some(FinishReason::Cancelled))
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_newer_lease_takes_over_and_an_older_one_is_refused() {
     let mut engine = FakeEngine::new(erratic);
     engine.step_time = Duration::from_millis(1);
