@@ -74,6 +74,9 @@ def edit(rng, f):
         f.name = new
         return request, before, f.header
     if kind == "local":
+        if not any(re.search(rf"\b{f.local}\b", line) for line in f.lines):
+            # An earlier edit took its last use away.
+            return edit(rng, f)
         new = made_up(rng)
         f.lines, before, after = swap(f.lines, f.local, new)
         request = f"Rename the variable {f.local} to {new} in {f.name}."

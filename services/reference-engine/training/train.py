@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from export import train_tokenizer, write_static, write_weights
+from export import load, train_tokenizer, write_static, write_weights
 from generate import END, documents
 from model import Config, Llama
 from warmstart import install
@@ -153,6 +153,8 @@ def main():
     parser.add_argument("--muon-rate", type=float, default=0.02, help="0: AdamW for all")
     parser.add_argument("--save-every", type=float, default=5, help="minutes")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--resume", action="store_true",
+                        help="go on from the weights in --out: the second half of the schedule, on other text")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -163,8 +165,12 @@ def main():
     tokenizer = Tokenizer.from_file(vocabulary) if os.path.exists(vocabulary) else train_tokenizer()
     write_static(args.out, tokenizer)
 
-    net = Llama(Config())
-    install(net)
+    if args.resume:
+        args.seed += 1
+        net = load(args.out)[0].train()
+    else:
+        net = Llama(Config())
+        install(net)
     net = net.to(torch.bfloat16)
     optimizer = Optimizer(net, args.rate, args.muon_rate)
     rows, rng = Rows(tokenizer, args.seed), random.Random(args.seed)
@@ -172,11 +178,14 @@ def main():
 
     start = saved = time.time()
     budget, tokens, step, mean = args.minutes * 60, 0, 0, None
-    while (done := (time.time() - start) / budget) < 1:
+    first = 0.5 if args.resume else 0.0
+    while (done := first + (1 - first) * (time.time() - start) / budget) < 1:
         ids, weights = rows.batch(*shape(rng, done, args.tokens))
         loss = loss_of(net, ids, weights)
         loss.backward()
-        norm = optimizer.step(schedule(done))
+        # Cold momentum after a restart wants a short warm-up of its own.
+        warm = min(1.0, 0.05 + (done - first) / 0.01) if args.resume else 1.0
+        norm = optimizer.step(schedule(done) * warm)
         step, tokens = step + 1, tokens + ids[:, 1:].numel()
         mean = loss.item() if mean is None else 0.95 * mean + 0.05 * loss.item()
         if step % 20 == 0:
