@@ -4,6 +4,7 @@
 mod cancel;
 mod dashboards;
 mod drain;
+mod engine_contract;
 mod limits;
 mod lossless;
 mod memory;

@@ -139,7 +139,7 @@ impl WorkerMetrics {
             )?,
             harvest_pending_tokens: metrics.gauge(
                 "refrain_worker_harvest_pending_tokens",
-                "Output tokens not yet acknowledged by the draft store.",
+                "Output tokens held for the draft store: not yet acknowledged, or of outputs that still run.",
             )?,
             harvest_dropped_tokens: metrics.counter(
                 "refrain_worker_harvest_dropped_tokens_total",

@@ -1,0 +1,113 @@
+//! The engine's contract over HTTP, as the worker's adapter speaks it, on the real engine.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use e2e::{HttpMesh, Service};
+use refrain_protocol::engine::{CloseRequest, Draft, Sampling, SessionSpec, StepItem, StepRequest};
+use refrain_protocol::{EngineSessionId, ErrorKind, NamespaceId, TokenId};
+use refrain_service_kit::http::MeshClient;
+use refrain_worker::{Engine, HttpEngine};
+
+fn item(session: u128, open: bool, keep_len: u32, tokens: &[TokenId]) -> StepItem {
+    StepItem {
+        session: EngineSessionId(session),
+        open: open.then(|| SessionSpec {
+            namespace: NamespaceId(1),
+            sampling: Sampling::default(),
+        }),
+        keep_len,
+        tokens: tokens.to_vec(),
+        sample: true,
+        draft: None,
+        max_emit: 1,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
+    let mesh = HttpMesh::start_here(1, "").await?;
+    let url = mesh.url(Service::Engine(0));
+    let client = MeshClient::new(&url, &mesh.keys().secret, Duration::from_secs(30))?;
+    let engine = HttpEngine::connect(client).await?;
+    engine.confirm().await?;
+
+    let text = "SELECT name FROM orders;";
+    let prompt = engine.tokenize(text.to_owned()).await?;
+    ensure!(
+        engine.detokenize(prompt.clone()).await? == text,
+        "text did not come back"
+    );
+
+    // Four tokens one by one, then the same four as a draft: one step, the same tokens.
+    let mut said = Vec::new();
+    let mut step = item(1, true, 0, &prompt);
+    for _ in 0..4 {
+        let response = engine.step(StepRequest { items: vec![step] }).await?;
+        let output = response.results.into_iter().next().context("no result")??;
+        said.extend(output.emitted);
+        step = item(1, false, output.text_len, &[]);
+    }
+    ensure!(
+        engine.load().await?.sessions_open == 1,
+        "one session is open"
+    );
+    let mut drafted = item(2, true, 0, &prompt);
+    drafted.draft = Some(Draft {
+        tokens: said[..3].to_vec(),
+        parents: vec![None, Some(0), Some(1)],
+    });
+    drafted.max_emit = 4;
+    let response = engine
+        .step(StepRequest {
+            items: vec![drafted],
+        })
+        .await?;
+    let output = response.results.into_iter().next().context("no result")??;
+    ensure!(
+        output.emitted == said,
+        "{:?} is not {said:?}",
+        output.emitted
+    );
+    ensure!(
+        output.accepted_nodes == [0, 1, 2],
+        "{:?}",
+        output.accepted_nodes
+    );
+    ensure!(output.cached_tokens > 0, "the prompt's KV was not reused");
+
+    // Truncation is always legal: two tokens back, and the same two follow.
+    let back = item(2, false, output.text_len - 2, &[]);
+    let response = engine.step(StepRequest { items: vec![back] }).await?;
+    let output = response.results.into_iter().next().context("no result")??;
+    ensure!(output.emitted == said[2..3], "{:?}", output.emitted);
+
+    let both = vec![EngineSessionId(1), EngineSessionId(2)];
+    engine
+        .close(CloseRequest {
+            sessions: both[..1].to_vec(),
+            keep_kv: true,
+        })
+        .await?;
+    engine.abort(both[1..].to_vec()).await?;
+    let load = engine.load().await?;
+    ensure!(
+        (load.sessions_open, load.sessions_kept) == (0, 1),
+        "{load:?}"
+    );
+    let gone = StepRequest {
+        items: vec![item(2, false, 1, &[])],
+    };
+    let refused = engine
+        .step(gone)
+        .await?
+        .results
+        .into_iter()
+        .next()
+        .context("no result")?;
+    ensure!(
+        refused.is_err_and(|error| error.kind == ErrorKind::NotFound),
+        "an aborted session lives"
+    );
+    mesh.stop().await
+}
