@@ -77,7 +77,9 @@ def edit(rng, f):
         if not any(re.search(rf"\b{f.local}\b", line) for line in f.lines):
             # An earlier edit took its last use away.
             return edit(rng, f)
-        new = made_up(rng)
+        new = f.local
+        while new == f.local:
+            new = made_up(rng)
         f.lines, before, after = swap(f.lines, f.local, new)
         request = f"Rename the variable {f.local} to {new} in {f.name}."
         f.local = new

@@ -204,6 +204,7 @@ impl RunningWorker {
         if !inner.harvest.drain(HARVEST_GRACE).await {
             tracing::warn!("outputs are left that the draft store did not take");
         }
+        inner.memory.stop();
         self.duty.abort();
         if let Some(server) = &self.server {
             server.stop(true).await;

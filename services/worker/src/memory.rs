@@ -180,6 +180,14 @@ impl Memory {
         self.metrics.index_evictions.inc();
     }
 
+    /// Follows nothing any more: the worker stops.
+    pub(crate) fn stop(&self) {
+        self.namespaces
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .clear();
+    }
+
     /// Brings the gauges up to date.
     pub(crate) fn observe(&self) {
         let memories: Vec<Arc<NamespaceMemory>> = self
