@@ -82,7 +82,7 @@ async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
     let output = response.results.into_iter().next().context("no result")??;
     ensure!(output.emitted == said[2..3], "{:?}", output.emitted);
 
-    let both = vec![EngineSessionId(1), EngineSessionId(2)];
+    let both = [EngineSessionId(1), EngineSessionId(2)];
     engine
         .close(CloseRequest {
             sessions: both[..1].to_vec(),
