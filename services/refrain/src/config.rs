@@ -139,7 +139,7 @@ impl MeshFile {
         }
     }
 
-    /// Whether the file has a [mesh] section worth the name. Half of one is: `refrain up` with a key too few
+    /// Whether the file has a `[mesh]` section worth the name. Half of one is: `refrain up` with a key too few
     /// says so and does not make up others.
     pub fn has_mesh_keys(&self) -> bool {
         self.mesh != MeshConfig::default()

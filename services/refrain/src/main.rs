@@ -33,7 +33,7 @@ enum Command {
     DraftStore(ServiceArgs),
     /// Start the shipped CPU engine.
     ReferenceEngine(ServiceArgs),
-    /// Print fresh keys for the [mesh] section of a configuration file.
+    /// Print fresh keys for the mesh section of a configuration file.
     Keys,
     /// Measure a running mesh: decoding with drafts and without, in one run.
     Bench(BenchArgs),
