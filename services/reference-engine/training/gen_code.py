@@ -74,9 +74,6 @@ def edit(rng, f):
         f.name = new
         return request, before, f.header
     if kind == "local":
-        if not any(re.search(rf"\b{f.local}\b", line) for line in f.lines):
-            # An earlier edit took its last use away.
-            return edit(rng, f)
         new = f.local
         while new == f.local:
             new = made_up(rng)

@@ -12,11 +12,11 @@ INTRO = "You can call these tools:"
 RULE = 'To call a tool, answer with one JSON object: {"name": ..., "arguments": {...}}'
 
 
-def call(name, **arguments):
+def call(name, /, **arguments):
     return assistant(json.dumps({"name": name, "arguments": arguments}))
 
 
-def spec(name, **parameters):
+def spec(name, /, **parameters):
     return json.dumps({"name": name, "parameters": parameters})
 
 
