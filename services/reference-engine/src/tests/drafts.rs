@@ -91,7 +91,8 @@ fn check(sampling: &Sampling, seed: u64) {
         text.extend(&output.emitted);
         // Sometimes a stop rule of the caller cuts earlier, or the caller sends what is there already anew.
         if random.below(3) == 0 {
-            text.truncate(prompt.len().max(text.len() - random.below(5)));
+            let cut = text.len().saturating_sub(random.below(5));
+            text.truncate(prompt.len().max(cut));
         }
         kept = text.len() - random.below(4).min(text.len());
     }
