@@ -74,7 +74,7 @@ impl Default for DraftStoreConfig {
             threads: 2,
             connections_max: 4_096,
             body_bytes_max: 16 << 20,
-            data_dir: PathBuf::from("data/draft-store"),
+            data_dir: PathBuf::from("refrain-data"),
             cache_bytes: 64 << 20,
             commit_updates: 512,
             commit_interval_ms: 5,

@@ -252,4 +252,10 @@ mod tests {
             assert_eq!(faults.contains("urls.timeout_ms"), told, "{faults}");
         }
     }
+
+    #[test]
+    fn outputs_are_kept_where_the_help_says() {
+        let file = MeshFile::default();
+        assert_eq!(file.draft_store.data_dir, Path::new("refrain-data"));
+    }
 }
