@@ -11,8 +11,10 @@ use refrain_worker::{Engine, HttpEngine};
 
 fn item(session: u128, open: bool, keep_len: u32, tokens: &[TokenId]) -> StepItem {
     StepItem {
+        self_draft: None,
         session: EngineSessionId(session),
         open: open.then(|| SessionSpec {
+            self_drafts: false,
             namespace: NamespaceId(1),
             sampling: Sampling::default(),
         }),

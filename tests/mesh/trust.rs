@@ -146,6 +146,7 @@ async fn calls(
         exclude: Vec::new(),
     };
     let chunk = ChunkRequest {
+        handed_over: false,
         lease: LeaseId(1),
         epoch: 1,
         request: RequestId(1),

@@ -224,7 +224,9 @@ impl Choice {
             self.finish = match end.reason {
                 ChunkEndReason::Stop => Some(FinishReason::Stop),
                 ChunkEndReason::Length => Some(FinishReason::Length),
-                ChunkEndReason::ChunkLimit | ChunkEndReason::Draining => None,
+                ChunkEndReason::ChunkLimit
+                | ChunkEndReason::Draining
+                | ChunkEndReason::HandOver => None,
             };
         }
         self.finished()

@@ -61,8 +61,10 @@ async fn measure(
     let vocab_size = engine.capabilities().vocab_size;
     let token = |at: usize| (at as u32).wrapping_mul(2_654_435_761) % vocab_size;
     let mut item = StepItem {
+        self_draft: None,
         session,
         open: Some(SessionSpec {
+            self_drafts: false,
             namespace: NamespaceId(1),
             sampling: Sampling::default(),
         }),

@@ -218,6 +218,7 @@ impl Batcher {
             Ok(Ok(stepped)) => {
                 self.metrics.stepped(&stepped, seconds);
                 Ok(StepResponse {
+                    draft_s: 0.0,
                     results: stepped.results,
                     step_s: seconds,
                     weight_version: self.weight_version,

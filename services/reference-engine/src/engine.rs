@@ -243,6 +243,7 @@ impl Core {
     ) -> StepOutput {
         let text_len = session.text.len();
         let mut output = StepOutput {
+            self_drafted: 0,
             emitted: Vec::new(),
             accepted_nodes: Vec::new(),
             text_len: text_len as u32,

@@ -69,6 +69,7 @@ impl EngineHandle {
         let core = Core::new(model.clone(), config);
         let limits = core.limits();
         let capabilities = EngineCapabilities {
+            eagle3: None,
             model: name,
             tokenizer: tokenizer
                 .as_ref()

@@ -298,6 +298,7 @@ mod tests {
         ) -> Result<usize, ApiError> {
             let id = EngineSessionId(id);
             let spec = SessionSpec {
+                self_drafts: false,
                 namespace: NamespaceId(namespace),
                 sampling: Sampling::default(),
             };

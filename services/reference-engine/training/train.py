@@ -87,12 +87,14 @@ def loss_of(net, ids, weights):
 class Optimizer:
     """float32 master weights behind a bfloat16 model."""
 
-    def __init__(self, net, rate, muon_rate):
+    def __init__(self, net, rate, muon_rate, tables=("embed",)):
+        """Matrices whose names hold one of `tables` are rows of vectors: AdamW's, like the norms."""
         self.net = list(net.parameters())
         self.master = [p.detach().float().clone().requires_grad_() for p in self.net]
         names = [name for name, _ in net.named_parameters()]
-        inner = [m for n, m in zip(names, self.master) if m.dim() == 2 and "embed" not in n]
-        table = [m for n, m in zip(names, self.master) if "embed" in n]
+        is_table = [any(part in name for part in tables) for name in names]
+        inner = [m for table, m in zip(is_table, self.master) if m.dim() == 2 and not table]
+        table = [m for table, m in zip(is_table, self.master) if table]
         norms = [m for m in self.master if m.dim() == 1]
         self.parts = [
             torch.optim.AdamW([{"params": table, "weight_decay": 0.01}, {"params": norms}],

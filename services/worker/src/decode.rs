@@ -447,7 +447,7 @@ impl DecodeLoop {
         let outcome = match end.reason {
             ChunkEndReason::Stop => "stop",
             ChunkEndReason::Length => "length",
-            ChunkEndReason::ChunkLimit | ChunkEndReason::Draining => {
+            ChunkEndReason::ChunkLimit | ChunkEndReason::Draining | ChunkEndReason::HandOver => {
                 self.harvest.release(memory.id, entry.running.document());
                 "chunk_limit"
             }

@@ -51,6 +51,8 @@ impl Duty {
             .store(confirmed.is_ok(), Ordering::Relaxed);
         let capabilities = inner.engine.capabilities();
         let heartbeat = Heartbeat {
+            eagle3: None,
+            fallback: None,
             worker: WorkerId(inner.config.id.clone()),
             incarnation: self.incarnation,
             url: inner.config.advertise_url.clone(),

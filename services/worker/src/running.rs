@@ -205,8 +205,10 @@ impl Running {
             routed = self.draft(draft_max, limits, router);
         }
         let item = StepItem {
+            self_draft: None,
             session: self.session,
             open: (self.engine_len == 0).then(|| SessionSpec {
+                self_drafts: false,
                 namespace: self.memory.id,
                 sampling: self.request.sampling.clone(),
             }),
@@ -269,7 +271,7 @@ impl Running {
         let threshold = match self.request.speculation {
             Speculation::Auto => router.score_threshold,
             // Asked for: any match will do.
-            Speculation::Suffix | Speculation::Off => 0.0,
+            Speculation::Suffix | Speculation::Eagle3 | Speculation::Off => 0.0,
         };
         let decision = route(
             candidate.as_ref().map(|candidate| candidate.score),
@@ -423,6 +425,7 @@ impl Running {
         let first = self.first_token_at.unwrap_or(self.started_at);
         let last = self.last_token_at.unwrap_or(first);
         ChunkEnd {
+            next_worker: None,
             reason,
             cached_tokens: self.cached_tokens,
             prefill_s: (first - self.started_at).as_secs_f64(),

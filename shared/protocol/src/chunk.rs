@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{Sampling, TokenLogprob};
-use crate::{LeaseId, RequestId, SignedNamespace, TokenId};
+use crate::{LeaseId, RequestId, SignedNamespace, TokenId, WorkerId};
 
 /// Which drafts a request may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +16,8 @@ pub enum Speculation {
     Auto,
     /// Suffix drafts wherever the index has one.
     Suffix,
+    /// Drafts of the fallback, an EAGLE-3 head; plain decoding where there is none.
+    Eagle3,
     /// Plain decoding. What it says is still remembered.
     Off,
 }
@@ -26,6 +28,8 @@ pub enum Speculation {
 pub enum DraftSource {
     /// The suffix index.
     Suffix,
+    /// An EAGLE-3 head.
+    Eagle3,
     /// No draft: a plain decoding step.
     None,
 }
@@ -35,6 +39,7 @@ impl DraftSource {
     pub fn as_str(self) -> &'static str {
         match self {
             DraftSource::Suffix => "suffix",
+            DraftSource::Eagle3 => "eagle3",
             DraftSource::None => "none",
         }
     }
@@ -119,6 +124,9 @@ pub struct ChunkRequest {
     pub chunk_tokens: Option<u32>,
     /// Which drafts it may use.
     pub speculation: Speculation,
+    /// It comes from a worker that handed it over to its fallback, and is not handed over again.
+    #[serde(default)]
+    pub handed_over: bool,
 }
 
 /// What a worker streams back.
@@ -165,6 +173,8 @@ pub enum ChunkEndReason {
     ChunkLimit,
     /// The worker is draining; the request goes on elsewhere.
     Draining,
+    /// The request is better off on the worker's fallback, [`ChunkEnd::next_worker`].
+    HandOver,
 }
 
 /// The last event of a chunk.
@@ -172,6 +182,9 @@ pub enum ChunkEndReason {
 pub struct ChunkEnd {
     /// Why.
     pub reason: ChunkEndReason,
+    /// Where the request is to go on, if its chunk was handed over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_worker: Option<WorkerId>,
     /// Prompt tokens found in the engine's KV cache.
     pub cached_tokens: u32,
     /// Wall seconds from the chunk's start to its first token.

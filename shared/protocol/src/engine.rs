@@ -31,6 +31,18 @@ pub struct EngineCapabilities {
     pub max_draft_tokens: u32,
     /// Ids that end an output when the request says nothing else.
     pub eos_token_ids: Vec<TokenId>,
+    /// Its own EAGLE-3 head, if it has one: steps may then carry [`StepItem::self_draft`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eagle3: Option<Eagle3Capabilities>,
+}
+
+/// What an engine's EAGLE-3 head may be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Eagle3Capabilities {
+    /// Deepest draft.
+    pub depth_max: u32,
+    /// Most children of a node.
+    pub top_k_max: u32,
 }
 
 /// How the target samples. Every field at its default is greedy decoding.
@@ -76,6 +88,19 @@ impl Default for Sampling {
     }
 }
 
+/// A draft that the engine is to make by itself, with its EAGLE-3 head, and verify in the same step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SelfDraft {
+    /// Longest path, tokens (at least 1).
+    pub depth: u32,
+    /// Most children of a node, and most nodes of one depth that are followed further (at least 1).
+    pub top_k: u32,
+    /// Most nodes that are verified; the ones with the highest path probability stay.
+    pub tokens_max: u32,
+    /// Paths that the head itself thinks less likely than this are neither followed nor verified.
+    pub path_prob_min: f32,
+}
+
 /// What a new session is. Sent with its first step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionSpec {
@@ -83,6 +108,9 @@ pub struct SessionSpec {
     pub namespace: NamespaceId,
     /// Fixed for the life of the session.
     pub sampling: Sampling,
+    /// Whether steps may carry [`StepItem::self_draft`]: the engine then keeps what its head reads.
+    #[serde(default)]
+    pub self_drafts: bool,
 }
 
 /// Candidate tokens as a tree under the session's last token. A chain is a tree of width one.
@@ -141,6 +169,10 @@ pub struct StepItem {
     /// Verified under the text's last token; only with `sample`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<Draft>,
+    /// Instead of `draft`: the engine drafts by itself; only with `sample`, in sessions opened for it. It may
+    /// come to no draft at all, for example when the head has seen none of the text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub self_draft: Option<SelfDraft>,
     /// At most this many tokens are emitted (at least 1).
     pub max_emit: u32,
 }
@@ -169,6 +201,9 @@ pub struct StepOutput {
     pub emitted: Vec<TokenId>,
     /// Indices of the draft nodes that were accepted, root first. `emitted` starts with their tokens.
     pub accepted_nodes: Vec<u32>,
+    /// Nodes of the draft that the engine made by itself.
+    #[serde(default)]
+    pub self_drafted: u32,
     /// Length of the session's text now, emitted tokens included.
     pub text_len: u32,
     /// Tokens whose KV was found in the cache instead of computed (only when the session was opened).
@@ -189,8 +224,11 @@ pub type StepResult = Result<StepOutput, ApiError>;
 pub struct StepResponse {
     /// One per item.
     pub results: Vec<StepResult>,
-    /// Seconds the engine's forward pass and sampling took.
+    /// Seconds the engine took: drafting by itself, forward pass, sampling.
     pub step_s: f64,
+    /// Of them, seconds its EAGLE-3 head took, catching up on the text included.
+    #[serde(default)]
+    pub draft_s: f64,
     /// Version of the weights that ran it; grows when weights are replaced.
     pub weight_version: u64,
 }

@@ -84,13 +84,32 @@ pub struct Heartbeat {
     pub running: Vec<LeaseId>,
     /// Takes no new chunks.
     pub draining: bool,
+    /// How its own EAGLE-3 head does, while it is worth using.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eagle3: Option<Eagle3Report>,
+    /// The worker that it falls back to, if that is another one: the reply says how it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<WorkerId>,
+}
+
+/// How a worker's EAGLE-3 head does.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Eagle3Report {
+    /// Tokens per step, the target's own included.
+    pub accepted_length: f32,
+    /// Tokens per second with it / without it.
+    pub speedup: f32,
 }
 
 /// The scheduler's answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeartbeatReply {
     /// When to report again.
     pub next_in_ms: u64,
+    /// How the worker's fallback does: `None` unless it is there, takes chunks, serves the same model and
+    /// tokenizer, and its head is worth using.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<Eagle3Report>,
 }
 
 /// A model that some worker serves now.

@@ -37,6 +37,7 @@ fn bytes(text: &str) -> Vec<TokenId> {
 
 fn end(reason: ChunkEndReason) -> ChunkEnd {
     ChunkEnd {
+        next_worker: None,
         reason,
         cached_tokens: 1,
         prefill_s: 0.5,

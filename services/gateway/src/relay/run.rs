@@ -62,6 +62,7 @@ impl ChoiceRun<'_> {
 
     fn chunk_request(&self, lease: &Lease) -> ChunkRequest {
         ChunkRequest {
+            handed_over: false,
             lease: lease.lease,
             epoch: lease.epoch,
             request: self.id,

@@ -326,6 +326,7 @@ fn events(
 
 fn end(reason: ChunkEndReason) -> ChunkEnd {
     ChunkEnd {
+        next_worker: None,
         reason,
         cached_tokens: 3,
         prefill_s: 0.25,

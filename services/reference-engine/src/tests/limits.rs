@@ -251,6 +251,7 @@ fn reuse_is_reported_and_changes_nothing() {
     );
     // Another namespace computes for itself.
     let spec = SessionSpec {
+        self_drafts: false,
         namespace: NamespaceId(2),
         sampling,
     };

@@ -163,6 +163,7 @@ pub(crate) fn bench(config: EngineConfig) -> Bench {
 /// An item that goes on decoding.
 pub(crate) fn item(session: u128, keep_len: usize, tokens: &[TokenId]) -> StepItem {
     StepItem {
+        self_draft: None,
         session: EngineSessionId(session),
         open: None,
         keep_len: keep_len as u32,
@@ -176,10 +177,12 @@ pub(crate) fn item(session: u128, keep_len: usize, tokens: &[TokenId]) -> StepIt
 /// An item that opens its session.
 pub(crate) fn opening(session: u128, sampling: &Sampling, tokens: &[TokenId]) -> StepItem {
     let spec = SessionSpec {
+        self_drafts: false,
         namespace: NamespaceId(1),
         sampling: sampling.clone(),
     };
     StepItem {
+        self_draft: None,
         open: Some(spec),
         ..item(session, 0, tokens)
     }

@@ -113,6 +113,8 @@ fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequest {
 
 fn beat(worker: &str, incarnation: u64, max_running: u32, running: Vec<LeaseId>) -> Heartbeat {
     Heartbeat {
+        eagle3: None,
+        fallback: None,
         worker: WorkerId(worker.into()),
         incarnation,
         url: "http://w".into(),

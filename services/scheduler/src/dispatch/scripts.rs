@@ -59,6 +59,8 @@ impl Script {
         let model = given.get("model").copied().unwrap_or("m").to_owned();
         match words[0] {
             "beat" => Event::Heartbeat(Heartbeat {
+                eagle3: None,
+                fallback: None,
                 worker: WorkerId(words[1].to_owned()),
                 incarnation: number("inc", 1).into(),
                 url: format!("http://{}", words[1]),

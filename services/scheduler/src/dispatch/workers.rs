@@ -104,6 +104,8 @@ impl WorkerTable {
         check(heartbeat, config)?;
         // The list lives on in `leases` and `foreign`.
         let heartbeat = Heartbeat {
+            eagle3: None,
+            fallback: None,
             running: Vec::new(),
             ..heartbeat.clone()
         };

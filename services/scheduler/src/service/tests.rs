@@ -82,6 +82,8 @@ impl Mesh {
 
 fn beat(running: Vec<LeaseId>) -> Heartbeat {
     Heartbeat {
+        eagle3: None,
+        fallback: None,
         worker: WorkerId("w".into()),
         incarnation: 1,
         url: "http://w:1".into(),

@@ -36,6 +36,7 @@ impl FakeEngine {
     pub(crate) fn new(target: Target) -> Self {
         FakeEngine {
             capabilities: EngineCapabilities {
+                eagle3: None,
                 model: "fake".into(),
                 tokenizer: "fake".into(),
                 vocab_size: 1000,
@@ -105,6 +106,7 @@ impl FakeEngine {
         }
         assert!(text.len() <= self.capabilities.max_context as usize);
         Ok(StepOutput {
+            self_drafted: 0,
             emitted,
             accepted_nodes,
             text_len: text.len() as u32,
@@ -159,6 +161,7 @@ impl refrain_worker::Engine for FakeEngine {
             .map(|item| self.item(&mut sessions, item))
             .collect();
         Ok(StepResponse {
+            draft_s: 0.0,
             results,
             step_s: 0.001,
             weight_version: 3,
@@ -277,7 +280,10 @@ impl Scheduler for FakeScheduler {
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {
         *self.last.lock().unwrap() = Some(heartbeat);
-        Ok(HeartbeatReply { next_in_ms: 20 })
+        Ok(HeartbeatReply {
+            next_in_ms: 20,
+            fallback: None,
+        })
     }
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {

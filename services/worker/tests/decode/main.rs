@@ -84,6 +84,7 @@ fn chunk(bench: &Bench, prompt: &[TokenId], max_new_tokens: u32) -> ChunkRequest
         tokenizer: "fake".into(),
     };
     ChunkRequest {
+        handed_over: false,
         lease: LeaseId(number),
         epoch: 1,
         request: RequestId(number),

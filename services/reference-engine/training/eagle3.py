@@ -1,0 +1,133 @@
+"""The EAGLE-3 head in plain PyTorch, and its unrolled loss (training-time test).
+
+A row of the head at position i reads what the target computed at i (hidden states of
+three layers) and the token at i + 1, and guesses the token at i + 2. From its second
+guess on it reads its own previous output instead of the target's hidden states; the
+loss follows it there (EAGLE-3, arXiv 2503.01840, section 3).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from model import MLP, RMSNorm, rope_tables, rotate
+
+# Outputs of these layers of the target, counted from 0: low, middle, high. The usual
+# ones (1, n/2 - 1, n - 4) would be 1, 2, 2 of six layers.
+CAPTURED = [1, 3, 4]
+DRAFT_VOCAB = 1024
+
+
+class Attention(nn.Module):
+    """Reads twice the hidden size: the token's embedding beside the hidden state."""
+
+    def __init__(self, c):
+        super().__init__()
+        self.c = c
+        wide, narrow = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        self.q_proj = nn.Linear(2 * c.hidden_size, wide, bias=False)
+        self.k_proj = nn.Linear(2 * c.hidden_size, narrow, bias=False)
+        self.v_proj = nn.Linear(2 * c.hidden_size, narrow, bias=False)
+        self.o_proj = nn.Linear(wide, c.hidden_size, bias=False)
+
+    def split(self, projection, x):
+        """[batch, rows, heads * d] as [batch, heads, rows, d]; keys and values repeated to all heads."""
+        y = projection(x).unflatten(-1, (-1, self.c.head_dim)).transpose(1, 2)
+        return y.repeat_interleave(self.c.num_attention_heads // y.shape[1], 1)
+
+
+class MidLayer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.self_attn, self.mlp = Attention(c), MLP(c)
+        self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+    def joined(self, embedded, hidden):
+        return torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
+
+
+class Eagle3(nn.Module):
+    """state_dict() has exactly the tensor names of a published checkpoint, less d2t and t2d."""
+
+    def __init__(self, config, draft_vocab):
+        super().__init__()
+        self.fc = nn.Linear(len(CAPTURED) * config.hidden_size, config.hidden_size, bias=False)
+        self.midlayer = MidLayer(config)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, draft_vocab, bias=False)
+        self.rope = rope_tables(config, config.max_position_embeddings + 16)
+        for p in self.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02)
+
+    def start_from(self, net, draft_ids):
+        """Copies what the target knows already: its last MLP, its last norm and the draft
+        vocabulary's rows of its head; fc begins as "the highest captured layer, unchanged"."""
+        size, last = net.config.hidden_size, net.model.layers[-1]
+        with torch.no_grad():
+            self.fc.weight.zero_()
+            self.fc.weight[:, -size:] = torch.eye(size)
+            self.midlayer.mlp.load_state_dict(last.mlp.state_dict())
+            self.midlayer.post_attention_layernorm.load_state_dict(last.post_attention_layernorm.state_dict())
+            self.norm.load_state_dict(net.model.norm.state_dict())
+            self.lm_head.weight.copy_(net.model.embed_tokens.weight[draft_ids])
+
+    def unroll(self, net, ids, features, slots, steps):
+        """Logits of `steps` guesses in a row from each slot: [steps, batch, slots, draft vocab].
+
+        ids: [batch, length]; features: [batch, length, 3 * hidden]; slots: [batch, slots],
+        positions at most length - 1 - steps. A slot's first row sees all rows of the text up
+        to it, later ones see those and the slot's own earlier guesses.
+        """
+        layer, attn, embed = self.midlayer, self.midlayer.self_attn, net.model.embed_tokens
+        cos, sin = (t.to(features.dtype) for t in self.rope)
+        fused = self.fc(features)
+        # Rows of the text: position i holds (hidden at i, token at i + 1).
+        length = ids.shape[1] - 1
+        text = layer.joined(embed(ids[:, 1:]), fused[:, :length])
+        keys = rotate(attn.split(attn.k_proj, text), cos[:length], sin[:length])
+        values = attn.split(attn.v_proj, text)
+        unseen = torch.arange(length)[None, None] > slots[:, :, None]
+        mask = torch.zeros(unseen.shape, dtype=features.dtype).masked_fill(unseen, float("-inf"))[:, None]
+
+        at = slots[:, :, None]
+        hidden = fused.gather(1, at.expand(-1, -1, fused.shape[2]))
+        own_keys, own_values, out = [], [], []
+        for step in range(steps):
+            x = layer.joined(embed(ids.gather(1, slots + 1 + step)), hidden)
+            here = (slots + step)[:, None, :, None].expand(-1, 1, -1, cos.shape[1])
+            turn = [t[None, None].expand(x.shape[0], 1, -1, -1).gather(2, here) for t in (cos, sin)]
+            query = rotate(attn.split(attn.q_proj, x), *turn) * attn.c.head_dim ** -0.5
+            scores = [query @ keys.transpose(2, 3) + mask]
+            if step:
+                # The first row stands among those of the text.
+                own_keys.append(rotate(attn.split(attn.k_proj, x), *turn))
+                own_values.append(attn.split(attn.v_proj, x))
+                scores += [(query * key).sum(-1, keepdim=True) for key in own_keys]
+            weights = torch.cat(scores, -1).softmax(-1)
+            mixed = weights[..., :length] @ values
+            for i, value in enumerate(own_values):
+                mixed = mixed + weights[..., length + i:length + i + 1] * value
+            hidden = hidden + attn.o_proj(mixed.transpose(1, 2).flatten(2))
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            out.append(self.lm_head(self.norm(hidden)))
+        return torch.stack(out)
+
+
+def captured(net, ids):
+    """(features [batch, length, 3 * hidden], what goes into the last norm) of the target."""
+    x = net.model.embed_tokens(ids)
+    cos, sin = (t[: ids.shape[1]].to(x.dtype) for t in net.rope)
+    kept = []
+    for i, layer in enumerate(net.model.layers):
+        x = layer(x, cos, sin)
+        if i in CAPTURED:
+            kept.append(x)
+    return torch.cat(kept, -1), x
+
+
+def losses(logits, target):
+    """Cross-entropy with the target's distribution over the draft vocabulary, per row."""
+    return -(target * F.log_softmax(logits.float(), -1)).sum(-1)
