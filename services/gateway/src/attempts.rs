@@ -23,8 +23,20 @@ pub(crate) struct Attempts {
     backoff: Duration,
     /// Workers that failed since the last chunk that went well.
     exclude: Vec<WorkerId>,
-    /// The worker of the last chunk, if its KV is worth going back to.
+    /// The worker of the last chunk, if its KV is worth going back to; or the one it was handed over to.
     prefer: Option<WorkerId>,
+    handed_over: bool,
+}
+
+/// Where a request goes on after a chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NextChunk {
+    /// Where its KV is, if there is room.
+    Here,
+    /// Not there: the worker takes nothing new.
+    Elsewhere,
+    /// On this one, which the worker named as better for the request.
+    On(WorkerId),
 }
 
 /// What to do.
@@ -45,6 +57,7 @@ impl Attempts {
             backoff,
             exclude: Vec::new(),
             prefer: None,
+            handed_over: false,
         }
     }
 
@@ -122,15 +135,25 @@ impl Attempts {
         }
     }
 
+    /// Whether a worker handed the request over: once is enough, as each time costs a prefill.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        self.handed_over
+    }
+
     /// A chunk ended and the request goes on.
-    pub(crate) fn chunk_ended(&mut self, worker: &WorkerId, draining: bool) {
+    pub(crate) fn chunk_ended(&mut self, worker: &WorkerId, next: NextChunk) {
         self.failures = 0;
         self.exclude.clear();
-        if draining {
-            self.prefer = None;
-            self.leave_out(worker);
-        } else {
-            self.prefer = Some(worker.clone());
+        match next {
+            NextChunk::Here => self.prefer = Some(worker.clone()),
+            NextChunk::Elsewhere => {
+                self.prefer = None;
+                self.leave_out(worker);
+            }
+            NextChunk::On(next) => {
+                self.prefer = Some(next);
+                self.handed_over = true;
+            }
         }
     }
 
@@ -246,9 +269,9 @@ mod tests {
     #[test]
     fn the_last_worker_is_preferred_unless_it_drains() {
         let mut attempts = attempts();
-        attempts.chunk_ended(&worker("a"), false);
+        attempts.chunk_ended(&worker("a"), NextChunk::Here);
         assert_eq!(attempts.prefer(), Some(&worker("a")));
-        attempts.chunk_ended(&worker("a"), true);
+        attempts.chunk_ended(&worker("a"), NextChunk::Elsewhere);
         assert_eq!(
             (attempts.prefer(), attempts.exclude()),
             (None, &[worker("a")][..])

@@ -159,7 +159,7 @@ impl Relay {
             };
             let mut hold = LeaseHold::new(self.scheduler.clone(), self.tasks.clone(), &lease);
             let mut open = None;
-            let outcome = run.chunk(&lease, &mut hold, &mut open).await?;
+            let outcome = run.chunk(&lease, &attempts, &mut hold, &mut open).await?;
             let (given_back, verdict) = match outcome {
                 ChunkOutcome::Finished => {
                     match open {
@@ -171,8 +171,8 @@ impl Relay {
                     run.observe_pace();
                     return Ok(run.choice.summary());
                 }
-                ChunkOutcome::Continues { draining } => {
-                    attempts.chunk_ended(&lease.worker, draining);
+                ChunkOutcome::Continues(next) => {
+                    attempts.chunk_ended(&lease.worker, next);
                     (
                         hold.end(LeaseOutcome::Continues),
                         Verdict::Again(Duration::ZERO),

@@ -246,8 +246,8 @@ impl Dispatch {
             self.end(lease, LeaseEnd::Healed, false, effects);
         }
         Ok(HeartbeatReply {
-            fallback: None,
             next_in_ms: self.config.heartbeat_interval_ms,
+            fallback: self.workers.fallback(&worker),
         })
     }
 

@@ -11,7 +11,7 @@ use refrain_protocol::scheduling::{Lease, LeaseRequest};
 use refrain_protocol::{ApiError, ErrorKind, RequestId};
 use tokio::sync::mpsc;
 
-use crate::attempts::Attempts;
+use crate::attempts::{Attempts, NextChunk};
 use crate::choice::{Choice, Progress};
 use crate::lease::LeaseHold;
 use crate::relay::{Relay, RelayEvent};
@@ -20,7 +20,7 @@ use crate::request::GenerateRequest;
 /// How a chunk ended, for the request.
 pub(super) enum ChunkOutcome {
     Finished,
-    Continues { draining: bool },
+    Continues(NextChunk),
     Failed { error: ApiError, progressed: bool },
 }
 
@@ -60,9 +60,8 @@ impl ChoiceRun<'_> {
         }
     }
 
-    fn chunk_request(&self, lease: &Lease) -> ChunkRequest {
+    fn chunk_request(&self, lease: &Lease, attempts: &Attempts) -> ChunkRequest {
         ChunkRequest {
-            handed_over: false,
             lease: lease.lease,
             epoch: lease.epoch,
             request: self.id,
@@ -81,6 +80,7 @@ impl ChoiceRun<'_> {
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
             chunk_tokens: self.request.chunk_tokens,
             speculation: self.request.speculation,
+            handed_over: attempts.is_handed_over(),
         }
     }
 
@@ -88,6 +88,7 @@ impl ChoiceRun<'_> {
     pub(super) async fn chunk(
         &mut self,
         lease: &Lease,
+        attempts: &Attempts,
         hold: &mut LeaseHold,
         open: &mut Option<(Arc<dyn Worker>, ChunkStream)>,
     ) -> Result<ChunkOutcome, ApiError> {
@@ -98,7 +99,8 @@ impl ChoiceRun<'_> {
         };
         let worker = self.relay.workers.at(&lease.url);
         self.choice.begin_chunk(self.received.elapsed());
-        let opened = tokio::time::timeout(idle_max, worker.chunk(self.chunk_request(lease))).await;
+        let opened =
+            tokio::time::timeout(idle_max, worker.chunk(self.chunk_request(lease, attempts))).await;
         let mut stream = match opened.unwrap_or_else(|_| Err(silent())) {
             Ok(stream) => stream,
             Err(error) => return self.chunk_lost(error).await,
@@ -143,9 +145,11 @@ impl ChoiceRun<'_> {
                     return Ok(if finished {
                         ChunkOutcome::Finished
                     } else {
-                        ChunkOutcome::Continues {
-                            draining: end.reason == ChunkEndReason::Draining,
-                        }
+                        ChunkOutcome::Continues(match (end.reason, end.next_worker) {
+                            (ChunkEndReason::Draining, _) => NextChunk::Elsewhere,
+                            (ChunkEndReason::HandOver, Some(next)) => NextChunk::On(next),
+                            _ => NextChunk::Here,
+                        })
                     });
                 }
             }

@@ -122,6 +122,22 @@ async fn a_draining_worker_hands_over() {
 }
 
 #[tokio::test]
+async fn a_request_goes_on_where_its_worker_sends_it_and_says_so_from_then_on() {
+    let bench = Bench::new().await;
+    bench.mesh.mishap(0, Mishap::HandOver(2));
+    let (_, body) = bench.chat(json!({"chunk_tokens": 10})).await;
+    assert_eq!(body["choices"][0]["message"]["content"], TEXT);
+    let log = bench.mesh.log();
+    assert_eq!(log.finishes[0].outcome, LeaseOutcome::Continues);
+    assert_eq!(
+        (log.leases[1].prefer.as_ref(), log.leases[1].exclude.len()),
+        (Some(&WorkerId("w1".into())), 0)
+    );
+    let handed_over: Vec<bool> = log.chunks.iter().map(|chunk| chunk.handed_over).collect();
+    assert!(!handed_over[0] && handed_over.len() > 2 && handed_over[1..].iter().all(|over| *over));
+}
+
+#[tokio::test]
 async fn chunks_follow_each_other_on_the_same_worker() {
     let bench = Bench::new().await;
     let (_, body) = bench.chat(json!({"chunk_tokens": 10})).await;

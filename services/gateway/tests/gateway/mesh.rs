@@ -38,6 +38,8 @@ pub(crate) enum Mishap {
     Skip(usize),
     /// The worker drains.
     Drain(usize),
+    /// Sends the request on to w1 after so many steps.
+    HandOver(usize),
     /// The worker falls silent.
     Hang(usize),
 }
@@ -294,6 +296,13 @@ fn events(
             }
             Some(Mishap::Drain(at)) if *at == sequence => {
                 events.push_back(Ok(ChunkEvent::End(end(ChunkEndReason::Draining))));
+                return events;
+            }
+            Some(Mishap::HandOver(at)) if *at == sequence => {
+                events.push_back(Ok(ChunkEvent::End(ChunkEnd {
+                    next_worker: Some(WorkerId("w1".into())),
+                    ..end(ChunkEndReason::HandOver)
+                })));
                 return events;
             }
             Some(Mishap::Skip(at)) if *at == sequence => continue,

@@ -1,6 +1,7 @@
 //! The core under scripts of events. Each line is an instant and an event:
 //!
-//! * `beat <worker> [slots=n] [inc=n] [context=n] [model=m] [runs=1,2] [drains]`: `runs` names requests, whose
+//! * `beat <worker> [slots=n] [inc=n] [context=n] [model=m] [runs=1,2] [drains] [eagle3=accepted length]
+//!   [fallback=worker]`: `runs` names requests, whose
 //!   newest leases are meant;
 //! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [not=w,v] [model=m]`: the nth `ask` has ticket n;
 //! * `done|continues|failed <request> [tokens]`: gives the request's newest lease back;
@@ -10,6 +11,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use expect_test::Expect;
+use refrain_protocol::scheduling::Eagle3Report;
 use refrain_protocol::{Namespace, SignedNamespace};
 use refrain_service_kit::config::Validate as _;
 
@@ -59,8 +61,6 @@ impl Script {
         let model = given.get("model").copied().unwrap_or("m").to_owned();
         match words[0] {
             "beat" => Event::Heartbeat(Heartbeat {
-                eagle3: None,
-                fallback: None,
                 worker: WorkerId(words[1].to_owned()),
                 incarnation: number("inc", 1).into(),
                 url: format!("http://{}", words[1]),
@@ -72,6 +72,13 @@ impl Script {
                     requests.split(',').map(|r| self.lease_of(r)).collect()
                 }),
                 draining: given.contains_key("drains"),
+                eagle3: given.get("eagle3").map(|length| Eagle3Report {
+                    accepted_length: length.parse().unwrap(),
+                    speedup: 1.5,
+                }),
+                fallback: given
+                    .get("fallback")
+                    .map(|worker| WorkerId((*worker).to_owned())),
             }),
             "ask" => {
                 self.tickets += 1;
@@ -168,6 +175,10 @@ impl Script {
                         .retry_after_ms
                         .map_or(String::new(), |ms| format!(" [retry in {ms} ms]"))
                 ),
+                Effect::Beat(Ok(HeartbeatReply {
+                    fallback: Some(report),
+                    ..
+                })) => format!("its fallback accepts {}", report.accepted_length),
                 Effect::Beat(Ok(_)) => continue,
                 Effect::Beat(Err(error)) => {
                     format!("refuse beat: {} {}", error.kind.status(), error.message)

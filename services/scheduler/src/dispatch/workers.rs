@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use refrain_protocol::scheduling::{Heartbeat, ServedModel};
+use refrain_protocol::scheduling::{Eagle3Report, Heartbeat, ServedModel};
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, WorkerId};
 use serde::Serialize;
 
@@ -104,8 +104,6 @@ impl WorkerTable {
         check(heartbeat, config)?;
         // The list lives on in `leases` and `foreign`.
         let heartbeat = Heartbeat {
-            eagle3: None,
-            fallback: None,
             running: Vec::new(),
             ..heartbeat.clone()
         };
@@ -222,6 +220,20 @@ impl WorkerTable {
         headroom
     }
 
+    /// How the EAGLE-3 head of a worker's fallback does, if a request of the worker could go on there.
+    pub(super) fn fallback(&self, of: &WorkerId) -> Option<Eagle3Report> {
+        let own = &self.workers.get(of)?.heartbeat;
+        let named = own.fallback.as_ref().filter(|name| *name != of)?;
+        let there = self.workers.get(named)?;
+        let same_text = there.heartbeat.model == own.model
+            && there.heartbeat.tokenizer == own.tokenizer
+            && there.heartbeat.max_context >= own.max_context;
+        // A full one would send the request back here, after a prefill for nothing.
+        let has_room = there.running() < there.heartbeat.max_running;
+        let takes = !there.heartbeat.draining && !there.suspect && has_room;
+        there.heartbeat.eagle3.filter(|_| same_text && takes)
+    }
+
     pub(super) fn serves(&self, pool: &PoolKey) -> bool {
         self.workers.values().any(|worker| {
             worker.heartbeat.model == pool.model && worker.heartbeat.tokenizer == pool.tokenizer
@@ -281,6 +293,17 @@ fn check(heartbeat: &Heartbeat, config: &SchedulerConfig) -> Result<(), ApiError
                 ),
             ));
         }
+    }
+    if let Some(fallback) = &heartbeat.fallback
+        && fallback.0.len() > NAME_BYTES_MAX
+    {
+        return Err(ApiError::invalid(
+            "fallback",
+            format!(
+                "heartbeat: fallback has {} bytes; send at most {NAME_BYTES_MAX}",
+                fallback.0.len()
+            ),
+        ));
     }
     let running_max = config.worker_running_max;
     if heartbeat.max_running == 0 || heartbeat.max_running > running_max {

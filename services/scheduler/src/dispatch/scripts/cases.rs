@@ -269,6 +269,38 @@ fn a_draining_worker_keeps_what_it_has_and_gets_nothing_new() {
 }
 
 #[test]
+fn a_worker_hears_of_its_fallback_while_a_request_could_go_on_there() {
+    check(
+        "0 beat e slots=1 eagle3=3.5
+         1 beat a fallback=e
+         2 beat b fallback=b eagle3=2
+         3 beat c fallback=e model=other
+         4 beat d fallback=e context=8192
+         5 beat f fallback=nobody
+         6 ask 1 acme not=a,b,c,d,f
+         7 beat a fallback=e
+         8 done 1
+         9 beat a fallback=e
+         10 beat e slots=1 eagle3=3.25 drains
+         11 beat a fallback=e
+         12 beat e slots=1
+         13 beat a fallback=e",
+        expect![[r#"
+            0 e joined
+            1 a joined
+            1 its fallback accepts 3.5
+            2 b joined
+            3 c joined
+            4 d joined
+            5 f joined
+            6 grant #1 on e after 0 ms
+            8 end of 1 on e: done
+            9 its fallback accepts 3.5
+        "#]],
+    );
+}
+
+#[test]
 fn a_request_that_asks_again_replaces_its_earlier_call_and_lease() {
     check(
         "0 beat a slots=1
