@@ -1,8 +1,9 @@
 //! `refrain bench`: what drafting is worth on a running mesh.
 //!
-//! Every round sends the same calls with drafts and then without, so that drift of the machine meets both
-//! alike and no mode finds another's answers first (the plain pass drafts from nothing). Time per token
-//! is that of decoding alone: from the first token to the last, as the worker measured it.
+//! Every round sends the same calls in every mode, in an order that turns from round to round, so that drift
+//! of the machine meets all modes alike. Each mode has tenants of its own: none finds what another said, in
+//! the index or in the engine's KV cache. Time per token is that of decoding alone: from the first token to
+//! the last, as the worker measured it.
 
 mod workload;
 
@@ -22,7 +23,7 @@ use workload::{Call, Part};
 pub struct BenchOptions {
     /// The gateway's URL.
     pub url: String,
-    /// One API key per tenant.
+    /// API keys, each of a tenant of its own; at least one for every mode.
     pub api_keys: Vec<String>,
     /// The model; the first that the gateway lists, if none is given.
     pub model: Option<String>,
@@ -34,7 +35,7 @@ pub struct BenchOptions {
     pub concurrency: usize,
     /// Everything follows from it.
     pub seed: u64,
-    /// Modes to compare, in the order in which they run; `off` is the baseline and should come last.
+    /// Values of `speculation` to compare; `off` is the baseline.
     pub modes: Vec<String>,
 }
 
@@ -125,23 +126,30 @@ impl Sums {
 /// The gateway cannot be reached or refuses.
 pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> anyhow::Result<Report> {
     refrain_service_kit::telemetry::install_crypto_provider();
+    let tenants = match options.api_keys.len().checked_div(options.modes.len()) {
+        None => bail!("no mode to run: name some, such as suffix,off"),
+        Some(0) => bail!(
+            "{} API keys for {} modes: each mode needs a tenant of its own, or it would draft from what \
+             another said; give more keys or fewer modes",
+            options.api_keys.len(),
+            options.modes.len()
+        ),
+        Some(tenants) => tenants,
+    };
     let client = Arc::new(Client::connect(options).await?);
     let mut totals: BTreeMap<(&str, &str), Sums> = BTreeMap::new();
     let mut ratios: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     let mut outputs_that_differ = 0;
     for part in [Part::Repetitive, Part::Unique] {
         for round in 0..options.rounds {
-            let calls = workload::calls(
-                part,
-                options.seed,
-                round,
-                options.calls,
-                options.api_keys.len(),
-            );
+            let calls = workload::calls(part, options.seed, round, options.calls, tenants);
             let mut seconds = BTreeMap::new();
             let mut texts: Option<Vec<String>> = None;
-            for mode in &options.modes {
-                let (sums, said) = pass(&client, mode, &calls, options.concurrency).await?;
+            for turn in 0..options.modes.len() {
+                let place = (turn + round as usize) % options.modes.len();
+                let mode = &options.modes[place];
+                let keys = &options.api_keys[place * tenants..][..tenants];
+                let (sums, said) = pass(&client, mode, keys, &calls, options.concurrency).await?;
                 seconds.insert(mode.as_str(), sums.decode_s_per_token());
                 totals.entry((part.name(), mode)).or_default().add(&sums);
                 let first = texts.get_or_insert_with(|| said.clone());
@@ -191,6 +199,7 @@ pub async fn run(options: &BenchOptions, mut progress: impl FnMut(&str)) -> anyh
 async fn pass(
     client: &Arc<Client>,
     mode: &str,
+    api_keys: &[String],
     calls: &[Call],
     concurrency: usize,
 ) -> anyhow::Result<(Sums, Vec<String>)> {
@@ -199,8 +208,7 @@ async fn pass(
         futures_util::stream::iter(calls.iter().cloned())
             .map(|call| {
                 let client = client.clone();
-                let mode = mode.to_owned();
-                async move { client.call(&call, &mode).await }
+                async move { client.call(&call, mode, &api_keys[call.tenant]).await }
             })
             .buffered(concurrency.max(1))
             .collect()
@@ -219,7 +227,6 @@ async fn pass(
 struct Client {
     http: reqwest::Client,
     url: String,
-    api_keys: Vec<String>,
     model: String,
 }
 
@@ -244,15 +251,10 @@ impl Client {
                     .to_owned()
             }
         };
-        Ok(Client {
-            http,
-            url,
-            api_keys: options.api_keys.clone(),
-            model,
-        })
+        Ok(Client { http, url, model })
     }
 
-    async fn call(&self, call: &Call, mode: &str) -> anyhow::Result<(Sums, String)> {
+    async fn call(&self, call: &Call, mode: &str, api_key: &str) -> anyhow::Result<(Sums, String)> {
         let body = json!({
             "model": self.model,
             "messages": call.messages,
@@ -265,7 +267,7 @@ impl Client {
         let request = self
             .http
             .post(format!("{}/v1/chat/completions", self.url))
-            .bearer_auth(&self.api_keys[call.tenant])
+            .bearer_auth(api_key)
             .json(&body);
         let answer = answer(request).await?;
         let spec = &answer["metrics"]["speculative_decoding"];

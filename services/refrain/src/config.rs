@@ -98,6 +98,15 @@ impl Role {
     }
 }
 
+/// API keys of `refrain up` where the file names none. Two tenants for each of the four modes that `refrain
+/// bench` compares.
+pub fn dev_keys() -> Vec<String> {
+    let others = (2..=8).map(|number| format!("refrain-dev-{number}"));
+    std::iter::once("refrain-dev".to_owned())
+        .chain(others)
+        .collect()
+}
+
 impl MeshFile {
     /// Reads the configuration of a process.
     ///
@@ -109,7 +118,7 @@ impl MeshFile {
         })
     }
 
-    /// The embedded default of `refrain up`: two tenants with keys for development, the shipped model.
+    /// The embedded default of `refrain up`: a few tenants with keys for development, the shipped model.
     pub fn embedded() -> Self {
         let mut file = MeshFile::default();
         file.fill_in_for_up();
@@ -119,12 +128,14 @@ impl MeshFile {
     /// What `refrain up` adds where the file is silent.
     pub fn fill_in_for_up(&mut self) {
         if self.gateway.keys.is_empty() && self.gateway.anonymous_tenant.is_none() {
-            let key = |key: &str, tenant: &str| KeyConfig {
-                key: Some(key.into()),
-                tenant: tenant.into(),
-                ..KeyConfig::default()
-            };
-            self.gateway.keys = vec![key("refrain-dev", "dev"), key("refrain-dev-2", "dev-2")];
+            self.gateway.keys = dev_keys()
+                .into_iter()
+                .map(|key| KeyConfig {
+                    tenant: key.trim_start_matches("refrain-").into(),
+                    key: Some(key),
+                    ..KeyConfig::default()
+                })
+                .collect();
         }
         if self.gateway.models.is_empty() {
             self.gateway.models = vec![ModelConfig {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use refrain::bench::{self, BenchOptions};
-use refrain::config::{MeshFile, Role};
+use refrain::config::{MeshFile, Role, dev_keys};
 use refrain::roles::Process;
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry;
@@ -64,9 +64,12 @@ struct BenchArgs {
     /// The gateway.
     #[arg(long, default_value = "http://127.0.0.1:8080")]
     url: String,
-    /// API key; once per tenant.
-    #[arg(long = "api-key", default_values_t = ["refrain-dev".to_owned(), "refrain-dev-2".to_owned()])]
+    /// API key, once per tenant; every mode needs tenants of its own [default: the keys of `refrain up`].
+    #[arg(long = "api-key", default_values_t = dev_keys())]
     api_keys: Vec<String>,
+    /// Values of `speculation` to compare; `off` is what speed-ups are measured against.
+    #[arg(long, value_delimiter = ',', default_values_t = ["off", "suffix", "eagle3", "auto"].map(str::to_owned))]
+    modes: Vec<String>,
     /// Model [default: the first that the gateway lists].
     #[arg(long)]
     model: Option<String>,
@@ -220,7 +223,7 @@ fn run_bench(args: BenchArgs) -> anyhow::Result<()> {
         calls: args.calls,
         concurrency: args.concurrency,
         seed: args.seed,
-        modes: vec!["suffix".into(), "off".into()],
+        modes: args.modes,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
