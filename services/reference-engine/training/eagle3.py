@@ -6,6 +6,8 @@ guess on it reads its own previous output instead of the target's hidden states;
 loss follows it there (EAGLE-3, arXiv 2503.01840, section 3).
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +18,9 @@ from model import MLP, RMSNorm, rope_tables, rotate
 # ones (1, n/2 - 1, n - 4) would be 1, 2, 2 of six layers.
 CAPTURED = [1, 3, 4]
 DRAFT_VOCAB = 1024
+# A third of the target's: on a CPU each guess costs time in proportion to the weights
+# read, and the wide MLP gained less in accepted tokens than it cost.
+INTERMEDIATE = 256
 
 
 class Attention(nn.Module):
@@ -51,8 +56,9 @@ class MidLayer(nn.Module):
 class Eagle3(nn.Module):
     """state_dict() has exactly the tensor names of a published checkpoint, less d2t and t2d."""
 
-    def __init__(self, config, draft_vocab):
+    def __init__(self, target, draft_vocab):
         super().__init__()
+        config = replace(target, intermediate_size=INTERMEDIATE)
         self.fc = nn.Linear(len(CAPTURED) * config.hidden_size, config.hidden_size, bias=False)
         self.midlayer = MidLayer(config)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -63,13 +69,18 @@ class Eagle3(nn.Module):
                 nn.init.normal_(p, std=0.02)
 
     def start_from(self, net, draft_ids):
-        """Copies what the target knows already: its last MLP, its last norm and the draft
-        vocabulary's rows of its head; fc begins as "the highest captured layer, unchanged"."""
+        """Copies what the target knows already: the strongest neurons of its last MLP, its last
+        norm and the draft vocabulary's rows of its head; fc begins as "the highest captured
+        layer, unchanged"."""
         size, last = net.config.hidden_size, net.model.layers[-1]
         with torch.no_grad():
             self.fc.weight.zero_()
             self.fc.weight[:, -size:] = torch.eye(size)
-            self.midlayer.mlp.load_state_dict(last.mlp.state_dict())
+            strength = last.mlp.gate_proj.weight.norm(dim=1) * last.mlp.down_proj.weight.norm(dim=0)
+            kept = strength.topk(INTERMEDIATE).indices
+            self.midlayer.mlp.gate_proj.weight.copy_(last.mlp.gate_proj.weight[kept])
+            self.midlayer.mlp.up_proj.weight.copy_(last.mlp.up_proj.weight[kept])
+            self.midlayer.mlp.down_proj.weight.copy_(last.mlp.down_proj.weight[:, kept])
             self.midlayer.post_attention_layernorm.load_state_dict(last.post_attention_layernorm.state_dict())
             self.norm.load_state_dict(net.model.norm.state_dict())
             self.lm_head.weight.copy_(net.model.embed_tokens.weight[draft_ids])

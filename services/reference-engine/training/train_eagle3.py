@@ -16,7 +16,7 @@ import time
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle3 import CAPTURED, DRAFT_VOCAB, Eagle3, captured, losses
+from eagle3 import CAPTURED, DRAFT_VOCAB, INTERMEDIATE, Eagle3, captured, losses
 from export import load, write_json
 from train import Optimizer, Rows, schedule
 
@@ -57,7 +57,6 @@ class Batches:
         slots = choose_slots(weights, slots, steps)
         # Guess s of slot i is about the token at i + 2 + s, which the target foretells at i + 1 + s.
         foretold = torch.stack([slots + 1 + s for s in range(steps)])
-        used, place = foretold.unique(), None
         flat = (torch.arange(rows)[None, :, None] * ids.shape[1] + foretold).flatten()
         used, place = flat.unique(return_inverse=True)
         logits = self.net.head(last.flatten(0, 1)[used]).float()
@@ -89,7 +88,7 @@ def config_of(net):
     return {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "torch_dtype": "bfloat16",
         "hidden_size": c.hidden_size, "target_hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size, "num_hidden_layers": 1,
+        "intermediate_size": INTERMEDIATE, "num_hidden_layers": 1,
         "num_attention_heads": c.num_attention_heads, "num_key_value_heads": c.num_key_value_heads,
         "head_dim": c.head_dim, "max_position_embeddings": c.max_position_embeddings,
         "rms_norm_eps": c.rms_norm_eps, "rope_theta": c.rope_theta, "hidden_act": "silu",
