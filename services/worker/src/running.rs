@@ -252,6 +252,7 @@ impl Running {
             scope,
             index,
             cursor,
+            context: &self.text,
         };
         let mut lookups = Vec::with_capacity(2);
         lookups.extend(

@@ -102,6 +102,7 @@ fn measure_decoding(documents: &[Vec<Token>]) {
                         scope,
                         index,
                         cursor: index.tip(key).expect("open"),
+                        context: &document[..at],
                     }
                 });
             let candidate = propose(&lookups, &params, document.len() - at - 1);

@@ -14,8 +14,13 @@
 //! tenant.append(DocumentKey(1), &[1, 2, 3, 4, 5, 6])?;
 //! let context = [9, 2, 3, 4];
 //!
-//! let lookup =
-//!     Lookup { source: Source::Suffix, scope: Scope::Tenant, index: &tenant, cursor: tenant.start(&context) };
+//! let lookup = Lookup {
+//!     source: Source::Suffix,
+//!     scope: Scope::Tenant,
+//!     index: &tenant,
+//!     cursor: tenant.start(&context),
+//!     context: &context,
+//! };
 //! let candidate = propose(&[lookup], &ProposeParams::default(), 32).expect("2 3 4 was seen before");
 //! assert_eq!(candidate.tree.tokens().collect::<Vec<_>>(), [5, 6]);
 //! assert_eq!(route(Some(candidate.score), 1.5).route, Route::Suffix);

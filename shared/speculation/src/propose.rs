@@ -1,6 +1,6 @@
 //! Algorithm 1 of SuffixDecoding: the best draft over all sources and all pattern lengths.
 
-use refrain_suffix_index::{Cursor, Index};
+use refrain_suffix_index::{Cursor, Index, Token};
 
 use crate::expand::{Drafted, Expander, Limits, ceiling};
 use crate::{DraftNode, DraftTree, Origin, Scope, Source};
@@ -73,6 +73,9 @@ pub struct Lookup<'a> {
     pub index: &'a Index,
     /// The context's cursor in it.
     pub cursor: Cursor,
+    /// The end of the context itself, for what is looked up by its text rather than by a cursor: the index's
+    /// `pattern_tokens_max` tokens, or all of it, since what stands before them is not read.
+    pub context: &'a [Token],
 }
 
 /// The best draft that was found.

@@ -181,8 +181,8 @@ proptest! {
     ) {
         let ((local, local_oracle), (global, global_oracle)) = (both(&local), both(&global));
         let lookups = [
-            Lookup { source: Source::Suffix, scope: Scope::Tenant, index: &global, cursor: global.start(&context) },
-            Lookup { source: Source::Suffix, scope: Scope::Group, index: &local, cursor: local.start(&context) },
+            Lookup { source: Source::Suffix, scope: Scope::Tenant, index: &global, cursor: global.start(&context), context: &context },
+            Lookup { source: Source::Suffix, scope: Scope::Group, index: &local, cursor: local.start(&context), context: &context },
         ];
         let found = propose(&lookups, &params, room);
         let sources = [(Scope::Group, &local_oracle), (Scope::Tenant, &global_oracle)];

@@ -20,17 +20,22 @@ fn index_of(documents: &[&str]) -> Index {
     index
 }
 
-fn lookup<'a>(scope: Scope, index: &'a Index, context: &str) -> Lookup<'a> {
+fn lookup<'a>(scope: Scope, index: &'a Index, context: &'a [Token]) -> Lookup<'a> {
     Lookup {
         source: Source::Suffix,
         scope,
         index,
-        cursor: index.start(&tokens(context)),
+        cursor: index.start(context),
+        context,
     }
 }
 
 fn propose_one(index: &Index, context: &str, params: &ProposeParams) -> Option<Candidate> {
-    propose(&[lookup(Scope::Tenant, index, context)], params, usize::MAX)
+    propose(
+        &[lookup(Scope::Tenant, index, &tokens(context))],
+        params,
+        usize::MAX,
+    )
 }
 
 /// Each node as path and D, in order.
@@ -87,8 +92,12 @@ fn draft_size_follows_the_pattern_and_the_room() {
             max_spec_tokens,
             ..ProposeParams::default()
         };
-        propose(&[lookup(Scope::Tenant, &index, "pq")], &params, room)
-            .map_or(0, |found| found.tree.len())
+        propose(
+            &[lookup(Scope::Tenant, &index, &tokens("pq"))],
+            &params,
+            room,
+        )
+        .map_or(0, |found| found.tree.len())
     };
     // The longest pattern, "pq", has 2 tokens.
     assert_eq!(with(1.0, 0.0, 32, 99), 2);
@@ -149,7 +158,8 @@ fn ties_go_to_the_most_local_and_to_the_longer_pattern() {
         offset: 1.0,
         ..ProposeParams::default()
     };
-    let at = |scope| lookup(scope, &index, "abc");
+    let context = tokens("abc");
+    let at = |scope| lookup(scope, &index, &context);
     for order in [
         [Scope::Tenant, Scope::Request, Scope::Group],
         [Scope::Group, Scope::Tenant, Scope::Request],
@@ -182,9 +192,10 @@ fn ties_go_to_the_most_local_and_to_the_longer_pattern() {
     );
     // Better beats local.
     let (local, global) = (index_of(&["cX"]), index_of(&["bcX", "bcX"]));
+    let context = tokens("bc");
     let lookups = [
-        lookup(Scope::Request, &local, "bc"),
-        lookup(Scope::Tenant, &global, "bc"),
+        lookup(Scope::Request, &local, &context),
+        lookup(Scope::Tenant, &global, &context),
     ];
     assert_eq!(
         propose(&lookups, &params, 9).expect("a match").scope,
@@ -241,6 +252,7 @@ fn a_context_does_not_draft_from_itself() {
             scope: Scope::Request,
             index,
             cursor,
+            context: &[],
         };
         propose(&[found], &ProposeParams::default(), 32).map(|found| show(&found))
     };
@@ -261,6 +273,7 @@ fn one_token_repeated_drafts_itself() {
         scope: Scope::Request,
         index: &index,
         cursor,
+        context: &[],
     };
     let found = propose(&[found], &ProposeParams::default(), 32).expect("a match");
     assert!(found.tree.tokens().all(|token| token == Token::from(b'a')));
