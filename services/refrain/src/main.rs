@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use refrain::bench::{self, BenchOptions};
 use refrain::config::{MeshFile, Role, dev_keys};
+use refrain::replay::{self, ProgressLine, ReplayOptions};
 use refrain::roles::Process;
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry;
@@ -37,6 +38,8 @@ enum Command {
     Keys,
     /// Measure a running mesh: decoding with drafts and without, in one run.
     Bench(BenchArgs),
+    /// Tell what drafting would be worth on recorded calls, without an engine.
+    Replay(ReplayOptions),
 }
 
 #[derive(Args)]
@@ -100,6 +103,7 @@ fn main() -> anyhow::Result<()> {
         Command::ReferenceEngine(args) => service(Role::ReferenceEngine, args),
         Command::Keys => keys(),
         Command::Bench(args) => run_bench(args),
+        Command::Replay(options) => run_replay(&options),
     }
 }
 
@@ -231,6 +235,18 @@ fn run_bench(args: BenchArgs) -> anyhow::Result<()> {
         .build()?;
     let report = runtime.block_on(bench::run(&options, |line| eprintln!("{line}")))?;
     if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}
+
+fn run_replay(options: &ReplayOptions) -> anyhow::Result<()> {
+    let mut line = ProgressLine::default();
+    let report = replay::run(options, |progress| line.show(progress))?;
+    drop(line);
+    if options.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print!("{}", report.table());

@@ -1,0 +1,255 @@
+//! What requests draft from beyond their own text: an index per namespace and one per group of samples.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use refrain_protocol::document::LEFT_CONTEXT_TOKENS;
+use refrain_suffix_index::{DocumentKey, Index, IndexConfig, IndexError, Token};
+
+use super::clock::Spent;
+use super::trace::Call;
+
+/// Groups kept at once; past it the one used longest ago goes, as it would when its rollout has ended.
+const GROUPS_MAX: usize = 4096;
+
+/// Which shared indexes there are, and how they are made.
+#[derive(Clone, Debug)]
+pub(super) struct MemoryConfig {
+    pub(super) index: IndexConfig,
+    /// Keep an index per namespace.
+    pub(super) global: bool,
+    /// Keep an index per group.
+    pub(super) groups: bool,
+}
+
+/// Where a call's output goes.
+#[derive(Clone, Debug)]
+pub(super) struct Home {
+    namespace: usize,
+    group: Option<GroupKey>,
+}
+
+type GroupKey = (usize, Rc<str>);
+
+/// All shared indexes of a replay.
+pub(super) struct Memory {
+    config: MemoryConfig,
+    namespaces: Vec<Index>,
+    /// Place of each tenant's namespace; calls without a tenant have one of their own.
+    tenants: HashMap<Option<String>, usize>,
+    groups: HashMap<GroupKey, Group>,
+    groups_evicted: u64,
+    next_key: u128,
+    /// Adding to namespaces.
+    pub(super) inserted: Spent,
+    /// Adding to groups.
+    pub(super) grouped: Spent,
+}
+
+struct Group {
+    index: Index,
+    /// Key of the document that was opened last.
+    used: u128,
+    running: u32,
+}
+
+/// Sizes, for the report.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sizes {
+    pub(super) live_bytes: u64,
+    pub(super) segment_bytes: u64,
+    pub(super) group_bytes: u64,
+    pub(super) namespaces: u64,
+    pub(super) groups: u64,
+    pub(super) groups_evicted: u64,
+}
+
+impl Memory {
+    pub(super) fn new(config: MemoryConfig) -> Self {
+        Memory {
+            config,
+            namespaces: Vec::new(),
+            tenants: HashMap::new(),
+            groups: HashMap::new(),
+            groups_evicted: 0,
+            next_key: 0,
+            inserted: Spent::default(),
+            grouped: Spent::default(),
+        }
+    }
+
+    /// How all indexes are made.
+    pub(super) fn index_config(&self) -> &IndexConfig {
+        &self.config.index
+    }
+
+    /// Where the call belongs. Its group stays until as many [`leave`](Self::leave).
+    pub(super) fn enter(&mut self, call: &Call) -> Home {
+        let namespace = match self.tenants.get(&call.tenant) {
+            Some(namespace) => *namespace,
+            None => {
+                self.namespaces.push(Index::new(self.config.index.clone()));
+                self.tenants
+                    .insert(call.tenant.clone(), self.namespaces.len() - 1);
+                self.namespaces.len() - 1
+            }
+        };
+        let name = call.group.as_deref().filter(|_| self.config.groups);
+        let group = name.map(|name| (namespace, Rc::from(name)));
+        if let Some(key) = &group {
+            let used = self.next_key;
+            let group = self.groups.entry(key.clone()).or_insert_with(|| Group {
+                index: Index::new(self.config.index.clone()),
+                used,
+                running: 0,
+            });
+            group.used = used;
+            group.running += 1;
+            self.evict();
+        }
+        Home { namespace, group }
+    }
+
+    /// The call has ended.
+    pub(super) fn leave(&mut self, home: &Home) {
+        if let Some(group) = home.group.as_ref().and_then(|key| self.groups.get_mut(key)) {
+            group.running -= 1;
+        }
+    }
+
+    fn evict(&mut self) {
+        while self.groups.len() > GROUPS_MAX {
+            let idle = self.groups.iter().filter(|(_, group)| group.running == 0);
+            let Some(oldest) = idle.min_by_key(|(_, group)| group.used) else {
+                return;
+            };
+            let key = oldest.0.clone();
+            self.groups.remove(&key);
+            self.groups_evicted += 1;
+        }
+    }
+
+    /// Begins the document of a call's output.
+    pub(super) fn open(
+        &mut self,
+        home: &Home,
+        prompt: &[Token],
+    ) -> Result<DocumentKey, IndexError> {
+        let key = DocumentKey(self.next_key);
+        self.next_key += 1;
+        let left = &prompt[prompt.len().saturating_sub(LEFT_CONTEXT_TOKENS)..];
+        self.apply(home, 0, |index| index.open(key, left))?;
+        Ok(key)
+    }
+
+    /// Appends to it.
+    pub(super) fn append(
+        &mut self,
+        home: &Home,
+        key: DocumentKey,
+        tokens: &[Token],
+    ) -> Result<(), IndexError> {
+        self.apply(home, tokens.len(), |index| index.append(key, tokens))
+    }
+
+    fn apply(
+        &mut self,
+        home: &Home,
+        tokens: usize,
+        change: impl Fn(&mut Index) -> Result<(), IndexError>,
+    ) -> Result<(), IndexError> {
+        if self.config.global {
+            let index = &mut self.namespaces[home.namespace];
+            self.inserted.on(tokens, || change(index))?;
+        }
+        if let Some(group) = home.group.as_ref().and_then(|key| self.groups.get_mut(key)) {
+            self.grouped.on(tokens, || change(&mut group.index))?;
+        }
+        Ok(())
+    }
+
+    /// The namespace's index, if there is one.
+    pub(super) fn global(&self, home: &Home) -> Option<&Index> {
+        self.config.global.then(|| &self.namespaces[home.namespace])
+    }
+
+    /// The group's index, if there is one.
+    pub(super) fn group(&self, home: &Home) -> Option<&Index> {
+        Some(&self.groups.get(home.group.as_ref()?)?.index)
+    }
+
+    pub(super) fn sizes(&self) -> Sizes {
+        let bytes = |index: &Index| index.bytes() as u64;
+        Sizes {
+            live_bytes: self.namespaces.iter().map(bytes).sum(),
+            segment_bytes: 0,
+            group_bytes: self.groups.values().map(|group| bytes(&group.index)).sum(),
+            namespaces: self.namespaces.len() as u64,
+            groups: self.groups.len() as u64,
+            groups_evicted: self.groups_evicted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(tenant: Option<&str>, group: Option<&str>) -> Call {
+        Call {
+            tenant: tenant.map(str::to_owned),
+            group: group.map(str::to_owned),
+            ..Call::default()
+        }
+    }
+
+    fn memory() -> Memory {
+        Memory::new(MemoryConfig {
+            index: IndexConfig::default(),
+            global: true,
+            groups: true,
+        })
+    }
+
+    #[test]
+    fn tenants_and_their_groups_are_apart() -> Result<(), IndexError> {
+        let mut memory = memory();
+        let homes =
+            [None, Some("a"), Some("b")].map(|tenant| memory.enter(&call(tenant, Some("g"))));
+        let key = memory.open(&homes[1], &[7; 40])?;
+        memory.append(&homes[1], key, &[1, 2, 3])?;
+        let tokens = homes.each_ref().map(|home| {
+            let index = [memory.global(home), memory.group(home)];
+            index.map(|index| index.map(Index::tokens))
+        });
+        // Of the prompt the last 16 tokens are kept to match in.
+        assert_eq!(tokens, [[Some(0); 2], [Some(19); 2], [Some(0); 2]]);
+        assert_eq!((memory.inserted.tokens, memory.grouped.tokens), (3, 3));
+        let alone = memory.enter(&call(None, None));
+        assert!(memory.group(&alone).is_none());
+        Ok(())
+    }
+
+    #[test]
+    fn the_group_used_longest_ago_goes_unless_it_runs() -> Result<(), IndexError> {
+        let mut memory = memory();
+        let mut homes = Vec::new();
+        for group in 0..=GROUPS_MAX + 1 {
+            let home = memory.enter(&call(None, Some(&group.to_string())));
+            memory.open(&home, &[])?;
+            // The first goes on running.
+            if group > 0 {
+                memory.leave(&home);
+            }
+            homes.push(home);
+        }
+        let there: Vec<bool> = homes
+            .iter()
+            .map(|home| memory.group(home).is_some())
+            .collect();
+        assert_eq!(there[..4], [true, false, false, true]);
+        assert_eq!(memory.sizes().groups, GROUPS_MAX as u64);
+        assert_eq!(memory.sizes().groups_evicted, 2);
+        Ok(())
+    }
+}

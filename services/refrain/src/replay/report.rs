@@ -1,0 +1,197 @@
+//! What a replay came to, for people and for programs.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use refrain_speculation::{Acceptance, Scope, Source};
+use serde::Serialize;
+
+use super::ReplayOptions;
+use super::clock::{DurationsUs, Spent};
+use super::memory::Memory;
+use super::serve::Tally;
+
+/// The outcome. What was not measured, since nothing of it happened, is absent or `null`.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReplayReport {
+    /// Calls replayed.
+    pub docs: u64,
+    /// Their prompts' tokens.
+    pub prompt_tokens: u64,
+    /// Their outputs' tokens.
+    pub output_tokens: u64,
+    /// Verify steps it took.
+    pub steps: u64,
+    /// Output tokens per step, the bonus token included.
+    pub tokens_per_step: Option<f64>,
+    /// Draft tokens per step.
+    pub drafted_per_step: Option<f64>,
+    /// Accepted / drafted.
+    pub acceptance_rate: Option<f64>,
+    /// One proposal over all sources, look-ups included.
+    pub propose_us: Option<DurationsUs>,
+    /// Adding to the namespace's index, per output token.
+    pub insert_us_per_token: Option<f64>,
+    /// Adding to the groups' indexes, per output token of calls with a group.
+    pub group_insert_us_per_token: Option<f64>,
+    /// Growing what the request alone has, per token of prompt and output.
+    pub extend_us_per_token: Option<f64>,
+    /// Bytes of the namespaces' indexes per output token in them, warming included.
+    pub index_bytes_per_token: Option<f64>,
+    /// Bytes of the parts of them that grow.
+    pub live_bytes: u64,
+    /// Bytes of their sealed segments.
+    pub segment_bytes: u64,
+    /// Bytes of the groups' indexes that are kept at the end.
+    pub group_bytes: u64,
+    /// Namespaces met.
+    pub namespaces: u64,
+    /// Groups kept at the end, and those let go of before.
+    pub groups: u64,
+    /// See `groups`.
+    pub groups_evicted: u64,
+    /// Output tokens that warmed the indexes.
+    pub warm_tokens: u64,
+    /// Output tokens indexed per second of warming, reading apart.
+    pub build_tokens_per_s: Option<f64>,
+    /// Seconds of the replay, reading included and warming apart.
+    pub wall_s: f64,
+    /// Steps by what their draft was read from; `none` are plain steps.
+    pub sources: BTreeMap<&'static str, SourceCounts>,
+    /// What it was run with.
+    pub settings: ReplayOptions,
+}
+
+/// Steps whose draft came from one source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SourceCounts {
+    /// Steps.
+    pub steps: u64,
+    /// Draft tokens.
+    pub drafted: u64,
+    /// Draft tokens accepted.
+    pub accepted: u64,
+    /// Output tokens of these steps.
+    pub emitted: u64,
+}
+
+impl From<&Acceptance> for SourceCounts {
+    fn from(counts: &Acceptance) -> Self {
+        SourceCounts {
+            steps: counts.steps,
+            drafted: counts.drafted,
+            accepted: counts.accepted,
+            emitted: counts.emitted,
+        }
+    }
+}
+
+fn name(source: Source, scope: Scope) -> &'static str {
+    match (source, scope) {
+        (Source::None, _) => "none",
+        (_, Scope::Request) => "request",
+        (_, Scope::Group) => "group",
+        (_, Scope::Tenant) => "global",
+    }
+}
+
+impl ReplayReport {
+    pub(super) fn new(
+        options: &ReplayOptions,
+        memory: &Memory,
+        warmed: Spent,
+        tally: &Tally,
+        wall: Duration,
+    ) -> Self {
+        let total = tally.table.total();
+        let sizes = memory.sizes();
+        let mut sources: BTreeMap<_, SourceCounts> = BTreeMap::new();
+        for (source, scope, counts) in tally.table.iter() {
+            sources.insert(name(source, scope), counts.into());
+        }
+        let indexed = memory.inserted.tokens + warmed.tokens;
+        let index_bytes = sizes.live_bytes + sizes.segment_bytes;
+        ReplayReport {
+            docs: tally.docs,
+            prompt_tokens: tally.prompt_tokens,
+            output_tokens: total.emitted,
+            steps: total.steps,
+            tokens_per_step: total.accepted_length(),
+            drafted_per_step: (total.steps > 0).then(|| total.drafted as f64 / total.steps as f64),
+            acceptance_rate: total.acceptance_rate(),
+            propose_us: tally.proposing.us(),
+            insert_us_per_token: memory.inserted.us_per_token(),
+            group_insert_us_per_token: memory.grouped.us_per_token(),
+            extend_us_per_token: tally.extended.us_per_token(),
+            index_bytes_per_token: (indexed > 0 && index_bytes > 0)
+                .then(|| index_bytes as f64 / indexed as f64),
+            live_bytes: sizes.live_bytes,
+            segment_bytes: sizes.segment_bytes,
+            group_bytes: sizes.group_bytes,
+            namespaces: sizes.namespaces,
+            groups: sizes.groups,
+            groups_evicted: sizes.groups_evicted,
+            warm_tokens: warmed.tokens,
+            build_tokens_per_s: warmed.tokens_per_s(),
+            wall_s: wall.as_secs_f64(),
+            sources,
+            settings: options.clone(),
+        }
+    }
+
+    /// The report as a table for people.
+    pub fn table(&self) -> String {
+        let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.3}"));
+        let us = |of: fn(&DurationsUs) -> f64| number(self.propose_us.as_ref().map(of));
+        let rows = [
+            ("calls", self.docs.to_string()),
+            ("output tokens", self.output_tokens.to_string()),
+            ("steps", self.steps.to_string()),
+            ("tokens per step", number(self.tokens_per_step)),
+            ("drafted per step", number(self.drafted_per_step)),
+            ("acceptance rate", number(self.acceptance_rate)),
+            ("propose, us: mean", us(|us| us.mean)),
+            ("propose, us: p50", us(|us| us.p50)),
+            ("propose, us: p99", us(|us| us.p99)),
+            ("insert, us per token", number(self.insert_us_per_token)),
+            (
+                "insert into group, us per token",
+                number(self.group_insert_us_per_token),
+            ),
+            ("extend, us per token", number(self.extend_us_per_token)),
+            ("index, bytes per token", number(self.index_bytes_per_token)),
+            ("index, live bytes", self.live_bytes.to_string()),
+            ("index, segment bytes", self.segment_bytes.to_string()),
+            (
+                "warming, tokens per second",
+                number(self.build_tokens_per_s),
+            ),
+            ("wall time, s", format!("{:.3}", self.wall_s)),
+        ];
+        let mut text = String::new();
+        for (what, value) in rows {
+            let _ = writeln!(text, "{what:<32} {value:>14}");
+        }
+        let _ = writeln!(
+            text,
+            "\n{:<8} {:>10} {:>10} {:>10} {:>10} {:>8}",
+            "source", "steps", "drafted", "accepted", "emitted", "rate"
+        );
+        for (source, counts) in &self.sources {
+            let SourceCounts {
+                steps,
+                drafted,
+                accepted,
+                emitted,
+            } = counts;
+            let rate = (*drafted > 0).then(|| *accepted as f64 / *drafted as f64);
+            let _ = writeln!(
+                text,
+                "{source:<8} {steps:>10} {drafted:>10} {accepted:>10} {emitted:>10} {:>8}",
+                number(rate)
+            );
+        }
+        text
+    }
+}

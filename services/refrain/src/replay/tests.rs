@@ -1,0 +1,304 @@
+//! Counts of small replays: some worked out by hand, many against a replay that keeps nothing from one step to
+//! the next.
+
+mod naive;
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use serde_json::{Value, json};
+
+use super::*;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    options: ReplayOptions,
+}
+
+/// Writes the calls to a file and replays it with these arguments. `WARM` stands for the same file.
+fn replay(calls: &[Value], args: &str) -> anyhow::Result<ReplayReport> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("calls.jsonl");
+    let lines: Vec<String> = calls.iter().map(Value::to_string).collect();
+    std::fs::write(&path, lines.join("\n"))?;
+    let path = path.to_str().expect("a path in UTF-8");
+    let args = args.replace("WARM", path);
+    let args = ["replay", path].into_iter().chain(args.split_whitespace());
+    run(&Cli::try_parse_from(args)?.options, |_| {})
+}
+
+/// Steps, drafted, accepted and emitted tokens of one source.
+fn counts(report: &ReplayReport, source: &str) -> [u64; 4] {
+    let counts = report.sources.get(source).copied().unwrap_or_default();
+    [
+        counts.steps,
+        counts.drafted,
+        counts.accepted,
+        counts.emitted,
+    ]
+}
+
+fn total(report: &ReplayReport) -> [u64; 4] {
+    ["request", "group", "global", "none"]
+        .map(|source| counts(report, source))
+        .into_iter()
+        .fold([0; 4], |sum, counts| {
+            std::array::from_fn(|at| sum[at] + counts[at])
+        })
+}
+
+/// Fifteen tokens, each once.
+fn song() -> Value {
+    json!((1..=15).collect::<Vec<u32>>())
+}
+
+#[test]
+fn a_second_copy_doubles_its_match_at_every_step() -> anyhow::Result<()> {
+    let calls = [
+        json!({"output_token_ids": song()}),
+        json!({"output_token_ids": song()}),
+    ];
+    // The first copy goes token by token. The second says its first token, drafts 1 for a pattern of 1, 3 for
+    // one of 3 and 7 for one of 7, and each step adds a token: 1 + 2 + 4 + 8.
+    let report = replay(&calls, "--sources global")?;
+    assert_eq!(counts(&report, "none"), [16, 0, 0, 16]);
+    assert_eq!(counts(&report, "global"), [3, 11, 11, 14]);
+    assert_eq!(
+        (report.docs, report.steps, report.output_tokens),
+        (2, 19, 30)
+    );
+    assert_eq!(report.acceptance_rate, Some(1.0));
+    assert_eq!(report.tokens_per_step, Some(30.0 / 19.0));
+    assert_eq!(report.drafted_per_step, Some(11.0 / 19.0));
+
+    for (args, steps, drafted) in [
+        ("--frozen", 30, 0),
+        ("--frozen --warm WARM", 8, 22),
+        ("--warm WARM", 8, 22),
+        ("--frozen --warm WARM --docs 1", 4, 11),
+        ("--docs 1", 15, 0),
+        ("--docs 0", 0, 0),
+        // 1 + 2 + 3 + 3 + 3 + 3, all but the first of which draft.
+        ("--max-spec-tokens 2", 15 + 6, 9),
+        ("--max-pattern 2", 15 + 6, 9),
+        // 1 + 2 + 2 + 2 + 2 + 2 + 2 + 2.
+        ("--alpha 0 --offset 1", 15 + 8, 7),
+        // 1 + 4 + 10: patterns of 1 and 5.
+        ("--alpha 2 --offset 1", 15 + 3, 3 + 10),
+        // One copy is an even chance at most.
+        ("--min-token-prob 0.6", 30, 0),
+        ("--linear", 19, 11),
+    ] {
+        let report = replay(&calls, &format!("--sources global {args}"))?;
+        let [all, drafted_all, ..] = total(&report);
+        assert_eq!((all, drafted_all), (steps, drafted), "{args}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_request_drafts_from_its_prompt() -> anyhow::Result<()> {
+    let calls = [json!({"prompt_token_ids": song(), "output_token_ids": song()})];
+    // As a second copy; but the copy in the prompt is followed by the output's own beginning, which the last
+    // draft reads on into: it is 7 tokens long and 8 are left.
+    let report = replay(&calls, "--sources request")?;
+    assert_eq!(counts(&report, "request"), [3, 11, 11, 14]);
+    assert_eq!(counts(&report, "none"), [1, 0, 0, 1]);
+    // Of other requests' prompts nothing is drafted, and of its own nothing without that source.
+    assert_eq!(total(&replay(&calls, "--sources group,global")?)[1], 0);
+    // One token less is left than is drafted, and no token is added where the recording ends.
+    let short =
+        [json!({"prompt_token_ids": song(), "output_token_ids": (1..=13).collect::<Vec<u32>>()})];
+    let report = replay(&short, "--sources request")?;
+    assert_eq!(counts(&report, "request"), [3, 11, 10, 12]);
+    assert_eq!((report.prompt_tokens, report.output_tokens), (15, 13));
+    Ok(())
+}
+
+#[test]
+fn groups_and_tenants_see_their_own() -> anyhow::Result<()> {
+    let call = |tenant: Option<&str>, group: Option<&str>| json!({"tenant": tenant, "group": group, "output_token_ids": song()});
+    let calls = [
+        call(None, Some("g")),
+        call(None, Some("h")),
+        call(None, None),
+        call(Some("t"), Some("g")),
+        call(None, Some("g")),
+        call(Some("t"), None),
+        call(None, None),
+    ];
+    // Only the fifth has a sample of its group before it.
+    let report = replay(&calls, "--sources group")?;
+    assert_eq!(counts(&report, "group"), [3, 11, 11, 14]);
+    assert_eq!(report.steps, 6 * 15 + 4);
+    assert_eq!((report.groups, report.insert_us_per_token), (3, None));
+    // All but the first of each tenant have an earlier copy.
+    let report = replay(&calls, "--sources global")?;
+    assert_eq!(report.steps, 2 * 15 + 5 * 4);
+    assert_eq!((report.namespaces, report.groups), (2, 0));
+    // The group wins where it is as good; in the namespace the same text stands more often, and so more surely.
+    let twice = [call(None, Some("g")), call(None, Some("g"))];
+    let report = replay(&twice, "")?;
+    assert_eq!(
+        (counts(&report, "group")[0], counts(&report, "global")[0]),
+        (3, 0)
+    );
+    Ok(())
+}
+
+#[test]
+fn requests_under_way_see_each_other() -> anyhow::Result<()> {
+    let call =
+        |session: &str, output: Value| json!({"session": session, "output_token_ids": output});
+    // Side by side, both are always at the same place: there is nothing to draft.
+    let abreast = [call("a", song()), call("b", song())];
+    assert_eq!(
+        total(&replay(&abreast, "--sources global --concurrency 2")?)[..2],
+        [30, 0]
+    );
+    // Turns of one session wait for each other.
+    let turns = [call("a", song()), call("a", song())];
+    assert_eq!(
+        total(&replay(&turns, "--sources global --concurrency 2")?)[..2],
+        [19, 11]
+    );
+    // The third takes the place of the second after 5 rounds, when the first has said 5 tokens. It catches up in
+    // 1 + 2 + 4 + 2 tokens (of 7 that it might draft there is one), and from the ninth on both are abreast.
+    let staggered = [
+        call("a", song()),
+        call("x", json!([91, 92, 93, 94, 95])),
+        call("b", song()),
+    ];
+    let report = replay(&staggered, "--sources global --concurrency 2")?;
+    assert_eq!(counts(&report, "global"), [3, 5, 5, 8]);
+    assert_eq!(report.steps, 15 + 5 + 10);
+    Ok(())
+}
+
+#[test]
+fn every_step_is_that_of_a_replay_that_remembers_nothing() -> anyhow::Result<()> {
+    for (seed, args) in [
+        (1, "--sources global"),
+        (2, "--sources request"),
+        (3, "--sources group"),
+        (4, ""),
+        (5, "--linear --sources request,global"),
+        (6, "--frozen --warm WARM --sources group,global"),
+        (7, "--concurrency 3"),
+        (8, "--concurrency 5 --linear --alpha 2 --min-token-prob 0.3"),
+        (9, "--concurrency 4 --frozen --warm WARM --max-pattern 3"),
+        (10, "--max-spec-tokens 3 --offset 2 --warm WARM"),
+        (11, "--concurrency 100 --sources group,global"),
+    ] {
+        let calls = naive::calls(seed);
+        let report = replay(&calls, args)?;
+        let expected = naive::replay(&calls, args);
+        let found = ["request", "group", "global", "none"].map(|source| counts(&report, source));
+        assert_eq!(found, expected, "seed {seed}, {args}");
+        assert!(
+            seed == 3 || total(&report)[2] > 50,
+            "seed {seed} accepts nothing"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_not_measured_is_null() -> anyhow::Result<()> {
+    let report = serde_json::to_value(replay(&[], "")?)?;
+    for key in [
+        "tokens_per_step",
+        "drafted_per_step",
+        "acceptance_rate",
+        "propose_us",
+    ] {
+        assert_eq!(report[key], Value::Null, "{key}");
+    }
+    let report = serde_json::to_value(replay(
+        &[json!({"output_token_ids": song()})],
+        "--warm WARM",
+    )?)?;
+    let numbers = [
+        "docs",
+        "prompt_tokens",
+        "output_tokens",
+        "steps",
+        "tokens_per_step",
+        "drafted_per_step",
+        "acceptance_rate",
+        "insert_us_per_token",
+        "extend_us_per_token",
+        "index_bytes_per_token",
+        "live_bytes",
+        "segment_bytes",
+        "build_tokens_per_s",
+        "wall_s",
+    ];
+    for key in numbers {
+        assert!(report[key].is_number(), "{key}: {}", report[key]);
+    }
+    for key in ["mean", "p50", "p99"] {
+        assert!(report["propose_us"][key].is_number(), "{key}");
+    }
+    assert_eq!(report["sources"]["global"]["accepted"], 11);
+    assert_eq!(
+        report["settings"]["sources"],
+        json!(["request", "group", "global"])
+    );
+    assert_eq!(report["settings"]["max_spec_tokens"], 32);
+    Ok(())
+}
+
+#[test]
+fn settings_and_lines_that_make_no_sense_are_refused() -> anyhow::Result<()> {
+    let calls = [
+        json!({"output_token_ids": [1]}),
+        json!({"output_token_ids": "two"}),
+    ];
+    for (args, wanted) in [
+        ("--concurrency 0", "--concurrency must be at least 1"),
+        ("--max-pattern 0", "--max-pattern must be at least 1"),
+        ("--alpha nan", "--alpha must be a number"),
+        ("--sources local", "invalid value 'local'"),
+        ("--linear --tree", "cannot be used with"),
+        (
+            "--warm no/such/file",
+            "no/such/file: the trace cannot be read",
+        ),
+        ("--tokenizer no/such/file", "no/such/file"),
+        ("", "calls.jsonl, line 2: invalid type: string"),
+        ("--warm WARM", "calls.jsonl, line 2: invalid type: string"),
+    ] {
+        let said = match replay(&calls, args) {
+            Ok(_) => panic!("{args} was taken"),
+            Err(error) => format!("{error:#}"),
+        };
+        assert!(said.contains(wanted), "{args}: {said}");
+    }
+    // What is read before the line is not lost: the limit ends the reading in time.
+    assert_eq!(replay(&calls, "--docs 1")?.docs, 1);
+    Ok(())
+}
+
+#[test]
+fn progress_comes_after_every_call() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path: PathBuf = folder.path().join("calls.jsonl");
+    std::fs::write(&path, "{\"output_token_ids\":[1,2]}\n".repeat(4))?;
+    let args = [
+        "replay",
+        path.to_str().expect("a path in UTF-8"),
+        "--docs",
+        "4",
+    ];
+    let mut seen = Vec::new();
+    run(&Cli::try_parse_from(args)?.options, |progress| {
+        seen.push(progress)
+    })?;
+    let docs: Vec<u64> = seen.iter().map(|progress| progress.docs).collect();
+    assert_eq!(docs, [1, 2, 3, 4]);
+    let last = seen.last().expect("there are four");
+    assert_eq!((last.output_tokens, last.share), (8, 1.0));
+    Ok(())
+}

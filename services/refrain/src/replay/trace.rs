@@ -1,0 +1,353 @@
+//! Trace files: one completed call per line, as JSON, plain or compressed with zstd.
+//!
+//! A line has `output_token_ids`, or text in `output`, and may have `prompt_token_ids` or `prompt`, `tenant`,
+//! `session` and `group`; other keys are ignored. Files are read as they are replayed, a line at a time.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Cursor, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, bail, ensure};
+use refrain_suffix_index::Token;
+use refrain_tokenization::Tokenizer;
+use serde::Deserialize;
+
+/// A longer line is no call: it would be held in memory several times over.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// One recorded call.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Call {
+    pub(super) tenant: Option<String>,
+    pub(super) session: Option<String>,
+    pub(super) group: Option<String>,
+    pub(super) prompt: Vec<Token>,
+    pub(super) output: Vec<Token>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    tenant: Option<String>,
+    session: Option<String>,
+    group: Option<String>,
+    prompt_token_ids: Option<Vec<Token>>,
+    output_token_ids: Option<Vec<Token>>,
+    prompt: Option<String>,
+    output: Option<String>,
+}
+
+/// The calls of several files, in order.
+pub(super) struct Traces {
+    paths: std::vec::IntoIter<PathBuf>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    open: Option<Open>,
+    reading: Reading,
+}
+
+/// How far the reading is, in bytes as they are on disk.
+#[derive(Clone, Default)]
+pub(super) struct Reading {
+    read: Arc<AtomicU64>,
+    size: u64,
+}
+
+impl Reading {
+    /// 0 to 1.
+    pub(super) fn share(&self) -> f64 {
+        self.read.load(Ordering::Relaxed) as f64 / self.size.max(1) as f64
+    }
+}
+
+struct Open {
+    path: PathBuf,
+    lines: Box<dyn BufRead>,
+    number: u64,
+    buffer: Vec<u8>,
+}
+
+impl Traces {
+    /// Looks at all files at once, so that a name that is wrong is told before hours of work.
+    pub(super) fn new(
+        paths: &[PathBuf],
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> anyhow::Result<Self> {
+        let mut reading = Reading::default();
+        for path in paths {
+            let metadata = std::fs::metadata(path).with_context(|| unreadable(path))?;
+            ensure!(metadata.is_file(), "{}: no file", path.display());
+            reading.size += metadata.len();
+        }
+        Ok(Traces {
+            paths: paths.to_vec().into_iter(),
+            tokenizer,
+            open: None,
+            reading,
+        })
+    }
+
+    pub(super) fn reading(&self) -> Reading {
+        self.reading.clone()
+    }
+
+    fn next_call(&mut self) -> anyhow::Result<Option<Call>> {
+        loop {
+            if self.open.is_none() {
+                let Some(path) = self.paths.next() else {
+                    return Ok(None);
+                };
+                self.open = Some(Open::new(path, self.reading.clone())?);
+            }
+            let Some(open) = &mut self.open else { continue };
+            if !open.next_line()? {
+                self.open = None;
+                continue;
+            }
+            if open.buffer.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            return parse(open.buffer.trim_ascii_end(), self.tokenizer.as_deref())
+                .with_context(|| open.place())
+                .map(Some);
+        }
+    }
+}
+
+impl Iterator for Traces {
+    type Item = anyhow::Result<Call>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_call().transpose()
+    }
+}
+
+impl Open {
+    fn new(path: PathBuf, reading: Reading) -> anyhow::Result<Self> {
+        let lines = lines_of(&path, reading).with_context(|| unreadable(&path))?;
+        Ok(Open {
+            path,
+            lines,
+            number: 0,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Whether there was another line; it is in the buffer then.
+    fn next_line(&mut self) -> anyhow::Result<bool> {
+        self.number += 1;
+        self.buffer.clear();
+        (&mut self.lines)
+            .take(LINE_BYTES_MAX)
+            .read_until(b'\n', &mut self.buffer)
+            .with_context(|| self.place())?;
+        if self.buffer.len() as u64 == LINE_BYTES_MAX && self.buffer.last() != Some(&b'\n') {
+            bail!(
+                "{}: the line has more than {LINE_BYTES_MAX} bytes",
+                self.place()
+            );
+        }
+        Ok(!self.buffer.is_empty())
+    }
+
+    fn place(&self) -> String {
+        format!("{}, line {}", self.path.display(), self.number)
+    }
+}
+
+fn unreadable(path: &Path) -> String {
+    format!("{}: the trace cannot be read", path.display())
+}
+
+/// The file's lines, uncompressed.
+fn lines_of(path: &Path, reading: Reading) -> std::io::Result<Box<dyn BufRead>> {
+    let mut file = Counted {
+        file: File::open(path)?,
+        reading,
+    };
+    let mut head = Vec::new();
+    (&mut file)
+        .take(ZSTD_MAGIC.len() as u64)
+        .read_to_end(&mut head)?;
+    let is_zstd = head == ZSTD_MAGIC;
+    let whole = Cursor::new(head).chain(file);
+    Ok(if is_zstd {
+        Box::new(BufReader::new(zstd::stream::read::Decoder::new(whole)?))
+    } else {
+        Box::new(BufReader::new(whole))
+    })
+}
+
+struct Counted {
+    file: File,
+    reading: Reading,
+}
+
+impl Read for Counted {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let bytes = self.file.read(into)?;
+        self.reading.read.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+fn parse(line: &[u8], tokenizer: Option<&Tokenizer>) -> anyhow::Result<Call> {
+    let line: Line = serde_json::from_slice(line).map_err(reason)?;
+    let tokenizer = |key: &str| {
+        tokenizer.with_context(|| {
+            format!("{key} is text: say with --tokenizer which tokenizer.json turns it into tokens")
+        })
+    };
+    let prompt = match (line.prompt_token_ids, line.prompt) {
+        (Some(ids), _) => ids,
+        (None, Some(text)) => tokenizer("prompt")?.encode_sequence(&text)?,
+        (None, None) => Vec::new(),
+    };
+    let output = match (line.output_token_ids, line.output) {
+        (Some(ids), _) => ids,
+        (None, Some(text)) => tokenizer("output")?.encode(&text)?,
+        (None, None) => bail!("the call has neither output_token_ids nor output"),
+    };
+    Ok(Call {
+        tenant: line.tenant,
+        session: line.session,
+        group: line.group,
+        prompt,
+        output,
+    })
+}
+
+/// serde_json counts lines within what it was given, which is always one: the column is what helps.
+fn reason(error: serde_json::Error) -> anyhow::Error {
+    let text = error.to_string();
+    let what = text
+        .rsplit_once(" at line ")
+        .map_or(text.as_str(), |(what, _)| what);
+    anyhow::anyhow!("{what} (column {})", error.column())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use refrain_tokenization::testing;
+
+    use super::*;
+
+    fn read(content: &[u8], tokenizer: Option<Arc<Tokenizer>>) -> anyhow::Result<Vec<Call>> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("calls.jsonl");
+        File::create(&path)?.write_all(content)?;
+        Traces::new(&[path], tokenizer)?.collect()
+    }
+
+    fn refusal(content: &str) -> String {
+        format!("{:#}", read(content.as_bytes(), None).unwrap_err())
+    }
+
+    #[test]
+    fn plain_and_compressed_files_say_the_same() -> anyhow::Result<()> {
+        let text = concat!(
+            r#"{"session":"s","turn":0,"group":null,"prompt_token_ids":[1,2],"output_token_ids":[3]}"#,
+            "\n\n",
+            r#"{"tenant":"t","group":"g","output_token_ids":[],"kept":{"by":["nobody"]}}"#,
+        );
+        let calls = read(text.as_bytes(), None)?;
+        assert_eq!(calls.len(), 2);
+        assert_eq!(
+            (&calls[0].prompt[..], &calls[0].output[..]),
+            (&[1, 2][..], &[3][..])
+        );
+        assert_eq!(calls[0].session.as_deref(), Some("s"));
+        assert_eq!(calls[1].tenant.as_deref(), Some("t"));
+        assert_eq!(calls[1].group.as_deref(), Some("g"));
+        // Two frames, as `cat a.zst b.zst` makes them.
+        let (first, second) = text.split_at(90);
+        let mut frames = zstd::bulk::compress(first.as_bytes(), 1)?;
+        frames.extend(zstd::bulk::compress(second.as_bytes(), 1)?);
+        assert_eq!(read(&frames, None)?, calls);
+        Ok(())
+    }
+
+    #[test]
+    fn files_follow_each_other_and_are_counted() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let paths: Vec<PathBuf> = (0..3)
+            .map(|number| folder.path().join(number.to_string()))
+            .collect();
+        std::fs::write(&paths[0], "{\"output_token_ids\":[1]}\n")?;
+        std::fs::write(&paths[1], "")?;
+        std::fs::write(&paths[2], "{\"output_token_ids\":[2]}")?;
+        let traces = Traces::new(&paths, None)?;
+        let reading = traces.reading();
+        assert_eq!(reading.share(), 0.0);
+        let outputs: Vec<_> = traces
+            .map(|call| call.map(|call| call.output))
+            .collect::<anyhow::Result<_>>()?;
+        assert_eq!(outputs, [[1], [2]]);
+        assert_eq!(reading.share(), 1.0);
+        Ok(())
+    }
+
+    #[test]
+    fn text_needs_a_tokenizer() -> anyhow::Result<()> {
+        let line = r#"{"prompt":"What is 2 + 2?","output":"4"}"#;
+        assert!(refusal(line).contains("line 1: prompt is text: say with --tokenizer"));
+        let tokenizer = Arc::new(testing::byte_level_files().tokenizer()?);
+        let calls = read(line.as_bytes(), Some(tokenizer.clone()))?;
+        assert_eq!(calls[0].output, tokenizer.encode("4")?);
+        assert_eq!(
+            calls[0].prompt,
+            tokenizer.encode_sequence("What is 2 + 2?")?
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place() {
+        let good = "{\"output_token_ids\":[1]}\n";
+        for (line, wanted) in [
+            (
+                "{\"output_token_ids\":[1]",
+                "line 2: EOF while parsing an object (column 23)",
+            ),
+            ("nonsense", "line 2: expected ident (column 2)"),
+            ("[1]", "line 2: invalid type: integer `1`"),
+            (
+                "{\"output_token_ids\":[-1]}",
+                "line 2: invalid value: integer `-1`, expected u32",
+            ),
+            ("{\"output_token_ids\":[4294967296]}", "expected u32"),
+            (
+                "{\"session\":7,\"output_token_ids\":[1]}",
+                "line 2: invalid type: integer `7`, expected a string",
+            ),
+            (
+                "{\"prompt_token_ids\":[1]}",
+                "line 2: the call has neither output_token_ids nor output",
+            ),
+        ] {
+            let said = refusal(&format!("{good}{line}\n"));
+            assert!(
+                said.contains("calls.jsonl, ") && said.contains(wanted),
+                "{line}: {said}"
+            );
+        }
+        let missing = Traces::new(&["no/such/file".into()], None).err();
+        let said = format!("{:#}", missing.expect("there is no such file"));
+        assert!(
+            said.contains("no/such/file: the trace cannot be read"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_damaged_frame_is_an_error() {
+        let mut frame = zstd::bulk::compress(&[b' '; 10_000], 1).unwrap();
+        frame.truncate(frame.len() - 1);
+        let said = format!("{:#}", read(&frame, None).unwrap_err());
+        assert!(said.contains("calls.jsonl, line 1"), "{said}");
+    }
+}
