@@ -3,6 +3,7 @@
 //! A line has `output_token_ids`, or text in `output`, and may have `prompt_token_ids` or `prompt`, `tenant`,
 //! `session` and `group`; other keys are ignored. Files are read as they are replayed, a line at a time.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
@@ -42,7 +43,8 @@ struct Line {
 
 /// The calls of several files, in order.
 pub(super) struct Traces {
-    paths: std::vec::IntoIter<PathBuf>,
+    /// Files that were not opened yet.
+    paths: VecDeque<PathBuf>,
     tokenizer: Option<Arc<Tokenizer>>,
     open: Option<Open>,
     reading: Reading,
@@ -82,7 +84,7 @@ impl Traces {
             reading.size += metadata.len();
         }
         Ok(Traces {
-            paths: paths.to_vec().into_iter(),
+            paths: paths.iter().cloned().collect(),
             tokenizer,
             open: None,
             reading,
@@ -96,7 +98,7 @@ impl Traces {
     fn next_call(&mut self) -> anyhow::Result<Option<Call>> {
         loop {
             if self.open.is_none() {
-                let Some(path) = self.paths.next() else {
+                let Some(path) = self.paths.pop_front() else {
                     return Ok(None);
                 };
                 self.open = Some(Open::new(path, self.reading.clone())?);

@@ -1,0 +1,255 @@
+"""Runs `refrain replay` and the peer, arctic-inference's suffix cache, on the same
+traces in turn, and prints how they compare. Use tests/peer/run, which sets both up.
+
+    tests/peer/run [TRACE...] [--docs N] [--warm-docs N] [--depths 64,24]
+                   [--alpha 1] [--min-token-prob 0.1] [--max-spec-tokens 32]
+                   [--sources request,global] [--tree] [--repeats 2] [--no-sweep]
+
+Both sides get the same calls in the same order, one at a time; what is said can be
+drafted from at once. They run in turns (peer, refrain, peer, refrain ...), each in a
+process of its own; of the repeats the fastest counts. Of two designs the one that
+drafts more accepts more, so tokens per step are compared at the peer's drafted tokens
+per step, between neighbours on the upper frontier of refrain's settings (--alpha and
+--min-token-prob on a grid).
+
+Where the sides do not do the same thing:
+
+* a call of the peer is timed in Python around speculate(), since that is how it is
+  used; what an empty method of its shape costs here is printed beside it, and nothing
+  is subtracted. A proposal of refrain is timed in Rust, look-ups included;
+* the peer's update is start_request (a tree of the prompt) and add_active_response
+  (that tree and the global one); refrain's is insert (namespace), extend (the
+  request's own, its prompt included) and insert into group, if groups are a source.
+  Both are per token of prompt and output together;
+* bytes are those of the global structure per output token in it: both sides' own
+  estimates, and for the peer the growth of resident memory as well.
+
+Token ids only; files compressed with zstd need the program of that name.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+ALPHAS = [0.5, 1.0, 1.5, 2.0, 3.0, 4.0]
+MIN_TOKEN_PROBS = [0.05, 0.1, 0.2, 0.3, 0.5]
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_json(command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        sys.exit(f"{command[0]} ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def prepare(path, folder, docs, warm_docs):
+    """Writes the lines that are wanted as plain files: (measured, warm or None)."""
+    name = os.path.basename(path).removesuffix(".zst").removesuffix(".jsonl").removesuffix(".train")
+    measured, warm = (os.path.join(folder, f"{name}.{part}.jsonl") for part in ("calls", "warm"))
+    with open(path, "rb") as file:
+        is_zstd = file.read(4) == b"\x28\xb5\x2f\xfd"
+    if is_zstd:
+        reader = subprocess.Popen(["zstd", "-dc", path], stdout=subprocess.PIPE)
+        lines = reader.stdout
+    else:
+        lines = open(path, "rb")
+    with lines, open(measured, "wb") as out, open(warm, "wb") as out_warm:
+        for number, line in enumerate(lines):
+            if docs is not None and number == warm_docs + docs:
+                break
+            (out if number >= warm_docs else out_warm).write(line)
+    if is_zstd:
+        # Cut short it ends by a broken pipe, which is no failure; damage would be.
+        reader.terminate()
+        if reader.wait() > 0:
+            sys.exit(f"{path}: zstd cannot read it")
+    return name, measured, warm if warm_docs else None
+
+
+class Sides:
+    """How to run each side on one trace."""
+
+    def __init__(self, args, measured, warm):
+        self.args, self.measured, self.warm = args, measured, warm
+
+    def options(self, alpha, min_token_prob):
+        return ([f"--alpha={alpha}", f"--min-token-prob={min_token_prob}",
+                 f"--max-spec-tokens={self.args.max_spec_tokens}"]
+                + ([f"--warm={self.warm}"] if self.warm else []))
+
+    def peer(self, depth):
+        command = [sys.executable, os.path.join(HERE, "peer.py"), self.measured,
+                   f"--depth={depth}", *self.options(self.args.alpha, self.args.min_token_prob)]
+        return run_json(command + (["--tree"] if self.args.tree else []))
+
+    def refrain(self, depth, alpha=None, min_token_prob=None):
+        options = self.options(self.args.alpha if alpha is None else alpha,
+                               self.args.min_token_prob if min_token_prob is None else min_token_prob)
+        return run_json([self.args.refrain, "replay", self.measured, "--json",
+                         f"--max-pattern={depth}", f"--sources={self.args.sources}",
+                         "--tree" if self.args.tree else "--linear", *options])
+
+
+def fastest(runs):
+    """One run's figures, each time being the least of all runs."""
+    best = dict(runs[0])
+    for key, value in best.items():
+        if "us" in key.split("_") and isinstance(value, dict):
+            best[key] = {part: min(run[key][part] for run in runs) for part in value}
+        elif "us" in key.split("_") and value is not None:
+            best[key] = min(run[key] for run in runs)
+    return best
+
+
+def update_us_per_token(report):
+    """Refrain's whole cost of keeping up, per token of prompt and output."""
+    both = report["prompt_tokens"] + report["output_tokens"]
+    extend = (report["extend_us_per_token"] or 0) * both
+    insert = (report["insert_us_per_token"] or 0) * report["output_tokens"]
+    grouped = (report["group_insert_us_per_token"] or 0) * report["output_tokens"]
+    return (extend + insert + grouped) / max(both, 1)
+
+
+def frontier(points):
+    """Of (drafted, tokens) per step those that no other beats with fewer drafted."""
+    upper = []
+    for drafted, tokens in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not upper or tokens > upper[-1][1]:
+            upper.append((drafted, tokens))
+    return upper
+
+
+def at_drafted(upper, drafted):
+    """Tokens per step on the frontier at this many drafted; None left of its start.
+    Right of its end nothing is gained by drafting more, so its end counts."""
+    if drafted < upper[0][0]:
+        return None
+    for (x0, y0), (x1, y1) in zip(upper, upper[1:]):
+        if drafted <= x1:
+            return y0 + (y1 - y0) * (drafted - x0) / (x1 - x0)
+    return upper[-1][1]
+
+
+def compare(sides, depth, name):
+    """One row of the table."""
+    runs = {"peer": [], "refrain": []}
+    for repeat in range(sides.args.repeats):
+        for side in runs:
+            say(f"{name}, depth {depth}: {side}, run {repeat + 1} of {sides.args.repeats}")
+            runs[side].append(getattr(sides, side)(depth))
+    for side in runs:
+        counts = {(run["steps"], run["tokens_per_step"], run["drafted_per_step"]) for run in runs[side]}
+        assert len(counts) == 1, f"{side} counts differently each time: {counts}"
+    peer, ours = fastest(runs["peer"]), fastest(runs["refrain"])
+    assert (peer["docs"], peer["output_tokens"]) == (ours["docs"], ours["output_tokens"])
+    row = {"trace": name, "depth": depth, "peer": peer, "refrain": ours}
+    if not sides.args.no_sweep:
+        points = [(ours["drafted_per_step"], ours["tokens_per_step"])]
+        for alpha in ALPHAS:
+            say(f"{name}, depth {depth}: sweep, alpha {alpha}")
+            for min_token_prob in MIN_TOKEN_PROBS:
+                report = sides.refrain(depth, alpha, min_token_prob)
+                points.append((report["drafted_per_step"], report["tokens_per_step"]))
+        row["frontier"] = frontier(points)
+        row["tokens_per_step_at_drafted"] = at_drafted(row["frontier"], peer["drafted_per_step"])
+    return row
+
+
+def table(rows):
+    """Lines: what, then for each row the peer's figure, ours, and a ratio above 1
+    where ours is better."""
+    def line(what, of_peer, of_ours, is_more_better):
+        text = f"{what:<34}"
+        for row in rows:
+            peer, ours = of_peer(row), of_ours(row)
+            if peer is None or ours is None:
+                text += f"{'-' if peer is None else format(peer, '.3f'):>11}" \
+                        f"{'-' if ours is None else format(ours, '.3f'):>9}{'-':>9}"
+                continue
+            better = (ours / peer if is_more_better else peer / ours) if peer and ours else 0
+            text += f"{peer:>11.3f}{ours:>9.3f}{better:>8.2f}x"
+        return text
+
+    def same(key, is_more_better=False, what=None):
+        return line(what or key, lambda row: row["peer"][key], lambda row: row["refrain"][key],
+                    is_more_better)
+
+    def propose(part):
+        return line(f"propose, us: {part}", lambda row: row["peer"]["propose_us"][part],
+                    lambda row: row["refrain"]["propose_us"][part], False)
+
+    def title(row):
+        return f"{row['trace'][:23]}, {row['depth']}".rjust(29)
+
+    lines = [
+        f"{'trace, depth':<34}" + "".join(title(row) for row in rows),
+        f"{'':<34}" + f"{'peer':>11}{'refrain':>9}{'better':>9}" * len(rows),
+        same("tokens_per_step", True),
+        same("drafted_per_step"),
+        line("tokens_per_step at peer's drafted", lambda row: row["peer"]["tokens_per_step"],
+             lambda row: row.get("tokens_per_step_at_drafted"), True),
+        propose("mean"), propose("p50"), propose("p99"),
+        line("  an empty call in Python: p50", lambda row: row["peer"]["empty_call_us"]["p50"],
+             lambda row: None, False),
+        line("update, us per token", lambda row: row["peer"]["update_us_per_token"],
+             lambda row: update_us_per_token(row["refrain"]), False),
+        line("  start, us per prompt token", lambda row: row["peer"]["start_us_per_token"],
+             lambda row: None, False),
+        line("  append, us per output token", lambda row: row["peer"]["append_us_per_token"],
+             lambda row: None, False),
+        line("  insert, us per output token", lambda row: None,
+             lambda row: row["refrain"]["insert_us_per_token"], False),
+        line("  extend, us per token", lambda row: None,
+             lambda row: row["refrain"]["extend_us_per_token"], False),
+        same("index_bytes_per_token", what="index, bytes per token (estimate)"),
+        line("  resident, bytes per token", lambda row: row["peer"]["resident_bytes_per_token"],
+             lambda row: None, False),
+    ]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="*", metavar="TRACE")
+    parser.add_argument("--docs", type=int, help="measure no more calls than this")
+    parser.add_argument("--warm-docs", type=int, default=0,
+                        help="calls at the start that are known from the start and not measured")
+    parser.add_argument("--depths", default="64,24", help="the peer's depth, refrain's longest pattern")
+    parser.add_argument("--alpha", type=float, default=1.0)
+    parser.add_argument("--min-token-prob", type=float, default=0.1)
+    parser.add_argument("--max-spec-tokens", type=int, default=32)
+    parser.add_argument("--sources", default="request,global", help="refrain's; the peer has these two")
+    parser.add_argument("--tree", action="store_true", help="trees instead of chains, on both sides")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--no-sweep", action="store_true")
+    parser.add_argument("--refrain", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--work", required=True, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    folder = os.path.join(args.work, "traces")
+    os.makedirs(folder, exist_ok=True)
+    traces = args.traces
+    if not traces:
+        traces = [os.path.join(folder, "generated.jsonl")]
+        subprocess.run([sys.executable, os.path.join(HERE, "make_trace.py"), traces[0]], check=True)
+    results = []
+    for path in traces:
+        name, measured, warm = prepare(path, folder, args.docs, args.warm_docs)
+        sides = Sides(args, measured, warm)
+        rows = [compare(sides, int(depth), name) for depth in args.depths.split(",")]
+        print(table(rows), end="\n\n", flush=True)
+        results += rows
+    with open(os.path.join(args.work, "results.json"), "w") as out:
+        json.dump(results, out, indent=1)
+    say(f"all figures: {out.name}")
+
+
+if __name__ == "__main__":
+    main()
