@@ -85,6 +85,22 @@ impl EosIds {
     }
 }
 
+/// What a `config.json` may say that it describes.
+struct Kind {
+    names: &'static [&'static str],
+    supported: &'static str,
+}
+
+const MODEL: Kind = Kind {
+    names: &["LlamaForCausalLM"],
+    supported: "\"llama\" ([\"LlamaForCausalLM\"])",
+};
+
+const HEAD: Kind = Kind {
+    names: &["LlamaForCausalLMEagle3", "LlamaForCausalLM"],
+    supported: "\"llama\" ([\"LlamaForCausalLMEagle3\"])",
+};
+
 /// Longest context that is believed: a table of positions of that size still fits anywhere.
 const CONTEXT_MAX: usize = 1 << 24;
 
@@ -96,7 +112,34 @@ impl Architecture {
     pub fn from_json(config: &[u8], generation: Option<&[u8]>) -> Result<Self, ModelError> {
         let json: ConfigJson = serde_json::from_slice(config)
             .map_err(|error| ModelError::Config(error.to_string()))?;
-        json.check_kind()?;
+        Architecture::of(json, &MODEL, generation)
+    }
+
+    /// Reads the `config.json` of an EAGLE-3 head: one Llama block. Its context and its end tokens are the
+    /// target's, so what the file says of them does not count.
+    ///
+    /// # Errors
+    /// A key that is missing or wrong, or a network of another kind.
+    pub(crate) fn of_head(config: &[u8]) -> Result<Self, ModelError> {
+        let fault = |error: serde_json::Error| ModelError::Config(error.to_string());
+        let mut json: Value = serde_json::from_slice(config).map_err(fault)?;
+        if let Some(json) = json.as_object_mut() {
+            json.remove("eos_token_id");
+            json.insert("max_position_embeddings".into(), CONTEXT_MAX.into());
+        }
+        let json: ConfigJson = serde_json::from_value(json).map_err(fault)?;
+        if json.num_hidden_layers != 1 {
+            return Err(ModelError::Unsupported {
+                key: "num_hidden_layers",
+                found: json.num_hidden_layers.to_string(),
+                supported: "heads of one layer",
+            });
+        }
+        Architecture::of(json, &HEAD, None)
+    }
+
+    fn of(json: ConfigJson, kind: &Kind, generation: Option<&[u8]>) -> Result<Self, ModelError> {
+        json.check_kind(kind)?;
         let kv_heads = json.num_key_value_heads.unwrap_or(json.num_attention_heads);
         json.check_sizes(kv_heads)?;
         let head_dim = match json.head_dim {
@@ -153,11 +196,12 @@ impl Architecture {
 }
 
 impl ConfigJson {
-    fn check_kind(&self) -> Result<(), ModelError> {
+    fn check_kind(&self, kind: &Kind) -> Result<(), ModelError> {
         let named = self.architectures.as_ref().and_then(|names| names.first());
+        let named_so = named.map(|name| kind.names.contains(&name.as_str()));
         let kind_fits = matches!(
-            (self.model_type.as_deref(), named.map(String::as_str)),
-            (Some("llama"), None | Some("LlamaForCausalLM")) | (None, Some("LlamaForCausalLM"))
+            (self.model_type.as_deref(), named_so),
+            (Some("llama"), None | Some(true)) | (None, Some(true))
         );
         let unsupported = |key, found: String, supported| {
             Err(ModelError::Unsupported {
@@ -168,11 +212,7 @@ impl ConfigJson {
         };
         if !kind_fits {
             let found = format!("{:?} ({:?})", self.model_type, self.architectures);
-            return unsupported(
-                "model_type (architectures)",
-                found,
-                "\"llama\" ([\"LlamaForCausalLM\"])",
-            );
+            return unsupported("model_type (architectures)", found, kind.supported);
         }
         if let Some(act) = self.hidden_act.as_deref().filter(|act| *act != "silu") {
             return unsupported("hidden_act", format!("{act:?}"), "\"silu\"");

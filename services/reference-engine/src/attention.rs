@@ -1,12 +1,12 @@
 //! Attention of one sequence's new rows over its committed positions and its draft tree.
 
 use crate::architecture::Architecture;
-use crate::forward::{Branch, Paths};
+use crate::blocks::{Branch, Paths};
 use crate::kv::{BLOCK_TOKENS, KvCache, KvShape};
 use crate::math::softmax_weights;
 use crate::simd::{Columns, Elements, Isa, PANEL_ROWS, Panels, multiply};
 
-/// Keys and values of the draft nodes of one branch, all layers. They live only as long as the pass, unless
+/// Keys and values of the draft nodes of one branch, all layers. They live only as long as the draft, unless
 /// they are accepted.
 #[derive(Debug)]
 pub(crate) struct DraftKv {
@@ -19,6 +19,7 @@ pub(crate) struct DraftKv {
 }
 
 impl DraftKv {
+    /// With room for `nodes`.
     pub(crate) fn new(shape: KvShape, nodes: usize) -> Self {
         let heads = shape.layers * shape.kv_heads;
         DraftKv {
@@ -29,16 +30,13 @@ impl DraftKv {
         }
     }
 
-    fn head_keys(&self, layer: usize, head: usize) -> Panels<'_> {
-        let (count, stride) = (
-            self.nodes.div_ceil(PANEL_ROWS),
-            self.shape.head_dim * PANEL_ROWS,
-        );
-        let start = (layer * self.shape.kv_heads + head) * count * stride;
+    /// Keys of the first `nodes` nodes.
+    fn head_keys(&self, layer: usize, head: usize, nodes: usize) -> Panels<'_> {
+        let stride = self.shape.head_dim * PANEL_ROWS;
         Panels {
-            elements: Elements::F32(&self.keys[start..]),
+            elements: Elements::F32(&self.keys[self.key_at(layer, head, 0)..]),
             stride,
-            count,
+            count: nodes.div_ceil(PANEL_ROWS),
             depth: self.shape.head_dim,
         }
     }
@@ -138,7 +136,7 @@ impl Attention {
                 if row < chain {
                     branch.kv.write(layer, head, branch.start + row, key, value);
                 } else {
-                    draft.write(layer, head, row - chain, key, value);
+                    draft.write(layer, head, branch.known + row - chain, key, value);
                 }
             }
         }
@@ -148,6 +146,7 @@ impl Attention {
             start: branch.start,
             chain,
             nodes: branch.nodes.len(),
+            known: branch.known,
             paths,
             draft,
         };
@@ -167,7 +166,7 @@ impl Attention {
         out: &mut [f32],
     ) {
         let (dim, group) = (self.head_dim, self.heads / self.kv_heads);
-        let rows = view.chain + view.nodes;
+        let rows = view.chain + view.nodes - view.known;
         self.queries.clear();
         for row in projected.chunks_exact(width) {
             self.queries
@@ -180,7 +179,7 @@ impl Attention {
             let count = if row < view.chain {
                 view.start + row + 1
             } else {
-                let path = view.paths.of(row - view.chain);
+                let path = view.paths.of(view.known + row - view.chain);
                 self.path.clear();
                 self.path.extend(
                     path.iter()
@@ -236,7 +235,7 @@ impl Attention {
         }
         if view.nodes > 0 {
             product(
-                view.draft.head_keys(view.layer, head),
+                view.draft.head_keys(view.layer, head, view.nodes),
                 view.chain,
                 view.draft_at(),
             );
@@ -276,7 +275,7 @@ impl Attention {
                 row = end;
             }
         }
-        for node in 0..view.nodes {
+        for node in view.known..view.nodes {
             let path = view.paths.of(node);
             self.path.clear();
             self.path.resize(path.len() * padded, 0.0);
@@ -287,7 +286,7 @@ impl Attention {
                         .copy_from_slice(value);
                 }
             }
-            let first = (view.chain + node) * group;
+            let first = (view.chain + node - view.known) * group;
             let values = Panels {
                 elements: Elements::F32(&self.path),
                 stride: path.len() * PANEL_ROWS,
@@ -319,8 +318,9 @@ struct View<'a> {
     start: usize,
     /// Rows that are committed.
     chain: usize,
-    /// Rows that are draft nodes.
+    /// Draft nodes, of which all but the first `known` are rows.
     nodes: usize,
+    known: usize,
     paths: &'a Paths,
     draft: &'a DraftKv,
 }

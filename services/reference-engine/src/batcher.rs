@@ -212,15 +212,24 @@ impl Batcher {
         let ids: Vec<EngineSessionId> = request.items.iter().map(|item| item.session).collect();
         // What a panic can leave half changed is thrown away: the batch's sessions here, buffers by the next
         // pass, which sizes them anew.
-        let outcome = catch_unwind(AssertUnwindSafe(|| core.step(request, started)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut batch = core.begin(request, started)?;
+            let drafting = Instant::now();
+            let drafted = core.draft(&mut batch);
+            let draft_s = match drafted {
+                true => drafting.elapsed().as_secs_f64(),
+                false => 0.0,
+            };
+            Ok((core.verify(batch, started), draft_s))
+        }));
         let seconds = started.elapsed().as_secs_f64();
         match outcome {
-            Ok(Ok(stepped)) => {
+            Ok(Ok((stepped, draft_s))) => {
                 self.metrics.stepped(&stepped, seconds);
                 Ok(StepResponse {
-                    draft_s: 0.0,
                     results: stepped.results,
                     step_s: seconds,
+                    draft_s,
                     weight_version: self.weight_version,
                 })
             }
@@ -254,7 +263,7 @@ impl Batcher {
             kv_tokens_max,
             steps_waiting: lock(&self.queue).steps as u32,
         };
-        self.metrics.load(&load);
+        self.metrics.load(&load, core.sessions().state_tokens());
         *lock(&self.load) = load;
     }
 }

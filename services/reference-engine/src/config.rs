@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use refrain_service_kit::config::Validate;
 use serde::{Deserialize, Serialize};
 
-use crate::files::SHIPPED_MODEL;
+use crate::files::{HEAD_AUTO, HEAD_OFF, SHIPPED_MODEL};
 
 /// How weights lie in memory. Both give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,10 @@ pub enum WeightFormat {
 pub struct EngineConfig {
     /// `builtin:refrain-tiny`, or a folder in Hugging Face's layout.
     pub model: String,
+    /// The EAGLE-3 head that drafts for sessions which ask for it: a folder with `config.json` and
+    /// `model.safetensors`; `auto` for the shipped model's own head or the folder `eagle3` inside a model's
+    /// folder, if there is one; `off` for none.
+    pub eagle3: String,
     /// Public name of the model; by default its folder's name.
     pub model_name: Option<String>,
     /// How weights lie in memory.
@@ -48,8 +52,12 @@ pub struct EngineConfig {
     pub max_context: Option<u32>,
     /// Sessions at once at most, running or kept for reuse.
     pub max_sessions: u32,
-    /// KV tokens at most, kept sessions included. Counted in blocks of 32; shared blocks count once.
+    /// KV tokens at most, kept sessions included. Counted in blocks of 32; shared blocks count once, blocks of
+    /// the EAGLE-3 head as the share of a block that they are.
     pub kv_tokens_max: u64,
+    /// Tokens per session whose hidden states wait until the head asks for them, at most. Past it the oldest
+    /// are dropped, and the head reads the text from there on.
+    pub eagle3_window_tokens: usize,
     /// An open session that no step touches for this long is closed; its KV is kept while there is room.
     pub session_idle_ms: u64,
     /// Steps that wait for the one in progress at most. Past it: 429.
@@ -66,6 +74,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
             model: SHIPPED_MODEL.into(),
+            eagle3: HEAD_AUTO.into(),
             model_name: None,
             weights: WeightFormat::default(),
             weight_version: 0,
@@ -78,6 +87,7 @@ impl Default for EngineConfig {
             max_context: None,
             max_sessions: 256,
             kv_tokens_max: 65_536,
+            eagle3_window_tokens: 2048,
             session_idle_ms: 600_000,
             queue_steps: 64,
             text_max: 1 << 20,
@@ -97,6 +107,7 @@ impl Validate for EngineConfig {
             ("max_context", self.max_context.unwrap_or(1).into()),
             ("max_sessions", self.max_sessions.into()),
             ("kv_tokens_max", self.kv_tokens_max),
+            ("eagle3_window_tokens", self.eagle3_window_tokens as u64),
             ("session_idle_ms", self.session_idle_ms),
             ("queue_steps", self.queue_steps as u64),
             ("text_max", self.text_max as u64),
@@ -110,6 +121,11 @@ impl Validate for EngineConfig {
             .collect();
         if self.model.is_empty() {
             faults.push(format!("model: must be a folder or {SHIPPED_MODEL}"));
+        }
+        if self.eagle3.is_empty() {
+            faults.push(format!(
+                "eagle3: must be a folder, {HEAD_AUTO:?} or {HEAD_OFF:?}"
+            ));
         }
         if self.threads > 256 || self.http_threads > 256 {
             faults.push("threads, http_threads: at most 256".into());

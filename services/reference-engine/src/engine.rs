@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{
-    CloseRequest, Draft, StepItem, StepOutput, StepRequest, StepResult,
+    CloseRequest, Draft, Eagle3Capabilities, StepItem, StepOutput, StepRequest, StepResult,
 };
 use refrain_protocol::{ApiError, EngineSessionId, TokenId};
 
+use crate::blocks::Branch;
 use crate::config::EngineConfig;
-use crate::forward::{Branch, Forward, Pass};
-use crate::kv::{BLOCK_TOKENS, KvShape};
-use crate::limits::{Limits, unknown_session};
+use crate::eagle3::{DEPTH_MAX, Drafter, Growth, Head, HeadRows, TOP_K_MAX, TrailShape, Wish};
+use crate::forward::{Forward, Pass};
+use crate::kv::{BLOCK_TOKENS, BlockCount, KvShape};
+use crate::limits::{Known, Limits, unknown_session};
 use crate::sampler::Sampler;
 use crate::sessions::{Session, Sessions};
 use crate::weights::Model;
@@ -26,6 +28,17 @@ pub(crate) struct Stepped {
     pub(crate) computed_tokens: usize,
     /// Tokens whose KV another session had.
     pub(crate) cached_tokens: usize,
+    /// Rows of the head.
+    pub(crate) head_rows: HeadRows,
+    /// Tokens whose captured states were dropped before the head had read them.
+    pub(crate) states_dropped: u64,
+}
+
+/// A step between its phases. Dropping it drops its sessions.
+pub(crate) struct Batch {
+    results: Vec<Option<StepResult>>,
+    works: Vec<(Plan, Session)>,
+    head_rows: HeadRows,
 }
 
 /// The model and its sessions.
@@ -34,6 +47,7 @@ pub(crate) struct Core {
     model: Arc<Model>,
     limits: Limits,
     forward: Forward,
+    drafter: Option<Drafter>,
     sampler: Sampler,
     sessions: Sessions,
 }
@@ -51,14 +65,25 @@ struct Plan {
     sample: bool,
     max_emit: usize,
     draft: Draft,
+    /// Of the draft that the engine is to make by itself.
+    growth: Option<Growth>,
     /// For each draft node, its place among those that are computed.
     computed: Vec<Option<usize>>,
     nodes: Vec<TokenId>,
     parents: Vec<Option<u32>>,
 }
 
+#[cfg(test)]
+impl Batch {
+    /// Of each item that is in order.
+    pub(crate) fn drafts(&self) -> Vec<&Draft> {
+        self.works.iter().map(|(plan, _)| &plan.draft).collect()
+    }
+}
+
 impl Core {
-    pub(crate) fn new(model: Arc<Model>, config: &EngineConfig) -> Self {
+    /// `head` was made for `model`.
+    pub(crate) fn new(model: Arc<Model>, head: Option<Arc<Head>>, config: &EngineConfig) -> Self {
         let own = u32::try_from(model.architecture.max_context).unwrap_or(u32::MAX);
         let limits = Limits {
             vocab_size: u32::try_from(model.architecture.vocab_size).unwrap_or(u32::MAX),
@@ -66,13 +91,30 @@ impl Core {
             max_batch: config.max_batch,
             max_step_tokens: config.max_step_tokens,
             max_draft_tokens: config.max_draft_tokens,
+            eagle3: head.as_ref().map(|head| Eagle3Capabilities {
+                depth_max: DEPTH_MAX,
+                top_k_max: TOP_K_MAX.min(head.tokens.len() as u32),
+            }),
         };
+        let trails = head.as_ref().map(|head| TrailShape {
+            kv: KvShape::of(&head.shape.architecture),
+            width: head.captured_width(&model),
+            window: config.eagle3_window_tokens,
+            kv_blocks: BlockCount::default(),
+            state_blocks: BlockCount::default(),
+        });
+        let captured = head.as_ref().map_or(&[][..], |head| &head.shape.captured);
+        let rows_max = config.max_step_tokens as usize;
         Core {
             limits,
-            forward: Forward::new(&model, config.threads),
+            forward: Forward::new(&model, captured, config.threads),
+            drafter: head
+                .clone()
+                .map(|head| Drafter::new(head, rows_max, config.threads)),
             sampler: Sampler::default(),
             sessions: Sessions::new(
                 KvShape::of(&model.architecture),
+                trails,
                 config.max_sessions as usize,
                 config.kv_tokens_max,
                 Duration::from_millis(config.session_idle_ms),
@@ -101,12 +143,23 @@ impl Core {
         self.sessions.expire(now)
     }
 
-    /// One batch.
+    /// One batch: [`Core::begin`], [`Core::draft`] and [`Core::verify`].
+    ///
+    /// # Errors
+    /// As of [`Core::begin`].
+    #[cfg(test)]
+    pub(crate) fn step(&mut self, request: StepRequest, now: Instant) -> Result<Stepped, ApiError> {
+        let mut batch = self.begin(request, now)?;
+        self.draft(&mut batch);
+        Ok(self.verify(batch, now))
+    }
+
+    /// Checks a batch, and takes its sessions out of the table.
     ///
     /// # Errors
     /// `InvalidRequest` for a batch that breaks a limit as a whole. What is wrong with one item is that
     /// item's result, and leaves its session as it was, cut to `keep_len` at most.
-    pub(crate) fn step(&mut self, request: StepRequest, now: Instant) -> Result<Stepped, ApiError> {
+    pub(crate) fn begin(&mut self, request: StepRequest, now: Instant) -> Result<Batch, ApiError> {
         self.limits.check_batch(&request)?;
         let mut results: Vec<Option<StepResult>> = Vec::new();
         let mut plans = Vec::new();
@@ -120,6 +173,7 @@ impl Core {
                 Err(error) => results.push(Some(Err(error))),
             }
         }
+        self.reserve_heads(&mut plans, blocks);
         // Only now are sessions taken out of the table: each may have lent its KV to another of the batch.
         let mut works: Vec<(Plan, Session)> = Vec::with_capacity(plans.len());
         for plan in plans {
@@ -131,38 +185,85 @@ impl Core {
                 None => results[plan.item] = Some(Err(unknown_session(plan.id))),
             }
         }
+        Ok(Batch {
+            results,
+            works,
+            head_rows: HeadRows::default(),
+        })
+    }
+
+    /// Makes the drafts that the engine is to make by itself. Says whether there were any to make.
+    pub(crate) fn draft(&mut self, batch: &mut Batch) -> bool {
+        let Some(drafter) = &mut self.drafter else {
+            return false;
+        };
+        let mut wishes = Vec::new();
+        let mut wishing = Vec::new();
+        for (plan, session) in &mut batch.works {
+            if let (Some(growth), Some(trail)) = (plan.growth, &mut session.trail) {
+                wishes.push(Wish {
+                    text: &session.text,
+                    trail,
+                    growth,
+                });
+                wishing.push(plan);
+            }
+        }
+        if wishes.is_empty() {
+            return false;
+        }
+        let (drafts, rows) = drafter.draft(&self.model, wishes);
+        batch.head_rows = rows;
+        for (plan, draft) in wishing.into_iter().zip(drafts) {
+            plan.draft = draft;
+            plan.select_nodes();
+        }
+        true
+    }
+
+    /// One forward pass over everything, and the walks through the drafts.
+    pub(crate) fn verify(&mut self, batch: Batch, now: Instant) -> Stepped {
+        let Batch {
+            mut results,
+            mut works,
+            head_rows,
+        } = batch;
         let mut branches: Vec<Branch<'_>> = works
             .iter_mut()
             .map(|(plan, session)| Branch {
-                kv: &mut session.kv,
-                start: plan.start,
-                chain: &plan.chain,
                 nodes: &plan.nodes,
                 parents: &plan.parents,
                 logits: plan.sample,
+                capture: session.trail.is_some(),
+                ..Branch::new(&mut session.kv, plan.start, &plan.chain)
             })
             .collect();
         let pass = self.forward.run(&self.model, &mut branches);
-        let (mut computed_tokens, mut cached_tokens) = (0, 0);
+        let mut stepped = Stepped {
+            results: Vec::new(),
+            computed_tokens: 0,
+            cached_tokens: 0,
+            head_rows,
+            states_dropped: 0,
+        };
         for (branch, (plan, mut session)) in works.into_iter().enumerate() {
-            computed_tokens += plan.chain.len() + plan.nodes.len();
-            cached_tokens += plan.cached_tokens;
+            stepped.computed_tokens += plan.chain.len() + plan.nodes.len();
+            stepped.cached_tokens += plan.cached_tokens;
             let output = self.emit(&pass, branch, &plan, &mut session);
+            if let Some(trail) = &mut session.trail {
+                stepped.states_dropped += trail.take_dropped();
+            }
             self.sessions.put(plan.id, session, now);
             results[plan.item] = Some(Ok(output));
         }
-        let results = results
+        stepped.results = results
             .into_iter()
             .map(|result| {
                 result
                     .unwrap_or_else(|| Err(ApiError::internal("an item was left without a result")))
             })
             .collect();
-        Ok(Stepped {
-            results,
-            computed_tokens,
-            cached_tokens,
-        })
+        stepped
     }
 
     /// Checks an item and brings its session's text up to date. `blocks` counts what earlier items of the
@@ -175,8 +276,11 @@ impl Core {
         now: Instant,
     ) -> Result<Plan, ApiError> {
         let id = item.session;
-        let known_len = self.sessions.get(id).map(|session| session.text.len());
-        let text_len = self.limits.check_item(index, &item, known_len)?;
+        let known = self.sessions.get(id).map(|session| Known {
+            text_len: session.text.len(),
+            self_drafts: session.trail.is_some(),
+        });
+        let text_len = self.limits.check_item(index, &item, known)?;
         let opened = item.open.is_some();
         if let Some(spec) = item.open {
             self.sessions.open(id, spec, now)?;
@@ -189,6 +293,9 @@ impl Core {
         session.text.truncate(keep);
         session.text.extend_from_slice(&item.tokens);
         session.kv.truncate(keep.min(text_len - 1));
+        if let Some(trail) = &mut session.trail {
+            trail.truncate(keep, keep.min(text_len - 1));
+        }
         // Looking for a shared prefix pays from about a block of tokens on; short pieces are just computed.
         let cached_tokens = if opened || text_len > session.kv.len() + BLOCK_TOKENS {
             self.sessions.reuse(id)
@@ -196,17 +303,30 @@ impl Core {
             0
         };
         let draft = item.draft.unwrap_or_default();
-        let grown = text_len + draft.tokens.len();
+        let max_emit = (item.max_emit as usize).min(self.limits.max_context as usize - text_len);
+        // A node at depth d matters for token d + 1 of the output.
+        let growth = item.self_draft.map(|wanted| Growth {
+            depth: (wanted.depth as usize).min(max_emit.saturating_sub(1)),
+            top_k: wanted.top_k as usize,
+            tokens_max: wanted.tokens_max as usize,
+            path_prob_min: wanted.path_prob_min,
+        });
+        let growth = growth.filter(|growth| growth.depth > 0 && growth.tokens_max > 0);
+        let accepted_max = growth.map_or(draft.tokens.len(), |growth| growth.depth);
+        let grown = text_len + accepted_max;
         let needed = self
             .sessions
             .get(id)
             .map_or(0, |session| session.kv.growth_blocks(grown));
-        if let Err(error) = self.sessions.reserve(*blocks + needed) {
+        if let Err(error) = self.sessions.reserve(*blocks + needed, 0) {
             if opened {
                 self.sessions.close(id, false);
             } else if let Some(session) = self.sessions.get_mut(id) {
                 session.text.truncate(keep);
                 session.kv.truncate(keep.saturating_sub(1));
+                if let Some(trail) = &mut session.trail {
+                    trail.truncate(keep, keep.saturating_sub(1));
+                }
             }
             return Err(error);
         }
@@ -215,7 +335,6 @@ impl Core {
         let start = session.kv.len();
         let end = if item.sample { text_len } else { text_len - 1 };
         let chain = session.text[start..end].to_vec();
-        let max_emit = (item.max_emit as usize).min(self.limits.max_context as usize - text_len);
         let mut plan = Plan {
             item: index,
             id,
@@ -228,9 +347,28 @@ impl Core {
             nodes: Vec::new(),
             parents: Vec::new(),
             draft,
+            growth,
         };
         plan.select_nodes();
         Ok(plan)
+    }
+
+    /// Makes room for what heads are to compute, after `blocks` for the targets. Where there is none, the item
+    /// goes without draft: its output is the same.
+    fn reserve_heads(&mut self, plans: &mut [Plan], blocks: u64) {
+        let mut head_blocks = 0;
+        for plan in plans.iter_mut().filter(|plan| plan.growth.is_some()) {
+            let needed = self.sessions.get_mut(plan.id).map_or(0, |session| {
+                session.trail.as_mut().map_or(0, |trail| {
+                    let rows = trail.owed(session.text.len());
+                    trail.growth_blocks(&rows)
+                })
+            });
+            match self.sessions.reserve(blocks, head_blocks + needed) {
+                Ok(()) => head_blocks += needed,
+                Err(_) => plan.growth = None,
+            }
+        }
     }
 
     /// Walks the target's own tokens through the draft, and brings text and KV to where the walk ends.
@@ -243,7 +381,7 @@ impl Core {
     ) -> StepOutput {
         let text_len = session.text.len();
         let mut output = StepOutput {
-            self_drafted: 0,
+            self_drafted: plan.growth.map_or(0, |_| plan.nodes.len() as u32),
             emitted: Vec::new(),
             accepted_nodes: Vec::new(),
             text_len: text_len as u32,
@@ -255,6 +393,11 @@ impl Core {
                 .filter(|_| plan.sample)
                 .map(|_| Vec::new()),
         };
+        if let Some(trail) = &mut session.trail {
+            for row in 0..plan.chain.len() {
+                trail.push(plan.start + row, pass.captured(branch, row));
+            }
+        }
         if !plan.sample {
             return output;
         }
@@ -294,6 +437,10 @@ impl Core {
         let owed = output.emitted.len().saturating_sub(1);
         for node in output.accepted_nodes.iter().take(owed) {
             if let Some(node) = plan.computed[*node as usize] {
+                if let Some(trail) = &mut session.trail {
+                    let row = plan.chain.len() + node;
+                    trail.push(session.kv.len(), pass.captured(branch, row));
+                }
                 pass.accept(branch, node, &mut session.kv);
             }
         }

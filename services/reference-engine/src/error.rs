@@ -48,13 +48,31 @@ pub enum ModelError {
         /// In the file.
         found: Vec<usize>,
     },
-    /// A weight in a type other than f32, f16 and bf16.
-    #[error("tensor {name} has type {found}; this engine reads f32, f16 and bf16")]
+    /// A weight in a type that is not read as it is meant.
+    #[error("tensor {name} has type {found}; this engine reads {readable}")]
     Type {
         /// Its name.
         name: String,
         /// In the file.
         found: String,
+        /// What would do.
+        readable: &'static str,
+    },
+    /// A tensor whose numbers make no sense.
+    #[error("tensor {name}: {reason}")]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// Which number, and what it must be.
+        reason: String,
+    },
+    /// Any fault of an EAGLE-3 head.
+    #[error("EAGLE-3 head {source_name}: {fault}")]
+    Head {
+        /// Where the head comes from.
+        source_name: String,
+        /// What is wrong with it.
+        fault: Box<ModelError>,
     },
     /// The tokenizer's files.
     #[error(transparent)]

@@ -11,6 +11,11 @@ use crate::ModelError;
 /// Source name of the model that is compiled in.
 pub const SHIPPED_MODEL: &str = "builtin:refrain-tiny";
 
+/// [`HeadFiles::open`]: the head that belongs to the model, if there is one.
+pub(crate) const HEAD_AUTO: &str = "auto";
+/// [`HeadFiles::open`]: no head.
+pub(crate) const HEAD_OFF: &str = "off";
+
 /// A model's files, weights left where they are until they are loaded.
 #[derive(Clone, Debug)]
 pub struct ModelFiles {
@@ -96,6 +101,70 @@ impl ModelFiles {
             },
             tokenization,
             weights: Weights::Files(shards(folder)?),
+        })
+    }
+}
+
+/// An EAGLE-3 head's files.
+#[derive(Clone, Debug)]
+pub(crate) struct HeadFiles {
+    /// Folder, or the name of the model that is compiled in.
+    pub(crate) source: String,
+    pub(crate) config_json: Cow<'static, [u8]>,
+    pub(crate) weights: Weights,
+}
+
+/// The head of the model that is compiled into this crate.
+pub(crate) fn shipped_head() -> HeadFiles {
+    HeadFiles {
+        source: SHIPPED_MODEL.to_owned(),
+        config_json: Cow::Borrowed(include_bytes!("../model/eagle3/config.json")),
+        weights: Weights::Embedded(include_bytes!("../model/eagle3/model.safetensors")),
+    }
+}
+
+impl HeadFiles {
+    /// The head that `setting` names for the model of source `model`: a folder, [`HEAD_AUTO`] or [`HEAD_OFF`].
+    ///
+    /// # Errors
+    /// A file that is missing or unreadable.
+    pub(crate) fn open(setting: &str, model: &str) -> Result<Option<Self>, ModelError> {
+        match setting {
+            HEAD_OFF => Ok(None),
+            HEAD_AUTO if model == SHIPPED_MODEL => Ok(Some(shipped_head())),
+            HEAD_AUTO => {
+                let folder = Path::new(model).join("eagle3");
+                match folder.is_dir() {
+                    true => HeadFiles::from_dir(&folder).map(Some),
+                    false => Ok(None),
+                }
+            }
+            folder => HeadFiles::from_dir(Path::new(folder)).map(Some),
+        }
+    }
+
+    /// Reads a folder with `config.json` and `model.safetensors`.
+    ///
+    /// # Errors
+    /// A file that is missing or unreadable.
+    pub(crate) fn from_dir(folder: &Path) -> Result<Self, ModelError> {
+        let source = folder.display().to_string();
+        let fault = |fault| ModelError::Head {
+            source_name: source.clone(),
+            fault: Box::new(fault),
+        };
+        let pickled = folder.join("pytorch_model.bin");
+        if pickled.exists() && !folder.join("model.safetensors").exists() {
+            return Err(fault(ModelError::File {
+                path: pickled.display().to_string(),
+                reason: "pickled weights are not read, since they can run code; convert them once with                          Python: from safetensors.torch import save_file; import torch;                          save_file(torch.load('pytorch_model.bin', weights_only=True), 'model.safetensors')"
+                    .into(),
+            }));
+        }
+        Ok(HeadFiles {
+            config_json: Cow::Owned(read(&folder.join("config.json")).map_err(fault)?),
+            weights: Weights::Files(shards(folder).map_err(fault)?),
+            source,
         })
     }
 }

@@ -14,8 +14,9 @@ use refrain_tokenization::Tokenizer;
 
 use crate::batcher::{Batcher, lock};
 use crate::config::EngineConfig;
+use crate::eagle3::Head;
 use crate::engine::Core;
-use crate::files::ModelFiles;
+use crate::files::{HeadFiles, ModelFiles};
 use crate::metrics::EngineMetrics;
 use crate::weights::Model;
 
@@ -54,22 +55,33 @@ impl EngineHandle {
             seconds = started.elapsed().as_secs_f64(),
             "model loaded"
         );
+        let head = HeadFiles::open(&config.eagle3, &config.model)?
+            .map(|files| Head::load(&files, &model, config.weights))
+            .transpose()?;
+        if let Some(head) = &head {
+            tracing::info!(
+                eagle3 = config.eagle3,
+                weight_bytes = head.weight_bytes(),
+                draft_vocab = head.tokens.len(),
+                "eagle3 head loaded"
+            );
+        }
         let name = config.model_name.clone().unwrap_or(files.name);
-        EngineHandle::with_model(config, metrics, model, name, tokenizer)
+        EngineHandle::with_model(config, metrics, model, head.map(Arc::new), name, tokenizer)
     }
 
-    /// Starts the thread of a loaded model.
+    /// Starts the thread of a loaded model and its head, if it has one.
     pub(crate) fn with_model(
         config: &EngineConfig,
         metrics: &Metrics,
         model: Arc<Model>,
+        head: Option<Arc<Head>>,
         name: String,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> anyhow::Result<Self> {
-        let core = Core::new(model.clone(), config);
+        let core = Core::new(model.clone(), head, config);
         let limits = core.limits();
         let capabilities = EngineCapabilities {
-            eagle3: None,
             model: name,
             tokenizer: tokenizer
                 .as_ref()
@@ -82,6 +94,7 @@ impl EngineHandle {
             max_sessions: config.max_sessions,
             tree_drafts: true,
             max_draft_tokens: limits.max_draft_tokens,
+            eagle3: limits.eagle3,
             eos_token_ids: model.architecture.eos_token_ids.clone(),
         };
         let batcher = Arc::new(Batcher::new(

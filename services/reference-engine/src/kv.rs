@@ -51,23 +51,25 @@ impl KvShape {
         (layer * self.kv_heads + head) * self.head_len()
     }
 
-    fn block_len(self) -> usize {
+    /// Numbers of a block.
+    pub(crate) fn block_len(self) -> usize {
         self.layers * self.kv_heads * self.head_len()
     }
 }
 
-/// Keys and values of 32 positions.
+/// What is held of 32 positions, counted while it exists.
 #[derive(Debug)]
-struct Block {
-    values: Vec<f32>,
+pub(crate) struct Block {
+    pub(crate) values: Vec<f32>,
     count: BlockCount,
 }
 
 impl Block {
-    fn new(shape: KvShape, count: &BlockCount) -> Self {
+    /// `len` zeros.
+    pub(crate) fn new(len: usize, count: &BlockCount) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Block {
-            values: vec![0.0; shape.block_len()],
+            values: vec![0.0; len],
             count: count.clone(),
         }
     }
@@ -145,7 +147,7 @@ impl KvCache {
     pub(crate) fn grow(&mut self, len: usize) {
         while self.blocks.len() < len.div_ceil(BLOCK_TOKENS) {
             self.blocks
-                .push(Arc::new(Block::new(self.shape, &self.count)));
+                .push(Arc::new(Block::new(self.shape.block_len(), &self.count)));
         }
         self.len = self.len.max(len);
     }

@@ -19,7 +19,9 @@
 mod architecture;
 mod attention;
 mod batcher;
+mod blocks;
 mod config;
+mod eagle3;
 mod engine;
 mod error;
 mod files;
@@ -34,6 +36,7 @@ mod sampler;
 mod service;
 mod sessions;
 mod simd;
+mod tensors;
 mod weights;
 
 #[cfg(test)]

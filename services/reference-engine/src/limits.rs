@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use refrain_protocol::engine::{StepItem, StepRequest};
+use refrain_protocol::engine::{Eagle3Capabilities, SelfDraft, StepItem, StepRequest};
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
 use crate::sampler;
@@ -15,6 +15,16 @@ pub(crate) struct Limits {
     pub(crate) max_batch: u32,
     pub(crate) max_step_tokens: u32,
     pub(crate) max_draft_tokens: u32,
+    /// Of the head, if there is one.
+    pub(crate) eagle3: Option<Eagle3Capabilities>,
+}
+
+/// What is to be known of an item's session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub(crate) text_len: usize,
+    /// Whether it was opened for drafts of the head.
+    pub(crate) self_drafts: bool,
 }
 
 impl Limits {
@@ -34,7 +44,9 @@ impl Limits {
         let tokens: usize = items
             .iter()
             .map(|item| {
-                item.tokens.len() + item.draft.as_ref().map_or(0, |draft| draft.tokens.len())
+                let own = item.self_draft.map_or(0, |draft| draft.tokens_max as usize);
+                let draft = item.draft.as_ref().map_or(0, |draft| draft.tokens.len());
+                item.tokens.len() + draft.saturating_add(own)
             })
             .sum();
         if tokens > self.max_step_tokens as usize {
@@ -54,8 +66,8 @@ impl Limits {
         Ok(())
     }
 
-    /// Everything that can be wrong with an item, given the length of its session's text (`None` for an
-    /// unknown session). Gives the length of its text after `tokens`, at least 1.
+    /// Everything that can be wrong with an item, given what is known of its session (`None` for an unknown
+    /// one). Gives the length of its text after `tokens`, at least 1.
     ///
     /// # Errors
     /// `InvalidRequest`, or `NotFound` for an unknown session.
@@ -63,21 +75,24 @@ impl Limits {
         &self,
         index: usize,
         item: &StepItem,
-        known_len: Option<usize>,
+        known: Option<Known>,
     ) -> Result<usize, ApiError> {
         let field = |name: &str| format!("items[{index}].{name}");
-        let known_len = match (&item.open, known_len) {
+        let known = match (&item.open, known) {
             (Some(spec), _) => {
                 sampler::validate(&spec.sampling, self.vocab_size)?;
-                0
+                Known {
+                    text_len: 0,
+                    self_drafts: spec.self_drafts,
+                }
             }
-            (None, Some(len)) => len,
+            (None, Some(known)) => known,
             (None, None) => return Err(unknown_session(item.session)),
         };
-        if item.keep_len as usize > known_len {
+        if item.keep_len as usize > known.text_len {
             let message = format!(
-                "keep_len {} is over the text's length {known_len}",
-                item.keep_len
+                "keep_len {} is over the text's length {}",
+                item.keep_len, known.text_len
             );
             return Err(ApiError::invalid(field("keep_len"), message));
         }
@@ -125,6 +140,12 @@ impl Limits {
             }
             draft.validate()?;
         }
+        if let Some(wanted) = &item.self_draft {
+            self.check_self_draft(item, wanted, known)
+                .map_err(|(part, message)| {
+                    ApiError::invalid(field(&format!("self_draft{part}")), message)
+                })?;
+        }
         if item.sample && item.max_emit == 0 {
             return Err(ApiError::invalid(
                 field("max_emit"),
@@ -132,6 +153,43 @@ impl Limits {
             ));
         }
         Ok(text_len)
+    }
+
+    /// A fault is the part of `self_draft`, and what is wrong with it.
+    fn check_self_draft(
+        &self,
+        item: &StepItem,
+        wanted: &SelfDraft,
+        known: Known,
+    ) -> Result<(), (&'static str, String)> {
+        let Some(eagle3) = self.eagle3 else {
+            return Err(("", "this engine has no EAGLE-3 head".into()));
+        };
+        if item.draft.is_some() {
+            return Err(("", "an item has either `draft` or `self_draft`".into()));
+        }
+        if !item.sample {
+            return Err(("", "a draft needs `sample`".into()));
+        }
+        if !known.self_drafts {
+            let message = "the session was opened without `self_drafts`";
+            return Err(("", message.into()));
+        }
+        let counts = [
+            (".depth", wanted.depth, 1, eagle3.depth_max),
+            (".top_k", wanted.top_k, 1, eagle3.top_k_max),
+            (".tokens_max", wanted.tokens_max, 0, self.max_draft_tokens),
+        ];
+        for (part, count, least, most) in counts {
+            if !(least..=most).contains(&count) {
+                return Err((part, format!("{count}; it must be from {least} to {most}")));
+            }
+        }
+        if !(0.0..=1.0).contains(&wanted.path_prob_min) {
+            let message = format!("{}; it must be from 0 to 1", wanted.path_prob_min);
+            return Err((".path_prob_min", message));
+        }
+        Ok(())
     }
 }
 

@@ -21,6 +21,11 @@ pub(crate) struct EngineMetrics {
     cached: IntCounter,
     emitted: IntCounter,
     accepted: IntCounter,
+    self_drafted: IntCounter,
+    head_follow_rows: IntCounter,
+    head_guess_rows: IntCounter,
+    states_dropped: IntCounter,
+    states_held: IntGauge,
     rejections: IntCounterVec,
     expired: IntCounter,
     panics: IntCounter,
@@ -55,6 +60,26 @@ impl EngineMetrics {
             )?,
             emitted: counter("emitted_tokens", "Tokens that steps emitted.")?,
             accepted: counter("accepted_draft_tokens", "Draft tokens among them.")?,
+            self_drafted: counter(
+                "eagle3_draft_tokens",
+                "Draft tokens of the engine's own head that were verified.",
+            )?,
+            head_follow_rows: counter(
+                "eagle3_follow_rows",
+                "Tokens of texts that the head computed to catch up with them.",
+            )?,
+            head_guess_rows: counter(
+                "eagle3_guess_rows",
+                "Draft tokens that the head computed to go on from them.",
+            )?,
+            states_dropped: counter(
+                "eagle3_dropped_tokens",
+                "Tokens whose hidden states were dropped before the head had read them.",
+            )?,
+            states_held: gauge(
+                "eagle3_held_tokens",
+                "Tokens whose hidden states are held for the head, kept sessions included.",
+            )?,
             rejections: metrics.counter_vec(
                 "refrain_engine_rejections_total",
                 "Steps and items refused, by the limit or fault.",
@@ -76,9 +101,14 @@ impl EngineMetrics {
         self.step_seconds.observe(seconds);
         self.computed.inc_by(stepped.computed_tokens as u64);
         self.cached.inc_by(stepped.cached_tokens as u64);
+        self.head_follow_rows
+            .inc_by(stepped.head_rows.follow as u64);
+        self.head_guess_rows.inc_by(stepped.head_rows.guess as u64);
+        self.states_dropped.inc_by(stepped.states_dropped);
         for result in &stepped.results {
             match result {
                 Ok(output) => {
+                    self.self_drafted.inc_by(output.self_drafted.into());
                     self.emitted.inc_by(output.emitted.len() as u64);
                     self.accepted.inc_by(output.accepted_nodes.len() as u64);
                 }
@@ -101,7 +131,8 @@ impl EngineMetrics {
         self.expired.inc_by(sessions as u64);
     }
 
-    pub(crate) fn load(&self, load: &EngineLoad) {
+    pub(crate) fn load(&self, load: &EngineLoad, state_tokens: u64) {
+        self.states_held.set(state_tokens.cast_signed());
         self.sessions_open.set(load.sessions_open.into());
         self.sessions_kept.set(load.sessions_kept.into());
         self.kv_tokens.set(load.kv_tokens.cast_signed());

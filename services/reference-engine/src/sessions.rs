@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use refrain_protocol::engine::{Sampling, SessionSpec};
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, NamespaceId, TokenId};
 
+use crate::eagle3::{Trail, TrailShape};
 use crate::kv::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
 
 /// When a caller that was refused for room may try again.
@@ -23,6 +24,8 @@ pub(crate) struct Session {
     /// All tokens. Between steps, the last one's forward pass is owed: `kv` is one shorter.
     pub(crate) text: Vec<TokenId>,
     pub(crate) kv: KvCache,
+    /// What the head needs, in sessions that were opened for its drafts.
+    pub(crate) trail: Option<Trail>,
     used: Instant,
 }
 
@@ -32,12 +35,15 @@ struct Kept {
     namespace: NamespaceId,
     text: Vec<TokenId>,
     kv: KvCache,
+    trail: Option<Trail>,
 }
 
 /// All sessions of an engine.
 #[derive(Debug)]
 pub(crate) struct Sessions {
     shape: KvShape,
+    /// Without it, sessions have no trails.
+    trails: Option<TrailShape>,
     sessions_max: usize,
     blocks_max: u64,
     idle: Duration,
@@ -50,12 +56,14 @@ pub(crate) struct Sessions {
 impl Sessions {
     pub(crate) fn new(
         shape: KvShape,
+        trails: Option<TrailShape>,
         sessions_max: usize,
         kv_tokens_max: u64,
         idle: Duration,
     ) -> Self {
         Sessions {
             shape,
+            trails,
             sessions_max,
             blocks_max: kv_tokens_max.div_ceil(BLOCK_TOKENS as u64),
             idle,
@@ -94,6 +102,11 @@ impl Sessions {
             sampling: spec.sampling,
             text: Vec::new(),
             kv: KvCache::new(self.shape, self.blocks.clone()),
+            trail: self
+                .trails
+                .as_ref()
+                .filter(|_| spec.self_drafts)
+                .map(Trail::new),
             used: now,
         };
         self.open.insert(id, session);
@@ -136,6 +149,12 @@ impl Sessions {
         };
         let wanted = &session.text[..session.text.len().saturating_sub(1)];
         let have = session.kv.len();
+        let trailing = |trail: &Option<Trail>| trail.as_ref().map_or(0, Trail::end);
+        // Among equals the one whose head has come further, if that is of use here.
+        let useful = |trail, len: usize| match session.trail {
+            Some(_) => trailing(trail).min(len),
+            None => 0,
+        };
         let shared = |namespace: NamespaceId, text: &[TokenId], kv: &KvCache| {
             if namespace != session.namespace {
                 return 0;
@@ -148,56 +167,79 @@ impl Sessions {
             same.min(kv.len())
         };
         let kept = self.kept.iter().enumerate().map(|(at, kept)| {
-            (
-                shared(kept.namespace, &kept.text, &kept.kv),
-                Some(at),
-                &kept.kv,
-            )
+            let len = shared(kept.namespace, &kept.text, &kept.kv);
+            (len, Some(at), &kept.kv, &kept.trail)
         });
         let open = self
             .open
             .iter()
             .filter(|(other, _)| **other != id)
             .map(|(_, other)| {
-                (
-                    shared(other.namespace, &other.text, &other.kv),
-                    None,
-                    &other.kv,
-                )
+                let len = shared(other.namespace, &other.text, &other.kv);
+                (len, None, &other.kv, &other.trail)
             });
-        let Some((len, at, kv)) = kept.chain(open).max_by_key(|(len, ..)| *len) else {
+        let Some((len, at, kv, trail)) = kept
+            .chain(open)
+            .max_by_key(|(len, _, _, trail)| (*len, useful(trail, *len)))
+        else {
             return 0;
         };
         if len <= have {
             return 0;
         }
         let prefix = kv.prefix(len);
+        let trail = trail
+            .as_ref()
+            .filter(|_| useful(trail, len) > trailing(&session.trail))
+            .map(|trail| trail.prefix(len));
         if let Some(at) = at {
             // Used now, so last to go.
             self.kept[at..].rotate_left(1);
         }
         if let Some(session) = self.open.get_mut(&id) {
             session.kv = prefix;
+            session.trail = trail.or(session.trail.take());
         }
         len - have
     }
 
-    /// Makes sure that `blocks` more can be allocated.
+    /// Makes sure that `blocks` more can be allocated, and for heads `head_blocks` more. Heads give way to
+    /// targets: what open sessions' heads hold is dropped before a target is refused.
     ///
     /// # Errors
     /// `Overloaded` if open sessions alone leave too little room.
-    pub(crate) fn reserve(&mut self, blocks: u64) -> Result<(), ApiError> {
-        while self.blocks.load(Ordering::Relaxed) + blocks > self.blocks_max {
-            if self.kept.is_empty() {
+    pub(crate) fn reserve(&mut self, blocks: u64, head_blocks: u64) -> Result<(), ApiError> {
+        while self.used_blocks(head_blocks) + blocks > self.blocks_max {
+            if !self.kept.is_empty() {
+                self.kept.remove(0);
+                continue;
+            }
+            let full = blocks + self.blocks.load(Ordering::Relaxed) > self.blocks_max;
+            if full || head_blocks > 0 {
                 let tokens = self.blocks_max * BLOCK_TOKENS as u64;
                 return Err(overloaded(
                     "kv",
                     format!("open sessions fill the KV cache of {tokens} tokens"),
                 ));
             }
-            self.kept.remove(0);
+            for trail in self
+                .open
+                .values_mut()
+                .filter_map(|open| open.trail.as_mut())
+            {
+                trail.forget_rows();
+            }
         }
         Ok(())
+    }
+
+    /// Blocks in use, with those of heads and `head_blocks` more of them as the share of a block that each is.
+    fn used_blocks(&self, head_blocks: u64) -> u64 {
+        let heads = self.trails.as_ref().map_or(0, |trails| {
+            let count = trails.kv_blocks.load(Ordering::Relaxed) + head_blocks;
+            (count * trails.kv.block_len() as u64).div_ceil(self.shape.block_len() as u64)
+        });
+        self.blocks.load(Ordering::Relaxed) + heads
     }
 
     /// Ends a session; with `keep` its KV stays while there is room.
@@ -209,20 +251,31 @@ impl Sessions {
         if !keep || session.text.is_empty() {
             return;
         }
+        if let Some(trail) = &mut session.trail {
+            trail.truncate(session.text.len(), session.text.len());
+        }
         let longer = |kept: &Kept| {
             kept.namespace == session.namespace && kept.text.starts_with(&session.text)
         };
         if let Some(at) = self.kept.iter().position(longer) {
+            let kept = &mut self.kept[at];
+            kept.trail = kept.trail.take().or(session.trail);
             return self.kept[at..].rotate_left(1);
         }
-        // What is a beginning of this one can never be the better match.
-        self.kept.retain(|kept| {
-            kept.namespace != session.namespace || !session.text.starts_with(&kept.text)
+        // What is a beginning of this one can never be the better match, apart from what its head has read.
+        self.kept.retain_mut(|kept| {
+            let beginning =
+                kept.namespace == session.namespace && session.text.starts_with(&kept.text);
+            if beginning && session.trail.is_none() {
+                session.trail = kept.trail.take();
+            }
+            !beginning
         });
         self.kept.push(Kept {
             namespace: session.namespace,
             text: session.text,
             kv: session.kv,
+            trail: session.trail,
         });
     }
 
@@ -245,13 +298,17 @@ impl Sessions {
         (self.open.len(), self.kept.len())
     }
 
-    /// (used, most) KV tokens.
+    /// Tokens whose captured states are held for heads; a shared one counts once.
+    pub(crate) fn state_tokens(&self) -> u64 {
+        self.trails.as_ref().map_or(0, |trails| {
+            trails.state_blocks.load(Ordering::Relaxed) * BLOCK_TOKENS as u64
+        })
+    }
+
+    /// (used, most) KV tokens, heads' included.
     pub(crate) fn kv_tokens(&self) -> (u64, u64) {
         let block = BLOCK_TOKENS as u64;
-        (
-            self.blocks.load(Ordering::Relaxed) * block,
-            self.blocks_max * block,
-        )
+        (self.used_blocks(0) * block, self.blocks_max * block)
     }
 }
 
@@ -280,6 +337,7 @@ mod tests {
         fn new(sessions_max: usize, kv_tokens_max: u64) -> Self {
             let sessions = Sessions::new(
                 SHAPE,
+                None,
                 sessions_max,
                 kv_tokens_max,
                 Duration::from_millis(100),
@@ -307,7 +365,7 @@ mod tests {
             self.sessions.get_mut(id).unwrap().text = text.collect();
             let gained = self.sessions.reuse(id);
             let blocks = self.sessions.get(id).unwrap().kv.growth_blocks(len - 1);
-            self.sessions.reserve(blocks)?;
+            self.sessions.reserve(blocks, 0)?;
             self.sessions.get_mut(id).unwrap().kv.grow(len - 1);
             Ok(gained)
         }

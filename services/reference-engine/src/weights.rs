@@ -1,18 +1,22 @@
-//! A model in memory: its files read through candle, checked against the architecture, and packed.
-
-use candle_core::safetensors::SliceSafetensors;
-use candle_core::{DType, Device};
+//! A model in memory: its tensors, checked against the architecture, and packed.
 
 use crate::ModelError;
 use crate::architecture::Architecture;
 use crate::config::WeightFormat;
-use crate::files::{ModelFiles, Weights, read};
+use crate::files::ModelFiles;
 use crate::matrix::Matrix;
+use crate::tensors::Tensors;
 
-/// One block. Products that share their input are one matrix.
+/// One block.
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) attention_norm: Vec<f32>,
+    pub(crate) body: Body,
+}
+
+/// A block behind the norm of what its attention reads. Products that share their input are one matrix.
+#[derive(Debug)]
+pub(crate) struct Body {
     /// Queries, keys and values above one another.
     pub(crate) query_key_value: Matrix,
     pub(crate) attention_out: Matrix,
@@ -44,96 +48,29 @@ impl Model {
     pub fn load(files: &ModelFiles, format: WeightFormat) -> Result<Self, ModelError> {
         let architecture =
             Architecture::from_json(&files.config_json, files.generation_config_json.as_deref())?;
-        let shards = match &files.weights {
-            Weights::Embedded(bytes) => vec![(
-                "the model that is compiled in".to_owned(),
-                std::borrow::Cow::Borrowed(*bytes),
-            )],
-            Weights::Files(paths) => paths
-                .iter()
-                .map(|path| Ok((path.display().to_string(), read(path)?.into())))
-                .collect::<Result<_, ModelError>>()?,
-        };
-        let opened = shards
-            .iter()
-            .map(|(file, bytes)| {
-                SliceSafetensors::new(bytes)
-                    .map(|tensors| (file.as_str(), tensors))
-                    .map_err(|error| ModelError::Weights {
-                        file: file.clone(),
-                        reason: error.to_string(),
-                    })
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        Reader {
-            shards: &opened,
-            format,
-        }
-        .model(architecture)
+        Tensors::open(&files.weights, format, |tensors| {
+            Model::read(architecture, tensors)
+        })
     }
 
-    /// Bytes that the packed matrices take.
-    pub fn weight_bytes(&self) -> usize {
-        let layers = self.layers.iter().flat_map(|layer| {
-            [
-                &layer.query_key_value,
-                &layer.attention_out,
-                &layer.gate_up,
-                &layer.down,
-            ]
-        });
-        layers.chain([&self.head]).map(Matrix::bytes).sum::<usize>() + self.embedding.len() * 4
-    }
-}
-
-struct Reader<'a> {
-    shards: &'a [(&'a str, SliceSafetensors<'a>)],
-    format: WeightFormat,
-}
-
-impl Reader<'_> {
-    fn model(&self, architecture: Architecture) -> Result<Model, ModelError> {
+    fn read(architecture: Architecture, tensors: &Tensors<'_>) -> Result<Self, ModelError> {
         let a = &architecture;
-        let (hidden, inner) = (a.hidden_size, a.intermediate_size);
-        let (query, key_value) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
-        let embedding = self.tensor("model.embed_tokens.weight", &[a.vocab_size, hidden])?;
+        let hidden = a.hidden_size;
+        let embedding = tensors.floats("model.embed_tokens.weight", &[a.vocab_size, hidden])?;
         let layers = (0..a.layers)
             .map(|layer| {
                 let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
-                let norm = |part: &str| self.tensor(&name(part), &[hidden]);
-                let matrix = |parts: &[(&str, usize)], depth: usize| {
-                    let parts = parts
-                        .iter()
-                        .map(|(part, rows)| self.tensor(&name(part), &[*rows, depth]))
-                        .collect::<Result<Vec<_>, _>>()?;
-                    Ok::<_, ModelError>(Matrix::pack(&parts, depth, self.format))
-                };
                 Ok(Layer {
-                    attention_norm: norm("input_layernorm")?,
-                    query_key_value: matrix(
-                        &[
-                            ("self_attn.q_proj", query),
-                            ("self_attn.k_proj", key_value),
-                            ("self_attn.v_proj", key_value),
-                        ],
-                        hidden,
-                    )?,
-                    attention_out: matrix(&[("self_attn.o_proj", hidden)], query)?,
-                    mlp_norm: norm("post_attention_layernorm")?,
-                    gate_up: matrix(&[("mlp.gate_proj", inner), ("mlp.up_proj", inner)], hidden)?,
-                    down: matrix(&[("mlp.down_proj", hidden)], inner)?,
+                    attention_norm: tensors.floats(&name("input_layernorm"), &[hidden])?,
+                    body: Body::read(a, hidden, tensors, name)?,
                 })
             })
             .collect::<Result<Vec<_>, ModelError>>()?;
-        let norm = self.tensor("model.norm.weight", &[hidden])?;
+        let norm = tensors.floats("model.norm.weight", &[hidden])?;
         let head = if a.tied_head {
-            Matrix::pack(std::slice::from_ref(&embedding), hidden, self.format)
+            tensors.pack(std::slice::from_ref(&embedding), hidden)
         } else {
-            Matrix::pack(
-                &[self.tensor("lm_head.weight", &[a.vocab_size, hidden])?],
-                hidden,
-                self.format,
-            )
+            tensors.matrix(&[("lm_head.weight".to_owned(), a.vocab_size)], hidden)?
         };
         Ok(Model {
             architecture,
@@ -144,39 +81,56 @@ impl Reader<'_> {
         })
     }
 
-    /// A tensor of a known shape, as f32 in row-major order.
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let Some((file, shard)) = self
-            .shards
-            .iter()
-            .find(|(_, shard)| shard.get(name).is_ok())
-        else {
-            return Err(ModelError::MissingTensor {
-                name: name.to_owned(),
-            });
+    /// Bytes that the packed matrices take.
+    pub fn weight_bytes(&self) -> usize {
+        let layers: usize = self.layers.iter().map(|layer| layer.body.bytes()).sum();
+        layers + self.head.bytes() + self.embedding.len() * 4
+    }
+}
+
+impl Body {
+    /// Reads a layer's tensors, `name` making a part's name of it. `width` is what attention reads.
+    pub(crate) fn read(
+        a: &Architecture,
+        width: usize,
+        tensors: &Tensors<'_>,
+        name: impl Fn(&str) -> String,
+    ) -> Result<Self, ModelError> {
+        let (hidden, inner) = (a.hidden_size, a.intermediate_size);
+        let (query, key_value) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
+        let matrix = |parts: &[(&str, usize)], depth: usize| {
+            let parts: Vec<_> = parts
+                .iter()
+                .map(|(part, rows)| (name(part), *rows))
+                .collect();
+            tensors.matrix(&parts, depth)
         };
-        let fault = |error: candle_core::Error| ModelError::Weights {
-            file: (*file).to_owned(),
-            reason: error.to_string(),
-        };
-        let tensor = shard.load(name, &Device::Cpu).map_err(fault)?;
-        if tensor.dims() != shape {
-            return Err(ModelError::Shape {
-                name: name.to_owned(),
-                expected: shape.to_vec(),
-                found: tensor.dims().to_vec(),
-            });
-        }
-        if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {
-            return Err(ModelError::Type {
-                name: name.to_owned(),
-                found: tensor.dtype().as_str().to_owned(),
-            });
-        }
-        tensor
-            .to_dtype(DType::F32)
-            .and_then(|tensor| tensor.flatten_all())
-            .and_then(|tensor| tensor.to_vec1())
-            .map_err(fault)
+        Ok(Body {
+            query_key_value: matrix(
+                &[
+                    ("self_attn.q_proj", query),
+                    ("self_attn.k_proj", key_value),
+                    ("self_attn.v_proj", key_value),
+                ],
+                width,
+            )?,
+            attention_out: matrix(&[("self_attn.o_proj", hidden)], query)?,
+            mlp_norm: tensors.floats(&name("post_attention_layernorm"), &[hidden])?,
+            gate_up: matrix(&[("mlp.gate_proj", inner), ("mlp.up_proj", inner)], hidden)?,
+            down: matrix(&[("mlp.down_proj", hidden)], inner)?,
+        })
+    }
+
+    /// Bytes that the packed matrices take.
+    pub(crate) fn bytes(&self) -> usize {
+        [
+            &self.query_key_value,
+            &self.attention_out,
+            &self.gate_up,
+            &self.down,
+        ]
+        .map(Matrix::bytes)
+        .iter()
+        .sum()
     }
 }

@@ -18,6 +18,7 @@ fn engine(config: EngineConfig) -> EngineHandle {
         &config,
         &Metrics::new().unwrap(),
         tiny(),
+        None,
         "tiny".into(),
         None,
     )
@@ -153,6 +154,7 @@ async fn a_panic_costs_its_batch_and_nothing_more() {
         &EngineConfig::default(),
         &Metrics::new().unwrap(),
         Arc::new(broken),
+        None,
         "broken".into(),
         None,
     )

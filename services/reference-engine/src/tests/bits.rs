@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::forward::{Branch, Forward};
+use crate::blocks::Branch;
+use crate::forward::Forward;
 use crate::kv::{BlockCount, KvCache, KvShape};
 use crate::weights::Model;
 
@@ -19,7 +20,7 @@ impl Sequence {
     fn new(threads: usize) -> Self {
         let model = tiny();
         Sequence {
-            forward: Forward::new(&model, threads),
+            forward: Forward::new(&model, &[], threads),
             kv: KvCache::new(KvShape::of(&model.architecture), BlockCount::default()),
             model,
         }
@@ -30,12 +31,10 @@ impl Sequence {
         let start = self.kv.len();
         self.kv.grow(start + chain.len());
         let branch = Branch {
-            kv: &mut self.kv,
-            start,
-            chain,
             nodes,
             parents,
             logits: true,
+            ..Branch::new(&mut self.kv, start, chain)
         };
         let pass = self.forward.run(&self.model, &mut [branch]);
         (0..=nodes.len())
@@ -127,12 +126,10 @@ fn an_accepted_path_and_a_cut() {
     let mut sequence = Sequence::new(1);
     sequence.kv.grow(30);
     let branch = Branch {
-        kv: &mut sequence.kv,
-        start: 0,
-        chain: &text,
         nodes: &nodes,
         parents: &parents,
         logits: true,
+        ..Branch::new(&mut sequence.kv, 0, &text)
     };
     let pass = sequence.forward.run(&sequence.model, &mut [branch]);
     for node in [0, 2, 5] {
@@ -164,12 +161,10 @@ fn batches_and_shared_prefixes() {
             let start = kv.len();
             kv.grow(start + 7);
             Branch {
-                kv,
-                start,
-                chain: &tail[..7],
                 nodes: &tail[7..],
                 parents: &[None, Some(0)],
                 logits: true,
+                ..Branch::new(kv, start, &tail[..7])
             }
         })
         .collect();

@@ -6,10 +6,11 @@ use std::time::Instant;
 use refrain_protocol::engine::{Sampling, StepItem, StepRequest};
 use serde::Deserialize;
 
+use crate::blocks::Branch;
 use crate::config::{EngineConfig, WeightFormat};
 use crate::engine::Core;
 use crate::files::shipped_model;
-use crate::forward::{Branch, Forward};
+use crate::forward::Forward;
 use crate::kv::{BlockCount, KvCache, KvShape};
 use crate::weights::Model;
 
@@ -47,17 +48,13 @@ fn logits_are_those_of_the_training_code() {
     let mut bits = Vec::new();
     for format in [WeightFormat::F32, WeightFormat::Bf16] {
         let model = model(format);
-        let mut forward = Forward::new(&model, 1);
+        let mut forward = Forward::new(&model, &[], 1);
         for case in cases() {
             let mut kv = KvCache::new(KvShape::of(&model.architecture), BlockCount::default());
             kv.grow(case.ids.len());
             let branch = Branch {
-                kv: &mut kv,
-                start: 0,
-                chain: &case.ids,
-                nodes: &[],
-                parents: &[],
                 logits: true,
+                ..Branch::new(&mut kv, 0, &case.ids)
             };
             let pass = forward.run(&model, &mut [branch]);
             let logits = pass.logits(0, None);
@@ -86,7 +83,7 @@ fn logits_are_those_of_the_training_code() {
 
 #[test]
 fn greedy_output_is_that_of_the_training_code_with_and_without_drafts() {
-    let mut core = Core::new(model(WeightFormat::F32), &EngineConfig::default());
+    let mut core = Core::new(model(WeightFormat::F32), None, &EngineConfig::default());
     let now = Instant::now();
     let greedy = Sampling::default();
     for (index, case) in cases().into_iter().enumerate() {

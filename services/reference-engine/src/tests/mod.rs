@@ -3,6 +3,7 @@
 mod batching;
 mod bits;
 mod drafts;
+mod eagle3;
 mod golden;
 mod http;
 mod limits;

@@ -11,6 +11,7 @@ use refrain_protocol::{ApiError, EngineSessionId, NamespaceId, TokenId};
 use serde_json::{Value, json};
 
 use crate::config::{EngineConfig, WeightFormat};
+use crate::eagle3::Head;
 use crate::engine::Core;
 use crate::files::ModelFiles;
 use crate::weights::Model;
@@ -93,8 +94,17 @@ pub(crate) fn shapes(config: &Value) -> Vec<(String, Vec<usize>)> {
 
 /// Random weights of the given type.
 pub(crate) fn tensors(config: &Value, dtype: DType, seed: u64) -> HashMap<String, Tensor> {
+    random_tensors(shapes(config), dtype, seed)
+}
+
+/// Random tensors, of a size that keeps products about as large as what goes in.
+pub(crate) fn random_tensors(
+    shapes: Vec<(String, Vec<usize>)>,
+    dtype: DType,
+    seed: u64,
+) -> HashMap<String, Tensor> {
     let mut random = Random(seed);
-    shapes(config)
+    shapes
         .into_iter()
         .map(|(name, shape)| {
             let count = shape.iter().product();
@@ -155,7 +165,15 @@ pub(crate) struct Bench {
 
 pub(crate) fn bench(config: EngineConfig) -> Bench {
     Bench {
-        core: Core::new(tiny(), &config),
+        core: Core::new(tiny(), None, &config),
+        now: Instant::now(),
+    }
+}
+
+/// The same with a head.
+pub(crate) fn bench_with(head: Arc<Head>, config: EngineConfig) -> Bench {
+    Bench {
+        core: Core::new(tiny(), Some(head), &config),
         now: Instant::now(),
     }
 }

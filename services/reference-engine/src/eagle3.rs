@@ -1,0 +1,245 @@
+//! The engine's own drafts: an EAGLE-3 head, a one-layer network that goes on from the target's hidden states.
+//!
+//! [`Drafter`] serves all sessions of a step together: first the heads catch up with their texts in one pass,
+//! then all trees grow level by level, one pass per level. What a session keeps between steps is its
+//! [`Trail`].
+
+mod pass;
+mod shape;
+mod trail;
+mod tree;
+mod weights;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use refrain_protocol::TokenId;
+use refrain_protocol::engine::Draft;
+
+use crate::attention::DraftKv;
+use crate::blocks::Branch;
+use crate::math::{exp_weights, peak};
+use crate::weights::Model;
+
+pub(crate) use pass::HeadForward;
+#[cfg(test)]
+pub(crate) use shape::HeadShape;
+pub(crate) use trail::{Trail, TrailShape};
+pub(crate) use tree::Growth;
+use tree::{Guess, Tree};
+pub(crate) use weights::Head;
+
+/// Deepest draft that may be asked for: heads are trained for fewer.
+pub(crate) const DEPTH_MAX: u32 = 16;
+/// Most children of a node that may be asked for.
+pub(crate) const TOP_K_MAX: u32 = 16;
+
+/// One session's wish for a draft.
+pub(crate) struct Wish<'a> {
+    /// All of its text; the states of all but the last token are in `trail`, as far as they are kept.
+    pub(crate) text: &'a [TokenId],
+    pub(crate) trail: &'a mut Trail,
+    pub(crate) growth: Growth,
+}
+
+/// Rows that the head computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HeadRows {
+    /// Of texts.
+    pub(crate) follow: usize,
+    /// Of drafts.
+    pub(crate) guess: usize,
+}
+
+/// Drafts with a head; keeps the buffers between drafts.
+#[derive(Debug)]
+pub(crate) struct Drafter {
+    head: Arc<Head>,
+    forward: HeadForward,
+    /// Most rows of texts in one step. A session that owes more gets its draft in a later one.
+    follow_max: usize,
+    weights: Vec<f32>,
+}
+
+/// A tree in the making.
+struct Growing<'a> {
+    /// Place among the wishes.
+    wish: usize,
+    trail: &'a mut Trail,
+    tree: Tree,
+    top_k: usize,
+    /// The rows' keys and values.
+    kv: DraftKv,
+    /// Output of the text's last row, then of each row of the tree.
+    hidden: Vec<f32>,
+}
+
+impl Drafter {
+    pub(crate) fn new(head: Arc<Head>, follow_max: usize, threads: usize) -> Self {
+        Drafter {
+            forward: HeadForward::new(&head, threads),
+            head,
+            follow_max,
+            weights: Vec::new(),
+        }
+    }
+
+    /// A draft for each wish; an empty one where the head cannot go on from the end of the text yet.
+    pub(crate) fn draft(
+        &mut self,
+        target: &Model,
+        wishes: Vec<Wish<'_>>,
+    ) -> (Vec<Draft>, HeadRows) {
+        let mut drafts = vec![Draft::default(); wishes.len()];
+        let mut rows = HeadRows::default();
+        let mut growing = self.follow(target, wishes, &mut rows);
+        loop {
+            let guessed = self.guess(target, &mut growing);
+            if guessed == 0 {
+                break;
+            }
+            rows.guess += guessed;
+        }
+        for growing in growing {
+            drafts[growing.wish] = growing.tree.into_draft();
+        }
+        (drafts, rows)
+    }
+
+    /// Computes the rows of texts that are owed, and plants a tree at the end of each text that is done.
+    fn follow<'a>(
+        &mut self,
+        target: &Model,
+        wishes: Vec<Wish<'a>>,
+        computed: &mut HeadRows,
+    ) -> Vec<Growing<'a>> {
+        let mut left = self.follow_max;
+        let mut captured = Vec::new();
+        let mut followed: Vec<(usize, Wish<'a>, Range<usize>, bool)> = Vec::new();
+        for (at, wish) in wishes.into_iter().enumerate() {
+            let mut rows = wish.trail.owed(wish.text.len());
+            let complete = rows.len() <= left;
+            rows.end = rows.end.min(rows.start + left);
+            if !rows.is_empty() {
+                left -= rows.len();
+                for position in rows.clone() {
+                    captured.extend_from_slice(wish.trail.states(position));
+                }
+                followed.push((at, wish, rows, complete));
+            }
+        }
+        if followed.is_empty() {
+            return Vec::new();
+        }
+        let mut branches: Vec<Branch<'_>> = followed
+            .iter_mut()
+            .map(|(_, wish, rows, complete)| {
+                let (kv, start) = wish.trail.extend(rows);
+                Branch {
+                    logits: *complete,
+                    ..Branch::new(kv, start, &wish.text[rows.start + 1..=rows.end])
+                }
+            })
+            .collect();
+        let outputs = self
+            .forward
+            .follow(&self.head, target, &mut branches, &captured);
+        computed.follow = self.follow_max - left;
+        let mut growing = Vec::with_capacity(followed.len());
+        for (branch, (at, wish, _, complete)) in followed.into_iter().enumerate() {
+            wish.trail.release_read();
+            if complete {
+                let mut tree = Tree::new(wish.growth);
+                let guesses = self.guesses(outputs.logits(branch, 0), wish.growth.top_k);
+                tree.grow(&[guesses]);
+                growing.push(Growing {
+                    wish: at,
+                    tree,
+                    top_k: wish.growth.top_k,
+                    kv: DraftKv::new(wish.trail.kv().shape(), wish.growth.rows_max()),
+                    hidden: outputs.hidden(branch, 0).to_vec(),
+                    trail: wish.trail,
+                });
+            }
+        }
+        growing
+    }
+
+    /// Grows every tree by a level. Gives the rows that it took; none when all are complete.
+    fn guess(&mut self, target: &Model, growing: &mut [Growing<'_>]) -> usize {
+        let width = self.head.shape.architecture.hidden_size;
+        let mut hidden = Vec::new();
+        for growing in growing.iter() {
+            for parent in &growing.tree.row_parents()[growing.tree.followed()..] {
+                let row = parent.map_or(0, |parent| parent as usize + 1);
+                hidden.extend_from_slice(&growing.hidden[row * width..][..width]);
+            }
+        }
+        if hidden.is_empty() {
+            return 0;
+        }
+        // A complete tree takes part with no rows, so that branches and trees stay in step.
+        let (mut branches, mut drafts) = (Vec::new(), Vec::new());
+        for growing in growing.iter_mut() {
+            let kv = growing.trail.kv();
+            let end = kv.len();
+            branches.push(Branch {
+                nodes: growing.tree.rows(),
+                parents: growing.tree.row_parents(),
+                known: growing.tree.followed(),
+                logits: true,
+                ..Branch::new(kv, end, &[])
+            });
+            drafts.push(&mut growing.kv);
+        }
+        let outputs = self
+            .forward
+            .guess(&self.head, target, &mut branches, &mut drafts, &hidden);
+        let counts: Vec<usize> = branches.iter().map(Branch::rows).collect();
+        for (branch, (growing, count)) in growing.iter_mut().zip(&counts).enumerate() {
+            if *count == 0 {
+                continue;
+            }
+            let mut guesses = Vec::with_capacity(*count);
+            for row in 0..*count {
+                guesses.push(self.guesses(outputs.logits(branch, row), growing.top_k));
+                growing
+                    .hidden
+                    .extend_from_slice(outputs.hidden(branch, row));
+            }
+            growing.tree.grow(&guesses);
+        }
+        counts.iter().sum()
+    }
+
+    /// The `count` likeliest tokens by these logits, likeliest first, lower draft ids first among equals.
+    fn guesses(&mut self, logits: &[f32], count: usize) -> Vec<Guess> {
+        let peak = peak(logits);
+        if !peak.is_finite() {
+            return Vec::new();
+        }
+        self.weights.resize(logits.len(), 0.0);
+        exp_weights(logits, peak, 1.0, &mut self.weights);
+        let mut best: Vec<(f32, usize)> = Vec::with_capacity(count + 1);
+        let mut total = 0.0;
+        for (id, weight) in self.weights.iter().enumerate() {
+            // Not a number: that token is never guessed.
+            if weight.is_nan() {
+                continue;
+            }
+            total += weight;
+            if best.len() == count && best.last().is_some_and(|(least, _)| weight <= least) {
+                continue;
+            }
+            let at = best.partition_point(|(other, _)| other >= weight);
+            best.insert(at, (*weight, id));
+            best.truncate(count);
+        }
+        best.into_iter()
+            .map(|(weight, id)| Guess {
+                token: self.head.tokens[id],
+                prob: weight / total,
+            })
+            .collect()
+    }
+}

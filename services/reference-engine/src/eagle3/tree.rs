@@ -1,0 +1,152 @@
+//! The dynamic draft tree of EAGLE-2 and 3: which nodes to follow, and which to have verified. Pure.
+//!
+//! A node's probability is the product of the head's probabilities along its path, so no node is likelier
+//! than its parent. Hence the `tokens_max` likeliest nodes are a tree by themselves, and a node that has
+//! fallen out of them never comes back: neither it nor anything under it needs to be followed.
+
+use refrain_protocol::TokenId;
+use refrain_protocol::engine::Draft;
+
+/// How a tree may grow. All counts are at least 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Growth {
+    /// Longest path.
+    pub(crate) depth: usize,
+    /// Most children of a node, and most nodes of one depth that are followed further.
+    pub(crate) top_k: usize,
+    /// Most nodes that stay.
+    pub(crate) tokens_max: usize,
+    /// Paths less likely than this end before.
+    pub(crate) path_prob_min: f32,
+}
+
+impl Growth {
+    /// Most nodes that are followed.
+    pub(crate) fn rows_max(&self) -> usize {
+        (self.depth - 1) * self.top_k.min(self.tokens_max)
+    }
+}
+
+/// A guess for the next token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Guess {
+    pub(crate) token: TokenId,
+    /// What the head thinks of it, given the path before it.
+    pub(crate) prob: f32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    /// Counts up, parents before children.
+    id: usize,
+    parent: Option<usize>,
+    /// The row of the parent, if it is not the text.
+    parent_row: Option<u32>,
+    depth: usize,
+    token: TokenId,
+    /// Of the whole path.
+    prob: f32,
+}
+
+/// A tree that grows level by level. A *row* is a node that is followed, that is, computed by the head.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    growth: Growth,
+    /// Likeliest first, at most `tokens_max`.
+    nodes: Vec<Node>,
+    ids: usize,
+    depth: usize,
+    row_nodes: Vec<Node>,
+    row_tokens: Vec<TokenId>,
+    row_parents: Vec<Option<u32>>,
+    /// Rows before it have been followed.
+    followed: usize,
+}
+
+impl Tree {
+    pub(crate) fn new(growth: Growth) -> Self {
+        Tree {
+            growth,
+            nodes: Vec::new(),
+            ids: 0,
+            depth: 0,
+            row_nodes: Vec::new(),
+            row_tokens: Vec::new(),
+            row_parents: Vec::new(),
+            followed: 0,
+        }
+    }
+
+    /// Tokens of all rows so far.
+    pub(crate) fn rows(&self) -> &[TokenId] {
+        &self.row_tokens
+    }
+
+    /// Parent of each row, itself a row; `None` is the text.
+    pub(crate) fn row_parents(&self) -> &[Option<u32>] {
+        &self.row_parents
+    }
+
+    /// How many of the rows have been followed. The others are to be computed now; none means that the tree
+    /// is complete.
+    pub(crate) fn followed(&self) -> usize {
+        self.followed
+    }
+
+    /// Adds what comes after the rows that were to be computed, or at first after the text: at most `top_k`
+    /// guesses each, likeliest first.
+    pub(crate) fn grow(&mut self, guesses: &[Vec<Guess>]) {
+        self.depth += 1;
+        let first = self.followed;
+        for (at, guesses) in guesses.iter().enumerate() {
+            let parent = (self.depth > 1).then(|| (first + at, self.row_nodes[first + at]));
+            for guess in guesses {
+                let prob = parent.map_or(1.0, |(_, node)| node.prob) * guess.prob;
+                // A probability that is no number is refused here as well.
+                if !(prob > 0.0 && prob >= self.growth.path_prob_min) {
+                    continue;
+                }
+                self.nodes.push(Node {
+                    id: self.ids,
+                    parent: parent.map(|(_, node)| node.id),
+                    parent_row: parent.map(|(row, _)| row as u32),
+                    depth: self.depth,
+                    token: guess.token,
+                    prob,
+                });
+                self.ids += 1;
+            }
+        }
+        self.nodes
+            .sort_unstable_by(|a, b| b.prob.total_cmp(&a.prob).then(a.id.cmp(&b.id)));
+        self.nodes.truncate(self.growth.tokens_max);
+        self.followed = self.row_nodes.len();
+        if self.depth < self.growth.depth {
+            let leaves = self.nodes.iter().filter(|node| node.depth == self.depth);
+            self.row_nodes.extend(leaves.take(self.growth.top_k));
+            for node in &self.row_nodes[self.followed..] {
+                self.row_tokens.push(node.token);
+                self.row_parents.push(node.parent_row);
+            }
+        }
+    }
+
+    /// The nodes to have verified.
+    pub(crate) fn into_draft(mut self) -> Draft {
+        self.nodes.sort_unstable_by_key(|node| node.id);
+        let place = |id: usize| self.nodes.binary_search_by_key(&id, |node| node.id);
+        Draft {
+            tokens: self.nodes.iter().map(|node| node.token).collect(),
+            parents: self
+                .nodes
+                .iter()
+                // A parent is at least as likely and was there before, so it has stayed.
+                .map(|node| {
+                    node.parent
+                        .and_then(|id| place(id).ok())
+                        .map(|at| at as u32)
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Whatever the head drafts, and however steps are mixed, the tokens are those of plain decoding.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use refrain_protocol::engine::{CloseRequest, Draft, Sampling, SelfDraft, StepItem, StepRequest};
+use refrain_protocol::{EngineSessionId, TokenId};
+
+use super::{opening_for_drafts, tiny_head};
+use crate::config::EngineConfig;
+use crate::tests::support::{Bench, Random, VOCAB, bench, bench_with, chain, item};
+
+/// A text that is being decoded, and what comes of it.
+struct Stream {
+    prompt: Vec<TokenId>,
+    sampling: Sampling,
+    /// Plain decoding.
+    truth: Vec<TokenId>,
+    text: Vec<TokenId>,
+    session: u128,
+    open: bool,
+    /// What the engine has, a beginning of `text`.
+    sent: usize,
+}
+
+const OUTPUT: usize = 40;
+
+fn streams(random: &mut Random, temperature: f32) -> Vec<Stream> {
+    let shared_len = random.below(50);
+    let shared = random.tokens(shared_len);
+    (0..3)
+        .map(|at| {
+            let own = 1 + random.below(30);
+            let mut prompt = shared.clone();
+            prompt.extend(random.tokens(own));
+            let sampling = Sampling {
+                temperature,
+                seed: random.next(),
+                ..Sampling::default()
+            };
+            let mut plain = bench(EngineConfig::default());
+            Stream {
+                truth: plain.decode(1, &sampling, &prompt, OUTPUT + 20),
+                text: prompt.clone(),
+                prompt,
+                sampling,
+                session: at,
+                open: false,
+                sent: 0,
+            }
+        })
+        .collect()
+}
+
+impl Stream {
+    /// The next item: a piece of the text, or all of it and a draft of some kind or none.
+    fn item(&mut self, random: &mut Random) -> StepItem {
+        if random.below(4) == 0 {
+            // A stop rule of the caller cut, or the caller sends what is there already anew.
+            let cut = self.text.len().saturating_sub(random.below(6));
+            self.text.truncate(cut.max(self.prompt.len()));
+            self.sent = self.sent.min(self.text.len());
+            self.sent -= random.below(5).min(self.sent);
+        }
+        let owed = self.text.len() - self.sent;
+        let piece = random.below(3) == 0 && owed > 1;
+        let count = if piece {
+            1 + random.below(owed - 1)
+        } else {
+            owed
+        };
+        let tokens = &self.text[self.sent..self.sent + count];
+        let mut item = if self.open {
+            item(self.session, self.sent, tokens)
+        } else {
+            opening_for_drafts(self.session, &self.sampling, tokens)
+        };
+        self.open = true;
+        item.sample = !piece;
+        item.max_emit = 1 + random.below(9) as u32;
+        if piece {
+            return item;
+        }
+        match random.below(6) {
+            0 => {}
+            1 => item.draft = Some(self.draft(random)),
+            _ => {
+                item.self_draft = Some(SelfDraft {
+                    depth: 1 + random.below(6) as u32,
+                    top_k: 1 + random.below(16) as u32,
+                    tokens_max: random.below(40) as u32,
+                    path_prob_min: [0.0, 0.0, 0.001, 0.05][random.below(4)],
+                });
+            }
+        }
+        item
+    }
+
+    /// Some of the truth and then noise.
+    fn draft(&self, random: &mut Random) -> Draft {
+        let done = self.text.len() - self.prompt.len();
+        let mut tokens = self.truth[done..done + random.below(6)].to_vec();
+        tokens.push(random.below(VOCAB as usize) as TokenId);
+        chain(&tokens)
+    }
+
+    fn done(&self) -> bool {
+        self.text.len() >= self.prompt.len() + OUTPUT
+    }
+}
+
+/// Work that has to happen for the test to mean something.
+#[derive(Default)]
+struct Work {
+    self_drafted: u32,
+    accepted: usize,
+    followed: usize,
+}
+
+fn check(temperature: f32, seed: u64, config: EngineConfig) -> Work {
+    let mut random = Random(seed);
+    let mut streams = streams(&mut random, temperature);
+    let mut work = Work::default();
+    let mut sessions = 100;
+    let Bench { mut core, now } = bench_with(tiny_head(), config);
+    let mut steps = 0;
+    while streams.iter().any(|stream| !stream.done()) {
+        steps += 1;
+        assert!(steps < 1000, "seed {seed}: no end");
+        let mut items = Vec::new();
+        let mut batch = Vec::new();
+        for (at, stream) in streams.iter_mut().enumerate() {
+            if stream.done() || random.below(3) == 0 {
+                continue;
+            }
+            if stream.open && random.below(12) == 0 {
+                // Goes on in a session of its own, which may find what the old one left.
+                core.close(&CloseRequest {
+                    sessions: vec![EngineSessionId(stream.session)],
+                    keep_kv: random.below(3) > 0,
+                });
+                sessions += 1;
+                (stream.session, stream.open, stream.sent) = (sessions, false, 0);
+            }
+            items.push(stream.item(&mut random));
+            batch.push(at);
+        }
+        let asked: HashMap<u128, StepItem> = items
+            .iter()
+            .map(|item| (item.session.0, item.clone()))
+            .collect();
+        let stepped = core.step(StepRequest { items }, now).unwrap();
+        work.followed += stepped.head_rows.follow;
+        for (at, result) in batch.into_iter().zip(stepped.results) {
+            let stream = &mut streams[at];
+            let output = result.unwrap();
+            let asked = &asked[&stream.session];
+            stream.sent = output.text_len as usize;
+            if !asked.sample {
+                continue;
+            }
+            let done = stream.text.len() - stream.prompt.len();
+            let count = output.emitted.len();
+            assert_eq!(
+                output.emitted,
+                stream.truth[done..done + count],
+                "seed {seed}"
+            );
+            assert!(
+                count >= 1 && count <= asked.max_emit as usize,
+                "seed {seed}"
+            );
+            if let Some(wanted) = asked.self_draft {
+                assert!(output.self_drafted <= wanted.tokens_max, "seed {seed}");
+                let accepted = output.accepted_nodes.len();
+                assert_eq!(accepted, count - 1, "seed {seed}");
+                assert!(accepted <= wanted.depth as usize, "seed {seed}");
+                assert!(
+                    output
+                        .accepted_nodes
+                        .iter()
+                        .all(|node| *node < output.self_drafted),
+                    "seed {seed}"
+                );
+                work.accepted += accepted;
+            } else {
+                assert_eq!(output.self_drafted, 0, "seed {seed}");
+            }
+            work.self_drafted += output.self_drafted;
+            stream.text.extend(&output.emitted);
+        }
+    }
+    work
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn greedy_output_stays(seed in any::<u64>()) {
+        check(0.0, seed, EngineConfig::default());
+    }
+
+    #[test]
+    fn sampled_output_stays(seed in any::<u64>()) {
+        check(0.8, seed, EngineConfig::default());
+    }
+
+    #[test]
+    fn output_stays_where_states_are_dropped_and_room_is_short(seed in any::<u64>()) {
+        let config = EngineConfig {
+            eagle3_window_tokens: 1 + (seed % 40) as usize,
+            kv_tokens_max: 512,
+            max_step_tokens: 300,
+            ..EngineConfig::default()
+        };
+        check(0.8, seed, config);
+    }
+}
+
+#[test]
+fn the_mix_drafts_accepts_and_follows() {
+    let (mut drafted, mut accepted, mut followed) = (0, 0, 0);
+    for seed in 0..6 {
+        let work = check(0.8, seed, EngineConfig::default());
+        drafted += work.self_drafted;
+        accepted += work.accepted;
+        followed += work.followed;
+    }
+    // A random head is right about as often as chance.
+    assert!(
+        drafted > 2000 && accepted > 10 && followed > 1000,
+        "{drafted} drafted, {accepted} accepted, {followed} followed"
+    );
+}
