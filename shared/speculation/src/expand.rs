@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use refrain_suffix_index::{Continuation, Match, Node, Token};
+use refrain_suffix_index::{Continuation, Match, Node, Search, Sighting, Token};
 
 use crate::propose::Expansion;
 
@@ -11,29 +11,33 @@ use crate::propose::Expansion;
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) expansion: Expansion,
-    /// MAX_SPEC(p): most draft tokens, at least 1.
+    /// The pattern's length.
+    pub(crate) match_len: u32,
+    /// MAX_SPEC(p): longest path, at least 1.
+    pub(crate) depth_max: usize,
+    /// Most draft tokens, at least 1; the same but for several paths.
     pub(crate) nodes_max: usize,
     pub(crate) min_token_prob: f32,
-    pub(crate) max_fan_out: usize,
 }
 
-/// A draft token, still with its node in the index.
+/// A draft token.
 #[derive(Clone, Copy)]
-pub(crate) struct Drafted<'a> {
+pub(crate) struct Drafted {
     pub(crate) token: Token,
     pub(crate) parent: Option<u32>,
     pub(crate) probability: f32,
-    pub(crate) node: Node<'a>,
+    pub(crate) sighting: Sighting,
 }
 
 /// A child of a drafted node that was not taken yet.
-struct Pending<'a> {
-    drafted: Drafted<'a>,
+struct Pending {
+    drafted: Drafted,
+    node: Node,
     /// When it was found: among equals the earlier one is taken, so a proposal is always the same.
     order: u32,
 }
 
-impl Ord for Pending<'_> {
+impl Ord for Pending {
     fn cmp(&self, other: &Self) -> Ordering {
         self.drafted
             .probability
@@ -42,30 +46,32 @@ impl Ord for Pending<'_> {
     }
 }
 
-impl PartialOrd for Pending<'_> {
+impl PartialOrd for Pending {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Pending<'_> {
+impl PartialEq for Pending {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Pending<'_> {}
+impl Eq for Pending {}
 
 /// Buffers of one proposal, reused for each of its candidates.
 #[derive(Default)]
-pub(crate) struct Expander<'a> {
-    frontier: BinaryHeap<Pending<'a>>,
-    children: Vec<Continuation<'a>>,
-    /// The tree of the last expansion, best first.
-    pub(crate) drafted: Vec<Drafted<'a>>,
+pub(crate) struct Expander {
+    frontier: BinaryHeap<Pending>,
+    children: Vec<Continuation>,
+    /// The last nodes of the paths, with their places in `drafted`.
+    beam: Vec<(u32, Node)>,
+    /// The tree of the last expansion, parents first.
+    pub(crate) drafted: Vec<Drafted>,
 }
 
-impl<'a> Expander<'a> {
+impl Expander {
     /// Expands `found` and returns the SCORE of the tree, which is left in `drafted`; 0, and no tree, if there
     /// is nothing to draft or if its SCORE could not exceed `beat`.
     ///
@@ -74,67 +80,105 @@ impl<'a> Expander<'a> {
     /// candidate, not once per level: the doubt is whether this context goes the way of those seen. Once it
     /// has agreed with the only copy for one token that doubt is gone, and a factor for every level would have
     /// made long drafts from one copy, the best there are, worthless.
-    pub(crate) fn expand(&mut self, found: &Match<'a>, limits: &Limits, beat: f32) -> f32 {
+    pub(crate) fn expand(
+        &mut self,
+        search: &mut Search<'_>,
+        found: &Match,
+        limits: &Limits,
+        beat: f32,
+    ) -> f32 {
         self.drafted.clear();
         self.frontier.clear();
-        if found.node.fan_out() > limits.max_fan_out {
-            return 0.0;
-        }
         let min = limits.min_token_prob;
         let keep = |count, total| path_probability(shrink(total), count, total) >= min;
-        let total = found.node.continuations_where(keep, &mut self.children);
-        if self.children.is_empty() || ceiling(shrink(total), limits.nodes_max) <= beat {
+        let total = search.continuations_where(&found.node, keep, &mut self.children);
+        if self.children.is_empty()
+            || ceiling(shrink(total), limits.depth_max, limits.nodes_max) <= beat
+        {
             return 0.0;
         }
         match limits.expansion {
-            Expansion::Linear => self.expand_linear(total, limits),
-            Expansion::Tree => self.expand_tree(total, limits),
+            Expansion::Linear => self.expand_linear(search, total, limits),
+            Expansion::Tree => self.expand_tree(search, total, limits),
+            Expansion::Paths(paths) => self.expand_paths(search, total, limits, paths.max(1)),
         }
     }
 
     /// The most probable child, its most probable child, and so on.
-    fn expand_linear(&mut self, mut total: u64, limits: &Limits) -> f32 {
+    fn expand_linear(&mut self, search: &mut Search<'_>, mut total: u64, limits: &Limits) -> f32 {
         let mut score = 1.0;
         let mut probability = shrink(total);
         let mut parent = None;
-        while let Some(&Continuation { token, count, node }) = self.children.first() {
-            probability = path_probability(probability, count, total);
+        while let Some(next) = self.children.first() {
+            probability = path_probability(probability, next.count, total);
             score += probability;
-            self.drafted.push(Drafted {
-                token,
-                parent,
-                probability,
-                node,
-            });
-            if self.drafted.len() == limits.nodes_max || node.fan_out() > limits.max_fan_out {
+            self.drafted.push(drafted(next, parent, probability));
+            if self.drafted.len() == limits.nodes_max {
                 break;
             }
             parent = Some(self.drafted.len() as u32 - 1);
+            let node = next.node;
             let keep =
                 |count, total| path_probability(probability, count, total) >= limits.min_token_prob;
-            total = node.continuations_where(keep, &mut self.children);
+            total = search.continuations_where(&node, keep, &mut self.children);
         }
         score
     }
 
     /// Greedy: of all children of the tree so far, the most probable.
-    fn expand_tree(&mut self, total: u64, limits: &Limits) -> f32 {
+    fn expand_tree(&mut self, search: &mut Search<'_>, total: u64, limits: &Limits) -> f32 {
         let mut score = 1.0;
         let mut order = 0;
         self.queue_children(None, shrink(total), total, &mut order);
-        while let Some(Pending { drafted, .. }) = self.frontier.pop() {
+        while let Some(Pending { drafted, node, .. }) = self.frontier.pop() {
             score += drafted.probability;
             self.drafted.push(drafted);
             if self.drafted.len() == limits.nodes_max {
                 break;
             }
-            if drafted.node.fan_out() <= limits.max_fan_out {
-                let keep = |count, total| {
-                    path_probability(drafted.probability, count, total) >= limits.min_token_prob
+            let keep = |count, total| {
+                path_probability(drafted.probability, count, total) >= limits.min_token_prob
+            };
+            let total = search.continuations_where(&node, keep, &mut self.children);
+            let parent = Some(self.drafted.len() as u32 - 1);
+            self.queue_children(parent, drafted.probability, total, &mut order);
+        }
+        score
+    }
+
+    /// Depth by depth, the most probable `paths` of all children of the depth before.
+    fn expand_paths(
+        &mut self,
+        search: &mut Search<'_>,
+        total: u64,
+        limits: &Limits,
+        paths: usize,
+    ) -> f32 {
+        let mut score = 1.0;
+        let mut order = 0;
+        self.queue_children(None, shrink(total), total, &mut order);
+        for _ in 0..limits.depth_max {
+            self.beam.clear();
+            while self.beam.len() < paths && self.drafted.len() < limits.nodes_max {
+                let Some(Pending { drafted, node, .. }) = self.frontier.pop() else {
+                    break;
                 };
-                let total = drafted.node.continuations_where(keep, &mut self.children);
-                let parent = Some(self.drafted.len() as u32 - 1);
-                self.queue_children(parent, drafted.probability, total, &mut order);
+                score += drafted.probability;
+                self.beam.push((self.drafted.len() as u32, node));
+                self.drafted.push(drafted);
+            }
+            self.frontier.clear();
+            if self.beam.is_empty() || self.drafted.len() == limits.nodes_max {
+                break;
+            }
+            for at in 0..self.beam.len() {
+                let (parent, node) = self.beam[at];
+                let probability = self.drafted[parent as usize].probability;
+                let keep = |count, total| {
+                    path_probability(probability, count, total) >= limits.min_token_prob
+                };
+                let total = search.continuations_where(&node, keep, &mut self.children);
+                self.queue_children(Some(parent), probability, total, &mut order);
             }
         }
         score
@@ -147,20 +191,24 @@ impl<'a> Expander<'a> {
         total: u64,
         order: &mut u32,
     ) {
-        for &Continuation { token, count, node } in &self.children {
-            let probability = path_probability(probability, count, total);
-            let drafted = Drafted {
-                token,
-                parent,
-                probability,
-                node,
-            };
+        for next in &self.children {
+            let probability = path_probability(probability, next.count, total);
             self.frontier.push(Pending {
-                drafted,
+                drafted: drafted(next, parent, probability),
+                node: next.node,
                 order: *order,
             });
             *order += 1;
         }
+    }
+}
+
+fn drafted(next: &Continuation, parent: Option<u32>, probability: f32) -> Drafted {
+    Drafted {
+        token: next.token,
+        parent,
+        probability,
+        sighting: next.sighting,
     }
 }
 
@@ -173,9 +221,8 @@ fn shrink(total: u64) -> f32 {
     total as f32 / (total as f32 + 1.0)
 }
 
-/// No tree of `nodes` nodes of at most probability `d` scores more. The second factor covers what rounding
-/// may add to a score while it is summed.
-pub(crate) fn ceiling(d: f32, nodes: usize) -> f32 {
-    let nodes = nodes as f32;
-    (1.0 + nodes * d) * (1.0 + (nodes + 4.0) * f32::EPSILON)
+/// No tree of so many nodes that is `depth` deep scores more, if no level's probabilities add up to more than `d`. The
+/// second factor covers what rounding may add to a score while it is summed.
+pub(crate) fn ceiling(d: f32, depth: usize, nodes: usize) -> f32 {
+    (1.0 + depth as f32 * d) * (1.0 + (nodes as f32 + 4.0) * f32::EPSILON)
 }

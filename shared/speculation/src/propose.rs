@@ -1,6 +1,6 @@
 //! Algorithm 1 of SuffixDecoding: the best draft over all sources and all pattern lengths.
 
-use refrain_suffix_index::{Cursor, Index, Token};
+use refrain_suffix_index::{Cursor, Index, Match, SearchLimits, Token};
 
 use crate::expand::{Drafted, Expander, Limits, ceiling};
 use crate::{DraftNode, DraftTree, Origin, Scope, Source};
@@ -12,6 +12,10 @@ pub enum Expansion {
     Linear,
     /// A tree, best first.
     Tree,
+    /// As many chains as this at most, the most probable ones at every depth (Seer's beam, arXiv 2511.14617). MAX_SPEC
+    /// limits their length; all of them together have at most so many times as many nodes. One is
+    /// [`Linear`](Self::Linear).
+    Paths(usize),
 }
 
 /// How much is drafted, and from what.
@@ -31,10 +35,15 @@ pub struct ProposeParams {
     pub min_match_len: u32,
     /// Longest pattern; longer matches are taken for matches of this length.
     pub max_pattern: u32,
-    /// Nodes with more different continuations than this are not expanded. They are short patterns such as a
-    /// comma, which predict little; reading all that ever followed one would be most of the cost of
-    /// a proposal.
+    /// Most tokens of a pattern and its draft together: the rule of indexes of limited depth, where a long match
+    /// leaves little to draft. Only for comparison with one.
+    pub match_plus_draft_cap: Option<u32>,
+    /// Nodes with more different continuations than this in the live part of an index are not expanded there. They
+    /// are short patterns such as a comma, which predict little; reading all that ever followed one would be
+    /// most of the cost of a proposal.
     pub max_fan_out: usize,
+    /// Of a pattern that occurs more often than this in sealed text, so many evenly spaced occurrences are read.
+    pub samples_max: usize,
 }
 
 impl Default for ProposeParams {
@@ -47,7 +56,9 @@ impl Default for ProposeParams {
             min_token_prob: 0.1,
             min_match_len: 1,
             max_pattern: 64,
+            match_plus_draft_cap: None,
             max_fan_out: 256,
+            samples_max: 64,
         }
     }
 }
@@ -55,10 +66,62 @@ impl Default for ProposeParams {
 impl ProposeParams {
     /// MAX_SPEC(p), draft tokens (the root is not one), where `room` is all that the caller can use.
     pub fn max_spec(&self, pattern_len: u32, room: usize) -> usize {
-        // Never less for a longer pattern (a negative or NaN alpha is 0): the search relies on it. The cast
-        // saturates: negative and NaN are 0.
+        // A negative or NaN alpha is 0, so that without a cap a longer pattern never drafts less. The cast saturates:
+        // negative and NaN are 0.
         let wanted = self.alpha.max(0.0) * pattern_len as f32 + self.offset;
-        (wanted as usize).min(self.max_spec_tokens).min(room)
+        let left = match self.match_plus_draft_cap {
+            Some(cap) => cap.saturating_sub(pattern_len) as usize,
+            None => usize::MAX,
+        };
+        (wanted as usize)
+            .min(left)
+            .min(self.max_spec_tokens)
+            .min(room)
+    }
+
+    /// The pattern length that may draft most of those up to `len` and longer than `shorter`, the longest of equals,
+    /// and how much that is.
+    fn best_spec(&self, len: u32, shorter: u32, room: usize) -> (u32, usize) {
+        let shortest = shorter.max(self.min_match_len.max(1) - 1) + 1;
+        let longest = (len, self.max_spec(len, room));
+        if self.match_plus_draft_cap.is_none() {
+            return longest;
+        }
+        (shortest..len).rev().fold(longest, |best, len| {
+            let spec = self.max_spec(len, room);
+            if spec > best.1 { (len, spec) } else { best }
+        })
+    }
+
+    /// Most nodes of a draft with paths of at most `depth_max`.
+    fn nodes_max(&self, depth_max: usize, room: usize) -> usize {
+        let paths = match self.expansion {
+            Expansion::Linear | Expansion::Tree => 1,
+            Expansion::Paths(paths) => paths.max(1),
+        };
+        depth_max
+            .saturating_mul(paths)
+            .min(self.max_spec_tokens)
+            .min(room)
+    }
+
+    fn search_limits(&self) -> SearchLimits {
+        SearchLimits {
+            len_max: self.max_pattern,
+            samples_max: self.samples_max,
+            fan_out_max: self.max_fan_out,
+        }
+    }
+
+    fn limits(&self, found: &Match, room: usize) -> Limits {
+        let (match_len, depth_max) = self.best_spec(found.len, found.next_len, room);
+        Limits {
+            expansion: self.expansion,
+            match_len,
+            depth_max,
+            nodes_max: self.nodes_max(depth_max, room),
+            min_token_prob: self.min_token_prob,
+        }
     }
 }
 
@@ -101,36 +164,38 @@ pub struct Candidate {
 ///
 /// The paper's loop over p = 1..P visits each set of occurrences once here, with its longest pattern: shorter
 /// patterns of the same set draft a part of the same tree. It goes from long to short and stops when no shorter
-/// pattern may draft enough to win, as SCORE <= 1 + MAX_SPEC(p).
+/// pattern may draft enough to win: the D of nodes of one depth add up to at most 1, so SCORE <= 1 + MAX_SPEC(p).
 pub fn propose(lookups: &[Lookup<'_>], params: &ProposeParams, room: usize) -> Option<Candidate> {
     let mut expander = Expander::default();
     let mut best: Option<Best<'_>> = None;
     for scope in Scope::ALL {
         for lookup in lookups.iter().filter(|lookup| lookup.scope == scope) {
-            for found in lookup
-                .index
-                .matches(lookup.cursor.at_most(params.max_pattern))
-            {
-                let nodes_max = params.max_spec(found.len, room);
+            let limits = params.search_limits();
+            let mut search = lookup.index.search(lookup.cursor, lookup.context, limits);
+            loop {
                 let beat = best.as_ref().map_or(0.0, |best| best.score);
-                if found.len < params.min_match_len
-                    || nodes_max == 0
-                    || ceiling(1.0, nodes_max) <= beat
+                let len = search.next_len();
+                let (_, most) = params.best_spec(len, 0, room);
+                if len < params.min_match_len
+                    || most == 0
+                    || ceiling(1.0, most, params.nodes_max(most, room)) <= beat
                 {
                     break;
                 }
-                let limits = Limits {
-                    expansion: params.expansion,
-                    nodes_max,
-                    min_token_prob: params.min_token_prob,
-                    max_fan_out: params.max_fan_out,
+                let Some(found) = search.next_match() else {
+                    break;
                 };
-                let score = expander.expand(&found, &limits, beat);
+                let limits = params.limits(&found, room);
+                if limits.depth_max == 0 || ceiling(1.0, limits.depth_max, limits.nodes_max) <= beat
+                {
+                    continue;
+                }
+                let score = expander.expand(&mut search, &found, &limits, beat);
                 if score > beat {
                     let drafted = std::mem::take(&mut expander.drafted);
                     if let Some(worse) = best.replace(Best {
                         score,
-                        match_len: found.len,
+                        match_len: limits.match_len,
                         lookup: *lookup,
                         drafted,
                     }) {
@@ -147,7 +212,7 @@ struct Best<'a> {
     score: f32,
     match_len: u32,
     lookup: Lookup<'a>,
-    drafted: Vec<Drafted<'a>>,
+    drafted: Vec<Drafted>,
 }
 
 impl Best<'_> {
@@ -155,17 +220,23 @@ impl Best<'_> {
         let Best {
             score,
             match_len,
-            lookup: Lookup { source, scope, .. },
+            lookup:
+                Lookup {
+                    source,
+                    scope,
+                    index,
+                    ..
+                },
             drafted,
         } = self;
-        let node = |drafted: &Drafted<'_>| DraftNode {
+        let node = |drafted: &Drafted| DraftNode {
             token: drafted.token,
             parent: drafted.parent,
             probability: drafted.probability,
             origin: Origin {
                 source,
                 scope,
-                place: drafted.node.origin(),
+                place: index.origin(drafted.sighting),
             },
         };
         let tree = DraftTree::from_nodes(drafted.iter().map(node).collect());

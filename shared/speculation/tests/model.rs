@@ -11,46 +11,91 @@ use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
 /// A node of a naive tree: token, parent, D, path from the root.
 type NaiveNode = (Token, Option<u32>, f32, Vec<Token>);
 
-/// The most probable child of a leaf or inner node that is not in the tree yet, over and over. The order among
-/// equals is that of the crate: parents as they came in, then frequent first, then by token.
+/// Children of a node that are likely enough, in the crate's order: frequent first, then by token.
+fn naive_children(
+    oracle: &Oracle,
+    pattern: &[Token],
+    (parent, d, path): (Option<u32>, f32, &[Token]),
+    min_token_prob: f32,
+) -> Vec<NaiveNode> {
+    let counts = oracle.continuations_of(pattern, path);
+    let total: u32 = counts.values().sum();
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_by_key(|&(token, count)| (std::cmp::Reverse(count), token));
+    let child = |(token, count): (Token, u32)| {
+        let d = d * (count as f32 / total as f32);
+        (token, parent, d, [path, &[token]].concat())
+    };
+    let mut children: Vec<_> = counts.into_iter().map(child).collect();
+    children.retain(|child| child.2 >= min_token_prob);
+    children
+}
+
+/// The most probable child of a leaf or inner node that is not in the tree yet, over and over; for chains, of the last
+/// depth alone. The first of equals is taken: parents as they came in.
 fn naive_expand(
     oracle: &Oracle,
     pattern: &[Token],
     params: &ProposeParams,
-    nodes_max: usize,
+    depth_max: usize,
+    room: usize,
 ) -> Vec<NaiveNode> {
-    let mut tree: Vec<NaiveNode> = Vec::new();
     let total: u32 = oracle.continuations(pattern).values().sum();
     let shrink = total as f32 / (total as f32 + 1.0);
-    while tree.len() < nodes_max {
-        let mut best: Option<NaiveNode> = None;
-        let parents: Vec<Option<u32>> = match params.expansion {
-            Expansion::Tree => std::iter::once(None)
-                .chain((0..tree.len() as u32).map(Some))
-                .collect(),
-            Expansion::Linear => vec![(tree.len() as u32).checked_sub(1)],
-        };
-        for parent in parents {
-            let (d, path) = parent.map_or((shrink, vec![]), |parent| {
-                (tree[parent as usize].2, tree[parent as usize].3.clone())
-            });
-            let counts = oracle.continuations(&[pattern, &path].concat());
-            let total: u32 = counts.values().sum();
-            let mut counts: Vec<_> = counts.into_iter().collect();
-            counts.sort_by_key(|&(token, count)| (std::cmp::Reverse(count), token));
-            for (token, count) in counts {
-                let d = d * (count as f32 / total as f32);
-                let taken = tree.iter().any(|node| (node.1, node.0) == (parent, token));
-                if !taken
-                    && d >= params.min_token_prob
-                    && best.as_ref().is_none_or(|best| d > best.2)
-                {
-                    best = Some((token, parent, d, [path.as_slice(), &[token]].concat()));
-                }
-            }
+    let root = (None, shrink, &[][..]);
+    let paths = match params.expansion {
+        Expansion::Tree => return naive_tree(oracle, pattern, params, depth_max, root),
+        Expansion::Linear => 1,
+        Expansion::Paths(paths) => paths.max(1),
+    };
+    let nodes_max = (depth_max * paths).min(params.max_spec_tokens).min(room);
+    let mut tree: Vec<NaiveNode> = Vec::new();
+    let mut children = naive_children(oracle, pattern, root, params.min_token_prob);
+    for _ in 0..depth_max {
+        // Stable: among equals the first.
+        children.sort_by(|one, other| other.2.total_cmp(&one.2));
+        children.truncate(paths.min(nodes_max - tree.len()));
+        let parents = tree.len() as u32..;
+        let last = std::mem::take(&mut children);
+        for (parent, node) in parents.zip(&last) {
+            let parent = (Some(parent), node.2, &node.3[..]);
+            children.extend(naive_children(
+                oracle,
+                pattern,
+                parent,
+                params.min_token_prob,
+            ));
         }
-        let Some(best) = best else { break };
-        tree.push(best);
+        tree.extend(last);
+    }
+    tree
+}
+
+fn naive_tree(
+    oracle: &Oracle,
+    pattern: &[Token],
+    params: &ProposeParams,
+    nodes_max: usize,
+    root: (Option<u32>, f32, &[Token]),
+) -> Vec<NaiveNode> {
+    let mut tree: Vec<NaiveNode> = Vec::new();
+    let mut open = naive_children(oracle, pattern, root, params.min_token_prob);
+    while tree.len() < nodes_max && !open.is_empty() {
+        let best = (1..open.len()).fold(
+            0,
+            |best, at| {
+                if open[at].2 > open[best].2 { at } else { best }
+            },
+        );
+        let node = open.remove(best);
+        let parent = (Some(tree.len() as u32), node.2, &node.3[..]);
+        open.extend(naive_children(
+            oracle,
+            pattern,
+            parent,
+            params.min_token_prob,
+        ));
+        tree.push(node);
     }
     tree
 }
@@ -68,7 +113,8 @@ fn naive_propose(
         let longest = context.len().min(params.max_pattern as usize);
         for len in (params.min_match_len.max(1) as usize..=longest).rev() {
             let pattern = &context[context.len() - len..];
-            let tree = naive_expand(oracle, pattern, params, params.max_spec(len as u32, room));
+            let depth_max = params.max_spec(len as u32, room);
+            let tree = naive_expand(oracle, pattern, params, depth_max, room);
             let score = tree.iter().fold(1.0, |sum, node| sum + node.2);
             if !tree.is_empty() && best.as_ref().is_none_or(|best| score > best.0) {
                 best = Some((
@@ -94,13 +140,18 @@ fn some_documents() -> impl Strategy<Value = Vec<Vec<Token>>> {
 
 fn some_params() -> impl Strategy<Value = ProposeParams> {
     (
-        prop_oneof![Just(Expansion::Linear), Just(Expansion::Tree)],
+        prop_oneof![
+            2 => Just(Expansion::Linear),
+            2 => Just(Expansion::Tree),
+            1 => (0usize..4).prop_map(Expansion::Paths),
+        ],
         prop_oneof![Just(0.0f32), Just(0.5), Just(1.0), Just(2.5)],
         prop_oneof![Just(-1.0f32), Just(0.0), Just(1.0), Just(3.0)],
         1usize..10,
         prop_oneof![Just(0.0f32), Just(0.1), Just(0.3)],
         0u32..3,
         1u32..8,
+        prop_oneof![2 => Just(None), 1 => (0u32..8).prop_map(Some)],
     )
         .prop_map(
             |(
@@ -111,6 +162,7 @@ fn some_params() -> impl Strategy<Value = ProposeParams> {
                 min_token_prob,
                 min_match_len,
                 max_pattern,
+                match_plus_draft_cap,
             )| {
                 ProposeParams {
                     expansion,
@@ -120,13 +172,17 @@ fn some_params() -> impl Strategy<Value = ProposeParams> {
                     min_token_prob,
                     min_match_len,
                     max_pattern,
+                    match_plus_draft_cap,
                     max_fan_out: usize::MAX,
+                    samples_max: usize::MAX,
                 }
             },
         )
 }
 
-fn both(documents: &[Vec<Token>]) -> (Index, Oracle) {
+/// The same documents in an index and in the oracle. `seals` says after how many documents something is sealed, and
+/// which bit of the documents' numbers are sealed then.
+fn both(documents: &[Vec<Token>], seals: &[(usize, u32)]) -> (Index, Oracle) {
     let (mut index, mut oracle) = (Index::new(IndexConfig::default()), Oracle::default());
     for (number, document) in documents.iter().enumerate() {
         let key = DocumentKey(number as u128);
@@ -135,8 +191,18 @@ fn both(documents: &[Vec<Token>]) -> (Index, Oracle) {
         index.append(key, output).expect("open");
         oracle.open(key, left);
         oracle.append(key, output);
+        for (_, bits) in seals.iter().filter(|(after, _)| *after == number) {
+            index.seal(|key| bits >> key.0 & 1 == 1).expect("room");
+        }
+    }
+    for key in oracle.keys() {
+        oracle.set_sealed(key, index.is_sealed(key));
     }
     (index, oracle)
+}
+
+fn some_seals() -> impl Strategy<Value = Vec<(usize, u32)>> {
+    prop::collection::vec((0usize..4, 0u32..16), 0..4)
 }
 
 fn any_tree() -> impl Strategy<Value = DraftTree> {
@@ -169,17 +235,18 @@ fn model(salt: u64, text: &[Token]) -> Token {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
     #[test]
     fn proposals_are_those_of_the_printed_algorithm(
         local in some_documents(),
         global in some_documents(),
+        (local_seals, global_seals) in (some_seals(), some_seals()),
         context in some_tokens(0..10),
         params in some_params(),
         room in 0usize..12,
     ) {
-        let ((local, local_oracle), (global, global_oracle)) = (both(&local), both(&global));
+        let ((local, local_oracle), (global, global_oracle)) = (both(&local, &local_seals), both(&global, &global_seals));
         let lookups = [
             Lookup { source: Source::Suffix, scope: Scope::Tenant, index: &global, cursor: global.start(&context), context: &context },
             Lookup { source: Source::Suffix, scope: Scope::Group, index: &local, cursor: local.start(&context), context: &context },

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use crate::DocumentKey;
+use crate::{DocumentKey, SegmentError};
 
 /// Why the index refused a change. A refused change leaves the index as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,10 @@ pub enum IndexError {
     Full,
     /// The index was rebuilt after this rebuild had begun, so the result no longer fits. Begin again.
     OutdatedRebuild,
+    /// A segment was merged elsewhere after this merge had begun, so the result no longer fits. Begin again.
+    OutdatedMerge,
+    /// A segment could not be made.
+    Segment(SegmentError),
 }
 
 impl fmt::Display for IndexError {
@@ -44,8 +48,18 @@ impl fmt::Display for IndexError {
             IndexError::OutdatedRebuild => {
                 f.write_str("the index was rebuilt since this rebuild began")
             }
+            IndexError::OutdatedMerge => {
+                f.write_str("a segment was merged elsewhere since this merge began")
+            }
+            IndexError::Segment(error) => error.fmt(f),
         }
     }
 }
 
 impl std::error::Error for IndexError {}
+
+impl From<SegmentError> for IndexError {
+    fn from(error: SegmentError) -> Self {
+        IndexError::Segment(error)
+    }
+}

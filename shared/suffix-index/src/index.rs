@@ -1,22 +1,28 @@
-//! [`Index`]: documents in, cursors and matches out.
+//! [`Index`]: documents in, cursors and searches out.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
-use crate::automaton::{Automaton, Place, ROOT, STATES_MAX, Spot};
-use crate::document::Document;
-use crate::{Cursor, DocumentKey, IndexError, Matches, Token, Work};
+use crate::live::Live;
+use crate::live::automaton::Spot;
+use crate::sealed::Mounted;
+use crate::{
+    Cursor, DocumentKey, IndexError, Search, SearchLimits, Segment, SegmentStats, Token, Work,
+};
 
 /// How an [`Index`] counts and remembers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexConfig {
-    /// Counts saturate here (at least 2). It bounds the work per token on repetitive text; a distribution
-    /// is only bent where several continuations of one pattern reach it.
+    /// Counts of the live part saturate here (at least 2). It bounds the work per token on repetitive text; a
+    /// distribution is only bent where several continuations of one pattern reach it.
     pub count_cap: u16,
-    /// Longest pattern that a cursor keeps track of, tokens (at least 1).
+    /// Longest pattern that a cursor keeps track of and a search looks for, tokens (at least 1).
     pub pattern_tokens_max: u32,
-    /// [`Index::needs_rebuild`] once more than this share of the tokens is dead.
+    /// [`Index::needs_rebuild`] once more than this share of the live part's tokens is dead.
     pub dead_share_max: f32,
+    /// Segments that are put up with before they are merged (at least 1). A search takes one look into each.
+    pub segments_max: usize,
+    /// A segment is rewritten once more than this share of its tokens is masked.
+    pub masked_share_max: f32,
 }
 
 impl Default for IndexConfig {
@@ -25,32 +31,46 @@ impl Default for IndexConfig {
             count_cap: 1024,
             pattern_tokens_max: 64,
             dead_share_max: 0.25,
+            segments_max: 3,
+            masked_share_max: 0.25,
         }
     }
 }
 
-/// Every automaton ever made in this process has its own generation, so a cursor is never mistaken for one
-/// of another index or of an index before its rebuild.
-static GENERATIONS: AtomicU64 = AtomicU64::new(1);
+/// Sizes of an [`Index`], for gauges and budgets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexSizes {
+    /// Documents in the live part.
+    pub live_documents: usize,
+    /// Tokens in the live part, left contexts included.
+    pub live_tokens: u64,
+    /// Tokens that were removed from the live part or cut off, and still cost memory until it is rebuilt.
+    pub dead_tokens: u64,
+    /// Heap memory of the live part, estimated.
+    pub live_bytes: usize,
+    /// Number of segments.
+    pub segments: usize,
+    /// Documents in segments, without masked ones.
+    pub segment_documents: usize,
+    /// Tokens in segments, without masked ones, left contexts included.
+    pub segment_tokens: u64,
+    /// Tokens of masked documents.
+    pub masked_tokens: u64,
+    /// Bytes of the segments and what belongs to them, in memory or mapped.
+    pub segment_bytes: usize,
+}
 
-/// Removed documents that are put up with whatever the number of those left.
-const REMOVED_DOCUMENTS_MAX: usize = 1024;
-
-/// All documents of one scope, and the automaton over them.
+/// All documents of one scope: those that may grow in an automaton, and those that were finished and sealed in
+/// segments.
 ///
 /// A document is a left context (matched, never offered) and an output that grows. Matches never cross from
 /// one document into another. Whatever is offered stands in a document that is there now: not in a removed
 /// one, not in a tail that was cut off.
 pub struct Index {
     pub(crate) config: IndexConfig,
-    pub(crate) generation: u64,
-    pub(crate) automaton: Automaton,
-    /// By slot. Slots are not reused within a generation: places in the automaton name them.
-    pub(crate) documents: Vec<Document>,
-    /// Slots of the documents that are there.
-    slots: HashMap<DocumentKey, u32>,
-    live_tokens: u64,
-    dead_tokens: u64,
+    pub(crate) live: Live,
+    /// No key is in two places, masked documents apart.
+    pub(crate) sealed: Vec<Mounted>,
 }
 
 impl Index {
@@ -58,164 +78,211 @@ impl Index {
     pub fn new(config: IndexConfig) -> Self {
         let config = IndexConfig {
             pattern_tokens_max: config.pattern_tokens_max.max(1),
+            segments_max: config.segments_max.max(1),
             ..config
         };
         Index {
-            automaton: Automaton::new(config.count_cap),
-            generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
-            documents: Vec::new(),
-            slots: HashMap::new(),
-            live_tokens: 0,
-            dead_tokens: 0,
+            live: Live::new(&config),
+            sealed: Vec::new(),
             config,
         }
     }
 
     /// Begins a document. Patterns may reach into `left_context`, but none of its tokens is ever offered.
     pub fn open(&mut self, key: DocumentKey, left_context: &[Token]) -> Result<(), IndexError> {
-        if self.slots.contains_key(&key) {
+        if self.sealed_place(key).is_some() {
             return Err(IndexError::DuplicateDocument(key));
         }
-        self.check_room(0, left_context.len())?;
-        let slot = self.documents.len() as u32;
-        self.documents.push(Document::new(key));
-        self.slots.insert(key, slot);
-        self.extend(slot, left_context, false);
-        self.documents[slot as usize].end_left_context();
-        Ok(())
+        self.live.open(key, left_context.iter().copied())
     }
 
     /// Appends to the output of a document. The tokens can be drafted from at once. Amortised O(1) a token.
+    ///
+    /// A sealed document is taken back into the live part first, at the cost of its length: what is sealed is meant
+    /// to be finished.
     pub fn append(&mut self, key: DocumentKey, tokens: &[Token]) -> Result<(), IndexError> {
-        let slot = self.slot(key)?;
-        self.check_room(self.documents[slot as usize].positions(), tokens.len())?;
-        self.extend(slot, tokens, true);
-        Ok(())
+        if !self.live.contains(key) && self.sealed_place(key).is_some() {
+            self.unseal(key, None)?;
+        }
+        self.live.append(key, tokens)
     }
 
     /// Cuts the output of a document to its first `output_len` tokens, for instance where a stop string ended
     /// it after the tokens were appended. The tail is never offered again; appends go on from the cut.
-    /// Costs a walk along the rest of the document. Like [`remove`](Self::remove) it leaves something behind.
+    /// Costs a walk along the rest of the document. Like [`remove`](Self::remove) it leaves something behind. A
+    /// sealed document is taken back into the live part, shortened.
     pub fn shorten(&mut self, key: DocumentKey, output_len: u32) -> Result<(), IndexError> {
-        let slot = self.slot(key)?;
-        let pattern_tokens_max = self.config.pattern_tokens_max;
-        let document = &mut self.documents[slot as usize];
-        let len = document.output_len();
-        if output_len > len {
-            return Err(IndexError::BeyondEnd {
+        if self.live.contains(key) {
+            return self.live.shorten(key, output_len);
+        }
+        match self.len_of(key) {
+            None => Err(IndexError::UnknownDocument(key)),
+            Some(len) if output_len > len => Err(IndexError::BeyondEnd {
                 key,
                 wanted: output_len,
                 len,
-            });
+            }),
+            Some(len) if output_len == len => Ok(()),
+            Some(_) => self.unseal(key, Some(output_len)),
         }
-        let cut = u64::from(document.shorten(document.left_len() + output_len));
-        if cut == 0 {
-            return Ok(());
-        }
-        self.live_tokens -= cut;
-        self.dead_tokens += cut;
-        // The automaton has the state of each prefix, but not the way back to it.
-        let mut last = ROOT;
-        let mut tip = Spot::default();
-        for token in document.live() {
-            last = self.automaton.next(last, token).unwrap_or(ROOT);
-            tip = self.automaton.step(tip, token, pattern_tokens_max);
-        }
-        debug_assert_eq!(self.automaton.state(last).len, document.live_len());
-        document.last = last;
-        document.tip = tip;
-        Ok(())
     }
 
     /// Removes documents; unknown keys are ignored. Nothing of them is offered from here on.
     ///
-    /// An automaton cannot forget. Until the next rebuild the removed occurrences still weigh in the counts
-    /// of continuations that also stand elsewhere; a continuation whose newest occurrence was removed
-    /// is not offered even if an older one remains; and the memory stays. See [`Rebuild`](crate::Rebuild).
+    /// In a segment they are masked, which is exact at once; the space comes back when the segment is
+    /// [merged](crate::Merge). An automaton cannot forget: until the next rebuild or seal, removed occurrences in the
+    /// live part still weigh in the counts of continuations that also stand elsewhere; a continuation whose newest
+    /// live occurrence was removed is not offered from there even if an older one remains; and the memory stays. See
+    /// [`Rebuild`](crate::Rebuild).
     pub fn remove(&mut self, keys: &[DocumentKey]) {
-        for key in keys {
-            if let Some(slot) = self.slots.remove(key) {
-                let document = &mut self.documents[slot as usize];
-                let gone = u64::from(document.live_len());
-                self.live_tokens -= gone;
-                self.dead_tokens += gone;
-                document.remove();
+        for &key in keys {
+            if !self.live.remove(key) {
+                for mounted in &mut self.sealed {
+                    mounted.mask(key);
+                }
             }
         }
     }
 
     /// Whether a document of this key is there.
     pub fn contains(&self, key: DocumentKey) -> bool {
-        self.slots.contains_key(&key)
+        self.live.contains(key) || self.sealed_place(key).is_some()
+    }
+
+    /// Whether a document of this key is there, and sealed.
+    pub fn is_sealed(&self, key: DocumentKey) -> bool {
+        self.sealed_place(key).is_some()
     }
 
     /// Length of a document's output, left context excluded.
     pub fn len_of(&self, key: DocumentKey) -> Option<u32> {
-        Some(self.document(key)?.output_len())
+        if let Some(document) = self.live.document(key) {
+            return Some(document.output_len());
+        }
+        let (segment, number) = self.sealed_place(key)?;
+        let document = self.sealed[segment].segment.view().document(number);
+        Some(document.output.len() as u32)
     }
 
     /// Number of documents.
     pub fn documents(&self) -> usize {
-        self.slots.len()
+        let sealed = |mounted: &Mounted| {
+            let stats = mounted.stats();
+            stats.documents - stats.masked_documents
+        };
+        self.live.len() + self.sealed.iter().map(sealed).sum::<usize>()
     }
 
     /// Tokens of all documents, left contexts included.
     pub fn tokens(&self) -> u64 {
-        self.live_tokens
+        let sealed = |mounted: &Mounted| {
+            let stats = mounted.stats();
+            stats.tokens - stats.masked_tokens
+        };
+        self.live.tokens() + self.sealed.iter().map(sealed).sum::<u64>()
     }
 
-    /// Tokens that were removed or cut off since the last rebuild, and still cost memory.
+    /// Tokens of the live part that were removed or cut off since the last rebuild, and still cost memory.
     pub fn dead_tokens(&self) -> u64 {
-        self.dead_tokens
+        self.live.dead_tokens()
     }
 
-    /// Whether enough is dead for a rebuild to be worth its while.
+    /// Whether enough of the live part is dead for a rebuild to be worth its while.
     pub fn needs_rebuild(&self) -> bool {
-        // Removed documents keep a slot even if they were empty.
-        if self.documents.len() > 2 * self.slots.len() + REMOVED_DOCUMENTS_MAX {
-            return true;
-        }
-        self.dead_tokens as f32
-            > self.config.dead_share_max * (self.dead_tokens + self.live_tokens) as f32
+        self.live.needs_rebuild(self.config.dead_share_max)
     }
 
-    /// Estimate of the heap memory held, bytes.
+    /// Estimate of the memory held, bytes; mapped segments included.
     pub fn bytes(&self) -> usize {
-        // A slot of the standard map is the pair and one control byte; capacity is 7/8 of the slots.
-        let slots = self.slots.capacity() * 8 / 7 * (size_of::<(DocumentKey, u32)>() + 1);
-        self.automaton.bytes()
-            + self.documents.capacity() * size_of::<Document>()
-            + self.documents.iter().map(Document::bytes).sum::<usize>()
-            + slots
+        self.live.bytes() + self.sealed.iter().map(Mounted::bytes).sum::<usize>()
+    }
+
+    /// All sizes. Costs a look at every live document and every segment.
+    pub fn sizes(&self) -> IndexSizes {
+        let mut sizes = IndexSizes {
+            live_documents: self.live.len(),
+            live_tokens: self.live.tokens(),
+            dead_tokens: self.live.dead_tokens(),
+            live_bytes: self.live.bytes(),
+            segments: self.sealed.len(),
+            ..IndexSizes::default()
+        };
+        for mounted in &self.sealed {
+            let stats = mounted.stats();
+            sizes.segment_documents += stats.documents - stats.masked_documents;
+            sizes.segment_tokens += stats.tokens - stats.masked_tokens;
+            sizes.masked_tokens += stats.masked_tokens;
+            sizes.segment_bytes += mounted.bytes();
+        }
+        sizes
     }
 
     /// States of the automaton, for gauges.
     pub fn states(&self) -> usize {
-        self.automaton.len()
+        self.live.automaton.len()
     }
 
-    /// What was done so far.
+    /// What was done in the live part so far.
     pub fn work(&self) -> Work {
-        self.automaton.work
+        self.live.automaton.work
     }
 
-    /// A cursor for a context, matched from scratch. Costs O(`pattern_tokens_max`).
+    /// Adds a sealed segment, for instance one that was opened from a file, without its `masked` documents. Of a
+    /// document that is there already the one that is there stays and the new one is masked; returns how many those
+    /// were.
+    pub fn mount(
+        &mut self,
+        segment: Arc<Segment>,
+        masked: impl IntoIterator<Item = DocumentKey>,
+    ) -> usize {
+        let mut mounted = Mounted::new(segment);
+        for key in masked {
+            mounted.mask(key);
+        }
+        let known: Vec<DocumentKey> = mounted
+            .keys(false)
+            .filter(|&key| self.contains(key))
+            .collect();
+        for &key in &known {
+            mounted.mask(key);
+        }
+        self.sealed.push(mounted);
+        known.len()
+    }
+
+    /// The segments and their sizes, in the order in which they came.
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = (&Arc<Segment>, SegmentStats)> {
+        self.sealed
+            .iter()
+            .map(|mounted| (&mounted.segment, mounted.stats()))
+    }
+
+    /// Documents of a segment, by its position, that are no longer there: removed, or taken back to the live part. They
+    /// are not part of the segment's bytes; who opens it again has to mask them again.
+    pub fn masked_in(&self, position: usize) -> impl Iterator<Item = DocumentKey> + '_ {
+        self.sealed
+            .get(position)
+            .into_iter()
+            .flat_map(|mounted| mounted.keys(true))
+    }
+
+    /// A cursor for a context, matched from scratch in the live part. Costs O(`pattern_tokens_max`).
     pub fn start(&self, context: &[Token]) -> Cursor {
         let from = context
             .len()
             .saturating_sub(self.config.pattern_tokens_max as usize);
-        let mut cursor = self.cursor(Spot::default());
+        let mut cursor = self.live.cursor(Spot::default());
         for &token in &context[from..] {
             self.advance(&mut cursor, token);
         }
         cursor
     }
 
-    /// The cursor of a document that is itself in the index, as the context that is being continued: O(1),
-    /// and exact whatever was appended meanwhile. Its own tip is no match that offers anything, since nothing
-    /// follows it. Prefer it to a cursor of one's own.
+    /// The cursor of a live document, as the context that is being continued: O(1), and exact whatever was appended
+    /// meanwhile. Its own tip is no match that offers anything, since nothing follows it. Prefer it to a
+    /// cursor of one's own. A sealed document has none.
     pub fn tip(&self, key: DocumentKey) -> Option<Cursor> {
-        Some(self.cursor(self.document(key)?.tip))
+        self.live.tip(key)
     }
 
     /// Lets a cursor follow its context by one token. Amortised O(1).
@@ -224,97 +291,51 @@ impl Index {
     /// longer it stays a valid, shorter match and catches up as the context moves on. A cursor that is not
     /// [current](Self::is_current) starts over with this token.
     pub fn advance(&self, cursor: &mut Cursor, token: Token) {
-        let from = if self.is_current(cursor) {
-            cursor.spot
-        } else {
-            Spot::default()
-        };
-        *cursor = self.cursor(
-            self.automaton
-                .step(from, token, self.config.pattern_tokens_max),
-        );
+        self.live.advance(cursor, token);
     }
 
-    /// Whether the cursor was made by this index since its last rebuild. If not, [`start`](Self::start) over
-    /// from the end of the context.
+    /// Whether the cursor was made by this index since its live part was last rebuilt or sealed. If not,
+    /// [`start`](Self::start) over from the end of the context.
     pub fn is_current(&self, cursor: &Cursor) -> bool {
-        cursor.generation == self.generation
+        self.live.is_current(cursor)
     }
 
-    /// The places that the cursor's context leads to, longest pattern first: each set of occurrences once,
-    /// with the longest pattern that has it, and only if something was seen to follow. A cursor that is not
-    /// [current](Self::is_current) has none.
-    pub fn matches(&self, cursor: Cursor) -> Matches<'_> {
-        Matches::new(self, cursor)
+    /// The places that a context leads to. `cursor` is where it stands in the live part (one that is not
+    /// [current](Self::is_current) finds nothing there); `context` is its text, or as much of its end as patterns may
+    /// be long, which is looked up in the segments: once here, whatever the number of matches that are asked for.
+    pub fn search<'a>(
+        &'a self,
+        cursor: Cursor,
+        context: &'a [Token],
+        limits: SearchLimits,
+    ) -> Search<'a> {
+        Search::new(self, cursor, context, limits)
     }
 
-    pub(crate) fn document(&self, key: DocumentKey) -> Option<&Document> {
-        Some(&self.documents[*self.slots.get(&key)? as usize])
+    /// Segment and number of a sealed document that is there.
+    fn sealed_place(&self, key: DocumentKey) -> Option<(usize, usize)> {
+        self.sealed
+            .iter()
+            .enumerate()
+            .find_map(|(segment, mounted)| Some((segment, mounted.find(key)?)))
     }
 
-    /// Slots and documents that are there, in the order in which they were opened.
-    pub(crate) fn present(&self) -> impl Iterator<Item = (u32, &Document)> {
-        (0u32..)
-            .zip(&self.documents)
-            .filter(|(_, document)| !document.removed)
-    }
-
-    /// Whether an occurrence may be shown.
-    pub(crate) fn is_live(&self, place: Place) -> bool {
-        // Nearly always nothing is dead, and then this spares the look at the document.
-        self.dead_tokens == 0
-            || self
-                .documents
-                .get(place.slot as usize)
-                .is_some_and(|document| document.is_live(place.position))
-    }
-
-    fn cursor(&self, spot: Spot) -> Cursor {
-        Cursor {
-            generation: self.generation,
-            spot,
-        }
-    }
-
-    fn slot(&self, key: DocumentKey) -> Result<u32, IndexError> {
-        self.slots
-            .get(&key)
-            .copied()
-            .ok_or(IndexError::UnknownDocument(key))
-    }
-
-    /// Refuses what would need numbers beyond 32 bits. A token makes at most two states.
-    fn check_room(&self, positions: usize, tokens: usize) -> Result<(), IndexError> {
-        let fits = self
-            .automaton
-            .len()
-            .saturating_add(tokens.saturating_mul(2))
-            <= STATES_MAX
-            && positions.saturating_add(tokens) < u32::MAX as usize
-            && self.documents.len() < u32::MAX as usize;
-        if fits { Ok(()) } else { Err(IndexError::Full) }
-    }
-
-    fn extend(&mut self, slot: u32, tokens: &[Token], counted: bool) {
-        let document = &mut self.documents[slot as usize];
-        let pattern_tokens_max = self.config.pattern_tokens_max;
-        document.reserve(tokens.len());
-        for &token in tokens {
-            let position = document.push(token);
-            document.last = self.automaton.extend(document.last, token);
-            self.automaton
-                .record(document.last, Place { slot, position }, counted);
-            let last = self.automaton.state(document.last);
-            document.tip = if self.automaton.state(last.link).len < pattern_tokens_max {
-                // The usual case, without a look-up: the longest pattern is a string of the last state.
-                Spot {
-                    state: document.last,
-                    len: last.len.min(pattern_tokens_max),
-                }
-            } else {
-                self.automaton.step(document.tip, token, pattern_tokens_max)
-            };
-        }
-        self.live_tokens += tokens.len() as u64;
+    /// Takes a document out of its segment into the live part, all of it or its beginning.
+    fn unseal(&mut self, key: DocumentKey, output_len: Option<u32>) -> Result<(), IndexError> {
+        let (segment, number) = self
+            .sealed_place(key)
+            .ok_or(IndexError::UnknownDocument(key))?;
+        let held = self.sealed[segment].segment.clone();
+        let document = held.view().document(number);
+        let output = match output_len {
+            Some(len) => &document.output[..document.output.len().min(len as usize)],
+            None => document.output,
+        };
+        self.live
+            .check_room(0, document.left_context.len() + output.len())?;
+        self.live.open(key, document.left_context.iter().copied())?;
+        self.live.append(key, output)?;
+        self.sealed[segment].mask(key);
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@
 //! following a context costs amortised constant time per token, whatever the size of the index.
 //!
 //! ```
-//! use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
+//! use refrain_suffix_index::{DocumentKey, Index, IndexConfig, SearchLimits};
 //!
 //! let mut index = Index::new(IndexConfig::default());
 //! // Two outputs that went the same way for a while. The left context is matched, but never offered.
@@ -15,41 +15,50 @@
 //!     index.append(DocumentKey(key), &output)?;
 //! }
 //!
-//! let cursor = index.start(&[5, 7, 10, 11, 12]);
-//! assert_eq!(cursor.len(), 4); // 7 10 11 12
-//! let longest = index.matches(cursor).next().expect("12 was seen before, and something followed");
+//! // The first one is finished and goes to a segment; the answers stay the same.
+//! index.seal(|key| key == DocumentKey(1))?;
+//!
+//! let context = [5, 7, 10, 11, 12];
+//! let mut search = index.search(index.start(&context), &context, SearchLimits::EXACT);
+//! let longest = search.next_match().expect("12 was seen before");
+//! assert_eq!(longest.len, 4); // 7 10 11 12
 //! let mut continuations = Vec::new();
-//! let total = longest.node.continuations(&mut continuations);
+//! let total = search.continuations(&longest.node, &mut continuations);
 //! let offered: Vec<_> = continuations.iter().map(|next| (next.token, next.count)).collect();
 //! assert_eq!((total, offered), (2, vec![(13, 1), (99, 1)]));
 //! # Ok::<(), refrain_suffix_index::IndexError>(())
 //! ```
 //!
-//! Where to go on: [`Index`] holds documents and answers; [`Cursor`] is where a context stands in it;
-//! [`Match`], [`Node`] and [`Continuation`] are what it finds. [`Rebuild`] gets rid of what was removed.
-//! Most users can ignore [`Work`]. How it works and what each operation costs: `DESIGN.md` beside this
+//! Where to go on: [`Index`] holds documents and answers; [`Cursor`] is where a context stands in it; [`Search`]
+//! finds a [`Match`] after the other, and what followed. [`Rebuild`] seals what is finished and gets rid of what was
+//! removed, [`Merge`] keeps segments few, [`Segment`] goes to files and back. Most users can ignore [`Work`] and
+//! [`MergePolicy`]. How it works and what each operation costs: `DESIGN.md` beside this
 //! crate.
 //!
 //! One index is one scope: a request, a group of samples, or a tenant's namespace. It does not know what a
 //! token means, who may see a document, or how a draft is scored.
 
-mod automaton;
-mod document;
-mod edges;
 mod error;
 mod index;
+mod live;
+mod merge;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
-mod query;
 mod rebuild;
+mod sealed;
+mod search;
+mod segment;
 #[cfg(test)]
 mod tests;
 
-pub use automaton::Work;
 pub use error::IndexError;
-pub use index::{Index, IndexConfig};
-pub use query::{Continuation, Cursor, Match, Matches, Node, Origin};
-pub use rebuild::{Rebuild, Rebuilt};
+pub use index::{Index, IndexConfig, IndexSizes};
+pub use live::automaton::Work;
+pub use merge::{Merge, MergePolicy, Merged};
+pub use rebuild::{Rebuild, Rebuilt, Retired};
+pub use sealed::SegmentStats;
+pub use search::{Continuation, Cursor, Match, Node, Origin, Search, SearchLimits, Sighting};
+pub use segment::{SealedDocument, Segment, SegmentBuilder, SegmentError};
 
 /// Id of a token, as the tokenizer numbers them.
 pub type Token = u32;

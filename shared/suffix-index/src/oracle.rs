@@ -15,6 +15,7 @@ pub struct Oracle {
 struct Text {
     left_len: usize,
     tokens: Vec<Token>,
+    sealed: bool,
 }
 
 impl Oracle {
@@ -25,6 +26,7 @@ impl Oracle {
             Text {
                 left_len: left_context.len(),
                 tokens: left_context.to_vec(),
+                sealed: false,
             },
         );
     }
@@ -38,6 +40,11 @@ impl Oracle {
     pub fn shorten(&mut self, key: DocumentKey, output_len: u32) {
         let text = self.text_mut(key);
         text.tokens.truncate(text.left_len + output_len as usize);
+    }
+
+    /// See [`Index::is_sealed`](crate::Index::is_sealed).
+    pub fn set_sealed(&mut self, key: DocumentKey, is_sealed: bool) {
+        self.text_mut(key).sealed = is_sealed;
     }
 
     /// See [`Index::remove`](crate::Index::remove).
@@ -83,11 +90,20 @@ impl Oracle {
 
     /// How often each token follows the pattern as part of an output.
     pub fn continuations(&self, pattern: &[Token]) -> BTreeMap<Token, u32> {
+        self.continuations_of(pattern, &[])
+    }
+
+    /// How often each token follows the pattern and a draft as part of an output. Patterns may lie in left
+    /// contexts. So may drafts in the live part, where they are found by what they say; not in segments, where
+    /// they are read on from an occurrence of the pattern that output follows.
+    pub fn continuations_of(&self, pattern: &[Token], draft: &[Token]) -> BTreeMap<Token, u32> {
+        let path = [pattern, draft].concat();
         let mut counts = BTreeMap::new();
         for text in self.documents.values() {
-            for (start, window) in text.tokens.windows(pattern.len() + 1).enumerate() {
-                if window.starts_with(pattern) && start + pattern.len() >= text.left_len {
-                    *counts.entry(window[pattern.len()]).or_default() += 1;
+            let within = if text.sealed { pattern.len() } else { path.len() };
+            for (start, window) in text.tokens.windows(path.len() + 1).enumerate() {
+                if window.starts_with(&path) && start + within >= text.left_len {
+                    *counts.entry(window[path.len()]).or_default() += 1;
                 }
             }
         }

@@ -5,7 +5,10 @@ mod model;
 mod rebuilds;
 mod work;
 
-use crate::{Continuation, DocumentKey, Index, IndexConfig, Node, Token};
+use crate::{
+    Continuation, Cursor, DocumentKey, Index, IndexConfig, Node, Origin, Search, SearchLimits,
+    Token,
+};
 
 /// Letters as tokens.
 fn tokens(text: &str) -> Vec<Token> {
@@ -35,9 +38,9 @@ fn index_of(documents: &[&str]) -> Index {
 }
 
 /// Continuations as "token count" pairs.
-fn continuations<'a>(node: &Node<'a>) -> (Vec<(Token, u32)>, Vec<Continuation<'a>>) {
+fn continuations(search: &mut Search<'_>, node: &Node) -> (Vec<(Token, u32)>, Vec<Continuation>) {
     let mut found = Vec::new();
-    let total = node.continuations(&mut found);
+    let total = search.continuations(node, &mut found);
     let pairs: Vec<_> = found.iter().map(|next| (next.token, next.count)).collect();
     assert_eq!(
         total,
@@ -51,29 +54,62 @@ fn continuations<'a>(node: &Node<'a>) -> (Vec<(Token, u32)>, Vec<Continuation<'a
 
 /// All matches of a context, as "length:continuations with counts", longest first.
 fn show(index: &Index, context: &str) -> String {
-    show_matches(index, index.start(&tokens(context)))
+    let context = tokens(context);
+    show_at(index, index.start(&context), &context)
 }
 
-fn show_matches(index: &Index, cursor: crate::Cursor) -> String {
-    let matches = index.matches(cursor).map(|found| {
-        let next: Vec<_> = continuations(&found.node)
-            .0
+/// The same for a document that is its own context.
+fn show_tip(index: &Index, number: usize) -> String {
+    show_at(index, index.tip(key(number)).expect("open"), &[])
+}
+
+/// Matches with nothing to offer, and those that offer the same as a longer one, are left out: the live part has them
+/// for left contexts and ends of documents, segments do not.
+fn show_at(index: &Index, cursor: Cursor, context: &[Token]) -> String {
+    let mut search = index.search(cursor, context, SearchLimits::EXACT);
+    let mut shown: Vec<(u32, Vec<(Token, u32)>)> = Vec::new();
+    while let Some(found) = search.next_match() {
+        let next = continuations(&mut search, &found.node).0;
+        if !next.is_empty() && shown.last().is_none_or(|(_, last)| *last != next) {
+            shown.push((found.len, next));
+        }
+    }
+    let show = |(len, next): &(u32, Vec<(Token, u32)>)| {
+        let next: Vec<_> = next
             .iter()
             .map(|&(token, count)| format!("{}{count}", token as u8 as char))
             .collect();
-        format!("{}:{}", found.len, next.join(","))
-    });
-    matches.collect::<Vec<_>>().join(" ")
+        format!("{len}:{}", next.join(","))
+    };
+    shown.iter().map(show).collect::<Vec<_>>().join(" ")
 }
 
-/// The tokens of the most frequent path from the longest match.
-fn longest_chain(index: &Index, cursor: crate::Cursor) -> String {
+/// The tokens of the most frequent path from the longest match that offers something.
+fn longest_chain(index: &Index, context: &str) -> String {
+    let context = tokens(context);
+    let mut search = index.search(index.start(&context), &context, SearchLimits::EXACT);
     let mut chain = Vec::new();
-    let mut at = index.matches(cursor).next().map(|found| found.node);
-    while let Some(node) = at {
-        let next = continuations(&node).1.first().copied();
-        chain.extend(next.map(|next| next.token));
-        at = next.map(|next| next.node);
+    while let Some(found) = search.next_match() {
+        let mut at = Some(found.node);
+        while let Some(node) = at {
+            let next = continuations(&mut search, &node).1.first().copied();
+            chain.extend(next.map(|next| next.token));
+            at = next.map(|next| next.node);
+        }
+        if !chain.is_empty() {
+            break;
+        }
     }
     text(&chain)
+}
+
+/// What the longest match offers, with the origins.
+fn offered(index: &Index, context: &str) -> Vec<(char, Option<Origin>)> {
+    let context = tokens(context);
+    let mut search = index.search(index.start(&context), &context, SearchLimits::EXACT);
+    let found = search.next_match().expect("a match");
+    let next = continuations(&mut search, &found.node).1;
+    next.iter()
+        .map(|next| (next.token as u8 as char, index.origin(next.sighting)))
+        .collect()
 }

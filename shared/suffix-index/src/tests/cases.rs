@@ -1,5 +1,5 @@
 use super::*;
-use crate::{IndexError, Origin};
+use crate::IndexError;
 
 /// What a context leads to, in documents written "left|output".
 #[test]
@@ -100,24 +100,15 @@ fn interleaved_appends_answer_as_sequential_ones() {
 #[test]
 fn the_tip_of_a_document_offers_nothing_of_itself() {
     let index = index_of(&["abcd"]);
-    assert_eq!(show_matches(&index, index.tip(key(0)).expect("open")), "");
+    assert_eq!(show_tip(&index, 0), "");
     let index = index_of(&["abcXab"]);
-    assert_eq!(
-        show_matches(&index, index.tip(key(0)).expect("open")),
-        "2:c1"
-    );
+    assert_eq!(show_tip(&index, 0), "2:c1");
     // The single earlier copy is certain, not one of two.
     let index = index_of(&["abcXabc"]);
-    assert_eq!(
-        show_matches(&index, index.tip(key(0)).expect("open")),
-        "3:X1"
-    );
+    assert_eq!(show_tip(&index, 0), "3:X1");
     // Nor do the tips of others count.
     let index = index_of(&["abX", "ab", "ab"]);
-    assert_eq!(
-        show_matches(&index, index.tip(key(1)).expect("open")),
-        "2:X1"
-    );
+    assert_eq!(show_tip(&index, 1), "2:X1");
 }
 
 #[test]
@@ -125,15 +116,9 @@ fn a_tip_sees_what_others_append_meanwhile() {
     let mut index = index_of(&["qr|", "qr|"]);
     index.append(key(0), &tokens("abc")).expect("open");
     // Document 1 was at the same point, and 0 is ahead now: the whole left context matches.
-    assert_eq!(
-        show_matches(&index, index.tip(key(1)).expect("open")),
-        "2:a1"
-    );
+    assert_eq!(show_tip(&index, 1), "2:a1");
     index.append(key(1), &tokens("ab")).expect("open");
-    assert_eq!(
-        show_matches(&index, index.tip(key(1)).expect("open")),
-        "4:c1"
-    );
+    assert_eq!(show_tip(&index, 1), "4:c1");
 }
 
 #[test]
@@ -144,7 +129,7 @@ fn a_cursor_survives_the_split_of_its_state() {
     // "ab" now ends at a place where "xab" does not: the state splits, and the cursor is of the short part.
     index.open(key(1), &[]).expect("a new key");
     index.append(key(1), &tokens("abd")).expect("open");
-    assert_eq!(show_matches(&index, cursor), "2:c1,d1");
+    assert_eq!(show_at(&index, cursor, &[]), "2:c1,d1");
     let mut moved = cursor;
     index.advance(&mut moved, Token::from(b'd'));
     assert_eq!(moved.len(), 3);
@@ -156,48 +141,20 @@ fn drafts_read_on_to_the_end_of_the_text() {
         .map(|at| (b'b' + (at * at % 23) as u8) as char)
         .collect();
     let index = index_of(&[&format!("A{long}")]);
-    let cursor = index.start(&tokens("A"));
-    assert_eq!(longest_chain(&index, cursor), long);
+    assert_eq!(longest_chain(&index, "A"), long);
 }
 
 #[test]
 fn origins_name_document_and_output_position() {
     let index = index_of(&["zz|abcd", "zz|bcX"]);
-    let found = index
-        .matches(index.start(&tokens("ab")))
-        .next()
-        .expect("a match");
-    let next = continuations(&found.node).1[0];
-    assert_eq!(
-        next.node.origin(),
+    let at = |number, position| {
         Some(Origin {
-            document: key(0),
-            position: 2
+            document: key(number),
+            position,
         })
-    );
-    let found = index
-        .matches(index.start(&tokens("Qbc")))
-        .next()
-        .expect("a match");
-    let origins: Vec<_> = continuations(&found.node)
-        .1
-        .iter()
-        .map(|next| next.node.origin())
-        .collect();
-    // "X" sorts before "d".
-    assert_eq!(
-        origins,
-        [
-            Some(Origin {
-                document: key(1),
-                position: 2
-            }),
-            Some(Origin {
-                document: key(0),
-                position: 3
-            })
-        ]
-    );
+    };
+    assert_eq!(offered(&index, "ab"), [('c', at(0, 2))]);
+    assert_eq!(offered(&index, "Qbc"), [('X', at(1, 2)), ('d', at(0, 3))]);
 }
 
 #[test]
@@ -212,11 +169,11 @@ fn patterns_are_capped() {
     assert_eq!(index.tip(key(0)).expect("open").len(), 3);
     let cursor = index.start(&tokens("abcd"));
     assert_eq!(
-        (cursor.len(), show_matches(&index, cursor)),
+        (cursor.len(), show_at(&index, cursor, &[])),
         (3, "3:e2".to_owned())
     );
-    assert_eq!(show_matches(&index, cursor.at_most(1)), "1:e2");
-    assert_eq!(show_matches(&index, cursor.at_most(0)), "");
+    assert_eq!(show_at(&index, cursor.at_most(1), &[]), "1:e2");
+    assert_eq!(show_at(&index, cursor.at_most(0), &[]), "");
 }
 
 #[test]
@@ -227,15 +184,15 @@ fn wide_fans_are_found_and_listed() {
         index.append(key(0), &[0, token]).expect("open");
         index.append(key(0), &[0, token % 7 + 1]).expect("open");
     }
-    let found = index.matches(index.start(&[0])).next().expect("a match");
-    assert_eq!(found.node.fan_out(), 199);
+    let mut search = index.search(index.start(&[0]), &[0], SearchLimits::EXACT);
+    let found = search.next_match().expect("a match");
     let mut all = Vec::new();
-    assert_eq!(found.node.continuations(&mut all), 398);
+    assert_eq!(search.continuations(&found.node, &mut all), 398);
+    assert_eq!(all.len(), 199);
     let mut some = Vec::new();
+    let frequent = |count, total| u64::from(count) * 20 >= total;
     assert_eq!(
-        found
-            .node
-            .continuations_where(|count, total| u64::from(count) * 20 >= total, &mut some),
+        search.continuations_where(&found.node, frequent, &mut some),
         398
     );
     assert_eq!(
@@ -264,10 +221,11 @@ fn a_wide_fan_survives_the_split_of_its_state() {
     for (context, len) in expected {
         assert_eq!(index.start(context).len(), len, "{context:?}");
     }
-    let fans: Vec<_> = index
-        .matches(index.start(&[7, 0]))
-        .map(|found| (found.len, found.node.fan_out()))
-        .collect();
+    let mut search = index.search(index.start(&[7, 0]), &[7, 0], SearchLimits::EXACT);
+    let mut fans = Vec::new();
+    while let Some(found) = search.next_match() {
+        fans.push((found.len, continuations(&mut search, &found.node).0.len()));
+    }
     assert_eq!(fans, [(2, 40), (1, 41)]);
 }
 
@@ -309,9 +267,9 @@ fn foreign_cursors_start_over() {
     let other = index_of(&["xyzxyz"]);
     for mut cursor in [one.start(&tokens("ab")), crate::Cursor::default()] {
         assert!(!other.is_current(&cursor));
-        assert_eq!(show_matches(&other, cursor), "");
+        assert_eq!(show_at(&other, cursor, &[]), "");
         other.advance(&mut cursor, Token::from(b'x'));
         assert!(other.is_current(&cursor));
-        assert_eq!(show_matches(&other, cursor), "1:y2");
+        assert_eq!(show_at(&other, cursor, &[]), "1:y2");
     }
 }

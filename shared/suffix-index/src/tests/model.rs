@@ -1,12 +1,13 @@
 //! Random histories, compared with the naive index after every step.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::oracle::Oracle;
-use crate::{Cursor, Match, Rebuilt};
+use crate::{Match, Merged, Rebuilt, Segment};
 
-const COUNT_CAP: u16 = 5;
 const PATTERN_MAX: u32 = 6;
 
 #[derive(Clone, Debug)]
@@ -27,8 +28,20 @@ enum Op {
         document: usize,
     },
     Rebuild,
-    BeginRebuild,
+    /// Some documents go to a segment.
+    Seal {
+        documents: u32,
+    },
+    BeginSeal {
+        documents: u32,
+    },
     FinishRebuild,
+    BeginMerge {
+        segments: u32,
+    },
+    FinishMerge,
+    /// What is sealed is written out and opened again, what is live is inserted again.
+    Reopen,
     /// A context that is not in the index goes on.
     Advance {
         token: Token,
@@ -56,8 +69,12 @@ fn any_op() -> BoxedStrategy<Op> {
         2 => (document.clone(), 0..6u32).prop_map(|(document, cut)| Op::Shorten { document, cut }),
         1 => document.prop_map(|document| Op::Remove { document }),
         1 => Just(Op::Rebuild),
-        1 => Just(Op::BeginRebuild),
+        2 => (0..16u32).prop_map(|documents| Op::Seal { documents }),
+        1 => (0..16u32).prop_map(|documents| Op::BeginSeal { documents }),
         1 => Just(Op::FinishRebuild),
+        2 => (0..8u32).prop_map(|segments| Op::BeginMerge { segments }),
+        2 => Just(Op::FinishMerge),
+        1 => Just(Op::Reopen),
     ]
     .boxed()
 }
@@ -67,6 +84,8 @@ struct World {
     oracle: Oracle,
     /// A rebuild under way.
     rebuilt: Option<Rebuilt>,
+    /// A merge under way.
+    merged: Option<Merged>,
     context: Vec<Token>,
     cursor: Cursor,
     /// Whether the index was changed while the cursor followed.
@@ -74,9 +93,9 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(count_cap: u16) -> Self {
         let config = IndexConfig {
-            count_cap: COUNT_CAP,
+            count_cap,
             pattern_tokens_max: PATTERN_MAX,
             ..IndexConfig::default()
         };
@@ -86,6 +105,7 @@ impl World {
             index,
             oracle: Oracle::default(),
             rebuilt: None,
+            merged: None,
             context: Vec::new(),
             cursor,
             cursor_exact: true,
@@ -127,9 +147,23 @@ impl World {
                 self.oracle.remove(key(*document));
             }
             Op::Rebuild => self.index.rebuild().expect("room"),
-            Op::BeginRebuild => {
-                self.rebuilt = Some(self.index.begin_rebuild().run().expect("room"))
+            Op::Seal { documents } => self.index.seal(in_set(*documents)).expect("room"),
+            Op::BeginSeal { documents } => {
+                let rebuild = self.index.begin_seal(in_set(*documents));
+                self.rebuilt = Some(rebuild.run().expect("room"));
             }
+            Op::BeginMerge { segments } => {
+                let chosen: Vec<usize> = (0..8).filter(|at| segments >> at & 1 == 1).collect();
+                let merge = self.index.begin_merge(&chosen);
+                self.merged = Some(merge.run().expect("room"));
+            }
+            Op::FinishMerge => {
+                if let Some(merged) = self.merged.take() {
+                    // Refused if one of the segments was merged elsewhere.
+                    let _ = self.index.finish_merge(merged);
+                }
+            }
+            Op::Reopen => self.reopen(),
             Op::FinishRebuild => {
                 if let Some(rebuilt) = self.rebuilt.take() {
                     // Refused after another rebuild, and then nothing changes.
@@ -140,7 +174,26 @@ impl World {
         self.cursor_exact = false;
     }
 
-    fn check(&self) {
+    fn reopen(&mut self) {
+        let mut index = Index::new(self.index.config.clone());
+        for (at, (segment, _)) in self.index.segments().enumerate() {
+            let opened = Segment::open(segment.to_bytes()).expect("its own bytes");
+            index.mount(Arc::new(opened), self.index.masked_in(at));
+        }
+        for key in self.oracle.keys() {
+            if !self.index.is_sealed(key) {
+                let (left, output) = self.oracle.text(key);
+                index.open(key, left).expect("free");
+                index.append(key, output).expect("open");
+            }
+        }
+        self.index = index;
+    }
+
+    fn check(&mut self) {
+        for key in self.oracle.keys() {
+            self.oracle.set_sealed(key, self.index.is_sealed(key));
+        }
         assert_eq!(self.index.tokens(), self.oracle.tokens());
         let clean = self.index.dead_tokens() == 0;
         let mut contexts = vec![self.context.clone()];
@@ -148,7 +201,10 @@ impl World {
             let (left, output) = self.oracle.text(key);
             assert_eq!(self.index.len_of(key), Some(output.len() as u32));
             let text = [left, output].concat();
-            self.check_cursor(&text, self.index.tip(key).expect("there"), clean);
+            match self.index.tip(key) {
+                Some(tip) => self.check_cursor(&text, tip, clean),
+                None => assert!(self.index.is_sealed(key)),
+            }
             // A context of somebody else that says something similar.
             contexts.push([&text[text.len() / 2..], &self.context].concat());
             contexts.push(text);
@@ -167,49 +223,64 @@ impl World {
         let longest = self.oracle.longest(context, PATTERN_MAX as usize);
         assert!(cursor.len() as usize <= longest || !clean);
         assert!(
-            cursor.len() as usize == longest || !exact,
+            cursor.len() as usize == longest || !exact || self.index.segments().len() > 0,
             "{cursor:?} of {context:?}, longest {longest}"
         );
-        let matches: Vec<Match<'_>> = self.index.matches(cursor).collect();
-        assert!(matches.windows(2).all(|pair| pair[0].len > pair[1].len));
-        for found in &matches {
-            self.check_node(
-                &context[context.len() - found.len as usize..],
-                &found.node,
-                3,
-                clean,
+        let mut search = self.index.search(cursor, context, SearchLimits::EXACT);
+        let mut matches: Vec<(Match, Vec<(Token, u32)>)> = Vec::new();
+        while let Some(found) = search.next_match() {
+            assert!(
+                matches
+                    .last()
+                    .is_none_or(|(last, _)| last.next_len == found.len)
             );
+            let pattern = &context[context.len() - found.len as usize..];
+            // What a cursor that was not told of an append does not know is not counted in the live part.
+            let complete = clean && (exact || found.len <= cursor.len());
+            self.check_node(&mut search, pattern, &[], &found.node, 3, complete);
+            let pairs = continuations(&mut search, &found.node).0;
+            matches.push((found, pairs));
         }
         if clean {
             // Every pattern that something follows has its match: the shortest one that is as long.
-            for len in 1..=cursor.len() {
-                let expected = self.expected(&context[context.len() - len as usize..]);
-                let found = matches.iter().rev().find(|found| found.len >= len);
-                assert_eq!(
-                    found.map_or(vec![], |found| continuations(&found.node).0),
-                    expected
-                );
+            let known = if exact { longest as u32 } else { cursor.len() };
+            for len in 1..=known {
+                let expected = self.expected(&context[context.len() - len as usize..], &[]);
+                let found = matches.iter().rev().find(|(found, _)| found.len >= len);
+                assert_eq!(found.map_or(&[][..], |(_, pairs)| pairs), expected);
             }
         }
     }
 
-    /// What the index offers after `pattern` is what the oracle counts, some levels deep. With dead text
+    /// What the index offers after `pattern` and `draft` is what the oracle counts, some levels deep. With dead text
     /// in the index: it is a part of it, never anything else.
-    fn check_node(&self, pattern: &[Token], node: &Node<'_>, levels: usize, clean: bool) {
-        let (pairs, found) = continuations(node);
-        let expected = self.expected(pattern);
+    fn check_node(
+        &self,
+        search: &mut Search<'_>,
+        pattern: &[Token],
+        draft: &[Token],
+        node: &Node,
+        levels: usize,
+        clean: bool,
+    ) {
+        let (pairs, found) = continuations(search, node);
+        let expected = self.expected(pattern, draft);
         if clean {
-            assert_eq!(pairs, expected, "after {pattern:?}");
+            assert_eq!(pairs, expected, "{draft:?} after {pattern:?}");
         }
         for next in found {
             let truth = expected.iter().find(|&&(token, _)| token == next.token);
+            // Where live occurrences are hidden by a newer one that is gone, those in segments may still be counted.
+            let is_mixed = self.index.segments().len() > 0;
             assert!(
-                truth.is_some_and(|&(_, count)| count <= next.count),
-                "{} after {pattern:?}",
+                truth.is_some_and(|&(_, count)| count <= next.count || is_mixed),
+                "{} after {pattern:?} {draft:?}",
                 next.token
             );
-            let path = [pattern, &[next.token]].concat();
-            let origin = next.node.origin().expect("offered, so alive");
+            let draft = [draft, &[next.token]].concat();
+            let path = [pattern, &draft].concat();
+            let origin = self.index.origin(next.sighting);
+            let origin = origin.expect("offered, so alive");
             let (left, output) = self.oracle.text(origin.document);
             let text = [left, &output[..=origin.position as usize]].concat();
             assert!(
@@ -217,42 +288,52 @@ impl World {
                 "{path:?} does not end at {origin:?} of {text:?}"
             );
             if levels > 0 {
-                self.check_node(&path, &next.node, levels - 1, clean);
+                self.check_node(search, pattern, &draft, &next.node, levels - 1, clean);
             }
         }
     }
 
-    fn expected(&self, pattern: &[Token]) -> Vec<(Token, u32)> {
-        let counts = self.oracle.continuations(pattern);
+    fn expected(&self, pattern: &[Token], draft: &[Token]) -> Vec<(Token, u32)> {
+        let counts = self.oracle.continuations_of(pattern, draft);
         let mut pairs: Vec<_> = counts
             .into_iter()
-            .map(|(token, count)| (token, count.min(u32::from(COUNT_CAP))))
+            .map(|(token, count)| (token, count.min(self.index.config.count_cap.into())))
             .collect();
         pairs.sort_by_key(|&(token, count)| (std::cmp::Reverse(count), token));
         pairs
     }
 }
 
-fn replay(ops: &[Op]) {
-    let mut world = World::new();
-    for op in ops {
-        world.apply(op);
-        world.check();
-    }
-    world.index.rebuild().expect("room");
-    world.check();
+/// Documents by the bits of a number.
+fn in_set(bits: u32) -> impl Fn(DocumentKey) -> bool {
+    move |key| bits >> key.0 & 1 == 1
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
     fn growing_index_answers_as_the_oracle(ops in prop::collection::vec(growth(), 1..40)) {
-        replay(&ops);
+        // Low enough to be reached.
+        let mut world = World::new(5);
+        for op in &ops {
+            world.apply(op);
+            world.check();
+        }
+        world.index.rebuild().expect("room");
+        world.check();
     }
 
     #[test]
-    fn removal_and_rebuild_answer_as_the_oracle(ops in prop::collection::vec(any_op(), 1..40)) {
-        replay(&ops);
+    fn removal_sealing_and_merging_answer_as_the_oracle(ops in prop::collection::vec(any_op(), 1..40)) {
+        let mut world = World::new(u16::MAX);
+        for op in &ops {
+            world.apply(op);
+            world.check();
+        }
+        world.index.seal(|_| true).expect("room");
+        world.check();
+        world.index.merge().expect("room");
+        world.check();
     }
 }

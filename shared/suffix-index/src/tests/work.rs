@@ -34,10 +34,11 @@ fn one_token_repeated_costs_the_cap_and_no_more() {
     assert_eq!(work.clones, 0);
     // And it is followed without walking down its twenty thousand suffixes on each use.
     let tip = index.tip(key(0)).expect("open");
-    assert_eq!(index.automaton.state(tip.spot.state).len, 64);
-    let found = index.matches(tip).next().expect("a match");
+    assert_eq!(index.live.automaton.state(tip.spot.state).len, 64);
+    let mut search = index.search(tip, &[], SearchLimits::EXACT);
+    let found = search.next_match().expect("a match");
     assert_eq!(
-        (found.len, continuations(&found.node).0),
+        (found.len, continuations(&mut search, &found.node).0),
         (64, vec![(7, 16)])
     );
 }

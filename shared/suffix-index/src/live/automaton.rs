@@ -5,8 +5,8 @@
 
 use std::mem::size_of;
 
+use super::edges::{Edge, Edges, Fan, StateId};
 use crate::Token;
-use crate::edges::{Edge, Edges, Fan, StateId};
 
 /// The state of the empty string.
 pub(crate) const ROOT: StateId = 0;

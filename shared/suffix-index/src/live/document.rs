@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::automaton::Spot;
-use crate::edges::StateId;
+use super::automaton::Spot;
+use super::edges::StateId;
 use crate::{DocumentKey, Token};
 
 /// A text that only grows. Tokens that were cut off stay where they are, as a dead range, and later tokens
@@ -34,7 +34,7 @@ impl Document {
             left: 0,
             dead: Vec::new(),
             cuts: 0,
-            last: crate::automaton::ROOT,
+            last: super::automaton::ROOT,
             tip: Spot::default(),
             removed: false,
         }

@@ -1,0 +1,108 @@
+//! A segment in its place in an index: which of its documents are still there.
+
+use std::sync::Arc;
+
+use crate::{DocumentKey, Origin, Segment};
+
+/// A segment, and a mask over its documents. The segment never changes; removing a document sets its bit.
+#[derive(Clone)]
+pub(crate) struct Mounted {
+    pub(crate) segment: Arc<Segment>,
+    /// A bit for each document that is gone. Empty while none is.
+    masked: Vec<u64>,
+    masked_documents: usize,
+    masked_tokens: u64,
+}
+
+/// Sizes of one segment of an index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SegmentStats {
+    /// Tokens, masked ones and left contexts included.
+    pub tokens: u64,
+    /// Tokens of documents that were removed and leave when the segment is merged.
+    pub masked_tokens: u64,
+    /// Documents, masked ones included.
+    pub documents: usize,
+    /// Documents that were removed.
+    pub masked_documents: usize,
+}
+
+impl Mounted {
+    pub(crate) fn new(segment: Arc<Segment>) -> Self {
+        Mounted {
+            segment,
+            masked: Vec::new(),
+            masked_documents: 0,
+            masked_tokens: 0,
+        }
+    }
+
+    /// Whether no document is masked.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.masked_documents == 0
+    }
+
+    pub(crate) fn is_masked(&self, number: usize) -> bool {
+        self.masked
+            .get(number / 64)
+            .is_some_and(|bits| bits >> (number % 64) & 1 == 1)
+    }
+
+    /// Whether the document that a text position belongs to is masked.
+    pub(crate) fn is_masked_at(&self, position: u32) -> bool {
+        self.is_masked(self.segment.view().document_at(position))
+    }
+
+    /// Number of the document of this key, if it is there and not masked.
+    pub(crate) fn find(&self, key: DocumentKey) -> Option<usize> {
+        let number = self.segment.view().find(key)?;
+        (!self.is_masked(number)).then_some(number)
+    }
+
+    /// Masks a document; returns whether it was there.
+    pub(crate) fn mask(&mut self, key: DocumentKey) -> bool {
+        let Some(number) = self.find(key) else {
+            return false;
+        };
+        if self.masked.is_empty() {
+            self.masked = vec![0; self.segment.documents().div_ceil(64)];
+        }
+        self.masked[number / 64] |= 1 << (number % 64);
+        self.masked_documents += 1;
+        self.masked_tokens += self.segment.view().tokens_of(number);
+        true
+    }
+
+    /// Keys of the documents that are there, or of those that are gone.
+    pub(crate) fn keys(&self, masked: bool) -> impl Iterator<Item = DocumentKey> + '_ {
+        let view = self.segment.view();
+        (0..view.documents())
+            .filter(move |&number| self.is_masked(number) == masked)
+            .map(move |number| view.key(number))
+    }
+
+    pub(crate) fn origin(&self, position: u32) -> Option<Origin> {
+        let view = self.segment.view();
+        let number = view.document_at(position);
+        (!self.is_masked(number)).then(|| Origin {
+            document: view.key(number),
+            position: view.output_offset(number, position),
+        })
+    }
+
+    pub(crate) fn stats(&self) -> SegmentStats {
+        SegmentStats {
+            tokens: self.segment.tokens(),
+            masked_tokens: self.masked_tokens,
+            documents: self.segment.documents(),
+            masked_documents: self.masked_documents,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.segment.len_bytes() as usize
+            + self.segment.overhead_bytes()
+            + self.masked.capacity() * size_of::<u64>()
+            + size_of::<Mounted>()
+    }
+}

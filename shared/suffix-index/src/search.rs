@@ -1,0 +1,420 @@
+//! What an index answers: the patterns that a context ends with, longest first, and what followed each, counted
+//! over the live part and all segments together.
+
+use crate::live::automaton::{Place, Spot};
+use crate::live::edges::StateId;
+use crate::segment::{Probe, SEPARATOR};
+use crate::{DocumentKey, Index, Token};
+
+/// Where a context stands in the live part of an index: its longest suffix that occurs there. Plain data; see
+/// [`Index::start`], [`Index::tip`] and [`Index::advance`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    pub(crate) generation: u64,
+    pub(crate) spot: Spot,
+}
+
+impl Cursor {
+    /// Length of the match, tokens.
+    pub fn len(&self) -> u32 {
+        self.spot.len
+    }
+
+    /// Whether nothing of the context was found.
+    pub fn is_empty(&self) -> bool {
+        self.spot.len == 0
+    }
+
+    /// The same context with patterns of at most `len` tokens.
+    pub fn at_most(self, len: u32) -> Cursor {
+        Cursor {
+            spot: Spot {
+                len: self.spot.len.min(len),
+                ..self.spot
+            },
+            ..self
+        }
+    }
+}
+
+/// How much of the occurrences is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SearchLimits {
+    /// Longest pattern, tokens; longer matches are taken for matches of this length.
+    pub len_max: u32,
+    /// Most sealed occurrences of a pattern that are read. Of more, so many evenly spaced ones are, each weighing
+    /// what it stands for: totals stay exact, and the count of a token is wrong by at most one such weight for each
+    /// run of it among the occurrences in their order. `usize::MAX` reads all, which is exact, and takes as long.
+    pub samples_max: usize,
+    /// What the live part saw follow in more different ways than this is not read. Those are short patterns such as
+    /// a comma, which predict little; reading all that ever followed one would be most of the cost of a search. Where
+    /// segments know the pattern too, they speak for both.
+    pub fan_out_max: usize,
+}
+
+impl SearchLimits {
+    /// No limits: every count is exact, but for those saturated in the live part.
+    pub const EXACT: SearchLimits = SearchLimits {
+        len_max: u32::MAX,
+        samples_max: usize::MAX,
+        fan_out_max: usize::MAX,
+    };
+}
+
+/// A pattern (a suffix of the context) that was seen before.
+#[derive(Clone, Copy, Debug)]
+pub struct Match {
+    /// Length of the pattern, tokens: the longest that occurs at exactly these places.
+    pub len: u32,
+    /// Length of the longest pattern that occurs at more places, 0 if there is none. Patterns longer than that have
+    /// the places of this one.
+    pub next_len: u32,
+    /// The pattern itself; its [continuations](Search::continuations) are what followed.
+    pub node: Node,
+}
+
+/// A string of tokens in the index: a pattern, or a pattern and a draft that continues it. It belongs to the search
+/// that made it, and to the latest match of that.
+#[derive(Clone, Copy, Debug)]
+pub struct Node {
+    live: Option<At>,
+    /// The sealed occurrences, in the search's list of them.
+    hits: (u32, u32),
+    /// Draft tokens.
+    depth: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum At {
+    State(StateId),
+    /// The string occurs once in the live part, so what follows is read from the text: contiguous memory instead of a
+    /// state per token.
+    Text(Place),
+}
+
+/// A token that was seen after a [`Node`].
+#[derive(Clone, Copy, Debug)]
+pub struct Continuation {
+    /// The token.
+    pub token: Token,
+    /// How often it was seen there, at least 1. Saturates for the live part, is an estimate where occurrences were
+    /// sampled.
+    pub count: u32,
+    /// The node's string and the token.
+    pub node: Node,
+    /// An occurrence of it.
+    pub sighting: Sighting,
+}
+
+/// An occurrence of something offered; [`Index::origin`] tells whose. Plain data, valid until the index changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sighting(Seen);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Live(Place),
+    Sealed { segment: u32, position: u32 },
+}
+
+/// A place where something offered stands, to credit a document with an accepted draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The document.
+    pub document: DocumentKey,
+    /// Offset of the token in the document's output.
+    pub position: u32,
+}
+
+/// A sealed occurrence.
+#[derive(Clone, Copy, Debug)]
+struct Hit {
+    /// The token that comes next where it was last read.
+    token: Token,
+    /// Text position of the token after the pattern.
+    position: u32,
+    /// How many occurrences it stands for.
+    weight: u32,
+    segment: u32,
+}
+
+/// A search for one context, from its longest pattern that occurs to the shortest. See [`Index::search`].
+pub struct Search<'a> {
+    index: &'a Index,
+    limits: SearchLimits,
+    /// The live part's state for the current pattern.
+    live: Option<StateId>,
+    /// And for the next shorter pattern that has another one.
+    live_next: Spot,
+    /// One to a segment.
+    probes: Vec<Probe<'a>>,
+    /// Occurrences of the current pattern in segments. Those of a node stand together.
+    hits: Vec<Hit>,
+}
+
+impl<'a> Search<'a> {
+    pub(crate) fn new(
+        index: &'a Index,
+        cursor: Cursor,
+        context: &'a [Token],
+        limits: SearchLimits,
+    ) -> Self {
+        let spot = if index.is_current(&cursor) {
+            cursor.at_most(limits.len_max).spot
+        } else {
+            Spot::default()
+        };
+        let len_max = limits.len_max.min(index.config.pattern_tokens_max) as usize;
+        let exact = limits.samples_max == usize::MAX;
+        let probe = |mounted: &'a crate::sealed::Mounted| {
+            Probe::new(mounted.segment.view(), context, len_max, exact)
+        };
+        Search {
+            index,
+            limits,
+            live: None,
+            live_next: index.live.automaton.fit(spot),
+            probes: index.sealed.iter().map(probe).collect(),
+            hits: Vec::new(),
+        }
+    }
+
+    /// Length of the next match, 0 if there is none.
+    pub fn next_len(&self) -> u32 {
+        self.probes
+            .iter()
+            .map(|probe| probe.next_len() as u32)
+            .fold(self.live_next.len, u32::max)
+    }
+
+    /// The next match: each set of occurrences once, with the longest pattern that has it.
+    pub fn next_match(&mut self) -> Option<Match> {
+        let len = self.next_len();
+        if len == 0 {
+            return None;
+        }
+        if self.live_next.len == len {
+            let state = self.live_next.state;
+            let link = self.index.live.automaton.state(state).link;
+            self.live = Some(state);
+            self.live_next = Spot {
+                state: link,
+                len: self.index.live.automaton.state(link).len,
+            };
+        }
+        for probe in &mut self.probes {
+            probe.descend(len as usize);
+        }
+        self.read();
+        let node = Node {
+            live: self.live.map(At::State),
+            hits: (0, self.hits.len() as u32),
+            depth: 0,
+        };
+        Some(Match {
+            len,
+            next_len: self.next_len(),
+            node,
+        })
+    }
+
+    /// Replaces the content of `into` by all continuations, most frequent first and then by token. Returns
+    /// the sum of their counts.
+    pub fn continuations(&mut self, node: &Node, into: &mut Vec<Continuation>) -> u64 {
+        self.continuations_where(node, |_, _| true, into)
+    }
+
+    /// As [`continuations`](Self::continuations), but collects only those for which `keep(count, total)`
+    /// holds; the returned total is that of all.
+    pub fn continuations_where(
+        &mut self,
+        node: &Node,
+        keep: impl Fn(u32, u64) -> bool,
+        into: &mut Vec<Continuation>,
+    ) -> u64 {
+        into.clear();
+        let sealed = self.group(node, into);
+        let total = match node.live {
+            None => sealed,
+            Some(At::Text(place)) => sealed + self.add_text(node, place, into),
+            Some(At::State(state)) => self.add_state(node, state, sealed, &keep, into),
+        };
+        into.retain(|next| keep(next.count, total));
+        if into.len() > 1 {
+            into.sort_unstable_by_key(|next| (std::cmp::Reverse(next.count), next.token));
+        }
+        total
+    }
+
+    /// Reads the sealed occurrences of the current pattern.
+    fn read(&mut self) {
+        self.hits.clear();
+        let all: usize = self.probes.iter().map(Probe::occurrences).sum();
+        let samples_max = self.limits.samples_max;
+        for (segment, probe) in self.probes.iter().enumerate() {
+            let occurrences = probe.occurrences();
+            if occurrences == 0 {
+                continue;
+            }
+            // Each segment's share by its occurrences, so that each sample stands for about as many.
+            let count_max = if all <= samples_max {
+                occurrences
+            } else {
+                (samples_max as u64 * occurrences as u64).div_ceil(all as u64) as usize
+            };
+            let mounted = &self.index.sealed[segment];
+            let hits = probe.sample(count_max.max(1)).map(|(end, weight)| Hit {
+                token: SEPARATOR,
+                position: end + 1,
+                weight,
+                segment: segment as u32,
+            });
+            if mounted.is_whole() {
+                self.hits.extend(hits);
+            } else {
+                self.hits
+                    .extend(hits.filter(|hit| !mounted.is_masked_at(hit.position)));
+            }
+        }
+    }
+
+    /// The sealed continuations, by token. Brings the occurrences of each together.
+    fn group(&mut self, node: &Node, into: &mut Vec<Continuation>) -> u64 {
+        let (start, end) = node.hits;
+        let hits = &mut self.hits[start as usize..end as usize];
+        let Some(first) = hits.first().copied() else {
+            return 0;
+        };
+        let mut same = true;
+        let mut first_token = SEPARATOR;
+        for (at, hit) in hits.iter_mut().enumerate() {
+            let text = self.probes[hit.segment as usize].text();
+            let position = hit.position as usize + node.depth as usize;
+            hit.token = text.get(position).copied().unwrap_or(SEPARATOR);
+            if at == 0 {
+                first_token = hit.token;
+            }
+            same &= hit.token == first_token;
+        }
+        if !same {
+            hits.sort_unstable_by_key(|hit| hit.token);
+        }
+        let mut total = 0;
+        let mut at = start;
+        for group in hits.chunk_by(|one, next| one.token == next.token) {
+            let hits = (at, at + group.len() as u32);
+            at = hits.1;
+            let first = group.first().copied().unwrap_or(first);
+            // The document ends there.
+            if first.token == SEPARATOR {
+                continue;
+            }
+            let count = group.iter().map(|hit| hit.weight).sum::<u32>();
+            total += u64::from(count);
+            into.push(Continuation {
+                token: first.token,
+                count,
+                node: Node {
+                    live: None,
+                    hits,
+                    depth: node.depth + 1,
+                },
+                sighting: Sighting(Seen::Sealed {
+                    segment: first.segment,
+                    position: first.position + node.depth,
+                }),
+            });
+        }
+        total
+    }
+
+    /// Adds what follows the only live occurrence.
+    fn add_text(&self, node: &Node, place: Place, into: &mut Vec<Continuation>) -> u64 {
+        let document = &self.index.live.documents[place.slot as usize];
+        let Some((position, token)) = document.after(place.position) else {
+            return 0;
+        };
+        let place = Place { position, ..place };
+        let sealed = into.len();
+        add(node, token, 1, At::Text(place), place, sealed, into);
+        1
+    }
+
+    /// Adds what follows in the live part to `sealed` occurrences; returns the sum of both.
+    fn add_state(
+        &self,
+        node: &Node,
+        state: StateId,
+        sealed: u64,
+        keep: &impl Fn(u32, u64) -> bool,
+        into: &mut Vec<Continuation>,
+    ) -> u64 {
+        let live = &self.index.live;
+        if live.automaton.fan_out(state) > self.limits.fan_out_max {
+            return sealed;
+        }
+        let counts = live
+            .transitions(state)
+            .map(|(_, _, count)| u64::from(count));
+        let total = sealed + counts.sum::<u64>();
+        let groups = into.len();
+        for (token, target, count) in live.transitions(state) {
+            // What is not offered here may be by a segment, and followed from there.
+            if groups == 0 && (count == 0 || !keep(count, total)) {
+                continue;
+            }
+            let place = live.automaton.state(target).place;
+            let at = if count > 0 && live.automaton.occurs_once(target) {
+                At::Text(place)
+            } else {
+                At::State(target)
+            };
+            add(node, token, count, at, place, groups, into);
+        }
+        total
+    }
+}
+
+/// Adds a live continuation to that of the same token among the first `groups`, which are ordered by token.
+fn add(
+    node: &Node,
+    token: Token,
+    count: u32,
+    at: At,
+    place: Place,
+    groups: usize,
+    into: &mut Vec<Continuation>,
+) {
+    match into[..groups].binary_search_by_key(&token, |next| next.token) {
+        Ok(same) => {
+            let next = &mut into[same];
+            next.count = next.count.saturating_add(count);
+            next.node.live = Some(at);
+            if count > 0 {
+                next.sighting = Sighting(Seen::Live(place));
+            }
+        }
+        Err(_) if count == 0 => {}
+        Err(_) => into.push(Continuation {
+            token,
+            count,
+            node: Node {
+                live: Some(at),
+                hits: (0, 0),
+                depth: node.depth + 1,
+            },
+            sighting: Sighting(Seen::Live(place)),
+        }),
+    }
+}
+
+impl Index {
+    /// Whose a sighting is, and where; `None` if the document was removed since.
+    pub fn origin(&self, sighting: Sighting) -> Option<Origin> {
+        match sighting.0 {
+            Seen::Live(place) => self.live.origin(place),
+            Seen::Sealed { segment, position } => {
+                self.sealed.get(segment as usize)?.origin(position)
+            }
+        }
+    }
+}
