@@ -1,0 +1,168 @@
+//! Whether drafts of the engine's own head pay on this CPU: answers to the shipped model's fixture prompts,
+//! plain and with drafts of several shapes, turn by turn so that a noisy neighbour hits all alike. A shape is
+//! worth it where its tokens per second are above those of plain decoding.
+//!
+//! `cargo bench -p refrain-reference-engine --bench self_draft -- [rounds] [tokens of an answer]`
+
+use anyhow::Context;
+use refrain_protocol::engine::{
+    CloseRequest, Sampling, SelfDraft, SessionSpec, StepItem, StepOutput, StepRequest,
+};
+use refrain_protocol::{EngineSessionId, NamespaceId, TokenId};
+use refrain_reference_engine::{EngineConfig, EngineHandle, WeightFormat};
+use refrain_service_kit::telemetry::Metrics;
+
+/// Depth, children of a node, nodes.
+const SHAPES: [(u32, u32, u32); 8] = [
+    (0, 0, 0),
+    (1, 1, 1),
+    (2, 1, 2),
+    (4, 1, 4),
+    (6, 1, 6),
+    (2, 3, 4),
+    (4, 3, 8),
+    (6, 4, 16),
+];
+
+/// What steps of one shape came to.
+#[derive(Default)]
+struct Cost {
+    step_s: Vec<f64>,
+    draft_s: Vec<f64>,
+    emitted: usize,
+    drafted: u64,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> anyhow::Result<()> {
+    // `cargo bench` passes `--bench`.
+    let mut arguments = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with("--"));
+    let rounds: usize = arguments.next().map_or(Ok(20), |text| text.parse())?;
+    let tokens: usize = arguments.next().map_or(Ok(48), |text| text.parse())?;
+    let prompts = prompts()?;
+    for weights in [WeightFormat::F32, WeightFormat::Bf16] {
+        let config = EngineConfig {
+            weights,
+            ..EngineConfig::default()
+        };
+        let engine = EngineHandle::start(&config, &Metrics::new()?)?;
+        let mut costs: Vec<Cost> = SHAPES.iter().map(|_| Cost::default()).collect();
+        for round in 0..=rounds {
+            for prompt in &prompts {
+                for (shape, cost) in SHAPES.iter().zip(&mut costs) {
+                    // The first round only warms up.
+                    let mut warm = Cost::default();
+                    let cost = if round == 0 { &mut warm } else { cost };
+                    answer(&engine, prompt, tokens, *shape, cost).await?;
+                }
+            }
+        }
+        print(weights, &mut costs);
+    }
+    Ok(())
+}
+
+/// The fixture's prompts.
+fn prompts() -> anyhow::Result<Vec<Vec<TokenId>>> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/model/golden.json");
+    let golden: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
+    let cases = golden["cases"].as_array().context("no cases")?;
+    cases
+        .iter()
+        .map(|case| Ok(serde_json::from_value(case["ids"].clone())?))
+        .collect()
+}
+
+/// One answer. Its first step, which computes the prompt, is not counted.
+async fn answer(
+    engine: &EngineHandle,
+    prompt: &[TokenId],
+    tokens: usize,
+    (depth, top_k, tokens_max): (u32, u32, u32),
+    cost: &mut Cost,
+) -> anyhow::Result<()> {
+    let session = EngineSessionId(1);
+    let mut item = StepItem {
+        session,
+        open: Some(SessionSpec {
+            namespace: NamespaceId(1),
+            sampling: Sampling {
+                stop_token_ids: engine.capabilities().eos_token_ids,
+                ..Sampling::default()
+            },
+            self_drafts: depth > 0,
+        }),
+        keep_len: 0,
+        tokens: prompt.to_vec(),
+        sample: true,
+        draft: None,
+        self_draft: None,
+        max_emit: 1,
+    };
+    let mut output = step(engine, &item).await?.0;
+    (item.open, item.tokens) = (None, Vec::new());
+    item.self_draft = (depth > 0).then_some(SelfDraft {
+        depth,
+        top_k,
+        tokens_max,
+        path_prob_min: 0.0,
+    });
+    let mut emitted = 0;
+    while !output.stopped && emitted < tokens {
+        item.keep_len = output.text_len;
+        item.max_emit = (tokens - emitted) as u32;
+        let (next, step_s, draft_s) = step(engine, &item).await?;
+        emitted += next.emitted.len();
+        cost.drafted += u64::from(next.self_drafted);
+        // The head reads the whole prompt in the first of them.
+        cost.step_s.push(step_s);
+        cost.draft_s.push(draft_s);
+        output = next;
+    }
+    cost.emitted += emitted;
+    engine
+        .close(CloseRequest {
+            sessions: vec![session],
+            keep_kv: false,
+        })
+        .await?;
+    Ok(())
+}
+
+async fn step(engine: &EngineHandle, item: &StepItem) -> anyhow::Result<(StepOutput, f64, f64)> {
+    let request = StepRequest {
+        items: vec![item.clone()],
+    };
+    let mut response = engine.step(request).await?;
+    let output = response.results.remove(0)?;
+    Ok((output, response.step_s, response.draft_s))
+}
+
+fn print(weights: WeightFormat, costs: &mut [Cost]) {
+    println!("{weights:?} weights, one sequence, medians of steps");
+    println!("  draft of the head   |            |          | tokens per step |");
+    println!(
+        " depth children nodes |  step ms   | head ms  | drafted emitted | tokens/s  to plain"
+    );
+    let rate = |cost: &Cost| cost.emitted as f64 / cost.step_s.iter().sum::<f64>();
+    let plain = rate(&costs[0]);
+    for ((depth, top_k, nodes), cost) in SHAPES.iter().zip(costs) {
+        let (steps, rate) = (cost.step_s.len() as f64, rate(cost));
+        println!(
+            "{depth:>6} {top_k:>8} {nodes:>5} | {:>9.3}  | {:>7.3}  | {:>7.2} {:>7.2} | {rate:>8.0} {:>9.2}",
+            median(&mut cost.step_s) * 1e3,
+            median(&mut cost.draft_s) * 1e3,
+            cost.drafted as f64 / steps,
+            cost.emitted as f64 / steps,
+            rate / plain,
+        );
+    }
+    println!();
+}
+
+fn median(seconds: &mut [f64]) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
