@@ -1,12 +1,15 @@
 //! How fast appends become durable, and what a token costs on disk.
 //!
-//! `cargo run --release -p refrain-draft-store --example append_rate [writers] [seconds]`
+//! `cargo run --release -p refrain-draft-store --example append_rate [writers] [seconds] [rewrites]`
+//!
+//! With a third argument other than 0 the log is rewritten all the while, one rewrite after the other: what
+//! that does to the time of a call is what a rewrite costs those who append.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use refrain_clients::DraftStore as _;
+use refrain_clients::{DraftStore as _, StoreAdmin as _};
 use refrain_draft_store::DraftStoreConfig;
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
@@ -43,6 +46,7 @@ async fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u64>());
     let writers = arguments.next().transpose()?.unwrap_or(16);
     let seconds = arguments.next().transpose()?.unwrap_or(10);
+    let rewrites = arguments.next().transpose()?.unwrap_or(0) > 0;
     let dir = std::env::temp_dir().join(format!("refrain-append-rate-{}", std::process::id()));
     let config = DraftStoreConfig {
         data_dir: dir.clone(),
@@ -102,6 +106,19 @@ async fn main() -> anyhow::Result<()> {
             })
         })
         .collect();
+    let rewriting = rewrites.then(|| {
+        let handle = store.handle();
+        tokio::spawn(async move {
+            let mut done = 0;
+            while Instant::now() < until {
+                match handle.compact().await {
+                    Ok(_) => done += 1,
+                    Err(error) => eprintln!("not rewritten: {error}"),
+                }
+            }
+            done
+        })
+    });
     let mut latencies_ms = Vec::new();
     for task in tasks {
         latencies_ms.extend(task.await?);
@@ -117,12 +134,16 @@ async fn main() -> anyhow::Result<()> {
             .unwrap_or(0.0)
     };
     println!(
-        "{writers} writers, {elapsed_s:.1} s: {:.0} updates/s, {:.0} tokens/s, call p50 {:.1} ms, p99 {:.1} ms",
+        "{writers} writers, {elapsed_s:.1} s: {:.0} updates/s, {:.0} tokens/s, call p50 {:.1} ms, p99 {:.1} ms, max {:.1} ms",
         updates / elapsed_s,
         updates * f64::from(UPDATE_TOKENS) / elapsed_s,
         at(0.5),
         at(0.99),
+        at(1.0),
     );
+    if let Some(rewriting) = rewriting {
+        println!("{} rewrites meanwhile", rewriting.await?);
+    }
 
     let started = Instant::now();
     let (mut cursor, mut read, mut caught_up) = (FeedCursor::default(), 0, false);

@@ -4,60 +4,32 @@
 //! Some 350 bytes per document; a store of ten million documents of 500 tokens needs 3.5 GB here and is
 //! past what one process of this design should hold.
 
+mod document;
 mod feed;
 mod load;
+#[cfg(test)]
+mod tests;
+mod uses;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lru::LruCache;
 use refrain_protocol::document::FeedCursor;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
+pub(crate) use document::Document;
 pub(crate) use feed::{Change, Feed};
 pub(crate) use load::{Loaded, load};
 
-use crate::placement::Text;
+use document::{BOUNDARIES_MAX, join};
+use uses::Uses;
+
 use crate::record::{DocumentKey, StateRecord};
 
-/// Most feed entries of one document. A document that grows in more steps gives up the oldest half of its
-/// boundaries; who is behind them gets that part again, whole.
-const BOUNDARIES_MAX: usize = 64;
-
-/// One document.
-#[derive(Clone, Debug)]
-pub(crate) struct Document {
-    pub(crate) state: StateRecord,
-    /// `used_ms` as stored; the order of use is written only now and then.
-    pub(crate) used_ms_stored: u64,
-    /// Feed entries, oldest first: (sequence, start). An entry reaches to the start of the next one, the
-    /// last one to the end; the last one's sequence is `state.sequence`. Sequences and starts both grow, so
-    /// a follower that reads in order of sequence never meets a gap.
-    boundaries: Vec<(u64, u32)>,
-}
-
-impl Document {
-    pub(crate) fn new(state: StateRecord) -> Self {
-        Document {
-            used_ms_stored: state.used_ms,
-            state,
-            boundaries: Vec::new(),
-        }
-    }
-
-    pub(crate) fn text(&self) -> Text {
-        Text {
-            epoch: self.state.epoch,
-            epoch_start: self.state.epoch_start,
-            len: self.state.len,
-        }
-    }
-
-    /// Whether it has more feed entries than one.
-    pub(crate) fn is_split(&self) -> bool {
-        self.boundaries.len() > 1
-    }
-}
+/// Bytes of keys and values that are not counted one by one.
+const STATE_BYTES: u64 = 100;
+const TOMBSTONE_BYTES: u64 = 57;
+const NAMESPACE_BYTES: u64 = 150;
 
 /// One namespace.
 struct NamespaceEntry {
@@ -66,22 +38,6 @@ struct NamespaceEntry {
     tenant: Arc<str>,
     documents: HashMap<DocumentId, Document>,
     feed: Feed,
-}
-
-/// What one tenant holds.
-struct Tenant {
-    tokens: u64,
-    /// Least recently used first; the value is a stamp of the store-wide clock of uses.
-    order: LruCache<DocumentKey, u64>,
-}
-
-impl Default for Tenant {
-    fn default() -> Self {
-        Tenant {
-            tokens: 0,
-            order: LruCache::unbounded(),
-        }
-    }
 }
 
 /// Sums over all documents.
@@ -105,10 +61,9 @@ pub(crate) struct Catalog {
     head: u64,
     /// Sequences up to here are not given out any more.
     skipped: u64,
-    uses: u64,
+    uses: Uses,
     totals: Totals,
     namespaces: HashMap<NamespaceId, NamespaceEntry>,
-    tenants: HashMap<Arc<str>, Tenant>,
 }
 
 impl Catalog {
@@ -117,15 +72,27 @@ impl Catalog {
             generation,
             head,
             skipped: 0,
-            uses: 0,
+            uses: Uses::default(),
             totals: Totals::default(),
             namespaces: HashMap::new(),
-            tenants: HashMap::new(),
         }
     }
 
     pub(crate) fn totals(&self) -> Totals {
         self.totals
+    }
+
+    /// Bytes of all records in the log, near enough.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        let tombstones: usize = self
+            .namespaces
+            .values()
+            .map(|entry| entry.feed.tombstones())
+            .sum();
+        self.totals.bytes
+            + self.totals.documents * STATE_BYTES
+            + tombstones as u64 * TOMBSTONE_BYTES
+            + self.namespaces.len() as u64 * NAMESPACE_BYTES
     }
 
     /// Whether a namespace is known, or one more may be.
@@ -177,7 +144,14 @@ impl Catalog {
         entry.names = Some(names.clone());
         let before = std::mem::replace(&mut entry.tenant, tenant.clone());
         if before != tenant {
-            self.move_tenant(id, &before, &tenant);
+            let documents = entry.documents.iter().map(|(document, known)| {
+                let key = DocumentKey {
+                    namespace: id,
+                    document: *document,
+                };
+                (key, known.state.len)
+            });
+            self.uses.move_to(&before, &tenant, documents);
         }
         true
     }
@@ -192,33 +166,8 @@ impl Catalog {
         })
     }
 
-    fn move_tenant(&mut self, id: NamespaceId, from: &Arc<str>, to: &Arc<str>) {
-        let Some(entry) = self.namespaces.get(&id) else {
-            return;
-        };
-        let mut uses = Vec::new();
-        let source = self.tenants.entry(from.clone()).or_default();
-        for (document, known) in &entry.documents {
-            let key = DocumentKey {
-                namespace: id,
-                document: *document,
-            };
-            if let Some(stamp) = source.order.pop(&key) {
-                source.tokens -= u64::from(known.state.len);
-                uses.push((stamp, key, u64::from(known.state.len)));
-            }
-        }
-        uses.sort_unstable();
-        let target = self.tenants.entry(to.clone()).or_default();
-        for (stamp, key, tokens) in uses {
-            target.tokens += tokens;
-            target.order.push(key, stamp);
-        }
-    }
-
-    fn tenant_of(&mut self, namespace: NamespaceId) -> &mut Tenant {
-        let name = self.introduce_nameless(namespace).tenant.clone();
-        self.tenants.entry(name).or_default()
+    fn tenant_of(&mut self, namespace: NamespaceId) -> Arc<str> {
+        self.introduce_nameless(namespace).tenant.clone()
     }
 
     /// Puts in the state of a document, new or known, and makes it the most recently used. `changed_from` is
@@ -252,11 +201,8 @@ impl Catalog {
         self.totals.documents += u64::from(before.is_none());
         self.totals.tokens = self.totals.tokens + u64::from(state.len) - u64::from(tokens);
         self.totals.bytes = self.totals.bytes + u64::from(state.bytes) - u64::from(bytes);
-        self.uses += 1;
-        let stamp = self.uses;
         let tenant = self.tenant_of(key.namespace);
-        tenant.tokens = tenant.tokens + u64::from(state.len) - u64::from(tokens);
-        tenant.order.push(key, stamp);
+        self.uses.put(&tenant, key, tokens, state.len);
     }
 
     /// Takes a document out. Followers do not hear of it by this alone; see [`Self::bury`].
@@ -271,8 +217,7 @@ impl Catalog {
         self.totals.tokens -= u64::from(document.state.len);
         self.totals.bytes -= u64::from(document.state.bytes);
         let tenant = self.tenant_of(key.namespace);
-        tenant.tokens -= u64::from(document.state.len);
-        tenant.order.pop(&key);
+        self.uses.take(&tenant, key, document.state.len);
         Some(document)
     }
 
@@ -296,9 +241,9 @@ impl Catalog {
         };
         document.state.used_ms = now_ms;
         let stale = document.used_ms_stored < before_ms;
-        self.uses += 1;
-        let stamp = self.uses;
-        self.tenant_of(key.namespace).order.push(key, stamp);
+        let len = document.state.len;
+        let tenant = self.tenant_of(key.namespace);
+        self.uses.put(&tenant, key, len, len);
         stale
     }
 
@@ -315,22 +260,12 @@ impl Catalog {
 
     /// The least recently used document of a tenant that holds more than `tokens_max`.
     pub(crate) fn tenant_victim(&self, tokens_max: u64) -> Option<DocumentKey> {
-        let tenant = self
-            .tenants
-            .values()
-            .find(|tenant| tenant.tokens > tokens_max)?;
-        tenant.order.peek_lru().map(|(key, _)| *key)
+        self.uses.victim(tokens_max)
     }
 
     /// The least recently used document of all.
     pub(crate) fn oldest(&self) -> Option<DocumentKey> {
-        // One look per tenant instead of a second list of all documents (84 bytes each). A store has some
-        // thousand tenants at most, and evicts far more seldom than it appends.
-        self.tenants
-            .values()
-            .filter_map(|tenant| tenant.order.peek_lru())
-            .min_by_key(|(_, stamp)| **stamp)
-            .map(|(key, _)| *key)
+        self.uses.oldest()
     }
 
     /// Documents first stored before `before_ms`, at most `limit`, and the earliest time of the others.
@@ -397,145 +332,5 @@ impl Catalog {
             .map(|entry| entry.feed.record())
             .unwrap_or_default();
         feed::position(self.generation, record, self.head, cursor)
-    }
-}
-
-/// Joins the first `count` feed entries of a document into the last of them.
-fn join(feed: &mut Feed, id: DocumentId, document: &mut Document, count: usize) {
-    if count < 2 {
-        return;
-    }
-    for (sequence, _) in document.boundaries.drain(..count - 1) {
-        feed.withdraw(sequence);
-    }
-    if let Some(first) = document.boundaries.first_mut() {
-        first.1 = 0;
-        feed.put(first.0, id, 0);
-    }
-    document.boundaries.shrink_to_fit();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(tenant: &str) -> Namespace {
-        Namespace {
-            tenant: tenant.into(),
-            model: "m".into(),
-            tokenizer: "t".into(),
-        }
-    }
-
-    fn key(namespace: NamespaceId, document: u128) -> DocumentKey {
-        DocumentKey {
-            namespace,
-            document: DocumentId(document),
-        }
-    }
-
-    fn state(catalog: &mut Catalog, len: u32) -> StateRecord {
-        StateRecord {
-            epoch: 1,
-            epoch_start: 0,
-            len,
-            finish: 0,
-            sequence: catalog.advance(),
-            stored_ms: 0,
-            used_ms: 0,
-            tail_start: 0,
-            tail_pieces: 0,
-            bytes: len,
-        }
-    }
-
-    fn changes(catalog: &Catalog, namespace: NamespaceId, mut after: u64) -> Vec<(u32, u32, bool)> {
-        let mut seen = Vec::new();
-        while let Some((sequence, change)) = catalog.next_change(namespace, after) {
-            after = sequence;
-            if let Change::Range {
-                start, end, last, ..
-            } = change
-            {
-                seen.push((start, end, last));
-            }
-        }
-        seen
-    }
-
-    #[test]
-    fn a_growing_document_is_told_in_steps_and_settles_into_one() {
-        let mut catalog = Catalog::new(1, 0);
-        let id = names("a").id();
-        catalog.introduce(id, &names("a"));
-        for len in [10, 20, 30] {
-            let state = state(&mut catalog, len);
-            catalog.put(key(id, 1), state, Some(len - 10));
-        }
-        assert_eq!(
-            changes(&catalog, id, 0),
-            [(0, 10, false), (10, 20, false), (20, 30, true)]
-        );
-        assert_eq!(changes(&catalog, id, 2), [(20, 30, true)]);
-        let cut = state(&mut catalog, 18);
-        catalog.put(key(id, 1), cut, Some(15));
-        assert_eq!(
-            changes(&catalog, id, 0),
-            [(0, 10, false), (10, 15, false), (15, 18, true)]
-        );
-        catalog.settle(key(id, 1));
-        assert_eq!(changes(&catalog, id, 0), [(0, 18, true)]);
-        assert_eq!(changes(&catalog, id, 4), []);
-        for step in 0..200 {
-            let state = state(&mut catalog, 19 + step);
-            catalog.put(key(id, 1), state, Some(18 + step));
-        }
-        let seen = changes(&catalog, id, 0);
-        assert!(seen.len() <= BOUNDARIES_MAX);
-        assert!(
-            seen.windows(2).all(|pair| pair[0].1 == pair[1].0),
-            "no gaps: {seen:?}"
-        );
-    }
-
-    #[test]
-    fn victims_are_the_least_recently_used() {
-        let mut catalog = Catalog::new(1, 0);
-        let (a, b) = (names("a").id(), names("b").id());
-        catalog.introduce(a, &names("a"));
-        catalog.introduce(b, &names("b"));
-        for (namespace, document) in [(a, 1), (b, 2), (a, 3)] {
-            let state = state(&mut catalog, 10);
-            catalog.put(key(namespace, document), state, Some(0));
-        }
-        assert_eq!(catalog.oldest(), Some(key(a, 1)));
-        catalog.touch(key(a, 1), 5, 0);
-        assert_eq!(catalog.oldest(), Some(key(b, 2)));
-        assert_eq!(catalog.tenant_victim(15), Some(key(a, 3)));
-        assert_eq!(catalog.tenant_victim(20), None);
-        catalog.take(key(b, 2));
-        assert_eq!(
-            catalog.totals(),
-            Totals {
-                documents: 2,
-                tokens: 20,
-                bytes: 20,
-                namespaces: 1
-            }
-        );
-    }
-
-    #[test]
-    fn a_nameless_namespace_gets_its_tenant_back() {
-        let mut catalog = Catalog::new(1, 0);
-        let id = names("a").id();
-        let state = state(&mut catalog, 10);
-        catalog.put(key(id, 1), state, Some(0));
-        assert_eq!(catalog.tenant_victim(5), Some(key(id, 1)));
-        assert!(catalog.introduce(id, &names("a")));
-        assert!(!catalog.introduce(id, &names("a")));
-        assert_eq!(&*catalog.namespaces[&id].tenant, "a");
-        assert_eq!(catalog.tenants["a"].tokens, 10);
-        assert_eq!(catalog.tenants[""].tokens, 0);
     }
 }

@@ -40,8 +40,8 @@ pub struct DraftStoreConfig {
     pub namespaces_max: usize,
     /// Tokens kept. Past it the least recently used documents go.
     pub tokens_max: u64,
-    /// Bytes kept, as stored and without the database's overhead; the disk needs ten times as much. Past it
-    /// the least recently used documents go.
+    /// Bytes kept, as stored and without the database's overhead; the disk needs up to ten times as much. Past
+    /// it the least recently used documents go.
     pub bytes_max: u64,
     /// Tokens kept of one tenant. Past it its least recently used documents go.
     pub tenant_tokens_max: u64,
@@ -63,6 +63,11 @@ pub struct DraftStoreConfig {
     pub use_interval_s: u64,
     /// A document at rest for this long is told to new followers in one piece.
     pub settle_s: u64,
+    /// The log is rewritten when it takes this many times what it would take freshly written. The disk needs
+    /// room for one more time that.
+    pub rewrite_factor: u64,
+    /// A log smaller than this is left alone.
+    pub rewrite_bytes_min: u64,
     /// How often budgets, ages and times of use are looked at.
     pub tick_ms: u64,
 }
@@ -96,6 +101,8 @@ impl Default for DraftStoreConfig {
             follow_wait_ms_max: 30_000,
             use_interval_s: 300,
             settle_s: 60,
+            rewrite_factor: 2,
+            rewrite_bytes_min: 256 << 20,
             tick_ms: 1_000,
         }
     }
@@ -130,6 +137,7 @@ impl Validate for DraftStoreConfig {
         at_least("waiters_max", self.waiters_max as u64, 1);
         at_least("reads_max", self.reads_max as u64, 1);
         at_least("follow_tokens_max", u64::from(self.follow_tokens_max), 1);
+        at_least("rewrite_factor", self.rewrite_factor, 2);
         at_least("tick_ms", self.tick_ms, 10);
         // Otherwise a document could push itself out.
         let document = u64::from(self.document_tokens_max);

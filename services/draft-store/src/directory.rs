@@ -1,9 +1,10 @@
 //! The data directory: opening it, and what to do when it cannot be believed.
 //!
 //! ```text
-//! <data_dir>/log/              sled
-//! <data_dir>/manifest.json     identity beside sled: tells when sled came up empty or went back in time
-//! <data_dir>/quarantine-<ms>/  a log that was not believed; kept for people, never deleted from here
+//! <data_dir>/lock              held by the process that uses the directory
+//! <data_dir>/log/, log-<n>/    sled; the manifest names the one that counts
+//! <data_dir>/manifest.json     also tells when sled came up empty or went back in time
+//! <data_dir>/quarantine-<ms>/  a log that was not believed; kept for people, until something is erased
 //! ```
 //!
 //! sled 0.34 may answer damage with an error, with a panic, or with an empty database. The first two move
@@ -11,76 +12,56 @@
 //! first written. What still decodes is copied into the new log, under a new generation, so that followers
 //! start over.
 
+mod manifest;
+mod quarantine;
+mod rewrite;
+
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+pub(crate) use manifest::Manifest;
+pub(crate) use rewrite::{Host, Plan, Rewritten, is_due, rewrite};
 
-use crate::catalog::{Catalog, Loaded, load};
+use crate::catalog::{Loaded, load};
 use crate::codec;
 use crate::log::sled::{SledLog, sync_directory};
 use crate::log::{Batch, LogError, RecordLog};
-use crate::record::{Kind, StoreRecord, store_key};
-
-/// Records copied in one commit.
-const COPY_BATCH: usize = 512;
-/// A log is rewritten at start when it takes this much, and [`REWRITE_FROM_RATIO`] times what is in it.
-const REWRITE_FROM_BYTES: u64 = 1 << 30;
-const REWRITE_FROM_RATIO: u64 = 4;
+use crate::record::{StoreRecord, store_key};
+use quarantine::{quarantine, salvage};
 
 /// An open store.
 pub(crate) struct Opened {
     pub(crate) log: Arc<dyn RecordLog>,
+    /// The log's number.
+    pub(crate) number: u64,
     pub(crate) store: StoreRecord,
     pub(crate) loaded: Loaded,
     /// Where the log before this one was moved, if it was not believed.
     pub(crate) quarantined: Option<PathBuf>,
 }
 
-/// What is known of the log without opening it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Manifest {
-    generation: u64,
-    sequence_reserved: u64,
-    /// The last change at the time of writing.
-    head: u64,
-    documents: u64,
-    /// Nothing was written to the log afterwards.
-    closed: bool,
+/// Keeps other processes away. sled's own lock is not enough: it is on one log, and which one counts changes.
+pub(crate) struct Hold {
+    _file: File,
 }
 
-impl Manifest {
-    pub(crate) fn new(store: StoreRecord, catalog: &Catalog, closed: bool) -> Self {
-        Manifest {
-            generation: store.generation,
-            sequence_reserved: store.sequence_reserved,
-            head: catalog.head(),
-            documents: catalog.totals().documents,
-            closed,
+impl Hold {
+    /// Creates the directory if need be, and takes it.
+    pub(crate) fn take(dir: &Path) -> Result<Self, LogError> {
+        std::fs::create_dir_all(dir).map_err(|error| refused("create", dir, &error))?;
+        if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            sync_directory(parent).map_err(|error| refused("sync", parent, &error))?;
         }
-    }
-
-    /// Whether the log lacks something that was durable when this was written.
-    fn disagrees(&self, store: StoreRecord, loaded: &Loaded) -> bool {
-        // Damaged states were told apart already: they are removed with a tombstone each.
-        let documents = loaded.catalog.totals().documents + loaded.damaged.len() as u64;
-        self.generation == store.generation
-            && (self.sequence_reserved > store.sequence_reserved
-                || (self.head > loaded.catalog.head() && loaded.damaged_records == 0)
-                || (self.closed && self.documents != documents))
-    }
-
-    /// Writes it, whole or not at all.
-    pub(crate) fn write(&self, dir: &Path) -> Result<(), LogError> {
-        let (path, temporary) = (dir.join("manifest.json"), dir.join("manifest.json.new"));
-        let write = || -> std::io::Result<()> {
-            let file = std::fs::File::create(&temporary)?;
-            serde_json::to_writer(&file, self)?;
-            file.sync_all()?;
-            std::fs::rename(&temporary, &path)?;
-            sync_directory(dir)
-        };
-        write().map_err(|error| refused("write", &path, &error))
+        let path = dir.join("lock");
+        let file = File::create(&path).map_err(|error| refused("create", &path, &error))?;
+        file.try_lock().map_err(|_| {
+            LogError::Refused(format!(
+                "{} is locked: another process uses this directory",
+                path.display()
+            ))
+        })?;
+        Ok(Hold { _file: file })
     }
 }
 
@@ -92,27 +73,68 @@ fn random() -> Result<u64, LogError> {
     getrandom::u64().map_err(|error| LogError::Refused(format!("no random numbers: {error}")))
 }
 
-/// Opens the store in `dir`, whatever state it is in.
+/// Where the log with a number lives.
+fn log_path(dir: &Path, number: u64) -> PathBuf {
+    match number {
+        0 => dir.join("log"),
+        _ => dir.join(format!("log-{number}")),
+    }
+}
+
+/// The numbers of the logs there are, in order.
+fn log_numbers(dir: &Path) -> Result<Vec<u64>, LogError> {
+    let failed = |error: std::io::Error| refused("list", dir, &error);
+    let mut numbers = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let name = name.to_string_lossy();
+        if name == "log" {
+            numbers.push(0);
+        } else if let Some(number) = name.strip_prefix("log-").and_then(|text| text.parse().ok()) {
+            numbers.push(number);
+        }
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// All bytes of files under a directory.
+pub(crate) fn disk_bytes(dir: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return 0;
+    };
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => disk_bytes(&entry.path()),
+            Ok(metadata) => metadata.len(),
+            // Deleted since it was listed.
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+/// Opens the store in `dir`, whatever state it is in. The caller holds the directory.
 ///
 /// # Errors
-/// [`LogError::Refused`] when the disk refuses or another process holds the directory: nothing was changed.
+/// [`LogError::Refused`] when the disk refuses: nothing was changed.
 pub(crate) fn open(dir: &Path, cache_bytes: u64, now_ms: u64) -> Result<Opened, LogError> {
     std::fs::create_dir_all(dir).map_err(|error| refused("create", dir, &error))?;
-    if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        sync_directory(parent).map_err(|error| refused("sync", parent, &error))?;
-    }
-    finish_rewrite(dir)?;
-    let opened = match open_believed(dir, cache_bytes) {
+    let manifest = Manifest::read(dir);
+    let number = current(dir, manifest.as_ref(), cache_bytes)?;
+    let opened = match open_believed(dir, number, manifest.as_ref(), cache_bytes) {
         Err(LogError::Corrupt(why)) => {
-            let moved = quarantine(dir, now_ms)?;
+            let path = log_path(dir, number);
+            let moved = quarantine(dir, &path, now_ms)?;
             tracing::error!(why, moved_to = %moved.display(), "draft store log quarantined");
-            let log = SledLog::open(&dir.join("log"), cache_bytes)?;
+            let log = SledLog::open(&path, cache_bytes)?;
             let store = create(&log)?;
             let salvaged = salvage(&moved, &log, cache_bytes)?;
             tracing::warn!(records = salvaged, "draft store records salvaged");
             let loaded = load(&log, store, random()? as u32)?;
             Opened {
                 log: Arc::new(log),
+                number,
                 store,
                 loaded,
                 quarantined: Some(moved),
@@ -120,14 +142,39 @@ pub(crate) fn open(dir: &Path, cache_bytes: u64, now_ms: u64) -> Result<Opened, 
         }
         other => other?,
     };
-    Manifest::new(opened.store, &opened.loaded.catalog, false).write(dir)?;
+    Manifest::new(number, opened.store, &opened.loaded.catalog, false).write(dir)?;
+    rewrite::clear_leftovers(dir, number)?;
     Ok(opened)
 }
 
-fn open_believed(dir: &Path, cache_bytes: u64) -> Result<Opened, LogError> {
-    let manifest = read_manifest(dir);
-    let path = dir.join("log");
-    let mut log = SledLog::open(&path, cache_bytes)?;
+/// Which log counts: the one that the manifest names, and without a manifest the newest that is complete. A
+/// rewritten log gets its identity last of all, so one without is not.
+fn current(dir: &Path, manifest: Option<&Manifest>, cache_bytes: u64) -> Result<u64, LogError> {
+    let numbers = log_numbers(dir)?;
+    if let Some(manifest) = manifest
+        && (numbers.contains(&manifest.log()) || numbers.is_empty())
+    {
+        return Ok(manifest.log());
+    }
+    if let [_, _, ..] = numbers[..] {
+        for number in numbers.iter().rev() {
+            match SledLog::open(&log_path(dir, *number), cache_bytes) {
+                Ok(log) if log.get(&store_key())?.is_some() => return Ok(*number),
+                Err(LogError::Refused(why)) => return Err(LogError::Refused(why)),
+                Ok(_) | Err(LogError::Corrupt(_)) => {}
+            }
+        }
+    }
+    Ok(numbers.first().copied().unwrap_or(0))
+}
+
+fn open_believed(
+    dir: &Path,
+    number: u64,
+    manifest: Option<&Manifest>,
+    cache_bytes: u64,
+) -> Result<Opened, LogError> {
+    let log = SledLog::open(&log_path(dir, number), cache_bytes)?;
     let mut store = match log.get(&store_key())? {
         Some(value) => match codec::open::<StoreRecord>(&store_key(), &value) {
             Ok(store) => store,
@@ -140,14 +187,7 @@ fn open_believed(dir: &Path, cache_bytes: u64) -> Result<Opened, LogError> {
         None => return Err(LogError::Corrupt("the log has lost its identity".into())),
     };
     let mut loaded = load(&log, store, random()? as u32)?;
-    let bytes_max = REWRITE_FROM_BYTES.max(REWRITE_FROM_RATIO * loaded.catalog.totals().bytes);
-    if log.disk_bytes() > bytes_max {
-        log = rewrite(dir, log, cache_bytes)?;
-        loaded = load(&log, store, random()? as u32)?;
-    }
-    if let Some(manifest) = manifest
-        && manifest.disagrees(store, &loaded)
-    {
+    if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
         // What followers hold may be gone here; a new generation makes them start over.
         tracing::error!("draft store log went back in time");
         store = create(&log)?;
@@ -155,6 +195,7 @@ fn open_believed(dir: &Path, cache_bytes: u64) -> Result<Opened, LogError> {
     }
     Ok(Opened {
         log: Arc::new(log),
+        number,
         store,
         loaded,
         quarantined: None,
@@ -173,135 +214,11 @@ fn create(log: &SledLog) -> Result<StoreRecord, LogError> {
     Ok(store)
 }
 
-fn quarantine(dir: &Path, now_ms: u64) -> Result<PathBuf, LogError> {
-    let from = dir.join("log");
-    let mut to = dir.join(format!("quarantine-{now_ms}"));
-    let mut suffix = 1;
-    while to.exists() {
-        to = dir.join(format!("quarantine-{now_ms}-{suffix}"));
-        suffix += 1;
-    }
-    std::fs::rename(&from, &to).map_err(|error| refused("move", &from, &error))?;
-    sync_directory(dir).map_err(|error| refused("sync", dir, &error))?;
-    Ok(to)
-}
-
-/// Copies every document record that still decodes. Answers how many; damage ends the copy, not the start.
-fn salvage(from: &Path, to: &SledLog, cache_bytes: u64) -> Result<u64, LogError> {
-    let old = match SledLog::open(from, cache_bytes) {
-        Ok(old) => old,
-        Err(error) => {
-            tracing::warn!(%error, "quarantined log does not open");
-            return Ok(0);
-        }
-    };
-    let mut copied = 0;
-    // Text before the states that count on it: a copy that breaks off leaves no state without text.
-    for kind in [Kind::Namespace, Kind::Piece, Kind::Head, Kind::State] {
-        match copy(&old, to, kind) {
-            Ok(count) => copied += count,
-            Err(CopyError::From(error)) => {
-                tracing::warn!(%error, "quarantined log breaks off");
-            }
-            Err(CopyError::To(error)) => return Err(error),
-        }
-    }
-    Ok(copied)
-}
-
-enum CopyError {
-    From(LogError),
-    To(LogError),
-}
-
-/// Copies the records of one kind whose checksums hold.
-fn copy(from: &SledLog, to: &SledLog, kind: Kind) -> Result<u64, CopyError> {
-    let (mut at, end) = kind.range();
-    let mut copied = 0;
-    loop {
-        let mut batch = Batch::default();
-        let mut last = None;
-        let scanned = from.scan(&at, &end, &mut |key, value| {
-            last = Some(key.to_vec());
-            if codec::check(key, value).is_ok() {
-                batch.put(key.to_vec(), value.to_vec());
-            }
-            batch.len() < COPY_BATCH
-        });
-        to.commit(&batch).map_err(CopyError::To)?;
-        copied += batch.len() as u64;
-        scanned.map_err(CopyError::From)?;
-        match last {
-            // The least key above the last one read.
-            Some(mut key) if batch.len() == COPY_BATCH => {
-                key.push(0);
-                at = key;
-            }
-            _ => return Ok(copied),
-        }
-    }
-}
-
-/// sled never gives space back, so a log that has grown far past its contents is copied at start.
-fn rewrite(dir: &Path, log: SledLog, cache_bytes: u64) -> Result<SledLog, LogError> {
-    let (path, new, old) = (dir.join("log"), dir.join("log.new"), dir.join("log.old"));
-    let before_bytes = log.disk_bytes();
-    let target = SledLog::open(&new, cache_bytes)?;
-    for kind in [
-        Kind::Store,
-        Kind::Namespace,
-        Kind::Feed,
-        Kind::Head,
-        Kind::Piece,
-        Kind::State,
-        Kind::Tombstone,
-    ] {
-        copy(&log, &target, kind).map_err(|error| match error {
-            CopyError::From(error) | CopyError::To(error) => error,
-        })?;
-    }
-    let after_bytes = target.disk_bytes();
-    drop((log, target));
-    let moved = |error: std::io::Error| refused("swap", &path, &error);
-    std::fs::rename(&path, &old).map_err(moved)?;
-    std::fs::rename(&new, &path).map_err(moved)?;
-    sync_directory(dir).map_err(moved)?;
-    std::fs::remove_dir_all(&old).map_err(moved)?;
-    tracing::info!(before_bytes, after_bytes, "draft store log rewritten");
-    SledLog::open(&path, cache_bytes)
-}
-
-/// Ends a rewrite that a crash broke off: the new log counts only if the old one was moved away.
-fn finish_rewrite(dir: &Path) -> Result<(), LogError> {
-    let (path, new, old) = (dir.join("log"), dir.join("log.new"), dir.join("log.old"));
-    let cleared = |error: std::io::Error| refused("clear up", dir, &error);
-    if new.exists() {
-        if path.exists() {
-            std::fs::remove_dir_all(&new).map_err(cleared)?;
-        } else {
-            std::fs::rename(&new, &path).map_err(cleared)?;
-        }
-        sync_directory(dir).map_err(cleared)?;
-    }
-    if old.exists() {
-        std::fs::remove_dir_all(&old).map_err(cleared)?;
-    }
-    Ok(())
-}
-
-fn read_manifest(dir: &Path) -> Option<Manifest> {
-    let bytes = std::fs::read(dir.join("manifest.json")).ok()?;
-    let manifest = serde_json::from_slice(&bytes);
-    if let Err(error) = &manifest {
-        tracing::warn!(%error, "draft store manifest is not readable");
-    }
-    manifest.ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{NamespaceRecord, namespace_key};
+    use crate::catalog::Catalog;
+    use crate::record::{Kind, NamespaceRecord, namespace_key};
     use refrain_protocol::NamespaceId;
 
     const CACHE_BYTES: u64 = 4 << 20;
@@ -327,48 +244,43 @@ mod tests {
         opened.store
     }
 
-    fn count(log: &dyn RecordLog) -> usize {
-        let mut count = 0;
-        log.scan(&[0], &[255], &mut |_, _| {
-            count += 1;
-            true
-        })
-        .unwrap();
-        count
-    }
-
     #[test]
-    fn a_rewritten_log_has_every_record() {
+    fn of_several_logs_the_manifest_names_the_one_that_counts() {
         let dir = tempfile::tempdir().unwrap();
-        let store = filled(dir.path(), 1200);
-        let log = SledLog::open(&dir.path().join("log"), CACHE_BYTES).unwrap();
-        let log = rewrite(dir.path(), log, CACHE_BYTES).unwrap();
-        assert_eq!(count(&log), 1201);
-        drop(log);
+        let store = filled(dir.path(), 10);
+        let copied = |from: u64, to: u64| {
+            std::fs::create_dir(log_path(dir.path(), to)).unwrap();
+            for file in std::fs::read_dir(log_path(dir.path(), from)).unwrap() {
+                let file = file.unwrap();
+                if file.file_type().unwrap().is_file() {
+                    let target = log_path(dir.path(), to).join(file.file_name());
+                    std::fs::copy(file.path(), target).unwrap();
+                }
+            }
+        };
+        // A rewrite that broke off before it was named.
+        std::fs::create_dir(log_path(dir.path(), 1)).unwrap();
         let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
-        assert_eq!((opened.store, opened.quarantined), (store, None));
-        assert_eq!(count(&*opened.log), 1201);
+        assert_eq!((opened.store, opened.number), (store, 0));
+        assert_eq!(log_numbers(dir.path()).unwrap(), [0]);
+        drop(opened);
+        // One that was complete; the manifest is gone. A third has no identity yet.
+        copied(0, 2);
+        std::fs::create_dir(log_path(dir.path(), 3)).unwrap();
+        std::fs::remove_file(dir.path().join("manifest.json")).unwrap();
+        let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
+        assert_eq!((opened.store, opened.number), (store, 2));
+        assert_eq!(opened.quarantined, None);
+        assert_eq!(log_numbers(dir.path()).unwrap(), [2]);
     }
 
     #[test]
-    fn a_rewrite_that_broke_off_changes_nothing() {
-        let moves: [fn(&Path); 3] = [
-            // Before the swap: the new log is not complete.
-            |dir| std::fs::create_dir(dir.join("log.new")).unwrap(),
-            // Between the two renames: the new one is.
-            |dir| std::fs::rename(dir.join("log"), dir.join("log.new")).unwrap(),
-            // After them.
-            |dir| std::fs::create_dir(dir.join("log.old")).unwrap(),
-        ];
-        for broken_off in moves {
-            let dir = tempfile::tempdir().unwrap();
-            let store = filled(dir.path(), 10);
-            broken_off(dir.path());
-            let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
-            assert_eq!((opened.store, opened.quarantined), (store, None));
-            assert_eq!(count(&*opened.log), 11);
-            assert!(!dir.path().join("log.new").exists() && !dir.path().join("log.old").exists());
-        }
+    fn a_directory_is_held_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = Hold::take(dir.path()).unwrap();
+        assert!(matches!(Hold::take(dir.path()), Err(LogError::Refused(_))));
+        drop(held);
+        assert!(Hold::take(dir.path()).is_ok());
     }
 
     #[test]
@@ -376,7 +288,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = filled(dir.path(), 1);
         let catalog = Catalog::new(store.generation, 5);
-        Manifest::new(store, &catalog, false)
+        Manifest::new(0, store, &catalog, false)
             .write(dir.path())
             .unwrap();
         let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();

@@ -1,5 +1,7 @@
 //! The store for callers: in this process directly, for all others behind the HTTP routes.
 
+mod admin;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -24,7 +26,7 @@ use crate::metrics::{Limit, StoreMetrics};
 use crate::record::DocumentKey;
 use crate::shared::{FeedRead, Shared, unavailable};
 use crate::writer::Append;
-use crate::writer::actor::{Call, PendingTokens};
+use crate::writer::call::{Call, PendingTokens};
 
 /// Longest session or group name, and part of a namespace's name: they are stored in one small record.
 const NAME_BYTES_MAX: usize = 512;

@@ -3,7 +3,10 @@
 
 use actix_web::HttpResponse;
 use actix_web::web::{self, Data, Json};
-use refrain_clients::{BINCODE_CONTENT_TYPE, DraftStore as _, decode_bincode, encode_bincode};
+use refrain_clients::{
+    BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
+};
+use refrain_protocol::admin::CompactReply;
 use refrain_protocol::document::StoreStats;
 use refrain_service_kit::http::{Body, HttpResult, mesh_only};
 use refrain_service_kit::mesh::MeshAuth;
@@ -21,6 +24,11 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .route("/follow", web::post().to(follow))
             .route("/touch", web::post().to(touch))
             .route("/stats", web::get().to(stats)),
+    );
+    app.service(
+        web::scope("/admin/v1")
+            .wrap(mesh_only(mesh.clone()))
+            .route("/compact", web::post().to(compact)),
     );
     app.service(
         web::resource("/debug/state")
@@ -51,6 +59,10 @@ async fn touch(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<H
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
     Ok(Json(handle.stats().await?))
+}
+
+async fn compact(handle: Data<DraftStoreHandle>) -> HttpResult<Json<CompactReply>> {
+    Ok(Json(handle.compact().await?))
 }
 
 async fn observe(handle: Data<DraftStoreHandle>) -> Json<StoreState> {

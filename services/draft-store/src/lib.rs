@@ -5,8 +5,8 @@
 //!
 //! Start reading at `placement.rs`, where a piece belongs in a document, then `writer.rs`, the core
 //! that turns calls into commits, and `catalog.rs` with `catalog/feed.rs`, what is known in memory and in
-//! which order it is told. `directory.rs` is how a damaged disk is survived, `codec.rs` every byte that is
-//! stored. Around them: an actor with a thread of its own (`writer/actor.rs`), the handle for callers in
+//! which order it is told. `directory.rs` is how a damaged disk is survived, `directory/rewrite.rs` how disk
+//! space comes back while the store serves, `codec.rs` every byte that is stored. Around them: an actor with a thread of its own (`writer/actor.rs`), the handle for callers in
 //! this process ([`DraftStoreHandle`]), and HTTP routes for all others.
 //!
 //! ```no_run
@@ -23,7 +23,8 @@
 //!
 //! What it promises: an answered append survives a crash of the process and a loss of power (one fsync per
 //! group of updates). What it costs: some 350 bytes of memory per document, two to three bytes of storage
-//! per token, and up to ten times that on disk, because sled never gives space back while it runs.
+//! per token. On disk a log takes 1.5 to 4 times what is in it when freshly written, and is written afresh
+//! when it has grown to twice that (`rewrite_factor`), which for a while needs the room once more.
 //!
 //! Not here: sealed segments, replication, erasure on request.
 

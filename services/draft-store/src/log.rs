@@ -34,6 +34,11 @@ impl Batch {
         self.writes.insert(key, None);
     }
 
+    /// Takes back what was to happen to a key.
+    pub(crate) fn forget(&mut self, key: &[u8]) {
+        self.writes.remove(key);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.writes.is_empty()
     }
@@ -70,8 +75,20 @@ impl Batch {
 
 /// An ordered, durable map of records.
 pub(crate) trait RecordLog: Send + Sync {
-    /// Makes a batch durable: once this returns, it survives a crash of the process and a loss of power.
-    fn commit(&self, batch: &Batch) -> Result<(), LogError>;
+    /// Writes a batch, whole or not at all. It is durable after the next [`RecordLog::sync`].
+    fn write(&self, batch: &Batch) -> Result<(), LogError>;
+
+    /// Makes durable what was written: it survives a crash of the process and a loss of power.
+    fn sync(&self) -> Result<(), LogError>;
+
+    /// Writes a batch, and makes it durable before it returns.
+    fn commit(&self, batch: &Batch) -> Result<(), LogError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.write(batch)?;
+        self.sync()
+    }
 
     /// One record.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError>;
@@ -109,7 +126,7 @@ pub(crate) mod memory {
     }
 
     impl RecordLog for MemoryLog {
-        fn commit(&self, batch: &Batch) -> Result<(), LogError> {
+        fn write(&self, batch: &Batch) -> Result<(), LogError> {
             if self.refuses.load(Ordering::Relaxed) {
                 return Err(LogError::Refused("told to".into()));
             }
@@ -121,6 +138,10 @@ pub(crate) mod memory {
                     None => records.remove(key),
                 };
             }
+            Ok(())
+        }
+
+        fn sync(&self) -> Result<(), LogError> {
             Ok(())
         }
 

@@ -1,6 +1,6 @@
 //! The store in figures.
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{Gauge, Histogram, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::writer::Removal;
@@ -54,6 +54,9 @@ pub(crate) struct StoreMetrics {
     pub(crate) logical_bytes: IntGauge,
     pub(crate) disk_bytes: IntGauge,
     pub(crate) blob_files: IntGauge,
+    pub(crate) live_ratio: Gauge,
+    pub(crate) rewrites: IntCounterVec,
+    pub(crate) reclaimed_bytes: IntCounter,
     pub(crate) append_seconds: Histogram,
     pub(crate) appended_tokens: IntCounter,
     pub(crate) evictions: IntCounterVec,
@@ -74,10 +77,23 @@ impl StoreMetrics {
             documents: gauge("documents", "Documents kept.")?,
             tokens: gauge("tokens", "Output tokens kept.")?,
             logical_bytes: gauge("logical_bytes", "Bytes as stored, without sled's overhead.")?,
-            disk_bytes: gauge("disk_bytes", "Bytes that sled takes on disk.")?,
+            disk_bytes: gauge("disk_bytes", "Bytes of the data directory.")?,
             blob_files: gauge(
                 "blob_files",
                 "Values that sled keeps in files it never syncs. Alert unless 0.",
+            )?,
+            live_ratio: metrics.float_gauge(
+                &name("live_ratio"),
+                "Bytes of the log's records per byte that it takes on disk.",
+            )?,
+            rewrites: metrics.counter_vec(
+                &name("rewrites_total"),
+                "Times the log was copied into a fresh one to give space back.",
+                &["outcome"],
+            )?,
+            reclaimed_bytes: counter(
+                "reclaimed_bytes_total",
+                "Disk space given back by rewrites.",
             )?,
             append_seconds: metrics.histogram(
                 &name("append_seconds"),
@@ -107,6 +123,9 @@ impl StoreMetrics {
         // A rate over a counter that does not exist yet shows nothing; so they all exist from the start.
         for removal in Removal::ALL {
             figures.evictions.with_label_values(&[removal.as_str()]);
+        }
+        for outcome in ["done", "failed"] {
+            figures.rewrites.with_label_values(&[outcome]);
         }
         for limit in Limit::ALL {
             figures.rejections.with_label_values(&[limit.as_str()]);

@@ -19,7 +19,8 @@ use crate::handle::DraftStoreHandle;
 use crate::http;
 use crate::metrics::StoreMetrics;
 use crate::shared::Shared;
-use crate::writer::actor::{Call, Writer};
+use crate::writer::actor::Writer;
+use crate::writer::call::Call;
 
 /// A running draft store.
 pub struct Running {

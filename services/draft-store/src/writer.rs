@@ -5,6 +5,7 @@
 //! away and read anew from disk, so nobody ever sees a change that a crash could take back.
 
 pub(crate) mod actor;
+pub(crate) mod call;
 mod edit;
 #[cfg(test)]
 mod tests;
@@ -16,9 +17,10 @@ use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{Namespace, NamespaceId};
 
 use crate::catalog::Catalog;
+use crate::codec;
 use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
-use crate::record::{DocumentKey, StoreRecord};
+use crate::record::{DocumentKey, StoreRecord, store_key};
 use edit::Edit;
 
 /// Documents that wait to come to rest at most; past it the oldest are settled at once.
@@ -83,6 +85,8 @@ pub(crate) struct Outcome {
 /// See the module.
 pub(crate) struct Core {
     log: Arc<dyn RecordLog>,
+    /// A log that is about to replace `log`: it gets every commit, too.
+    mirror: Option<Arc<dyn RecordLog>>,
     config: DraftStoreConfig,
     store: StoreRecord,
     /// Documents with several feed entries, and since when.
@@ -106,6 +110,7 @@ impl Core {
     ) -> Self {
         Core {
             log,
+            mirror: None,
             config,
             store,
             settling: VecDeque::new(),
@@ -148,17 +153,18 @@ impl Core {
         self.commit(edit, now_ms)
     }
 
-    /// Removes documents whose text turned out to be damaged.
-    pub(crate) fn forget(
+    /// Removes documents, those that are there.
+    pub(crate) fn remove(
         &mut self,
         catalog: &mut Catalog,
         keys: &[DocumentKey],
+        removal: Removal,
         now_ms: u64,
     ) -> Result<Outcome, LogError> {
         let mut edit = self.edit(catalog, now_ms);
         for key in keys {
             if edit.catalog.document(*key).is_some() {
-                edit.remove(*key, Removal::Damage)?;
+                edit.remove(*key, removal)?;
             }
         }
         self.commit(edit, now_ms)
@@ -205,15 +211,53 @@ impl Core {
     }
 
     fn commit(&mut self, edit: Edit<'_>, now_ms: u64) -> Result<Outcome, LogError> {
-        let (batch, store, split, mut outcome) = edit.finish();
+        let (mut batch, store, split, mut outcome) = edit.finish();
         if !batch.is_empty() {
             self.log.commit(&batch)?;
+            self.mirror(&mut batch);
         }
         outcome.reserved = store != self.store;
         self.store = store;
         self.settling
             .extend(split.into_iter().map(|key| (key, now_ms)));
         Ok(outcome)
+    }
+
+    /// Repeats a commit in the log that is being made. What fails there costs the rewrite, not the commit.
+    fn mirror(&mut self, batch: &mut Batch) {
+        // The identity says that a log is complete.
+        batch.forget(&store_key());
+        if let Some(mirror) = &self.mirror
+            && let Err(error) = mirror.write(batch)
+        {
+            tracing::warn!(%error, "draft store rewrite broken off");
+            self.mirror = None;
+        }
+    }
+
+    /// Has every commit written to `to` as well. Answers with the log that it repeats.
+    pub(crate) fn begin_mirror(&mut self, to: Arc<dyn RecordLog>) -> Arc<dyn RecordLog> {
+        self.mirror = Some(to);
+        self.log.clone()
+    }
+
+    /// Completes the mirror: it has all records now, and they are durable.
+    pub(crate) fn complete_mirror(&self) -> Result<Arc<dyn RecordLog>, LogError> {
+        let Some(mirror) = &self.mirror else {
+            return Err(LogError::Refused("the rewrite was broken off".into()));
+        };
+        let mut batch = Batch::default();
+        batch.put(store_key(), codec::seal(&store_key(), &self.store));
+        mirror.commit(&batch)?;
+        Ok(mirror.clone())
+    }
+
+    /// Ends mirroring; with `to` that log counts from now on.
+    pub(crate) fn end_mirror(&mut self, to: Option<Arc<dyn RecordLog>>) {
+        self.mirror = None;
+        if let Some(to) = to {
+            self.log = to;
+        }
     }
 
     /// Removes the least recently used documents while a budget is exceeded, at most a step.

@@ -7,9 +7,11 @@
 mod codec;
 mod draft_store;
 mod scheduler;
+mod store_admin;
 mod worker;
 
 pub use codec::{BINCODE_CONTENT_TYPE, decode_bincode, encode_bincode};
 pub use draft_store::{DraftStore, HttpDraftStore};
 pub use scheduler::{HttpScheduler, Scheduler};
+pub use store_admin::{HttpStoreAdmin, StoreAdmin};
 pub use worker::{ChunkStream, HttpWorker, HttpWorkers, Worker, Workers};

@@ -134,7 +134,11 @@ pub struct StoreStats {
     pub tokens: u64,
     /// Their bytes as stored, before the database's own overhead.
     pub logical_bytes: u64,
-    /// What the data directory takes on disk.
+    /// What the log of unsealed documents takes on disk.
+    pub log_bytes: u64,
+    /// What sealed segments take on disk.
+    pub segment_bytes: u64,
+    /// What the whole data directory takes on disk.
     pub disk_bytes: u64,
     /// Namespaces that have documents.
     pub namespaces: u64,

@@ -2,8 +2,9 @@
 //!
 //! Plain data with serde and nothing else: no I/O, no clocks, no policy. Read [`engine`] for what an
 //! engine is asked, [`chunk`] for the unit of decoding, [`scheduling`] for leases, and [`document`] for
-//! what the draft store keeps.
+//! what the draft store keeps; [`admin`] is what operators ask of it.
 
+pub mod admin;
 pub mod chunk;
 pub mod document;
 pub mod engine;

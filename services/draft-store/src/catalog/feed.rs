@@ -68,6 +68,10 @@ impl Feed {
         self.tombstones.push_back(sequence);
     }
 
+    pub(super) fn tombstones(&self) -> usize {
+        self.tombstones.len()
+    }
+
     pub(super) fn after(&self, sequence: u64) -> Option<(u64, DocumentId, Option<u32>)> {
         let (sequence, (document, start)) = self.entries.range(sequence + 1..).next()?;
         Some((*sequence, *document, *start))

@@ -95,10 +95,7 @@ fn classify(error: &sled::Error) -> LogError {
 }
 
 impl RecordLog for SledLog {
-    fn commit(&self, batch: &Batch) -> Result<(), LogError> {
-        if batch.is_empty() {
-            return Ok(());
-        }
+    fn write(&self, batch: &Batch) -> Result<(), LogError> {
         let mut writes = sled::Batch::default();
         for (key, value) in batch.writes() {
             match value {
@@ -106,10 +103,11 @@ impl RecordLog for SledLog {
                 None => writes.remove(key.as_slice()),
             }
         }
-        guarded(|| {
-            self.db.apply_batch(writes)?;
-            self.db.flush()
-        })?;
+        guarded(|| self.db.apply_batch(writes))
+    }
+
+    fn sync(&self) -> Result<(), LogError> {
+        guarded(|| self.db.flush())?;
         self.file
             .sync_data()
             .map_err(|error| LogError::Refused(error.to_string()))

@@ -5,81 +5,33 @@
 //! in a `service_kit::guard`, since what rebuilds it reads a disk and may fail: then the store is closed, and
 //! opened again with the next tick.
 
+mod figures;
+pub(crate) mod rewriting;
+#[cfg(test)]
+mod tests;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle};
-use refrain_protocol::document::StoreStats;
+use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock;
 use tokio::sync::oneshot;
 
-use super::{Append, Core, Outcome};
+use super::call::{Call, PendingTokens};
+use super::{Append, Core, Outcome, Removal};
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
-use crate::directory::{self, Manifest, Opened};
+use crate::directory::{self, Hold, Manifest, Opened};
 use crate::log::LogError;
 use crate::metrics::{Limit, StoreMetrics};
-use crate::record::DocumentKey;
 use crate::shared::{Open, Shared, unavailable};
+use rewriting::Rewriting;
 
 /// How far the manifest may be behind.
 const MANIFEST_INTERVAL: Duration = Duration::from_secs(10);
-
-/// What is asked of the writer.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(crate) enum Call {
-    /// Store updates, and answer with the lengths once they are durable.
-    Append {
-        append: Append,
-        tokens: PendingTokens,
-        reply: oneshot::Sender<Result<Vec<u32>, ApiError>>,
-    },
-    /// Mark documents as used.
-    Touch(Vec<DocumentKey>),
-    /// Remove documents whose text is damaged.
-    Forget(Vec<DocumentKey>),
-    /// Commit what waits, write the manifest, close the log.
-    Close(oneshot::Sender<()>),
-}
-
-/// Tokens that count against the limit of waiting ones until this is dropped.
-pub(crate) struct PendingTokens {
-    count: u64,
-    all: Arc<AtomicU64>,
-}
-
-impl PendingTokens {
-    /// Claims room for `count` tokens among at most `max`.
-    pub(crate) fn claim(all: &Arc<AtomicU64>, count: u64, max: u64) -> Option<Self> {
-        let mut claimed = PendingTokens {
-            count,
-            all: all.clone(),
-        };
-        let before = all.fetch_add(count, Ordering::Relaxed);
-        if before + count > max && before > 0 {
-            // Alone, even an oversized claim is let through: the body limit bounds it.
-            drop(std::mem::replace(
-                &mut claimed,
-                PendingTokens {
-                    count: 0,
-                    all: all.clone(),
-                },
-            ));
-            return None;
-        }
-        Some(claimed)
-    }
-}
-
-impl Drop for PendingTokens {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.count, Ordering::Relaxed);
-    }
-}
 
 /// An append that waits for its commit.
 struct Pending {
@@ -101,6 +53,13 @@ pub(crate) struct Writer {
     timer: Option<SpawnHandle>,
     evicted_documents: u64,
     closed: bool,
+    /// Waits for a rewrite to end.
+    closing: Option<oneshot::Sender<()>>,
+    rewriting: Rewriting,
+    /// How often the store was opened: what is told of an earlier time is void.
+    opened: u64,
+    log_number: u64,
+    _hold: Hold,
     /// What the manifest says, and since when.
     manifest_head: u64,
     manifest_written: Instant,
@@ -127,6 +86,7 @@ impl Writer {
         metrics: StoreMetrics,
         pending_tokens: Arc<AtomicU64>,
     ) -> Result<Self, LogError> {
+        let hold = Hold::take(&config.data_dir)?;
         let mut writer = Writer {
             shared,
             config,
@@ -138,6 +98,11 @@ impl Writer {
             timer: None,
             evicted_documents: 0,
             closed: false,
+            closing: None,
+            rewriting: Rewriting::new(),
+            opened: 0,
+            log_number: 0,
+            _hold: hold,
             manifest_head: 0,
             manifest_written: Instant::now(),
         };
@@ -148,6 +113,7 @@ impl Writer {
     fn reopen(&mut self) -> Result<(), LogError> {
         let Opened {
             log,
+            number,
             store,
             loaded,
             quarantined,
@@ -178,6 +144,8 @@ impl Writer {
             log,
         }));
         self.core = Some(core);
+        self.opened += 1;
+        self.log_number = number;
         self.observe();
         Ok(())
     }
@@ -244,7 +212,7 @@ impl Writer {
         let (Some(core), Some(open)) = (&self.core, open.as_ref()) else {
             return;
         };
-        let manifest = Manifest::new(core.store(), &open.catalog, closed);
+        let manifest = Manifest::new(self.log_number, core.store(), &open.catalog, closed);
         self.manifest_head = open.catalog.head();
         self.manifest_written = Instant::now();
         // Without a fresh one a rollback of sled would be noticed later or not at all; no reason to stop.
@@ -260,57 +228,6 @@ impl Writer {
             && head.is_some_and(|head| head != self.manifest_head)
         {
             self.write_manifest(false);
-        }
-    }
-
-    /// Figures that are cheap enough for every commit.
-    fn observe(&self) {
-        let before = self.shared.stats();
-        let Some(totals) = self
-            .shared
-            .read()
-            .as_ref()
-            .map(|open| open.catalog.totals())
-        else {
-            return;
-        };
-        self.shared.set_stats(StoreStats {
-            documents: totals.documents,
-            tokens: totals.tokens,
-            logical_bytes: totals.bytes,
-            disk_bytes: before.disk_bytes,
-            namespaces: totals.namespaces,
-            evicted_documents: self.evicted_documents,
-        });
-        self.metrics.documents.set(totals.documents as i64);
-        self.metrics.tokens.set(totals.tokens as i64);
-        self.metrics.logical_bytes.set(totals.bytes as i64);
-        self.metrics
-            .pending_tokens
-            .set(self.pending_tokens.load(Ordering::Relaxed) as i64);
-    }
-
-    /// Figures that need a look at the disk.
-    fn observe_disk(&self) {
-        let Some((disk_bytes, blob_files)) = self
-            .shared
-            .read()
-            .as_ref()
-            .map(|open| (open.log.disk_bytes(), open.log.blob_files()))
-        else {
-            return;
-        };
-        self.shared.set_stats(StoreStats {
-            disk_bytes,
-            ..self.shared.stats()
-        });
-        self.metrics.disk_bytes.set(disk_bytes as i64);
-        self.metrics.blob_files.set(blob_files as i64);
-        if blob_files > 0 {
-            tracing::error!(
-                blob_files,
-                "sled keeps values outside its log, they are not durable"
-            );
         }
     }
 
@@ -356,8 +273,18 @@ impl Writer {
         }
     }
 
+    fn close(&mut self, reply: oneshot::Sender<()>) {
+        // Writes the times of use.
+        let _ = self.run(Core::tick);
+        self.write_manifest(true);
+        self.closed = true;
+        self.shared.set_open(None);
+        self.core = None;
+        let _ = reply.send(());
+    }
+
     fn tick(&mut self, ctx: &mut Context<Self>) {
-        if self.closed {
+        if self.closed || self.closing.is_some() {
             return;
         }
         if self.core.is_none() {
@@ -370,6 +297,7 @@ impl Writer {
         let more = self.run(Core::tick).is_ok_and(|outcome| outcome.more);
         self.observe_disk();
         self.refresh_manifest();
+        self.rewrite_if_due(ctx);
         if more {
             // What waits in the mailbox goes first.
             ctx.run_later(Duration::from_millis(1), |writer, ctx| writer.tick(ctx));
@@ -432,96 +360,19 @@ impl Handler<Call> for Writer {
             Call::Forget(keys) => {
                 self.metrics.damaged_records.inc_by(keys.len() as u64);
                 tracing::error!(documents = keys.len(), "documents are damaged and removed");
-                let _ = self.run(|core, catalog, now_ms| core.forget(catalog, &keys, now_ms));
+                let _ = self.run(|core, catalog, now_ms| {
+                    core.remove(catalog, &keys, Removal::Damage, now_ms)
+                });
             }
+            Call::Rewrite(call) => self.handle_rewrite(call, ctx),
             Call::Close(reply) => {
                 self.commit();
-                // Writes the times of use.
-                let _ = self.run(Core::tick);
-                self.write_manifest(true);
-                self.closed = true;
-                self.shared.set_open(None);
-                self.core = None;
-                let _ = reply.send(());
+                if self.rewriting.stop() {
+                    self.closing = Some(reply);
+                } else {
+                    self.close(reply);
+                }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use refrain_protocol::document::{DocumentHead, DocumentUpdate};
-    use refrain_protocol::{DocumentId, Namespace};
-    use refrain_service_kit::telemetry::Metrics;
-
-    use super::*;
-
-    fn append(document: u128) -> Append {
-        let names = Namespace {
-            tenant: "a".into(),
-            model: "m".into(),
-            tokenizer: "t".into(),
-        };
-        let update = DocumentUpdate {
-            document: DocumentId(document),
-            epoch: 1,
-            prev_len: 0,
-            tokens: vec![1, 2, 3],
-            head: DocumentHead::default(),
-            finish: None,
-        };
-        Append {
-            namespace: names.id(),
-            names,
-            updates: vec![update],
-        }
-    }
-
-    #[test]
-    fn after_a_panic_nobody_sees_what_was_not_durable() {
-        let dir = tempfile::tempdir().unwrap();
-        let config = DraftStoreConfig {
-            data_dir: dir.path().join("data"),
-            ..DraftStoreConfig::default()
-        };
-        let shared = Arc::new(Shared::default());
-        let metrics = StoreMetrics::new(&Metrics::new().unwrap()).unwrap();
-        let pending = Arc::new(AtomicU64::new(0));
-        let mut writer = Writer::open(config, shared.clone(), metrics, pending).unwrap();
-        let kept = [append(1)];
-        writer
-            .run(|core, catalog, now_ms| core.append(catalog, &kept, now_ms))
-            .unwrap();
-        let error = writer
-            .run(|_, catalog, _| {
-                let sequence = catalog.advance();
-                let key = DocumentKey {
-                    namespace: kept[0].namespace,
-                    document: DocumentId(9),
-                };
-                catalog.bury(key, sequence);
-                std::panic::resume_unwind(Box::new("boom"))
-            })
-            .unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Internal);
-        assert!(!shared.is_open() && shared.read().is_none());
-        assert!(writer.run(Core::tick).is_err());
-        writer.reopen().unwrap();
-        let read = shared
-            .read_feed(kept[0].namespace, Default::default(), 100)
-            .unwrap();
-        assert_eq!(read.reply.events.len(), 1);
-        assert_eq!(
-            (
-                shared.stats().documents,
-                writer.metrics.writer_restarts.get()
-            ),
-            (1, 1)
-        );
-        let more = [append(2)];
-        writer
-            .run(|core, catalog, now_ms| core.append(catalog, &more, now_ms))
-            .unwrap();
-        assert_eq!(shared.stats().documents, 2);
     }
 }

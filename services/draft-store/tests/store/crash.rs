@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use refrain_clients::StoreAdmin as _;
+
 use super::*;
 
 const CHILD_DIR: &str = "REFRAIN_DRAFT_STORE_TEST_CHILD_DIR";
@@ -23,6 +25,17 @@ async fn child_that_appends_until_it_is_killed() {
     let round: u128 = round.parse().unwrap();
     let store = std::sync::Arc::new(Store::start(config(Path::new(&dir))).await);
     println!("ready");
+    if round % 2 == 1 {
+        // Rewrites without a pause: the kill falls into one.
+        let handle = store.handle();
+        tokio::spawn(async move {
+            loop {
+                if handle.compact().await.is_ok() {
+                    println!("rewritten");
+                }
+            }
+        });
+    }
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| {
             let store = store.clone();
@@ -51,7 +64,8 @@ async fn child_that_appends_until_it_is_killed() {
     }
 }
 
-fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>) {
+/// Answers how many rewrites were completed.
+fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>) -> usize {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
@@ -74,7 +88,9 @@ fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>
         child.wait().unwrap();
     });
     // All that it said before it died, which is no more than what was acknowledged.
+    let mut rewrites = 0;
     for line in lines.map_while(Result::ok) {
+        rewrites += usize::from(line == "rewritten");
         if let Some(ack) = line.strip_prefix("ack ")
             && let Some((document, len)) = ack.split_once(' ')
             && let (Ok(document), Ok(len)) = (document.parse(), len.parse())
@@ -83,6 +99,7 @@ fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>
         }
     }
     killer.join().unwrap();
+    rewrites
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -90,9 +107,10 @@ async fn nothing_acknowledged_is_lost_by_kill_9() {
     let dir = tempfile::tempdir().unwrap();
     let mut acknowledged = BTreeMap::new();
     let mut follower = Follower::default();
-    for round in 0..5 {
+    let mut rewrites = 0;
+    for round in 0..8 {
         let before = acknowledged.len();
-        run_and_kill(dir.path(), round, &mut acknowledged);
+        rewrites += run_and_kill(dir.path(), round, &mut acknowledged);
         assert!(
             acknowledged.len() > before,
             "round {round} acknowledged something"
@@ -118,4 +136,5 @@ async fn nothing_acknowledged_is_lost_by_kill_9() {
         store.stop().await;
     }
     assert_eq!(follower.resets, 1);
+    assert!(rewrites > 0, "no rewrite was completed before a kill");
 }

@@ -2,6 +2,7 @@
 
 mod crash;
 mod damage;
+mod rewrite;
 mod service;
 
 use std::collections::BTreeMap;

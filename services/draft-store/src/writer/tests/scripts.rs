@@ -296,7 +296,12 @@ fn a_damaged_record_costs_itself_alone() {
     let mut open = store.shared.write();
     store
         .core
-        .forget(&mut open.as_mut().unwrap().catalog, &keys, store.now_ms)
+        .remove(
+            &mut open.as_mut().unwrap().catalog,
+            &keys,
+            Removal::Damage,
+            store.now_ms,
+        )
         .unwrap();
     drop(open);
     assert_eq!(store.documents("a"), [0, 3]);

@@ -1,0 +1,121 @@
+use super::*;
+
+fn names(tenant: &str) -> Namespace {
+    Namespace {
+        tenant: tenant.into(),
+        model: "m".into(),
+        tokenizer: "t".into(),
+    }
+}
+
+fn key(namespace: NamespaceId, document: u128) -> DocumentKey {
+    DocumentKey {
+        namespace,
+        document: DocumentId(document),
+    }
+}
+
+fn state(catalog: &mut Catalog, len: u32) -> StateRecord {
+    StateRecord {
+        epoch: 1,
+        epoch_start: 0,
+        len,
+        finish: 0,
+        sequence: catalog.advance(),
+        stored_ms: 0,
+        used_ms: 0,
+        tail_start: 0,
+        tail_pieces: 0,
+        bytes: len,
+    }
+}
+
+fn changes(catalog: &Catalog, namespace: NamespaceId, mut after: u64) -> Vec<(u32, u32, bool)> {
+    let mut seen = Vec::new();
+    while let Some((sequence, change)) = catalog.next_change(namespace, after) {
+        after = sequence;
+        if let Change::Range {
+            start, end, last, ..
+        } = change
+        {
+            seen.push((start, end, last));
+        }
+    }
+    seen
+}
+
+#[test]
+fn a_growing_document_is_told_in_steps_and_settles_into_one() {
+    let mut catalog = Catalog::new(1, 0);
+    let id = names("a").id();
+    catalog.introduce(id, &names("a"));
+    for len in [10, 20, 30] {
+        let state = state(&mut catalog, len);
+        catalog.put(key(id, 1), state, Some(len - 10));
+    }
+    assert_eq!(
+        changes(&catalog, id, 0),
+        [(0, 10, false), (10, 20, false), (20, 30, true)]
+    );
+    assert_eq!(changes(&catalog, id, 2), [(20, 30, true)]);
+    let cut = state(&mut catalog, 18);
+    catalog.put(key(id, 1), cut, Some(15));
+    assert_eq!(
+        changes(&catalog, id, 0),
+        [(0, 10, false), (10, 15, false), (15, 18, true)]
+    );
+    catalog.settle(key(id, 1));
+    assert_eq!(changes(&catalog, id, 0), [(0, 18, true)]);
+    assert_eq!(changes(&catalog, id, 4), []);
+    for step in 0..200 {
+        let state = state(&mut catalog, 19 + step);
+        catalog.put(key(id, 1), state, Some(18 + step));
+    }
+    let seen = changes(&catalog, id, 0);
+    assert!(seen.len() <= BOUNDARIES_MAX);
+    assert!(
+        seen.windows(2).all(|pair| pair[0].1 == pair[1].0),
+        "no gaps: {seen:?}"
+    );
+}
+
+#[test]
+fn victims_are_the_least_recently_used() {
+    let mut catalog = Catalog::new(1, 0);
+    let (a, b) = (names("a").id(), names("b").id());
+    catalog.introduce(a, &names("a"));
+    catalog.introduce(b, &names("b"));
+    for (namespace, document) in [(a, 1), (b, 2), (a, 3)] {
+        let state = state(&mut catalog, 10);
+        catalog.put(key(namespace, document), state, Some(0));
+    }
+    assert_eq!(catalog.oldest(), Some(key(a, 1)));
+    catalog.touch(key(a, 1), 5, 0);
+    assert_eq!(catalog.oldest(), Some(key(b, 2)));
+    assert_eq!(catalog.tenant_victim(15), Some(key(a, 3)));
+    assert_eq!(catalog.tenant_victim(20), None);
+    catalog.take(key(b, 2));
+    assert_eq!(
+        catalog.totals(),
+        Totals {
+            documents: 2,
+            tokens: 20,
+            bytes: 20,
+            namespaces: 1
+        }
+    );
+}
+
+#[test]
+fn a_nameless_namespace_gets_its_tenant_back() {
+    let mut catalog = Catalog::new(1, 0);
+    let id = names("a").id();
+    let state = state(&mut catalog, 10);
+    catalog.put(key(id, 1), state, Some(0));
+    assert_eq!(catalog.tenant_victim(5), Some(key(id, 1)));
+    assert!(catalog.introduce(id, &names("a")));
+    assert!(!catalog.introduce(id, &names("a")));
+    assert_eq!(&*catalog.namespaces[&id].tenant, "a");
+    assert_eq!(catalog.uses.tokens("a"), 10);
+    assert_eq!(catalog.uses.tokens(""), 0);
+}

@@ -1,0 +1,77 @@
+//! Identity beside the log: which log counts, and what it must hold at least.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::refused;
+use crate::catalog::{Catalog, Loaded};
+use crate::log::LogError;
+use crate::log::sled::sync_directory;
+use crate::record::StoreRecord;
+
+/// What is known of the log without opening it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// Which log counts: `log-<number>`, or `log` for 0. All others are leftovers.
+    #[serde(default)]
+    log: u64,
+    generation: u64,
+    sequence_reserved: u64,
+    /// The last change at the time of writing.
+    head: u64,
+    documents: u64,
+    /// Nothing was written to the log afterwards.
+    closed: bool,
+}
+
+impl Manifest {
+    pub(crate) fn new(log: u64, store: StoreRecord, catalog: &Catalog, closed: bool) -> Self {
+        Manifest {
+            log,
+            generation: store.generation,
+            sequence_reserved: store.sequence_reserved,
+            head: catalog.head(),
+            documents: catalog.totals().documents,
+            closed,
+        }
+    }
+
+    /// The number of the log that counts.
+    pub(super) fn log(&self) -> u64 {
+        self.log
+    }
+
+    /// Whether the log lacks something that was durable when this was written.
+    pub(super) fn disagrees(&self, store: StoreRecord, loaded: &Loaded) -> bool {
+        // Damaged states were told apart already: they are removed with a tombstone each.
+        let documents = loaded.catalog.totals().documents + loaded.damaged.len() as u64;
+        self.generation == store.generation
+            && (self.sequence_reserved > store.sequence_reserved
+                || (self.head > loaded.catalog.head() && loaded.damaged_records == 0)
+                || (self.closed && self.documents != documents))
+    }
+
+    /// Writes it, whole or not at all.
+    pub(crate) fn write(&self, dir: &Path) -> Result<(), LogError> {
+        let (path, temporary) = (dir.join("manifest.json"), dir.join("manifest.json.new"));
+        let write = || -> std::io::Result<()> {
+            let file = std::fs::File::create(&temporary)?;
+            serde_json::to_writer(&file, self)?;
+            file.sync_all()?;
+            std::fs::rename(&temporary, &path)?;
+            sync_directory(dir)
+        };
+        write().map_err(|error| refused("write", &path, &error))
+    }
+
+    /// Reads it, `None` when there is none to be believed.
+    pub(super) fn read(dir: &Path) -> Option<Manifest> {
+        let bytes = std::fs::read(dir.join("manifest.json")).ok()?;
+        let manifest = serde_json::from_slice(&bytes);
+        if let Err(error) = &manifest {
+            tracing::warn!(%error, "draft store manifest is not readable");
+        }
+        manifest.ok()
+    }
+}

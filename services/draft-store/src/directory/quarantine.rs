@@ -1,0 +1,83 @@
+//! Logs that were not believed: moved aside, and read as far as they can be.
+
+use std::path::{Path, PathBuf};
+
+use super::refused;
+use crate::codec;
+use crate::log::sled::{SledLog, sync_directory};
+use crate::log::{Batch, LogError, RecordLog};
+use crate::record::Kind;
+
+/// What the names of such directories begin with.
+const PREFIX: &str = "quarantine-";
+/// Records copied in one commit.
+const COPY_BATCH: usize = 512;
+
+/// Moves a log aside.
+pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf, LogError> {
+    let mut to = dir.join(format!("{PREFIX}{now_ms}"));
+    let mut suffix = 1;
+    while to.exists() {
+        to = dir.join(format!("{PREFIX}{now_ms}-{suffix}"));
+        suffix += 1;
+    }
+    std::fs::rename(from, &to).map_err(|error| refused("move", from, &error))?;
+    sync_directory(dir).map_err(|error| refused("sync", dir, &error))?;
+    Ok(to)
+}
+
+/// Copies every document record that still decodes. Answers how many; damage ends the copy, not the start.
+pub(super) fn salvage(from: &Path, to: &SledLog, cache_bytes: u64) -> Result<u64, LogError> {
+    let old = match SledLog::open(from, cache_bytes) {
+        Ok(old) => old,
+        Err(error) => {
+            tracing::warn!(%error, "quarantined log does not open");
+            return Ok(0);
+        }
+    };
+    let mut copied = 0;
+    // Text before the states that count on it: a copy that breaks off leaves no state without text.
+    for kind in [Kind::Namespace, Kind::Piece, Kind::Head, Kind::State] {
+        match copy(&old, to, kind) {
+            Ok(count) => copied += count,
+            Err(CopyError::From(error)) => {
+                tracing::warn!(%error, "quarantined log breaks off");
+            }
+            Err(CopyError::To(error)) => return Err(error),
+        }
+    }
+    Ok(copied)
+}
+
+enum CopyError {
+    From(LogError),
+    To(LogError),
+}
+
+/// Copies the records of one kind whose checksums hold.
+fn copy(from: &SledLog, to: &SledLog, kind: Kind) -> Result<u64, CopyError> {
+    let (mut at, end) = kind.range();
+    let mut copied = 0;
+    loop {
+        let mut batch = Batch::default();
+        let mut last = None;
+        let scanned = from.scan(&at, &end, &mut |key, value| {
+            last = Some(key.to_vec());
+            if codec::check(key, value).is_ok() {
+                batch.put(key.to_vec(), value.to_vec());
+            }
+            batch.len() < COPY_BATCH
+        });
+        to.commit(&batch).map_err(CopyError::To)?;
+        copied += batch.len() as u64;
+        scanned.map_err(CopyError::From)?;
+        match last {
+            // The least key above the last one read.
+            Some(mut key) if batch.len() == COPY_BATCH => {
+                key.push(0);
+                at = key;
+            }
+            _ => return Ok(copied),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Giving space back while the store serves: sled never shrinks, so a log that has outgrown what is in it is
+//! copied into a fresh one, which then takes its place.
+//!
+//! Naively one stops the writer, copies, and goes on. Here the writer goes on from the start and writes to
+//! both logs (*mirrors*), while the copy goes through the old one in small steps. Each step holds the store's
+//! lock for reading, so no commit falls into it: whatever key the copy has not reached yet it will read as
+//! the last commit left it, and whatever it has passed the mirror keeps up to date. There is nothing left to
+//! catch up with at the end, and no commit waits longer than a step. (Noting changed keys and copying them
+//! again in rounds was left: it needs a bound on the notes, and ends only if the copy is faster than the
+//! appends.)
+//!
+//! The swap is a new manifest. Before it the new log is a leftover, after it the old one is, and leftovers
+//! are deleted when the directory is opened.
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Manifest, log_numbers, log_path, refused};
+use crate::log::sled::{SledLog, sync_directory};
+use crate::log::{Batch, LogError, RecordLog};
+use crate::record::{Kind, document_of};
+use crate::shared::{Open, Shared};
+
+/// What one step of the copy holds at most: it is how long a commit may wait for it.
+const STEP_RECORDS: usize = 64;
+const STEP_BYTES: usize = 64 << 10;
+/// The copy is synced after this much, outside the lock, so that no commit meets a disk full of its writes.
+const SYNC_BYTES: usize = 1 << 20;
+
+/// Whether a log is to be rewritten. `overhead` is what a fresh log takes on disk per byte of its records.
+pub(crate) fn is_due(
+    log_bytes: u64,
+    live_bytes: u64,
+    overhead: f64,
+    factor: u64,
+    bytes_min: u64,
+) -> bool {
+    log_bytes > bytes_min && log_bytes as f64 > live_bytes as f64 * overhead * factor as f64
+}
+
+/// Who owns the log that is rewritten.
+pub(crate) trait Host {
+    /// Writes every commit to `to` as well from now on. Answers with the log that is to be copied.
+    fn mirror(&self, to: Arc<dyn RecordLog>) -> Result<Arc<dyn RecordLog>, LogError>;
+
+    /// Puts the mirror in the place of the log, for good: the manifest names it. Answers with the live bytes
+    /// in it.
+    fn swap(&self, number: u64) -> Result<u64, LogError>;
+}
+
+/// What is to be done.
+pub(crate) struct Plan {
+    pub(crate) dir: PathBuf,
+    /// The log's number; the fresh one gets the next.
+    pub(crate) from: u64,
+    pub(crate) cache_bytes: u64,
+    /// Ends the copy early.
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// How far a rewrite is; tests break it off at each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The fresh log exists.
+    Created,
+    /// Commits go to both.
+    Mirrored,
+    /// Some records are copied.
+    Copying,
+    /// All records are there, and durable.
+    Copied,
+    /// The fresh log counts.
+    Swapped,
+    /// The old one is deleted.
+    Deleted,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rewritten {
+    pub(crate) before_bytes: u64,
+    pub(crate) after_bytes: u64,
+    /// Bytes of the records in it.
+    pub(crate) live_bytes: u64,
+}
+
+/// Rewrites the log, and leaves nothing behind where that fails.
+pub(crate) fn rewrite(
+    plan: &Plan,
+    shared: &Shared,
+    host: &dyn Host,
+) -> Result<Rewritten, LogError> {
+    let outcome = run(plan, shared, host, &|_| Ok(()));
+    if outcome.is_err()
+        && let Some(manifest) = Manifest::read(&plan.dir)
+    {
+        clear_leftovers(&plan.dir, manifest.log())?;
+    }
+    outcome
+}
+
+/// Rewrites the log. Blocks for as long as it takes: for a thread of its own. `at` hears of each step, and
+/// breaks it off by an error.
+pub(super) fn run(
+    plan: &Plan,
+    shared: &Shared,
+    host: &dyn Host,
+    at: &dyn Fn(Step) -> Result<(), LogError>,
+) -> Result<Rewritten, LogError> {
+    let number = plan.from + 1;
+    let path = log_path(&plan.dir, number);
+    // A rewrite that failed in this process may have left something.
+    delete(&plan.dir, &path)?;
+    let to: Arc<dyn RecordLog> = Arc::new(SledLog::open(&path, plan.cache_bytes)?);
+    at(Step::Created)?;
+    let from = host.mirror(to.clone())?;
+    at(Step::Mirrored)?;
+    copy(shared, &from, &*to, &plan.stop, at)?;
+    at(Step::Copied)?;
+    let before_bytes = from.disk_bytes();
+    let live_bytes = host.swap(number)?;
+    at(Step::Swapped)?;
+    // sled may write when it is closed, so it goes before its files do.
+    drop(from);
+    delete(&plan.dir, &log_path(&plan.dir, plan.from))?;
+    at(Step::Deleted)?;
+    Ok(Rewritten {
+        before_bytes,
+        after_bytes: to.disk_bytes(),
+        live_bytes,
+    })
+}
+
+/// Deletes what a rewrite that failed has left.
+pub(super) fn clear_leftovers(dir: &Path, counts: u64) -> Result<(), LogError> {
+    for number in log_numbers(dir)? {
+        if number != counts {
+            delete(dir, &log_path(dir, number))?;
+        }
+    }
+    Ok(())
+}
+
+/// Deletes a log.
+fn delete(dir: &Path, path: &Path) -> Result<(), LogError> {
+    if !path.exists() {
+        return Ok(());
+    }
+    std::fs::remove_dir_all(path).map_err(|error| refused("delete", path, &error))?;
+    sync_directory(dir).map_err(|error| refused("sync", dir, &error))
+}
+
+fn copy(
+    shared: &Shared,
+    from: &Arc<dyn RecordLog>,
+    to: &dyn RecordLog,
+    stop: &AtomicBool,
+    at: &dyn Fn(Step) -> Result<(), LogError>,
+) -> Result<(), LogError> {
+    // The identity comes last, with the swap.
+    let mut next = Some(vec![0]);
+    let mut unsynced = 0;
+    while let Some(key) = next {
+        if stop.load(Ordering::Relaxed) {
+            return Err(LogError::Refused("the store is closing".into()));
+        }
+        {
+            let open = shared.read();
+            let open = open
+                .as_ref()
+                .filter(|open| Arc::ptr_eq(&open.log, from))
+                .ok_or_else(|| LogError::Refused("the log was opened again".into()))?;
+            let (bytes, following) = copy_step(open, to, &key)?;
+            unsynced += bytes;
+            next = following;
+        }
+        if unsynced >= SYNC_BYTES || next.is_none() {
+            to.sync()?;
+            unsynced = 0;
+        }
+        at(Step::Copying)?;
+    }
+    Ok(())
+}
+
+/// Copies the records from `key` on. Answers how many bytes, and where to go on.
+fn copy_step(
+    open: &Open,
+    to: &dyn RecordLog,
+    key: &[u8],
+) -> Result<(usize, Option<Vec<u8>>), LogError> {
+    let (mut seen, mut bytes) = (0, 0);
+    let mut batch = Batch::default();
+    let mut last = None;
+    open.log.scan(key, &[u8::MAX], &mut |key, value| {
+        seen += 1;
+        if is_wanted(open, key) {
+            bytes += key.len() + value.len();
+            batch.put(key.to_vec(), value.to_vec());
+        }
+        let more = seen < STEP_RECORDS && bytes < STEP_BYTES;
+        if !more {
+            // The least key above this one.
+            last = Some([key, &[0]].concat());
+        }
+        more
+    })?;
+    if !batch.is_empty() {
+        to.write(&batch)?;
+    }
+    Ok((bytes, last))
+}
+
+/// Not the identity, which says that a log is complete; and no records of documents that are not there:
+/// what was salvaged from a damaged log has such.
+fn is_wanted(open: &Open, key: &[u8]) -> bool {
+    let of_document = [Kind::Head, Kind::Piece, Kind::State]
+        .iter()
+        .any(|kind| key.first() == Some(&kind.byte()));
+    if of_document {
+        return document_of(key).is_some_and(|key| open.catalog.document(key).is_some());
+    }
+    key.first() != Some(&Kind::Store.byte())
+}

@@ -1,0 +1,63 @@
+//! What the writer tells of itself.
+
+use std::sync::atomic::Ordering;
+
+use refrain_protocol::document::StoreStats;
+
+use super::Writer;
+use crate::directory::disk_bytes;
+
+impl Writer {
+    /// Figures that are cheap enough for every commit.
+    pub(super) fn observe(&self) {
+        let before = self.shared.stats();
+        let Some(totals) = self
+            .shared
+            .read()
+            .as_ref()
+            .map(|open| open.catalog.totals())
+        else {
+            return;
+        };
+        self.shared.set_stats(StoreStats {
+            documents: totals.documents,
+            tokens: totals.tokens,
+            logical_bytes: totals.bytes,
+            namespaces: totals.namespaces,
+            evicted_documents: self.evicted_documents,
+            ..before
+        });
+        self.metrics.documents.set(totals.documents as i64);
+        self.metrics.tokens.set(totals.tokens as i64);
+        self.metrics.logical_bytes.set(totals.bytes as i64);
+        self.metrics
+            .pending_tokens
+            .set(self.pending_tokens.load(Ordering::Relaxed) as i64);
+    }
+
+    /// Figures that need a look at the disk.
+    pub(super) fn observe_disk(&self) {
+        let Some((log_bytes, blob_files)) = self
+            .shared
+            .read()
+            .as_ref()
+            .map(|open| (open.log.disk_bytes(), open.log.blob_files()))
+        else {
+            return;
+        };
+        let disk_bytes = disk_bytes(&self.config.data_dir);
+        self.shared.set_stats(StoreStats {
+            log_bytes,
+            disk_bytes,
+            ..self.shared.stats()
+        });
+        self.metrics.disk_bytes.set(disk_bytes as i64);
+        self.metrics.blob_files.set(blob_files as i64);
+        if blob_files > 0 {
+            tracing::error!(
+                blob_files,
+                "sled keeps values outside its log, they are not durable"
+            );
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The writer's part in a rewrite of its log: when one begins, the two moments at which the thread that
+//! copies needs the writer, and what is told afterwards.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use actix::{AsyncContext, Context, Recipient};
+use refrain_protocol::ApiError;
+use tokio::sync::oneshot;
+
+use super::{Writer, refuses};
+use crate::directory::{Host, Manifest, Plan, Rewritten, is_due, rewrite};
+use crate::log::{LogError, RecordLog};
+use crate::shared::unavailable;
+use crate::writer::Core;
+use crate::writer::call::Call;
+
+/// What a fresh log takes on disk per byte of its records, as long as none was made. It is 1.5 for large records
+/// to 3.9 for small ones; the low guess costs one early rewrite, a high one would cost disk.
+const OVERHEAD_ASSUMED: f64 = 1.5;
+/// After a rewrite that failed.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// Who waits for a rewrite.
+pub(crate) type Demand = oneshot::Sender<Result<Rewritten, ApiError>>;
+
+/// What is asked of the writer about rewrites.
+pub(crate) enum RewriteCall {
+    /// Rewrite the log, whatever it holds; begin after this call.
+    Demand(Demand),
+    /// Write every commit to this log, too.
+    Mirror {
+        opened: u64,
+        to: Arc<dyn RecordLog>,
+        reply: oneshot::Sender<Result<Arc<dyn RecordLog>, LogError>>,
+    },
+    /// Put the mirror in the place of the log.
+    Swap {
+        opened: u64,
+        number: u64,
+        reply: oneshot::Sender<Result<u64, LogError>>,
+    },
+    /// The thread is through.
+    Ended(Result<Rewritten, LogError>),
+}
+
+/// The rewrite under way.
+struct Running {
+    stop: Arc<AtomicBool>,
+    demands: Vec<Demand>,
+}
+
+/// See the module.
+pub(super) struct Rewriting {
+    running: Option<Running>,
+    /// For the next rewrite: the one under way may have copied what they want gone.
+    demands: Vec<Demand>,
+    overhead: f64,
+    not_before: Instant,
+}
+
+impl Rewriting {
+    pub(super) fn new() -> Self {
+        Rewriting {
+            running: None,
+            demands: Vec::new(),
+            overhead: OVERHEAD_ASSUMED,
+            not_before: Instant::now(),
+        }
+    }
+
+    /// Has the rewrite under way end soon. Says whether there is one: then [`RewriteCall::Ended`] comes.
+    pub(super) fn stop(&mut self) -> bool {
+        self.demands.clear();
+        if let Some(running) = &self.running {
+            running.stop.store(true, Ordering::Relaxed);
+        }
+        self.running.is_some()
+    }
+}
+
+impl Writer {
+    pub(super) fn handle_rewrite(&mut self, call: RewriteCall, ctx: &mut Context<Self>) {
+        match call {
+            RewriteCall::Demand(demand) => {
+                self.rewriting.demands.push(demand);
+                if self.rewriting.running.is_none() {
+                    self.begin_rewrite(ctx);
+                }
+            }
+            RewriteCall::Mirror { opened, to, reply } => {
+                let outcome = match &mut self.core {
+                    Some(core) if opened == self.opened && self.closing.is_none() => {
+                        // Between two commits: the writer is here.
+                        Ok(core.begin_mirror(to))
+                    }
+                    _ => Err(outdated()),
+                };
+                let _ = reply.send(outcome);
+            }
+            RewriteCall::Swap {
+                opened,
+                number,
+                reply,
+            } => {
+                let outcome = if opened == self.opened {
+                    self.swap(number)
+                } else {
+                    Err(outdated())
+                };
+                let _ = reply.send(outcome);
+            }
+            RewriteCall::Ended(outcome) => self.end_rewrite(outcome, ctx),
+        }
+    }
+
+    /// Begins a rewrite when the log has outgrown what is in it.
+    pub(super) fn rewrite_if_due(&mut self, ctx: &mut Context<Self>) {
+        let live_bytes = match self.shared.read().as_ref() {
+            Some(open) => open.catalog.live_bytes(),
+            None => return,
+        };
+        let log_bytes = self.shared.stats().log_bytes;
+        self.metrics
+            .live_ratio
+            .set(live_bytes as f64 / log_bytes.max(1) as f64);
+        let due = is_due(
+            log_bytes,
+            live_bytes,
+            self.rewriting.overhead,
+            self.config.rewrite_factor,
+            self.config.rewrite_bytes_min,
+        );
+        if due && self.rewriting.running.is_none() && Instant::now() >= self.rewriting.not_before {
+            self.begin_rewrite(ctx);
+        }
+    }
+
+    fn begin_rewrite(&mut self, ctx: &mut Context<Self>) {
+        // What recovery wants removed is not to be copied.
+        let ready = self.closing.is_none() && self.run(Core::tick).is_ok();
+        let demands = std::mem::take(&mut self.rewriting.demands);
+        if !ready {
+            for demand in demands {
+                let _ = demand.send(Err(unavailable()));
+            }
+            return;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let plan = Plan {
+            dir: self.config.data_dir.clone(),
+            from: self.log_number,
+            cache_bytes: self.config.cache_bytes,
+            stop: stop.clone(),
+        };
+        self.rewriting.running = Some(Running { stop, demands });
+        let (shared, writer, opened) =
+            (self.shared.clone(), ctx.address().recipient(), self.opened);
+        let spawned = std::thread::Builder::new()
+            .name("draft-store-rewrite".to_owned())
+            .spawn(move || {
+                let host = WriterHost { writer, opened };
+                // Whatever happens, the writer hears of the end.
+                let outcome = catch_unwind(AssertUnwindSafe(|| rewrite(&plan, &shared, &host)))
+                    .unwrap_or_else(|_| Err(LogError::Refused("the rewrite panicked".into())));
+                host.writer
+                    .do_send(Call::Rewrite(RewriteCall::Ended(outcome)));
+            });
+        if let Err(error) = spawned {
+            self.end_rewrite(Err(LogError::Refused(error.to_string())), ctx);
+        }
+    }
+
+    /// Under the lock, so nobody sees one log with the other's manifest.
+    fn swap(&mut self, number: u64) -> Result<u64, LogError> {
+        let mut open = self.shared.write();
+        let (Some(core), Some(open)) = (self.core.as_mut(), open.as_mut()) else {
+            return Err(outdated());
+        };
+        let log = core.complete_mirror()?;
+        Manifest::new(number, core.store(), &open.catalog, false).write(&self.config.data_dir)?;
+        core.end_mirror(Some(log.clone()));
+        open.log = log;
+        self.log_number = number;
+        Ok(open.catalog.live_bytes())
+    }
+
+    fn end_rewrite(&mut self, outcome: Result<Rewritten, LogError>, ctx: &mut Context<Self>) {
+        let running = self.rewriting.running.take();
+        if let Some(core) = &mut self.core {
+            core.end_mirror(None);
+        }
+        match &outcome {
+            Ok(done) => {
+                self.rewriting.overhead =
+                    (done.after_bytes as f64 / done.live_bytes.max(1) as f64).max(1.0);
+                self.metrics.rewrites.with_label_values(&["done"]).inc();
+                self.metrics
+                    .reclaimed_bytes
+                    .inc_by(done.before_bytes.saturating_sub(done.after_bytes));
+                tracing::info!(
+                    before_bytes = done.before_bytes,
+                    after_bytes = done.after_bytes,
+                    "draft store log rewritten"
+                );
+            }
+            Err(error) => {
+                self.rewriting.not_before = Instant::now() + RETRY_AFTER;
+                self.metrics.rewrites.with_label_values(&["failed"]).inc();
+                tracing::warn!(%error, "draft store log not rewritten");
+            }
+        }
+        self.observe_disk();
+        for demand in running.into_iter().flat_map(|running| running.demands) {
+            let _ = demand.send(outcome.clone().map_err(|error| refuses(&error)));
+        }
+        if let Some(reply) = self.closing.take() {
+            self.close(reply);
+        } else if !self.rewriting.demands.is_empty() {
+            self.begin_rewrite(ctx);
+        }
+    }
+}
+
+fn outdated() -> LogError {
+    LogError::Refused("the store was closed or opened again".into())
+}
+
+/// The writer, for the thread that copies.
+struct WriterHost {
+    writer: Recipient<Call>,
+    opened: u64,
+}
+
+impl WriterHost {
+    fn ask<T>(
+        &self,
+        call: impl FnOnce(oneshot::Sender<Result<T, LogError>>) -> RewriteCall,
+    ) -> Result<T, LogError> {
+        let (reply, answer) = oneshot::channel();
+        // One call each per rewrite: the mailbox takes them even when it is full.
+        self.writer.do_send(Call::Rewrite(call(reply)));
+        answer.blocking_recv().unwrap_or_else(|_| Err(outdated()))
+    }
+}
+
+impl Host for WriterHost {
+    fn mirror(&self, to: Arc<dyn RecordLog>) -> Result<Arc<dyn RecordLog>, LogError> {
+        let opened = self.opened;
+        self.ask(|reply| RewriteCall::Mirror { opened, to, reply })
+    }
+
+    fn swap(&self, number: u64) -> Result<u64, LogError> {
+        let opened = self.opened;
+        self.ask(|reply| RewriteCall::Swap {
+            opened,
+            number,
+            reply,
+        })
+    }
+}

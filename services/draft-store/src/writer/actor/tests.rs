@@ -1,0 +1,75 @@
+use refrain_protocol::document::{DocumentHead, DocumentUpdate};
+use refrain_protocol::{DocumentId, Namespace};
+use refrain_service_kit::telemetry::Metrics;
+
+use super::*;
+use crate::record::DocumentKey;
+
+fn append(document: u128) -> Append {
+    let names = Namespace {
+        tenant: "a".into(),
+        model: "m".into(),
+        tokenizer: "t".into(),
+    };
+    let update = DocumentUpdate {
+        document: DocumentId(document),
+        epoch: 1,
+        prev_len: 0,
+        tokens: vec![1, 2, 3],
+        head: DocumentHead::default(),
+        finish: None,
+    };
+    Append {
+        namespace: names.id(),
+        names,
+        updates: vec![update],
+    }
+}
+
+#[test]
+fn after_a_panic_nobody_sees_what_was_not_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = DraftStoreConfig {
+        data_dir: dir.path().join("data"),
+        ..DraftStoreConfig::default()
+    };
+    let shared = Arc::new(Shared::default());
+    let metrics = StoreMetrics::new(&Metrics::new().unwrap()).unwrap();
+    let pending = Arc::new(AtomicU64::new(0));
+    let mut writer = Writer::open(config, shared.clone(), metrics, pending).unwrap();
+    let kept = [append(1)];
+    writer
+        .run(|core, catalog, now_ms| core.append(catalog, &kept, now_ms))
+        .unwrap();
+    let error = writer
+        .run(|_, catalog, _| {
+            let sequence = catalog.advance();
+            let key = DocumentKey {
+                namespace: kept[0].namespace,
+                document: DocumentId(9),
+            };
+            catalog.bury(key, sequence);
+            std::panic::resume_unwind(Box::new("boom"))
+        })
+        .unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Internal);
+    assert!(!shared.is_open() && shared.read().is_none());
+    assert!(writer.run(Core::tick).is_err());
+    writer.reopen().unwrap();
+    let read = shared
+        .read_feed(kept[0].namespace, Default::default(), 100)
+        .unwrap();
+    assert_eq!(read.reply.events.len(), 1);
+    assert_eq!(
+        (
+            shared.stats().documents,
+            writer.metrics.writer_restarts.get()
+        ),
+        (1, 1)
+    );
+    let more = [append(2)];
+    writer
+        .run(|core, catalog, now_ms| core.append(catalog, &more, now_ms))
+        .unwrap();
+    assert_eq!(shared.stats().documents, 2);
+}

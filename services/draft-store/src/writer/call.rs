@@ -1,0 +1,67 @@
+//! What the writer is asked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use actix::Message;
+use refrain_protocol::ApiError;
+use tokio::sync::oneshot;
+
+use super::Append;
+use super::actor::rewriting::RewriteCall;
+use crate::record::DocumentKey;
+
+/// What is asked of the writer.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) enum Call {
+    /// Store updates, and answer with the lengths once they are durable.
+    Append {
+        append: Append,
+        tokens: PendingTokens,
+        reply: oneshot::Sender<Result<Vec<u32>, ApiError>>,
+    },
+    /// Mark documents as used.
+    Touch(Vec<DocumentKey>),
+    /// Remove documents whose text is damaged.
+    Forget(Vec<DocumentKey>),
+    /// About rewriting the log.
+    Rewrite(RewriteCall),
+    /// Commit what waits, write the manifest, close the log.
+    Close(oneshot::Sender<()>),
+}
+
+/// Tokens that count against the limit of waiting ones until this is dropped.
+pub(crate) struct PendingTokens {
+    count: u64,
+    all: Arc<AtomicU64>,
+}
+
+impl PendingTokens {
+    /// Claims room for `count` tokens among at most `max`.
+    pub(crate) fn claim(all: &Arc<AtomicU64>, count: u64, max: u64) -> Option<Self> {
+        let mut claimed = PendingTokens {
+            count,
+            all: all.clone(),
+        };
+        let before = all.fetch_add(count, Ordering::Relaxed);
+        if before + count > max && before > 0 {
+            // Alone, even an oversized claim is let through: the body limit bounds it.
+            drop(std::mem::replace(
+                &mut claimed,
+                PendingTokens {
+                    count: 0,
+                    all: all.clone(),
+                },
+            ));
+            return None;
+        }
+        Some(claimed)
+    }
+}
+
+impl Drop for PendingTokens {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
