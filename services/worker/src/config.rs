@@ -1,9 +1,13 @@
 //! The worker's configuration: every limit has its name here.
 
+mod speculation;
+
 use std::net::SocketAddr;
 
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
+
+pub use speculation::{Eagle3Config, FallbackChoice, ScoreThreshold, SpeculationConfig};
 
 /// The worker's section of the configuration.
 #[derive(Clone, Debug, Deserialize)]
@@ -39,28 +43,6 @@ pub struct WorkerConfig {
     pub memory: MemoryConfig,
     /// What is sent to the draft store.
     pub harvest: HarvestConfig,
-}
-
-/// How drafts are made: the parameters of SuffixDecoding.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SpeculationConfig {
-    /// MAX_SPEC(p) = alpha * p + offset.
-    pub alpha: f32,
-    /// See `alpha`.
-    pub offset: f32,
-    /// Most draft tokens of one request in one step.
-    pub max_spec_tokens: usize,
-    /// Draft nodes less likely than this are left out.
-    pub min_token_prob: f32,
-    /// Shortest pattern that may draft, tokens.
-    pub min_match_tokens: u32,
-    /// Longest pattern that is looked up, tokens.
-    pub max_pattern_tokens: u32,
-    /// Drafts branch.
-    pub tree: bool,
-    /// A draft is verified if its SCORE is above this (requests with `speculation: auto`).
-    pub score_threshold: f32,
 }
 
 /// The worker's copy of the drafts of the namespaces that it serves.
@@ -113,23 +95,6 @@ impl Default for WorkerConfig {
     }
 }
 
-impl Default for SpeculationConfig {
-    fn default() -> Self {
-        SpeculationConfig {
-            alpha: 1.0,
-            offset: 0.0,
-            max_spec_tokens: 16,
-            // A text seen once gives 1/2 and may draft; what is less likely costs more than it brings once
-            // requests share a step, on the shipped engine at least.
-            min_token_prob: 0.45,
-            min_match_tokens: 1,
-            max_pattern_tokens: 64,
-            tree: false,
-            score_threshold: 0.0,
-        }
-    }
-}
-
 impl Default for MemoryConfig {
     fn default() -> Self {
         MemoryConfig {
@@ -172,16 +137,7 @@ impl Validate for WorkerConfig {
         );
         check(self.event_queue >= 1, "event_queue: at least 1");
         check(self.http_threads >= 1, "http_threads: at least 1");
-        let speculation = &self.speculation;
-        check(speculation.alpha >= 0.0, "speculation.alpha: not negative");
-        check(
-            (0.0..=1.0).contains(&speculation.min_token_prob),
-            "speculation.min_token_prob: between 0 and 1",
-        );
-        check(
-            speculation.max_pattern_tokens >= 1,
-            "speculation.max_pattern_tokens: at least 1",
-        );
+        self.speculation.check(&self.id, &mut check);
         check(
             self.memory.namespaces_max >= 1,
             "memory.namespaces_max: at least 1",

@@ -4,6 +4,9 @@
 //! that can move, waits for the engine, and hands the tokens out. Nothing else awaits here: drafting takes
 //! microseconds, the harvest and the readers have queues of their own.
 
+mod compose;
+mod entry;
+
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -11,20 +14,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
-
-use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent, StepCounts};
-use refrain_protocol::document::{DocumentUpdate, FinishReason};
-use refrain_protocol::engine::{CloseRequest, StepRequest, StepResponse};
-use refrain_protocol::{ApiError, ErrorKind, LeaseId, SignedNamespace};
-use refrain_service_kit::drain::Running as DrainToken;
+use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, StepCounts};
+use refrain_protocol::document::FinishReason;
+use refrain_protocol::engine::{CloseRequest, StepResponse, StepResult};
+use refrain_protocol::{ApiError, ErrorKind, LeaseId};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
+use self::compose::{Composed, Member};
+use self::entry::{ENGINE_ROOM_PAUSE, EndedChunk, Entry, wait_for_room};
 use crate::engine::Engine;
+use crate::fallback::{FallbackWatch, ItemDone};
 use crate::harvest::Harvest;
-use crate::memory::NamespaceMemory;
 use crate::metrics::WorkerMetrics;
-use crate::running::{Absorbed, EngineLimits, Room, Router, Running};
+use crate::router::Router;
+use crate::running::Absorbed;
+
+pub(crate) use self::entry::{Slot, Start};
 
 /// What the loop is told.
 pub(crate) enum Command {
@@ -36,45 +42,11 @@ pub(crate) enum Command {
     HandOver,
 }
 
-/// A chunk and where its events go.
-pub(crate) struct Start {
-    pub(crate) running: Running,
-    pub(crate) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
-    pub(crate) slot: Slot,
-    pub(crate) span: tracing::Span,
-}
-
-/// A chunk's place: given back when the chunk is over.
-pub(crate) struct Slot {
-    pub(crate) lease: LeaseId,
-    pub(crate) slots: Arc<crate::slots::Slots>,
-    pub(crate) _running: DrainToken,
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.slots.release(self.lease);
-    }
-}
-
-struct Entry {
-    running: Running,
-    events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
-    lease: LeaseId,
-    /// Given back before the last event is sent: whoever hears of the end may count on the slot.
-    slot: Option<Slot>,
-    span: tracing::Span,
-    /// Since when its reader has had no room for more.
-    stalled_since: Option<Instant>,
-    /// Not before then: the engine had no room for it.
-    wait_until: Option<Instant>,
-    waits_since: Option<Instant>,
-}
-
 /// The loop's fixed surroundings.
 pub(crate) struct DecodeLoop {
     pub(crate) engine: Arc<dyn Engine>,
-    pub(crate) router: Router,
+    pub(crate) router: Arc<Router>,
+    pub(crate) fallback: FallbackWatch,
     pub(crate) step_tokens_max: u32,
     pub(crate) prefill_chunk_tokens: u32,
     pub(crate) harvest: Harvest,
@@ -86,16 +58,9 @@ pub(crate) struct DecodeLoop {
     pub(crate) ended: LruCache<LeaseId, EndedChunk>,
 }
 
-/// What is needed to shorten an output after its chunk has ended.
-pub(crate) type EndedChunk = (Arc<NamespaceMemory>, SignedNamespace, DocumentUpdate);
-
 /// Ended chunks that are remembered. A cut follows within milliseconds.
 pub(crate) const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
-/// How long the engine may refuse a request for want of room before the request fails.
-const ENGINE_ROOM_WAIT: Duration = Duration::from_secs(20);
-/// Pause after a refusal without a hint.
-const ENGINE_ROOM_PAUSE: Duration = Duration::from_millis(20);
 /// How often stalled readers are looked at when nothing else happens.
 const STALL_CHECK: Duration = Duration::from_secs(1);
 /// Pauses after failed steps.
@@ -121,7 +86,7 @@ impl DecodeLoop {
             } else {
                 (first + 1) % batch.len()
             };
-            let (request, members) = self.compose(&mut batch, first);
+            let Composed { request, members } = self.compose(&mut batch, first);
             if request.items.is_empty() {
                 // Nothing can move: a command, a reader that catches up or leaves, or the end of a pause.
                 let wait = wait_for_room(&batch);
@@ -137,16 +102,15 @@ impl DecodeLoop {
                 continue;
             }
             self.metrics.step_batch.observe(request.items.len() as f64);
-            let span = tracing::info_span!(parent: &batch[members[0]].span, "engine_step", batch = members.len());
+            let span = tracing::info_span!(parent: &batch[members[0].place].span, "engine_step", batch = members.len());
             for member in &members[1..] {
-                span.follows_from(&batch[*member].span);
+                span.follows_from(&batch[member.place].span);
             }
-            let sampled: Vec<bool> = request.items.iter().map(|item| item.sample).collect();
             match self.engine.step(request).instrument(span).await {
                 Ok(response) if response.results.len() == members.len() => {
                     refusals = 0;
                     self.engine_ready.store(true, Ordering::Relaxed);
-                    self.take(response, &members, &sampled, &mut batch);
+                    self.take(response, &members, &mut batch);
                 }
                 Ok(_) => {
                     let error = ApiError::new(ErrorKind::Upstream, "the engine broke its contract")
@@ -170,15 +134,6 @@ impl DecodeLoop {
                     tokio::time::sleep(ENGINE_FAILURE_PAUSE).await;
                 }
             }
-        }
-    }
-
-    fn limits(&self) -> EngineLimits {
-        let capabilities = self.engine.capabilities();
-        EngineLimits {
-            max_context: capabilities.max_context,
-            max_draft_tokens: capabilities.max_draft_tokens,
-            tree_drafts: capabilities.tree_drafts,
         }
     }
 
@@ -224,13 +179,9 @@ impl DecodeLoop {
         self.harvest.push(memory.id, &namespace, update);
     }
 
-    fn start(&self, start: Start, batch: &mut Vec<Entry>) {
-        let Start {
-            running,
-            events,
-            slot,
-            span,
-        } = start;
+    fn start(&mut self, start: Start, batch: &mut Vec<Entry>) {
+        let mut entry = Entry::new(start);
+        let running = &entry.running;
         // An older attempt at the same request lost its lease: it must not go on beside this one.
         let same = |entry: &Entry| entry.running.document() == running.document();
         if let Some(place) = batch.iter().position(same) {
@@ -244,20 +195,17 @@ impl DecodeLoop {
             self.harvest
                 .adopt(running.memory.id, &running.request.namespace, said);
         }
-        batch.push(Entry {
-            running,
-            events,
-            lease: slot.lease,
-            slot: Some(slot),
-            span,
-            stalled_since: None,
-            wait_until: None,
-            waits_since: None,
-        });
+        // Before the prompt is read for nothing.
+        if let Some(end) = self.fallback.hand_over(running) {
+            let outcome = self.end(&mut entry, end);
+            self.leave(entry, outcome, true);
+        } else {
+            batch.push(entry);
+        }
     }
 
     /// Ends the chunks that nobody reads any more.
-    fn reap(&self, batch: &mut Vec<Entry>) {
+    fn reap(&mut self, batch: &mut Vec<Entry>) {
         let now = Instant::now();
         for entry in batch.iter_mut() {
             if entry.events.capacity() > 0 {
@@ -266,10 +214,11 @@ impl DecodeLoop {
                 entry.stalled_since.get_or_insert(now);
             }
         }
+        let stall_max = self.reader_stall_max;
         let stalled = |entry: &Entry| {
             entry
                 .stalled_since
-                .is_some_and(|since| now - since > self.reader_stall_max)
+                .is_some_and(|since| now - since > stall_max)
         };
         while let Some(place) = batch
             .iter()
@@ -295,99 +244,27 @@ impl DecodeLoop {
         }
     }
 
-    /// One step out of every request that can move.
-    fn compose(&self, batch: &mut [Entry], first: usize) -> (StepRequest, Vec<usize>) {
-        let limits = self.limits();
-        let capabilities = self.engine.capabilities();
-        let now = Instant::now();
-        let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
-        let total = self.step_tokens_max.min(capabilities.max_step_tokens);
-        let movable: Vec<usize> = order
-            .filter(|&place| {
-                let entry = &batch[place];
-                entry.events.capacity() > 0 && entry.wait_until.is_none_or(|until| until <= now)
-            })
-            .take(capabilities.max_batch.min(total) as usize)
-            .collect();
-        // Decoding requests first: each is sure of its one token, drafts come out of what is left over.
-        let (decoding, prefilling): (Vec<usize>, Vec<usize>) = movable
-            .into_iter()
-            .partition(|&place| batch[place].running.is_decoding());
-        let mut left = total.saturating_sub(decoding.len() as u32);
-        // One prompt moves in every step, however many drafts there are.
-        let reserve = if prefilling.is_empty() {
-            0
-        } else {
-            self.prefill_chunk_tokens.min(left)
-        };
-        left -= reserve;
-        let mut request = StepRequest::default();
-        let mut members = Vec::new();
-        for place in decoding {
-            let (item, routed) = {
-                let started = Instant::now();
-                let step = batch[place].running.item(
-                    Room {
-                        context: 1,
-                        draft: left,
-                    },
-                    limits,
-                    &self.router,
-                );
-                self.metrics
-                    .propose_seconds
-                    .observe(started.elapsed().as_secs_f64());
-                step
-            };
-            self.metrics.decision(routed.decision, routed.reason);
-            left -= item
-                .draft
-                .as_ref()
-                .map_or(0, |draft| draft.tokens.len() as u32)
-                .min(left);
-            request.items.push(item);
-            members.push(place);
-        }
-        left += reserve;
-        for place in prefilling {
-            let context = left.min(self.prefill_chunk_tokens);
-            if context == 0 {
-                break;
-            }
-            // The piece that ends the prompt samples, so it can verify a draft as well.
-            let draft = left - context;
-            let room = Room { context, draft };
-            let (item, routed) = batch[place].running.item(room, limits, &self.router);
-            self.metrics.decision(routed.decision, routed.reason);
-            let drafted = item.draft.as_ref().map_or(0, |draft| draft.tokens.len());
-            left -= ((item.tokens.len() + drafted) as u32).min(left);
-            request.items.push(item);
-            members.push(place);
-        }
-        (request, members)
-    }
-
     /// Hands out what the engine answered.
-    fn take(
-        &mut self,
-        response: StepResponse,
-        members: &[usize],
-        sampled: &[bool],
-        batch: &mut Vec<Entry>,
-    ) {
-        self.metrics.engine_step(response.step_s);
+    fn take(&mut self, response: StepResponse, members: &[Member], batch: &mut Vec<Entry>) {
+        self.metrics.engine_step(response.step_s, response.draft_s);
+        self.observe(&response, members, batch);
         let limits = self.limits();
         let now = Instant::now();
         let mut over: HashMap<usize, Over> = HashMap::new();
-        for ((result, &place), &sampled) in response.results.into_iter().zip(members).zip(sampled) {
+        for (result, member) in response.results.into_iter().zip(members) {
+            let place = member.place;
             let entry = &mut batch[place];
             let outcome = match result {
                 Ok(output) => {
                     entry.wait_until = None;
                     entry.waits_since = None;
-                    entry
-                        .running
-                        .absorb(output, sampled, response.weight_version, limits, now)
+                    entry.running.absorb(
+                        output,
+                        member.sampled,
+                        response.weight_version,
+                        limits,
+                        now,
+                    )
                 }
                 Err(error) => entry.postpone(error, now).map(|()| None),
             };
@@ -413,6 +290,23 @@ impl DecodeLoop {
                 None => {}
             }
         }
+    }
+
+    /// Lets what the step took and brought tell how the fallback does.
+    fn observe(&mut self, response: &StepResponse, members: &[Member], batch: &[Entry]) {
+        let done = |(member, result): (&Member, &StepResult)| ItemDone {
+            kind: member.kind,
+            eligible: batch[member.place].running.may_fall_back(),
+            context: member.context,
+            catch_up_tokens: member.catch_up_tokens,
+            emitted: result
+                .as_ref()
+                .ok()
+                .map(|output| output.emitted.len() as u32),
+        };
+        let items: Vec<ItemDone> = members.iter().zip(&response.results).map(done).collect();
+        self.fallback
+            .step_done(&items, response.step_s, response.draft_s);
     }
 
     /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.
@@ -443,28 +337,36 @@ impl DecodeLoop {
         // There was room when the step was composed, and this loop is the only sender; a reader that left
         // meanwhile is noticed by the next reap.
         let _ = entry.events.try_send(Ok(ChunkEvent::Step(message)));
-        let end = end?;
-        let outcome = match end.reason {
-            ChunkEndReason::Stop => "stop",
-            ChunkEndReason::Length => "length",
-            ChunkEndReason::ChunkLimit | ChunkEndReason::Draining | ChunkEndReason::HandOver => {
-                self.harvest.release(memory.id, entry.running.document());
-                "chunk_limit"
-            }
+        let end = end.or_else(|| self.fallback.hand_over(&entry.running))?;
+        Some(self.end(entry, end))
+    }
+
+    /// Sends the last event. Returns the outcome's label.
+    fn end(&mut self, entry: &mut Entry, end: ChunkEnd) -> &'static str {
+        let (outcome, goes_on) = match end.reason {
+            ChunkEndReason::Stop => ("stop", false),
+            ChunkEndReason::Length => ("length", false),
+            ChunkEndReason::ChunkLimit => ("chunk_limit", true),
+            ChunkEndReason::Draining => ("handed_over", true),
+            ChunkEndReason::HandOver => ("to_fallback", true),
         };
+        if goes_on {
+            let running = &entry.running;
+            self.harvest.release(running.memory.id, running.document());
+        }
         self.ended.put(entry.lease, entry.ended(u32::MAX));
         entry.send_last(Ok(ChunkEvent::End(end)));
-        Some(outcome)
+        outcome
     }
 
     /// A step that failed as a whole fails its requests: the gateway continues them, here or elsewhere.
-    fn fail(&self, mut error: ApiError, members: &[usize], batch: &mut Vec<Entry>) {
+    fn fail(&mut self, mut error: ApiError, members: &[Member], batch: &mut Vec<Entry>) {
         if error.kind == ErrorKind::InvalidRequest {
             // The step was refused as a whole, so it was composed wrongly: no client is to blame.
             error.kind = ErrorKind::Upstream;
         }
         tracing::warn!(%error, requests = members.len(), "engine step failed");
-        let mut places = members.to_vec();
+        let mut places: Vec<usize> = members.iter().map(|member| member.place).collect();
         places.sort_unstable_by(|a, b| b.cmp(a));
         for place in places {
             let entry = batch.remove(place);
@@ -472,7 +374,7 @@ impl DecodeLoop {
         }
     }
 
-    fn leave_failed(&self, mut entry: Entry, error: ApiError) {
+    fn leave_failed(&mut self, mut entry: Entry, error: ApiError) {
         // The output so far stays as an unfinished document: whoever continues the request continues it.
         self.harvest
             .release(entry.running.memory.id, entry.running.document());
@@ -480,8 +382,9 @@ impl DecodeLoop {
         self.leave(entry, "failed", false);
     }
 
-    fn leave(&self, entry: Entry, outcome: &str, keep_kv: bool) {
+    fn leave(&mut self, entry: Entry, outcome: &str, keep_kv: bool) {
         self.metrics.chunks.with_label_values(&[outcome]).inc();
+        self.fallback.request_ended(&entry.running);
         let counts = entry.running.counts();
         self.metrics.request_length(counts.emitted, counts.steps);
         let close = CloseRequest {
@@ -502,67 +405,4 @@ impl DecodeLoop {
 enum Over {
     Ended(&'static str),
     Failed(ApiError),
-}
-
-impl Entry {
-    /// What an item's error means: try again later, open a new session, or the end.
-    fn postpone(&mut self, error: ApiError, now: Instant) -> Result<(), ApiError> {
-        match error.kind {
-            ErrorKind::NotFound => self.running.reopen(),
-            ErrorKind::Overloaded => {
-                let since = *self.waits_since.get_or_insert(now);
-                if now - since > ENGINE_ROOM_WAIT {
-                    return Err(error);
-                }
-                let pause = error
-                    .retry_after_ms
-                    .map_or(ENGINE_ROOM_PAUSE, Duration::from_millis);
-                self.wait_until = Some(now + pause.min(Duration::from_secs(1)));
-                Ok(())
-            }
-            _ => Err(error),
-        }
-    }
-
-    /// How to shorten the output to `output_len`.
-    fn ended(&self, output_len: u32) -> EndedChunk {
-        let running = &self.running;
-        (
-            running.memory.clone(),
-            running.request.namespace.clone(),
-            running.cut(output_len),
-        )
-    }
-
-    /// The last event must arrive even if the reader lags: a task of its own waits for room.
-    fn send_last(&mut self, event: Result<ChunkEvent, ApiError>) {
-        self.slot = None;
-        if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
-            let events = self.events.clone();
-            tokio::spawn(async move {
-                // The reader left: nothing to tell it.
-                let _ = events.send(event).await;
-            });
-        }
-    }
-}
-
-/// Waits until a paused request may move again.
-async fn wait_for_room(batch: &[Entry]) {
-    let now = Instant::now();
-    let waits = batch.iter().map(|entry| {
-        Box::pin(async move {
-            match entry.wait_until {
-                Some(until) if until > now => tokio::time::sleep(until - now).await,
-                _ => {
-                    // Ends with room in the queue, or with the reader's departure.
-                    let _ = entry.events.reserve().await;
-                }
-            }
-        })
-    });
-    if batch.is_empty() {
-        return;
-    }
-    futures_util::future::select_all(waits).await;
 }

@@ -9,6 +9,7 @@ use refrain_protocol::scheduling::Heartbeat;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 
 use crate::WorkerHandle;
+use crate::fallback::other_worker;
 
 /// Pause after a heartbeat that did not arrive.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
@@ -51,8 +52,8 @@ impl Duty {
             .store(confirmed.is_ok(), Ordering::Relaxed);
         let capabilities = inner.engine.capabilities();
         let heartbeat = Heartbeat {
-            eagle3: None,
-            fallback: None,
+            eagle3: inner.reports.own(),
+            fallback: other_worker(&inner.config.speculation),
             worker: WorkerId(inner.config.id.clone()),
             incarnation: self.incarnation,
             url: inner.config.advertise_url.clone(),
@@ -66,8 +67,13 @@ impl Duty {
         };
         let reply = tokio::time::timeout(CALL_TIMEOUT, self.scheduler.heartbeat(heartbeat)).await;
         match reply.unwrap_or_else(|_| Err(late("the scheduler"))) {
-            Ok(reply) => Duration::from_millis(reply.next_in_ms).max(PAUSE_MIN),
+            Ok(reply) => {
+                inner.reports.hear(reply.fallback);
+                Duration::from_millis(reply.next_in_ms).max(PAUSE_MIN)
+            }
             Err(error) => {
+                // What is not heard of is not handed over to.
+                inner.reports.hear(None);
                 tracing::warn!(%error, "the scheduler did not take a heartbeat");
                 RETRY_PAUSE
             }

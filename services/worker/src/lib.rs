@@ -1,18 +1,20 @@
 //! The worker: decodes chunks on one engine.
 //!
 //! One worker drives one engine and composes its batch. [`start`] wires the parts: admission and fencing
-//! (`slots`), the decode loop (`decode`, read it first), one chunk's state (`running`), the worker's copy
-//! of the drafts (`memory`), outputs on their way to the store (`harvest`), and the reports to the
+//! (`slots`), the decode loop (`decode`, read it first), one chunk's state (`running`), what is known of the
+//! fallback (`fallback`), the worker's copy of the drafts (`memory`), outputs on their way to the store (`harvest`), and the reports to the
 //! scheduler (`duty`). What an engine is stands in [`Engine`].
 
 mod config;
 mod decode;
 mod duty;
 mod engine;
+mod fallback;
 mod harvest;
 mod http;
 mod memory;
 mod metrics;
+mod router;
 mod running;
 mod slots;
 
@@ -32,7 +34,6 @@ use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
-use refrain_speculation::{Expansion, ProposeParams};
 use refrain_suffix_index::IndexConfig;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -40,13 +41,18 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::decode::{Command, DecodeLoop, ENDED_REMEMBERED, Slot, Start};
 use crate::duty::Duty;
+use crate::fallback::{FallbackWatch, Reports};
 use crate::harvest::Harvest;
 use crate::memory::Memory;
 use crate::metrics::WorkerMetrics;
-use crate::running::{Router, Running};
+use crate::router::Router;
+use crate::running::Running;
 use crate::slots::Slots;
 
-pub use config::{HarvestConfig, MemoryConfig, SpeculationConfig, WorkerConfig};
+pub use config::{
+    Eagle3Config, FallbackChoice, HarvestConfig, MemoryConfig, ScoreThreshold, SpeculationConfig,
+    WorkerConfig,
+};
 pub use engine::{Engine, HttpEngine};
 
 /// What a worker works with.
@@ -87,6 +93,8 @@ struct Inner {
     metrics: WorkerMetrics,
     engine: Arc<dyn Engine>,
     engine_ready: Arc<AtomicBool>,
+    router: Arc<Router>,
+    reports: Arc<Reports>,
     config: WorkerConfig,
 }
 
@@ -108,12 +116,21 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         with.store,
         metrics.clone(),
     );
+    let router = Arc::new(Router::new(&config.speculation, &capabilities));
+    let reports = Arc::new(Reports::default());
+    let fallback = FallbackWatch::new(
+        &config.speculation,
+        &router,
+        reports.clone(),
+        metrics.clone(),
+    );
     let engine_ready = Arc::new(AtomicBool::new(true));
     // A chunk holds a slot before its command is sent, so this never fills: starts, their cuts, a hand-over.
     let (commands, inbox) = mpsc::channel(2 * config.running_max as usize + 2);
     let decode = DecodeLoop {
         engine: with.engine.clone(),
-        router: router(&config.speculation),
+        router: router.clone(),
+        fallback,
         step_tokens_max: config.step_tokens_max,
         prefill_chunk_tokens: config.prefill_chunk_tokens,
         harvest: harvest.clone(),
@@ -134,6 +151,8 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
             metrics,
             engine: with.engine,
             engine_ready,
+            router,
+            reports,
             config: config.clone(),
         }),
     };
@@ -151,27 +170,6 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         duty,
         decoding,
     })
-}
-
-fn router(config: &SpeculationConfig) -> Router {
-    let params = ProposeParams {
-        alpha: config.alpha,
-        offset: config.offset,
-        max_spec_tokens: config.max_spec_tokens,
-        min_token_prob: config.min_token_prob,
-        min_match_len: config.min_match_tokens,
-        max_pattern: config.max_pattern_tokens,
-        expansion: if config.tree {
-            Expansion::Tree
-        } else {
-            Expansion::Linear
-        },
-        ..ProposeParams::default()
-    };
-    Router {
-        params,
-        score_threshold: config.score_threshold,
-    }
 }
 
 impl RunningWorker {
@@ -323,9 +321,17 @@ impl Worker for WorkerHandle {
             pattern_tokens_max: inner.config.speculation.max_pattern_tokens,
             ..IndexConfig::default()
         };
+        let self_drafts = inner.router.self_drafts(request.speculation);
         let start = Start {
             // Indexing a long prompt takes milliseconds: here, and not in the loop that all requests share.
-            running: Running::new(request, memory, clock::unix_ms(), index, Instant::now())?,
+            running: Running::new(
+                request,
+                memory,
+                clock::unix_ms(),
+                index,
+                self_drafts,
+                Instant::now(),
+            )?,
             events,
             slot,
             span,

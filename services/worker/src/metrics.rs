@@ -1,8 +1,12 @@
 //! What a worker tells Prometheus.
 
-use prometheus::{CounterVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{
+    CounterVec, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_service_kit::telemetry::Metrics;
+
+use crate::router::Routed;
 
 /// The worker's collectors. Cheap to clone.
 #[derive(Clone)]
@@ -16,6 +20,11 @@ pub(crate) struct WorkerMetrics {
     accepted_length: HistogramVec,
     goodput_tokens: IntCounterVec,
     step_seconds: CounterVec,
+    draft_seconds: CounterVec,
+    threshold: GaugeVec,
+    eagle3_accepted_length: GaugeVec,
+    eagle3_gain: GaugeVec,
+    eagle3_in_use: IntGaugeVec,
     pub(crate) propose_seconds: Histogram,
     pub(crate) step_batch: Histogram,
     pub(crate) chunks_running: IntGauge,
@@ -94,6 +103,31 @@ impl WorkerMetrics {
                 "Seconds of engine steps.",
                 &["model"],
             )?,
+            draft_seconds: metrics.float_counter_vec(
+                "refrain_engine_draft_seconds_total",
+                "Seconds of engine steps that the engine's own head took.",
+                &["model"],
+            )?,
+            threshold: metrics.float_gauge_vec(
+                "refrain_spec_threshold",
+                "SCORE that a suffix draft had to exceed in the last step.",
+                &["model"],
+            )?,
+            eagle3_accepted_length: metrics.float_gauge_vec(
+                "refrain_eagle3_accepted_length",
+                "Tokens per step with the engine's own head, lately, the target's own included.",
+                &["model"],
+            )?,
+            eagle3_gain: metrics.float_gauge_vec(
+                "refrain_eagle3_gain_ratio",
+                "Tokens per second with the engine's own head / without, by the largest batch measured together.",
+                &["model", "batch"],
+            )?,
+            eagle3_in_use: metrics.gauge_vec(
+                "refrain_eagle3_in_use",
+                "1 while the engine's own head is in use, by the largest batch measured together.",
+                &["model", "batch"],
+            )?,
             propose_seconds: metrics.histogram(
                 "refrain_worker_propose_seconds",
                 "Time to draft for one request.",
@@ -171,16 +205,45 @@ impl WorkerMetrics {
             .inc_by(counts.emitted);
     }
 
-    pub(crate) fn decision(&self, decision: &str, reason: &str) {
+    pub(crate) fn decision(&self, routed: Routed) {
+        let (decision, reason) = routed.labels();
         self.spec_decisions
             .with_label_values(&[self.model.as_str(), decision, reason])
             .inc();
     }
 
-    pub(crate) fn engine_step(&self, seconds: f64) {
+    pub(crate) fn engine_step(&self, seconds: f64, draft_seconds: f64) {
+        let model = [self.model.as_str()];
         self.step_seconds
-            .with_label_values(&[self.model.as_str()])
+            .with_label_values(&model)
             .inc_by(seconds.max(0.0));
+        self.draft_seconds
+            .with_label_values(&model)
+            .inc_by(draft_seconds.max(0.0));
+    }
+
+    pub(crate) fn threshold(&self, in_force: f32) {
+        self.threshold
+            .with_label_values(&[self.model.as_str()])
+            .set(f64::from(in_force));
+    }
+
+    pub(crate) fn eagle3_accepted_length(&self, tokens: f64) {
+        self.eagle3_accepted_length
+            .with_label_values(&[self.model.as_str()])
+            .set(tokens);
+    }
+
+    /// What the gate knows of batches of up to `batch`.
+    pub(crate) fn eagle3_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
+        let batch = batch.to_string();
+        let labels = [self.model.as_str(), batch.as_str()];
+        self.eagle3_in_use
+            .with_label_values(&labels)
+            .set(i64::from(in_use));
+        if let Some(gain) = gain {
+            self.eagle3_gain.with_label_values(&labels).set(gain);
+        }
     }
 
     pub(crate) fn request_length(&self, emitted: u64, steps: u64) {

@@ -2,22 +2,24 @@
 //!
 //! No clock and no I/O: the decode loop hands in instants and engine outputs.
 
+mod answer;
+mod draft;
+
 use std::sync::Arc;
 use std::time::Instant;
 
-use refrain_protocol::chunk::{
-    ChunkEnd, ChunkEndReason, ChunkRequest, DraftScope, DraftSource, Speculation, StepCounts,
-    StepMessage,
-};
+use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculation, StepCounts};
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason, LEFT_CONTEXT_TOKENS};
-use refrain_protocol::engine::{Draft, SessionSpec, StepItem, StepOutput};
-use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind};
-use refrain_speculation::{
-    Candidate, Expansion, Lookup, ProposeParams, Route, Scope, Source, propose, route,
-};
+use refrain_protocol::engine::{SessionSpec, StepItem};
+use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, WorkerId};
+use refrain_speculation::{Candidacy, Fallback, RecentRoutes};
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 
+use self::draft::Offer;
 use crate::memory::NamespaceMemory;
+use crate::router::{Routed, Router, asked};
+
+pub(crate) use self::answer::Absorbed;
 
 /// What one step may hold of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +35,23 @@ pub(crate) struct Room {
 pub(crate) struct EngineLimits {
     pub(crate) max_context: u32,
     pub(crate) max_draft_tokens: u32,
-    pub(crate) tree_drafts: bool,
 }
 
-/// The router's settings.
-#[derive(Clone, Debug)]
-pub(crate) struct Router {
-    pub(crate) params: ProposeParams,
-    pub(crate) score_threshold: f32,
+/// What the router goes by in one step.
+#[derive(Clone, Copy)]
+pub(crate) struct Routing<'a> {
+    pub(crate) router: &'a Router,
+    pub(crate) fallback: Fallback,
+    /// Decisions to remember for a hand-over.
+    pub(crate) decisions_kept: usize,
+}
+
+/// Speeds that a hand-over is reckoned with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rates {
+    pub(crate) speedup: Option<f32>,
+    pub(crate) prefill_tokens_s: Option<f64>,
+    pub(crate) decode_tokens_s: Option<f64>,
 }
 
 /// A request in the batch.
@@ -57,8 +68,15 @@ pub(crate) struct Running {
     /// The request's own tree: prompt and output.
     own: Index,
     head: DocumentHead,
+    /// Whether the engine's sessions are opened for drafts of its own head.
+    self_drafts: bool,
+    /// How much of `text` the head has read, as far as is known here.
+    head_len: u32,
     /// The draft of the step in progress.
-    offered: Option<Candidate>,
+    offered: Offer,
+    /// Text that the head has to read for it, beyond what the last steps brought.
+    catch_up_tokens: u32,
+    recent: RecentRoutes,
     /// Length of the session's text that the step in progress brings, what it emits apart.
     sent_len: u32,
     max_emit: u32,
@@ -73,17 +91,12 @@ pub(crate) struct Running {
     reopened: u32,
 }
 
-/// What one step brought.
-pub(crate) struct Absorbed {
-    pub(crate) message: StepMessage,
-    pub(crate) update: DocumentUpdate,
-    /// Documents of the namespace whose draft tokens were accepted.
-    pub(crate) credited: Vec<DocumentId>,
-    pub(crate) end: Option<ChunkEnd>,
-}
-
 /// A session that is lost this often within one chunk is the engine's fault, not bad luck.
 const REOPENED_MAX: u32 = 3;
+
+/// Text that some plain or suffix steps leave to the head to read: below this it is part of drafting, above it a
+/// context that is read at once.
+const CATCH_UP_TOKENS_MIN: u32 = 32;
 
 const OWN: DocumentKey = DocumentKey(0);
 
@@ -93,6 +106,7 @@ impl Running {
         memory: Arc<NamespaceMemory>,
         created_ms: u64,
         index: IndexConfig,
+        self_drafts: bool,
         now: Instant,
     ) -> Result<Self, ApiError> {
         let prompt_len = request.prompt_len as usize;
@@ -115,7 +129,11 @@ impl Running {
             text,
             own,
             head,
-            offered: None,
+            self_drafts,
+            head_len: 0,
+            offered: Offer::Nothing,
+            catch_up_tokens: 0,
+            recent: RecentRoutes::default(),
             sent_len: 0,
             max_emit: 0,
             counts: StepCounts::default(),
@@ -159,6 +177,36 @@ impl Running {
         self.counts
     }
 
+    /// Length of the text that the chunk came with.
+    pub(crate) fn start_len(&self) -> u32 {
+        self.start_len
+    }
+
+    /// Tokens emitted in this chunk.
+    pub(crate) fn emitted(&self) -> u32 {
+        self.text.len() as u32 - self.start_len
+    }
+
+    /// Whether the engine's head may draft for it.
+    pub(crate) fn self_drafts(&self) -> bool {
+        self.self_drafts
+    }
+
+    /// Whether the router may choose the engine's head for it.
+    pub(crate) fn may_fall_back(&self) -> bool {
+        self.self_drafts && self.request.speculation == Speculation::Auto
+    }
+
+    /// Tokens that the draft of the step in progress may take.
+    pub(crate) fn offered_tokens_max(&self) -> u32 {
+        self.offered.tokens_max()
+    }
+
+    /// See [`CATCH_UP_TOKENS_MIN`].
+    pub(crate) fn catch_up_tokens(&self) -> u32 {
+        self.catch_up_tokens
+    }
+
     /// Whether the next item is decoding: one token of context.
     pub(crate) fn is_decoding(&self) -> bool {
         self.owed() == 1
@@ -171,8 +219,7 @@ impl Running {
     }
 
     fn emit_left(&self, limits: EngineLimits) -> u32 {
-        let emitted = self.text.len() as u32 - self.start_len;
-        let by_request = self.request.max_new_tokens.saturating_sub(emitted);
+        let by_request = self.request.max_new_tokens.saturating_sub(self.emitted());
         by_request.min(limits.max_context.saturating_sub(self.text.len() as u32))
     }
 
@@ -181,7 +228,7 @@ impl Running {
         &mut self,
         room: Room,
         limits: EngineLimits,
-        router: &Router,
+        routing: Routing<'_>,
     ) -> (StepItem, Routed) {
         let owed = self.owed();
         let context = owed.min(room.context.max(1));
@@ -195,212 +242,39 @@ impl Running {
         let max_emit = self.emit_left(limits).max(1);
         self.sent_len = new_to as u32;
         self.max_emit = max_emit;
-        let mut routed = Routed {
-            decision: "prefill",
-            reason: "prompt",
-        };
-        self.offered = None;
+        self.offered = Offer::Nothing;
+        let mut routed = Routed::Prefill;
         if sample {
             let draft_max = room.draft.min(limits.max_draft_tokens).min(max_emit - 1);
-            routed = self.draft(draft_max, limits, router);
+            routed = Routed::Decided(self.draft(draft_max, routing));
         }
+        self.catch_up_tokens = match self.offered {
+            Offer::Own(_) => {
+                let behind = self.engine_len.saturating_sub(self.head_len);
+                if behind > CATCH_UP_TOKENS_MIN {
+                    behind
+                } else {
+                    0
+                }
+            }
+            Offer::Nothing | Offer::Suffix(_) => 0,
+        };
+        let (draft, self_draft) = self.offered.wire();
         let item = StepItem {
-            self_draft: None,
             session: self.session,
             open: (self.engine_len == 0).then(|| SessionSpec {
-                self_drafts: false,
                 namespace: self.memory.id,
                 sampling: self.request.sampling.clone(),
+                self_drafts: self.self_drafts,
             }),
             keep_len: self.engine_len,
             tokens: self.text[new_from..new_to].to_vec(),
             sample,
-            draft: self.offered.as_ref().map(wire_draft),
+            draft,
+            self_draft,
             max_emit,
         };
         (item, routed)
-    }
-
-    /// Looks for a draft of at most `draft_max` tokens and lets the router decide.
-    fn draft(&mut self, draft_max: u32, limits: EngineLimits, router: &Router) -> Routed {
-        if self.request.speculation == Speculation::Off {
-            return Routed {
-                decision: "plain",
-                reason: "off",
-            };
-        }
-        if draft_max == 0 {
-            return Routed {
-                decision: "plain",
-                reason: "no_room",
-            };
-        }
-        let limited;
-        let params = if limits.tree_drafts || router.params.expansion == Expansion::Linear {
-            &router.params
-        } else {
-            limited = ProposeParams {
-                expansion: Expansion::Linear,
-                ..router.params.clone()
-            };
-            &limited
-        };
-        let drafts = self.memory.lock();
-        let key = DocumentKey(self.document().0);
-        let lookup = |scope, index, cursor| Lookup {
-            source: Source::Suffix,
-            scope,
-            index,
-            cursor,
-            context: &self.text,
-        };
-        let mut lookups = Vec::with_capacity(2);
-        lookups.extend(
-            self.own
-                .tip(OWN)
-                .map(|cursor| lookup(Scope::Request, &self.own, cursor)),
-        );
-        // A document that was removed while it runs ends elsewhere or is gone; then the end of the text is
-        // looked up afresh.
-        let is_whole = drafts.len_of(self.document()) == Some(self.output().len() as u32);
-        let tip = drafts.index.tip(key).filter(|_| is_whole);
-        let cursor = tip.unwrap_or_else(|| drafts.index.start(&self.text));
-        lookups.push(lookup(Scope::Tenant, &drafts.index, cursor));
-        let candidate = propose(&lookups, params, draft_max as usize);
-        drop(lookups);
-        drop(drafts);
-        let threshold = match self.request.speculation {
-            Speculation::Auto => router.score_threshold,
-            // Asked for: any match will do.
-            Speculation::Suffix | Speculation::Eagle3 | Speculation::Off => 0.0,
-        };
-        let decision = route(
-            candidate.as_ref().map(|candidate| candidate.score),
-            threshold,
-        );
-        self.offered = candidate.filter(|_| decision.route == Route::Suffix);
-        Routed {
-            decision: if self.offered.is_some() {
-                "suffix"
-            } else {
-                "plain"
-            },
-            reason: decision.reason.as_str(),
-        }
-    }
-
-    /// Takes what the engine answered.
-    ///
-    /// # Errors
-    /// An answer that no engine may give; or the engine's own error, when it is final for this request.
-    pub(crate) fn absorb(
-        &mut self,
-        output: StepOutput,
-        sampled: bool,
-        weight_version: u64,
-        limits: EngineLimits,
-        now: Instant,
-    ) -> Result<Option<Absorbed>, ApiError> {
-        if self.engine_len == 0 {
-            self.cached_tokens = output.cached_tokens;
-        }
-        let offered = self.offered.take();
-        let drafted = offered.as_ref().map_or(0, |candidate| candidate.tree.len());
-        let broken = |what: &str| {
-            Err(
-                ApiError::new(ErrorKind::Upstream, "the engine broke its contract")
-                    .with_detail(what),
-            )
-        };
-        if output.text_len as usize != self.sent_len as usize + output.emitted.len() {
-            return broken("the session's length is not that of the text");
-        }
-        if !sampled {
-            self.engine_len = output.text_len;
-            return if output.emitted.is_empty() {
-                Ok(None)
-            } else {
-                broken("a step emitted without sampling")
-            };
-        }
-        if output.emitted.is_empty() || output.emitted.len() > self.max_emit as usize {
-            return broken("a step emitted nothing, or more than it may");
-        }
-        if output.accepted_nodes.len() > drafted.min(output.emitted.len()) {
-            return broken("a step accepted more than was drafted or emitted");
-        }
-        if self.sequence == 0 {
-            self.head.weight_version = weight_version;
-        }
-        let before = self.output().len() as u32;
-        let accepted = output.accepted_nodes.len() as u32;
-        let (source, scope, drafted) = match &offered {
-            Some(candidate) => (
-                DraftSource::Suffix,
-                wire_scope(candidate.scope),
-                candidate.tree.len() as u32,
-            ),
-            None => (DraftSource::None, DraftScope::None, 0),
-        };
-        self.engine_len = output.text_len;
-        self.text.extend_from_slice(&output.emitted);
-        self.own
-            .append(OWN, &output.emitted)
-            .map_err(ApiError::internal)?;
-        if self.first_token_at.is_none() {
-            self.first_token_at = Some(now);
-            self.first_step_tokens = output.emitted.len() as u32;
-        }
-        self.last_token_at = Some(now);
-        self.counts.add(StepCounts {
-            steps: 1,
-            drafted: u64::from(drafted),
-            accepted: u64::from(accepted),
-            emitted: output.emitted.len() as u64,
-        });
-        let emitted_here = self.text.len() as u32 - self.start_len;
-        let end = if output.stopped {
-            Some((ChunkEndReason::Stop, Some(FinishReason::Stop)))
-        } else if self.emit_left(limits) == 0 {
-            Some((ChunkEndReason::Length, Some(FinishReason::Length)))
-        } else if self
-            .request
-            .chunk_tokens
-            .is_some_and(|limit| emitted_here >= limit)
-        {
-            Some((ChunkEndReason::ChunkLimit, None))
-        } else {
-            None
-        };
-        let update = self.update(
-            before,
-            output.emitted.clone(),
-            end.and_then(|(_, finish)| finish),
-        );
-        let credited = match offered {
-            Some(candidate) if candidate.scope == Scope::Tenant => {
-                credited(&candidate, &output.accepted_nodes, self.document())
-            }
-            _ => Vec::new(),
-        };
-        let message = StepMessage {
-            sequence: self.sequence,
-            tokens: output.emitted,
-            logprobs: output.logprobs,
-            weight_version,
-            source,
-            scope,
-            drafted,
-            accepted,
-        };
-        self.sequence += 1;
-        let end = end.map(|(reason, _)| self.end(reason));
-        Ok(Some(Absorbed {
-            message,
-            update,
-            credited,
-            end,
-        }))
     }
 
     /// The engine has forgotten the session: it is opened anew with the whole text.
@@ -417,7 +291,8 @@ impl Running {
         }
         self.session = new_session()?;
         self.engine_len = 0;
-        self.offered = None;
+        self.head_len = 0;
+        self.offered = Offer::Nothing;
         Ok(())
     }
 
@@ -431,8 +306,32 @@ impl Running {
             cached_tokens: self.cached_tokens,
             prefill_s: (first - self.started_at).as_secs_f64(),
             decode_s: (last - first).as_secs_f64(),
-            decode_tokens: (self.text.len() as u32 - self.start_len)
-                .saturating_sub(self.first_step_tokens),
+            decode_tokens: self.emitted().saturating_sub(self.first_step_tokens),
+        }
+    }
+
+    /// The last event of a chunk that goes on at another worker.
+    pub(crate) fn end_for(&self, next_worker: WorkerId) -> ChunkEnd {
+        ChunkEnd {
+            next_worker: Some(next_worker),
+            ..self.end(ChunkEndReason::HandOver)
+        }
+    }
+
+    /// What speaks for and against handing the request over.
+    pub(crate) fn candidacy(&self, rates: Rates) -> Candidacy {
+        Candidacy {
+            asked: asked(self.request.speculation),
+            handed_over: self.request.handed_over,
+            fallback_here: self.self_drafts,
+            decisions: self.recent.len(),
+            misses_share: self.recent.misses_share(),
+            context_tokens: self.text.len() as u32,
+            output_tokens: self.output().len() as u32,
+            remaining_tokens_max: self.request.max_new_tokens.saturating_sub(self.emitted()),
+            speedup: rates.speedup,
+            prefill_tokens_s: rates.prefill_tokens_s,
+            decode_tokens_s: rates.decode_tokens_s,
         }
     }
 
@@ -472,40 +371,4 @@ impl Drop for Running {
 /// A random session id: two workers of one engine never meet.
 fn new_session() -> Result<EngineSessionId, ApiError> {
     Ok(EngineSessionId(refrain_service_kit::random::u128()?))
-}
-
-/// What the router decided, as metric labels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Routed {
-    pub(crate) decision: &'static str,
-    pub(crate) reason: &'static str,
-}
-
-fn wire_scope(scope: Scope) -> DraftScope {
-    match scope {
-        Scope::Request => DraftScope::Request,
-        Scope::Group => DraftScope::Group,
-        Scope::Tenant => DraftScope::Tenant,
-    }
-}
-
-fn wire_draft(candidate: &Candidate) -> Draft {
-    Draft {
-        tokens: candidate.tree.tokens().collect(),
-        parents: candidate.tree.parents().collect(),
-    }
-}
-
-/// The documents that accepted nodes were read from, less the request's own.
-fn credited(candidate: &Candidate, accepted: &[u32], own: DocumentId) -> Vec<DocumentId> {
-    let nodes = candidate.tree.nodes();
-    let mut documents: Vec<DocumentId> = accepted
-        .iter()
-        .filter_map(|node| nodes.get(*node as usize)?.origin.place)
-        .map(|place| DocumentId(place.document.0))
-        .filter(|document| *document != own)
-        .collect();
-    documents.sort_unstable();
-    documents.dedup();
-    documents
 }

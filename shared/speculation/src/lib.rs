@@ -5,7 +5,9 @@
 //! target itself would have taken. This crate proposes and decides; the model is the caller's.
 //!
 //! ```
-//! use refrain_speculation::{Lookup, ProposeParams, Route, Scope, Source, propose, route, walk};
+//! use refrain_speculation::{
+//!     Asked, Fallback, Lookup, ProposeParams, Route, Scope, Source, Threshold, propose, route, walk,
+//! };
 //! use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 //!
 //! // What was said before, and what is being said now.
@@ -23,7 +25,8 @@
 //! };
 //! let candidate = propose(&[lookup], &ProposeParams::default(), 32).expect("2 3 4 was seen before");
 //! assert_eq!(candidate.tree.tokens().collect::<Vec<_>>(), [5, 6]);
-//! assert_eq!(route(Some(candidate.score), 1.5).route, Route::Suffix);
+//! let decision = route(Asked::Auto, Some(candidate.score), Threshold::Auto, Fallback::Absent);
+//! assert_eq!(decision.route, Route::Suffix);
 //!
 //! // The target agrees about 5, and goes its own way after it.
 //! let walk = walk(&candidate.tree, |path| if path.is_empty() { 5 } else { 70 });
@@ -32,14 +35,17 @@
 //! ```
 //!
 //! Where to go on: [`propose`] is Algorithm 1 of SuffixDecoding (arXiv 2411.04975), steered by
-//! [`ProposeParams`]; [`route`] is its hybrid rule; [`walk`] is the acceptance rule. [`Acceptance`] and
-//! [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
+//! [`ProposeParams`]; [`route`] is its hybrid rule, a [`Gate`] says whether the fallback that it knows pays, and
+//! [`hands_over`] whether a request is better off with that of another worker; [`walk`] is the acceptance
+//! rule. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
 //!
 //! Deliberately absent: the model and its engine, sampling, batching over requests, wire formats.
 
 mod accept;
 mod counts;
 mod expand;
+mod gate;
+mod handover;
 mod propose;
 mod route;
 mod source;
@@ -47,7 +53,11 @@ mod tree;
 
 pub use accept::{Walk, walk};
 pub use counts::{Acceptance, AcceptanceTable};
+pub use gate::{Gate, GateParams, GateStep, Mode, Passage, batch_bucket};
+pub use handover::{Candidacy, HandOverParams, RecentRoutes, hands_over};
 pub use propose::{Candidate, Expansion, Lookup, ProposeParams, propose};
-pub use route::{Decision, Route, RouteReason, route};
+pub use route::{
+    ACCEPTED_LENGTH_PRIOR, Asked, Decision, Fallback, Route, RouteReason, Threshold, route,
+};
 pub use source::{Scope, Source};
 pub use tree::{DraftNode, DraftTree, Origin, TreeError};

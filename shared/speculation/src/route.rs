@@ -1,32 +1,128 @@
-//! The hybrid rule: is the suffix draft good enough?
+//! The hybrid router: what a step of one request does, out of a suffix draft, the fallback's and none.
+//!
+//! SuffixDecoding's rule (section 3): the suffix draft iff SCORE > tau, else the model-based speculator. What is
+//! added here is that the speculator, an EAGLE-3 head, may be absent, may not pay, or may be on trial, and
+//! that tau follows it: a head that brings three tokens a step is beaten only by drafts that promise more.
+
+/// The accepted length that a fallback in use is credited with before its own was measured.
+///
+/// A trained head brings two tokens a step and more. Too high, it would win over good suffix drafts unseen;
+/// too low, it is measured a little later.
+pub const ACCEPTED_LENGTH_PRIOR: f32 = 2.0;
+
+/// Tokens of a step without a draft: what every SCORE exceeds.
+const PLAIN_LENGTH: f32 = 1.0;
+
+/// Which drafts a request asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Asked {
+    /// Whatever serves it best.
+    Auto,
+    /// Suffix drafts, and no others.
+    Suffix,
+    /// The fallback's, and no others.
+    Fallback,
+    /// None.
+    Off,
+}
+
+/// tau: the SCORE that a suffix draft must exceed where the router has a choice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Threshold {
+    /// This, always. 0 turns the fallback off: suffix drafts or none.
+    Fixed(f32),
+    /// What the alternative brings: the fallback's measured accepted length while it is in use, and 1, plain
+    /// decoding's, while it is not.
+    Auto,
+}
+
+/// How it stands with the fallback for this step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fallback {
+    /// There is none.
+    Absent,
+    /// There is one, but this step cannot use it: it ends a prompt, and the head has read nothing yet.
+    Blind,
+    /// It is slower than plain decoding here.
+    NotPaying,
+    /// It is not in use, and tried for a few steps.
+    Probed,
+    /// It is in use.
+    InUse {
+        /// Tokens per step it was measured to bring, the target's own included.
+        accepted_length: Option<f32>,
+    },
+    /// It is in use, and left out for a few steps, to see again what plain decoding does.
+    Paused {
+        /// See [`Fallback::InUse`].
+        accepted_length: Option<f32>,
+    },
+}
 
 /// What a step does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// Verify the suffix draft.
     Suffix,
-    /// Leave the step to the fallback: a draft model where there is one, else plain decoding.
+    /// Let the fallback draft.
+    Fallback,
+    /// Decode without a draft.
     Plain,
+}
+
+impl Route {
+    /// The label, where the fallback is an EAGLE-3 head.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Route::Suffix => "suffix",
+            Route::Fallback => "eagle3",
+            Route::Plain => "plain",
+        }
+    }
 }
 
 /// Why; the label of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RouteReason {
-    /// Nothing was found to draft.
-    NoMatch,
-    /// The score does not exceed the threshold.
-    BelowThreshold,
-    /// It does.
+    /// The suffix draft's score exceeds the threshold.
     AboveThreshold,
+    /// It does not.
+    BelowThreshold,
+    /// No suffix draft was found.
+    NoMatch,
+    /// The request asked for it.
+    Asked,
+    /// The fallback is on trial.
+    Probe,
+    /// The fallback is left out, to measure plain decoding.
+    Pause,
+    /// The fallback would be slower.
+    NotPaying,
+    /// The request asked for the fallback, and there is none.
+    NoFallback,
+    /// The step ends a prompt: the fallback has read nothing yet.
+    Prompt,
+    /// The request asked for no drafts.
+    Off,
+    /// The step has no room for a draft.
+    NoRoom,
 }
 
 impl RouteReason {
     /// The label.
     pub fn as_str(self) -> &'static str {
         match self {
-            RouteReason::NoMatch => "no_match",
-            RouteReason::BelowThreshold => "below_threshold",
             RouteReason::AboveThreshold => "above_threshold",
+            RouteReason::BelowThreshold => "below_threshold",
+            RouteReason::NoMatch => "no_match",
+            RouteReason::Asked => "asked",
+            RouteReason::Probe => "probe",
+            RouteReason::Pause => "pause",
+            RouteReason::NotPaying => "not_paying",
+            RouteReason::NoFallback => "no_fallback",
+            RouteReason::Prompt => "prompt",
+            RouteReason::Off => "off",
+            RouteReason::NoRoom => "no_room",
         }
     }
 }
@@ -40,54 +136,226 @@ pub struct Decision {
     pub reason: RouteReason,
 }
 
-/// The suffix draft iff SCORE > tau (SuffixDecoding, section 3, with the root in SCORE as there).
-///
-/// tau is best near the mean accepted length of the fallback; 0 takes any suffix draft there is.
-pub fn route(candidate_score: Option<f32>, score_threshold: f32) -> Decision {
-    match candidate_score {
-        None => Decision {
-            route: Route::Plain,
-            reason: RouteReason::NoMatch,
-        },
-        Some(score) if score > score_threshold => Decision {
-            route: Route::Suffix,
-            reason: RouteReason::AboveThreshold,
-        },
-        Some(_) => Decision {
-            route: Route::Plain,
-            reason: RouteReason::BelowThreshold,
-        },
+impl Threshold {
+    /// The number that is in force while it stands so with the fallback. NaN only if it was fixed at NaN.
+    pub fn in_force(self, fallback: Fallback) -> f32 {
+        match (self, fallback) {
+            (Threshold::Fixed(score), _) => score,
+            (
+                Threshold::Auto,
+                Fallback::InUse { accepted_length } | Fallback::Paused { accepted_length },
+            ) => accepted_length
+                .filter(|length| length.is_finite())
+                .map_or(ACCEPTED_LENGTH_PRIOR, |length| length.max(PLAIN_LENGTH)),
+            (Threshold::Auto, _) => PLAIN_LENGTH,
+        }
     }
+
+    /// Whether `auto` requests may use the fallback at all.
+    pub fn allows_fallback(self) -> bool {
+        self != Threshold::Fixed(0.0)
+    }
+}
+
+/// Decides a step. `suffix_score` is the SCORE of the suffix draft that was found, the root counted in it.
+///
+/// A score or threshold that is not a number turns no draft on.
+pub fn route(
+    asked: Asked,
+    suffix_score: Option<f32>,
+    threshold: Threshold,
+    fallback: Fallback,
+) -> Decision {
+    let (route, reason) = match asked {
+        Asked::Off => (Route::Plain, RouteReason::Off),
+        Asked::Suffix => match suffix_score {
+            Some(_) => (Route::Suffix, RouteReason::Asked),
+            None => (Route::Plain, RouteReason::NoMatch),
+        },
+        Asked::Fallback => match fallback {
+            Fallback::Absent => (Route::Plain, RouteReason::NoFallback),
+            Fallback::Blind => (Route::Plain, RouteReason::Prompt),
+            Fallback::NotPaying
+            | Fallback::Probed
+            | Fallback::InUse { .. }
+            | Fallback::Paused { .. } => (Route::Fallback, RouteReason::Asked),
+        },
+        Asked::Auto => {
+            let without_suffix = match suffix_score {
+                Some(score) if score > threshold.in_force(fallback) => {
+                    return Decision {
+                        route: Route::Suffix,
+                        reason: RouteReason::AboveThreshold,
+                    };
+                }
+                Some(_) => RouteReason::BelowThreshold,
+                None => RouteReason::NoMatch,
+            };
+            match fallback {
+                _ if !threshold.allows_fallback() => (Route::Plain, without_suffix),
+                Fallback::Absent => (Route::Plain, without_suffix),
+                Fallback::Blind => (Route::Plain, RouteReason::Prompt),
+                Fallback::NotPaying => (Route::Plain, RouteReason::NotPaying),
+                Fallback::Probed => (Route::Fallback, RouteReason::Probe),
+                Fallback::InUse { .. } => (Route::Fallback, without_suffix),
+                Fallback::Paused { .. } => (Route::Plain, RouteReason::Pause),
+            }
+        }
+    };
+    Decision { route, reason }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Asked::{Auto, Off, Suffix};
+    use Fallback::{Absent, Blind, InUse, NotPaying, Paused, Probed};
+
+    const FALLBACKS: [Fallback; 8] = [
+        Absent,
+        Blind,
+        NotPaying,
+        Probed,
+        InUse {
+            accepted_length: None,
+        },
+        InUse {
+            accepted_length: Some(3.0),
+        },
+        Paused {
+            accepted_length: None,
+        },
+        Paused {
+            accepted_length: Some(3.0),
+        },
+    ];
+
+    /// `label of the route: label of the reason`, for every state of the fallback in their order above.
+    fn row(asked: Asked, score: Option<f32>, threshold: Threshold) -> [String; 8] {
+        FALLBACKS.map(|fallback| {
+            let decision = route(asked, score, threshold, fallback);
+            format!("{}: {}", decision.route.as_str(), decision.reason.as_str())
+        })
+    }
+
+    /// All eight alike.
+    fn all(cell: &str) -> [String; 8] {
+        std::array::from_fn(|_| cell.to_owned())
+    }
+
+    fn cells(cells: [&str; 8]) -> [String; 8] {
+        cells.map(str::to_owned)
+    }
 
     #[test]
     fn table_of_decisions() {
-        use RouteReason::{AboveThreshold, BelowThreshold, NoMatch};
-        let cases = [
-            (None, 0.0, Route::Plain, NoMatch),
-            (None, -1.0, Route::Plain, NoMatch),
-            (Some(1.1), 0.0, Route::Suffix, AboveThreshold),
-            (Some(3.0), 3.0, Route::Plain, BelowThreshold),
-            (Some(3.1), 3.0, Route::Suffix, AboveThreshold),
-            (Some(9.0), f32::INFINITY, Route::Plain, BelowThreshold),
-            // A threshold that is not a number must not turn drafting on.
-            (Some(9.0), f32::NAN, Route::Plain, BelowThreshold),
-            (Some(f32::NAN), 1.0, Route::Plain, BelowThreshold),
+        let suffix = "suffix: above_threshold";
+        let fallback_where_there_is_one = |without: &str, in_use: &str| {
+            cells([
+                without,
+                "plain: prompt",
+                "plain: not_paying",
+                "eagle3: probe",
+                in_use,
+                in_use,
+                "plain: pause",
+                "plain: pause",
+            ])
+        };
+        let no_match = fallback_where_there_is_one("plain: no_match", "eagle3: no_match");
+        let below =
+            fallback_where_there_is_one("plain: below_threshold", "eagle3: below_threshold");
+        let fixed = Threshold::Fixed;
+        let table = [
+            // auto: tau is 1 without a fallback in use, 2 while it is not measured, 3 once it is.
+            (Auto, None, Threshold::Auto, no_match.clone()),
+            (
+                Auto,
+                Some(1.5),
+                Threshold::Auto,
+                cells([
+                    suffix,
+                    suffix,
+                    suffix,
+                    suffix,
+                    "eagle3: below_threshold",
+                    "eagle3: below_threshold",
+                    "plain: pause",
+                    "plain: pause",
+                ]),
+            ),
+            (
+                Auto,
+                Some(2.5),
+                Threshold::Auto,
+                cells([
+                    suffix,
+                    suffix,
+                    suffix,
+                    suffix,
+                    suffix,
+                    "eagle3: below_threshold",
+                    suffix,
+                    "plain: pause",
+                ]),
+            ),
+            (Auto, Some(3.1), Threshold::Auto, all(suffix)),
+            // A number holds whatever the fallback brings.
+            (Auto, None, fixed(4.0), no_match.clone()),
+            (Auto, Some(4.0), fixed(4.0), below.clone()),
+            (Auto, Some(4.1), fixed(4.0), all(suffix)),
+            (Auto, Some(1.2), fixed(1.0), all(suffix)),
+            (Auto, Some(9.0), fixed(f32::INFINITY), below.clone()),
+            // 0: suffix or plain.
+            (Auto, None, fixed(0.0), all("plain: no_match")),
+            (Auto, None, fixed(-0.0), all("plain: no_match")),
+            (Auto, Some(1.1), fixed(0.0), all(suffix)),
+            // What is not a number turns no draft on.
+            (Auto, Some(9.0), fixed(f32::NAN), below.clone()),
+            (Auto, Some(f32::NAN), fixed(1.0), below.clone()),
+            (
+                Auto,
+                Some(f32::NAN),
+                fixed(0.0),
+                all("plain: below_threshold"),
+            ),
+            (Auto, Some(f32::NAN), Threshold::Auto, below),
+            // What was asked for, no gate and no threshold.
+            (Suffix, None, Threshold::Auto, all("plain: no_match")),
+            (Suffix, Some(1.1), Threshold::Auto, all("suffix: asked")),
+            (Suffix, Some(1.1), fixed(9.0), all("suffix: asked")),
+            (Off, None, Threshold::Auto, all("plain: off")),
+            (Off, Some(9.0), fixed(1.0), all("plain: off")),
         ];
-        for (score, threshold, route_expected, reason) in cases {
-            let expected = Decision {
-                route: route_expected,
-                reason,
-            };
+        for (asked, score, threshold, expected) in table {
             assert_eq!(
-                route(score, threshold),
+                row(asked, score, threshold),
                 expected,
-                "{score:?} against {threshold}"
+                "{asked:?} {score:?} {threshold:?}"
             );
         }
+        let asked = "eagle3: asked";
+        for score in [None, Some(1.1), Some(9.0), Some(f32::NAN)] {
+            for threshold in [Threshold::Auto, fixed(0.0), fixed(4.0)] {
+                let mut expected = all(asked);
+                expected[0] = "plain: no_fallback".into();
+                expected[1] = "plain: prompt".into();
+                assert_eq!(row(Asked::Fallback, score, threshold), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn the_threshold_in_force_is_a_number_of_tokens() {
+        let in_use = |length| InUse {
+            accepted_length: length,
+        };
+        let auto = |fallback| Threshold::Auto.in_force(fallback);
+        assert_eq!(auto(in_use(Some(3.5))), 3.5);
+        assert_eq!(auto(in_use(None)), ACCEPTED_LENGTH_PRIOR);
+        assert_eq!(auto(in_use(Some(f32::NAN))), ACCEPTED_LENGTH_PRIOR);
+        assert_eq!(auto(in_use(Some(0.2))), 1.0);
+        assert_eq!(auto(NotPaying), 1.0);
+        assert_eq!(Threshold::Fixed(7.0).in_force(in_use(Some(3.5))), 7.0);
     }
 }

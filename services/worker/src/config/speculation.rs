@@ -1,0 +1,341 @@
+//! How drafts are made, and when which.
+
+use std::fmt;
+
+use refrain_speculation::{GateParams, HandOverParams, Threshold};
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
+
+/// How drafts are made: the parameters of SuffixDecoding, and of the fallback behind it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SpeculationConfig {
+    /// MAX_SPEC(p) = alpha * p + offset.
+    pub alpha: f32,
+    /// See `alpha`.
+    pub offset: f32,
+    /// Most draft tokens of one request in one step.
+    pub max_spec_tokens: usize,
+    /// Draft nodes less likely than this are left out.
+    pub min_token_prob: f32,
+    /// Shortest pattern that may draft, tokens.
+    pub min_match_tokens: u32,
+    /// Longest pattern that is looked up, tokens.
+    pub max_pattern_tokens: u32,
+    /// Drafts branch.
+    pub tree: bool,
+    /// A suffix draft is verified if its SCORE is above this (requests with `speculation: auto`).
+    pub score_threshold: ScoreThreshold,
+    /// What serves steps without a suffix draft above the threshold.
+    pub fallback: FallbackChoice,
+    /// Decisions of a request that are looked back on before it is handed over to another worker.
+    pub handover_after_steps: usize,
+    /// The engine's own head.
+    pub eagle3: Eagle3Config,
+}
+
+/// A number, or `"auto"`: the accepted length of the fallback while it is in use, else 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ScoreThreshold {
+    /// Follows the fallback.
+    Auto,
+    /// This. 0 turns the fallback off for `speculation: auto`.
+    Fixed(f32),
+}
+
+/// `"self"`, `"off"`, or the name of a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+pub enum FallbackChoice {
+    /// The engine's own EAGLE-3 head, if it has one.
+    Own,
+    /// None.
+    Off,
+    /// Requests that go badly here are handed over to this worker, chunk by chunk.
+    Worker(String),
+}
+
+/// What the engine's EAGLE-3 head is asked for, and when it is thought worth it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Eagle3Config {
+    /// Longest path of a draft, tokens.
+    pub depth: u32,
+    /// Most children of a node. 1 is a chain: where verifying is not free, siblings rarely earn their cost.
+    pub top_k: u32,
+    /// Most tokens of one draft that are verified.
+    pub tokens_max: u32,
+    /// Paths that the head thinks less likely than this are left out.
+    pub path_prob_min: f32,
+    /// Steps of a trial, of the head or of doing without.
+    pub probe_steps: u32,
+    /// Steps between trials at first.
+    pub backoff_steps: u32,
+    /// Steps between trials at most.
+    pub backoff_steps_max: u32,
+    /// Time that trials may lose, of all time.
+    pub trial_cost_share_max: f64,
+    /// Tokens per second with the head / without, above which it comes into use.
+    pub gain_enter: f64,
+    /// The same, below which it goes out of use.
+    pub gain_leave: f64,
+}
+
+impl Default for SpeculationConfig {
+    fn default() -> Self {
+        SpeculationConfig {
+            alpha: 1.0,
+            offset: 0.0,
+            max_spec_tokens: 16,
+            // A text seen once gives 1/2 and may draft; what is less likely costs more than it brings once
+            // requests share a step, on the shipped engine at least.
+            min_token_prob: 0.45,
+            min_match_tokens: 1,
+            max_pattern_tokens: 64,
+            tree: false,
+            score_threshold: ScoreThreshold::Auto,
+            fallback: FallbackChoice::Own,
+            handover_after_steps: HandOverParams::default().after_steps,
+            eagle3: Eagle3Config::default(),
+        }
+    }
+}
+
+impl Default for Eagle3Config {
+    fn default() -> Self {
+        let gate = GateParams::default();
+        Eagle3Config {
+            depth: 4,
+            top_k: 1,
+            tokens_max: 4,
+            path_prob_min: 0.3,
+            probe_steps: gate.probe_steps,
+            backoff_steps: gate.backoff_steps,
+            backoff_steps_max: gate.backoff_steps_max,
+            trial_cost_share_max: gate.trial_cost_share_max,
+            gain_enter: gate.gain_enter,
+            gain_leave: gate.gain_leave,
+        }
+    }
+}
+
+impl SpeculationConfig {
+    /// Checks the section; `worker` is the name of the worker that it belongs to.
+    pub(super) fn check(&self, worker: &str, check: &mut impl FnMut(bool, &str)) {
+        check(self.alpha >= 0.0, "speculation.alpha: not negative");
+        check(
+            (0.0..=1.0).contains(&self.min_token_prob),
+            "speculation.min_token_prob: between 0 and 1",
+        );
+        check(
+            self.max_pattern_tokens >= 1,
+            "speculation.max_pattern_tokens: at least 1",
+        );
+        check(
+            !matches!(self.score_threshold, ScoreThreshold::Fixed(score) if score.is_nan() || score < 0.0),
+            "speculation.score_threshold: \"auto\", or a number that is not negative",
+        );
+        check(
+            self.fallback != FallbackChoice::Worker(String::new()),
+            "speculation.fallback: \"self\", \"off\" or the name of a worker",
+        );
+        check(
+            self.fallback != FallbackChoice::Worker(worker.to_owned()),
+            "speculation.fallback: names this worker itself; say \"self\"",
+        );
+        check(
+            self.handover_after_steps >= 1,
+            "speculation.handover_after_steps: at least 1",
+        );
+        let eagle3 = &self.eagle3;
+        for (value, fault) in [
+            (eagle3.depth, "speculation.eagle3.depth: at least 1"),
+            (eagle3.top_k, "speculation.eagle3.top_k: at least 1"),
+            (
+                eagle3.tokens_max,
+                "speculation.eagle3.tokens_max: at least 1; speculation.fallback = \"off\" turns the head off",
+            ),
+            (
+                eagle3.probe_steps,
+                "speculation.eagle3.probe_steps: at least 1",
+            ),
+            (
+                eagle3.backoff_steps,
+                "speculation.eagle3.backoff_steps: at least 1",
+            ),
+        ] {
+            check(value >= 1, fault);
+        }
+        check(
+            (0.0..=1.0).contains(&eagle3.path_prob_min),
+            "speculation.eagle3.path_prob_min: between 0 and 1",
+        );
+        check(
+            eagle3.backoff_steps_max >= eagle3.backoff_steps,
+            "speculation.eagle3.backoff_steps_max: at least backoff_steps",
+        );
+        check(
+            eagle3.trial_cost_share_max > 0.0 && eagle3.trial_cost_share_max <= 1.0,
+            "speculation.eagle3.trial_cost_share_max: above 0, at most 1",
+        );
+        check(
+            eagle3.gain_leave > 0.0 && eagle3.gain_enter >= eagle3.gain_leave,
+            "speculation.eagle3.gain_enter: at least gain_leave, and that above 0",
+        );
+    }
+
+    pub(crate) fn hand_over(&self) -> HandOverParams {
+        HandOverParams {
+            after_steps: self.handover_after_steps,
+            ..HandOverParams::default()
+        }
+    }
+}
+
+impl Eagle3Config {
+    pub(crate) fn gate(&self) -> GateParams {
+        GateParams {
+            probe_steps: self.probe_steps,
+            backoff_steps: self.backoff_steps,
+            backoff_steps_max: self.backoff_steps_max,
+            trial_cost_share_max: self.trial_cost_share_max,
+            gain_enter: self.gain_enter,
+            gain_leave: self.gain_leave,
+        }
+    }
+}
+
+impl From<ScoreThreshold> for Threshold {
+    fn from(threshold: ScoreThreshold) -> Self {
+        match threshold {
+            ScoreThreshold::Auto => Threshold::Auto,
+            ScoreThreshold::Fixed(score) => Threshold::Fixed(score),
+        }
+    }
+}
+
+impl From<String> for FallbackChoice {
+    fn from(name: String) -> Self {
+        match name.as_str() {
+            "self" => FallbackChoice::Own,
+            "off" => FallbackChoice::Off,
+            _ => FallbackChoice::Worker(name),
+        }
+    }
+}
+
+/// By hand, since serde's own error for untagged values names neither of the two.
+impl<'de> Deserialize<'de> for ScoreThreshold {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberOrAuto;
+
+        impl Visitor<'_> for NumberOrAuto {
+            type Value = ScoreThreshold;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a number or \"auto\"")
+            }
+
+            fn visit_f64<E: de::Error>(self, score: f64) -> Result<ScoreThreshold, E> {
+                Ok(ScoreThreshold::Fixed(score as f32))
+            }
+
+            fn visit_i64<E: de::Error>(self, score: i64) -> Result<ScoreThreshold, E> {
+                self.visit_f64(score as f64)
+            }
+
+            fn visit_u64<E: de::Error>(self, score: u64) -> Result<ScoreThreshold, E> {
+                self.visit_f64(score as f64)
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<ScoreThreshold, E> {
+                match word {
+                    "auto" => Ok(ScoreThreshold::Auto),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(word), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(NumberOrAuto)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_service_kit::config::Validate;
+
+    use super::*;
+    use crate::WorkerConfig;
+
+    fn read(json: serde_json::Value) -> Result<SpeculationConfig, String> {
+        serde_json::from_value(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn thresholds_are_numbers_or_auto() {
+        let threshold = |value: serde_json::Value| {
+            read(serde_json::json!({ "score_threshold": value })).map(|read| read.score_threshold)
+        };
+        assert_eq!(threshold("auto".into()), Ok(ScoreThreshold::Auto));
+        assert_eq!(threshold(3.into()), Ok(ScoreThreshold::Fixed(3.0)));
+        assert_eq!(threshold(0.into()), Ok(ScoreThreshold::Fixed(0.0)));
+        assert_eq!(threshold(2.5.into()), Ok(ScoreThreshold::Fixed(2.5)));
+        for wrong in [serde_json::json!("high"), serde_json::json!(true)] {
+            let error = threshold(wrong).unwrap_err();
+            assert!(error.contains("a number or \"auto\""), "{error}");
+        }
+    }
+
+    #[test]
+    fn fallbacks_are_named() {
+        let fallback = |name: &str| {
+            read(serde_json::json!({ "fallback": name }))
+                .map(|read| read.fallback)
+                .unwrap()
+        };
+        assert_eq!(fallback("self"), FallbackChoice::Own);
+        assert_eq!(fallback("off"), FallbackChoice::Off);
+        assert_eq!(
+            fallback("worker-7"),
+            FallbackChoice::Worker("worker-7".into())
+        );
+    }
+
+    #[test]
+    fn faults_are_told() {
+        type Change = fn(&mut SpeculationConfig);
+        let faults = |change: Change| {
+            let mut config = WorkerConfig::default();
+            change(&mut config.speculation);
+            config.faults().join("\n")
+        };
+        assert_eq!(faults(|_| {}), "");
+        let cases: [(Change, &str); 9] = [
+            (
+                |of| of.score_threshold = ScoreThreshold::Fixed(f32::NAN),
+                "score_threshold",
+            ),
+            (
+                |of| of.score_threshold = ScoreThreshold::Fixed(-1.0),
+                "score_threshold",
+            ),
+            (
+                |of| of.fallback = FallbackChoice::Worker("worker-0".into()),
+                "names this worker itself",
+            ),
+            (
+                |of| of.fallback = FallbackChoice::Worker(String::new()),
+                "fallback",
+            ),
+            (|of| of.eagle3.depth = 0, "eagle3.depth"),
+            (|of| of.eagle3.tokens_max = 0, "eagle3.tokens_max"),
+            (|of| of.eagle3.path_prob_min = f32::NAN, "path_prob_min"),
+            (|of| of.eagle3.backoff_steps_max = 3, "backoff_steps_max"),
+            (|of| of.eagle3.gain_enter = 0.5, "gain_enter"),
+        ];
+        for (change, key) in cases {
+            let faults = faults(change);
+            assert!(faults.contains(key), "{key}: {faults:?}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! A chunk's place in the batch: where its events go, whether it may move, what its errors mean.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use refrain_protocol::chunk::ChunkEvent;
+use refrain_protocol::document::DocumentUpdate;
+use refrain_protocol::{ApiError, ErrorKind, LeaseId, SignedNamespace};
+use refrain_service_kit::drain::Running as DrainToken;
+use tokio::sync::mpsc;
+
+use crate::memory::NamespaceMemory;
+use crate::running::Running;
+
+/// How long the engine may refuse a request for want of room before the request fails.
+const ENGINE_ROOM_WAIT: Duration = Duration::from_secs(20);
+/// Pause after a refusal without a hint.
+pub(super) const ENGINE_ROOM_PAUSE: Duration = Duration::from_millis(20);
+
+/// A chunk and where its events go.
+pub(crate) struct Start {
+    pub(crate) running: Running,
+    pub(crate) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
+    pub(crate) slot: Slot,
+    pub(crate) span: tracing::Span,
+}
+
+/// A chunk's place: given back when the chunk is over.
+pub(crate) struct Slot {
+    pub(crate) lease: LeaseId,
+    pub(crate) slots: Arc<crate::slots::Slots>,
+    pub(crate) _running: DrainToken,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.slots.release(self.lease);
+    }
+}
+
+pub(super) struct Entry {
+    pub(super) running: Running,
+    pub(super) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
+    pub(super) lease: LeaseId,
+    /// Given back before the last event is sent: whoever hears of the end may count on the slot.
+    pub(super) slot: Option<Slot>,
+    pub(super) span: tracing::Span,
+    /// Since when its reader has had no room for more.
+    pub(super) stalled_since: Option<Instant>,
+    /// Not before then: the engine had no room for it.
+    pub(super) wait_until: Option<Instant>,
+    pub(super) waits_since: Option<Instant>,
+}
+
+/// What is needed to shorten an output after its chunk has ended.
+pub(crate) type EndedChunk = (Arc<NamespaceMemory>, SignedNamespace, DocumentUpdate);
+
+impl Entry {
+    pub(super) fn new(start: Start) -> Self {
+        let Start {
+            running,
+            events,
+            slot,
+            span,
+        } = start;
+        Entry {
+            running,
+            events,
+            lease: slot.lease,
+            slot: Some(slot),
+            span,
+            stalled_since: None,
+            wait_until: None,
+            waits_since: None,
+        }
+    }
+
+    /// What an item's error means: try again later, open a new session, or the end.
+    pub(super) fn postpone(&mut self, error: ApiError, now: Instant) -> Result<(), ApiError> {
+        match error.kind {
+            ErrorKind::NotFound => self.running.reopen(),
+            ErrorKind::Overloaded => {
+                let since = *self.waits_since.get_or_insert(now);
+                if now - since > ENGINE_ROOM_WAIT {
+                    return Err(error);
+                }
+                let pause = error
+                    .retry_after_ms
+                    .map_or(ENGINE_ROOM_PAUSE, Duration::from_millis);
+                self.wait_until = Some(now + pause.min(Duration::from_secs(1)));
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// How to shorten the output to `output_len`.
+    pub(super) fn ended(&self, output_len: u32) -> EndedChunk {
+        let running = &self.running;
+        (
+            running.memory.clone(),
+            running.request.namespace.clone(),
+            running.cut(output_len),
+        )
+    }
+
+    /// The last event must arrive even if the reader lags: a task of its own waits for room.
+    pub(super) fn send_last(&mut self, event: Result<ChunkEvent, ApiError>) {
+        self.slot = None;
+        if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
+            let events = self.events.clone();
+            tokio::spawn(async move {
+                // The reader left: nothing to tell it.
+                let _ = events.send(event).await;
+            });
+        }
+    }
+}
+
+/// Waits until a paused request may move again.
+pub(super) async fn wait_for_room(batch: &[Entry]) {
+    let now = Instant::now();
+    let waits = batch.iter().map(|entry| {
+        Box::pin(async move {
+            match entry.wait_until {
+                Some(until) if until > now => tokio::time::sleep(until - now).await,
+                _ => {
+                    // Ends with room in the queue, or with the reader's departure.
+                    let _ = entry.events.reserve().await;
+                }
+            }
+        })
+    });
+    if batch.is_empty() {
+        return;
+    }
+    futures_util::future::select_all(waits).await;
+}

@@ -1,0 +1,114 @@
+//! The router's settings, fitted to what the engine can do.
+
+use refrain_protocol::chunk::Speculation;
+use refrain_protocol::engine::{EngineCapabilities, SelfDraft};
+use refrain_speculation::{Asked, Decision, Expansion, ProposeParams, Route, Threshold};
+
+use crate::config::{FallbackChoice, SpeculationConfig};
+
+/// What requests may draft from, and how much.
+#[derive(Clone, Debug)]
+pub(crate) struct Router {
+    pub(crate) params: ProposeParams,
+    pub(crate) threshold: Threshold,
+    /// What the engine's own head is asked for, if it is the fallback.
+    head: Option<SelfDraft>,
+}
+
+impl Router {
+    pub(crate) fn new(config: &SpeculationConfig, capabilities: &EngineCapabilities) -> Self {
+        let tree = config.tree && capabilities.tree_drafts;
+        let params = ProposeParams {
+            alpha: config.alpha,
+            offset: config.offset,
+            max_spec_tokens: config.max_spec_tokens,
+            min_token_prob: config.min_token_prob,
+            min_match_len: config.min_match_tokens,
+            max_pattern: config.max_pattern_tokens,
+            expansion: if tree {
+                Expansion::Tree
+            } else {
+                Expansion::Linear
+            },
+            ..ProposeParams::default()
+        };
+        let head = capabilities
+            .eagle3
+            .filter(|_| config.fallback == FallbackChoice::Own);
+        let head = head.map(|head| SelfDraft {
+            depth: config.eagle3.depth.min(head.depth_max),
+            top_k: if capabilities.tree_drafts {
+                config.eagle3.top_k.min(head.top_k_max)
+            } else {
+                1
+            },
+            tokens_max: config.eagle3.tokens_max,
+            path_prob_min: config.eagle3.path_prob_min,
+        });
+        Router {
+            params,
+            threshold: config.score_threshold.into(),
+            head,
+        }
+    }
+
+    /// Whether there is a head to fall back to.
+    pub(crate) fn has_head(&self) -> bool {
+        self.head.is_some()
+    }
+
+    /// Whether sessions of such requests are opened for drafts of the head: it costs the engine memory.
+    pub(crate) fn self_drafts(&self, speculation: Speculation) -> bool {
+        let may = match speculation {
+            Speculation::Auto => self.threshold.allows_fallback(),
+            Speculation::Eagle3 => true,
+            Speculation::Suffix | Speculation::Off => false,
+        };
+        may && self.has_head()
+    }
+
+    /// What to ask the head for, where at most `draft_max` tokens are of use.
+    pub(crate) fn self_draft(&self, draft_max: u32) -> Option<SelfDraft> {
+        let head = self.head.filter(|_| draft_max > 0)?;
+        Some(SelfDraft {
+            depth: head.depth.min(draft_max),
+            tokens_max: head.tokens_max.min(draft_max),
+            ..head
+        })
+    }
+}
+
+/// What a request asked for, in the router's words.
+pub(crate) fn asked(speculation: Speculation) -> Asked {
+    match speculation {
+        Speculation::Auto => Asked::Auto,
+        Speculation::Suffix => Asked::Suffix,
+        Speculation::Eagle3 => Asked::Fallback,
+        Speculation::Off => Asked::Off,
+    }
+}
+
+/// What was decided for an item, as metric labels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Routed {
+    /// A piece of a prompt: there is nothing to decide.
+    Prefill,
+    /// The router's word.
+    Decided(Decision),
+}
+
+impl Routed {
+    pub(crate) fn labels(self) -> (&'static str, &'static str) {
+        match self {
+            Routed::Prefill => ("prefill", "prompt"),
+            Routed::Decided(decision) => (decision.route.as_str(), decision.reason.as_str()),
+        }
+    }
+
+    pub(crate) fn route(self) -> Option<Route> {
+        match self {
+            Routed::Prefill => None,
+            Routed::Decided(decision) => Some(decision.route),
+        }
+    }
+}

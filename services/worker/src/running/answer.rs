@@ -1,0 +1,128 @@
+//! What the engine answered, checked and taken into the chunk's state.
+
+use std::time::Instant;
+
+use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, DraftSource, StepCounts, StepMessage};
+use refrain_protocol::document::{DocumentUpdate, FinishReason};
+use refrain_protocol::engine::StepOutput;
+use refrain_protocol::{ApiError, DocumentId, ErrorKind};
+
+use super::{EngineLimits, OWN, Running};
+
+/// What one step brought.
+pub(crate) struct Absorbed {
+    pub(crate) message: StepMessage,
+    pub(crate) update: DocumentUpdate,
+    /// Documents of the namespace whose draft tokens were accepted.
+    pub(crate) credited: Vec<DocumentId>,
+    pub(crate) end: Option<ChunkEnd>,
+}
+
+impl Running {
+    /// Takes what the engine answered.
+    ///
+    /// # Errors
+    /// An answer that no engine may give; or the engine's own error, when it is final for this request.
+    pub(crate) fn absorb(
+        &mut self,
+        output: StepOutput,
+        sampled: bool,
+        weight_version: u64,
+        limits: EngineLimits,
+        now: Instant,
+    ) -> Result<Option<Absorbed>, ApiError> {
+        if self.engine_len == 0 {
+            self.cached_tokens = output.cached_tokens;
+        }
+        let offered = std::mem::take(&mut self.offered);
+        let broken = |what: &str| {
+            Err(
+                ApiError::new(ErrorKind::Upstream, "the engine broke its contract")
+                    .with_detail(what),
+            )
+        };
+        if output.text_len as usize != self.sent_len as usize + output.emitted.len() {
+            return broken("the session's length is not that of the text");
+        }
+        if !sampled {
+            self.engine_len = output.text_len;
+            return if output.emitted.is_empty() {
+                Ok(None)
+            } else {
+                broken("a step emitted without sampling")
+            };
+        }
+        if output.emitted.is_empty() || output.emitted.len() > self.max_emit as usize {
+            return broken("a step emitted nothing, or more than it may");
+        }
+        let drafted = match offered.drafted(&output) {
+            Ok(drafted) => drafted,
+            Err(what) => return broken(what),
+        };
+        let accepted = output.accepted_nodes.len() as u32;
+        if accepted > drafted.min(output.emitted.len() as u32) {
+            return broken("a step accepted more than was drafted or emitted");
+        }
+        if self.sequence == 0 {
+            self.head.weight_version = weight_version;
+        }
+        let before = self.output().len() as u32;
+        let (source, scope) = offered.labels();
+        if source == DraftSource::Eagle3 {
+            self.head_len = self.sent_len;
+        }
+        self.engine_len = output.text_len;
+        self.text.extend_from_slice(&output.emitted);
+        self.own
+            .append(OWN, &output.emitted)
+            .map_err(ApiError::internal)?;
+        if self.first_token_at.is_none() {
+            self.first_token_at = Some(now);
+            self.first_step_tokens = output.emitted.len() as u32;
+        }
+        self.last_token_at = Some(now);
+        self.counts.add(StepCounts {
+            steps: 1,
+            drafted: u64::from(drafted),
+            accepted: u64::from(accepted),
+            emitted: output.emitted.len() as u64,
+        });
+        let end = if output.stopped {
+            Some((ChunkEndReason::Stop, Some(FinishReason::Stop)))
+        } else if self.emit_left(limits) == 0 {
+            Some((ChunkEndReason::Length, Some(FinishReason::Length)))
+        } else if self
+            .request
+            .chunk_tokens
+            .is_some_and(|limit| self.emitted() >= limit)
+        {
+            Some((ChunkEndReason::ChunkLimit, None))
+        } else {
+            None
+        };
+        let update = self.update(
+            before,
+            output.emitted.clone(),
+            end.and_then(|(_, finish)| finish),
+        );
+        let credited = offered.credited(&output.accepted_nodes, self.document());
+        let message = StepMessage {
+            sequence: self.sequence,
+            tokens: output.emitted,
+            logprobs: output.logprobs,
+            weight_version,
+            source,
+            scope,
+            drafted,
+            accepted,
+        };
+        self.sequence += 1;
+        let end = end.map(|(reason, _)| self.end(reason));
+        Ok(Some(Absorbed {
+            message,
+            update,
+            credited,
+            end,
+        }))
+    }
+}

@@ -1,0 +1,224 @@
+//! Whether a fallback pays on this engine: measured against plain decoding, by size of batch.
+//!
+//! A draft head earns its keep on one machine and loses on another, wins at a batch of one and loses at
+//! sixteen, and nobody can say so in advance. So both ways are measured. The one that is in use is measured all
+//! the time; the other one is *tried* for a few steps now and then: the fallback is probed while it is out of
+//! use, and pauses for plain decoding while it is in use.
+//!
+//! **What a trial may cost.** A trial of the slower way loses time, and what it lost is known when it ends. The
+//! next one waits until the way in use has run for `1 / trial_cost_share_max` times that long, so trials cannot
+//! cost more than that share, however slow the other way is; a trial that is clearly losing ends early. After
+//! clear losses the wait also doubles, up to a limit. A share alone was tried on paper and left: a machine
+//! where the fallback never pays would go on paying for the question.
+//!
+//! **What is evidence.** Only steps in which every request sampled, and all in the same way: a step that also
+//! read prompts or verified suffix drafts says nothing about either. Others only advance a trial to its end.
+//!
+//! **What reading the text costs.** A head must read the context before it can draft: once per request, and in one
+//! go if it was out of use. A trial of eight steps that pays for reading a long context would make a head
+//! look hopeless that pays for it once in a thousand steps; leaving it out would make it look good for long
+//! prompts with short answers. So it is measured apart, as seconds per token read, and charged at the rate that
+//! requests have had lately: context tokens for each emitted one. (What a trial lost counts
+//! it in full: that time is gone.)
+
+mod bucket;
+
+use bucket::Bucket;
+
+/// The gate's settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GateParams {
+    /// Steps of a trial that are evidence.
+    pub probe_steps: u32,
+    /// Steps between trials at first.
+    pub backoff_steps: u32,
+    /// Steps between trials at most, after one clear loss after another.
+    pub backoff_steps_max: u32,
+    /// Time that trials may lose, of all time.
+    pub trial_cost_share_max: f64,
+    /// Tokens per second with the fallback / without, above which it comes into use.
+    pub gain_enter: f64,
+    /// The same, below which it goes out of use; lower, so that noise does not turn it on and off.
+    pub gain_leave: f64,
+}
+
+impl Default for GateParams {
+    fn default() -> Self {
+        GateParams {
+            probe_steps: 8,
+            backoff_steps: 64,
+            backoff_steps_max: 4096,
+            trial_cost_share_max: 0.01,
+            gain_enter: 1.05,
+            gain_leave: 1.0,
+        }
+    }
+}
+
+/// A way to decode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// One token a step.
+    Plain,
+    /// Drafts of the fallback.
+    Fallback,
+}
+
+/// What the gate lets a step do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Passage {
+    /// The fallback is out of use: slower, or not measured yet.
+    Shut,
+    /// It is out of use, and tried.
+    Probe,
+    /// It is in use.
+    Open,
+    /// It is in use, and plain decoding is tried.
+    Pause,
+}
+
+/// A step that was made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GateStep {
+    /// Requests that decoded in it.
+    pub batch: u32,
+    /// How, if all in one way, and nothing else was computed.
+    pub mode: Option<Mode>,
+    /// Tokens emitted.
+    pub tokens: u32,
+    /// Seconds it took.
+    pub seconds: f64,
+    /// Of them, seconds the fallback took to draft.
+    pub draft_seconds: f64,
+    /// Text that the fallback had to read first, beyond what the last steps brought: tokens.
+    pub catch_up_tokens: u32,
+}
+
+/// Decides by size of batch whether the fallback is used. No clock: the caller passes the seconds.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    params: GateParams,
+    /// By the power of two that the batch does not exceed.
+    buckets: Vec<Bucket>,
+    reading: Ratio,
+    contexts: Ratio,
+}
+
+/// Weight that an older request keeps in the ratio of context to output when one more ends, and that an older
+/// catching up keeps in the speed of reading.
+const REQUEST_DECAY: f64 = 0.95;
+
+impl Gate {
+    /// A gate that knows nothing yet: shut.
+    pub fn new(params: GateParams) -> Self {
+        Gate {
+            params,
+            buckets: Vec::new(),
+            reading: Ratio::default(),
+            contexts: Ratio::default(),
+        }
+    }
+
+    /// What a step of `batch` requests may do.
+    pub fn passage(&self, batch: u32) -> Passage {
+        self.buckets
+            .get(place(batch))
+            .map_or(Passage::Shut, Bucket::passage)
+    }
+
+    /// Takes a step into account. One whose seconds are no time at all is left out.
+    pub fn observe(&mut self, step: GateStep) {
+        let sane = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
+        if step.batch == 0
+            || step.seconds <= 0.0
+            || ![step.seconds, step.draft_seconds].into_iter().all(sane)
+        {
+            return;
+        }
+        let place = place(step.batch);
+        if self.buckets.len() <= place {
+            self.buckets
+                .resize_with(place + 1, || Bucket::new(&self.params));
+        }
+        if step.catch_up_tokens > 0 {
+            // The head's time beyond what drafting alone takes it.
+            let reading = (step.draft_seconds - self.buckets[place].draft_seconds()).max(0.0);
+            self.reading
+                .add(reading, f64::from(step.catch_up_tokens), REQUEST_DECAY);
+        }
+        let reading = self.reading_per_token();
+        self.buckets[place].observe(&step, reading, &self.params);
+    }
+
+    /// A request ended that the fallback could have served: the text it came with, and what it was given.
+    pub fn request_ended(&mut self, context_tokens: u32, emitted_tokens: u32) {
+        if emitted_tokens > 0 {
+            self.contexts.add(
+                f64::from(context_tokens),
+                f64::from(emitted_tokens),
+                REQUEST_DECAY,
+            );
+        }
+    }
+
+    /// Tokens per second with the fallback / without it in batches of this size, once both were measured.
+    pub fn gain(&self, batch: u32) -> Option<f64> {
+        self.buckets
+            .get(place(batch))?
+            .gain(self.reading_per_token())
+    }
+
+    /// What is known, by size of batch: the largest batch of the bucket, whether the fallback is in use, its
+    /// gain.
+    pub fn buckets(&self) -> impl Iterator<Item = (u32, bool, Option<f64>)> + '_ {
+        let reading = self.reading_per_token();
+        self.buckets
+            .iter()
+            .enumerate()
+            .filter(|(_, bucket)| bucket.was_seen())
+            .map(move |(place, bucket)| {
+                let in_use = matches!(bucket.passage(), Passage::Open | Passage::Pause);
+                (bucket_batch_max(place), in_use, bucket.gain(reading))
+            })
+    }
+
+    /// Seconds of reading the context that fall on an emitted token. Until a request has ended: as much
+    /// context as output.
+    fn reading_per_token(&self) -> f64 {
+        self.reading.value().unwrap_or(0.0) * self.contexts.value().unwrap_or(1.0)
+    }
+}
+
+/// The largest batch that is measured together with this one.
+pub fn batch_bucket(batch: u32) -> u32 {
+    bucket_batch_max(place(batch))
+}
+
+fn place(batch: u32) -> usize {
+    (u32::BITS - batch.saturating_sub(1).leading_zeros()) as usize
+}
+
+fn bucket_batch_max(place: usize) -> u32 {
+    1u32.checked_shl(place as u32).unwrap_or(u32::MAX)
+}
+
+/// A quotient of two decayed sums.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ratio {
+    of: f64,
+    per: f64,
+}
+
+impl Ratio {
+    fn add(&mut self, of: f64, per: f64, decay: f64) {
+        self.of = self.of * decay + of;
+        self.per = self.per * decay + per;
+    }
+
+    fn value(&self) -> Option<f64> {
+        (self.per > 0.0).then(|| self.of / self.per)
+    }
+}
+
+#[cfg(test)]
+mod tests;
