@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use e2e::{HttpMesh, Service};
-use refrain_protocol::engine::{CloseRequest, Draft, Sampling, SessionSpec, StepItem, StepRequest};
+use refrain_protocol::engine::{
+    CloseRequest, Draft, Sampling, SelfDraft, SessionSpec, StepItem, StepRequest,
+};
 use refrain_protocol::{EngineSessionId, ErrorKind, NamespaceId, TokenId};
 use refrain_service_kit::http::MeshClient;
 use refrain_worker::{Engine, HttpEngine};
@@ -110,6 +112,62 @@ async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
     ensure!(
         refused.is_err_and(|error| error.kind == ErrorKind::NotFound),
         "an aborted session lives"
+    );
+    mesh.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_engine_drafts_by_itself() -> anyhow::Result<()> {
+    let mesh = HttpMesh::start_here(1, "").await?;
+    let url = mesh.url(Service::Engine(0));
+    let client = MeshClient::new(&url, &mesh.keys().secret, Duration::from_secs(30))?;
+    let engine = HttpEngine::connect(client).await?;
+    let prompt = engine
+        .tokenize("SELECT name FROM orders WHERE".to_owned())
+        .await?;
+    let wanted = SelfDraft {
+        depth: 4,
+        top_k: 2,
+        tokens_max: 8,
+        path_prob_min: 0.01,
+    };
+    let mut said = [Vec::new(), Vec::new()];
+    let (mut steps, mut drafted, mut draft_s) = (0, 0, 0.0);
+    for (session, said) in [1, 2].into_iter().zip(&mut said) {
+        let drafts = session == 2;
+        let mut step = item(session, true, 0, &prompt);
+        if let Some(spec) = &mut step.open {
+            spec.self_drafts = drafts;
+        }
+        while said.len() < 24 {
+            let response = engine.step(StepRequest { items: vec![step] }).await?;
+            let output = response.results.into_iter().next().context("no result")??;
+            if drafts {
+                steps += 1;
+                drafted += output.self_drafted;
+                draft_s += response.draft_s;
+            }
+            said.extend(output.emitted);
+            step = item(session, false, output.text_len, &[]);
+            step.self_draft = drafts.then_some(wanted);
+            step.max_emit = (24 - said.len()).max(1) as u32;
+        }
+    }
+    ensure!(said[0] == said[1], "{:?} is not {:?}", said[1], said[0]);
+    ensure!(
+        steps < 24 && drafted > 0,
+        "{steps} steps, {drafted} drafted"
+    );
+    ensure!(draft_s > 0.0, "drafting took no time");
+
+    // A session that was not opened for it is told so, and lives on.
+    let mut step = item(1, false, 1, &[]);
+    step.self_draft = Some(wanted);
+    let response = engine.step(StepRequest { items: vec![step] }).await?;
+    let refused = response.results.into_iter().next().context("no result")?;
+    ensure!(
+        refused.is_err_and(|error| error.param.as_deref() == Some("items[0].self_draft")),
+        "a draft was made for a session without"
     );
     mesh.stop().await
 }

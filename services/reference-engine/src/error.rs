@@ -67,10 +67,10 @@ pub enum ModelError {
         reason: String,
     },
     /// Any fault of an EAGLE-3 head.
-    #[error("EAGLE-3 head {source_name}: {fault}")]
+    #[error("EAGLE-3 head {head}: {fault}")]
     Head {
         /// Where the head comes from.
-        source_name: String,
+        head: String,
         /// What is wrong with it.
         fault: Box<ModelError>,
     },

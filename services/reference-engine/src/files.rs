@@ -150,7 +150,7 @@ impl HeadFiles {
     pub(crate) fn from_dir(folder: &Path) -> Result<Self, ModelError> {
         let source = folder.display().to_string();
         let fault = |fault| ModelError::Head {
-            source_name: source.clone(),
+            head: source.clone(),
             fault: Box::new(fault),
         };
         let pickled = folder.join("pytorch_model.bin");

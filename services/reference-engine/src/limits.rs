@@ -182,11 +182,17 @@ impl Limits {
         ];
         for (part, count, least, most) in counts {
             if !(least..=most).contains(&count) {
-                return Err((part, format!("{count}; it must be from {least} to {most}")));
+                return Err((
+                    part,
+                    format!("self_draft{part} is {count}; it must be from {least} to {most}"),
+                ));
             }
         }
         if !(0.0..=1.0).contains(&wanted.path_prob_min) {
-            let message = format!("{}; it must be from 0 to 1", wanted.path_prob_min);
+            let message = format!(
+                "self_draft.path_prob_min is {}; it must be from 0 to 1",
+                wanted.path_prob_min
+            );
             return Err((".path_prob_min", message));
         }
         Ok(())

@@ -150,3 +150,147 @@ impl Tree {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::tests::support::Random;
+
+    /// Guesses after a path, the same whenever they are asked for.
+    fn guesses(path: &[TokenId], count: usize) -> Vec<Guess> {
+        let seed = path
+            .iter()
+            .fold(17, |seed, token| seed * 31 + u64::from(*token) + 1);
+        let mut random = Random(seed);
+        let mut left = 1.0;
+        (0..count as u32)
+            .map(|token| {
+                let prob = left * (0.2 + 0.7 * random.float().abs());
+                left -= prob;
+                Guess { token, prob }
+            })
+            .collect()
+    }
+
+    /// Paths of the tree that grows so, and how many nodes were followed.
+    fn grown(growth: Growth) -> (BTreeSet<Vec<TokenId>>, usize) {
+        let mut tree = Tree::new(growth);
+        tree.grow(&[guesses(&[], growth.top_k)]);
+        let mut rows: Vec<Vec<TokenId>> = Vec::new();
+        while tree.followed() < tree.rows().len() {
+            let mut level = Vec::new();
+            for row in tree.followed()..tree.rows().len() {
+                let mut path = tree.row_parents()[row]
+                    .map_or_else(Vec::new, |parent| rows[parent as usize].clone());
+                path.push(tree.rows()[row]);
+                level.push(guesses(&path, growth.top_k));
+                rows.push(path);
+            }
+            assert!(level.len() <= growth.top_k);
+            tree.grow(&level);
+        }
+        assert!(rows.len() <= growth.rows_max());
+        let draft = tree.into_draft();
+        draft.validate().unwrap();
+        let mut paths: Vec<Vec<TokenId>> = Vec::new();
+        for (token, parent) in draft.tokens.iter().zip(&draft.parents) {
+            let mut path = parent.map_or_else(Vec::new, |parent| paths[parent as usize].clone());
+            path.push(*token);
+            paths.push(path);
+        }
+        let nodes = paths.len();
+        let paths: BTreeSet<_> = paths.into_iter().collect();
+        assert_eq!(paths.len(), nodes);
+        (paths, rows.len())
+    }
+
+    /// The same without any shortcut: every level is followed in full, and the likeliest nodes are picked at
+    /// the end.
+    fn naive(growth: Growth) -> BTreeSet<Vec<TokenId>> {
+        let mut all: Vec<(f32, usize, Vec<TokenId>)> = Vec::new();
+        let mut level: Vec<(f32, Vec<TokenId>)> = vec![(1.0, Vec::new())];
+        for _ in 0..growth.depth {
+            let mut next = Vec::new();
+            for (prob, path) in &level {
+                for guess in guesses(path, growth.top_k) {
+                    let mut path = path.clone();
+                    path.push(guess.token);
+                    next.push((prob * guess.prob, path));
+                }
+            }
+            next.retain(|(prob, _)| *prob >= growth.path_prob_min);
+            for (prob, path) in &next {
+                all.push((*prob, all.len(), path.clone()));
+            }
+            next.sort_by(|a, b| b.0.total_cmp(&a.0));
+            next.truncate(growth.top_k);
+            level = next;
+        }
+        all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        all.truncate(growth.tokens_max);
+        all.into_iter().map(|(_, _, path)| path).collect()
+    }
+
+    #[test]
+    fn the_likeliest_nodes_stay() {
+        let mut most = 0;
+        for depth in 1..6 {
+            for top_k in [1, 2, 3, 7] {
+                for tokens_max in [1, 2, 5, 12, 64] {
+                    for path_prob_min in [0.0, 0.02, 0.3] {
+                        let growth = Growth {
+                            depth,
+                            top_k,
+                            tokens_max,
+                            path_prob_min,
+                        };
+                        let (paths, _) = grown(growth);
+                        assert_eq!(paths, naive(growth), "{growth:?}");
+                        most = most.max(paths.len());
+                    }
+                }
+            }
+        }
+        assert_eq!(most, 64);
+    }
+
+    #[test]
+    fn what_cannot_stay_is_not_followed() {
+        let growth = Growth {
+            depth: 5,
+            top_k: 6,
+            tokens_max: 64,
+            path_prob_min: 0.0,
+        };
+        assert_eq!(grown(growth).1, 24);
+        let few = Growth {
+            tokens_max: 4,
+            ..growth
+        };
+        assert!(grown(few).1 < 10);
+        let likely = Growth {
+            path_prob_min: 0.5,
+            ..growth
+        };
+        assert!(grown(likely).1 <= 4);
+    }
+
+    #[test]
+    fn guesses_that_are_no_numbers_end_a_path() {
+        let mut tree = Tree::new(Growth {
+            depth: 4,
+            top_k: 2,
+            tokens_max: 8,
+            path_prob_min: 0.0,
+        });
+        let guess = |token, prob| Guess { token, prob };
+        tree.grow(&[vec![guess(1, f32::NAN), guess(2, 1.0)]]);
+        assert_eq!(tree.rows(), [2]);
+        tree.grow(&[vec![guess(3, 0.0)]]);
+        assert_eq!(tree.followed(), tree.rows().len());
+        let draft = tree.into_draft();
+        assert_eq!((draft.tokens, draft.parents), (vec![2], vec![None]));
+    }
+}

@@ -44,7 +44,7 @@ impl Head {
                 })
             })
             .map_err(|fault| ModelError::Head {
-                source_name: files.source.clone(),
+                head: files.source.clone(),
                 fault: Box::new(fault),
             })
     }

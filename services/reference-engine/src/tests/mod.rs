@@ -9,4 +9,4 @@ mod http;
 mod limits;
 mod loading;
 mod sampling;
-mod support;
+pub(crate) mod support;

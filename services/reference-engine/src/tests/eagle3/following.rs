@@ -7,7 +7,7 @@ use refrain_protocol::{EngineSessionId, TokenId};
 
 use super::{drafting, opening_for_drafts, tiny_head, wanted};
 use crate::config::EngineConfig;
-use crate::tests::support::{Bench, Random, bench_with, chain, item};
+use crate::tests::support::{Bench, Random, bench_with, chain, item, opening};
 
 /// So wide that a wrong bit in what the head has read shows in the order of the nodes.
 const WIDE: SelfDraft = SelfDraft {
@@ -215,6 +215,32 @@ fn a_prefix_brings_its_head_along() {
     assert_eq!(output.cached_tokens, 59);
     let (late, followed) = draft(&mut bench, 6, 61);
     assert_eq!((late.tokens.len(), followed), (50, 1));
+}
+
+#[test]
+fn kept_sessions_pass_on_what_heads_have_read() {
+    let text = Random(1).tokens(70);
+    let greedy = Sampling::default();
+    // Whichever of the two is kept last, and is the longer one, the head's part stays.
+    for (first, second) in [(1, 2), (2, 1)] {
+        for (with, without) in [(70, 40), (40, 70), (60, 60)] {
+            let mut bench = bench_with(tiny_head(), EngineConfig::default());
+            bench.step(opening_for_drafts(1, &greedy, &text[..with]));
+            bench.step(opening(2, &greedy, &text[..without]));
+            for id in [first, second] {
+                bench.core.close(&CloseRequest {
+                    sessions: vec![EngineSessionId(id)],
+                    keep_kv: true,
+                });
+            }
+            assert_eq!(bench.core.sessions().counts(), (0, 1));
+            let own = &text[..with.min(without)];
+            let output = bench.step(opening_for_drafts(3, &greedy, own));
+            assert_eq!(output.cached_tokens as usize, own.len() - 1);
+            let (found, followed) = draft(&mut bench, 3, own.len());
+            assert_eq!((found, followed), (fresh(own), own.len() - 1));
+        }
+    }
 }
 
 #[test]

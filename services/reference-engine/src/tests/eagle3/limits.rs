@@ -28,13 +28,21 @@ fn invalid_wishes_are_refused_by_name() {
     bench.step(opening(2, &Sampling::default(), &text));
     let len = text.len();
     let cases = [
-        (drafting(1, len, wanted(0, 1, 4)), "self_draft.depth", "0"),
+        (
+            drafting(1, len, wanted(0, 1, 4)),
+            "self_draft.depth",
+            "depth is 0",
+        ),
         (
             drafting(1, len, wanted(17, 1, 4)),
             "self_draft.depth",
             "1 to 16",
         ),
-        (drafting(1, len, wanted(2, 0, 4)), "self_draft.top_k", "0"),
+        (
+            drafting(1, len, wanted(2, 0, 4)),
+            "self_draft.top_k",
+            "top_k is 0",
+        ),
         (
             drafting(1, len, wanted(2, 17, 4)),
             "self_draft.top_k",
