@@ -2,15 +2,16 @@
 traces in turn, and prints how they compare. Use tests/peer/run, which sets both up.
 
     tests/peer/run [TRACE...] [--docs N] [--warm-docs N] [--depths 64,24]
-                   [--alpha 1] [--min-token-prob 0.1] [--max-spec-tokens 32]
+                   [--alpha 1] [--offset 0] [--min-token-prob 0.1]
+                   [--max-spec-tokens 32]
                    [--sources request,global] [--tree] [--repeats 2] [--no-sweep]
 
 Both sides get the same calls in the same order, one at a time; what is said can be
 drafted from at once. They run in turns (peer, refrain, peer, refrain ...), each in a
 process of its own; of the repeats the fastest counts. Of two designs the one that
 drafts more accepts more, so tokens per step are compared at the peer's drafted tokens
-per step, between neighbours on the upper frontier of refrain's settings (--alpha and
---min-token-prob on a grid).
+per step, between neighbours on the upper frontier of refrain's settings (alpha and
+offset, and min_token_prob, on a grid).
 
 Where the sides do not do the same thing:
 
@@ -33,7 +34,8 @@ import os
 import subprocess
 import sys
 
-ALPHAS = [0.5, 1.0, 1.5, 2.0, 3.0, 4.0]
+# Alpha and offset. Below 1 alpha needs an offset, or a match of one token drafts nothing.
+SHAPES = [(0.25, 1.0), (0.5, 0.5), (0.5, 1.0), (0.75, 0.25), (1.0, 0.0), (1.5, 0.0), (2.0, 0.0), (3.0, 0.0)]
 MIN_TOKEN_PROBS = [0.05, 0.1, 0.2, 0.3, 0.5]
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -66,8 +68,7 @@ def prepare(path, folder, docs, warm_docs):
                 break
             (out if number >= warm_docs else out_warm).write(line)
     if is_zstd:
-        # Cut short it ends by a broken pipe, which is no failure; damage would be.
-        reader.terminate()
+        # Cut short it is ended by a signal, the broken pipe, which is no failure of its own.
         if reader.wait() > 0:
             sys.exit(f"{path}: zstd cannot read it")
     return name, measured, warm if warm_docs else None
@@ -79,22 +80,24 @@ class Sides:
     def __init__(self, args, measured, warm):
         self.args, self.measured, self.warm = args, measured, warm
 
-    def options(self, alpha, min_token_prob):
-        return ([f"--alpha={alpha}", f"--min-token-prob={min_token_prob}",
+    def options(self, alpha, offset, min_token_prob):
+        return ([f"--alpha={alpha}", f"--offset={offset}", f"--min-token-prob={min_token_prob}",
                  f"--max-spec-tokens={self.args.max_spec_tokens}"]
                 + ([f"--warm={self.warm}"] if self.warm else []))
 
+    def settings(self):
+        return self.args.alpha, self.args.offset, self.args.min_token_prob
+
     def peer(self, depth):
         command = [sys.executable, os.path.join(HERE, "peer.py"), self.measured,
-                   f"--depth={depth}", *self.options(self.args.alpha, self.args.min_token_prob)]
+                   f"--depth={depth}", *self.options(*self.settings())]
         return run_json(command + (["--tree"] if self.args.tree else []))
 
-    def refrain(self, depth, alpha=None, min_token_prob=None):
-        options = self.options(self.args.alpha if alpha is None else alpha,
-                               self.args.min_token_prob if min_token_prob is None else min_token_prob)
+    def refrain(self, depth, *settings):
         return run_json([self.args.refrain, "replay", self.measured, "--json",
                          f"--max-pattern={depth}", f"--sources={self.args.sources}",
-                         "--tree" if self.args.tree else "--linear", *options])
+                         "--tree" if self.args.tree else "--linear",
+                         *self.options(*(settings or self.settings()))])
 
 
 def fastest(runs):
@@ -152,10 +155,10 @@ def compare(sides, depth, name):
     row = {"trace": name, "depth": depth, "peer": peer, "refrain": ours}
     if not sides.args.no_sweep:
         points = [(ours["drafted_per_step"], ours["tokens_per_step"])]
-        for alpha in ALPHAS:
-            say(f"{name}, depth {depth}: sweep, alpha {alpha}")
+        for alpha, offset in SHAPES:
+            say(f"{name}, depth {depth}: sweep, alpha {alpha}, offset {offset}")
             for min_token_prob in MIN_TOKEN_PROBS:
-                report = sides.refrain(depth, alpha, min_token_prob)
+                report = sides.refrain(depth, alpha, offset, min_token_prob)
                 points.append((report["drafted_per_step"], report["tokens_per_step"]))
         row["frontier"] = frontier(points)
         row["tokens_per_step_at_drafted"] = at_drafted(row["frontier"], peer["drafted_per_step"])
@@ -224,6 +227,7 @@ def main():
                         help="calls at the start that are known from the start and not measured")
     parser.add_argument("--depths", default="64,24", help="the peer's depth, refrain's longest pattern")
     parser.add_argument("--alpha", type=float, default=1.0)
+    parser.add_argument("--offset", type=float, default=0.0)
     parser.add_argument("--min-token-prob", type=float, default=0.1)
     parser.add_argument("--max-spec-tokens", type=int, default=32)
     parser.add_argument("--sources", default="request,global", help="refrain's; the peer has these two")

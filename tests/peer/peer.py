@@ -156,7 +156,8 @@ def main():
         "acceptance_rate": counts["accepted"] / max(counts["drafted"], 1),
         "propose_us": proposing,
         "empty_call_us": empty,
-        "start_us_per_token": start_ns / 1e3 / max(counts["prompt_tokens"], 1),
+        "start_us_per_token":
+            start_ns / 1e3 / counts["prompt_tokens"] if counts["prompt_tokens"] else None,
         "append_us_per_token": add_ns / 1e3 / outputs,
         "update_us_per_token": (start_ns + add_ns) / 1e3 / (counts["prompt_tokens"] + outputs),
         "resident_bytes_per_token": (resident_bytes() - before) / kept,

@@ -9,6 +9,7 @@
 
 mod clock;
 mod memory;
+mod namespace;
 mod report;
 mod serve;
 #[cfg(test)]
@@ -28,7 +29,6 @@ use refrain_tokenization::Tokenizer;
 use serde::Serialize;
 
 pub use clock::DurationsUs;
-use clock::Spent;
 use memory::{Memory, MemoryConfig};
 pub use report::{ReplayReport, SourceCounts};
 use serve::{Serving, serve};
@@ -72,19 +72,29 @@ pub struct ReplayOptions {
     /// Longest pattern that is looked for, tokens.
     #[arg(long, default_value_t = ProposeParams::default().max_pattern)]
     pub max_pattern: u32,
-    /// Draft chains.
+    /// Draft one chain.
     #[arg(long)]
     pub linear: bool,
-    /// Draft trees; the default.
-    #[arg(long, conflicts_with = "linear")]
+    /// Draft a tree, best tokens first; the default.
+    #[arg(long, conflicts_with_all = ["linear", "paths"])]
     #[serde(skip)]
     pub tree: bool,
+    /// Draft up to K chains that may share their beginnings.
+    #[arg(long, value_name = "K", conflicts_with = "linear")]
+    pub paths: Option<usize>,
+    /// Most tokens of a pattern and its draft together, as in an index of limited depth; for comparison with one.
+    #[arg(long, value_name = "CAP")]
+    pub match_plus_draft: Option<u32>,
     /// Draft from nothing but what was known from the start, and from the request's own text.
     #[arg(long)]
     pub frozen: bool,
     /// Requests under way at once; those of one session come one after the other.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub concurrency: usize,
+    /// Seal what is finished once the live part of an index has N tokens, and what is known from the start at
+    /// once [default: everything stays live].
+    #[arg(long, value_name = "N")]
+    pub seal_tokens: Option<u64>,
     /// Print one JSON object instead of tables.
     #[arg(long)]
     #[serde(skip)]
@@ -118,16 +128,17 @@ impl ReplayOptions {
     fn serving(&self) -> Serving {
         Serving {
             params: ProposeParams {
-                expansion: if self.linear {
-                    Expansion::Linear
-                } else {
-                    Expansion::Tree
+                expansion: match (self.linear, self.paths) {
+                    (true, _) => Expansion::Linear,
+                    (false, Some(paths)) => Expansion::Paths(paths),
+                    (false, None) => Expansion::Tree,
                 },
                 alpha: self.alpha,
                 offset: self.offset,
                 max_spec_tokens: self.max_spec_tokens,
                 min_token_prob: self.min_token_prob,
                 max_pattern: self.max_pattern,
+                match_plus_draft_cap: self.match_plus_draft,
                 ..ProposeParams::default()
             },
             request: self.has(ReplaySource::Request),
@@ -138,6 +149,7 @@ impl ReplayOptions {
 
     fn check(&self) -> anyhow::Result<()> {
         ensure!(self.concurrency > 0, "--concurrency must be at least 1");
+        ensure!(self.paths != Some(0), "--paths must be at least 1");
         ensure!(self.max_pattern > 0, "--max-pattern must be at least 1");
         for (name, value) in [
             ("--alpha", self.alpha),
@@ -185,8 +197,12 @@ pub fn run(
         index: options.index(),
         global: options.has(ReplaySource::Global),
         groups: options.has(ReplaySource::Group),
+        seal_tokens: options.seal_tokens,
     });
-    let warmed = warm(&mut memory, Traces::new(&options.warm, tokenizer)?)?;
+    for call in Traces::new(&options.warm, tokenizer)? {
+        memory.add_known(&call?)?;
+    }
+    memory.warm_up()?;
     let start = Instant::now();
     let reading = traces.reading();
     let docs_max = options.docs.unwrap_or(usize::MAX);
@@ -204,26 +220,7 @@ pub fn run(
             });
         },
     )?;
-    Ok(ReplayReport::new(
-        options,
-        &memory,
-        warmed,
-        &tally,
-        start.elapsed(),
-    ))
-}
-
-/// Adds whole outputs to the shared indexes. Returns what that took, apart from what follows.
-fn warm(memory: &mut Memory, traces: Traces) -> anyhow::Result<Spent> {
-    for call in traces {
-        let call = call?;
-        let home = memory.enter(&call);
-        let key = memory.open(&home, &call.prompt)?;
-        memory.append(&home, key, &call.output)?;
-        memory.leave(&home);
-    }
-    memory.grouped = Spent::default();
-    Ok(std::mem::take(&mut memory.inserted))
+    Ok(ReplayReport::new(options, &memory, &tally, start.elapsed()))
 }
 
 /// A line on the terminal that says how far a replay is; nothing where standard error is no terminal.

@@ -4,9 +4,12 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use refrain_protocol::document::LEFT_CONTEXT_TOKENS;
-use refrain_suffix_index::{DocumentKey, Index, IndexConfig, IndexError, Token};
+use refrain_suffix_index::{
+    DocumentKey, Index, IndexConfig, IndexError, IndexSizes, SegmentError, Token,
+};
 
 use super::clock::Spent;
+use super::namespace::Namespace;
 use super::trace::Call;
 
 /// Groups kept at once; past it the one used longest ago goes, as it would when its rollout has ended.
@@ -20,6 +23,9 @@ pub(super) struct MemoryConfig {
     pub(super) global: bool,
     /// Keep an index per group.
     pub(super) groups: bool,
+    /// Seal what is finished of a namespace once its live part has this many tokens; what is known from the start
+    /// is sealed then as well. `None` keeps everything live.
+    pub(super) seal_tokens: Option<u64>,
 }
 
 /// Where a call's output goes.
@@ -34,7 +40,7 @@ type GroupKey = (usize, Rc<str>);
 /// All shared indexes of a replay.
 pub(super) struct Memory {
     config: MemoryConfig,
-    namespaces: Vec<Index>,
+    namespaces: Vec<Namespace>,
     /// Place of each tenant's namespace; calls without a tenant have one of their own.
     tenants: HashMap<Option<String>, usize>,
     groups: HashMap<GroupKey, Group>,
@@ -44,6 +50,10 @@ pub(super) struct Memory {
     pub(super) inserted: Spent,
     /// Adding to groups.
     pub(super) grouped: Spent,
+    /// Adding to namespaces what is known from the start.
+    pub(super) warmed: Spent,
+    /// Sealing and merging, by tokens that were sealed.
+    pub(super) sealed: Spent,
 }
 
 struct Group {
@@ -58,6 +68,7 @@ struct Group {
 pub(super) struct Sizes {
     pub(super) live_bytes: u64,
     pub(super) segment_bytes: u64,
+    pub(super) segments: u64,
     pub(super) group_bytes: u64,
     pub(super) namespaces: u64,
     pub(super) groups: u64,
@@ -75,6 +86,8 @@ impl Memory {
             next_key: 0,
             inserted: Spent::default(),
             grouped: Spent::default(),
+            warmed: Spent::default(),
+            sealed: Spent::default(),
         }
     }
 
@@ -88,7 +101,8 @@ impl Memory {
         let namespace = match self.tenants.get(&call.tenant) {
             Some(namespace) => *namespace,
             None => {
-                self.namespaces.push(Index::new(self.config.index.clone()));
+                self.namespaces
+                    .push(Namespace::new(self.config.index.clone()));
                 self.tenants
                     .insert(call.tenant.clone(), self.namespaces.len() - 1);
                 self.namespaces.len() - 1
@@ -110,11 +124,69 @@ impl Memory {
         Home { namespace, group }
     }
 
-    /// The call has ended.
-    pub(super) fn leave(&mut self, home: &Home) {
+    /// The call has ended; `key` is its document, if it has one.
+    pub(super) fn leave(
+        &mut self,
+        home: &Home,
+        key: Option<DocumentKey>,
+    ) -> Result<(), IndexError> {
         if let Some(group) = home.group.as_ref().and_then(|key| self.groups.get_mut(key)) {
             group.running -= 1;
         }
+        let namespace = &mut self.namespaces[home.namespace];
+        if let Some(key) = key {
+            namespace.close(key);
+        }
+        let before = namespace.live_tokens();
+        if self
+            .config
+            .seal_tokens
+            .is_some_and(|most| before >= most.max(1))
+        {
+            self.sealed.on(0, || namespace.seal())?;
+            self.sealed.tokens += before - namespace.live_tokens();
+        }
+        Ok(())
+    }
+
+    /// Adds a whole call that is known from the start. It can be drafted from after [`warm_up`](Self::warm_up).
+    pub(super) fn add_known(&mut self, call: &Call) -> anyhow::Result<()> {
+        let home = self.enter(call);
+        let key = self.next_key();
+        let left = left_context(&call.prompt);
+        if self.config.global {
+            let namespace = &mut self.namespaces[home.namespace];
+            let is_sealed = self.config.seal_tokens.is_some();
+            self.warmed.on(call.output.len(), || {
+                if is_sealed {
+                    namespace.add_known(key, left, &call.output)?;
+                } else {
+                    namespace.open(key, left)?;
+                    namespace.append(key, &call.output)?;
+                    namespace.close(key);
+                }
+                anyhow::Ok(())
+            })?;
+        }
+        if let Some(group) = home.group.as_ref().and_then(|key| self.groups.get_mut(key)) {
+            group.index.open(key, left)?;
+            group.index.append(key, &call.output)?;
+            group.running -= 1;
+        }
+        Ok(())
+    }
+
+    /// All that is known from the start was added.
+    pub(super) fn warm_up(&mut self) -> Result<(), SegmentError> {
+        for namespace in &mut self.namespaces {
+            self.warmed.on(0, || namespace.mount())?;
+        }
+        Ok(())
+    }
+
+    fn next_key(&mut self) -> DocumentKey {
+        self.next_key += 1;
+        DocumentKey(self.next_key)
     }
 
     fn evict(&mut self) {
@@ -135,10 +207,15 @@ impl Memory {
         home: &Home,
         prompt: &[Token],
     ) -> Result<DocumentKey, IndexError> {
-        let key = DocumentKey(self.next_key);
-        self.next_key += 1;
-        let left = &prompt[prompt.len().saturating_sub(LEFT_CONTEXT_TOKENS)..];
-        self.apply(home, 0, |index| index.open(key, left))?;
+        let key = self.next_key();
+        let left = left_context(prompt);
+        if self.config.global {
+            let namespace = &mut self.namespaces[home.namespace];
+            self.inserted.on(0, || namespace.open(key, left))?;
+        }
+        if let Some(group) = home.group.as_ref().and_then(|key| self.groups.get_mut(key)) {
+            self.grouped.on(0, || group.index.open(key, left))?;
+        }
         Ok(key)
     }
 
@@ -149,28 +226,23 @@ impl Memory {
         key: DocumentKey,
         tokens: &[Token],
     ) -> Result<(), IndexError> {
-        self.apply(home, tokens.len(), |index| index.append(key, tokens))
-    }
-
-    fn apply(
-        &mut self,
-        home: &Home,
-        tokens: usize,
-        change: impl Fn(&mut Index) -> Result<(), IndexError>,
-    ) -> Result<(), IndexError> {
         if self.config.global {
-            let index = &mut self.namespaces[home.namespace];
-            self.inserted.on(tokens, || change(index))?;
+            let namespace = &mut self.namespaces[home.namespace];
+            self.inserted
+                .on(tokens.len(), || namespace.append(key, tokens))?;
         }
         if let Some(group) = home.group.as_ref().and_then(|key| self.groups.get_mut(key)) {
-            self.grouped.on(tokens, || change(&mut group.index))?;
+            self.grouped
+                .on(tokens.len(), || group.index.append(key, tokens))?;
         }
         Ok(())
     }
 
     /// The namespace's index, if there is one.
     pub(super) fn global(&self, home: &Home) -> Option<&Index> {
-        self.config.global.then(|| &self.namespaces[home.namespace])
+        self.config
+            .global
+            .then(|| self.namespaces[home.namespace].index())
     }
 
     /// The group's index, if there is one.
@@ -179,16 +251,35 @@ impl Memory {
     }
 
     pub(super) fn sizes(&self) -> Sizes {
-        let bytes = |index: &Index| index.bytes() as u64;
-        Sizes {
-            live_bytes: self.namespaces.iter().map(bytes).sum(),
-            segment_bytes: 0,
-            group_bytes: self.groups.values().map(|group| bytes(&group.index)).sum(),
+        let mut sizes = Sizes {
+            group_bytes: self
+                .groups
+                .values()
+                .map(|group| group.index.bytes() as u64)
+                .sum(),
             namespaces: self.namespaces.len() as u64,
             groups: self.groups.len() as u64,
             groups_evicted: self.groups_evicted,
+            ..Sizes::default()
+        };
+        for namespace in &self.namespaces {
+            let IndexSizes {
+                live_bytes,
+                segment_bytes,
+                segments,
+                ..
+            } = namespace.index().sizes();
+            sizes.live_bytes += live_bytes as u64;
+            sizes.segment_bytes += segment_bytes as u64;
+            sizes.segments += segments as u64;
         }
+        sizes
     }
+}
+
+/// What patterns may reach into, of what stood before an output.
+fn left_context(prompt: &[Token]) -> &[Token] {
+    &prompt[prompt.len().saturating_sub(LEFT_CONTEXT_TOKENS)..]
 }
 
 #[cfg(test)]
@@ -208,6 +299,7 @@ mod tests {
             index: IndexConfig::default(),
             global: true,
             groups: true,
+            seal_tokens: None,
         })
     }
 
@@ -236,10 +328,10 @@ mod tests {
         let mut homes = Vec::new();
         for group in 0..=GROUPS_MAX + 1 {
             let home = memory.enter(&call(None, Some(&group.to_string())));
-            memory.open(&home, &[])?;
+            let key = memory.open(&home, &[])?;
             // The first goes on running.
             if group > 0 {
-                memory.leave(&home);
+                memory.leave(&home, Some(key))?;
             }
             homes.push(home);
         }

@@ -8,7 +8,7 @@ use refrain_speculation::{Acceptance, Scope, Source};
 use serde::Serialize;
 
 use super::ReplayOptions;
-use super::clock::{DurationsUs, Spent};
+use super::clock::DurationsUs;
 use super::memory::Memory;
 use super::serve::Tally;
 
@@ -35,6 +35,8 @@ pub struct ReplayReport {
     pub insert_us_per_token: Option<f64>,
     /// Adding to the groups' indexes, per output token of calls with a group.
     pub group_insert_us_per_token: Option<f64>,
+    /// Sealing and merging, per token that was sealed. The replay waits for it; a worker does it beside decoding.
+    pub seal_us_per_token: Option<f64>,
     /// Growing what the request alone has, per token of prompt and output.
     pub extend_us_per_token: Option<f64>,
     /// Bytes of the namespaces' indexes per output token in them, warming included.
@@ -43,6 +45,8 @@ pub struct ReplayReport {
     pub live_bytes: u64,
     /// Bytes of their sealed segments.
     pub segment_bytes: u64,
+    /// Number of these.
+    pub segments: u64,
     /// Bytes of the groups' indexes that are kept at the end.
     pub group_bytes: u64,
     /// Namespaces met.
@@ -100,7 +104,6 @@ impl ReplayReport {
     pub(super) fn new(
         options: &ReplayOptions,
         memory: &Memory,
-        warmed: Spent,
         tally: &Tally,
         wall: Duration,
     ) -> Self {
@@ -110,7 +113,7 @@ impl ReplayReport {
         for (source, scope, counts) in tally.table.iter() {
             sources.insert(name(source, scope), counts.into());
         }
-        let indexed = memory.inserted.tokens + warmed.tokens;
+        let indexed = memory.inserted.tokens + memory.warmed.tokens;
         let index_bytes = sizes.live_bytes + sizes.segment_bytes;
         ReplayReport {
             docs: tally.docs,
@@ -123,17 +126,19 @@ impl ReplayReport {
             propose_us: tally.proposing.us(),
             insert_us_per_token: memory.inserted.us_per_token(),
             group_insert_us_per_token: memory.grouped.us_per_token(),
+            seal_us_per_token: memory.sealed.us_per_token(),
             extend_us_per_token: tally.extended.us_per_token(),
             index_bytes_per_token: (indexed > 0 && index_bytes > 0)
                 .then(|| index_bytes as f64 / indexed as f64),
             live_bytes: sizes.live_bytes,
             segment_bytes: sizes.segment_bytes,
+            segments: sizes.segments,
             group_bytes: sizes.group_bytes,
             namespaces: sizes.namespaces,
             groups: sizes.groups,
             groups_evicted: sizes.groups_evicted,
-            warm_tokens: warmed.tokens,
-            build_tokens_per_s: warmed.tokens_per_s(),
+            warm_tokens: memory.warmed.tokens,
+            build_tokens_per_s: memory.warmed.tokens_per_s(),
             wall_s: wall.as_secs_f64(),
             sources,
             settings: options.clone(),
@@ -159,6 +164,7 @@ impl ReplayReport {
                 "insert into group, us per token",
                 number(self.group_insert_us_per_token),
             ),
+            ("seal, us per token", number(self.seal_us_per_token)),
             ("extend, us per token", number(self.extend_us_per_token)),
             ("index, bytes per token", number(self.index_bytes_per_token)),
             ("index, live bytes", self.live_bytes.to_string()),

@@ -93,16 +93,16 @@ pub(super) fn serve(
         for running in &mut batch {
             running.absorb(memory, &mut tally)?;
         }
-        batch.retain(|running| {
-            let runs = running.known < running.text.len();
-            if !runs {
-                memory.leave(&running.home);
-                queue.end(&running.call);
-                tally.docs += 1;
-                ended(&tally);
-            }
-            runs
-        });
+        for running in batch.extract_if(.., |running| running.known == running.text.len()) {
+            let key = match running.shared {
+                Shared::Document(key) => Some(key),
+                Shared::Cursors { .. } => None,
+            };
+            memory.leave(&running.home, key)?;
+            queue.end(&running.call);
+            tally.docs += 1;
+            ended(&tally);
+        }
     }
 }
 

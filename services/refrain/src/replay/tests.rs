@@ -80,7 +80,10 @@ fn a_second_copy_doubles_its_match_at_every_step() -> anyhow::Result<()> {
         ("--docs 1", 15, 0),
         ("--docs 0", 0, 0),
         // 1 + 2 + 3 + 3 + 3 + 3, all but the first of which draft.
+        ("--warm WARM --frozen --seal-tokens 1", 8, 22),
         ("--max-spec-tokens 2", 15 + 6, 9),
+        // 1 + 2 + 4 + 2 + ... with a pattern of 3 and 3 draft tokens, of 4 and 2, of 5 and 1.
+        ("--match-plus-draft 6", 15 + 5, 1 + 3 + 3 + 3),
         ("--max-pattern 2", 15 + 6, 9),
         // 1 + 2 + 2 + 2 + 2 + 2 + 2 + 2.
         ("--alpha 0 --offset 1", 15 + 8, 7),
@@ -190,18 +193,46 @@ fn every_step_is_that_of_a_replay_that_remembers_nothing() -> anyhow::Result<()>
         (9, "--concurrency 4 --frozen --warm WARM --max-pattern 3"),
         (10, "--max-spec-tokens 3 --offset 2 --warm WARM"),
         (11, "--concurrency 100 --sources group,global"),
+        (12, "--paths 2 --alpha 3"),
+        (13, "--match-plus-draft 8 --max-pattern 6"),
     ] {
-        let calls = naive::calls(seed);
-        let report = replay(&calls, args)?;
-        let expected = naive::replay(&calls, args);
-        let found = ["request", "group", "global", "none"].map(|source| counts(&report, source));
-        assert_eq!(found, expected, "seed {seed}, {args}");
-        assert!(
-            seed == 3 || total(&report)[2] > 50,
-            "seed {seed} accepts nothing"
-        );
+        check(&naive::calls(seed), args)?;
     }
     Ok(())
+}
+
+#[test]
+fn where_a_text_lies_makes_no_difference() -> anyhow::Result<()> {
+    for (seed, args) in [
+        (14, "--seal-tokens 1"),
+        (15, "--seal-tokens 60 --concurrency 4 --sources global"),
+        (16, "--seal-tokens 90 --concurrency 3 --warm WARM"),
+        (17, "--seal-tokens 1 --warm WARM --frozen --concurrency 2"),
+    ] {
+        let mut calls = naive::calls(seed);
+        // Without left contexts: a draft that runs from one into its output counts in the live part alone.
+        for call in &mut calls {
+            call["prompt_token_ids"] = json!([]);
+        }
+        let report = check(&calls, args)?;
+        assert!(report.segments > 0 && report.segment_bytes > 0, "{args}");
+        let seals = !args.contains("--frozen");
+        assert_eq!(report.seal_us_per_token.is_some(), seals, "{args}");
+    }
+    Ok(())
+}
+
+/// Replays the calls and compares every count with the naive replay's.
+fn check(calls: &[Value], args: &str) -> anyhow::Result<ReplayReport> {
+    let report = replay(calls, args)?;
+    let expected = naive::replay(calls, args);
+    let found = ["request", "group", "global", "none"].map(|source| counts(&report, source));
+    assert_eq!(found, expected, "{args}");
+    assert!(
+        total(&report)[2] > 20,
+        "{args}: hardly anything is accepted"
+    );
+    Ok(report)
 }
 
 #[test]
@@ -262,6 +293,8 @@ fn settings_and_lines_that_make_no_sense_are_refused() -> anyhow::Result<()> {
         ("--alpha nan", "--alpha must be a number"),
         ("--sources local", "invalid value 'local'"),
         ("--linear --tree", "cannot be used with"),
+        ("--linear --paths 2", "cannot be used with"),
+        ("--paths 0", "--paths must be at least 1"),
         (
             "--warm no/such/file",
             "no/such/file: the trace cannot be read",

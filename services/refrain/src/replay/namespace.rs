@@ -1,0 +1,93 @@
+//! One tenant's index while it is replayed: what runs is live, what is finished gets sealed now and then.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use refrain_suffix_index::{
+    DocumentKey, Index, IndexConfig, IndexError, SegmentBuilder, SegmentError, Token,
+};
+
+/// Text that was known before goes into segments of this size, so that building one needs no more than a few
+/// gigabytes.
+const WARM_SEGMENT_TOKENS: usize = 1 << 27;
+
+/// The index of one namespace.
+pub(super) struct Namespace {
+    index: Index,
+    /// Documents that are not finished.
+    open: HashSet<DocumentKey>,
+    /// Tokens of the live part, left contexts included.
+    live_tokens: u64,
+    /// What was known before and is not in a segment yet.
+    known: SegmentBuilder,
+}
+
+impl Namespace {
+    pub(super) fn new(config: IndexConfig) -> Self {
+        Namespace {
+            index: Index::new(config),
+            open: HashSet::new(),
+            live_tokens: 0,
+            known: SegmentBuilder::new(),
+        }
+    }
+
+    pub(super) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    pub(super) fn open(&mut self, key: DocumentKey, left: &[Token]) -> Result<(), IndexError> {
+        self.index.open(key, left)?;
+        self.open.insert(key);
+        self.live_tokens += left.len() as u64;
+        Ok(())
+    }
+
+    pub(super) fn append(&mut self, key: DocumentKey, tokens: &[Token]) -> Result<(), IndexError> {
+        self.index.append(key, tokens)?;
+        self.live_tokens += tokens.len() as u64;
+        Ok(())
+    }
+
+    /// The document is finished.
+    pub(super) fn close(&mut self, key: DocumentKey) {
+        self.open.remove(&key);
+    }
+
+    pub(super) fn live_tokens(&self) -> u64 {
+        self.live_tokens
+    }
+
+    /// Seals what is finished, and merges segments if they are too many.
+    pub(super) fn seal(&mut self) -> Result<(), IndexError> {
+        self.index.seal(|key| !self.open.contains(&key))?;
+        self.index.merge()?;
+        self.live_tokens = self.index.sizes().live_tokens;
+        Ok(())
+    }
+
+    /// Adds a whole document that goes straight into a segment, and is drafted from after
+    /// [`mount`](Self::mount).
+    pub(super) fn add_known(
+        &mut self,
+        key: DocumentKey,
+        left: &[Token],
+        output: &[Token],
+    ) -> Result<(), SegmentError> {
+        let (left, output) = (left.iter().copied(), output.iter().copied());
+        self.known.add(key, left, output);
+        if self.known.tokens() >= WARM_SEGMENT_TOKENS {
+            self.mount()?;
+        }
+        Ok(())
+    }
+
+    /// Builds the segment of what was added.
+    pub(super) fn mount(&mut self) -> Result<(), SegmentError> {
+        if self.known.documents() > 0 {
+            let segment = std::mem::take(&mut self.known).build()?;
+            self.index.mount(Arc::new(segment), []);
+        }
+        Ok(())
+    }
+}
