@@ -8,7 +8,6 @@ mod compose;
 mod entry;
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,7 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
 use self::compose::{Composed, Member};
-use self::entry::{ENGINE_ROOM_PAUSE, EndedChunk, Entry, wait_for_room};
+use self::entry::{ENGINE_ROOM_PAUSE, EndedChunk, Entry, Over, wait_for_room};
 use crate::engine::Engine;
 use crate::fallback::{FallbackWatch, ItemDone};
 use crate::harvest::Harvest;
@@ -30,7 +29,7 @@ use crate::metrics::WorkerMetrics;
 use crate::router::Router;
 use crate::running::Absorbed;
 
-pub(crate) use self::entry::{Slot, Start};
+pub(crate) use self::entry::{ENDED_REMEMBERED, Slot, Start};
 
 /// What the loop is told.
 pub(crate) enum Command {
@@ -57,9 +56,6 @@ pub(crate) struct DecodeLoop {
     /// step that ends the chunk.
     pub(crate) ended: LruCache<LeaseId, EndedChunk>,
 }
-
-/// Ended chunks that are remembered. A cut follows within milliseconds.
-pub(crate) const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// How often stalled readers are looked at when nothing else happens.
 const STALL_CHECK: Duration = Duration::from_secs(1);
@@ -147,11 +143,9 @@ impl DecodeLoop {
             }
             Command::HandOver => {
                 for mut entry in std::mem::take(batch) {
-                    let end = ChunkEvent::End(entry.running.end(ChunkEndReason::Draining));
-                    entry.send_last(Ok(end));
-                    self.harvest
-                        .release(entry.running.memory.id, entry.running.document());
-                    self.leave(entry, "handed_over", true);
+                    let end = entry.running.end(ChunkEndReason::Draining);
+                    let outcome = self.end(&mut entry, end);
+                    self.leave(entry, outcome, true);
                 }
             }
         }
@@ -400,9 +394,4 @@ impl DecodeLoop {
             }
         });
     }
-}
-
-enum Over {
-    Ended(&'static str),
-    Failed(ApiError),
 }

@@ -1,5 +1,6 @@
 //! A chunk's place in the batch: where its events go, whether it may move, what its errors mean.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,16 @@ pub(super) struct Entry {
 
 /// What is needed to shorten an output after its chunk has ended.
 pub(crate) type EndedChunk = (Arc<NamespaceMemory>, SignedNamespace, DocumentUpdate);
+
+/// Ended chunks that are remembered. A cut follows within milliseconds.
+pub(crate) const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+/// How a chunk left the batch.
+pub(super) enum Over {
+    /// As it should; the outcome's label.
+    Ended(&'static str),
+    Failed(ApiError),
+}
 
 impl Entry {
     pub(super) fn new(start: Start) -> Self {

@@ -1,8 +1,8 @@
 //! An engine whose target model is a function, a store that is a map, a scheduler that listens.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,7 +22,11 @@ pub(crate) type Target = fn(&[TokenId]) -> TokenId;
 pub(crate) struct FakeEngine {
     capabilities: EngineCapabilities,
     target: Target,
-    sessions: Mutex<HashMap<EngineSessionId, Vec<TokenId>>>,
+    /// Its EAGLE-3 head: what it thinks follows a text.
+    head: Option<Target>,
+    sessions: Mutex<HashMap<EngineSessionId, Session>>,
+    /// Whether sessions were opened for drafts of the head, in their order.
+    pub(crate) opened: Mutex<Vec<bool>>,
     pub(crate) steps: AtomicU64,
     pub(crate) closed: AtomicU64,
     /// Answers this many of the coming steps with an error.
@@ -30,6 +34,15 @@ pub(crate) struct FakeEngine {
     /// Forgets all sessions before this many of the coming steps.
     pub(crate) amnesia: AtomicU32,
     pub(crate) step_time: Duration,
+    /// Seconds that a step is said to take, and the head in it, per request.
+    pub(crate) step_s: f64,
+    pub(crate) draft_s: f64,
+}
+
+#[derive(Default)]
+struct Session {
+    text: Vec<TokenId>,
+    self_drafts: bool,
 }
 
 impl FakeEngine {
@@ -49,28 +62,64 @@ impl FakeEngine {
                 eos_token_ids: vec![STOP],
             },
             target,
+            head: None,
             sessions: Mutex::default(),
+            opened: Mutex::default(),
             steps: AtomicU64::new(0),
             closed: AtomicU64::new(0),
             failures: AtomicU32::new(0),
             amnesia: AtomicU32::new(0),
             step_time: Duration::ZERO,
+            step_s: 0.001,
+            draft_s: 0.0,
         }
     }
 
-    fn item(
-        &self,
-        sessions: &mut HashMap<EngineSessionId, Vec<TokenId>>,
-        item: StepItem,
-    ) -> StepResult {
+    /// With a head that takes so long for a draft.
+    pub(crate) fn with_head(mut self, head: Target, draft_s: f64) -> Self {
+        self.capabilities.eagle3 = Some(Eagle3Capabilities {
+            depth_max: 6,
+            top_k_max: 2,
+        });
+        self.head = Some(head);
+        self.draft_s = draft_s;
+        self
+    }
+
+    /// A chain of what the head thinks.
+    fn self_draft(&self, wanted: SelfDraft, session: &Session) -> Draft {
+        let head = self
+            .head
+            .expect("only an engine with a head is asked to draft");
+        assert!(session.self_drafts, "the session was not opened for it");
+        assert!((1..=6).contains(&wanted.depth));
+        assert!((1..=2).contains(&wanted.top_k));
+        assert!((1..=self.capabilities.max_draft_tokens).contains(&wanted.tokens_max));
+        let mut text = session.text.clone();
+        let mut draft = Draft::default();
+        for node in 0..wanted.depth.min(wanted.tokens_max) {
+            text.push(head(&text));
+            draft.tokens.extend(text.last());
+            draft.parents.push(node.checked_sub(1));
+        }
+        draft
+    }
+
+    fn item(&self, sessions: &mut HashMap<EngineSessionId, Session>, item: StepItem) -> StepResult {
         if let Some(spec) = &item.open {
             assert_eq!(item.keep_len, 0, "an opened session has no text");
             assert_eq!(spec.sampling.stop_token_ids, vec![STOP]);
-            sessions.insert(item.session, Vec::new());
+            self.opened.lock().unwrap().push(spec.self_drafts);
+            let session = Session {
+                text: Vec::new(),
+                self_drafts: spec.self_drafts,
+            };
+            sessions.insert(item.session, session);
         }
-        let Some(text) = sessions.get_mut(&item.session) else {
+        let Some(session) = sessions.get_mut(&item.session) else {
             return Err(ApiError::new(ErrorKind::NotFound, "no such session"));
         };
+        let text = &mut session.text;
         assert!(
             item.keep_len as usize <= text.len(),
             "keep_len is past the text"
@@ -81,8 +130,17 @@ impl FakeEngine {
         let mut emitted = Vec::new();
         let mut accepted_nodes = Vec::new();
         let mut stopped = false;
+        let mut self_drafted = 0;
         if item.sample {
-            let draft = item.draft.unwrap_or_default();
+            assert!(item.draft.is_none() || item.self_draft.is_none());
+            let draft = match item.self_draft {
+                Some(wanted) => self.self_draft(wanted, session),
+                None => item.draft.unwrap_or_default(),
+            };
+            if item.self_draft.is_some() {
+                self_drafted = draft.tokens.len() as u32;
+            }
+            let text = &mut session.text;
             draft.validate().expect("a draft in shape");
             assert!(draft.tokens.len() <= self.capabilities.max_draft_tokens as usize);
             let mut parent = None;
@@ -102,11 +160,12 @@ impl FakeEngine {
                 }
             }
         } else {
-            assert!(item.draft.is_none());
+            assert!(item.draft.is_none() && item.self_draft.is_none());
         }
+        let text = &session.text;
         assert!(text.len() <= self.capabilities.max_context as usize);
         Ok(StepOutput {
-            self_drafted: 0,
+            self_drafted,
             emitted,
             accepted_nodes,
             text_len: text.len() as u32,
@@ -128,7 +187,12 @@ impl refrain_worker::Engine for FakeEngine {
     }
 
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
-        tokio::time::sleep(self.step_time).await;
+        if self.step_time.is_zero() {
+            // A sleep of no time lasts a millisecond.
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(self.step_time).await;
+        }
         self.steps.fetch_add(1, Ordering::Relaxed);
         let take = |left: &AtomicU32| {
             left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
@@ -148,22 +212,29 @@ impl refrain_worker::Engine for FakeEngine {
             .items
             .iter()
             .map(|item| {
-                item.tokens.len().max(1) + item.draft.as_ref().map_or(0, |draft| draft.tokens.len())
+                let draft = item.draft.as_ref().map_or(0, |draft| draft.tokens.len());
+                let own = item.self_draft.map_or(0, |draft| draft.tokens_max as usize);
+                item.tokens.len().max(1) + draft + own
             })
             .sum();
         assert!(
             tokens <= self.capabilities.max_step_tokens as usize,
             "{tokens} tokens in a step"
         );
+        let self_drafts = request
+            .items
+            .iter()
+            .filter(|item| item.self_draft.is_some());
+        let draft_s = self.draft_s * self_drafts.count() as f64;
         let results = request
             .items
             .into_iter()
             .map(|item| self.item(&mut sessions, item))
             .collect();
         Ok(StepResponse {
-            draft_s: 0.0,
+            draft_s,
             results,
-            step_s: 0.001,
+            step_s: self.step_s + draft_s,
             weight_version: 3,
         })
     }
@@ -263,6 +334,8 @@ impl DraftStore for FakeStore {
 #[derive(Default)]
 pub(crate) struct FakeScheduler {
     pub(crate) last: Mutex<Option<Heartbeat>>,
+    /// What it says of the worker's fallback.
+    pub(crate) fallback: Mutex<Option<Eagle3Report>>,
 }
 
 #[async_trait]
@@ -282,20 +355,11 @@ impl Scheduler for FakeScheduler {
         *self.last.lock().unwrap() = Some(heartbeat);
         Ok(HeartbeatReply {
             next_in_ms: 20,
-            fallback: None,
+            fallback: *self.fallback.lock().unwrap(),
         })
     }
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
         Ok(Vec::new())
     }
-}
-
-/// A worker over the fakes.
-pub(crate) struct Bench {
-    pub(crate) engine: Arc<FakeEngine>,
-    pub(crate) store: Arc<FakeStore>,
-    pub(crate) scheduler: Arc<FakeScheduler>,
-    pub(crate) worker: refrain_worker::RunningWorker,
-    pub(crate) signer: refrain_service_kit::mesh::NamespaceSigner,
 }

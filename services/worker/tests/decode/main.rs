@@ -1,162 +1,20 @@
 //! The worker over a scripted engine: what comes out is what the target model says, whatever is drafted.
 
+mod bench;
 mod fakes;
+mod fallback;
+mod handover;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fakes::{Bench, FakeEngine, FakeScheduler, FakeStore, STOP, Target};
+use bench::*;
+use fakes::{FakeEngine, STOP, Target};
 use futures_util::StreamExt;
-use refrain_clients::{ChunkStream, Worker};
+use refrain_clients::Worker;
 use refrain_protocol::chunk::*;
 use refrain_protocol::document::FinishReason;
-use refrain_protocol::engine::Sampling;
-use refrain_protocol::{ApiError, DocumentId, ErrorKind, LeaseId, Namespace, RequestId, TokenId};
-use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
-use refrain_service_kit::telemetry::Metrics;
-use refrain_worker::{Dependencies, WorkerConfig, start};
-
-/// Repeats itself with a period of 12, with a slip now and then.
-fn repetitive(text: &[TokenId]) -> TokenId {
-    let at = text.len() as u32;
-    if at.is_multiple_of(41) {
-        500 + at % 7
-    } else {
-        1 + at % 12
-    }
-}
-
-/// Never says the same thing twice in the same way.
-fn erratic(text: &[TokenId]) -> TokenId {
-    let mut hash = 0xcbf2_9ce4u32;
-    for token in &text[text.len().saturating_sub(3)..] {
-        hash = (hash ^ token).wrapping_mul(0x0100_0193).rotate_left(9);
-    }
-    1 + hash % 9
-}
-
-/// Counts up to 30 and stops.
-fn stopping(text: &[TokenId]) -> TokenId {
-    if text.len() >= 40 {
-        STOP
-    } else {
-        100 + text.len() as u32
-    }
-}
-
-async fn bench(engine: FakeEngine, change: impl FnOnce(&mut WorkerConfig)) -> Bench {
-    let keys = MeshConfig::generate().unwrap();
-    let mut config = WorkerConfig {
-        step_tokens_max: 64,
-        prefill_chunk_tokens: 8,
-        running_max: 8,
-        ..WorkerConfig::default()
-    };
-    config.harvest.interval_ms = 5;
-    change(&mut config);
-    let engine = Arc::new(engine);
-    let store = Arc::new(FakeStore::default());
-    let scheduler = Arc::new(FakeScheduler::default());
-    let with = Dependencies {
-        engine: engine.clone(),
-        scheduler: scheduler.clone(),
-        store: store.clone(),
-        auth: MeshAuth::new(&keys).unwrap(),
-        metrics: Metrics::new().unwrap(),
-    };
-    let worker = start(config, with).await.unwrap();
-    Bench {
-        engine,
-        store,
-        scheduler,
-        worker,
-        signer: NamespaceSigner::new(&keys).unwrap(),
-    }
-}
-
-fn chunk(bench: &Bench, prompt: &[TokenId], max_new_tokens: u32) -> ChunkRequest {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    let number = u128::from(NEXT.fetch_add(1, Ordering::Relaxed));
-    let namespace = Namespace {
-        tenant: "acme".into(),
-        model: "fake".into(),
-        tokenizer: "fake".into(),
-    };
-    ChunkRequest {
-        handed_over: false,
-        lease: LeaseId(number),
-        epoch: 1,
-        request: RequestId(number),
-        namespace: bench.signer.sign(namespace),
-        session: Some("s".into()),
-        group: None,
-        tokens: prompt.to_vec(),
-        prompt_len: prompt.len() as u32,
-        sampling: Sampling {
-            stop_token_ids: vec![STOP],
-            ..Sampling::default()
-        },
-        max_new_tokens,
-        chunk_tokens: None,
-        speculation: Speculation::Auto,
-    }
-}
-
-/// Everything that a chunk streams.
-#[derive(Debug, Default)]
-struct Said {
-    tokens: Vec<TokenId>,
-    steps: u64,
-    accepted: u32,
-    scopes: Vec<DraftScope>,
-    end: Option<ChunkEnd>,
-    error: Option<ApiError>,
-}
-
-async fn read(mut stream: ChunkStream) -> Said {
-    let mut said = Said::default();
-    while let Some(event) = stream.next().await {
-        match event {
-            Ok(ChunkEvent::Step(step)) => {
-                assert_eq!(step.sequence, said.steps, "a gap in the sequence");
-                assert_eq!(step.weight_version, 3);
-                said.steps += 1;
-                said.accepted += step.accepted;
-                said.scopes.push(step.scope);
-                said.tokens.extend(step.tokens);
-            }
-            Ok(ChunkEvent::End(end)) => said.end = Some(end),
-            Err(error) => said.error = Some(error),
-        }
-    }
-    said
-}
-
-async fn run(bench: &Bench, request: ChunkRequest) -> Said {
-    read(bench.worker.handle().chunk(request).await.unwrap()).await
-}
-
-/// What the target alone would say.
-fn plainly(target: Target, prompt: &[TokenId], len: usize) -> Vec<TokenId> {
-    let mut text = prompt.to_vec();
-    while text.len() < prompt.len() + len {
-        text.push(target(&text));
-        if text.last() == Some(&STOP) {
-            break;
-        }
-    }
-    text[prompt.len()..].to_vec()
-}
-
-async fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let waited = tokio::time::timeout(Duration::from_secs(10), async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "never: {what}");
-}
+use refrain_protocol::{DocumentId, ErrorKind, LeaseId, TokenId};
 
 #[tokio::test]
 async fn drafts_change_the_number_of_steps_and_nothing_else() {
@@ -192,19 +50,6 @@ async fn drafts_change_the_number_of_steps_and_nothing_else() {
             assert_eq!(said.end.map(|end| end.reason), Some(reason));
             if speculation == Speculation::Off {
                 assert_eq!(said.steps as usize, said.tokens.len());
-            }
-        }
-    }
-}
-
-/// The worker refuses what it has no slot for; a scheduler would have waited.
-async fn run_when_free(bench: &Bench, request: ChunkRequest) -> Said {
-    loop {
-        match bench.worker.handle().chunk(request.clone()).await {
-            Ok(stream) => return read(stream).await,
-            Err(error) => {
-                assert_eq!(error.kind, ErrorKind::Overloaded);
-                tokio::time::sleep(Duration::from_millis(1)).await;
             }
         }
     }
