@@ -60,6 +60,13 @@ fn accepted(answers: &[Answer]) -> u64 {
     answers.iter().map(Answer::accepted).sum()
 }
 
+fn accepted_from(answers: &[Answer], source: &str) -> u64 {
+    answers
+        .iter()
+        .map(|answer| answer.accepted_from(source))
+        .sum()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Result<()> {
     let chats = chats();
@@ -75,7 +82,15 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
         "no output reached its limit"
     );
     // The first pass drafts from what the plain one left behind, so most steps are long ones.
-    for (mode, at_once) in [("suffix", 1), ("off", 8), ("suffix", 8), ("auto", 8)] {
+    for (mode, at_once) in [
+        ("suffix", 1),
+        ("eagle3", 1),
+        ("auto", 1),
+        ("off", 8),
+        ("suffix", 8),
+        ("eagle3", 8),
+        ("auto", 8),
+    ] {
         let how = format!("with drafts {mode}, {at_once} at once");
         let answers = ask(&client, &chats, mode, at_once).await?;
         ensure_same(&plain, &answers, &how)?;
@@ -84,12 +99,24 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
             "{} accepted {how}",
             accepted(&answers)
         );
+        for source in ["suffix", "eagle3"] {
+            ensure!(
+                mode == "auto" || (accepted_from(&answers, source) > 0) == (mode == source),
+                "{} accepted from {source} {how}",
+                accepted_from(&answers, source)
+            );
+        }
     }
     mesh.stop().await;
 
-    // Another mesh: nothing remembered, and a new lease every 16 tokens.
-    let mesh = UpMesh::start_with("[gateway]\nchunk_tokens = 16").await?;
-    for mode in ["suffix", "auto"] {
+    // Another mesh: nothing remembered, a new lease every 16 tokens, and wide drafts of the head, most of
+    // whose branches are refused.
+    let mesh = UpMesh::start_with(
+        "[gateway]\nchunk_tokens = 16\n\
+         [worker.speculation.eagle3]\ndepth = 5\ntop_k = 3\ntokens_max = 12\npath_prob_min = 0.01",
+    )
+    .await?;
+    for mode in ["suffix", "eagle3", "auto"] {
         let answers = ask(&mesh.client(), &chats, mode, 4).await?;
         ensure_same(&plain, &answers, &format!("in chunks, with drafts {mode}"))?;
         ensure!(

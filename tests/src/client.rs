@@ -278,6 +278,13 @@ impl Answer {
     pub fn accepted(&self) -> u64 {
         self.number("/metrics/speculative_decoding/accepted")
     }
+
+    /// Draft tokens of a source that the engine accepted; 0 if it drafted nothing.
+    pub fn accepted_from(&self, source: &str) -> u64 {
+        let pointer = format!("/metrics/speculative_decoding/by_source/{source}/accepted");
+        let value = self.body.pointer(&pointer).and_then(Value::as_u64);
+        value.unwrap_or(0)
+    }
 }
 
 impl EventStream {

@@ -220,7 +220,22 @@ impl HttpMesh {
         };
         let listen = |service: Service| Value::from(self.addrs[&service].to_string());
         let url = |service: Service| Value::from(self.url(service));
-        let mut file = self.settings.clone();
+        // A section under a service's own name, such as `[worker-1]`, goes before what all of its role share.
+        let (own, mut file): (Table, Table) = self
+            .settings
+            .clone()
+            .into_iter()
+            .partition(|(section, _)| section.contains('-'));
+        if let Some(Value::Table(own)) = own.get(&service.name()).cloned() {
+            let section = match service {
+                Service::Engine(_) => "engine",
+                _ => "worker",
+            };
+            let shared = file.entry(section).or_insert_with(|| Table::new().into());
+            if let Some(shared) = shared.as_table_mut() {
+                shared.extend(own);
+            }
+        }
         let mut set = |section: &str, pairs: Vec<(&str, Value)>| {
             let section = file.entry(section).or_insert_with(|| Table::new().into());
             if let Some(section) = section.as_table_mut() {
