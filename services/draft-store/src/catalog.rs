@@ -5,6 +5,7 @@
 //! past what one process of this design should hold.
 
 mod document;
+mod erasures;
 mod feed;
 mod load;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use refrain_protocol::document::FeedCursor;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 pub(crate) use document::Document;
+pub(crate) use erasures::Erasures;
 pub(crate) use feed::{Change, Feed};
 pub(crate) use load::{Loaded, load};
 
@@ -64,6 +66,7 @@ pub(crate) struct Catalog {
     uses: Uses,
     totals: Totals,
     namespaces: HashMap<NamespaceId, NamespaceEntry>,
+    erasures: Erasures,
 }
 
 impl Catalog {
@@ -75,6 +78,7 @@ impl Catalog {
             uses: Uses::default(),
             totals: Totals::default(),
             namespaces: HashMap::new(),
+            erasures: Erasures::default(),
         }
     }
 
@@ -127,6 +131,39 @@ impl Catalog {
             .get_mut(&key.namespace)?
             .documents
             .get_mut(&key.document)
+    }
+
+    /// All namespaces, with their names where those are known.
+    pub(crate) fn namespaces(&self) -> Vec<(NamespaceId, Option<Namespace>)> {
+        let mut all: Vec<_> = self
+            .namespaces
+            .iter()
+            .map(|(id, entry)| (*id, entry.names.clone()))
+            .collect();
+        all.sort_unstable_by_key(|(id, _)| *id);
+        all
+    }
+
+    /// The documents of a namespace, in no order.
+    pub(crate) fn documents(
+        &self,
+        namespace: NamespaceId,
+    ) -> impl Iterator<Item = (DocumentId, &Document)> {
+        self.namespaces
+            .get(&namespace)
+            .into_iter()
+            .flat_map(|entry| &entry.documents)
+            .map(|(id, document)| (*id, document))
+    }
+
+    /// What was erased.
+    pub(crate) fn erasures(&self) -> &Erasures {
+        &self.erasures
+    }
+
+    /// The same, for what is stored of it.
+    pub(crate) fn erasures_mut(&mut self) -> &mut Erasures {
+        &mut self.erasures
     }
 
     /// Makes a namespace known by name. Says whether its names were not known before.

@@ -51,6 +51,12 @@ pub struct DraftStoreConfig {
     pub eviction_step: usize,
     /// Removals remembered per namespace. A follower that is further behind starts over.
     pub tombstones_max: usize,
+    /// Erasures remembered at once. Past it further ones get 429.
+    pub erasures_max: usize,
+    /// Erased documents remembered, so that no worker brings them back. Past it the earliest are forgotten.
+    pub erased_documents_max: usize,
+    /// How long both are remembered: longer than any request runs.
+    pub erasure_memory_h: u64,
     /// Calls of `follow` that wait at once. Past it: 429.
     pub waiters_max: usize,
     /// Calls of `follow` that read from disk at once; the others queue.
@@ -95,6 +101,9 @@ impl Default for DraftStoreConfig {
             retention_days: 31,
             eviction_step: 256,
             tombstones_max: 65_536,
+            erasures_max: 1_024,
+            erased_documents_max: 1_000_000,
+            erasure_memory_h: 48,
             waiters_max: 1_024,
             reads_max: 4,
             follow_tokens_max: 1 << 20,
@@ -134,6 +143,8 @@ impl Validate for DraftStoreConfig {
         at_least("retention_days", u64::from(self.retention_days), 1);
         at_least("eviction_step", self.eviction_step as u64, 1);
         at_least("tombstones_max", self.tombstones_max as u64, 2);
+        at_least("erasures_max", self.erasures_max as u64, 1);
+        at_least("erasure_memory_h", self.erasure_memory_h, 1);
         at_least("waiters_max", self.waiters_max as u64, 1);
         at_least("reads_max", self.reads_max as u64, 1);
         at_least("follow_tokens_max", u64::from(self.follow_tokens_max), 1);
@@ -149,6 +160,7 @@ impl Validate for DraftStoreConfig {
                 faults.push(format!("{key}: at most {most}"));
             }
         };
+        at_most("erasure_memory_h", self.erasure_memory_h, 24 * 366);
         at_most("commit_interval_ms", self.commit_interval_ms, 1_000);
         at_most("document_tokens_max", document, 1 << 24);
         at_most(

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub(crate) use manifest::Manifest;
+pub(crate) use quarantine::delete_all as delete_quarantines;
 pub(crate) use rewrite::{Host, Plan, Rewritten, is_due, rewrite};
 
 use crate::catalog::{Loaded, load};

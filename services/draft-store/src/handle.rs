@@ -1,6 +1,7 @@
 //! The store for callers: in this process directly, for all others behind the HTTP routes.
 
 mod admin;
+mod erase;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -47,6 +48,8 @@ struct Inner {
     pending_tokens: Arc<AtomicU64>,
     waiters: AtomicI64,
     reads: Arc<Semaphore>,
+    /// One erasure at a time.
+    erasing: tokio::sync::Mutex<()>,
 }
 
 /// What the store is doing, for people.
@@ -95,6 +98,7 @@ impl DraftStoreHandle {
                 pending_tokens,
                 waiters: AtomicI64::new(0),
                 reads,
+                erasing: tokio::sync::Mutex::new(()),
             }),
         }
     }
@@ -296,6 +300,7 @@ impl DraftStore for DraftStoreHandle {
             namespace,
             names: request.namespace.namespace,
             updates: request.updates,
+            imported: false,
         };
         self.send(Call::Append {
             append,

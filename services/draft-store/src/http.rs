@@ -6,7 +6,7 @@ use actix_web::web::{self, Data, Json};
 use refrain_clients::{
     BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
 };
-use refrain_protocol::admin::CompactReply;
+use refrain_protocol::admin::{CompactReply, EraseReply, EraseRequest};
 use refrain_protocol::document::StoreStats;
 use refrain_service_kit::http::{Body, HttpResult, mesh_only};
 use refrain_service_kit::mesh::MeshAuth;
@@ -28,7 +28,8 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
     app.service(
         web::scope("/admin/v1")
             .wrap(mesh_only(mesh.clone()))
-            .route("/compact", web::post().to(compact)),
+            .route("/compact", web::post().to(compact))
+            .route("/erase", web::post().to(erase)),
     );
     app.service(
         web::resource("/debug/state")
@@ -63,6 +64,13 @@ async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
 
 async fn compact(handle: Data<DraftStoreHandle>) -> HttpResult<Json<CompactReply>> {
     Ok(Json(handle.compact().await?))
+}
+
+async fn erase(
+    handle: Data<DraftStoreHandle>,
+    request: Json<EraseRequest>,
+) -> HttpResult<Json<EraseReply>> {
+    Ok(Json(handle.erase(request.into_inner()).await?))
 }
 
 async fn observe(handle: Data<DraftStoreHandle>) -> Json<StoreState> {

@@ -26,7 +26,11 @@
 //! per token. On disk a log takes 1.5 to 4 times what is in it when freshly written, and is written afresh
 //! when it has grown to twice that (`rewrite_factor`), which for a while needs the room once more.
 //!
-//! Not here: sealed segments, replication, erasure on request.
+//! What is erased is gone from every file before the call is answered: `handle/erase.rs`, and
+//! `catalog/erasures.rs` for how it stays gone while workers go on sending it. Logs in quarantine are deleted
+//! by any erasure, since what is left in them cannot be told apart by tenant.
+//!
+//! Not here: sealed segments, replication.
 
 mod catalog;
 mod codec;
@@ -38,6 +42,7 @@ mod log;
 mod metrics;
 mod placement;
 mod record;
+mod select;
 mod service;
 mod shared;
 mod text;

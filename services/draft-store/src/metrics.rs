@@ -15,10 +15,11 @@ pub(crate) enum Limit {
     Head,
     Namespaces,
     Waiters,
+    Erasures,
 }
 
 impl Limit {
-    const ALL: [Limit; 7] = [
+    const ALL: [Limit; 8] = [
         Limit::Mailbox,
         Limit::PendingTokens,
         Limit::Updates,
@@ -26,6 +27,7 @@ impl Limit {
         Limit::Head,
         Limit::Namespaces,
         Limit::Waiters,
+        Limit::Erasures,
     ];
 
     /// The key in the configuration, or the name of a constant.
@@ -38,6 +40,7 @@ impl Limit {
             Limit::Head => "head",
             Limit::Namespaces => "namespaces_max",
             Limit::Waiters => "waiters_max",
+            Limit::Erasures => "erasures_max",
         }
     }
 }
@@ -64,6 +67,8 @@ pub(crate) struct StoreMetrics {
     pub(crate) quarantines: IntCounter,
     pub(crate) damaged_records: IntCounter,
     pub(crate) feed_waiters: IntGauge,
+    pub(crate) erasures: IntGauge,
+    pub(crate) erased_documents: IntGauge,
     pub(crate) pending_tokens: IntGauge,
     pub(crate) writer_restarts: IntCounter,
 }
@@ -114,6 +119,8 @@ impl StoreMetrics {
             quarantines: counter("quarantines_total", "Logs moved away as not believable.")?,
             damaged_records: counter("damaged_records_total", "Records that did not decode.")?,
             feed_waiters: gauge("feed_waiters", "Calls of follow that wait for a change.")?,
+            erasures: gauge("erasures", "Erasures remembered.")?,
+            erased_documents: gauge("erased_documents", "Erased documents remembered.")?,
             pending_tokens: gauge("pending_tokens", "Tokens that wait for a commit.")?,
             writer_restarts: counter(
                 "writer_restarts_total",

@@ -32,6 +32,10 @@ pub(crate) enum Kind {
     Piece,
     /// [`TombstoneRecord`], one per removal that followers may not have seen.
     Tombstone,
+    /// [`ErasureRecord`], one per thing that was erased.
+    Erasure,
+    /// [`ErasedRecord`], one per document that was erased and that somebody may still send.
+    Erased,
 }
 
 impl Kind {
@@ -44,6 +48,8 @@ impl Kind {
             Kind::Head => b'h',
             Kind::Piece => b'p',
             Kind::Tombstone => b't',
+            Kind::Erasure => b'e',
+            Kind::Erased => b'x',
         }
     }
 
@@ -116,6 +122,23 @@ pub(crate) struct TombstoneRecord {
     pub(crate) document: u128,
 }
 
+/// What an erasure was to hit, and when; see [`crate::catalog`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct ErasureRecord {
+    pub(crate) tenant: Option<String>,
+    pub(crate) model: Option<String>,
+    pub(crate) session: Option<String>,
+    pub(crate) from_ms: Option<u64>,
+    pub(crate) until_ms: Option<u64>,
+    pub(crate) at_ms: u64,
+}
+
+/// When a document was erased.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct ErasedRecord {
+    pub(crate) at_ms: u64,
+}
+
 /// The reason as stored; 0 is none.
 pub(crate) fn finish_code(finish: Option<FinishReason>) -> u8 {
     match finish {
@@ -178,6 +201,13 @@ pub(crate) fn tombstone_key(namespace: NamespaceId, sequence: u64) -> Vec<u8> {
 
 fn u128_at(key: &[u8], at: usize) -> Option<u128> {
     Some(u128::from_be_bytes(key.get(at..at + 16)?.try_into().ok()?))
+}
+
+/// Key of an erasure.
+pub(crate) fn erasure_key(id: u128) -> Vec<u8> {
+    let mut bytes = vec![Kind::Erasure.byte()];
+    bytes.extend_from_slice(&id.to_be_bytes());
+    bytes
 }
 
 /// The namespace in a key.

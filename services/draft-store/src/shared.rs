@@ -10,16 +10,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use refrain_protocol::document::{
-    DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StoreStats,
-};
+use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StoreStats};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use tokio::sync::watch;
 
 use crate::catalog::{Catalog, Change};
-use crate::codec;
 use crate::log::RecordLog;
-use crate::record::{DocumentKey, HeadRecord, Kind, document_key, finish_of};
+use crate::record::{DocumentKey, finish_of};
+use crate::select::head;
 use crate::text::{self, TextError};
 
 /// Most events of one answer; tombstones have no tokens to be bounded by.
@@ -232,12 +230,6 @@ fn event(
             None
         },
     })))
-}
-
-fn head(log: &dyn RecordLog, key: DocumentKey) -> Result<DocumentHead, TextError> {
-    let head_key = document_key(Kind::Head, key);
-    let value = log.get(&head_key)?.ok_or(codec::Damage::Short)?;
-    Ok(codec::open::<HeadRecord>(&head_key, &value)?.0)
 }
 
 /// Somebody who waits for a namespace; leaves by itself.

@@ -20,14 +20,17 @@ use crate::catalog::Catalog;
 use crate::codec;
 use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
-use crate::record::{DocumentKey, StoreRecord, store_key};
+use crate::record::{DocumentKey, ErasureRecord, StoreRecord, store_key};
 use edit::Edit;
 
 /// Documents that wait to come to rest at most; past it the oldest are settled at once.
 const SETTLING_MAX: usize = 100_000;
 /// Times of use that wait to be written at most, and are written per tick.
 const USES_MAX: usize = 4_096;
-const DAY_MS: u64 = 24 * 3600 * 1000;
+const HOUR_MS: u64 = 3600 * 1000;
+const DAY_MS: u64 = 24 * HOUR_MS;
+/// How long after its end a document may be sent again by who was not answered.
+const REPEATS_MS: u64 = HOUR_MS;
 
 /// Updates of one caller.
 #[derive(Clone, Debug)]
@@ -35,6 +38,8 @@ pub(crate) struct Append {
     pub(crate) namespace: NamespaceId,
     pub(crate) names: Namespace,
     pub(crate) updates: Vec<DocumentUpdate>,
+    /// An operator wants them stored, whatever was erased before.
+    pub(crate) imported: bool,
 }
 
 /// Why documents were removed; the label of the evictions metric.
@@ -45,15 +50,17 @@ pub(crate) enum Removal {
     TenantTokens,
     Age,
     Damage,
+    Erased,
 }
 
 impl Removal {
-    pub(crate) const ALL: [Removal; 5] = [
+    pub(crate) const ALL: [Removal; 6] = [
         Removal::Tokens,
         Removal::Bytes,
         Removal::TenantTokens,
         Removal::Age,
         Removal::Damage,
+        Removal::Erased,
     ];
 
     pub(crate) fn as_str(self) -> &'static str {
@@ -63,6 +70,7 @@ impl Removal {
             Removal::TenantTokens => "tenant_tokens",
             Removal::Age => "age",
             Removal::Damage => "damage",
+            Removal::Erased => "erased",
         }
     }
 }
@@ -145,7 +153,7 @@ impl Core {
             edit.introduce(append.namespace, &append.names);
             let mut lengths = Vec::with_capacity(append.updates.len());
             for update in &append.updates {
-                lengths.push(edit.apply(append.namespace, update)?);
+                lengths.push(edit.apply(append, update)?);
             }
             edit.outcome.lengths.push(Some(lengths));
         }
@@ -163,11 +171,35 @@ impl Core {
     ) -> Result<Outcome, LogError> {
         let mut edit = self.edit(catalog, now_ms);
         for key in keys {
-            if edit.catalog.document(*key).is_some() {
-                edit.remove(*key, removal)?;
+            let Some(document) = edit.catalog.document(*key) else {
+                continue;
+            };
+            let state = document.state;
+            edit.remove(*key, removal)?;
+            // A worker may be writing it, or repeat what it was not answered.
+            let awaited = state.finish == 0 || state.used_ms + REPEATS_MS > now_ms;
+            if removal == Removal::Erased && awaited {
+                edit.remember_erased(*key);
             }
         }
         self.commit(edit, now_ms)
+    }
+
+    /// Remembers an erasure: what it hits is refused from now on. `None` when no more can be remembered.
+    pub(crate) fn mark(
+        &mut self,
+        catalog: &mut Catalog,
+        mut mark: ErasureRecord,
+        now_ms: u64,
+    ) -> Result<(Option<ErasureRecord>, Outcome), LogError> {
+        let erasures = catalog.erasures();
+        if erasures.marks() >= self.config.erasures_max && !erasures.has_mark(mark.id()) {
+            return Ok((None, Outcome::default()));
+        }
+        mark.at_ms = now_ms;
+        let mut edit = self.edit(catalog, now_ms);
+        edit.mark(mark.clone());
+        Ok((Some(mark), self.commit(edit, now_ms)?))
     }
 
     /// Marks documents as used. Written later, and only when the stored time is old.
@@ -195,6 +227,11 @@ impl Core {
         for key in uses {
             edit.write_state(key);
         }
+        edit.forget_erased(
+            now_ms.saturating_sub(self.config.erasure_memory_h * HOUR_MS),
+            self.config.erased_documents_max,
+            self.config.eviction_step,
+        );
         let mut edit = self.without_expired(edit, now_ms)?;
         self.within_budgets(&mut edit)?;
         self.commit(edit, now_ms)

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
-use refrain_protocol::admin::CompactReply;
+use refrain_protocol::admin::{CompactReply, EraseReply, EraseRequest};
 use refrain_service_kit::http::MeshClient;
 
 /// What operators may do to a draft store. Callers are those who hold the mesh's secret, and name tenants
@@ -14,9 +14,15 @@ pub trait StoreAdmin: Send + Sync {
     /// # Errors
     /// `Unavailable` when the disk refuses: the old log still counts.
     async fn compact(&self) -> Result<CompactReply, ApiError>;
+
+    /// Erases documents; answered when nothing of them is on disk any more. Repeats are harmless.
+    ///
+    /// # Errors
+    /// `InvalidRequest` when the request does not say what. After any other it may be done in part: ask again.
+    async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError>;
 }
 
-/// [`StoreAdmin`] over HTTP: `POST /admin/v1/compact` in JSON.
+/// [`StoreAdmin`] over HTTP: `POST /admin/v1/{compact,erase}` in JSON.
 pub struct HttpStoreAdmin {
     client: MeshClient,
 }
@@ -31,7 +37,13 @@ impl HttpStoreAdmin {
 #[async_trait]
 impl StoreAdmin for HttpStoreAdmin {
     async fn compact(&self) -> Result<CompactReply, ApiError> {
-        // As long as the log is: nobody can say how many minutes.
+        // No deadline: it takes as long as the log is large.
         self.client.post_json("/admin/v1/compact", &(), None).await
+    }
+
+    async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
+        self.client
+            .post_json("/admin/v1/erase", &request, None)
+            .await
     }
 }

@@ -8,7 +8,8 @@ use super::Catalog;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{
-    self, DocumentKey, FeedRecord, Kind, NamespaceRecord, StateRecord, StoreRecord, TombstoneRecord,
+    self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, Kind, NamespaceRecord, StateRecord,
+    StoreRecord, TombstoneRecord,
 };
 
 /// What was read.
@@ -38,6 +39,7 @@ pub(crate) fn load(
     load_feeds(log, &mut loaded, random)?;
     load_documents(log, &mut loaded)?;
     load_tombstones(log, &mut loaded)?;
+    load_erasures(log, &mut loaded)?;
     loaded.catalog.skip_to(store.sequence_reserved);
     Ok(loaded)
 }
@@ -117,6 +119,29 @@ fn load_feeds(log: &dyn RecordLog, loaded: &mut Loaded, random: u32) -> Result<(
         catalog.head = catalog.head.max(record.floor);
         catalog.feed_mut(id).restore(record);
     })?;
+    Ok(())
+}
+
+fn load_erasures(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
+    let Loaded {
+        catalog,
+        repairs,
+        damaged_records,
+        ..
+    } = loaded;
+    *damaged_records +=
+        each::<ErasureRecord>(log, Kind::Erasure, &mut |key, record| match record {
+            Some(record) => catalog.erasures.mark(record),
+            None => repairs.remove(key.to_vec()),
+        })?;
+    *damaged_records += each::<ErasedRecord>(log, Kind::Erased, &mut |key, record| match (
+        record::document_of(key),
+        record,
+    ) {
+        (Some(id), Some(record)) => catalog.erasures.erase(id, record.at_ms),
+        _ => repairs.remove(key.to_vec()),
+    })?;
+    catalog.erasures.sort();
     Ok(())
 }
 

@@ -37,7 +37,14 @@ pub(super) fn salvage(from: &Path, to: &SledLog, cache_bytes: u64) -> Result<u64
     };
     let mut copied = 0;
     // Text before the states that count on it: a copy that breaks off leaves no state without text.
-    for kind in [Kind::Namespace, Kind::Piece, Kind::Head, Kind::State] {
+    for kind in [
+        Kind::Erasure,
+        Kind::Erased,
+        Kind::Namespace,
+        Kind::Piece,
+        Kind::Head,
+        Kind::State,
+    ] {
         match copy(&old, to, kind) {
             Ok(count) => copied += count,
             Err(CopyError::From(error)) => {
@@ -80,4 +87,21 @@ fn copy(from: &SledLog, to: &SledLog, kind: Kind) -> Result<u64, CopyError> {
             _ => return Ok(copied),
         }
     }
+}
+
+/// Deletes all of them. Answers how many there were.
+///
+/// What could be read was salvaged when each was made; what is left in them cannot be told apart by tenant.
+pub(crate) fn delete_all(dir: &Path) -> Result<u64, LogError> {
+    let failed = |error: std::io::Error| refused("clear", dir, &error);
+    let mut deleted = 0;
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            std::fs::remove_dir_all(entry.path()).map_err(failed)?;
+            deleted += 1;
+        }
+    }
+    sync_directory(dir).map_err(failed)?;
+    Ok(deleted)
 }

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use refrain_clients::StoreAdmin;
 use refrain_protocol::ApiError;
-use refrain_protocol::admin::CompactReply;
+use refrain_protocol::admin::{CompactReply, EraseReply, EraseRequest};
 use tokio::sync::oneshot;
 
 use super::DraftStoreHandle;
@@ -14,7 +14,7 @@ use crate::writer::call::Call;
 
 impl DraftStoreHandle {
     /// Has the log rewritten by a rewrite that begins after this call.
-    async fn rewrite(&self) -> Result<Rewritten, ApiError> {
+    pub(super) async fn rewrite(&self) -> Result<Rewritten, ApiError> {
         let (demand, answer) = oneshot::channel();
         self.send(Call::Rewrite(RewriteCall::Demand(demand)))?;
         answer
@@ -32,5 +32,16 @@ impl StoreAdmin for DraftStoreHandle {
             before_bytes: done.before_bytes,
             after_bytes: done.after_bytes,
         })
+    }
+
+    async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
+        let running = self.enter()?;
+        let handle = self.clone();
+        // A caller who hangs up does not leave it half done.
+        let erasing = tokio::spawn(async move {
+            let _running = running;
+            handle.erase_all(request).await
+        });
+        erasing.await.map_err(ApiError::internal)?
     }
 }

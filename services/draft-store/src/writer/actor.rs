@@ -27,6 +27,7 @@ use crate::config::DraftStoreConfig;
 use crate::directory::{self, Hold, Manifest, Opened};
 use crate::log::LogError;
 use crate::metrics::{Limit, StoreMetrics};
+use crate::record::ErasureRecord;
 use crate::shared::{Open, Shared, unavailable};
 use rewriting::Rewriting;
 
@@ -273,6 +274,23 @@ impl Writer {
         }
     }
 
+    fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {
+        let mut marked = None;
+        self.run(|core, catalog, now_ms| {
+            let (mark, outcome) = core.mark(catalog, mark, now_ms)?;
+            marked = mark;
+            Ok(outcome)
+        })?;
+        marked.ok_or_else(|| {
+            self.metrics.reject(Limit::Erasures);
+            ApiError::new(
+                ErrorKind::Overloaded,
+                "as many erasures are remembered as may be (erasures_max)",
+            )
+            .with_retry_after_ms(3_600_000)
+        })
+    }
+
     fn close(&mut self, reply: oneshot::Sender<()>) {
         // Writes the times of use.
         let _ = self.run(Core::tick);
@@ -363,6 +381,15 @@ impl Handler<Call> for Writer {
                 let _ = self.run(|core, catalog, now_ms| {
                     core.remove(catalog, &keys, Removal::Damage, now_ms)
                 });
+            }
+            Call::Mark(mark, reply) => {
+                let _ = reply.send(self.mark(mark));
+            }
+            Call::Erase(keys, reply) => {
+                let outcome = self.run(|core, catalog, now_ms| {
+                    core.remove(catalog, &keys, Removal::Erased, now_ms)
+                });
+                let _ = reply.send(outcome.map(|outcome| outcome.removed.len() as u64));
             }
             Call::Rewrite(call) => self.handle_rewrite(call, ctx),
             Call::Close(reply) => {

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::Append;
 use super::actor::rewriting::RewriteCall;
-use crate::record::DocumentKey;
+use crate::record::{DocumentKey, ErasureRecord};
 
 /// What is asked of the writer.
 #[derive(Message)]
@@ -25,6 +25,13 @@ pub(crate) enum Call {
     Touch(Vec<DocumentKey>),
     /// Remove documents whose text is damaged.
     Forget(Vec<DocumentKey>),
+    /// Remember an erasure, and answer when that is durable.
+    Mark(
+        ErasureRecord,
+        oneshot::Sender<Result<ErasureRecord, ApiError>>,
+    ),
+    /// Remove documents as erased, and answer when that is durable.
+    Erase(Vec<DocumentKey>, oneshot::Sender<Result<u64, ApiError>>),
     /// About rewriting the log.
     Rewrite(RewriteCall),
     /// Commit what waits, write the manifest, close the log.

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 use refrain_protocol::{Namespace, NamespaceId, TokenId};
 
-use super::{Outcome, Removal};
+use super::{Append, Outcome, Removal};
 use crate::catalog::Catalog;
 use crate::codec::{self, Damage, PIECE_TOKENS_MAX};
 use crate::log::{Batch, LogError, RecordLog};
 use crate::placement::{Placement, place};
 use crate::record::{
-    DocumentKey, HeadRecord, Kind, NamespaceRecord, StateRecord, StoreRecord, TombstoneRecord,
-    document_key, finish_code, finish_of, namespace_key, piece_key, store_key, tombstone_key,
+    DocumentKey, ErasedRecord, ErasureRecord, HeadRecord, Kind, NamespaceRecord, StateRecord,
+    StoreRecord, TombstoneRecord, document_key, erasure_key, finish_code, finish_of, namespace_key,
+    piece_key, store_key, tombstone_key,
 };
 use crate::text::{Piece, TextError, key_before};
 
@@ -94,6 +95,37 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// Remembers an erasure.
+    pub(super) fn mark(&mut self, mark: ErasureRecord) {
+        let key = erasure_key(mark.id());
+        let value = codec::seal(&key, &mark);
+        self.batch.put(key, value);
+        self.catalog.erasures_mut().mark(mark);
+    }
+
+    /// Remembers that a document was erased.
+    pub(super) fn remember_erased(&mut self, key: DocumentKey) {
+        let at_ms = self.now_ms;
+        let erased_key = document_key(Kind::Erased, key);
+        let value = codec::seal(&erased_key, &ErasedRecord { at_ms });
+        self.batch.put(erased_key, value);
+        self.catalog.erasures_mut().erase(key, at_ms);
+    }
+
+    /// Forgets what was erased before a time, and what is too much.
+    pub(super) fn forget_erased(&mut self, before_ms: u64, documents_max: usize, limit: usize) {
+        let (marks, keys) = self
+            .catalog
+            .erasures_mut()
+            .expire(before_ms, documents_max, limit);
+        for id in marks {
+            self.batch.remove(erasure_key(id));
+        }
+        for key in keys {
+            self.batch.remove(document_key(Kind::Erased, key));
+        }
+    }
+
     /// Has the state of a document written with this commit.
     pub(super) fn write_state(&mut self, key: DocumentKey) {
         self.states.insert(key);
@@ -103,13 +135,20 @@ impl<'a> Edit<'a> {
     /// out to be damaged is removed, and has none.
     pub(super) fn apply(
         &mut self,
-        namespace: NamespaceId,
+        append: &Append,
         update: &DocumentUpdate,
     ) -> Result<u32, LogError> {
         let key = DocumentKey {
-            namespace,
+            namespace: append.namespace,
             document: update.document,
         };
+        let known = self.catalog.document(key).is_some();
+        let erasures = self.catalog.erasures();
+        if !append.imported && erasures.refuses(key, known, &append.names, &update.head) {
+            // Answered as if it were stored: less would have the worker send all of it again, for ever.
+            let added = u32::try_from(update.tokens.len()).unwrap_or(u32::MAX);
+            return Ok(update.prev_len.saturating_add(added));
+        }
         match self.try_apply(key, update) {
             Ok(()) => {}
             Err(TextError::Log(error)) => return Err(error),

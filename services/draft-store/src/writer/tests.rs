@@ -107,6 +107,7 @@ impl Store {
             namespace: names(tenant).id(),
             names: names(tenant),
             updates: updates.to_vec(),
+            imported: false,
         };
         let mut open = self.shared.write();
         let catalog = &mut open.as_mut().unwrap().catalog;

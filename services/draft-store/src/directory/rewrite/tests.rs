@@ -92,6 +92,7 @@ impl Store {
             namespace: names().id(),
             names: names(),
             updates: vec![update],
+            imported: false,
         };
         let mut open = self.shared.write();
         let catalog = &mut open.as_mut().unwrap().catalog;

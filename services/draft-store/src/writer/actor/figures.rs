@@ -11,14 +11,18 @@ impl Writer {
     /// Figures that are cheap enough for every commit.
     pub(super) fn observe(&self) {
         let before = self.shared.stats();
-        let Some(totals) = self
-            .shared
-            .read()
-            .as_ref()
-            .map(|open| open.catalog.totals())
-        else {
+        let Some((totals, marks, erased)) = self.shared.read().as_ref().map(|open| {
+            let erasures = open.catalog.erasures();
+            (
+                open.catalog.totals(),
+                erasures.marks(),
+                erasures.documents(),
+            )
+        }) else {
             return;
         };
+        self.metrics.erasures.set(marks as i64);
+        self.metrics.erased_documents.set(erased as i64);
         self.shared.set_stats(StoreStats {
             documents: totals.documents,
             tokens: totals.tokens,

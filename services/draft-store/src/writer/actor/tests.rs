@@ -23,6 +23,7 @@ fn append(document: u128) -> Append {
         namespace: names.id(),
         names,
         updates: vec![update],
+        imported: false,
     }
 }
 

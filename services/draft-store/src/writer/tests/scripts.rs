@@ -348,6 +348,7 @@ fn a_refusing_disk_acknowledges_nothing() {
         namespace: names("a").id(),
         names: names("a"),
         updates: vec![update(1, 1, 1, &[2])],
+        imported: false,
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;
@@ -387,6 +388,7 @@ fn one_namespace_too_many_is_refused() {
         namespace: names("b").id(),
         names: names("b"),
         updates: vec![update(1, 1, 0, &[2])],
+        imported: false,
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;

@@ -1,0 +1,205 @@
+//! What was erased, for as long as somebody may still send it.
+//!
+//! A worker that runs while its tenant is erased goes on sending: first the rest of the document, and when
+//! the store answers that it has nothing of it, the beginning again. So documents that were erased are
+//! remembered by id. And what had begun, but had not reached the store at that time, is told by the time of
+//! creation that every update carries, against a mark of what the erasure was to hit.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+
+use refrain_protocol::Namespace;
+use refrain_protocol::document::DocumentHead;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::record::{DocumentKey, ErasureRecord};
+
+impl ErasureRecord {
+    /// The same for every erasure of the same things.
+    pub(crate) fn id(&self) -> u128 {
+        let scope = ErasureRecord {
+            at_ms: 0,
+            ..self.clone()
+        };
+        // Debug output of a plain struct quotes its strings, so parts cannot run into each other.
+        xxh3_128(format!("{scope:?}").as_bytes())
+    }
+
+    /// Whether a namespace is hit. One whose names are lost is: it cannot be told that it is not.
+    pub(crate) fn hits_namespace(&self, names: Option<&Namespace>) -> bool {
+        let same = |wanted: &Option<String>, name: fn(&Namespace) -> &String| {
+            wanted
+                .as_ref()
+                .is_none_or(|wanted| names.is_none_or(|names| wanted == name(names)))
+        };
+        same(&self.tenant, |names| &names.tenant) && same(&self.model, |names| &names.model)
+    }
+
+    /// Whether a document that began at this time is.
+    pub(crate) fn hits_time(&self, begun_ms: u64) -> bool {
+        begun_ms <= self.at_ms
+            && self.from_ms.is_none_or(|from_ms| begun_ms >= from_ms)
+            && self.until_ms.is_none_or(|until_ms| begun_ms < until_ms)
+    }
+
+    /// Whether a document of this session is.
+    pub(crate) fn hits_session(&self, session: Option<&str>) -> bool {
+        self.session
+            .as_deref()
+            .is_none_or(|wanted| session == Some(wanted))
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Erasures {
+    marks: BTreeMap<u128, ErasureRecord>,
+    erased: HashSet<DocumentKey>,
+    /// The same in order of time.
+    order: VecDeque<(u64, DocumentKey)>,
+}
+
+impl Erasures {
+    /// Whether an update is of something that was erased. `known` says that the store has the document.
+    pub(crate) fn refuses(
+        &self,
+        key: DocumentKey,
+        known: bool,
+        names: &Namespace,
+        head: &DocumentHead,
+    ) -> bool {
+        if known {
+            return false;
+        }
+        self.erased.contains(&key)
+            || self.marks.values().any(|mark| {
+                mark.hits_namespace(Some(names))
+                    && mark.hits_time(head.created_ms)
+                    && mark.hits_session(head.session.as_deref())
+            })
+    }
+
+    pub(crate) fn marks(&self) -> usize {
+        self.marks.len()
+    }
+
+    pub(crate) fn documents(&self) -> usize {
+        self.erased.len()
+    }
+
+    pub(crate) fn has_mark(&self, id: u128) -> bool {
+        self.marks.contains_key(&id)
+    }
+
+    /// Remembers an erasure, in the place of an earlier one of the same things.
+    pub(crate) fn mark(&mut self, mark: ErasureRecord) {
+        self.marks.insert(mark.id(), mark);
+    }
+
+    /// Remembers a document.
+    pub(crate) fn erase(&mut self, key: DocumentKey, at_ms: u64) {
+        if self.erased.insert(key) {
+            self.order.push_back((at_ms, key));
+        }
+    }
+
+    /// Puts what was read in no order into that of time.
+    pub(super) fn sort(&mut self) {
+        self.order.make_contiguous().sort_unstable();
+    }
+
+    /// Forgets what is older than `before_ms`, and the oldest documents past `documents_max`. Answers with the
+    /// marks and the documents.
+    pub(crate) fn expire(
+        &mut self,
+        before_ms: u64,
+        documents_max: usize,
+        limit: usize,
+    ) -> (Vec<u128>, Vec<DocumentKey>) {
+        let old = |mark: &ErasureRecord| mark.at_ms < before_ms;
+        let marks: Vec<u128> = self
+            .marks
+            .iter()
+            .filter(|(_, mark)| old(mark))
+            .map(|(id, _)| *id)
+            .collect();
+        self.marks.retain(|_, mark| !old(mark));
+        let mut keys = Vec::new();
+        while let Some((at_ms, key)) = self.order.front()
+            && keys.len() < limit
+            && (*at_ms < before_ms || self.order.len() > documents_max)
+        {
+            keys.push(*key);
+            self.erased.remove(key);
+            self.order.pop_front();
+        }
+        (marks, keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use refrain_protocol::DocumentId;
+
+    fn names(tenant: &str, model: &str) -> Namespace {
+        Namespace {
+            tenant: tenant.into(),
+            model: model.into(),
+            tokenizer: "t".into(),
+        }
+    }
+
+    fn head(session: &str, created_ms: u64) -> DocumentHead {
+        DocumentHead {
+            session: Some(session.into()),
+            created_ms,
+            ..DocumentHead::default()
+        }
+    }
+
+    #[test]
+    fn marks_hit_what_they_name_and_nothing_begun_later() {
+        let key = DocumentKey {
+            namespace: names("a", "m").id(),
+            document: DocumentId(1),
+        };
+        let mut erasures = Erasures::default();
+        erasures.mark(ErasureRecord {
+            tenant: Some("a".into()),
+            session: Some("s".into()),
+            from_ms: Some(50),
+            at_ms: 100,
+            ..ErasureRecord::default()
+        });
+        let refuses = |tenant: &str, session: &str, created_ms| {
+            let head = head(session, created_ms);
+            erasures.refuses(key, false, &names(tenant, "m"), &head)
+        };
+        assert!(refuses("a", "s", 50) && refuses("a", "s", 100));
+        assert!(!refuses("a", "s", 49) && !refuses("a", "s", 101));
+        assert!(!refuses("b", "s", 60) && !refuses("a", "other", 60));
+        assert!(!erasures.refuses(key, true, &names("a", "m"), &head("s", 60)));
+        let mut later = erasures.marks.values().next().unwrap().clone();
+        later.at_ms = 200;
+        erasures.mark(later);
+        assert_eq!(erasures.marks(), 1, "a repeat takes the place");
+    }
+
+    #[test]
+    fn memory_ends_by_age_and_by_number() {
+        let key = |document| DocumentKey {
+            namespace: names("a", "m").id(),
+            document: DocumentId(document),
+        };
+        let mut erasures = Erasures::default();
+        for document in 0..10 {
+            erasures.erase(key(document), document as u64);
+        }
+        assert_eq!(erasures.expire(2, 100, 100).1, [key(0), key(1)]);
+        assert_eq!(erasures.expire(0, 6, 100).1, [key(2), key(3)]);
+        let head = head("s", 0);
+        assert!(!erasures.refuses(key(3), false, &names("a", "m"), &head));
+        assert!(erasures.refuses(key(4), false, &names("a", "m"), &head));
+        assert_eq!(erasures.documents(), 6);
+    }
+}

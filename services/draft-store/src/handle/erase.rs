@@ -1,0 +1,120 @@
+//! Erasing: a mark first, so that nothing that began before it gets in any more; then the documents, with a
+//! tombstone each for those who follow; then what is left of them in files.
+
+use refrain_protocol::ApiError;
+use refrain_protocol::admin::{EraseReply, EraseRequest};
+use tokio::sync::oneshot;
+
+use super::{DraftStoreHandle, NAME_BYTES_MAX};
+use crate::directory::delete_quarantines;
+use crate::record::{DocumentKey, ErasureRecord};
+use crate::select;
+use crate::shared::{Shared, unavailable};
+use crate::writer::call::Call;
+
+/// Checks that a request says what to erase.
+fn checked(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
+    let EraseRequest {
+        tenant,
+        model,
+        session,
+        from_ms,
+        until_ms,
+    } = request;
+    for (param, name) in [
+        ("tenant", &tenant),
+        ("model", &model),
+        ("session", &session),
+    ] {
+        if name
+            .as_ref()
+            .is_some_and(|name| name.len() > NAME_BYTES_MAX)
+        {
+            let message = format!("longer than {NAME_BYTES_MAX} bytes");
+            return Err(ApiError::invalid(param, message));
+        }
+    }
+    if session.is_some() && tenant.is_none() {
+        return Err(ApiError::invalid(
+            "tenant",
+            "a session is erased of one tenant; name it",
+        ));
+    }
+    if tenant.is_none() && from_ms.is_none() && until_ms.is_none() {
+        return Err(ApiError::invalid(
+            "tenant",
+            "say what to erase: a tenant, a session of one, or a time (from_ms, until_ms)",
+        ));
+    }
+    if let (Some(from_ms), Some(until_ms)) = (from_ms, until_ms)
+        && from_ms >= until_ms
+    {
+        return Err(ApiError::invalid("until_ms", "not after from_ms"));
+    }
+    Ok(ErasureRecord {
+        tenant,
+        model,
+        session,
+        from_ms,
+        until_ms,
+        at_ms: 0,
+    })
+}
+
+/// The documents that an erasure hits.
+fn hit(shared: &Shared, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiError> {
+    let mut found = Vec::new();
+    for (namespace, names) in select::namespaces(shared)? {
+        if !mark.hits_namespace(names.as_ref()) {
+            continue;
+        }
+        let keys = select::by_state(shared, namespace, |state| mark.hits_time(state.stored_ms))?;
+        found.extend(match mark.session {
+            None => keys,
+            // A head that cannot be read may be of that session.
+            Some(_) => select::by_head(shared, keys, |head| {
+                head.is_none_or(|head| mark.hits_session(head.session.as_deref()))
+            })?,
+        });
+    }
+    Ok(found)
+}
+
+impl DraftStoreHandle {
+    pub(super) async fn erase_all(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
+        let mark = checked(request)?;
+        let _alone = self.inner.erasing.lock().await;
+        let (reply, answer) = oneshot::channel();
+        self.send(Call::Mark(mark, reply))?;
+        let mark = answer.await.map_err(|_| dropped())??;
+        let erased_at_ms = mark.at_ms;
+        let shared = self.inner.shared.clone();
+        let keys = tokio::task::spawn_blocking(move || hit(&shared, &mark))
+            .await
+            .map_err(ApiError::internal)??;
+        let mut documents = 0;
+        for keys in keys.chunks(self.inner.config.eviction_step) {
+            let (reply, answer) = oneshot::channel();
+            // One erasure at a time, one call at a time: a full mailbox is no reason to stop half way.
+            self.inner.writer.do_send(Call::Erase(keys.to_vec(), reply));
+            documents += answer.await.map_err(|_| dropped())??;
+        }
+        let dir = self.inner.config.data_dir.clone();
+        let quarantines = tokio::task::spawn_blocking(move || delete_quarantines(&dir))
+            .await
+            .map_err(ApiError::internal)?
+            .map_err(|error| unavailable().with_detail(error))?;
+        // The removed records still stand in the log's file until it is gone.
+        self.rewrite().await?;
+        tracing::info!(documents, quarantines, "draft store documents erased");
+        Ok(EraseReply {
+            erased_at_ms,
+            documents,
+            quarantines,
+        })
+    }
+}
+
+fn dropped() -> ApiError {
+    unavailable().with_detail("the writer dropped the call")
+}

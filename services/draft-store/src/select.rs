@@ -1,0 +1,83 @@
+//! Finding documents by what is known of them, without holding up the writer: a look at a time.
+
+use refrain_protocol::document::DocumentHead;
+use refrain_protocol::{ApiError, DocumentId, Namespace, NamespaceId};
+
+use crate::codec;
+use crate::log::RecordLog;
+use crate::record::{DocumentKey, HeadRecord, Kind, StateRecord, document_key};
+use crate::shared::{Shared, unavailable};
+use crate::text::TextError;
+
+/// Heads that are read under one lock.
+const HEADS_PER_LOCK: usize = 64;
+
+/// The head of a document.
+pub(crate) fn head(log: &dyn RecordLog, key: DocumentKey) -> Result<DocumentHead, TextError> {
+    let head_key = document_key(Kind::Head, key);
+    let value = log.get(&head_key)?.ok_or(codec::Damage::Short)?;
+    Ok(codec::open::<HeadRecord>(&head_key, &value)?.0)
+}
+
+/// All namespaces, with their names where those are known.
+pub(crate) fn namespaces(
+    shared: &Shared,
+) -> Result<Vec<(NamespaceId, Option<Namespace>)>, ApiError> {
+    let open = shared.read();
+    let open = open.as_ref().ok_or_else(unavailable)?;
+    Ok(open.catalog.namespaces())
+}
+
+/// The documents of a namespace whose state is wanted, in order of their last change.
+pub(crate) fn by_state(
+    shared: &Shared,
+    namespace: NamespaceId,
+    wanted: impl Fn(&StateRecord) -> bool,
+) -> Result<Vec<DocumentKey>, ApiError> {
+    let open = shared.read();
+    let open = open.as_ref().ok_or_else(unavailable)?;
+    let mut found: Vec<(u64, DocumentId)> = open
+        .catalog
+        .documents(namespace)
+        .filter(|(_, known)| wanted(&known.state))
+        .map(|(document, known)| (known.state.sequence, document))
+        .collect();
+    found.sort_unstable();
+    Ok(found
+        .into_iter()
+        .map(|(_, document)| DocumentKey {
+            namespace,
+            document,
+        })
+        .collect())
+}
+
+/// Of these documents, those whose head is wanted, `None` standing for one that cannot be read. Documents
+/// that are gone are left out.
+///
+/// Blocks on the disk and on the writer: not for async threads.
+pub(crate) fn by_head(
+    shared: &Shared,
+    keys: Vec<DocumentKey>,
+    wanted: impl Fn(Option<&DocumentHead>) -> bool,
+) -> Result<Vec<DocumentKey>, ApiError> {
+    let mut found = Vec::new();
+    for keys in keys.chunks(HEADS_PER_LOCK) {
+        let open = shared.read();
+        let open = open.as_ref().ok_or_else(unavailable)?;
+        for key in keys {
+            if open.catalog.document(*key).is_none() {
+                continue;
+            }
+            let head = match head(&*open.log, *key) {
+                Ok(head) => Some(head),
+                Err(TextError::Damaged(_)) => None,
+                Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
+            };
+            if wanted(head.as_ref()) {
+                found.push(*key);
+            }
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,335 @@
+//! Erasing, and the proof of it: every file is taken apart and searched.
+
+use refrain_clients::StoreAdmin as _;
+use refrain_protocol::ErrorKind;
+use refrain_protocol::admin::{EraseReply, EraseRequest};
+
+use super::rewrite::noise;
+use super::*;
+
+/// The tokens that are planted and looked for, as they may stand in a file.
+struct Planted {
+    tokens: Vec<TokenId>,
+    forms: [Vec<u8>; 2],
+}
+
+impl Planted {
+    fn new() -> Self {
+        let tokens = noise(777_777, 16);
+        let mut packed = Vec::new();
+        for token in &tokens {
+            let mut rest = *token;
+            while rest >= 0x80 {
+                packed.push(rest as u8 | 0x80);
+                rest >>= 7;
+            }
+            packed.push(rest as u8);
+        }
+        let words = tokens.iter().flat_map(|token| token.to_le_bytes());
+        Planted {
+            forms: [packed, words.collect()],
+            tokens,
+        }
+    }
+
+    fn is_in(&self, bytes: &[u8]) -> bool {
+        self.forms
+            .iter()
+            .any(|form| bytes.windows(form.len()).any(|window| window == form))
+    }
+
+    /// Files that hold it, plainly or in anything that can be unpacked.
+    fn find(&self, dir: &Path) -> Vec<std::path::PathBuf> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                found.extend(self.find(&path));
+                continue;
+            }
+            let bytes = std::fs::read(&path).unwrap();
+            let unpacked = unpacked(&bytes);
+            if self.is_in(&bytes) || unpacked.iter().any(|bytes| self.is_in(bytes)) {
+                found.push(path);
+            }
+        }
+        found
+    }
+}
+
+/// What stands behind every zstd magic, whole or not.
+fn unpacked(bytes: &[u8]) -> Vec<Vec<u8>> {
+    use std::io::Read as _;
+    let magic = [0x28, 0xb5, 0x2f, 0xfd];
+    let starts = bytes
+        .windows(4)
+        .enumerate()
+        .filter(|(_, window)| *window == magic)
+        .map(|(at, _)| at);
+    starts
+        .map(|at| {
+            let mut out = Vec::new();
+            let mut chunk = [0; 512];
+            if let Ok(mut decoder) = zstd::stream::read::Decoder::new(&bytes[at..]) {
+                // To the end of the frame, or to where it breaks off.
+                while let Ok(read @ 1..) = decoder.read(&mut chunk) {
+                    out.extend_from_slice(&chunk[..read]);
+                    if out.len() > 1 << 20 {
+                        break;
+                    }
+                }
+            }
+            out
+        })
+        .collect()
+}
+
+fn now_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.unwrap().as_millis() as u64
+}
+
+fn of_session(session: &str, update: DocumentUpdate) -> DocumentUpdate {
+    let mut update = update;
+    update.head.session = Some(session.into());
+    update.head.created_ms = now_ms();
+    update
+}
+
+fn tenant(tenant: &str) -> EraseRequest {
+    EraseRequest {
+        tenant: Some(tenant.into()),
+        ..EraseRequest::default()
+    }
+}
+
+async fn erase(store: &Store, request: EraseRequest) -> EraseReply {
+    store.handle().erase(request).await.unwrap()
+}
+
+async fn texts(store: &Store, tenant: &str) -> BTreeMap<u128, Vec<TokenId>> {
+    let mut follower = Follower::default();
+    follower.catch_up(store, tenant).await;
+    follower.texts
+}
+
+/// A store with planted tokens of tenant a in documents of several kinds and in a quarantined log, and
+/// documents of tenant b.
+async fn planted(dir: &Path, planted: &Planted) -> Store {
+    let store = Store::start(config(dir)).await;
+    let with = |filler: u128, len: u32| -> Vec<TokenId> {
+        let mut tokens = noise(filler, len);
+        tokens.extend(&planted.tokens);
+        tokens.extend(noise(filler + 1, 300));
+        tokens
+    };
+    for document in 0..20 {
+        let theirs = finished(of_session("s", update(document, 0, &noise(document, 900))));
+        store.append("b", vec![theirs]).await.unwrap();
+        let text = with(document, 100 * document as u32);
+        let ours = of_session("s", update(document, 0, &text));
+        // Some run, some are at their end, some grew in pieces.
+        let ours = if document % 3 == 0 {
+            finished(ours)
+        } else {
+            ours
+        };
+        store.append("a", vec![ours]).await.unwrap();
+        if document % 3 == 1 {
+            let more = of_session("s", update(document, text.len() as u32, &planted.tokens));
+            store.append("a", vec![more]).await.unwrap();
+        }
+    }
+    // As left context alone, and compressible.
+    let mut context = of_session("s", update(30, 0, &[5; 500]));
+    context.head.left_context = planted.tokens.clone();
+    store.append("a", vec![context]).await.unwrap();
+    store.stop().await;
+    assert!(!planted.find(&dir.join("data/log")).is_empty());
+    // A log that is not believed is salvaged and put aside.
+    let db = sled::open(dir.join("data/log")).unwrap();
+    db.remove(b"m").unwrap();
+    db.flush().unwrap();
+    drop(db);
+    let store = Store::start(config(dir)).await;
+    assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 1.0);
+    let found = planted.find(&dir.join("data"));
+    let in_quarantine = |path: &&std::path::PathBuf| path.display().to_string().contains("quarant");
+    assert!(found.iter().any(|path| in_quarantine(&path)), "{found:?}");
+    assert!(found.iter().any(|path| !in_quarantine(&path)), "{found:?}");
+    store
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_erased_is_left_in_any_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let planted_tokens = Planted::new();
+    let store = planted(dir.path(), &planted_tokens).await;
+    let theirs = texts(&store, "b").await;
+    let mut follower = Follower::default();
+    follower.catch_up(&store, "a").await;
+    assert_eq!(follower.texts.len(), 21);
+    let reply = erase(&store, tenant("a")).await;
+    assert_eq!((reply.documents, reply.quarantines), (21, 1));
+    let left = planted_tokens.find(&dir.path().join("data"));
+    assert!(left.is_empty(), "{left:?}");
+    follower.catch_up(&store, "a").await;
+    assert_eq!(
+        (follower.texts.len(), follower.resets),
+        (0, 1),
+        "told, not reset"
+    );
+    assert_eq!(erase(&store, tenant("a")).await.documents, 0);
+    store.stop().await;
+    let store = Store::start(config(dir.path())).await;
+    assert_eq!(texts(&store, "b").await, theirs);
+    assert!(texts(&store, "a").await.is_empty());
+    store.stop().await;
+    let left = planted_tokens.find(&dir.path().join("data"));
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_goes_on_with_an_erased_document_does_not_bring_it_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let begun = of_session("s", update(1, 0, &[1; 50]));
+    store.append("a", vec![begun.clone()]).await.unwrap();
+    // Its worker's clock is ahead: only the document's id tells.
+    let mut ahead = of_session("s", update(2, 0, &[2; 50]));
+    ahead.head.created_ms += 3_600_000;
+    store.append("a", vec![ahead.clone()]).await.unwrap();
+    // Begun before, and still on its way.
+    let late = of_session("s", update(3, 0, &[3; 50]));
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    erase(&store, tenant("a")).await;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let mut store = store;
+    for _ in 0..2 {
+        let mut more = begun.clone();
+        (more.prev_len, more.tokens) = (50, vec![1; 10]);
+        let updates = vec![more, begun.clone(), ahead.clone(), late.clone()];
+        let lengths = store.append("a", updates).await.unwrap();
+        assert_eq!(
+            lengths,
+            [60, 50, 50, 50],
+            "answered, so that nobody tries again"
+        );
+        assert_eq!(store.handle().stats().await.unwrap().documents, 0);
+        // All of this outlives a restart.
+        store.stop().await;
+        store = Store::start(config(dir.path())).await;
+    }
+    let fresh = of_session("s", update(4, 0, &[4; 50]));
+    store.append("a", vec![fresh]).await.unwrap();
+    assert_eq!(
+        texts(&store, "a").await.into_keys().collect::<Vec<_>>(),
+        [4]
+    );
+    assert_eq!(store.metric("refrain_draft_store_erasures"), 1.0);
+    assert_eq!(store.metric("refrain_draft_store_erased_documents"), 2.0);
+    store.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_models_and_times_are_erased_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let put = async |tenant: &str, session: &str, document: u128| {
+        let update = of_session(session, update(document, 0, &[1; 20]));
+        store.append(tenant, vec![update]).await.unwrap();
+    };
+    put("a", "s", 1).await;
+    put("a", "other", 2).await;
+    put("b", "s", 3).await;
+    let session = EraseRequest {
+        session: Some("s".into()),
+        ..tenant("a")
+    };
+    assert_eq!(erase(&store, session).await.documents, 1);
+    let model = EraseRequest {
+        model: Some("another".into()),
+        ..tenant("a")
+    };
+    assert_eq!(erase(&store, model).await.documents, 0);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let from_ms = now_ms();
+    put("a", "s", 4).await;
+    put("b", "s", 5).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let until_ms = now_ms();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    put("a", "s", 6).await;
+    let time = EraseRequest {
+        from_ms: Some(from_ms),
+        until_ms: Some(until_ms),
+        ..EraseRequest::default()
+    };
+    assert_eq!(erase(&store, time).await.documents, 2);
+    let left = async |tenant: &str| texts(&store, tenant).await.into_keys().collect::<Vec<_>>();
+    assert_eq!(left("a").await, [2, 6]);
+    assert_eq!(left("b").await, [3]);
+    for nothing in [
+        EraseRequest::default(),
+        EraseRequest {
+            session: Some("s".into()),
+            ..EraseRequest::default()
+        },
+        EraseRequest {
+            model: Some("m".into()),
+            ..EraseRequest::default()
+        },
+        EraseRequest {
+            from_ms: Some(5),
+            until_ms: Some(5),
+            ..EraseRequest::default()
+        },
+    ] {
+        let refused = store.handle().erase(nothing).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::InvalidRequest);
+    }
+    store.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_erasure_amid_appends_draws_a_clean_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = std::sync::Arc::new(Store::start(config(dir.path())).await);
+    let writers: Vec<_> = (0..4u128)
+        .map(|writer| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let mut begun = BTreeMap::new();
+                for number in 0..60 {
+                    let document = writer << 32 | number;
+                    let head = of_session("s", update(document, 0, &[])).head;
+                    begun.insert(document, head.created_ms);
+                    for step in 0..4 {
+                        let mut piece = update(document, step * 30, &noise(document, 30));
+                        piece.head = head.clone();
+                        let lengths = store.append("a", vec![piece]).await.unwrap();
+                        assert_eq!(lengths, [step * 30 + 30]);
+                    }
+                }
+                begun
+            })
+        })
+        .collect();
+    while store.handle().stats().await.unwrap().documents < 40 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let erased_at_ms = erase(&store, tenant("a")).await.erased_at_ms;
+    let mut expected = Vec::new();
+    for writer in writers {
+        let begun = writer.await.unwrap().into_iter();
+        expected.extend(begun.filter(|(_, created_ms)| *created_ms > erased_at_ms));
+    }
+    let left = texts(&store, "a").await;
+    assert!(
+        left.values().all(|text| text.len() == 120),
+        "whole or not at all"
+    );
+    let expected: Vec<u128> = expected.into_iter().map(|(document, _)| document).collect();
+    assert_eq!(left.into_keys().collect::<Vec<_>>(), expected);
+    std::sync::Arc::into_inner(store).unwrap().stop().await;
+}
