@@ -69,6 +69,12 @@ fn the_way_to_a_text_leaves_no_trace() {
                 1 => {
                     text.truncate((text.len() - random.below(8).min(text.len())).max(1));
                     let keep = text.len() - random.below(3).min(text.len());
+                    if random.below(2) == 0 {
+                        // Another text goes on from there.
+                        text.truncate(keep);
+                        let count = 1 + random.below(4);
+                        text.extend(random.tokens(count));
+                    }
                     bench.step(StepItem {
                         sample: false,
                         ..item(1, keep, &text[keep..])
@@ -119,6 +125,33 @@ fn a_head_that_was_not_asked_catches_up_in_one_pass() {
     assert_eq!(draft(&mut bench, 1, 51), (fresh(&text), 10));
     // Asked again at the same place, only the output of the last row is computed again.
     assert_eq!(draft(&mut bench, 1, 51), (fresh(&text), 1));
+}
+
+#[test]
+fn behind_a_gap_the_head_begins_anew() {
+    let config = || EngineConfig {
+        eagle3_window_tokens: 40,
+        ..EngineConfig::default()
+    };
+    let text = Random(1).tokens(150);
+    let prompt = |tokens| StepItem {
+        sample: false,
+        ..opening_for_drafts(1, &Sampling::default(), tokens)
+    };
+    let mut asked = bench_with(tiny_head(), config());
+    asked.step(prompt(&text[..30]));
+    assert_eq!(draft(&mut asked, 1, 30).1, 29);
+    asked.step(StepItem {
+        sample: false,
+        ..item(1, 30, &text[30..])
+    });
+    let mut never_asked = bench_with(tiny_head(), config());
+    never_asked.step(prompt(&text));
+    let truth = draft(&mut never_asked, 1, 150);
+    assert_eq!((truth.0.tokens.len(), truth.1), (50, 40));
+    assert_eq!(draft(&mut asked, 1, 150), truth);
+    // It has read less than all of the text.
+    assert_ne!(truth.0, fresh(&text));
 }
 
 #[test]
