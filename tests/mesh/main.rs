@@ -5,6 +5,7 @@ mod cancel;
 mod dashboards;
 mod drain;
 mod engine_contract;
+mod fallback;
 mod limits;
 mod lossless;
 mod memory;

@@ -1,0 +1,81 @@
+//! A worker without an EAGLE-3 head hands requests over to one that has it.
+
+use anyhow::ensure;
+use e2e::{Chat, HttpMesh, Service, varied_prompts, wait_until};
+use futures_util::future::try_join_all;
+
+/// Worker 0 has no head and falls back to worker 1, which believes in no suffix draft and whose head is in use as
+/// soon as it was tried, however slow it is on this machine.
+const SETTINGS: &str = r#"
+[reference-engine-0]
+eagle3 = "off"
+
+[worker-0.speculation]
+fallback = "worker-1"
+
+[worker-1.speculation]
+score_threshold = 1000
+
+[worker-1.speculation.eagle3]
+backoff_steps = 4
+backoff_steps_max = 8
+gain_enter = 0.001
+gain_leave = 0.001
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_goes_on_at_the_worker_that_has_a_head() -> anyhow::Result<()> {
+    let mesh = HttpMesh::start_here(2, SETTINGS).await?;
+    let client = mesh.client();
+    let prompts = varied_prompts(8);
+    let chat = Chat::new(&prompts[0]).max_tokens(48).endless();
+    let plain = client.chat(&chat.clone().speculation("off")).await?;
+    ensure!(
+        plain.number("/metrics/timings/chunks") == 1,
+        "plain decoding has no reason to move"
+    );
+
+    // Both workers are busy now, so worker 1 gets to try its head.
+    wait_until("the head of worker 1 is in use", async || {
+        let chats = prompts.iter().map(|prompt| {
+            let chat = Chat::new(prompt).max_tokens(48).endless();
+            let client = client.clone();
+            async move { client.chat(&chat).await }
+        });
+        try_join_all(chats).await.ok()?;
+        let scrape = mesh.scrape(Service::Worker(1)).await.ok()?;
+        (scrape.sum("refrain_eagle3_in_use", &[]) > 0.0).then_some(())
+    })
+    .await;
+
+    // The idle mesh leads requests to worker 0, the first of two equals; what it learns of worker 1 comes with
+    // its heartbeats.
+    let moved = wait_until("a request is handed over", async || {
+        let answer = client
+            .chat(&chat.clone().speculation("eagle3"))
+            .await
+            .ok()?;
+        (answer.number("/metrics/timings/chunks") == 2).then_some(answer)
+    })
+    .await;
+    ensure!(
+        moved.accepted_from("eagle3") > 0,
+        "it was handed over for nothing"
+    );
+    ensure!(
+        moved.text == plain.text,
+        "the request says something else after it was handed over"
+    );
+    let on_worker = async |number| {
+        let scrape = mesh.scrape(Service::Worker(number)).await?;
+        anyhow::Ok(scrape.sum(
+            "refrain_spec_accepted_tokens_total",
+            &[("source", "eagle3")],
+        ))
+    };
+    ensure!(
+        on_worker(0).await? == 0.0 && on_worker(1).await? > 0.0,
+        "drafts of the head were accepted on the wrong worker"
+    );
+    mesh.stop().await
+}
