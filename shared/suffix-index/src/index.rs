@@ -182,6 +182,11 @@ impl Index {
         self.live.tokens() + self.sealed.iter().map(sealed).sum::<u64>()
     }
 
+    /// Tokens of the live part, left contexts included: what a budget for sealing looks at.
+    pub fn live_tokens(&self) -> u64 {
+        self.live.tokens()
+    }
+
     /// Tokens of the live part that were removed or cut off since the last rebuild, and still cost memory.
     pub fn dead_tokens(&self) -> u64 {
         self.live.dead_tokens()

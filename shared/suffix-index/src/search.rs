@@ -3,7 +3,7 @@
 
 use crate::live::automaton::{Place, Spot};
 use crate::live::edges::StateId;
-use crate::segment::{Probe, SEPARATOR};
+use crate::segment::{Probe, Probes, SEPARATOR};
 use crate::{DocumentKey, Index, Token};
 
 /// Where a context stands in the live part of an index: its longest suffix that occurs there. Plain data; see
@@ -48,7 +48,7 @@ pub struct SearchLimits {
     pub samples_max: usize,
     /// What the live part saw follow in more different ways than this is not read. Those are short patterns such as
     /// a comma, which predict little; reading all that ever followed one would be most of the cost of a search. Where
-    /// segments know the pattern too, they speak for both.
+    /// segments know the pattern too, `samples_max` is the limit here as well, and beyond it they speak for both.
     pub fan_out_max: usize,
 }
 
@@ -145,8 +145,7 @@ pub struct Search<'a> {
     live: Option<StateId>,
     /// And for the next shorter pattern that has another one.
     live_next: Spot,
-    /// One to a segment.
-    probes: Vec<Probe<'a>>,
+    probes: Probes<'a>,
     /// Occurrences of the current pattern in segments. Those of a node stand together.
     hits: Vec<Hit>,
 }
@@ -165,25 +164,20 @@ impl<'a> Search<'a> {
         };
         let len_max = limits.len_max.min(index.config.pattern_tokens_max) as usize;
         let exact = limits.samples_max == usize::MAX;
-        let probe = |mounted: &'a crate::sealed::Mounted| {
-            Probe::new(mounted.segment.view(), context, len_max, exact)
-        };
+        let views = index.sealed.iter().map(|mounted| mounted.segment.view());
         Search {
             index,
             limits,
             live: None,
             live_next: index.live.automaton.fit(spot),
-            probes: index.sealed.iter().map(probe).collect(),
+            probes: Probes::new(views, context, len_max, exact),
             hits: Vec::new(),
         }
     }
 
     /// Length of the next match, 0 if there is none.
     pub fn next_len(&self) -> u32 {
-        self.probes
-            .iter()
-            .map(|probe| probe.next_len() as u32)
-            .fold(self.live_next.len, u32::max)
+        self.live_next.len.max(self.probes.next_len() as u32)
     }
 
     /// The next match: each set of occurrences once, with the longest pattern that has it.
@@ -201,9 +195,7 @@ impl<'a> Search<'a> {
                 len: self.index.live.automaton.state(link).len,
             };
         }
-        for probe in &mut self.probes {
-            probe.descend(len as usize);
-        }
+        self.probes.descend(len as usize);
         self.read();
         let node = Node {
             live: self.live.map(At::State),
@@ -287,7 +279,7 @@ impl<'a> Search<'a> {
         let mut same = true;
         let mut first_token = SEPARATOR;
         for (at, hit) in hits.iter_mut().enumerate() {
-            let text = self.probes[hit.segment as usize].text();
+            let text = self.probes.text(hit.segment);
             let position = hit.position as usize + node.depth as usize;
             hit.token = text.get(position).copied().unwrap_or(SEPARATOR);
             if at == 0 {
@@ -349,7 +341,12 @@ impl<'a> Search<'a> {
         into: &mut Vec<Continuation>,
     ) -> u64 {
         let live = &self.index.live;
-        if live.automaton.fan_out(state) > self.limits.fan_out_max {
+        let fan_out_max = if sealed == 0 {
+            self.limits.fan_out_max
+        } else {
+            self.limits.fan_out_max.min(self.limits.samples_max)
+        };
+        if live.automaton.fan_out(state) > fan_out_max {
             return sealed;
         }
         let counts = live

@@ -7,6 +7,7 @@
 
 mod build;
 mod format;
+mod look;
 mod probe;
 
 use std::fmt;
@@ -14,7 +15,7 @@ use std::fmt;
 pub use self::build::SegmentBuilder;
 use self::format::Layout;
 pub use self::format::SegmentError;
-pub(crate) use self::probe::Probe;
+pub(crate) use self::probe::{Probe, Probes};
 use crate::{DocumentKey, Token};
 
 /// Stands before, between and behind documents. It ends every comparison, so no match reaches beyond a

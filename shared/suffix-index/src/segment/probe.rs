@@ -1,93 +1,144 @@
-//! A context in a segment: the interval of its occurrences, from the longest pattern to the shortest.
+//! A context in the segments of an index: in each the interval of its occurrences, from the longest pattern to the
+//! shortest.
+//!
+//! What a search costs is waiting for memory: an entry of the suffix array lies somewhere, and the text it leads to
+//! somewhere else. So all segments are searched at once, in turns of loading and looking, and entries are looked at in
+//! groups whose loads do not wait for each other.
 
-use std::cmp::Ordering;
-use std::ops::Range;
-
-use super::{FENCE_ENTRIES, FENCE_TOKENS, SEPARATOR, View};
+use super::look::{GROUP, Look, Narrow};
+use super::{SEPARATOR, View};
 use crate::Token;
 
-/// An interval that reaches further than this from where it was known is not followed entry by entry, if it need
-/// not be exact: its ends are those of the fences within it. It is then short by less than a fence's
-/// entries at each end, which is little against this.
-const COARSE_ENTRIES: usize = 16 * FENCE_ENTRIES;
+/// How far from the context's place entries are looked at one after the other; beyond, the end of an interval is
+/// searched for.
+const STEPS_MAX: usize = 3 * GROUP;
 
-/// The occurrences of a pattern, a suffix of the context. The pattern begins as one too long to occur and is
-/// shortened by [`descend`](Probe::descend).
-pub(crate) struct Probe<'a> {
-    view: View<'a>,
-    /// The end of the context, to the longest pattern of interest; no separator in it.
-    context: &'a [Token],
-    /// The entries that end with the pattern.
-    entries: Range<usize>,
-    /// How much of the context the entries next to the interval end with: less than the pattern.
-    before: usize,
-    behind: usize,
+/// A context in several segments. The pattern begins as one too long to occur and is shortened by
+/// [`descend`](Probes::descend).
+pub(crate) struct Probes<'a> {
+    probes: Vec<Probe<'a>>,
     /// Whether intervals are found to the entry, however large.
     exact: bool,
 }
 
-impl<'a> Probe<'a> {
-    /// Finds the place of the context: a search in the fences and one in the entries between two of them.
-    pub(crate) fn new(view: View<'a>, context: &'a [Token], len_max: usize, exact: bool) -> Self {
+/// The occurrences of a pattern, a suffix of the context, in one segment.
+pub(crate) struct Probe<'a> {
+    look: Look<'a>,
+    /// The first entry that is not less than the context.
+    place: usize,
+    /// Occurrences that stand before it, and those from it on.
+    before: Side,
+    behind: Side,
+}
+
+/// The entries on one side of the context's place, by their distance from it. The further, the less they have in common
+/// with the context.
+struct Side {
+    direction: Direction,
+    /// Entries that end with the pattern.
+    len: usize,
+    /// Common length of the entry behind those; 0 at the end.
+    next: usize,
+    /// Common lengths of entries from distance `known_from` on.
+    known: [usize; GROUP],
+    known_from: usize,
+    known_len: usize,
+    /// A search for the end of the interval.
+    search: Option<Narrow>,
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Before,
+    Behind,
+}
+
+impl<'a> Probes<'a> {
+    /// Finds the place of the context in each segment: a search in the fences and one in the entries between two of
+    /// them.
+    pub(crate) fn new(
+        views: impl Iterator<Item = View<'a>>,
+        context: &'a [Token],
+        len_max: usize,
+        exact: bool,
+    ) -> Self {
         let context = &context[context.len().saturating_sub(len_max)..];
         let separated = context.iter().rposition(|&token| token == SEPARATOR);
         let context = &context[separated.map_or(0, |at| at + 1)..];
-        let mut probe = Probe {
-            view,
-            context,
-            entries: 0..0,
-            before: 0,
-            behind: 0,
-            exact,
-        };
-        if !context.is_empty() {
-            probe.find();
+        if context.is_empty() {
+            let probes = Vec::new();
+            return Probes { probes, exact };
         }
-        probe
+        let looks = views.map(|view| Look { view, context });
+        let mut places: Vec<(Look<'a>, Narrow)> = looks.map(|look| (look, look.find())).collect();
+        while places.iter().any(|(_, place)| place.found(None).is_none()) {
+            places.iter_mut().for_each(|(look, place)| place.load(look));
+            places.iter_mut().for_each(|(look, place)| place.step(look));
+        }
+        let probe = |(look, place): &(Look<'a>, Narrow)| Probe::new(*look, place.nearest());
+        Probes {
+            probes: places.iter().map(probe).collect(),
+            exact,
+        }
     }
 
     /// The longest pattern shorter than the current one that occurs at more places; 0 if there is none.
     pub(crate) fn next_len(&self) -> usize {
-        self.before.max(self.behind)
+        self.probes.iter().map(Probe::next_len).max().unwrap_or(0)
     }
 
-    pub(crate) fn text(&self) -> &'a [Token] {
-        self.view.text
+    /// Shortens the pattern to `len` tokens, at least 1; nothing changes above [`next_len`](Self::next_len).
+    pub(crate) fn descend(&mut self, len: usize) {
+        for probe in &mut self.probes {
+            probe.expect(len);
+        }
+        for probe in &mut self.probes {
+            probe.walk(len);
+        }
+        loop {
+            let mut searches = 0;
+            for probe in &mut self.probes {
+                searches += probe.load(len, self.exact);
+            }
+            if searches == 0 {
+                break;
+            }
+            self.probes.iter_mut().for_each(Probe::step);
+        }
+    }
+
+    /// One to a segment, in their order.
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Probe<'a>> {
+        self.probes.iter()
+    }
+
+    /// The text of a segment.
+    pub(crate) fn text(&self, segment: u32) -> &'a [Token] {
+        self.probes[segment as usize].look.view.text
+    }
+}
+
+impl<'a> Probe<'a> {
+    fn new(look: Look<'a>, place: usize) -> Self {
+        let mut probe = Probe {
+            look,
+            place,
+            before: Side::new(Direction::Before),
+            behind: Side::new(Direction::Behind),
+        };
+        for side in [&mut probe.before, &mut probe.behind] {
+            side.next = side.common(&probe.look, place, 0);
+        }
+        probe
+    }
+
+    fn next_len(&self) -> usize {
+        self.before.next.max(self.behind.next)
     }
 
     /// Number of occurrences.
     pub(crate) fn occurrences(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Shortens the pattern to `len` tokens, at most [`next_len`](Self::next_len) to have an effect.
-    pub(crate) fn descend(&mut self, len: usize) {
-        if self.before >= len {
-            let reach = self.reach(len, |distance| self.entries.start.checked_sub(distance));
-            match reach {
-                Some(distance) => self.entries.start -= distance,
-                None => self.entries.start = self.coarse(len).start.min(self.entries.start),
-            }
-            self.before = match self.entries.start.checked_sub(1) {
-                Some(entry) => self.common(entry).min(len - 1),
-                None => 0,
-            };
-        }
-        if self.behind >= len {
-            let last = self.view.ends.len();
-            let reach = self.reach(len, |distance| {
-                Some(self.entries.end + distance - 1).filter(|&entry| entry < last)
-            });
-            match reach {
-                Some(distance) => self.entries.end += distance,
-                None => self.entries.end = self.coarse(len).end.max(self.entries.end),
-            }
-            self.behind = if self.entries.end < last {
-                self.common(self.entries.end).min(len - 1)
-            } else {
-                0
-            };
-        }
+        self.before.len + self.behind.len
     }
 
     /// Text positions of occurrences, each with the number of those it stands for: all of them, or `count_max`
@@ -95,139 +146,148 @@ impl<'a> Probe<'a> {
     ///
     /// Not those with the longest left context in common: they are what belongs to longer patterns.
     pub(crate) fn sample(&self, count_max: usize) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let total = self.entries.len();
+        let first = self.place - self.before.len;
+        let total = self.occurrences();
         let count = total.min(count_max);
         let bound = move |part: usize| (part as u64 * total as u64 / count as u64) as usize;
         (0..count).map(move |part| {
             let (low, high) = (bound(part), bound(part + 1));
-            let entry = self.entries.start + low.midpoint(high);
-            (self.view.ends[entry], (high - low) as u32)
+            let entry = first + low.midpoint(high - 1);
+            (self.look.view.ends[entry], (high - low) as u32)
         })
     }
 
-    /// How far the pattern of `len` tokens reaches in the direction of `entry_at`, which is known to be at least
-    /// one entry; `None` where that is far and need not be known.
-    fn reach(&self, len: usize, entry_at: impl Fn(usize) -> Option<usize>) -> Option<usize> {
-        let holds = |distance| entry_at(distance).is_some_and(|entry| self.ends_with(entry, len));
-        let mut inside = 1;
-        let mut step = 1;
-        loop {
-            if !self.exact && len <= FENCE_TOKENS && inside >= COARSE_ENTRIES {
-                return None;
+    /// Has what the walk to a pattern looks at loaded.
+    fn expect(&self, len: usize) {
+        for side in [&self.before, &self.behind] {
+            if side.next >= len && !side.knows(side.len + 1) {
+                let (ends, count) = side.group(&self.look, self.place, side.len + 1);
+                self.look.touch(&ends[..count]);
             }
-            let outside = inside + step;
-            if !holds(outside) {
-                let distances = inside + 1..outside;
-                return Some(inside + partition(distances, holds));
-            }
-            inside = outside;
-            step *= 2;
+        }
+    }
+
+    /// Takes in the occurrences of a pattern that are near.
+    fn walk(&mut self, len: usize) {
+        for side in [&mut self.before, &mut self.behind] {
+            side.walk(&self.look, self.place, len);
         }
     }
 
-    /// The interval of a pattern no longer than a fence, to the fences that have it; empty if none has.
-    fn coarse(&self, len: usize) -> Range<usize> {
-        let pattern = &self.context[self.context.len() - len..];
-        let order = |fence: &[Token; FENCE_TOKENS]| compare(fence, pattern.iter().rev());
-        let fences = self.view.fences;
-        let start = fences.partition_point(|fence| order(fence).1 == Ordering::Less);
-        let width = fences[start..].partition_point(|fence| order(fence).1 == Ordering::Equal);
-        if width == 0 {
-            return self.entries.clone();
-        }
-        start * FENCE_ENTRIES..((start + width - 1) * FENCE_ENTRIES + 1).min(self.view.ends.len())
-    }
-
-    /// Puts the empty interval to where the context would stand.
-    fn find(&mut self) {
-        let pattern = &self.context[self.context.len().saturating_sub(FENCE_TOKENS)..];
-        let order = |fence: &[Token; FENCE_TOKENS]| compare(fence, pattern.iter().rev());
-        let fences = self.view.fences;
-        let low = fences.partition_point(|fence| order(fence).1 == Ordering::Less);
-        // Between the last fence below the context and the first above it.
-        let equal = if self.context.len() > pattern.len() {
-            fences[low..].partition_point(|fence| order(fence).1 == Ordering::Equal)
-        } else {
-            0
-        };
-        let mut start = low.saturating_sub(1) * FENCE_ENTRIES;
-        let mut end = ((low + equal) * FENCE_ENTRIES).min(self.view.ends.len());
-        let common =
-            |fence: Option<&[Token; FENCE_TOKENS]>| fence.map_or(0, |fence| order(fence).0);
-        // What both ends have in common with the context, all between them have as well.
-        let mut below = common(low.checked_sub(1).and_then(|fence| fences.get(fence)));
-        let mut above = common(fences.get(low + equal));
-        while start < end {
-            let middle = start.midpoint(end);
-            let known = below.min(above);
-            let (common, order) = self.compare(middle, known);
-            if order == Ordering::Less {
-                start = middle + 1;
-                below = common;
-            } else {
-                end = middle;
-                above = common;
+    /// Goes on with the searches for those that are not: finishes those that are done, has loaded what the others look
+    /// at next, and returns how many these are.
+    fn load(&mut self, len: usize, exact: bool) -> usize {
+        let mut searches = 0;
+        for side in [&mut self.before, &mut self.behind] {
+            let Some(search) = &mut side.search else {
+                continue;
+            };
+            let inside = self.place.abs_diff(search.nearest());
+            match search.found((!exact).then_some(inside)) {
+                Some(edge) => side.end(&self.look, self.place, edge, len),
+                None => {
+                    search.load(&self.look);
+                    searches += 1;
+                }
             }
         }
-        self.entries = start..start;
-        self.before = start.checked_sub(1).map_or(0, |entry| self.common(entry));
-        self.behind = if start < self.view.ends.len() {
-            self.common(start)
-        } else {
-            0
-        };
+        searches
     }
 
-    /// How much of the context's end an entry ends with, and how it is ordered to the context; `known` tokens are
-    /// known to agree.
-    fn compare(&self, entry: usize, known: usize) -> (usize, Ordering) {
-        let end = self.view.ends[entry] as usize;
-        let left = &self.view.text[..=end];
-        let context = &self.context[..self.context.len() - known];
-        let left = &left[..left.len().saturating_sub(known)];
-        let (common, order) = compare(left.iter().rev(), context.iter().rev());
-        (known + common, order)
-    }
-
-    fn common(&self, entry: usize) -> usize {
-        self.compare(entry, 0).0
-    }
-
-    fn ends_with(&self, entry: usize, len: usize) -> bool {
-        let end = self.view.ends[entry] as usize;
-        self.view.text[..=end].ends_with(&self.context[self.context.len() - len..])
+    fn step(&mut self) {
+        for side in [&mut self.before, &mut self.behind] {
+            if let Some(search) = &mut side.search {
+                search.step(&self.look);
+            }
+        }
     }
 }
 
-/// Common beginning of two sequences, and the order of the first to the second; equal where it begins with it.
-fn compare<'t>(
-    one: impl IntoIterator<Item = &'t Token>,
-    other: impl IntoIterator<Item = &'t Token>,
-) -> (usize, Ordering) {
-    let mut one = one.into_iter();
-    let mut common = 0;
-    for token in other {
-        // A text always has a separator in front, which no context holds: it does not run out.
-        let order = one.next().map_or(Ordering::Greater, |one| one.cmp(token));
-        if order != Ordering::Equal {
-            return (common, order);
+impl Side {
+    fn new(direction: Direction) -> Self {
+        Side {
+            direction,
+            len: 0,
+            next: 0,
+            known: [0; GROUP],
+            known_from: 0,
+            known_len: 0,
+            search: None,
         }
-        common += 1;
     }
-    (common, Ordering::Equal)
-}
 
-/// How many of a range, from its start on, hold; those that do stand before those that do not.
-fn partition(range: Range<usize>, holds: impl Fn(usize) -> bool) -> usize {
-    let mut low = range.start;
-    let mut high = range.end.max(low);
-    while low < high {
-        let middle = low.midpoint(high);
-        if holds(middle) {
-            low = middle + 1;
-        } else {
-            high = middle;
+    /// Takes in what ends with the pattern of `len` tokens, entry by entry; begins a search where there are many.
+    fn walk(&mut self, look: &Look<'_>, place: usize, len: usize) {
+        while self.next >= len {
+            self.len += 1;
+            if self.len >= STEPS_MAX {
+                self.search = Some(match self.direction {
+                    Direction::Before => look.start(len, place - self.len),
+                    Direction::Behind => look.end(len, place + self.len),
+                });
+                return;
+            }
+            self.next = self.common(look, place, self.len);
         }
     }
-    low - range.start
+
+    /// Ends the search.
+    fn end(&mut self, look: &Look<'_>, place: usize, edge: usize, len: usize) {
+        self.search = None;
+        self.len = place.abs_diff(edge);
+        self.known_len = 0;
+        // Where the interval was not followed to its end, the next entry belongs to it.
+        let (ends, count) = self.group(look, place, self.len);
+        self.next = match count {
+            0 => 0,
+            _ => look.common(ends[0]).min(len - 1),
+        };
+    }
+
+    fn knows(&self, distance: usize) -> bool {
+        (self.known_from..self.known_from + self.known_len).contains(&distance)
+    }
+
+    /// Common length of the entry at a distance; 0 beyond the last. Those behind it are looked at along with it.
+    fn common(&mut self, look: &Look<'_>, place: usize, distance: usize) -> usize {
+        if !self.knows(distance) {
+            let (ends, count) = self.group(look, place, distance);
+            look.touch(&ends[..count]);
+            for (known, &end) in self.known.iter_mut().zip(&ends[..count]) {
+                *known = look.common(end);
+            }
+            self.known_from = distance;
+            self.known_len = count;
+            if count == 0 {
+                return 0;
+            }
+        }
+        self.known[distance - self.known_from]
+    }
+
+    /// Some entries from a distance on, as positions in the text.
+    fn group(&self, look: &Look<'_>, place: usize, distance: usize) -> ([u32; GROUP], usize) {
+        let all = look.view.ends;
+        let mut ends = [0; GROUP];
+        // The nearest is often the only one that is asked for, and the search has just been there.
+        let wanted = if distance == 0 { 1 } else { GROUP };
+        let count = match self.direction {
+            Direction::Before => {
+                let end = place - distance;
+                let count = end.min(wanted);
+                let nearest = all[end - count..end].iter().rev();
+                ends.iter_mut()
+                    .zip(nearest)
+                    .for_each(|(slot, &end)| *slot = end);
+                count
+            }
+            Direction::Behind => {
+                let start = place + distance;
+                let count = (all.len() - start).min(wanted);
+                ends[..count].copy_from_slice(&all[start..start + count]);
+                count
+            }
+        };
+        (ends, count)
+    }
 }

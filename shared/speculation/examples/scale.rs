@@ -1,0 +1,371 @@
+//! What an index of a given size costs: memory, building, sealing, merging, appending, proposing.
+//!
+//! ```text
+//! cargo run --release -p refrain-speculation --example scale [-- TOKENS...]
+//! ```
+//!
+//! TOKENS are corpus sizes; 1, 10 and 50 million without any. The text is made here, from a seed: documents of 100 to
+//! 900 tokens, half of it from templates with slots that are filled by rank (common values, rare values, numbers), half
+//! of it running text in which every token has favourite successors.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use refrain_speculation::{
+    AcceptanceTable, Expansion, Lookup, ProposeParams, Scope, Source, propose, walk,
+};
+use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Segment, SegmentBuilder, Token};
+
+/// Documents that are decoded, one after the other, against the corpus.
+const DECODED_DOCUMENTS: usize = 400;
+
+/// What the live part may hold before it is sealed.
+const LIVE_TOKENS_MAX: u64 = 1 << 20;
+
+/// Documents that run at any time, and are therefore not sealed.
+const RUNNING_DOCUMENTS: u128 = 200;
+
+fn main() {
+    let sizes: Vec<usize> = std::env::args()
+        .skip(1)
+        .map(|size| size.parse().expect("a number of tokens"))
+        .collect();
+    let sizes = if sizes.is_empty() {
+        vec![1_000_000, 10_000_000, 50_000_000]
+    } else {
+        sizes
+    };
+    for size in sizes {
+        println!("== {size} tokens");
+        let mut corpus = Corpus::new();
+        let documents = corpus.documents(size);
+        measure_segment(&documents);
+        let mut index = measure_growth(&documents);
+        drop(documents);
+        let decoded: Vec<Vec<Token>> = (0..DECODED_DOCUMENTS).map(|_| corpus.document()).collect();
+        measure_decoding(&mut index, &decoded);
+    }
+}
+
+/// The whole corpus as one segment, and from its bytes again.
+fn measure_segment(documents: &[Vec<Token>]) {
+    let mut builder = SegmentBuilder::new();
+    let start = Instant::now();
+    for (key, document) in documents.iter().enumerate() {
+        builder.add(DocumentKey(key as u128), [], document.iter().copied());
+    }
+    let segment = builder.build().expect("distinct keys");
+    let taken = start.elapsed();
+    println!(
+        "segment: {} documents, {:.2} bytes/token, built {:.1} M tokens/s",
+        segment.documents(),
+        (segment.len_bytes() as f64 + segment.overhead_bytes() as f64) / segment.tokens() as f64,
+        rate(segment.tokens(), taken),
+    );
+    let bytes = segment.to_bytes();
+    drop(segment);
+    let start = Instant::now();
+    let segment = Segment::open(bytes).expect("its own bytes");
+    println!(
+        "segment: opened and checked {:.0} M tokens/s",
+        rate(segment.tokens(), start.elapsed())
+    );
+    black_box(Arc::new(segment));
+}
+
+/// The corpus as it arrives: appended to the live part, sealed when that is full, merged by the policy.
+fn measure_growth(documents: &[Vec<Token>]) -> Index {
+    let mut index = Index::new(IndexConfig::default());
+    let (mut appending, mut sealing, mut merging) =
+        (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    let (mut locked_max, mut merged_tokens, mut tokens) = (Duration::ZERO, 0, 0);
+    for (key, document) in (0u128..).zip(documents) {
+        let start = Instant::now();
+        index.open(DocumentKey(key), &[]).expect("a new key");
+        index.append(DocumentKey(key), document).expect("room");
+        appending += start.elapsed();
+        tokens += document.len() as u64;
+        if index.live_tokens() < LIVE_TOKENS_MAX {
+            continue;
+        }
+        let start = Instant::now();
+        let rebuild = index.begin_seal(|other| other.0 + RUNNING_DOCUMENTS <= key);
+        let begun = start.elapsed();
+        let rebuilt = rebuild.run().expect("room");
+        let built = start.elapsed();
+        let retired = index.finish_rebuild(rebuilt).expect("nobody else");
+        locked_max = locked_max.max(begun + (start.elapsed() - built));
+        sealing += start.elapsed();
+        drop(retired);
+        while let Some(plan) = index.plan_merge() {
+            let start = Instant::now();
+            let merged = index.begin_merge(&plan).run().expect("room");
+            merged_tokens += merged.segment().map_or(0, |segment| segment.tokens());
+            let built = start.elapsed();
+            let retired = index.finish_merge(merged).expect("nobody else");
+            locked_max = locked_max.max(start.elapsed() - built);
+            merging += start.elapsed();
+            drop(retired);
+        }
+    }
+    let per_token = |time: Duration| time.as_nanos() as f64 / tokens.max(1) as f64;
+    println!(
+        "growth, ns per token of the corpus: append {:.0}, seal {:.0}, merge {:.0} ({:.1} times rewritten); \
+         longest under the lock {locked_max:.2?}",
+        per_token(appending),
+        per_token(sealing),
+        per_token(merging),
+        merged_tokens as f64 / tokens.max(1) as f64,
+    );
+    let sizes = index.sizes();
+    println!(
+        "whole: {:.2} bytes/token; live {} tokens at {:.0} bytes, {} segments {:?} at {:.2} bytes",
+        index.bytes() as f64 / index.tokens() as f64,
+        sizes.live_tokens,
+        sizes.live_bytes as f64 / sizes.live_tokens.max(1) as f64,
+        sizes.segments,
+        index
+            .segments()
+            .map(|(_, stats)| stats.tokens)
+            .collect::<Vec<_>>(),
+        sizes.segment_bytes as f64 / sizes.segment_tokens.max(1) as f64,
+    );
+    index
+}
+
+/// New documents are decoded as they stand, with drafts from themselves and from the corpus, which they become part of.
+fn measure_decoding(index: &mut Index, documents: &[Vec<Token>]) {
+    let settings = [
+        ("linear", Expansion::Linear, 32),
+        ("tree", Expansion::Tree, 32),
+        ("tree, 16 samples", Expansion::Tree, 16),
+        ("tree, 128 samples", Expansion::Tree, 128),
+    ];
+    for (number, (name, expansion, samples_max)) in (1u128..).zip(settings) {
+        let params = ProposeParams {
+            expansion,
+            samples_max,
+            ..ProposeParams::default()
+        };
+        let mut decoded = Decoded::default();
+        let first = (number << 64) as u128;
+        let keys: Vec<DocumentKey> = (first..).take(documents.len()).map(DocumentKey).collect();
+        for (&key, document) in keys.iter().zip(documents) {
+            decoded.decode(index, key, document, &params);
+        }
+        decoded.print(name);
+        // The next setting starts from the same corpus.
+        index.remove(&keys);
+        index.rebuild().expect("room");
+    }
+}
+
+#[derive(Default)]
+struct Decoded {
+    proposing: Vec<Duration>,
+    appending: Duration,
+    opening: Duration,
+    opened_tokens: usize,
+    table: AcceptanceTable,
+}
+
+impl Decoded {
+    fn decode(
+        &mut self,
+        index: &mut Index,
+        key: DocumentKey,
+        document: &[Token],
+        params: &ProposeParams,
+    ) {
+        // A third of it is the prompt, which only the request's own index holds.
+        let prompt_len = document.len() / 3;
+        let (prompt, output) = document.split_at(prompt_len);
+        let start = Instant::now();
+        let mut request = Index::new(IndexConfig::default());
+        request.open(key, &[]).expect("a new key");
+        request.append(key, prompt).expect("room");
+        self.opening += start.elapsed();
+        self.opened_tokens += prompt.len();
+        let left = &prompt[prompt.len().saturating_sub(16)..];
+        index.open(key, left).expect("a new key");
+        let mut at = 0;
+        while at < output.len() {
+            let context = &document[..prompt_len + at];
+            let start = Instant::now();
+            let lookups =
+                [(Scope::Request, &request), (Scope::Tenant, &*index)].map(|(scope, index)| {
+                    Lookup {
+                        source: Source::Suffix,
+                        scope,
+                        index,
+                        cursor: index.tip(key).expect("open"),
+                        context,
+                    }
+                });
+            let candidate = propose(&lookups, params, output.len() - at - 1);
+            self.proposing.push(start.elapsed());
+            let emitted = match &candidate {
+                Some(found) => {
+                    let walk = walk(&found.tree, |path| output[at + path.len()]);
+                    let counts = self.table.get_mut(found.source, found.scope);
+                    counts.record(found.tree.len(), walk.accepted.len(), walk.emitted.len());
+                    walk.emitted.len()
+                }
+                None => {
+                    let counts = self.table.get_mut(Source::None, Scope::Request);
+                    counts.record(0, 0, 1);
+                    1
+                }
+            };
+            let start = Instant::now();
+            let emitted = &output[at..at + emitted];
+            request.append(key, emitted).expect("room");
+            index.append(key, emitted).expect("room");
+            self.appending += start.elapsed();
+            at += emitted.len();
+        }
+        let start = Instant::now();
+        drop(request);
+        self.opening += start.elapsed();
+    }
+
+    fn print(&mut self, name: &str) {
+        let total = self.table.total();
+        self.proposing.sort_unstable();
+        let mean = self.proposing.iter().sum::<Duration>() / self.proposing.len().max(1) as u32;
+        let at = |share: f64| self.proposing[(self.proposing.len() as f64 * share) as usize];
+        println!(
+            "{name}: propose mean {mean:.2?}, p50 {:.2?}, p99 {:.2?}, p99.9 {:.2?}; append, two indexes, {:.0} \
+             ns/token; request index made and dropped {:.0} ns/token; {:.3} tokens per step, {:.2} drafted",
+            at(0.5),
+            at(0.99),
+            at(0.999),
+            self.appending.as_nanos() as f64 / total.emitted.max(1) as f64,
+            self.opening.as_nanos() as f64 / self.opened_tokens.max(1) as f64,
+            total.accepted_length().unwrap_or_default(),
+            total.drafted as f64 / total.steps.max(1) as f64,
+        );
+    }
+}
+
+fn rate(tokens: u64, time: Duration) -> f64 {
+    tokens as f64 / time.as_secs_f64() / 1e6
+}
+
+/// Token ids from here on are numbers.
+const WORDS: u64 = 100_000;
+
+/// A generator of documents; always the same ones.
+struct Corpus {
+    random: Random,
+    templates: Vec<Vec<Piece>>,
+}
+
+#[derive(Clone)]
+enum Piece {
+    Text(Vec<Token>),
+    /// One of so many values of a kind, some much more common than others.
+    Value {
+        kind: u64,
+        values: u64,
+    },
+    /// Digits that say nothing about each other.
+    Number(usize),
+}
+
+impl Corpus {
+    fn new() -> Self {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let templates = (0..3_000)
+            .map(|_| {
+                let pieces = 4 + random.below(24);
+                (0..pieces)
+                    .map(|_| match random.below(8) {
+                        0 => Piece::Number(2 + random.below(4) as usize),
+                        1 | 2 => Piece::Value {
+                            kind: random.below(500),
+                            values: 8 << random.below(8),
+                        },
+                        _ => {
+                            let len = 4 + random.below(28) as usize;
+                            Piece::Text(random.text(len))
+                        }
+                    })
+                    .collect()
+            })
+            .collect();
+        Corpus { random, templates }
+    }
+
+    fn documents(&mut self, tokens: usize) -> Vec<Vec<Token>> {
+        let mut documents = Vec::new();
+        let mut made = 0;
+        while made < tokens {
+            let document = self.document();
+            made += document.len();
+            documents.push(document);
+        }
+        documents
+    }
+
+    fn document(&mut self) -> Vec<Token> {
+        let len = 100 + self.random.below(800) as usize;
+        let mut document = Vec::new();
+        while document.len() < len {
+            if self.random.below(2) == 0 {
+                let len = 16 + self.random.below(150) as usize;
+                document.extend(self.random.text(len));
+                continue;
+            }
+            let template = self.random.rank(self.templates.len() as u64) as usize;
+            for piece in &self.templates[template] {
+                match piece {
+                    Piece::Text(text) => document.extend(text),
+                    Piece::Value { kind, values } => {
+                        let mut value = Random(kind << 20 | self.random.rank(*values) | 1);
+                        let len = 1 + value.below(4) as usize;
+                        document.extend(value.text(len));
+                    }
+                    Piece::Number(digits) => {
+                        let digit = |_| (WORDS + self.random.below(1000)) as Token;
+                        document.extend((0..*digits).map(digit));
+                    }
+                }
+            }
+        }
+        document
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % bound
+    }
+
+    /// A rank below `bound` that comes about in proportion to 1 / (rank + 1).
+    fn rank(&mut self, bound: u64) -> u64 {
+        let uniform = self.below(1 << 32) as f64 / (1u64 << 32) as f64;
+        ((bound as f64 + 1.0).powf(uniform) as u64 - 1).min(bound - 1)
+    }
+
+    /// Running text: each token is followed by one of its own successors, most often by the first of them.
+    fn text(&mut self, len: usize) -> Vec<Token> {
+        let mut last = self.rank(WORDS);
+        (0..len)
+            .map(|_| {
+                let successor = self.rank(400);
+                // Where a token leads is spread over the vocabulary, common words more often.
+                let mut spread = Random((last << 16 | successor) * 0x9e37_79b9 | 1);
+                spread.below(2);
+                last = spread.rank(WORDS);
+                last as Token
+            })
+            .collect()
+    }
+}

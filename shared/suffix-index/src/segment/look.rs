@@ -1,0 +1,248 @@
+//! A segment and a context, compared; and searching its entries for where a pattern begins or ends.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use super::{FENCE_ENTRIES, FENCE_TOKENS, View};
+use crate::Token;
+
+/// Entries that are looked at together.
+pub(super) const GROUP: usize = 8;
+
+/// A segment and a context.
+#[derive(Clone, Copy)]
+pub(super) struct Look<'a> {
+    pub(super) view: View<'a>,
+    /// The end of the context, to the longest pattern of interest; no separator in it.
+    pub(super) context: &'a [Token],
+}
+
+impl<'a> Look<'a> {
+    /// Loads some places of the text at once. Whoever reads them after that waits for one of them and not for each.
+    pub(super) fn touch(&self, ends: &[u32]) {
+        let loaded = ends
+            .iter()
+            .fold(0, |all, &end| all ^ self.view.text[end as usize]);
+        std::hint::black_box(loaded);
+    }
+
+    /// How much of the context's end what ends at a position has in common with it.
+    pub(super) fn common(&self, end: u32) -> usize {
+        self.compare(end, self.context, 0).0
+    }
+
+    /// How much of a pattern what ends at a position has in common with it, and how it is ordered to it; `known` tokens
+    /// are known to agree.
+    fn compare(&self, end: u32, pattern: &[Token], known: usize) -> (usize, Ordering) {
+        let rest = &pattern[..pattern.len() - known];
+        let left = &self.view.text[..(end as usize + 1).saturating_sub(known)];
+        let (common, order) = compare(left.iter().rev(), rest.iter().rev());
+        (known + common, order)
+    }
+
+    /// The end of the context.
+    fn pattern(&self, len: usize) -> &'a [Token] {
+        &self.context[self.context.len() - len..]
+    }
+
+    /// The first entry that is not less than the context.
+    pub(super) fn find(&self) -> Narrow {
+        let fences = self.view.fences;
+        let len = self.context.len().min(FENCE_TOKENS);
+        let pattern = self.pattern(len);
+        let order = |fence: &[Token; FENCE_TOKENS]| compare(fence.iter(), pattern.iter().rev());
+        let low = fences.partition_point(|fence| order(fence).1 == Ordering::Less);
+        // Between the last fence below the context and the first above it.
+        let high = if self.context.len() > len {
+            low + gallop(fences.len() - low, |at| {
+                order(&fences[low + at]).1 == Ordering::Equal
+            })
+        } else {
+            low
+        };
+        let below = low.checked_sub(1);
+        let range = below.map_or(0, |below| below * FENCE_ENTRIES + 1)
+            ..(high * FENCE_ENTRIES).min(self.view.ends.len());
+        // What both ends have in common with the context, all between them have as well.
+        let common = |at: Option<usize>| {
+            let fence = at.and_then(|at| fences.get(at));
+            fence.map_or(0, |fence| order(fence).0)
+        };
+        Narrow {
+            known: common(below).min(common(Some(high))),
+            ..Narrow::new(range, self.context.len(), Edge::Start)
+        }
+    }
+
+    /// Where the interval of a pattern starts, which is known to be before `end`.
+    pub(super) fn start(&self, len: usize, end: usize) -> Narrow {
+        let fences = &self.view.fences[..end.div_ceil(FENCE_ENTRIES)];
+        let nearest = |at: usize| fences.len() - 1 - at;
+        let within = gallop(fences.len(), |at| self.has_fence(&fences[nearest(at)], len));
+        let start = match fences.len() - within {
+            0 => 0,
+            outside => (outside - 1) * FENCE_ENTRIES + 1,
+        };
+        let end = if len <= FENCE_TOKENS && within > 0 {
+            nearest(within - 1) * FENCE_ENTRIES
+        } else {
+            end
+        };
+        Narrow::new(start..end, len, Edge::Start)
+    }
+
+    /// Where the interval of a pattern ends, which is known to be at `start` or behind it.
+    pub(super) fn end(&self, len: usize, start: usize) -> Narrow {
+        let first = start.div_ceil(FENCE_ENTRIES);
+        let fences = self.view.fences.get(first..).unwrap_or_default();
+        let within = gallop(fences.len(), |at| self.has_fence(&fences[at], len));
+        let end = ((first + within) * FENCE_ENTRIES).min(self.view.ends.len());
+        let start = if len <= FENCE_TOKENS && within > 0 {
+            (first + within - 1) * FENCE_ENTRIES + 1
+        } else {
+            start
+        };
+        Narrow::new(start..end, len, Edge::End)
+    }
+
+    /// Whether a fence has the pattern, or as much of it as a fence can have.
+    fn has_fence(&self, fence: &[Token; FENCE_TOKENS], len: usize) -> bool {
+        let pattern = self.pattern(len).iter().rev();
+        fence.iter().zip(pattern).all(|(one, other)| one == other)
+    }
+}
+
+/// A search for an edge of a pattern's interval, in steps: [`load`](Self::load) and [`step`](Self::step) in turns,
+/// so that the loads of several searches are waited for together.
+pub(super) struct Narrow {
+    /// The edge is at one of these or at their end.
+    range: Range<usize>,
+    /// Length of the pattern.
+    len: usize,
+    edge: Edge,
+    /// How much of the pattern all of the range ends with.
+    known: usize,
+    /// The entries looked at.
+    ends: [u32; GROUP],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Edge {
+    /// The first entry that is not less than the pattern.
+    Start,
+    /// The first entry that is greater.
+    End,
+}
+
+impl Narrow {
+    fn new(range: Range<usize>, len: usize, edge: Edge) -> Self {
+        Narrow {
+            range: range.start..range.end.max(range.start),
+            len,
+            edge,
+            known: 0,
+            ends: [0; GROUP],
+        }
+    }
+
+    /// The edge, once it is known: exactly, or if `inside` entries up to the range are in the interval and that is
+    /// much against what is left of it, so that the interval is short by less than a fifth.
+    pub(super) fn found(&self, inside: Option<usize>) -> Option<usize> {
+        let left = self.range.len();
+        if left > 0 && inside.is_none_or(|inside| left * 4 > inside) {
+            return None;
+        }
+        Some(match self.edge {
+            Edge::Start => self.range.end,
+            Edge::End => self.range.start,
+        })
+    }
+
+    /// The end of the range that the interval begins from.
+    pub(super) fn nearest(&self) -> usize {
+        match self.edge {
+            Edge::Start => self.range.end,
+            Edge::End => self.range.start,
+        }
+    }
+
+    pub(super) fn load(&mut self, look: &Look<'_>) {
+        for at in 0..self.count() {
+            self.ends[at] = look.view.ends[self.entry(at)];
+        }
+        look.touch(&self.ends[..self.count()]);
+    }
+
+    pub(super) fn step(&mut self, look: &Look<'_>) {
+        let pattern = look.pattern(self.len);
+        let count = self.count();
+        let before = self.ends[..count]
+            .iter()
+            .take_while(|&&end| {
+                let order = look.compare(end, pattern, self.known).1;
+                order == Ordering::Less || self.edge == Edge::End && order == Ordering::Equal
+            })
+            .count();
+        let end = match before < count {
+            true => self.entry(before),
+            false => self.range.end,
+        };
+        let start = match before {
+            0 => self.range.start,
+            _ => self.entry(before - 1) + 1,
+        };
+        self.range = start..end;
+    }
+
+    fn count(&self) -> usize {
+        self.range.len().min(GROUP)
+    }
+
+    /// The entries looked at divide the range evenly.
+    fn entry(&self, at: usize) -> usize {
+        self.range.start + self.range.len() * (at + 1) / (self.count() + 1)
+    }
+}
+
+/// Common beginning of two sequences, and the order of the first to the second; equal where it begins with it.
+fn compare<'t>(
+    mut one: impl Iterator<Item = &'t Token>,
+    other: impl Iterator<Item = &'t Token>,
+) -> (usize, Ordering) {
+    let mut common = 0;
+    for token in other {
+        // A text always has a separator in front, which no context holds: it does not run out.
+        let order = one.next().map_or(Ordering::Greater, |one| one.cmp(token));
+        if order != Ordering::Equal {
+            return (common, order);
+        }
+        common += 1;
+    }
+    (common, Ordering::Equal)
+}
+
+/// How many from 0 on hold, where those that do stand first: in the logarithm of that number.
+fn gallop(count: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let mut inside = 0;
+    let mut step = 1;
+    let mut outside = loop {
+        let probed = inside + step - 1;
+        if probed >= count {
+            break count;
+        }
+        if !holds(probed) {
+            break probed;
+        }
+        inside = probed + 1;
+        step *= 2;
+    };
+    while inside < outside {
+        let middle = inside.midpoint(outside);
+        if holds(middle) {
+            inside = middle + 1;
+        } else {
+            outside = middle;
+        }
+    }
+    inside
+}
