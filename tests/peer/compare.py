@@ -4,14 +4,15 @@ traces in turn, and prints how they compare. Use tests/peer/run, which sets both
     tests/peer/run [TRACE...] [--docs N] [--warm-docs N] [--depths 64,24]
                    [--alpha 1] [--offset 0] [--min-token-prob 0.1]
                    [--max-spec-tokens 32]
-                   [--sources request,global] [--tree] [--repeats 2] [--no-sweep]
+                   [--sources request,global] [--seal-tokens N] [--depth-cap] [--tree]
+                   [--repeats 2] [--no-sweep]
 
 Both sides get the same calls in the same order, one at a time; what is said can be
 drafted from at once. They run in turns (peer, refrain, peer, refrain ...), each in a
 process of its own; of the repeats the fastest counts. Of two designs the one that
 drafts more accepts more, so tokens per step are compared at the peer's drafted tokens
 per step, between neighbours on the upper frontier of refrain's settings (alpha and
-offset, and min_token_prob, on a grid).
+offset, min_token_prob, and max_spec_tokens, on a grid).
 
 Where the sides do not do the same thing:
 
@@ -22,6 +23,8 @@ Where the sides do not do the same thing:
   (that tree and the global one); refrain's is insert (namespace), extend (the
   request's own, its prompt included) and insert into group, if groups are a source.
   Both are per token of prompt and output together;
+* refrain's drafts read on from the text, the peer's end where its depth does, so that
+  match and draft together have at most that many tokens (--depth-cap: refrain's too);
 * bytes are those of the global structure per output token in it: both sides' own
   estimates, and for the peer the growth of resident memory as well.
 
@@ -35,7 +38,7 @@ import subprocess
 import sys
 
 # Alpha and offset. Below 1 alpha needs an offset, or a match of one token drafts nothing.
-SHAPES = [(0.25, 1.0), (0.5, 0.5), (0.5, 1.0), (0.75, 0.25), (1.0, 0.0), (1.5, 0.0), (2.0, 0.0), (3.0, 0.0)]
+SHAPES = [(0.5, 1.0), (0.75, 0.25), (1.0, 0.0), (1.5, 0.0), (2.0, 0.0), (3.0, 0.0)]
 MIN_TOKEN_PROBS = [0.05, 0.1, 0.2, 0.3, 0.5]
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -80,13 +83,21 @@ class Sides:
     def __init__(self, args, measured, warm):
         self.args, self.measured, self.warm = args, measured, warm
 
-    def options(self, alpha, offset, min_token_prob):
+    def options(self, alpha, offset, min_token_prob, max_spec_tokens):
         return ([f"--alpha={alpha}", f"--offset={offset}", f"--min-token-prob={min_token_prob}",
-                 f"--max-spec-tokens={self.args.max_spec_tokens}"]
+                 f"--max-spec-tokens={max_spec_tokens}"]
                 + ([f"--warm={self.warm}"] if self.warm else []))
 
     def settings(self):
-        return self.args.alpha, self.args.offset, self.args.min_token_prob
+        args = self.args
+        return args.alpha, args.offset, args.min_token_prob, args.max_spec_tokens
+
+    def grid(self, depth):
+        # At factor 1 the peer drafts up to half of its depth.
+        most = self.args.max_spec_tokens
+        return [(*shape, min_token_prob, max_spec_tokens)
+                for max_spec_tokens in sorted({min(most, depth // 2), most})
+                for shape in SHAPES for min_token_prob in MIN_TOKEN_PROBS]
 
     def peer(self, depth):
         command = [sys.executable, os.path.join(HERE, "peer.py"), self.measured,
@@ -97,6 +108,8 @@ class Sides:
         return run_json([self.args.refrain, "replay", self.measured, "--json",
                          f"--max-pattern={depth}", f"--sources={self.args.sources}",
                          "--tree" if self.args.tree else "--linear",
+                         *([f"--seal-tokens={self.args.seal_tokens}"] if self.args.seal_tokens else []),
+                         *([f"--match-plus-draft={depth}"] if self.args.depth_cap else []),
                          *self.options(*(settings or self.settings()))])
 
 
@@ -155,11 +168,11 @@ def compare(sides, depth, name):
     row = {"trace": name, "depth": depth, "peer": peer, "refrain": ours}
     if not sides.args.no_sweep:
         points = [(ours["drafted_per_step"], ours["tokens_per_step"])]
-        for alpha, offset in SHAPES:
-            say(f"{name}, depth {depth}: sweep, alpha {alpha}, offset {offset}")
-            for min_token_prob in MIN_TOKEN_PROBS:
-                report = sides.refrain(depth, alpha, offset, min_token_prob)
-                points.append((report["drafted_per_step"], report["tokens_per_step"]))
+        grid = sides.grid(depth)
+        say(f"{name}, depth {depth}: {len(grid)} settings of refrain")
+        for settings in grid:
+            report = sides.refrain(depth, *settings)
+            points.append((report["drafted_per_step"], report["tokens_per_step"]))
         row["frontier"] = frontier(points)
         row["tokens_per_step_at_drafted"] = at_drafted(row["frontier"], peer["drafted_per_step"])
     return row
@@ -231,6 +244,10 @@ def main():
     parser.add_argument("--min-token-prob", type=float, default=0.1)
     parser.add_argument("--max-spec-tokens", type=int, default=32)
     parser.add_argument("--sources", default="request,global", help="refrain's; the peer has these two")
+    parser.add_argument("--seal-tokens", type=int,
+                        help="let refrain seal its live part at this size [default: never]")
+    parser.add_argument("--depth-cap", action="store_true",
+                        help="let refrain draft no further than the peer's depth allows")
     parser.add_argument("--tree", action="store_true", help="trees instead of chains, on both sides")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--no-sweep", action="store_true")
