@@ -43,6 +43,14 @@ impl Batch {
         self.writes.is_empty()
     }
 
+    /// Bytes of all keys and values.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.writes
+            .iter()
+            .map(|(key, value)| key.len() + value.as_ref().map_or(0, Vec::len))
+            .sum::<usize>() as u64
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.writes.len()
     }

@@ -95,6 +95,7 @@ pub(crate) struct Core {
     log: Arc<dyn RecordLog>,
     /// A log that is about to replace `log`: it gets every commit, too.
     mirror: Option<Arc<dyn RecordLog>>,
+    mirrored_bytes: u64,
     config: DraftStoreConfig,
     store: StoreRecord,
     /// Documents with several feed entries, and since when.
@@ -119,6 +120,7 @@ impl Core {
         Core {
             log,
             mirror: None,
+            mirrored_bytes: 0,
             config,
             store,
             settling: VecDeque::new(),
@@ -264,6 +266,7 @@ impl Core {
     fn mirror(&mut self, batch: &mut Batch) {
         // The identity says that a log is complete.
         batch.forget(&store_key());
+        self.mirrored_bytes += batch.bytes();
         if let Some(mirror) = &self.mirror
             && let Err(error) = mirror.write(batch)
         {
@@ -275,6 +278,7 @@ impl Core {
     /// Has every commit written to `to` as well. Answers with the log that it repeats.
     pub(crate) fn begin_mirror(&mut self, to: Arc<dyn RecordLog>) -> Arc<dyn RecordLog> {
         self.mirror = Some(to);
+        self.mirrored_bytes = 0;
         self.log.clone()
     }
 
@@ -287,6 +291,11 @@ impl Core {
         batch.put(store_key(), codec::seal(&store_key(), &self.store));
         mirror.commit(&batch)?;
         Ok(mirror.clone())
+    }
+
+    /// Bytes of keys and values that the mirror was given since it began.
+    pub(crate) fn mirrored_bytes(&self) -> u64 {
+        self.mirrored_bytes
     }
 
     /// Ends mirroring; with `to` that log counts from now on.

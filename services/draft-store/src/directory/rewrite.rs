@@ -18,6 +18,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::{Manifest, log_numbers, log_path, refused};
 use crate::log::sled::{SledLog, sync_directory};
@@ -25,9 +26,9 @@ use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{Kind, document_of};
 use crate::shared::{Open, Shared};
 
-/// What one step of the copy holds at most: it is how long a commit may wait for it.
-const STEP_RECORDS: usize = 64;
-const STEP_BYTES: usize = 64 << 10;
+/// What is copied between two looks at the clock.
+const BATCH_RECORDS: usize = 64;
+const BATCH_BYTES: usize = 64 << 10;
 /// The copy is synced after this much, outside the lock, so that no commit meets a disk full of its writes.
 const SYNC_BYTES: usize = 1 << 20;
 
@@ -47,8 +48,8 @@ pub(crate) trait Host {
     /// Writes every commit to `to` as well from now on. Answers with the log that is to be copied.
     fn mirror(&self, to: Arc<dyn RecordLog>) -> Result<Arc<dyn RecordLog>, LogError>;
 
-    /// Puts the mirror in the place of the log, for good: the manifest names it. Answers with the live bytes
-    /// in it.
+    /// Puts the mirror in the place of the log, for good: the manifest names it. Answers with the bytes that
+    /// were mirrored.
     fn swap(&self, number: u64) -> Result<u64, LogError>;
 }
 
@@ -58,6 +59,8 @@ pub(crate) struct Plan {
     /// The log's number; the fresh one gets the next.
     pub(crate) from: u64,
     pub(crate) cache_bytes: u64,
+    /// How long the copy may hold the lock at a time.
+    pub(crate) step: Duration,
     /// Ends the copy early.
     pub(crate) stop: Arc<AtomicBool>,
 }
@@ -84,8 +87,8 @@ pub(super) enum Step {
 pub(crate) struct Rewritten {
     pub(crate) before_bytes: u64,
     pub(crate) after_bytes: u64,
-    /// Bytes of the records in it.
-    pub(crate) live_bytes: u64,
+    /// Bytes of the records that were written to it.
+    pub(crate) written_bytes: u64,
 }
 
 /// Rewrites the log, and leaves nothing behind where that fails.
@@ -119,10 +122,10 @@ pub(super) fn run(
     at(Step::Created)?;
     let from = host.mirror(to.clone())?;
     at(Step::Mirrored)?;
-    copy(shared, &from, &*to, &plan.stop, at)?;
+    let copied_bytes = copy(shared, plan, &from, &*to, at)?;
     at(Step::Copied)?;
     let before_bytes = from.disk_bytes();
-    let live_bytes = host.swap(number)?;
+    let mirrored_bytes = host.swap(number)?;
     at(Step::Swapped)?;
     // sled may write when it is closed, so it goes before its files do.
     drop(from);
@@ -131,7 +134,7 @@ pub(super) fn run(
     Ok(Rewritten {
         before_bytes,
         after_bytes: to.disk_bytes(),
-        live_bytes,
+        written_bytes: copied_bytes + mirrored_bytes,
     })
 }
 
@@ -156,16 +159,16 @@ fn delete(dir: &Path, path: &Path) -> Result<(), LogError> {
 
 fn copy(
     shared: &Shared,
+    plan: &Plan,
     from: &Arc<dyn RecordLog>,
     to: &dyn RecordLog,
-    stop: &AtomicBool,
     at: &dyn Fn(Step) -> Result<(), LogError>,
-) -> Result<(), LogError> {
+) -> Result<u64, LogError> {
     // The identity comes last, with the swap.
     let mut next = Some(vec![0]);
-    let mut unsynced = 0;
+    let (mut copied, mut unsynced) = (0, 0);
     while let Some(key) = next {
-        if stop.load(Ordering::Relaxed) {
+        if plan.stop.load(Ordering::Relaxed) {
             return Err(LogError::Refused("the store is closing".into()));
         }
         {
@@ -174,9 +177,18 @@ fn copy(
                 .as_ref()
                 .filter(|open| Arc::ptr_eq(&open.log, from))
                 .ok_or_else(|| LogError::Refused("the log was opened again".into()))?;
-            let (bytes, following) = copy_step(open, to, &key)?;
-            unsynced += bytes;
-            next = following;
+            let started = Instant::now();
+            let mut reached = Some(key);
+            while let Some(key) = reached.take() {
+                let (bytes, following) = copy_batch(open, to, &key)?;
+                copied += bytes as u64;
+                unsynced += bytes;
+                reached = following;
+                if started.elapsed() >= plan.step {
+                    break;
+                }
+            }
+            next = reached;
         }
         if unsynced >= SYNC_BYTES || next.is_none() {
             to.sync()?;
@@ -184,11 +196,11 @@ fn copy(
         }
         at(Step::Copying)?;
     }
-    Ok(())
+    Ok(copied)
 }
 
 /// Copies the records from `key` on. Answers how many bytes, and where to go on.
-fn copy_step(
+fn copy_batch(
     open: &Open,
     to: &dyn RecordLog,
     key: &[u8],
@@ -202,7 +214,7 @@ fn copy_step(
             bytes += key.len() + value.len();
             batch.put(key.to_vec(), value.to_vec());
         }
-        let more = seen < STEP_RECORDS && bytes < STEP_BYTES;
+        let more = seen < BATCH_RECORDS && bytes < BATCH_BYTES;
         if !more {
             // The least key above this one.
             last = Some([key, &[0]].concat());

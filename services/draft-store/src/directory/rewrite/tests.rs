@@ -130,6 +130,7 @@ impl Store {
             dir: self.dir.clone(),
             from: *self.number.lock().unwrap(),
             cache_bytes: CACHE_BYTES,
+            step: Duration::ZERO,
             stop: Arc::default(),
         }
     }
@@ -149,7 +150,7 @@ impl Host for Store {
         core.end_mirror(Some(log.clone()));
         open.log = log;
         *self.number.lock().unwrap() = number;
-        Ok(open.catalog.live_bytes())
+        Ok(core.mirrored_bytes())
     }
 }
 

@@ -23,6 +23,10 @@ const OVERHEAD_ASSUMED: f64 = 1.5;
 /// After a rewrite that failed.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
+/// How long a commit may wait for the copy. Much shorter, and a busy store, which gets in between any two steps,
+/// would grow faster than it is copied.
+const STEP: Duration = Duration::from_millis(20);
+
 /// Who waits for a rewrite.
 pub(crate) type Demand = oneshot::Sender<Result<Rewritten, ApiError>>;
 
@@ -153,6 +157,7 @@ impl Writer {
             dir: self.config.data_dir.clone(),
             from: self.log_number,
             cache_bytes: self.config.cache_bytes,
+            step: STEP,
             stop: stop.clone(),
         };
         self.rewriting.running = Some(Running { stop, demands });
@@ -184,7 +189,7 @@ impl Writer {
         core.end_mirror(Some(log.clone()));
         open.log = log;
         self.log_number = number;
-        Ok(open.catalog.live_bytes())
+        Ok(core.mirrored_bytes())
     }
 
     fn end_rewrite(&mut self, outcome: Result<Rewritten, LogError>, ctx: &mut Context<Self>) {
@@ -195,7 +200,7 @@ impl Writer {
         match &outcome {
             Ok(done) => {
                 self.rewriting.overhead =
-                    (done.after_bytes as f64 / done.live_bytes.max(1) as f64).max(1.0);
+                    (done.after_bytes as f64 / done.written_bytes.max(1) as f64).max(1.0);
                 self.metrics.rewrites.with_label_values(&["done"]).inc();
                 self.metrics
                     .reclaimed_bytes
