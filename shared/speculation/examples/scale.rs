@@ -149,7 +149,7 @@ fn measure_decoding(index: &mut Index, documents: &[Vec<Token>]) {
             ..ProposeParams::default()
         };
         let mut decoded = Decoded::default();
-        let first = (number << 64) as u128;
+        let first = number << 64;
         let keys: Vec<DocumentKey> = (first..).take(documents.len()).map(DocumentKey).collect();
         for (&key, document) in keys.iter().zip(documents) {
             decoded.decode(index, key, document, &params);
@@ -361,7 +361,7 @@ impl Random {
             .map(|_| {
                 let successor = self.rank(400);
                 // Where a token leads is spread over the vocabulary, common words more often.
-                let mut spread = Random((last << 16 | successor) * 0x9e37_79b9 | 1);
+                let mut spread = Random(((last << 16 | successor) * 0x9e37_79b9) | 1);
                 spread.below(2);
                 last = spread.rank(WORDS);
                 last as Token

@@ -148,6 +148,7 @@ pub struct Search<'a> {
     probes: Probes<'a>,
     /// Occurrences of the current pattern in segments. Those of a node stand together.
     hits: Vec<Hit>,
+    hits_read: usize,
 }
 
 impl<'a> Search<'a> {
@@ -172,7 +173,14 @@ impl<'a> Search<'a> {
             live_next: index.live.automaton.fit(spot),
             probes: Probes::new(views, context, len_max, exact),
             hits: Vec::new(),
+            hits_read: 0,
         }
+    }
+
+    /// Entries of suffix arrays that were looked at so far, for tests and gauges that reason about work rather than
+    /// seconds.
+    pub fn entries_read(&self) -> usize {
+        self.probes.entries_read() + self.hits_read
     }
 
     /// Length of the next match, 0 if there is none.
@@ -267,6 +275,7 @@ impl<'a> Search<'a> {
                     .extend(hits.filter(|hit| !mounted.is_masked_at(hit.position)));
             }
         }
+        self.hits_read += self.hits.len();
     }
 
     /// The sealed continuations, by token. Brings the occurrences of each together.

@@ -1,13 +1,19 @@
 //! Behaviour, through the public interface: tables of cases, comparison with the naive index, work done.
 
+mod bytes;
 mod cases;
+mod merges;
 mod model;
 mod rebuilds;
+mod sampling;
+mod seals;
 mod work;
+
+use std::sync::Arc;
 
 use crate::{
     Continuation, Cursor, DocumentKey, Index, IndexConfig, Node, Origin, Search, SearchLimits,
-    Token,
+    Segment, Token,
 };
 
 /// Letters as tokens.
@@ -35,6 +41,72 @@ fn index_of(documents: &[&str]) -> Index {
             .expect("an open document");
     }
     index
+}
+
+/// The same documents in every form an index can have. What it answers must not depend on it.
+fn forms_of(documents: &[&str]) -> Vec<(&'static str, Index)> {
+    let form = |name, shape: &dyn Fn(&mut Index)| {
+        let mut index = index_of(documents);
+        shape(&mut index);
+        (name, index)
+    };
+    let seal_each = |index: &mut Index| {
+        for number in 0..documents.len() {
+            index.seal(|other| other == key(number)).expect("room");
+        }
+    };
+    vec![
+        form("live", &|_| {}),
+        form("one segment", &|index| {
+            index.seal(|_| true).expect("room");
+        }),
+        form("many segments", &seal_each),
+        form("merged", &|index| {
+            seal_each(index);
+            let all: Vec<usize> = (0..documents.len()).collect();
+            let merged = index.begin_merge(&all).run().expect("room");
+            index.finish_merge(merged).expect("nobody else");
+        }),
+        form("reopened from bytes", &|index| {
+            seal_each(index);
+            *index = reopened(index);
+        }),
+        form("live and sealed", &|index| {
+            index.seal(|other| other.0 % 2 == 0).expect("room");
+        }),
+        form("sealed twice", &|index| {
+            index.seal(|_| true).expect("room");
+            for number in 0..documents.len() {
+                let len = index.len_of(key(number)).expect("there");
+                index.append(key(number), &[0]).expect("there");
+                index.shorten(key(number), len).expect("longer");
+            }
+            index.seal(|_| true).expect("room");
+            index.merge().expect("room");
+        }),
+    ]
+}
+
+/// The segments of an index, written out and opened again.
+fn reopened(index: &Index) -> Index {
+    let mut opened = Index::new(index.config.clone());
+    for (at, (segment, _)) in index.segments().enumerate() {
+        let segment = Segment::open(segment.to_bytes()).expect("its own bytes");
+        opened.mount(Arc::new(segment), index.masked_in(at));
+    }
+    opened
+}
+
+/// Tokens below `alphabet`, the same ones for the same seed.
+fn random(len: usize, alphabet: u32, seed: u32) -> Vec<Token> {
+    let mut state = 0x2545_f491_u32 ^ seed.wrapping_mul(0x9e37_79b9);
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state % alphabet
+    };
+    (0..len).map(|_| next()).collect()
 }
 
 /// Continuations as "token count" pairs.

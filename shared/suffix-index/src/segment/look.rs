@@ -9,6 +9,9 @@ use crate::Token;
 /// Entries that are looked at together.
 pub(super) const GROUP: usize = 8;
 
+/// Intervals that reach less far from the context's place than this are always followed to their ends.
+const COARSE_ENTRIES: usize = 2 * FENCE_ENTRIES;
+
 /// A segment and a context.
 #[derive(Clone, Copy)]
 pub(super) struct Look<'a> {
@@ -145,11 +148,12 @@ impl Narrow {
         }
     }
 
-    /// The edge, once it is known: exactly, or if `inside` entries up to the range are in the interval and that is
-    /// much against what is left of it, so that the interval is short by less than a fifth.
+    /// The edge, once it is known: exactly, or if it need not be and `inside` entries up to the range are in the
+    /// interval, which is much against what is left of it. The interval is then short by at most a fifth.
     pub(super) fn found(&self, inside: Option<usize>) -> Option<usize> {
         let left = self.range.len();
-        if left > 0 && inside.is_none_or(|inside| left * 4 > inside) {
+        let is_close = |inside: usize| inside >= COARSE_ENTRIES && left * 4 <= inside;
+        if left > 0 && !inside.is_some_and(is_close) {
             return None;
         }
         Some(match self.edge {
@@ -166,13 +170,17 @@ impl Narrow {
         }
     }
 
-    pub(super) fn load(&mut self, look: &Look<'_>) {
-        for at in 0..self.count() {
+    /// Has the entries of the next step loaded; returns their number.
+    pub(super) fn load(&mut self, look: &Look<'_>) -> usize {
+        let count = self.count();
+        for at in 0..count {
             self.ends[at] = look.view.ends[self.entry(at)];
         }
-        look.touch(&self.ends[..self.count()]);
+        look.touch(&self.ends[..count]);
+        count
     }
 
+    /// Looks at them and keeps the range between two of them.
     pub(super) fn step(&mut self, look: &Look<'_>) {
         let pattern = look.pattern(self.len);
         let count = self.count();

@@ -19,6 +19,8 @@ pub(crate) struct Probes<'a> {
     probes: Vec<Probe<'a>>,
     /// Whether intervals are found to the entry, however large.
     exact: bool,
+    /// Entries of the suffix arrays that were looked at to find the places.
+    entries_read: usize,
 }
 
 /// The occurrences of a pattern, a suffix of the context, in one segment.
@@ -45,6 +47,7 @@ struct Side {
     known_len: usize,
     /// A search for the end of the interval.
     search: Option<Narrow>,
+    entries_read: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -66,19 +69,26 @@ impl<'a> Probes<'a> {
         let separated = context.iter().rposition(|&token| token == SEPARATOR);
         let context = &context[separated.map_or(0, |at| at + 1)..];
         if context.is_empty() {
-            let probes = Vec::new();
-            return Probes { probes, exact };
+            return Probes {
+                probes: Vec::new(),
+                exact,
+                entries_read: 0,
+            };
         }
         let looks = views.map(|view| Look { view, context });
         let mut places: Vec<(Look<'a>, Narrow)> = looks.map(|look| (look, look.find())).collect();
+        let mut entries_read = 0;
         while places.iter().any(|(_, place)| place.found(None).is_none()) {
-            places.iter_mut().for_each(|(look, place)| place.load(look));
+            for (look, place) in &mut places {
+                entries_read += place.load(look);
+            }
             places.iter_mut().for_each(|(look, place)| place.step(look));
         }
         let probe = |(look, place): &(Look<'a>, Narrow)| Probe::new(*look, place.nearest());
         Probes {
             probes: places.iter().map(probe).collect(),
             exact,
+            entries_read,
         }
     }
 
@@ -105,6 +115,12 @@ impl<'a> Probes<'a> {
             }
             self.probes.iter_mut().for_each(Probe::step);
         }
+    }
+
+    /// Entries of the suffix arrays that were looked at.
+    pub(crate) fn entries_read(&self) -> usize {
+        let sides = |probe: &Probe<'_>| probe.before.entries_read + probe.behind.entries_read;
+        self.entries_read + self.probes.iter().map(sides).sum::<usize>()
     }
 
     /// One to a segment, in their order.
@@ -186,7 +202,7 @@ impl<'a> Probe<'a> {
             match search.found((!exact).then_some(inside)) {
                 Some(edge) => side.end(&self.look, self.place, edge, len),
                 None => {
-                    search.load(&self.look);
+                    side.entries_read += search.load(&self.look);
                     searches += 1;
                 }
             }
@@ -213,6 +229,7 @@ impl Side {
             known_from: 0,
             known_len: 0,
             search: None,
+            entries_read: 0,
         }
     }
 
@@ -238,6 +255,7 @@ impl Side {
         self.known_len = 0;
         // Where the interval was not followed to its end, the next entry belongs to it.
         let (ends, count) = self.group(look, place, self.len);
+        self.entries_read += 1;
         self.next = match count {
             0 => 0,
             _ => look.common(ends[0]).min(len - 1),
@@ -258,6 +276,7 @@ impl Side {
             }
             self.known_from = distance;
             self.known_len = count;
+            self.entries_read += count;
             if count == 0 {
                 return 0;
             }

@@ -58,6 +58,21 @@ fn table_of_matches() {
         ),
         ("a prefix of another document", &["abc", "ab"], "ab", "2:c1"),
         (
+            "the longest of several documents, whatever stands around it",
+            &["xxabcQ", "ybcR", "cS"],
+            "zabc",
+            "3:Q1 2:Q1,R1 1:Q1,R1,S1",
+        ),
+        (
+            "a text that goes on differently, and does not go on",
+            &["abab", "ab", "abb"],
+            "ab",
+            "2:a1,b1",
+        ),
+        ("a document of one token", &["a", "a"], "a", ""),
+        ("an empty document", &["", "ab"], "a", "1:b1"),
+        ("left context alone", &["ab|", "b|c"], "ab", "1:c1"),
+        (
             "a suffix of another document",
             &["xab", "ab", "abc"],
             "ab",
@@ -65,7 +80,9 @@ fn table_of_matches() {
         ),
     ];
     for (name, documents, context, expected) in cases {
-        assert_eq!(show(&index_of(documents), context), *expected, "{name}");
+        for (form, index) in forms_of(documents) {
+            assert_eq!(show(&index, context), *expected, "{name}, {form}");
+        }
     }
 }
 
@@ -140,21 +157,24 @@ fn drafts_read_on_to_the_end_of_the_text() {
     let long: String = (0..500)
         .map(|at| (b'b' + (at * at % 23) as u8) as char)
         .collect();
-    let index = index_of(&[&format!("A{long}")]);
-    assert_eq!(longest_chain(&index, "A"), long);
+    for (form, index) in forms_of(&[&format!("A{long}"), "qq"]) {
+        assert_eq!(longest_chain(&index, "A"), long, "{form}");
+    }
 }
 
 #[test]
 fn origins_name_document_and_output_position() {
-    let index = index_of(&["zz|abcd", "zz|bcX"]);
     let at = |number, position| {
         Some(Origin {
             document: key(number),
             position,
         })
     };
-    assert_eq!(offered(&index, "ab"), [('c', at(0, 2))]);
-    assert_eq!(offered(&index, "Qbc"), [('X', at(1, 2)), ('d', at(0, 3))]);
+    for (form, index) in forms_of(&["zz|abcd", "zz|bcX"]) {
+        assert_eq!(offered(&index, "ab"), [('c', at(0, 2))], "{form}");
+        let both = [('X', at(1, 2)), ('d', at(0, 3))];
+        assert_eq!(offered(&index, "Qbc"), both, "{form}");
+    }
 }
 
 #[test]
