@@ -90,7 +90,7 @@ pub struct GateStep {
     pub seconds: f64,
     /// Of them, seconds the fallback took to draft.
     pub draft_seconds: f64,
-    /// Text that the fallback had to read first, beyond what the last steps brought: tokens.
+    /// Text that the fallback had to read first, if it was much: beyond what the last steps brought: tokens.
     pub catch_up_tokens: u32,
 }
 
@@ -142,7 +142,8 @@ impl Gate {
         }
         if step.catch_up_tokens > 0 {
             // The head's time beyond what drafting alone takes it.
-            let reading = (step.draft_seconds - self.buckets[place].draft_seconds()).max(0.0);
+            let reading =
+                (step.draft_seconds - self.buckets[place].draft_seconds().unwrap_or(0.0)).max(0.0);
             self.reading
                 .add(reading, f64::from(step.catch_up_tokens), REQUEST_DECAY);
         }

@@ -10,6 +10,11 @@ const TRIAL_STEPS_MIN: u32 = 3;
 const HOPELESS: f64 = 0.8;
 /// The same, below which the next trial has time.
 const CLEAR_LOSS: f64 = 0.9;
+/// A step that takes this many times as long as others of its kind was held up by something else: the rest does
+/// not count. Trials are short, and one such step would decide them.
+const HELD_UP: f64 = 3.0;
+/// Steps of one way before which none counts as held up.
+const USUAL_STEPS_MIN: f64 = 8.0;
 /// Clear losses in a row after which trials may cost no smaller share of the time: this often smaller then.
 const SURE: u32 = 4;
 /// Steps that a trial may take in all, counted in `probe_steps`: most of them may be no evidence.
@@ -41,13 +46,11 @@ struct Speed {
 }
 
 /// The other way, while it is tried.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Trial {
-    steps: u32,
-    steps_in_all: u32,
     /// What it brought by itself.
-    tokens: f64,
-    seconds: f64,
+    evidence: Vec<GateStep>,
+    steps_in_all: u32,
     /// Seconds more than the way in use would have taken.
     lost_seconds: f64,
 }
@@ -68,7 +71,7 @@ impl Bucket {
     }
 
     pub(super) fn passage(&self) -> Passage {
-        match (self.in_use, self.trial) {
+        match (self.in_use, &self.trial) {
             (Mode::Plain, None) => Passage::Shut,
             (Mode::Plain, Some(_)) => Passage::Probe,
             (Mode::Fallback, None) => Passage::Open,
@@ -80,13 +83,14 @@ impl Bucket {
         self.plain.steps > 0.0 || self.fallback.steps > 0.0
     }
 
-    /// Seconds that the fallback drafts in a step, without reading.
-    pub(super) fn draft_seconds(&self) -> f64 {
+    /// Seconds that the fallback drafts in a step, without reading; `None` if that was never seen.
+    pub(super) fn draft_seconds(&self) -> Option<f64> {
         if self.fallback.steps > 0.0 {
-            self.fallback.draft_seconds / self.fallback.steps
-        } else {
-            0.0
+            return Some(self.fallback.draft_seconds / self.fallback.steps);
         }
+        let probe = self.trial.as_ref().filter(|_| self.in_use == Mode::Plain)?;
+        let drafting: f64 = probe.evidence.iter().map(|step| step.draft_seconds).sum();
+        (!probe.evidence.is_empty()).then(|| drafting / probe.evidence.len() as f64)
     }
 
     pub(super) fn gain(&self, reading: f64) -> Option<f64> {
@@ -97,13 +101,16 @@ impl Bucket {
     }
 
     pub(super) fn observe(&mut self, step: &GateStep, reading: f64, params: &GateParams) {
-        // A step that read much is no evidence of how fast steps are; what it cost is `reading`.
-        let evidence = step.mode.filter(|_| step.catch_up_tokens == 0);
-        if let Some(mode) = evidence {
-            self.speed_mut(mode).add(step);
+        let evidence = self.evidence(step);
+        let tried = self.trial.as_ref().map(|_| other(self.in_use));
+        if let Some((mode, step)) = evidence
+            && Some(mode) != tried
+        {
+            self.speed_mut(mode).add(&step);
         }
-        if self.trial.is_some() {
-            self.go_on_trying(step, evidence, reading, params);
+        if let Some(trial) = self.trial.take() {
+            let evidence = evidence.filter(|(mode, _)| Some(*mode) == tried);
+            self.go_on_trying(trial, step, evidence.map(|(_, step)| step), reading, params);
         } else if step.mode == Some(self.in_use) {
             self.since_steps = self.since_steps.saturating_add(1);
             self.since_seconds += step.seconds;
@@ -111,6 +118,21 @@ impl Bucket {
                 self.begin_trial(params);
             }
         }
+    }
+
+    /// The step as it tells of its way of decoding: without what reading took, which is charged apart.
+    fn evidence(&self, step: &GateStep) -> Option<(Mode, GateStep)> {
+        let mode = step.mode?;
+        if step.catch_up_tokens == 0 {
+            return Some((mode, *step));
+        }
+        let drafting = self.draft_seconds()?.min(step.draft_seconds);
+        let step = GateStep {
+            seconds: step.seconds - (step.draft_seconds - drafting),
+            draft_seconds: drafting,
+            ..*step
+        };
+        (step.seconds > 0.0).then_some((mode, step))
     }
 
     fn is_due(&self, reading: f64, params: &GateParams) -> bool {
@@ -136,16 +158,14 @@ impl Bucket {
 
     fn go_on_trying(
         &mut self,
+        mut trial: Trial,
         step: &GateStep,
-        evidence: Option<Mode>,
+        evidence: Option<GateStep>,
         reading: f64,
         params: &GateParams,
     ) {
         let tried = other(self.in_use);
         let usual = self.seconds_per_token(self.in_use, reading);
-        let Some(mut trial) = self.trial.take() else {
-            return;
-        };
         trial.steps_in_all += 1;
         if step.mode == Some(tried) {
             let usual_seconds = usual.map_or(step.seconds, |usual| usual * f64::from(step.tokens));
@@ -154,37 +174,36 @@ impl Bucket {
             // Mixed: what the rest took cannot be told, what the head took is lost.
             trial.lost_seconds += step.draft_seconds;
         }
-        if evidence == Some(tried) {
-            trial.steps += 1;
-            trial.tokens += f64::from(step.tokens);
-            trial.seconds += step.seconds;
-        }
-        let speed = usual.map(|usual| {
-            let charged = if tried == Mode::Fallback {
-                reading
-            } else {
-                0.0
-            };
-            usual * trial.tokens / (trial.seconds + charged * trial.tokens)
-        });
+        trial.evidence.extend(evidence);
+        let steps = trial.evidence.len() as u32;
+        let charged = if tried == Mode::Fallback {
+            reading
+        } else {
+            0.0
+        };
+        let seen_alone = trial.speed();
+        let speed = usual
+            .filter(|_| steps > 0)
+            .map(|usual| usual / (seen_alone.seconds / seen_alone.tokens + charged));
         // Accepted lengths scatter about as much as they are long, so a few may be short by chance.
-        let seen = f64::from(trial.steps) * f64::from(step.batch);
+        let seen = f64::from(steps) * f64::from(step.batch);
         let at_best = speed.map(|speed| speed * (1.0 + 1.0 / seen.max(1.0).sqrt()));
-        let hopeless =
-            trial.steps >= TRIAL_STEPS_MIN && at_best.is_some_and(|speed| speed < HOPELESS);
-        if trial.steps >= params.probe_steps
+        let hopeless = steps >= TRIAL_STEPS_MIN && at_best.is_some_and(|speed| speed < HOPELESS);
+        if steps >= params.probe_steps
             || hopeless
             || trial.steps_in_all >= params.probe_steps.saturating_mul(TRIAL_STEPS_FACTOR)
         {
-            self.end_trial(trial, speed.filter(|_| trial.steps > 0), reading, params);
+            self.end_trial(&trial, speed, reading, params);
         } else {
             self.trial = Some(trial);
         }
     }
 
-    fn end_trial(&mut self, trial: Trial, speed: Option<f64>, reading: f64, params: &GateParams) {
+    fn end_trial(&mut self, trial: &Trial, speed: Option<f64>, reading: f64, params: &GateParams) {
+        let seen = trial.speed();
+        self.speed_mut(other(self.in_use)).join(&seen);
         let better = match (self.in_use, self.gain(reading)) {
-            _ if trial.steps < TRIAL_STEPS_MIN => self.in_use,
+            _ if (trial.evidence.len() as u32) < TRIAL_STEPS_MIN => self.in_use,
             (Mode::Plain, Some(gain)) if gain > params.gain_enter => Mode::Fallback,
             (Mode::Fallback, Some(gain)) if gain < params.gain_leave => Mode::Plain,
             (in_use, _) => in_use,
@@ -232,13 +251,47 @@ impl Bucket {
     }
 }
 
+impl Trial {
+    /// All its steps, none counted as longer than is usual for them.
+    fn speed(&self) -> Speed {
+        let mut seconds: Vec<f64> = self.evidence.iter().map(|step| step.seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        let longest = seconds
+            .get(seconds.len() / 2)
+            .map_or(0.0, |median| median * HELD_UP);
+        let mut speed = Speed::default();
+        for step in &self.evidence {
+            speed.join(&Speed::of(step, longest));
+        }
+        speed
+    }
+}
+
 impl Speed {
+    fn of(step: &GateStep, longest: f64) -> Self {
+        Speed {
+            steps: 1.0,
+            tokens: f64::from(step.tokens),
+            seconds: step.seconds.min(longest),
+            draft_seconds: step.draft_seconds.min(longest),
+        }
+    }
+
     fn add(&mut self, step: &GateStep) {
+        let longest = if self.steps < USUAL_STEPS_MIN {
+            f64::INFINITY
+        } else {
+            HELD_UP * self.seconds / self.steps
+        };
         self.scale(STEP_DECAY);
-        self.steps += 1.0;
-        self.tokens += f64::from(step.tokens);
-        self.seconds += step.seconds;
-        self.draft_seconds += step.draft_seconds;
+        self.join(&Speed::of(step, longest));
+    }
+
+    fn join(&mut self, other: &Speed) {
+        self.steps += other.steps;
+        self.tokens += other.tokens;
+        self.seconds += other.seconds;
+        self.draft_seconds += other.draft_seconds;
     }
 
     /// Leaves the weight of at most so many steps.

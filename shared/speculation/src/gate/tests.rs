@@ -226,6 +226,29 @@ fn what_pays_comes_into_use_and_plain_decoding_is_looked_at_again() {
 }
 
 #[test]
+fn a_step_that_was_held_up_decides_nothing() {
+    // Twice as fast, but the third step of the first trial waits for something else.
+    let mut gate = Gate::new(GateParams::default());
+    for number in 0..2000 {
+        let drafts = matches!(gate.passage(1), Passage::Open | Passage::Probe);
+        gate.observe(GateStep {
+            batch: 1,
+            mode: Some(if drafts { Mode::Fallback } else { Mode::Plain }),
+            tokens: if drafts { 2 } else { 1 },
+            seconds: if number == 64 + 2 { 1.0 } else { 0.010 },
+            draft_seconds: 0.0,
+            catch_up_tokens: 0,
+        });
+        if number > 64 + 8 {
+            assert!(
+                matches!(gate.passage(1), Passage::Open | Passage::Pause),
+                "{number}"
+            );
+        }
+    }
+}
+
+#[test]
 fn batches_are_measured_apart() {
     let mut gate = Gate::new(GateParams::default());
     // The fallback brings three tokens; its steps take as long as plain ones at 1, four times as long at 16.
