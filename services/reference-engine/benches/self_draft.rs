@@ -116,7 +116,6 @@ async fn answer(
         let (next, step_s, draft_s) = step(engine, &item).await?;
         emitted += next.emitted.len();
         cost.drafted += u64::from(next.self_drafted);
-        // The head reads the whole prompt in the first of them.
         cost.step_s.push(step_s);
         cost.draft_s.push(draft_s);
         output = next;
@@ -146,10 +145,12 @@ fn print(weights: WeightFormat, costs: &mut [Cost]) {
     println!(
         " depth children nodes |  step ms   | head ms  | drafted emitted | tokens/s  to plain"
     );
-    let rate = |cost: &Cost| cost.emitted as f64 / cost.step_s.iter().sum::<f64>();
-    let plain = rate(&costs[0]);
+    let mut plain = None;
     for ((depth, top_k, nodes), cost) in SHAPES.iter().zip(costs) {
-        let (steps, rate) = (cost.step_s.len() as f64, rate(cost));
+        let steps = cost.step_s.len() as f64;
+        // Of the median step: neighbours, and the one step in which the head reads the prompt, stay out.
+        let rate = cost.emitted as f64 / steps / median(&mut cost.step_s);
+        let plain = *plain.get_or_insert(rate);
         println!(
             "{depth:>6} {top_k:>8} {nodes:>5} | {:>9.3}  | {:>7.3}  | {:>7.2} {:>7.2} | {rate:>8.0} {:>9.2}",
             median(&mut cost.step_s) * 1e3,
