@@ -72,7 +72,7 @@ struct Simulation {
     noise: u64,
     seconds: f64,
     tokens: f64,
-    /// Seconds that steps of the way out of use took beyond what the better way needs for the same tokens.
+    /// Seconds that trials took beyond what the better way needs for the same tokens.
     tried_s: f64,
 }
 
@@ -166,7 +166,7 @@ impl Simulation {
             let best = machine
                 .speed(Mode::Plain)
                 .max(machine.speed(Mode::Fallback));
-            self.tried_s += (step.seconds - f64::from(step.tokens) / best).max(0.0);
+            self.tried_s += step.seconds - f64::from(step.tokens) / best;
         }
         self.gate.observe(step);
         passage
@@ -412,8 +412,8 @@ proptest! {
         let reached = simulation.tokens / simulation.seconds;
         // Steps are held up by 2.5 % on average.
         let best = machine.speed(Mode::Plain).max(machine.speed(Mode::Fallback)) / 1.025;
-        // Within the noise of a trial the other way costs little, and may stay in use.
-        let floor = if (0.95..1.1).contains(&gain) { 0.95 } else { 0.98 };
+        // Where a trial cannot tell them apart, the slower way may stay in use.
+let floor = if (0.95..1.1).contains(&gain) { 0.92 } else { 0.98 };
         prop_assert!(
             reached >= floor * best,
             "{:.4} of the better way at a gain of {gain:.3}", reached / best
