@@ -31,17 +31,16 @@ pub(crate) struct Drafted {
 
 /// A child of a drafted node that was not taken yet.
 struct Pending {
-    drafted: Drafted,
-    node: Node,
-    /// When it was found: among equals the earlier one is taken, so a proposal is always the same.
+    probability: f32,
+    /// Its place in `Expander::found`, in the order of finding: among equals the earlier one is taken, so a proposal is
+    /// always the same.
     order: u32,
 }
 
 impl Ord for Pending {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.drafted
-            .probability
-            .total_cmp(&other.drafted.probability)
+        self.probability
+            .total_cmp(&other.probability)
             .then_with(|| other.order.cmp(&self.order))
     }
 }
@@ -60,15 +59,19 @@ impl PartialEq for Pending {
 
 impl Eq for Pending {}
 
-/// Buffers of one proposal, reused for each of its candidates.
+/// Buffers of proposals, reused for each candidate.
 #[derive(Default)]
 pub(crate) struct Expander {
     frontier: BinaryHeap<Pending>,
+    /// Nodes that were found under drafted ones.
+    found: Vec<(Drafted, Node)>,
     children: Vec<Continuation>,
     /// The last nodes of the paths, with their places in `drafted`.
     beam: Vec<(u32, Node)>,
     /// The tree of the last expansion, parents first.
-    pub(crate) drafted: Vec<Drafted>,
+    drafted: Vec<Drafted>,
+    /// The one that was kept.
+    pub(crate) best: Vec<Drafted>,
 }
 
 impl Expander {
@@ -89,6 +92,7 @@ impl Expander {
     ) -> f32 {
         self.drafted.clear();
         self.frontier.clear();
+        self.found.clear();
         let min = limits.min_token_prob;
         let keep = |count, total| path_probability(shrink(total), count, total) >= min;
         let total = search.continuations_where(&found.node, keep, &mut self.children);
@@ -102,6 +106,11 @@ impl Expander {
             Expansion::Tree => self.expand_tree(search, total, limits),
             Expansion::Paths(paths) => self.expand_paths(search, total, limits, paths.max(1)),
         }
+    }
+
+    /// Keeps the last tree in `best`.
+    pub(crate) fn keep(&mut self) {
+        std::mem::swap(&mut self.drafted, &mut self.best);
     }
 
     /// The most probable child, its most probable child, and so on.
@@ -128,9 +137,8 @@ impl Expander {
     /// Greedy: of all children of the tree so far, the most probable.
     fn expand_tree(&mut self, search: &mut Search<'_>, total: u64, limits: &Limits) -> f32 {
         let mut score = 1.0;
-        let mut order = 0;
-        self.queue_children(None, shrink(total), total, &mut order);
-        while let Some(Pending { drafted, node, .. }) = self.frontier.pop() {
+        self.queue_children(None, shrink(total), total);
+        while let Some((drafted, node)) = self.most_probable() {
             score += drafted.probability;
             self.drafted.push(drafted);
             if self.drafted.len() == limits.nodes_max {
@@ -141,7 +149,7 @@ impl Expander {
             };
             let total = search.continuations_where(&node, keep, &mut self.children);
             let parent = Some(self.drafted.len() as u32 - 1);
-            self.queue_children(parent, drafted.probability, total, &mut order);
+            self.queue_children(parent, drafted.probability, total);
         }
         score
     }
@@ -155,12 +163,11 @@ impl Expander {
         paths: usize,
     ) -> f32 {
         let mut score = 1.0;
-        let mut order = 0;
-        self.queue_children(None, shrink(total), total, &mut order);
+        self.queue_children(None, shrink(total), total);
         for _ in 0..limits.depth_max {
             self.beam.clear();
             while self.beam.len() < paths && self.drafted.len() < limits.nodes_max {
-                let Some(Pending { drafted, node, .. }) = self.frontier.pop() else {
+                let Some((drafted, node)) = self.most_probable() else {
                     break;
                 };
                 score += drafted.probability;
@@ -178,27 +185,26 @@ impl Expander {
                     path_probability(probability, count, total) >= limits.min_token_prob
                 };
                 let total = search.continuations_where(&node, keep, &mut self.children);
-                self.queue_children(Some(parent), probability, total, &mut order);
+                self.queue_children(Some(parent), probability, total);
             }
         }
         score
     }
 
-    fn queue_children(
-        &mut self,
-        parent: Option<u32>,
-        probability: f32,
-        total: u64,
-        order: &mut u32,
-    ) {
+    fn most_probable(&mut self) -> Option<(Drafted, Node)> {
+        let next = self.frontier.pop()?;
+        Some(self.found[next.order as usize])
+    }
+
+    fn queue_children(&mut self, parent: Option<u32>, probability: f32, total: u64) {
         for next in &self.children {
             let probability = path_probability(probability, next.count, total);
             self.frontier.push(Pending {
-                drafted: drafted(next, parent, probability),
-                node: next.node,
-                order: *order,
+                probability,
+                order: self.found.len() as u32,
             });
-            *order += 1;
+            self.found
+                .push((drafted(next, parent, probability), next.node));
         }
     }
 }

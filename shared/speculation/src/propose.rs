@@ -1,5 +1,7 @@
 //! Algorithm 1 of SuffixDecoding: the best draft over all sources and all pattern lengths.
 
+use std::cell::RefCell;
+
 use refrain_suffix_index::{Cursor, Index, Match, SearchLimits, Token};
 
 use crate::expand::{Drafted, Expander, Limits, ceiling};
@@ -166,8 +168,24 @@ pub struct Candidate {
 /// patterns of the same set draft a part of the same tree. It goes from long to short and stops when no shorter
 /// pattern may draft enough to win: the D of nodes of one depth add up to at most 1, so SCORE <= 1 + MAX_SPEC(p).
 pub fn propose(lookups: &[Lookup<'_>], params: &ProposeParams, room: usize) -> Option<Candidate> {
-    let mut expander = Expander::default();
-    let mut best: Option<Best<'_>> = None;
+    thread_local! {
+        /// Its buffers grow once in a thread instead of in every proposal.
+        static EXPANDER: RefCell<Expander> = RefCell::default();
+    }
+    EXPANDER.with_borrow_mut(|expander| {
+        let best = best_of(lookups, params, room, expander)?;
+        Some(best.into_candidate(&expander.best))
+    })
+}
+
+/// The best draft's tree is left in the expander.
+fn best_of<'a>(
+    lookups: &[Lookup<'a>],
+    params: &ProposeParams,
+    room: usize,
+    expander: &mut Expander,
+) -> Option<Best<'a>> {
+    let mut best: Option<Best<'a>> = None;
     for scope in Scope::ALL {
         for lookup in lookups.iter().filter(|lookup| lookup.scope == scope) {
             let limits = params.search_limits();
@@ -192,31 +210,27 @@ pub fn propose(lookups: &[Lookup<'_>], params: &ProposeParams, room: usize) -> O
                 }
                 let score = expander.expand(&mut search, &found, &limits, beat);
                 if score > beat {
-                    let drafted = std::mem::take(&mut expander.drafted);
-                    if let Some(worse) = best.replace(Best {
+                    expander.keep();
+                    best = Some(Best {
                         score,
                         match_len: limits.match_len,
                         lookup: *lookup,
-                        drafted,
-                    }) {
-                        expander.drafted = worse.drafted;
-                    }
+                    });
                 }
             }
         }
     }
-    best.map(Best::into_candidate)
+    best
 }
 
 struct Best<'a> {
     score: f32,
     match_len: u32,
     lookup: Lookup<'a>,
-    drafted: Vec<Drafted>,
 }
 
 impl Best<'_> {
-    fn into_candidate(self) -> Candidate {
+    fn into_candidate(self, drafted: &[Drafted]) -> Candidate {
         let Best {
             score,
             match_len,
@@ -227,7 +241,6 @@ impl Best<'_> {
                     index,
                     ..
                 },
-            drafted,
         } = self;
         let node = |drafted: &Drafted| DraftNode {
             token: drafted.token,

@@ -248,6 +248,9 @@ impl<'a> Search<'a> {
     /// Reads the sealed occurrences of the current pattern.
     fn read(&mut self) {
         self.hits.clear();
+        if self.probes.is_empty() {
+            return;
+        }
         let all: usize = self.probes.iter().map(Probe::occurrences).sum();
         let samples_max = self.limits.samples_max;
         for (segment, probe) in self.probes.iter().enumerate() {
@@ -261,6 +264,7 @@ impl<'a> Search<'a> {
             } else {
                 (samples_max as u64 * occurrences as u64).div_ceil(all as u64) as usize
             };
+            self.hits.reserve(count_max);
             let mounted = &self.index.sealed[segment];
             let hits = probe.sample(count_max.max(1)).map(|(end, weight)| Hit {
                 token: SEPARATOR,

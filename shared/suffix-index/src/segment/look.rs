@@ -34,13 +34,27 @@ impl<'a> Look<'a> {
         self.compare(end, self.context, 0).0
     }
 
-    /// How much of a pattern what ends at a position has in common with it, and how it is ordered to it; `known` tokens
-    /// are known to agree.
+    /// Whether what ends at a position ends with so much of the context.
+    pub(super) fn ends_with(&self, end: u32, len: usize) -> bool {
+        self.view.text[..=end as usize].ends_with(self.pattern(len))
+    }
+
+    /// How much of a pattern what ends at a position has in common with it, and how it is ordered to it; equal where it
+    /// has all of it. `known` tokens are known to agree.
     fn compare(&self, end: u32, pattern: &[Token], known: usize) -> (usize, Ordering) {
-        let rest = &pattern[..pattern.len() - known];
-        let left = &self.view.text[..(end as usize + 1).saturating_sub(known)];
-        let (common, order) = compare(left.iter().rev(), rest.iter().rev());
-        (known + common, order)
+        let pattern = &pattern[..pattern.len() - known];
+        let text = &self.view.text[..(end as usize + 1).saturating_sub(known)];
+        // Blocks of a size that is compared in one go.
+        let same = text
+            .rchunks_exact(GROUP)
+            .zip(pattern.rchunks_exact(GROUP))
+            .take_while(|(one, other)| one == other)
+            .count()
+            * GROUP;
+        let text = &text[..text.len() - same];
+        let pattern = &pattern[..pattern.len() - same];
+        let (common, order) = compare(text.iter().rev(), pattern.iter().rev());
+        (known + same + common, order)
     }
 
     /// The end of the context.
@@ -72,7 +86,8 @@ impl<'a> Look<'a> {
             fence.map_or(0, |fence| order(fence).0)
         };
         Narrow {
-            known: common(below).min(common(Some(high))),
+            below: common(below),
+            above: common(Some(high)),
             ..Narrow::new(range, self.context.len(), Edge::Start)
         }
     }
@@ -123,8 +138,9 @@ pub(super) struct Narrow {
     /// Length of the pattern.
     len: usize,
     edge: Edge,
-    /// How much of the pattern all of the range ends with.
-    known: usize,
+    /// How much of the pattern the entries around the range end with: at least so much all of it does as well.
+    below: usize,
+    above: usize,
     /// The entries looked at.
     ends: [u32; GROUP],
 }
@@ -143,7 +159,8 @@ impl Narrow {
             range: range.start..range.end.max(range.start),
             len,
             edge,
-            known: 0,
+            below: 0,
+            above: 0,
             ends: [0; GROUP],
         }
     }
@@ -173,8 +190,8 @@ impl Narrow {
     /// Has the entries of the next step loaded; returns their number.
     pub(super) fn load(&mut self, look: &Look<'_>) -> usize {
         let count = self.count();
-        for at in 0..count {
-            self.ends[at] = look.view.ends[self.entry(at)];
+        for (at, slot) in (0..count).zip(&mut self.ends) {
+            *slot = look.view.ends[entry(&self.range, at)];
         }
         look.touch(&self.ends[..count]);
         count
@@ -184,20 +201,26 @@ impl Narrow {
     pub(super) fn step(&mut self, look: &Look<'_>) {
         let pattern = look.pattern(self.len);
         let count = self.count();
-        let before = self.ends[..count]
-            .iter()
-            .take_while(|&&end| {
-                let order = look.compare(end, pattern, self.known).1;
-                order == Ordering::Less || self.edge == Edge::End && order == Ordering::Equal
-            })
-            .count();
+        let known = self.below.min(self.above);
+        let (mut before, mut behind) = (0, count);
+        while before < behind {
+            let middle = before.midpoint(behind);
+            let (common, order) = look.compare(self.ends[middle], pattern, known);
+            if order == Ordering::Less || self.edge == Edge::End && order == Ordering::Equal {
+                before = middle + 1;
+                self.below = common;
+            } else {
+                behind = middle;
+                self.above = common;
+            }
+        }
         let end = match before < count {
-            true => self.entry(before),
+            true => entry(&self.range, before),
             false => self.range.end,
         };
         let start = match before {
             0 => self.range.start,
-            _ => self.entry(before - 1) + 1,
+            _ => entry(&self.range, before - 1) + 1,
         };
         self.range = start..end;
     }
@@ -205,10 +228,13 @@ impl Narrow {
     fn count(&self) -> usize {
         self.range.len().min(GROUP)
     }
+}
 
-    /// The entries looked at divide the range evenly.
-    fn entry(&self, at: usize) -> usize {
-        self.range.start + self.range.len() * (at + 1) / (self.count() + 1)
+/// The entries looked at divide the range evenly, or are all of it.
+fn entry(range: &Range<usize>, at: usize) -> usize {
+    match range.len() <= GROUP {
+        true => range.start + at,
+        false => range.start + range.len() / (GROUP + 1) * (at + 1),
     }
 }
 

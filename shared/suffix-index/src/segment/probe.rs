@@ -19,8 +19,6 @@ pub(crate) struct Probes<'a> {
     probes: Vec<Probe<'a>>,
     /// Whether intervals are found to the entry, however large.
     exact: bool,
-    /// Entries of the suffix arrays that were looked at to find the places.
-    entries_read: usize,
 }
 
 /// The occurrences of a pattern, a suffix of the context, in one segment.
@@ -41,10 +39,10 @@ struct Side {
     len: usize,
     /// Common length of the entry behind those; 0 at the end.
     next: usize,
-    /// Common lengths of entries from distance `known_from` on.
-    known: [usize; GROUP],
-    known_from: usize,
-    known_len: usize,
+    /// Text positions of the entries from distance `loaded_from` on.
+    loaded: [u32; GROUP],
+    loaded_from: usize,
+    loaded_len: usize,
     /// A search for the end of the interval.
     search: Option<Narrow>,
     entries_read: usize,
@@ -72,24 +70,22 @@ impl<'a> Probes<'a> {
             return Probes {
                 probes: Vec::new(),
                 exact,
-                entries_read: 0,
             };
         }
-        let looks = views.map(|view| Look { view, context });
-        let mut places: Vec<(Look<'a>, Narrow)> = looks.map(|look| (look, look.find())).collect();
-        let mut entries_read = 0;
-        while places.iter().any(|(_, place)| place.found(None).is_none()) {
-            for (look, place) in &mut places {
-                entries_read += place.load(look);
+        let mut probes: Vec<Probe<'a>> = views
+            .map(|view| Probe::new(Look { view, context }))
+            .collect();
+        loop {
+            let mut searches = 0;
+            for probe in &mut probes {
+                searches += usize::from(probe.load_place());
             }
-            places.iter_mut().for_each(|(look, place)| place.step(look));
+            if searches == 0 {
+                break;
+            }
+            probes.iter_mut().for_each(Probe::step);
         }
-        let probe = |(look, place): &(Look<'a>, Narrow)| Probe::new(*look, place.nearest());
-        Probes {
-            probes: places.iter().map(probe).collect(),
-            exact,
-            entries_read,
-        }
+        Probes { probes, exact }
     }
 
     /// The longest pattern shorter than the current one that occurs at more places; 0 if there is none.
@@ -120,7 +116,12 @@ impl<'a> Probes<'a> {
     /// Entries of the suffix arrays that were looked at.
     pub(crate) fn entries_read(&self) -> usize {
         let sides = |probe: &Probe<'_>| probe.before.entries_read + probe.behind.entries_read;
-        self.entries_read + self.probes.iter().map(sides).sum::<usize>()
+        self.probes.iter().map(sides).sum()
+    }
+
+    /// Whether there is nothing to search.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.probes.is_empty()
     }
 
     /// One to a segment, in their order.
@@ -135,17 +136,34 @@ impl<'a> Probes<'a> {
 }
 
 impl<'a> Probe<'a> {
-    fn new(look: Look<'a>, place: usize) -> Self {
-        let mut probe = Probe {
+    /// Begins the search for the context's place.
+    fn new(look: Look<'a>) -> Self {
+        Probe {
             look,
-            place,
-            before: Side::new(Direction::Before),
+            place: 0,
+            before: Side {
+                search: Some(look.find()),
+                ..Side::new(Direction::Before)
+            },
             behind: Side::new(Direction::Behind),
-        };
-        for side in [&mut probe.before, &mut probe.behind] {
-            side.next = side.common(&probe.look, place, 0);
         }
-        probe
+    }
+
+    /// Goes on with that search; returns whether it does.
+    fn load_place(&mut self) -> bool {
+        let Some(search) = &mut self.before.search else {
+            return false;
+        };
+        let Some(place) = search.found(None) else {
+            self.before.entries_read += search.load(&self.look);
+            return true;
+        };
+        self.before.search = None;
+        self.place = place;
+        for side in [&mut self.before, &mut self.behind] {
+            side.next = side.common(&self.look, place, 0);
+        }
+        false
     }
 
     fn next_len(&self) -> usize {
@@ -174,11 +192,10 @@ impl<'a> Probe<'a> {
     }
 
     /// Has what the walk to a pattern looks at loaded.
-    fn expect(&self, len: usize) {
-        for side in [&self.before, &self.behind] {
-            if side.next >= len && !side.knows(side.len + 1) {
-                let (ends, count) = side.group(&self.look, self.place, side.len + 1);
-                self.look.touch(&ends[..count]);
+    fn expect(&mut self, len: usize) {
+        for side in [&mut self.before, &mut self.behind] {
+            if side.next >= len {
+                side.load(&self.look, self.place, side.len + 1);
             }
         }
     }
@@ -225,9 +242,9 @@ impl Side {
             direction,
             len: 0,
             next: 0,
-            known: [0; GROUP],
-            known_from: 0,
-            known_len: 0,
+            loaded: [0; GROUP],
+            loaded_from: 0,
+            loaded_len: 0,
             search: None,
             entries_read: 0,
         }
@@ -244,7 +261,13 @@ impl Side {
                 });
                 return;
             }
-            self.next = self.common(look, place, self.len);
+            self.load(look, place, self.len);
+            let is_one_more = self
+                .loaded(self.len)
+                .is_some_and(|end| look.ends_with(end, len));
+            if !is_one_more {
+                self.next = self.common(look, place, self.len);
+            }
         }
     }
 
@@ -252,42 +275,27 @@ impl Side {
     fn end(&mut self, look: &Look<'_>, place: usize, edge: usize, len: usize) {
         self.search = None;
         self.len = place.abs_diff(edge);
-        self.known_len = 0;
         // Where the interval was not followed to its end, the next entry belongs to it.
-        let (ends, count) = self.group(look, place, self.len);
-        self.entries_read += 1;
-        self.next = match count {
-            0 => 0,
-            _ => look.common(ends[0]).min(len - 1),
-        };
+        self.next = self.common(look, place, self.len).min(len - 1);
     }
 
-    fn knows(&self, distance: usize) -> bool {
-        (self.known_from..self.known_from + self.known_len).contains(&distance)
-    }
-
-    /// Common length of the entry at a distance; 0 beyond the last. Those behind it are looked at along with it.
+    /// Common length of the entry at a distance; 0 beyond the last.
     fn common(&mut self, look: &Look<'_>, place: usize, distance: usize) -> usize {
-        if !self.knows(distance) {
-            let (ends, count) = self.group(look, place, distance);
-            look.touch(&ends[..count]);
-            for (known, &end) in self.known.iter_mut().zip(&ends[..count]) {
-                *known = look.common(end);
-            }
-            self.known_from = distance;
-            self.known_len = count;
-            self.entries_read += count;
-            if count == 0 {
-                return 0;
-            }
-        }
-        self.known[distance - self.known_from]
+        self.load(look, place, distance);
+        self.loaded(distance).map_or(0, |end| look.common(end))
     }
 
-    /// Some entries from a distance on, as positions in the text.
-    fn group(&self, look: &Look<'_>, place: usize, distance: usize) -> ([u32; GROUP], usize) {
+    fn loaded(&self, distance: usize) -> Option<u32> {
+        let loaded = &self.loaded[..self.loaded_len];
+        loaded.get(distance.checked_sub(self.loaded_from)?).copied()
+    }
+
+    /// Has the entry at a distance loaded, and those behind it along with it.
+    fn load(&mut self, look: &Look<'_>, place: usize, distance: usize) {
+        if self.loaded(distance).is_some() {
+            return;
+        }
         let all = look.view.ends;
-        let mut ends = [0; GROUP];
         // The nearest is often the only one that is asked for, and the search has just been there.
         let wanted = if distance == 0 { 1 } else { GROUP };
         let count = match self.direction {
@@ -295,18 +303,21 @@ impl Side {
                 let end = place - distance;
                 let count = end.min(wanted);
                 let nearest = all[end - count..end].iter().rev();
-                ends.iter_mut()
-                    .zip(nearest)
-                    .for_each(|(slot, &end)| *slot = end);
+                for (slot, &end) in self.loaded.iter_mut().zip(nearest) {
+                    *slot = end;
+                }
                 count
             }
             Direction::Behind => {
                 let start = place + distance;
                 let count = (all.len() - start).min(wanted);
-                ends[..count].copy_from_slice(&all[start..start + count]);
+                self.loaded[..count].copy_from_slice(&all[start..start + count]);
                 count
             }
         };
-        (ends, count)
+        look.touch(&self.loaded[..count]);
+        self.loaded_from = distance;
+        self.loaded_len = count;
+        self.entries_read += count;
     }
 }
