@@ -351,6 +351,27 @@ impl Catalog {
         ))
     }
 
+    /// The first document of a namespace whose last change came after `sequence`.
+    pub(crate) fn next_document(
+        &self,
+        namespace: NamespaceId,
+        mut after: u64,
+    ) -> Option<(u64, DocumentId)> {
+        let entry = self.namespaces.get(&namespace)?;
+        loop {
+            let (sequence, document, start) = entry.feed.after(after)?;
+            let is_last = start.is_some()
+                && entry
+                    .documents
+                    .get(&document)
+                    .is_some_and(|known| known.state.sequence == sequence);
+            if is_last {
+                return Some((sequence, document));
+            }
+            after = sequence;
+        }
+    }
+
     /// The cursor of a position in a namespace's feed.
     pub(crate) fn cursor(&self, namespace: NamespaceId, sequence: u64) -> FeedCursor {
         let record = self

@@ -117,6 +117,20 @@ impl Default for DraftStoreConfig {
     }
 }
 
+impl DraftStoreConfig {
+    /// For tools that open a directory: no budget and no age that would have them remove something.
+    pub fn without_budgets(data_dir: PathBuf) -> Self {
+        DraftStoreConfig {
+            data_dir,
+            tokens_max: u64::MAX,
+            bytes_max: u64::MAX,
+            tenant_tokens_max: u64::MAX,
+            retention_days: u32::MAX,
+            ..DraftStoreConfig::default()
+        }
+    }
+}
+
 impl Validate for DraftStoreConfig {
     fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();

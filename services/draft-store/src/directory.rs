@@ -148,6 +148,38 @@ pub(crate) fn open(dir: &Path, cache_bytes: u64, now_ms: u64) -> Result<Opened, 
     Ok(opened)
 }
 
+/// Opens the store in `dir` for reading only: nothing is repaired, moved or cleared. The caller holds the
+/// directory.
+///
+/// # Errors
+/// There is no store, or it is not readable as a whole.
+pub(crate) fn inspect(dir: &Path, cache_bytes: u64) -> Result<Opened, LogError> {
+    let manifest = Manifest::read(dir);
+    let number = current(dir, manifest.as_ref(), cache_bytes)?;
+    let path = log_path(dir, number);
+    if !path.join("db").exists() {
+        return Err(LogError::Refused(format!("no store in {}", dir.display())));
+    }
+    let log = SledLog::open(&path, cache_bytes)?;
+    let lost = || LogError::Corrupt(format!("{} has lost its identity", path.display()));
+    let value = log.get(&store_key())?.ok_or_else(lost)?;
+    let store = codec::open::<StoreRecord>(&store_key(), &value).map_err(|_| lost())?;
+    let loaded = load(&log, store, 0)?;
+    if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
+        return Err(LogError::Corrupt(format!(
+            "{} lacks what manifest.json says it held",
+            path.display()
+        )));
+    }
+    Ok(Opened {
+        log: Arc::new(log),
+        number,
+        store,
+        loaded,
+        quarantined: None,
+    })
+}
+
 /// Which log counts: the one that the manifest names, and without a manifest the newest that is complete. A
 /// rewritten log gets its identity last of all, so one without is not.
 fn current(dir: &Path, manifest: Option<&Manifest>, cache_bytes: u64) -> Result<u64, LogError> {

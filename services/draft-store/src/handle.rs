@@ -16,11 +16,11 @@ use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentUpdate, FollowReply, FollowRequest, StoreStats,
     TouchRequest,
 };
-use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_protocol::{ApiError, ErrorKind, Namespace, NamespaceId};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::mesh::MeshAuth;
 use serde::Serialize;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::config::DraftStoreConfig;
 use crate::metrics::{Limit, StoreMetrics};
@@ -179,17 +179,16 @@ impl DraftStoreHandle {
     }
 
     /// Checks what no retry can make right.
-    fn check(&self, request: &AppendRequest) -> Result<(), ApiError> {
+    fn check(&self, names: &Namespace, updates: &[DocumentUpdate]) -> Result<(), ApiError> {
         let config = &self.inner.config;
-        if request.updates.len() > config.updates_max {
+        if updates.len() > config.updates_max {
             let message = format!("more than {} updates in one call", config.updates_max);
             return Err(self.reject(Limit::Updates, ApiError::new(ErrorKind::TooLarge, message)));
         }
-        let names = &request.namespace.namespace;
         for part in [&names.tenant, &names.model, &names.tokenizer] {
             self.check_name("namespace", part)?;
         }
-        for update in &request.updates {
+        for update in updates {
             self.check_update(update)?;
         }
         Ok(())
@@ -222,19 +221,49 @@ impl DraftStoreHandle {
         Err(self.reject(Limit::Head, ApiError::invalid(param, message)))
     }
 
+    async fn read_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let reads = self.inner.reads.clone();
+        let permit = reads.acquire_owned().await;
+        permit.map_err(|_| ApiError::internal("the semaphore of reads is closed"))
+    }
+
+    /// Has checked updates stored, and waits until they are durable.
+    async fn store(&self, append: Append) -> Result<AppendReply, ApiError> {
+        let count = append
+            .updates
+            .iter()
+            .map(|update| update.tokens.len() as u64)
+            .sum();
+        let most = self.inner.config.pending_tokens_max;
+        let Some(tokens) = PendingTokens::claim(&self.inner.pending_tokens, count, most) else {
+            let error = overloaded("too many tokens wait for the disk", Limit::PendingTokens);
+            return Err(self.reject(Limit::PendingTokens, error));
+        };
+        let (reply, answer) = oneshot::channel();
+        self.send(Call::Append {
+            append,
+            tokens,
+            reply,
+        })?;
+        let wait = Duration::from_millis(self.inner.config.commit_wait_ms_max);
+        match tokio::time::timeout(wait, answer).await {
+            Ok(Ok(lengths)) => Ok(AppendReply { lengths: lengths? }),
+            Ok(Err(_)) => Err(unavailable().with_detail("the writer dropped the call")),
+            Err(_) => Err(ApiError::new(
+                ErrorKind::Timeout,
+                "the disk is slow; the updates may be stored, repeats are harmless",
+            )
+            .with_retry_after_ms(1_000)),
+        }
+    }
+
     /// Reads the feed off the async threads; a few at a time, since they share one disk.
     async fn read(
         &self,
         namespace: NamespaceId,
         request: &FollowRequest,
     ) -> Result<FollowReply, ApiError> {
-        let permit = self
-            .inner
-            .reads
-            .clone()
-            .acquire_owned()
-            .await
-            .map_err(|_| ApiError::internal("the semaphore of reads is closed"))?;
+        let permit = self.read_permit().await?;
         let shared = self.inner.shared.clone();
         let (after, tokens_max) = (
             request.after,
@@ -284,39 +313,14 @@ impl DraftStore for DraftStoreHandle {
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
         let _running = self.enter()?;
         let namespace = self.inner.mesh.verify(&request.namespace)?;
-        self.check(&request)?;
-        let count = request
-            .updates
-            .iter()
-            .map(|update| update.tokens.len() as u64)
-            .sum();
-        let most = self.inner.config.pending_tokens_max;
-        let Some(tokens) = PendingTokens::claim(&self.inner.pending_tokens, count, most) else {
-            let error = overloaded("too many tokens wait for the disk", Limit::PendingTokens);
-            return Err(self.reject(Limit::PendingTokens, error));
-        };
-        let (reply, answer) = oneshot::channel();
-        let append = Append {
+        self.check(&request.namespace.namespace, &request.updates)?;
+        self.store(Append {
             namespace,
             names: request.namespace.namespace,
             updates: request.updates,
             imported: false,
-        };
-        self.send(Call::Append {
-            append,
-            tokens,
-            reply,
-        })?;
-        let wait = Duration::from_millis(self.inner.config.commit_wait_ms_max);
-        match tokio::time::timeout(wait, answer).await {
-            Ok(Ok(lengths)) => Ok(AppendReply { lengths: lengths? }),
-            Ok(Err(_)) => Err(unavailable().with_detail("the writer dropped the call")),
-            Err(_) => Err(ApiError::new(
-                ErrorKind::Timeout,
-                "the disk is slow; the updates may be stored, repeats are harmless",
-            )
-            .with_retry_after_ms(1_000)),
-        }
+        })
+        .await
     }
 
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {

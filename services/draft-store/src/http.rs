@@ -6,7 +6,7 @@ use actix_web::web::{self, Data, Json};
 use refrain_clients::{
     BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
 };
-use refrain_protocol::admin::{CompactReply, EraseReply, EraseRequest};
+use refrain_protocol::admin::{CompactReply, EraseReply, EraseRequest, VerifyReply};
 use refrain_protocol::document::StoreStats;
 use refrain_service_kit::http::{Body, HttpResult, mesh_only};
 use refrain_service_kit::mesh::MeshAuth;
@@ -28,6 +28,10 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
     app.service(
         web::scope("/admin/v1")
             .wrap(mesh_only(mesh.clone()))
+            .route("/stats", web::get().to(store_stats))
+            .route("/import", web::post().to(import))
+            .route("/export", web::post().to(export))
+            .route("/verify", web::post().to(verify))
             .route("/compact", web::post().to(compact))
             .route("/erase", web::post().to(erase)),
     );
@@ -60,6 +64,22 @@ async fn touch(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<H
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
     Ok(Json(handle.stats().await?))
+}
+
+async fn store_stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
+    Ok(Json(handle.store_stats().await?))
+}
+
+async fn import(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.import(decode_bincode(&body)?).await?)
+}
+
+async fn export(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.export(decode_bincode(&body)?).await?)
+}
+
+async fn verify(handle: Data<DraftStoreHandle>) -> HttpResult<Json<VerifyReply>> {
+    Ok(Json(handle.verify().await?))
 }
 
 async fn compact(handle: Data<DraftStoreHandle>) -> HttpResult<Json<CompactReply>> {

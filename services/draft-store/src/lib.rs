@@ -7,7 +7,9 @@
 //! that turns calls into commits, and `catalog.rs` with `catalog/feed.rs`, what is known in memory and in
 //! which order it is told. `directory.rs` is how a damaged disk is survived, `directory/rewrite.rs` how disk
 //! space comes back while the store serves, `codec.rs` every byte that is stored. Around them: an actor with a thread of its own (`writer/actor.rs`), the handle for callers in
-//! this process ([`DraftStoreHandle`]), and HTTP routes for all others.
+//! this process ([`DraftStoreHandle`]), and HTTP routes for all others. Operators have calls of their own
+//! (`admin.rs`, `refrain_clients::StoreAdmin`), which name tenants plainly and stand behind the mesh's secret;
+//! [`ClosedStore`] is a directory that they look at while nobody runs it.
 //!
 //! ```no_run
 //! # async fn example(mesh: refrain_service_kit::mesh::MeshAuth) -> anyhow::Result<()> {
@@ -32,7 +34,9 @@
 //!
 //! Not here: sealed segments, replication.
 
+mod admin;
 mod catalog;
+mod closed;
 mod codec;
 mod config;
 mod directory;
@@ -48,6 +52,7 @@ mod shared;
 mod text;
 mod writer;
 
+pub use closed::ClosedStore;
 pub use config::DraftStoreConfig;
 pub use handle::{DraftStoreHandle, StoreState};
 pub use service::{Running, start};

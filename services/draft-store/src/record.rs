@@ -53,6 +53,23 @@ impl Kind {
         }
     }
 
+    /// The kind of a key.
+    pub(crate) fn of(key: &[u8]) -> Option<Kind> {
+        let all = [
+            Kind::Store,
+            Kind::Namespace,
+            Kind::Feed,
+            Kind::State,
+            Kind::Head,
+            Kind::Piece,
+            Kind::Tombstone,
+            Kind::Erasure,
+            Kind::Erased,
+        ];
+        let byte = *key.first()?;
+        all.into_iter().find(|kind| kind.byte() == byte)
+    }
+
     /// The key below all of this kind, and the one above all.
     pub(crate) fn range(self) -> (Vec<u8>, Vec<u8>) {
         (vec![self.byte()], vec![self.byte() + 1])

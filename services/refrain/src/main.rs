@@ -9,6 +9,7 @@ use refrain::bench::{self, BenchOptions};
 use refrain::config::{MeshFile, Role, dev_keys};
 use refrain::replay::{self, ProgressLine, ReplayOptions};
 use refrain::roles::Process;
+use refrain::store::{self, StoreArgs};
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry;
 
@@ -40,6 +41,8 @@ enum Command {
     Bench(BenchArgs),
     /// Tell what drafting would be worth on recorded calls, without an engine.
     Replay(ReplayOptions),
+    /// Look at a draft store, fill it, or take out of it: a running one or its directory.
+    Store(StoreArgs),
 }
 
 #[derive(Args)]
@@ -103,6 +106,7 @@ fn main() -> anyhow::Result<()> {
         Command::ReferenceEngine(args) => service(Role::ReferenceEngine, args),
         Command::Keys => keys(),
         Command::Bench(args) => run_bench(args),
+        Command::Store(args) => store::run(args),
         Command::Replay(options) => run_replay(&options),
     }
 }

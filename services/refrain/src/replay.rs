@@ -14,7 +14,7 @@ mod report;
 mod serve;
 #[cfg(test)]
 mod tests;
-mod trace;
+pub(crate) mod trace;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;

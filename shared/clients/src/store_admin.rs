@@ -2,13 +2,36 @@
 
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
-use refrain_protocol::admin::{CompactReply, EraseReply, EraseRequest};
+use refrain_protocol::admin::{
+    CompactReply, EraseReply, EraseRequest, ExportReply, ExportRequest, ImportRequest, VerifyReply,
+};
+use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_service_kit::http::MeshClient;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::codec::{BINCODE_CONTENT_TYPE, decode_bincode, encode_bincode};
 
 /// What operators may do to a draft store. Callers are those who hold the mesh's secret, and name tenants
 /// plainly.
 #[async_trait]
 pub trait StoreAdmin: Send + Sync {
+    /// The store in numbers.
+    async fn store_stats(&self) -> Result<StoreStats, ApiError>;
+
+    /// Stores documents; durable once answered. Those that were erased come back by this.
+    ///
+    /// # Errors
+    /// As [`crate::DraftStore::append`].
+    async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError>;
+
+    /// A page of a tenant's documents. Documents that cannot be read are left out; see
+    /// [`StoreAdmin::verify`].
+    async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError>;
+
+    /// Reads and checks every record.
+    async fn verify(&self) -> Result<VerifyReply, ApiError>;
+
     /// Copies the log into a fresh one, which gives its unused space back.
     ///
     /// # Errors
@@ -22,7 +45,8 @@ pub trait StoreAdmin: Send + Sync {
     async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError>;
 }
 
-/// [`StoreAdmin`] over HTTP: `POST /admin/v1/{compact,erase}` in JSON.
+/// [`StoreAdmin`] over HTTP: `GET /admin/v1/stats` and `POST /admin/v1/{verify,compact,erase}` in JSON, `POST
+/// /admin/v1/{import,export}` in bincode.
 pub struct HttpStoreAdmin {
     client: MeshClient,
 }
@@ -32,10 +56,40 @@ impl HttpStoreAdmin {
     pub fn new(client: MeshClient) -> Self {
         HttpStoreAdmin { client }
     }
+
+    async fn post<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &Q,
+    ) -> Result<A, ApiError> {
+        let body = encode_bincode(request)?;
+        let timeout = self.client.timeout();
+        let answer = self
+            .client
+            .post_bytes(path, BINCODE_CONTENT_TYPE, body, timeout)
+            .await?;
+        decode_bincode(&answer)
+    }
 }
 
 #[async_trait]
 impl StoreAdmin for HttpStoreAdmin {
+    async fn store_stats(&self) -> Result<StoreStats, ApiError> {
+        self.client.get_json("/admin/v1/stats").await
+    }
+
+    async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError> {
+        self.post("/admin/v1/import", &request).await
+    }
+
+    async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError> {
+        self.post("/admin/v1/export", &request).await
+    }
+
+    async fn verify(&self) -> Result<VerifyReply, ApiError> {
+        self.client.post_json("/admin/v1/verify", &(), None).await
+    }
+
     async fn compact(&self) -> Result<CompactReply, ApiError> {
         // No deadline: it takes as long as the log is large.
         self.client.post_json("/admin/v1/compact", &(), None).await

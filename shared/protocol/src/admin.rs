@@ -3,6 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::document::DocumentUpdate;
+use crate::{Namespace, NamespaceId};
+
 /// What a compaction gave back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompactReply {
@@ -39,3 +42,79 @@ pub struct EraseReply {
     /// Quarantined logs that were deleted.
     pub quarantines: u64,
 }
+
+/// Documents of one namespace to be stored. Not signed: an operator names it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportRequest {
+    /// Whose they are.
+    pub namespace: Namespace,
+    /// As a worker would send them; repeats are harmless.
+    pub updates: Vec<DocumentUpdate>,
+}
+
+/// A place in an export: after the document of `namespace` whose last change was `sequence`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportCursor {
+    /// Namespaces are told in order of their ids.
+    pub namespace: NamespaceId,
+    /// 0 before the first document.
+    pub sequence: u64,
+}
+
+/// Asks for the documents of a tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportRequest {
+    /// Whose.
+    pub tenant: String,
+    /// Of one model only.
+    pub model: Option<String>,
+    /// Those after this.
+    pub after: ExportCursor,
+    /// Most tokens to send (at least one document is sent).
+    pub max_tokens: u32,
+}
+
+/// One whole document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportedDocument {
+    /// Whose it is.
+    pub namespace: Namespace,
+    /// All of it, in one piece.
+    pub update: DocumentUpdate,
+}
+
+/// A page of an export. A document that grows meanwhile comes again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportReply {
+    /// In order of their last change, namespace by namespace.
+    pub documents: Vec<ExportedDocument>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<ExportCursor>,
+}
+
+/// Something that is stored and cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damage {
+    /// The record or document.
+    pub what: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// What was read, and what could not be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifyReply {
+    /// Records whose checksum and content were looked at.
+    pub records: u64,
+    /// Documents that were read whole.
+    pub documents: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Damaged records and documents.
+    pub damaged: u64,
+    /// The first of them, at most [`DAMAGE_LISTED_MAX`].
+    pub damage: Vec<Damage>,
+}
+
+/// Most entries of [`VerifyReply::damage`].
+pub const DAMAGE_LISTED_MAX: usize = 1_000;

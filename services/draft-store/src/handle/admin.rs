@@ -3,16 +3,36 @@
 use async_trait::async_trait;
 use refrain_clients::StoreAdmin;
 use refrain_protocol::ApiError;
-use refrain_protocol::admin::{CompactReply, EraseReply, EraseRequest};
+use refrain_protocol::admin::{
+    CompactReply, EraseReply, EraseRequest, ExportReply, ExportRequest, ImportRequest, VerifyReply,
+};
+use refrain_protocol::document::{AppendReply, StoreStats};
 use tokio::sync::oneshot;
 
 use super::DraftStoreHandle;
+use crate::admin;
 use crate::directory::Rewritten;
-use crate::shared::unavailable;
+use crate::shared::{Shared, unavailable};
+use crate::writer::Append;
 use crate::writer::actor::rewriting::RewriteCall;
 use crate::writer::call::Call;
 
 impl DraftStoreHandle {
+    /// Reads off the async threads, as one of the reads that may run at once.
+    async fn read_blocking<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Shared) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let permit = self.read_permit().await?;
+        let shared = self.inner.shared.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let answer = read(&shared);
+            drop(permit);
+            answer
+        });
+        read.await.map_err(ApiError::internal)?
+    }
+
     /// Has the log rewritten by a rewrite that begins after this call.
     pub(super) async fn rewrite(&self) -> Result<Rewritten, ApiError> {
         let (demand, answer) = oneshot::channel();
@@ -25,6 +45,34 @@ impl DraftStoreHandle {
 
 #[async_trait]
 impl StoreAdmin for DraftStoreHandle {
+    async fn store_stats(&self) -> Result<StoreStats, ApiError> {
+        Ok(self.inner.shared.stats())
+    }
+
+    async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError> {
+        let _running = self.enter()?;
+        self.check(&request.namespace, &request.updates)?;
+        self.store(Append {
+            namespace: request.namespace.id(),
+            names: request.namespace,
+            updates: request.updates,
+            imported: true,
+        })
+        .await
+    }
+
+    async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError> {
+        let _running = self.enter()?;
+        let tokens_max = request.max_tokens.min(self.inner.config.follow_tokens_max);
+        self.read_blocking(move |shared| admin::export(shared, &request, tokens_max as usize))
+            .await
+    }
+
+    async fn verify(&self) -> Result<VerifyReply, ApiError> {
+        let _running = self.enter()?;
+        self.read_blocking(admin::verify).await
+    }
+
     async fn compact(&self) -> Result<CompactReply, ApiError> {
         let _running = self.enter()?;
         let done = self.rewrite().await?;

@@ -1,6 +1,8 @@
 //! Damaged directories: into quarantine, and on with what can be read.
 
 use super::*;
+use refrain_clients::StoreAdmin as _;
+use refrain_draft_store::ClosedStore;
 use std::fs;
 
 fn quarantined(dir: &Path) -> usize {
@@ -145,6 +147,48 @@ async fn a_flipped_bit_costs_one_document() {
     );
     assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 0.0);
     store.stop().await;
+}
+
+#[tokio::test]
+async fn verify_names_what_is_damaged_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path()).await;
+    let data = dir.path().join("data");
+    let sound = ClosedStore::open(data.clone()).unwrap().verify().await;
+    let sound = sound.unwrap();
+    assert_eq!(
+        (sound.documents, sound.tokens, sound.damaged),
+        (40, 28_000, 0)
+    );
+    assert!(sound.records > 120 && sound.damage.is_empty());
+    let db = sled::open(data.join("log")).unwrap();
+    let (key, value) = db.scan_prefix(b"p").next().unwrap().unwrap();
+    let mut value = value.to_vec();
+    value[30] ^= 1;
+    db.insert(key, value).unwrap();
+    db.flush().unwrap();
+    drop(db);
+    for _ in 0..2 {
+        let store = ClosedStore::open(data.clone()).unwrap();
+        let found = store.verify().await.unwrap();
+        // The piece, and the document that cannot be read whole.
+        assert_eq!((found.documents, found.damaged), (39, 2));
+        let [piece, document] = &found.damage[..] else {
+            panic!("{:?}", found.damage)
+        };
+        assert!(
+            piece
+                .what
+                .starts_with("piece record at token 0 of document")
+        );
+        assert!(piece.what.ends_with(&document.what));
+        assert_eq!(piece.why, "checksum differs");
+    }
+    let store = Store::start(config(dir.path())).await;
+    assert_eq!(store.handle().verify().await.unwrap().documents, 39);
+    store.stop().await;
+    assert!(ClosedStore::open(dir.path().join("none")).is_err());
+    assert!(!dir.path().join("none").exists());
 }
 
 #[tokio::test]

@@ -52,23 +52,32 @@ pub(super) struct Traces {
 
 /// How far the reading is, in bytes as they are on disk.
 #[derive(Clone, Default)]
-pub(super) struct Reading {
+pub(crate) struct Reading {
     read: Arc<AtomicU64>,
     size: u64,
 }
 
 impl Reading {
+    /// The reading of a file of `size` bytes.
+    pub(crate) fn of(size: u64) -> Self {
+        Reading {
+            size,
+            ..Reading::default()
+        }
+    }
+
     /// 0 to 1.
-    pub(super) fn share(&self) -> f64 {
+    pub(crate) fn share(&self) -> f64 {
         self.read.load(Ordering::Relaxed) as f64 / self.size.max(1) as f64
     }
 }
 
-struct Open {
+/// A trace file that is being read.
+pub(crate) struct Open {
     path: PathBuf,
     lines: Box<dyn BufRead>,
     number: u64,
-    buffer: Vec<u8>,
+    pub(crate) buffer: Vec<u8>,
 }
 
 impl Traces {
@@ -127,7 +136,7 @@ impl Iterator for Traces {
 }
 
 impl Open {
-    fn new(path: PathBuf, reading: Reading) -> anyhow::Result<Self> {
+    pub(crate) fn new(path: PathBuf, reading: Reading) -> anyhow::Result<Self> {
         let lines = lines_of(&path, reading).with_context(|| unreadable(&path))?;
         Ok(Open {
             path,
@@ -138,7 +147,7 @@ impl Open {
     }
 
     /// Whether there was another line; it is in the buffer then.
-    fn next_line(&mut self) -> anyhow::Result<bool> {
+    pub(crate) fn next_line(&mut self) -> anyhow::Result<bool> {
         self.number += 1;
         self.buffer.clear();
         (&mut self.lines)
@@ -154,7 +163,7 @@ impl Open {
         Ok(!self.buffer.is_empty())
     }
 
-    fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         format!("{}, line {}", self.path.display(), self.number)
     }
 }
@@ -222,7 +231,7 @@ fn parse(line: &[u8], tokenizer: Option<&Tokenizer>) -> anyhow::Result<Call> {
 }
 
 /// serde_json counts lines within what it was given, which is always one: the column is what helps.
-fn reason(error: serde_json::Error) -> anyhow::Error {
+pub(crate) fn reason(error: serde_json::Error) -> anyhow::Error {
     let text = error.to_string();
     let what = text
         .rsplit_once(" at line ")

@@ -1,0 +1,185 @@
+//! Reading the whole store, for operators: a piece at a time, so that the writer goes on meanwhile.
+
+use refrain_protocol::ApiError;
+use refrain_protocol::admin::{
+    DAMAGE_LISTED_MAX, Damage, ExportCursor, ExportReply, ExportRequest, ExportedDocument,
+    VerifyReply,
+};
+use refrain_protocol::document::DocumentUpdate;
+
+use crate::codec;
+use crate::record::{
+    DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord, Kind, NamespaceRecord,
+    StateRecord, StoreRecord, TombstoneRecord, document_of, finish_of, piece_start_of,
+};
+use crate::select;
+use crate::shared::{Open, Shared, unavailable};
+use crate::text::{self, Piece, TextError};
+
+/// Records that are checked under one lock.
+const RECORDS_PER_LOCK: usize = 256;
+
+/// A page of a tenant's documents: at least one if there is one, and no more than `tokens_max` unless the
+/// first has more.
+pub(crate) fn export(
+    shared: &Shared,
+    request: &ExportRequest,
+    tokens_max: usize,
+) -> Result<ExportReply, ApiError> {
+    let mut reply = ExportReply::default();
+    let mut tokens = 0;
+    let namespaces = select::namespaces(shared)?;
+    for (id, names) in namespaces
+        .into_iter()
+        .filter(|(id, _)| *id >= request.after.namespace)
+    {
+        let Some(names) = names.filter(|names| {
+            let is_wanted = request
+                .model
+                .as_ref()
+                .is_none_or(|model| *model == names.model);
+            names.tenant == request.tenant && is_wanted
+        }) else {
+            continue;
+        };
+        let mut sequence = match id == request.after.namespace {
+            true => request.after.sequence,
+            false => 0,
+        };
+        loop {
+            let open = shared.read();
+            let open = open.as_ref().ok_or_else(unavailable)?;
+            let Some((next, document)) = open.catalog.next_document(id, sequence) else {
+                break;
+            };
+            let key = DocumentKey {
+                namespace: id,
+                document,
+            };
+            match whole(open, key) {
+                Ok(update) => {
+                    if !reply.documents.is_empty() && tokens + update.tokens.len() > tokens_max {
+                        reply.next = Some(ExportCursor {
+                            namespace: id,
+                            sequence,
+                        });
+                        return Ok(reply);
+                    }
+                    tokens += update.tokens.len();
+                    reply.documents.push(ExportedDocument {
+                        namespace: names.clone(),
+                        update,
+                    });
+                }
+                Err(TextError::Damaged(_)) => {}
+                Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
+            }
+            sequence = next;
+        }
+    }
+    Ok(reply)
+}
+
+/// All of a document that the catalog has.
+fn whole(open: &Open, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
+    let known = open.catalog.document(key).ok_or(codec::Damage::Short)?;
+    Ok(DocumentUpdate {
+        document: key.document,
+        epoch: known.state.epoch,
+        prev_len: 0,
+        tokens: text::read(&*open.log, key, 0, known.state.len)?,
+        head: select::head(&*open.log, key)?,
+        finish: finish_of(known.state.finish),
+    })
+}
+
+/// Reads everything, and says what cannot be read.
+pub(crate) fn verify(shared: &Shared) -> Result<VerifyReply, ApiError> {
+    let mut reply = VerifyReply::default();
+    verify_records(shared, &mut reply)?;
+    for (namespace, _) in select::namespaces(shared)? {
+        for key in select::by_state(shared, namespace, |_| true)? {
+            let open = shared.read();
+            let open = open.as_ref().ok_or_else(unavailable)?;
+            // Removed since it was listed.
+            if open.catalog.document(key).is_none() {
+                continue;
+            }
+            match whole(open, key) {
+                Ok(update) => {
+                    reply.documents += 1;
+                    reply.tokens += update.tokens.len() as u64;
+                }
+                Err(TextError::Damaged(damage)) => note(&mut reply, name(key), damage),
+                Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
+            }
+        }
+    }
+    Ok(reply)
+}
+
+fn note(reply: &mut VerifyReply, what: String, why: impl ToString) {
+    reply.damaged += 1;
+    if reply.damage.len() < DAMAGE_LISTED_MAX {
+        reply.damage.push(Damage {
+            what,
+            why: why.to_string(),
+        });
+    }
+}
+
+fn name(key: DocumentKey) -> String {
+    format!("document {} of namespace {}", key.document, key.namespace)
+}
+
+/// Every record by itself: its envelope, and that it decodes to what its key says.
+fn verify_records(shared: &Shared, reply: &mut VerifyReply) -> Result<(), ApiError> {
+    let mut next = Some(vec![0]);
+    while let Some(from) = next.take() {
+        let open = shared.read();
+        let open = open.as_ref().ok_or_else(unavailable)?;
+        let mut seen = 0;
+        open.log
+            .scan(&from, &[u8::MAX], &mut |key, value| {
+                seen += 1;
+                reply.records += 1;
+                if let Err(damage) = check(key, value) {
+                    note(reply, record_name(key), damage);
+                }
+                if seen == RECORDS_PER_LOCK {
+                    next = Some([key, &[0]].concat());
+                }
+                next.is_none()
+            })
+            .map_err(|error| unavailable().with_detail(error))?;
+    }
+    Ok(())
+}
+
+fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
+    match Kind::of(key).ok_or(codec::Damage::Magic)? {
+        Kind::Store => codec::open::<StoreRecord>(key, value).map(drop),
+        Kind::Namespace => codec::open::<NamespaceRecord>(key, value).map(drop),
+        Kind::Feed => codec::open::<FeedRecord>(key, value).map(drop),
+        Kind::State => codec::open::<StateRecord>(key, value).map(drop),
+        Kind::Head => codec::open::<HeadRecord>(key, value).map(drop),
+        Kind::Piece => Piece::open(key, value).map(drop),
+        Kind::Tombstone => codec::open::<TombstoneRecord>(key, value).map(drop),
+        Kind::Erasure => codec::open::<ErasureRecord>(key, value).map(drop),
+        Kind::Erased => codec::open::<ErasedRecord>(key, value).map(drop),
+    }
+}
+
+/// A record in words.
+fn record_name(key: &[u8]) -> String {
+    let kind = Kind::of(key).map_or_else(|| "unknown".to_owned(), |kind| format!("{kind:?}"));
+    let kind = kind.to_lowercase();
+    match (document_of(key), piece_start_of(key)) {
+        (Some(id), Some(start)) => format!("{kind} record at token {start} of {}", name(id)),
+        (Some(id), None) => format!("{kind} record of {}", name(id)),
+        (None, _) => {
+            let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("{kind} record {hex}")
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! A store that nobody runs, opened to be looked at.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use refrain_clients::StoreAdmin;
+use refrain_protocol::admin::{
+    CompactReply, EraseReply, EraseRequest, ExportReply, ExportRequest, ImportRequest, VerifyReply,
+};
+use refrain_protocol::document::{AppendReply, StoreStats};
+use refrain_protocol::{ApiError, ErrorKind};
+
+use crate::admin;
+use crate::config::DraftStoreConfig;
+use crate::directory::{self, Hold, Opened};
+use crate::shared::{Open, Shared};
+
+/// A data directory, opened for reading. Nothing in it is repaired, moved or removed beyond what sled does by
+/// itself when it opens its files: that is for [`crate::start`].
+pub struct ClosedStore {
+    shared: Arc<Shared>,
+    _hold: Hold,
+}
+
+impl ClosedStore {
+    /// Opens the store in `dir`.
+    ///
+    /// # Errors
+    /// There is none, another process uses it, or it is not readable as a whole.
+    pub fn open(dir: PathBuf) -> anyhow::Result<Self> {
+        anyhow::ensure!(dir.is_dir(), "{}: no such directory", dir.display());
+        let hold = Hold::take(&dir)?;
+        let Opened { log, loaded, .. } =
+            directory::inspect(&dir, DraftStoreConfig::default().cache_bytes)?;
+        let totals = loaded.catalog.totals();
+        let shared = Shared::default();
+        shared.set_stats(StoreStats {
+            documents: totals.documents,
+            tokens: totals.tokens,
+            logical_bytes: totals.bytes,
+            log_bytes: log.disk_bytes(),
+            segment_bytes: 0,
+            disk_bytes: directory::disk_bytes(&dir),
+            namespaces: totals.namespaces,
+            evicted_documents: 0,
+        });
+        shared.set_open(Some(Open {
+            catalog: loaded.catalog,
+            log,
+        }));
+        Ok(ClosedStore {
+            shared: Arc::new(shared),
+            _hold: hold,
+        })
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Shared) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let shared = self.shared.clone();
+        tokio::task::spawn_blocking(move || read(&shared))
+            .await
+            .map_err(ApiError::internal)?
+    }
+}
+
+fn read_only<T>() -> Result<T, ApiError> {
+    Err(ApiError::new(
+        ErrorKind::InvalidRequest,
+        "the directory is open for reading",
+    ))
+}
+
+#[async_trait]
+impl StoreAdmin for ClosedStore {
+    async fn store_stats(&self) -> Result<StoreStats, ApiError> {
+        Ok(self.shared.stats())
+    }
+
+    async fn import(&self, _request: ImportRequest) -> Result<AppendReply, ApiError> {
+        read_only()
+    }
+
+    async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError> {
+        let tokens_max = request.max_tokens as usize;
+        self.read(move |shared| admin::export(shared, &request, tokens_max))
+            .await
+    }
+
+    async fn verify(&self) -> Result<VerifyReply, ApiError> {
+        self.read(admin::verify).await
+    }
+
+    async fn compact(&self) -> Result<CompactReply, ApiError> {
+        read_only()
+    }
+
+    async fn erase(&self, _request: EraseRequest) -> Result<EraseReply, ApiError> {
+        read_only()
+    }
+}

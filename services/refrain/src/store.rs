@@ -1,0 +1,233 @@
+//! `refrain store`: what operators do with a draft store, a running one over HTTP or a closed one's directory.
+//!
+//! [`import`] and [`export`] speak the format of trace files, a JSON object per line; the other commands are a
+//! call each.
+
+mod export;
+mod import;
+mod progress;
+mod target;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{Args, Subcommand};
+use refrain_protocol::admin::{EraseRequest, VerifyReply};
+use refrain_protocol::document::StoreStats;
+use refrain_service_kit::telemetry::install_crypto_provider;
+
+use target::{Access, Target, TargetArgs};
+
+/// Arguments of `refrain store`.
+#[derive(Args)]
+pub struct StoreArgs {
+    #[command(subcommand)]
+    command: StoreCommand,
+}
+
+#[derive(Subcommand)]
+enum StoreCommand {
+    /// Print the store in numbers.
+    Stats(PlainArgs),
+    /// Store the outputs of a trace file: a JSON object per line, plain or zstd.
+    Import(ImportArgs),
+    /// Write a tenant's documents as a trace file.
+    Export(ExportArgs),
+    /// Read and check every record; fails when something is damaged.
+    Verify(PlainArgs),
+    /// Give unused disk space back.
+    Compact(PlainArgs),
+    /// Erase documents for good, from every file.
+    Erase(EraseArgs),
+}
+
+#[derive(Args)]
+struct PlainArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `refrain store import`.
+#[derive(Args, Clone, Default)]
+struct ImportArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// The trace file.
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// Whose outputs they are [default: each line's `tenant`].
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Which model's, by its public name [default: each line's `model`].
+    #[arg(long)]
+    model: Option<String>,
+    /// The model's tokenizer: names it, and turns text into tokens.
+    #[arg(long, value_name = "TOKENIZER.JSON")]
+    tokenizer: Option<PathBuf>,
+    /// The tokenizer's identity, where the file is not at hand [default: each line's `tokenizer`].
+    #[arg(long, conflicts_with = "tokenizer")]
+    tokenizer_id: Option<String>,
+    /// Print one JSON object per acknowledged batch: {"acknowledged": documents durable so far}.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `refrain store export`.
+#[derive(Args, Clone, Default)]
+struct ExportArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Whose documents.
+    #[arg(long)]
+    tenant: String,
+    /// Of this model only.
+    #[arg(long)]
+    model: Option<String>,
+    /// The trace file; compressed when its name ends in .zst [default: standard output].
+    #[arg(long, short)]
+    output: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct EraseArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// All of a tenant, or what else is said of it.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Of this model only.
+    #[arg(long)]
+    model: Option<String>,
+    /// One session of the tenant.
+    #[arg(long, requires = "tenant")]
+    session: Option<String>,
+    /// What began at this time or later, Unix milliseconds.
+    #[arg(long)]
+    from_ms: Option<u64>,
+    /// What began before this time, Unix milliseconds.
+    #[arg(long)]
+    until_ms: Option<u64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does what the arguments say.
+///
+/// # Errors
+/// What the store or a file refuses, and damage that was found.
+pub fn run(args: StoreArgs) -> anyhow::Result<()> {
+    install_crypto_provider();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        match args.command {
+            StoreCommand::Stats(args) => stats(args).await,
+            StoreCommand::Import(args) => {
+                let mut stdout = std::io::stdout();
+                import::run(&args, &mut stdout).await.map(drop)
+            }
+            StoreCommand::Export(args) => export::run(&args).await.map(drop),
+            StoreCommand::Verify(args) => verify(args).await,
+            StoreCommand::Compact(args) => compact(args).await,
+            StoreCommand::Erase(args) => erase(args).await,
+        }
+    })
+}
+
+async fn stats(args: PlainArgs) -> anyhow::Result<()> {
+    let target = Target::open(&args.target, Access::Read).await?;
+    let stats = target.store().store_stats().await?;
+    target.close().await;
+    if args.json {
+        println!("{}", serde_json::to_string(&stats)?);
+    } else {
+        print!("{}", table(&stats));
+    }
+    Ok(())
+}
+
+fn table(stats: &StoreStats) -> String {
+    let rows = [
+        ("documents", stats.documents),
+        ("tokens", stats.tokens),
+        ("namespaces", stats.namespaces),
+        ("bytes of records", stats.logical_bytes),
+        ("bytes of the log", stats.log_bytes),
+        ("bytes of segments", stats.segment_bytes),
+        ("bytes on disk", stats.disk_bytes),
+        ("evicted since start", stats.evicted_documents),
+    ];
+    rows.map(|(name, value)| format!("{name:<20} {value:>16}\n"))
+        .concat()
+}
+
+async fn verify(args: PlainArgs) -> anyhow::Result<()> {
+    let target = Target::open(&args.target, Access::Read).await?;
+    let reply = target.store().verify().await?;
+    target.close().await;
+    if args.json {
+        println!("{}", serde_json::to_string(&reply)?);
+    } else {
+        println!(
+            "{} records read, {} documents with {} tokens",
+            reply.records, reply.documents, reply.tokens
+        );
+    }
+    sound(&reply)
+}
+
+/// Names what is damaged.
+fn sound(reply: &VerifyReply) -> anyhow::Result<()> {
+    if reply.damaged == 0 {
+        return Ok(());
+    }
+    for damage in &reply.damage {
+        eprintln!("{}: {}", damage.what, damage.why);
+    }
+    bail!("{} records or documents are damaged", reply.damaged)
+}
+
+async fn compact(args: PlainArgs) -> anyhow::Result<()> {
+    let target = Target::open(&args.target, Access::Write).await?;
+    let reply = target.store().compact().await?;
+    target.close().await;
+    if args.json {
+        println!("{}", serde_json::to_string(&reply)?);
+    } else {
+        println!(
+            "{} bytes before, {} after",
+            reply.before_bytes, reply.after_bytes
+        );
+    }
+    Ok(())
+}
+
+async fn erase(args: EraseArgs) -> anyhow::Result<()> {
+    let target = Target::open(&args.target, Access::Write).await?;
+    let request = EraseRequest {
+        tenant: args.tenant,
+        model: args.model,
+        session: args.session,
+        from_ms: args.from_ms,
+        until_ms: args.until_ms,
+    };
+    let reply = target.store().erase(request).await?;
+    target.close().await;
+    if args.json {
+        println!("{}", serde_json::to_string(&reply)?);
+    } else {
+        println!(
+            "{} documents erased, {} quarantined logs deleted",
+            reply.documents, reply.quarantines
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Which store is meant, and how it is reached.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use refrain_clients::{HttpStoreAdmin, StoreAdmin};
+use refrain_draft_store::{ClosedStore, DraftStoreConfig, Running};
+use refrain_service_kit::http::MeshClient;
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
+use refrain_service_kit::telemetry::Metrics;
+
+use crate::config::{MeshFile, Role};
+
+/// Deadline of an ordinary call. A batch of an import waits for one commit.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a store that was opened here may take to write what it holds.
+const CLOSE_GRACE: Duration = Duration::from_secs(60);
+
+/// Where the store is.
+#[derive(Args, Clone, Default)]
+pub(super) struct TargetArgs {
+    /// A running draft store.
+    #[arg(long)]
+    pub(super) url: Option<String>,
+    /// The mesh's secret [default: that of --config].
+    #[arg(long, env = "REFRAIN_MESH__SECRET", hide_env_values = true)]
+    pub(super) secret: Option<String>,
+    /// The draft store's configuration file: its address, and the mesh's secret.
+    #[arg(long)]
+    pub(super) config: Option<PathBuf>,
+    /// The directory of a store that does not run.
+    #[arg(long, conflicts_with_all = ["url", "config"])]
+    pub(super) data_dir: Option<PathBuf>,
+}
+
+/// What is to be done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Look at it, and leave it as it is.
+    Read,
+    /// Change it.
+    Write,
+}
+
+/// An open store.
+pub(super) struct Target {
+    store: Box<dyn StoreAdmin>,
+    running: Option<Running>,
+}
+
+impl Target {
+    /// Opens what the arguments name.
+    pub(super) async fn open(args: &TargetArgs, access: Access) -> anyhow::Result<Self> {
+        if let Some(dir) = &args.data_dir {
+            return match access {
+                Access::Read => {
+                    let dir = dir.clone();
+                    let store =
+                        tokio::task::spawn_blocking(move || ClosedStore::open(dir)).await??;
+                    Ok(Target {
+                        store: Box::new(store),
+                        running: None,
+                    })
+                }
+                Access::Write => {
+                    // Nobody outside this process calls it, so the keys are made up.
+                    let auth = MeshAuth::new(&MeshConfig::generate()?)?;
+                    let config = DraftStoreConfig::without_budgets(dir.clone());
+                    let running =
+                        refrain_draft_store::start(config, auth, &Metrics::new()?).await?;
+                    Ok(Target {
+                        store: Box::new(running.handle()),
+                        running: Some(running),
+                    })
+                }
+            };
+        }
+        let file = match &args.config {
+            Some(path) => Some(MeshFile::load(Role::DraftStore, Some(path))?),
+            None => None,
+        };
+        let listen = file.as_ref().and_then(|file| file.draft_store.listen);
+        let url = match (&args.url, listen) {
+            (Some(url), _) => url.clone(),
+            (None, Some(listen)) => format!("http://{listen}"),
+            (None, None) => bail!("which store? Say --url, --config or --data-dir"),
+        };
+        let secret = args
+            .secret
+            .clone()
+            .or_else(|| file.map(|file| file.mesh.secret))
+            .context("a running store wants the mesh's secret: say --secret or --config")?;
+        let client = MeshClient::new(&url, &secret, TIMEOUT)?;
+        Ok(Target {
+            store: Box::new(HttpStoreAdmin::new(client)),
+            running: None,
+        })
+    }
+
+    pub(super) fn store(&self) -> &dyn StoreAdmin {
+        &*self.store
+    }
+
+    /// Closes the store, if it was opened here.
+    pub(super) async fn close(self) {
+        drop(self.store);
+        if let Some(running) = self.running {
+            running.drain(CLOSE_GRACE).await;
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The commands, on directories and on a store that runs.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use refrain_draft_store::{DraftStoreConfig, Running};
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
+use refrain_service_kit::telemetry::Metrics;
+
+use super::import::Imported;
+use super::*;
+
+fn closed(dir: &Path) -> TargetArgs {
+    TargetArgs {
+        data_dir: Some(dir.to_owned()),
+        ..TargetArgs::default()
+    }
+}
+
+/// A trace of `count` calls; every seventh says nothing, and some say the same twice.
+fn trace(count: u32) -> String {
+    let mut text = String::new();
+    for call in 0..count {
+        let said: Vec<u32> = (0..if call % 7 == 3 { 0 } else { 40 + call % 90 })
+            .map(|at| at * 17 + call % 5)
+            .collect();
+        text += &format!(
+            "{{\"workload\":\"w\",\"session\":\"s{}\",\"turn\":{call},\"group\":null,\"model\":\"gpt\",\
+             \"prompt_token_ids\":{:?},\"output_token_ids\":{said:?},\"more\":1}}\n",
+            call % 3,
+            (0..call % 40).collect::<Vec<_>>()
+        );
+    }
+    text
+}
+
+fn import_args(target: TargetArgs, trace: &Path) -> ImportArgs {
+    ImportArgs {
+        target,
+        trace: trace.to_owned(),
+        tenant: Some("acme".into()),
+        model: Some("m".into()),
+        tokenizer_id: Some("t".into()),
+        json: true,
+        ..ImportArgs::default()
+    }
+}
+
+async fn export(target: TargetArgs, output: &Path) -> u64 {
+    let args = ExportArgs {
+        target,
+        tenant: "acme".into(),
+        output: Some(output.to_owned()),
+        ..ExportArgs::default()
+    };
+    export::run(&args).await.unwrap()
+}
+
+async fn documents(target: &TargetArgs) -> StoreStats {
+    let target = Target::open(target, Access::Read).await.unwrap();
+    let stats = target.store().store_stats().await.unwrap();
+    target.close().await;
+    stats
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_imported_is_exported_and_imported_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("trace"), trace(1_400)).unwrap();
+    let args = import_args(closed(&path("one")), &path("trace"));
+    let mut told = Vec::new();
+    let done = import::run(&args, &mut told).await.unwrap();
+    assert_eq!(
+        done,
+        Imported {
+            documents: 1_200,
+            empty: 200
+        }
+    );
+    let told = String::from_utf8(told).unwrap();
+    let told: Vec<&str> = told.lines().collect();
+    assert_eq!(told.first(), Some(&"{\"acknowledged\": 512}"));
+    assert_eq!(told.last(), Some(&"{\"acknowledged\": 1200}"));
+    let before = documents(&args.target).await;
+    assert_eq!((before.documents, before.namespaces), (1_200, 1));
+    assert!(before.log_bytes > 0 && before.disk_bytes >= before.log_bytes);
+    // Once more: nothing new.
+    import::run(&args, &mut Vec::new()).await.unwrap();
+    assert_eq!(documents(&args.target).await.tokens, before.tokens);
+    // Out, compressed; into another store as its lines say; out again: the same.
+    assert_eq!(export(closed(&path("one")), &path("out.zst")).await, 1_200);
+    let again = ImportArgs {
+        target: closed(&path("two")),
+        trace: path("out.zst"),
+        ..ImportArgs::default()
+    };
+    import::run(&again, &mut Vec::new()).await.unwrap();
+    export(closed(&path("two")), &path("out")).await;
+    let first = zstd::decode_all(std::fs::File::open(path("out.zst")).unwrap()).unwrap();
+    assert!(first == std::fs::read(path("out")).unwrap());
+    let prompt = "\"prompt_token_ids\":[0,1,2,3,4],";
+    assert!(String::from_utf8(first).unwrap().contains(prompt));
+}
+
+async fn running(dir: &Path) -> (Running, TargetArgs) {
+    install_crypto_provider();
+    let mesh = MeshConfig::generate().unwrap();
+    let config = DraftStoreConfig {
+        data_dir: dir.to_owned(),
+        listen: Some("127.0.0.1:0".parse().unwrap()),
+        ..DraftStoreConfig::default()
+    };
+    let metrics = Metrics::new().unwrap();
+    let auth = MeshAuth::new(&mesh).unwrap();
+    let running = refrain_draft_store::start(config, auth, &metrics)
+        .await
+        .unwrap();
+    let target = TargetArgs {
+        url: Some(format!("http://{}", running.addr().unwrap())),
+        secret: Some(mesh.secret),
+        ..TargetArgs::default()
+    };
+    (running, target)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_store_does_the_same_over_http() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let mut file = std::fs::File::create(path("trace")).unwrap();
+    file.write_all(&zstd::bulk::compress(trace(700).as_bytes(), 1).unwrap())
+        .unwrap();
+    let (store, target) = running(&path("data")).await;
+    let args = import_args(target.clone(), &path("trace"));
+    let done = import::run(&args, &mut Vec::new()).await.unwrap();
+    assert_eq!(done.documents, 600);
+    assert_eq!(documents(&target).await.documents, 600);
+    assert_eq!(export(target.clone(), &path("out")).await, 600);
+    let plain = |target: &TargetArgs| PlainArgs {
+        target: target.clone(),
+        json: true,
+    };
+    verify(plain(&target)).await.unwrap();
+    compact(plain(&target)).await.unwrap();
+    let session = EraseArgs {
+        target: target.clone(),
+        tenant: Some("acme".into()),
+        model: None,
+        session: Some("s1".into()),
+        from_ms: None,
+        until_ms: None,
+        json: false,
+    };
+    erase(session).await.unwrap();
+    assert_eq!(documents(&target).await.documents, 400);
+    // The directory is in use.
+    assert!(
+        Target::open(&closed(&path("data")), Access::Read)
+            .await
+            .is_err()
+    );
+    let stranger = TargetArgs {
+        secret: Some("not the secret of this mesh at all".into()),
+        ..target
+    };
+    assert!(stats(plain(&stranger)).await.is_err());
+    store.drain(Duration::from_secs(5)).await;
+    verify(plain(&closed(&path("data")))).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_is_named_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::write(path("trace"), trace(100)).unwrap();
+    let args = import_args(closed(&path("data")), &path("trace"));
+    import::run(&args, &mut Vec::new()).await.unwrap();
+    let db = path("data").join("log/db");
+    let mut bytes = std::fs::read(&db).unwrap();
+    // A bit within the payload of the first record that has a text.
+    let magic = b"Rf\x01";
+    let starts: Vec<usize> = bytes
+        .windows(3)
+        .enumerate()
+        .filter(|(_, window)| window == magic)
+        .map(|(at, _)| at)
+        .collect();
+    assert!(starts.len() > 100);
+    let before = bytes.clone();
+    for at in starts {
+        bytes[at + 12] ^= 1;
+    }
+    std::fs::write(&db, &bytes).unwrap();
+    let outcome = verify(PlainArgs {
+        target: closed(&path("data")),
+        json: false,
+    })
+    .await;
+    assert!(outcome.is_err(), "sled or the records must tell");
+    assert!(path("data").join("log").exists());
+    // Nothing was moved to quarantine or rewritten: put right, all is there.
+    std::fs::write(&db, before).unwrap();
+    assert_eq!(documents(&closed(&path("data"))).await.documents, 86);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_is_wrong_is_named_and_what_came_before_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let content = format!("{}{{\"output\":\"text\"}}\n", trace(800));
+    std::fs::write(path("trace"), content).unwrap();
+    let args = import_args(closed(&path("data")), &path("trace"));
+    let error = import::run(&args, &mut Vec::new()).await.unwrap_err();
+    let error = format!("{error:#}");
+    assert!(
+        error.contains("line 801") && error.contains("--tokenizer"),
+        "{error}"
+    );
+    assert_eq!(documents(&args.target).await.documents, 512);
+    let nameless = ImportArgs {
+        tenant: None,
+        ..args
+    };
+    let error = import::run(&nameless, &mut Vec::new()).await.unwrap_err();
+    assert!(format!("{error:#}").contains("--tenant"), "{error:#}");
+}
