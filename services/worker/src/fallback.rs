@@ -77,7 +77,12 @@ pub(crate) struct FallbackWatch {
     threshold: Threshold,
     accepted_length: Recent,
     prefill: Recent,
+    /// Steps per second of plain decoding.
     plain: Recent,
+    /// Seconds of steps that decoded in one way, per request.
+    plain_step: Recent,
+    suffix_step: Recent,
+    fallback_step: Recent,
     /// The worker that is the fallback.
     other: Option<WorkerId>,
     hand_over: HandOverParams,
@@ -100,6 +105,9 @@ impl FallbackWatch {
             accepted_length: Recent::default(),
             prefill: Recent::default(),
             plain: Recent::default(),
+            plain_step: Recent::default(),
+            suffix_step: Recent::default(),
+            fallback_step: Recent::default(),
             other: other_worker(config),
             hand_over: config.hand_over(),
             reports,
@@ -109,17 +117,26 @@ impl FallbackWatch {
 
     /// How it stands with the head in a step that decodes for `batch` requests.
     pub(crate) fn state(&self, batch: u32) -> Fallback {
-        let accepted_length = self.accepted_length.value().map(|length| length as f32);
+        let break_even = self.break_even();
         match &self.gate {
             None if self.has_head => Fallback::NotPaying,
             None => Fallback::Absent,
             Some(gate) => match gate.passage(batch) {
                 Passage::Shut => Fallback::NotPaying,
                 Passage::Probe => Fallback::Probed,
-                Passage::Open => Fallback::InUse { accepted_length },
-                Passage::Pause => Fallback::Paused { accepted_length },
+                Passage::Open => Fallback::InUse { break_even },
+                Passage::Pause => Fallback::Paused { break_even },
             },
         }
+    }
+
+    /// See [`Fallback::InUse`]. Time is counted per request of a step, so that large steps and small ones compare.
+    fn break_even(&self) -> Option<f32> {
+        let accepted_length = self.accepted_length.value()?;
+        let suffix_s = self.suffix_step.value().or(self.plain_step.value());
+        let cost = suffix_s.zip(self.fallback_step.value());
+        let cost = cost.map_or(1.0, |(suffix_s, fallback_s)| suffix_s / fallback_s);
+        Some((accepted_length * cost) as f32)
     }
 
     /// Takes a step into account.
@@ -130,10 +147,24 @@ impl FallbackWatch {
         let decoding = || items.iter().filter(|item| item.kind != ItemKind::Prefill);
         let batch = decoding().count() as u32;
         let tokens: u32 = decoding().filter_map(|item| item.emitted).sum();
-        let mode = pure(items);
-        if mode == Some(Mode::Plain) {
+        let pure = pure(items);
+        if pure == Some(ItemKind::Plain) {
             self.plain.add(1.0, step_s);
         }
+        let of_kind = match pure {
+            Some(ItemKind::Plain) => Some(&mut self.plain_step),
+            Some(ItemKind::Suffix) => Some(&mut self.suffix_step),
+            Some(ItemKind::Fallback) => Some(&mut self.fallback_step),
+            Some(ItemKind::Prefill) | None => None,
+        };
+        if let Some(of_kind) = of_kind {
+            of_kind.add(step_s, f64::from(batch));
+        }
+        let mode = match pure {
+            Some(ItemKind::Plain) => Some(Mode::Plain),
+            Some(ItemKind::Fallback) => Some(Mode::Fallback),
+            Some(ItemKind::Suffix | ItemKind::Prefill) | None => None,
+        };
         let read: u32 = items
             .iter()
             .filter(|item| item.kind == ItemKind::Prefill)
@@ -151,18 +182,21 @@ impl FallbackWatch {
         if batch == 0 {
             return;
         }
-        // A step in which the head could not have been used belongs to no trial.
-        if let Some(gate) = &mut self.gate
-            && items.iter().any(|item| item.eligible)
-        {
-            gate.observe(GateStep {
+        if let Some(gate) = &mut self.gate {
+            let step = GateStep {
                 batch,
                 mode,
                 tokens,
                 seconds: step_s,
                 draft_seconds: draft_s,
                 catch_up_tokens: items.iter().map(|item| item.catch_up_tokens).sum(),
-            });
+            };
+            // A step in which the gate had no say belongs to no trial; how fast it was is worth knowing.
+            if items.iter().any(|item| item.eligible) {
+                gate.observe(step);
+            } else {
+                gate.learn(step);
+            }
         }
         self.publish(batch);
     }
@@ -172,7 +206,7 @@ impl FallbackWatch {
         if let Some(gate) = &mut self.gate
             && running.self_drafts()
         {
-            gate.request_ended(running.start_len(), running.emitted());
+            gate.request_ended(running.start_len(), running.unmatched());
         }
     }
 
@@ -227,21 +261,12 @@ pub(crate) fn other_worker(config: &SpeculationConfig) -> Option<WorkerId> {
 }
 
 /// How all items of a step decoded, if they all did in one way.
-fn pure(items: &[ItemDone]) -> Option<Mode> {
-    let all = |kind| {
-        items
-            .iter()
-            .all(|item| item.kind == kind && item.emitted.is_some())
-    };
-    if items.is_empty() {
-        None
-    } else if all(ItemKind::Fallback) {
-        Some(Mode::Fallback)
-    } else if all(ItemKind::Plain) {
-        Some(Mode::Plain)
-    } else {
-        None
-    }
+fn pure(items: &[ItemDone]) -> Option<ItemKind> {
+    let kind = items.first()?.kind;
+    items
+        .iter()
+        .all(|item| item.kind == kind && item.emitted.is_some())
+        .then_some(kind)
 }
 
 /// A mean over what was seen lately: a quotient of two decayed sums.

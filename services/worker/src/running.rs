@@ -81,6 +81,8 @@ pub(crate) struct Running {
     sent_len: u32,
     max_emit: u32,
     counts: StepCounts,
+    /// Of the tokens emitted, those of steps that verified a suffix draft.
+    suffix_emitted: u64,
     sequence: u64,
     cached_tokens: u32,
     started_at: Instant,
@@ -137,6 +139,7 @@ impl Running {
             sent_len: 0,
             max_emit: 0,
             counts: StepCounts::default(),
+            suffix_emitted: 0,
             sequence: 0,
             cached_tokens: 0,
             started_at: now,
@@ -180,6 +183,11 @@ impl Running {
     /// Length of the text that the chunk came with.
     pub(crate) fn start_len(&self) -> u32 {
         self.start_len
+    }
+
+    /// Tokens emitted by steps without a suffix draft.
+    pub(crate) fn unmatched(&self) -> u32 {
+        (self.counts.emitted - self.suffix_emitted) as u32
     }
 
     /// Tokens emitted in this chunk.

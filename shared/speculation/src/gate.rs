@@ -18,7 +18,7 @@
 //! go if it was out of use. A trial of eight steps that pays for reading a long context would make a head
 //! look hopeless that pays for it once in a thousand steps; leaving it out would make it look good for long
 //! prompts with short answers. So it is measured apart, as seconds per token read, and charged at the rate that
-//! requests have had lately: context tokens for each emitted one. (What a trial lost counts
+//! requests have had lately: context tokens for each emitted one, suffix drafts apart. (What a trial lost counts
 //! it in full: that time is gone.)
 
 mod bucket;
@@ -128,12 +128,30 @@ impl Gate {
 
     /// Takes a step into account. One whose seconds are no time at all is left out.
     pub fn observe(&mut self, step: GateStep) {
+        if let Some((bucket, reading)) = self.measure(&step) {
+            let params = self.params;
+            self.buckets[bucket].observe(&step, reading, &params);
+        }
+    }
+
+    /// Takes a step into account in which the gate had no say: its requests had asked for one way. It advances no
+    /// trial. What it says of the fallback counts only until the first trial: requests that always draft with
+    /// it accept more than those that turn to it where nothing else was found.
+    pub fn learn(&mut self, step: GateStep) {
+        if let Some((bucket, _)) = self.measure(&step) {
+            self.buckets[bucket].learn(&step);
+        }
+    }
+
+    /// Takes out of a step what it says of reading. The bucket of its batch, and seconds of reading per emitted token;
+    /// `None` if the step's figures make no sense.
+    fn measure(&mut self, step: &GateStep) -> Option<(usize, f64)> {
         let sane = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
         if step.batch == 0
             || step.seconds <= 0.0
             || ![step.seconds, step.draft_seconds].into_iter().all(sane)
         {
-            return;
+            return None;
         }
         let place = place(step.batch);
         if self.buckets.len() <= place {
@@ -147,11 +165,11 @@ impl Gate {
             self.reading
                 .add(reading, f64::from(step.catch_up_tokens), REQUEST_DECAY);
         }
-        let reading = self.reading_per_token();
-        self.buckets[place].observe(&step, reading, &self.params);
+        Some((place, self.reading_per_token()))
     }
 
-    /// A request ended that the fallback could have served: the text it came with, and what it was given.
+    /// A request ended that the fallback could have served: the text it came with, and what it was given by steps
+    /// that were the fallback's or would have been.
     pub fn request_ended(&mut self, context_tokens: u32, emitted_tokens: u32) {
         if emitted_tokens > 0 {
             self.contexts.add(

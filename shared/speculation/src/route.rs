@@ -49,13 +49,15 @@ pub enum Fallback {
     Probed,
     /// It is in use.
     InUse {
-        /// Tokens per step it was measured to bring, the target's own included.
-        accepted_length: Option<f32>,
+        /// Tokens that a step with a suffix draft must bring to be worth as much as one of the fallback, the
+        /// target's own included: the fallback's measured accepted length, times what a step with a
+        /// suffix draft takes of the time that one of the fallback takes. `None` until it is measured.
+        break_even: Option<f32>,
     },
     /// It is in use, and left out for a few steps, to see again what plain decoding does.
     Paused {
         /// See [`Fallback::InUse`].
-        accepted_length: Option<f32>,
+        break_even: Option<f32>,
     },
 }
 
@@ -141,12 +143,11 @@ impl Threshold {
     pub fn in_force(self, fallback: Fallback) -> f32 {
         match (self, fallback) {
             (Threshold::Fixed(score), _) => score,
-            (
-                Threshold::Auto,
-                Fallback::InUse { accepted_length } | Fallback::Paused { accepted_length },
-            ) => accepted_length
-                .filter(|length| length.is_finite())
-                .map_or(ACCEPTED_LENGTH_PRIOR, |length| length.max(PLAIN_LENGTH)),
+            (Threshold::Auto, Fallback::InUse { break_even } | Fallback::Paused { break_even }) => {
+                break_even
+                    .filter(|length| length.is_finite())
+                    .map_or(ACCEPTED_LENGTH_PRIOR, |length| length.max(PLAIN_LENGTH))
+            }
             (Threshold::Auto, _) => PLAIN_LENGTH,
         }
     }
@@ -216,17 +217,13 @@ mod tests {
         Blind,
         NotPaying,
         Probed,
+        InUse { break_even: None },
         InUse {
-            accepted_length: None,
+            break_even: Some(3.0),
         },
-        InUse {
-            accepted_length: Some(3.0),
-        },
+        Paused { break_even: None },
         Paused {
-            accepted_length: None,
-        },
-        Paused {
-            accepted_length: Some(3.0),
+            break_even: Some(3.0),
         },
     ];
 
@@ -347,9 +344,7 @@ mod tests {
 
     #[test]
     fn the_threshold_in_force_is_a_number_of_tokens() {
-        let in_use = |length| InUse {
-            accepted_length: length,
-        };
+        let in_use = |length| InUse { break_even: length };
         let auto = |fallback| Threshold::Auto.in_force(fallback);
         assert_eq!(auto(in_use(Some(3.5))), 3.5);
         assert_eq!(auto(in_use(None)), ACCEPTED_LENGTH_PRIOR);

@@ -87,6 +87,9 @@ impl Running {
             accepted: u64::from(accepted),
             emitted: output.emitted.len() as u64,
         });
+        if source == DraftSource::Suffix {
+            self.suffix_emitted += output.emitted.len() as u64;
+        }
         let end = if output.stopped {
             Some((ChunkEndReason::Stop, Some(FinishReason::Stop)))
         } else if self.emit_left(limits) == 0 {

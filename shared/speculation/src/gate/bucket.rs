@@ -34,6 +34,8 @@ pub(super) struct Bucket {
     /// Trials in a row that the way in use won clearly.
     clear_wins: u32,
     trial: Option<Trial>,
+    /// The fallback was, at least once.
+    was_tried: bool,
 }
 
 /// Decayed sums over the steps of one way.
@@ -67,6 +69,7 @@ impl Bucket {
             wait_seconds: 0.0,
             clear_wins: 0,
             trial: None,
+            was_tried: false,
         }
     }
 
@@ -120,6 +123,15 @@ impl Bucket {
         }
     }
 
+    pub(super) fn learn(&mut self, step: &GateStep) {
+        let Some((mode, step)) = self.evidence(step) else {
+            return;
+        };
+        if mode == Mode::Plain || !self.was_tried {
+            self.speed_mut(mode).add(&step);
+        }
+    }
+
     /// The step as it tells of its way of decoding: without what reading took, which is charged apart.
     fn evidence(&self, step: &GateStep) -> Option<(Mode, GateStep)> {
         let mode = step.mode?;
@@ -154,6 +166,7 @@ impl Bucket {
         let kept = f64::from(params.probe_steps) / 2.0;
         self.speed_mut(other(self.in_use)).cap(kept);
         self.trial = Some(Trial::default());
+        self.was_tried = true;
     }
 
     fn go_on_trying(
@@ -193,16 +206,19 @@ impl Bucket {
             || hopeless
             || trial.steps_in_all >= params.probe_steps.saturating_mul(TRIAL_STEPS_FACTOR)
         {
-            self.end_trial(&trial, speed, reading, params);
+            self.end_trial(&trial, speed.filter(|_| !hopeless), reading, params);
         } else {
             self.trial = Some(trial);
         }
     }
 
+    /// `speed` is that of the way on trial against the one in use; `None` if it was not seen, or was hopeless.
     fn end_trial(&mut self, trial: &Trial, speed: Option<f64>, reading: f64, params: &GateParams) {
         let seen = trial.speed();
         self.speed_mut(other(self.in_use)).join(&seen);
         let better = match (self.in_use, self.gain(reading)) {
+            // What it did before does not speak for a way that does so badly now.
+            _ if speed.is_none() => self.in_use,
             _ if (trial.evidence.len() as u32) < TRIAL_STEPS_MIN => self.in_use,
             (Mode::Plain, Some(gain)) if gain > params.gain_enter => Mode::Fallback,
             (Mode::Fallback, Some(gain)) if gain < params.gain_leave => Mode::Plain,

@@ -226,6 +226,40 @@ fn what_pays_comes_into_use_and_plain_decoding_is_looked_at_again() {
 }
 
 #[test]
+fn what_was_asked_for_is_learnt_from_until_the_first_trial() {
+    let step = |mode, tokens, seconds| GateStep {
+        batch: 1,
+        mode: Some(mode),
+        tokens,
+        seconds,
+        draft_seconds: 0.0,
+        catch_up_tokens: 0,
+    };
+    let mut gate = Gate::new(GateParams::default());
+    for _ in 0..200 {
+        gate.learn(step(Mode::Plain, 1, 0.010));
+        gate.learn(step(Mode::Fallback, 4, 0.020));
+    }
+    // Known, but nobody is served by it untried.
+    assert!((gate.gain(1).unwrap() - 2.0).abs() < 1e-9);
+    assert_eq!(gate.passage(1), Passage::Shut);
+    for _ in 0..64 {
+        gate.observe(step(Mode::Plain, 1, 0.010));
+    }
+    assert_eq!(gate.passage(1), Passage::Probe);
+    for _ in 0..8 {
+        gate.observe(step(Mode::Fallback, 1, 0.020));
+    }
+    // Where it is needed it accepts nothing, whatever it accepts elsewhere.
+    assert_eq!(gate.passage(1), Passage::Shut);
+    let lost = gate.gain(1).unwrap();
+    for _ in 0..200 {
+        gate.learn(step(Mode::Fallback, 4, 0.020));
+    }
+    assert_eq!(gate.gain(1).unwrap(), lost);
+}
+
+#[test]
 fn a_step_that_was_held_up_decides_nothing() {
     // Twice as fast, but the third step of the first trial waits for something else.
     let mut gate = Gate::new(GateParams::default());
