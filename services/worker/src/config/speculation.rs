@@ -105,10 +105,10 @@ impl Default for Eagle3Config {
     fn default() -> Self {
         let gate = GateParams::default();
         Eagle3Config {
-            depth: 4,
+            depth: 6,
             top_k: 1,
-            tokens_max: 4,
-            path_prob_min: 0.3,
+            tokens_max: 6,
+            path_prob_min: 0.4,
             probe_steps: gate.probe_steps,
             backoff_steps: gate.backoff_steps,
             backoff_steps_max: gate.backoff_steps_max,

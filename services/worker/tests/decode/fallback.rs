@@ -111,7 +111,11 @@ async fn the_head_changes_the_number_of_steps_and_nothing_else() {
 async fn a_head_that_pays_comes_into_use_and_is_reported() {
     // A step takes a millisecond, a draft half of one, and five tokens come of it.
     let engine = FakeEngine::new(counting).with_head(counting, 0.0005);
-    let bench = bench(engine, |_| {}).await;
+    let bench = bench(engine, |config| {
+        config.speculation.eagle3.depth = 4;
+        config.speculation.eagle3.tokens_max = 4;
+    })
+    .await;
     assert_eq!(bench.figure(IN_USE), 0.0);
     let said = run(&bench, chunk(&bench, &[1, 2, 3], 800)).await;
     assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 800));
