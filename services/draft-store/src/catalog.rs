@@ -7,6 +7,7 @@
 mod document;
 mod erasures;
 mod feed;
+mod groups;
 mod load;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 pub(crate) use document::Document;
 pub(crate) use erasures::Erasures;
 pub(crate) use feed::{Change, Feed};
+pub(crate) use groups::{GroupKey, Groups};
 pub(crate) use load::{Loaded, load};
 
 use document::{BOUNDARIES_MAX, join};
@@ -67,6 +69,7 @@ pub(crate) struct Catalog {
     totals: Totals,
     namespaces: HashMap<NamespaceId, NamespaceEntry>,
     erasures: Erasures,
+    groups: Groups,
 }
 
 impl Catalog {
@@ -79,6 +82,7 @@ impl Catalog {
             totals: Totals::default(),
             namespaces: HashMap::new(),
             erasures: Erasures::default(),
+            groups: Groups::default(),
         }
     }
 
@@ -263,6 +267,8 @@ impl Catalog {
         self.introduce_nameless(key.namespace)
             .feed
             .bury(sequence, key.document);
+        let gone = self.document(key).is_none();
+        self.groups.depart(key, sequence, gone);
     }
 
     /// The feed of a namespace, for what is stored of it.
@@ -333,22 +339,48 @@ impl Catalog {
             return Some((sequence, Change::Removed(document)));
         };
         let known = entry.documents.get(&document)?;
-        let at = known
-            .boundaries
-            .partition_point(|(other, _)| *other <= sequence);
-        let (end, last) = match known.boundaries.get(at) {
-            Some((_, next)) => (*next, false),
-            None => (known.state.len, true),
-        };
-        Some((
-            sequence,
-            Change::Range {
-                document,
-                start,
-                end,
-                last,
-            },
-        ))
+        Some((sequence, known.range(document, sequence, start)))
+    }
+
+    /// The first change of a group's documents after `sequence`.
+    pub(crate) fn next_group_change(&self, group: &GroupKey, after: u64) -> Option<(u64, Change)> {
+        let documents = &self.namespaces.get(&group.0)?.documents;
+        let changed = self.groups.members(group).filter_map(|document| {
+            let known = documents.get(&document)?;
+            let at = known
+                .boundaries
+                .partition_point(|(sequence, _)| *sequence <= after);
+            let (sequence, start) = known.boundaries.get(at)?;
+            Some((*sequence, known.range(document, *sequence, *start)))
+        });
+        let departed = self
+            .groups
+            .next_departure(group, after)
+            .map(|(sequence, document)| (sequence, Change::Removed(document)));
+        changed
+            .chain(departed)
+            .min_by_key(|(sequence, _)| *sequence)
+    }
+
+    /// Groups of samples.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The same, for who appends.
+    pub(crate) fn groups_mut(&mut self) -> &mut Groups {
+        &mut self.groups
+    }
+
+    /// The cursor of a position in a group's log.
+    pub(crate) fn group_cursor(&self, group: &GroupKey, sequence: u64) -> FeedCursor {
+        self.groups.cursor(self.generation, group, sequence)
+    }
+
+    /// The position of a cursor in a group's log, `None` when it means nothing here.
+    pub(crate) fn group_position(&self, group: &GroupKey, cursor: FeedCursor) -> Option<u64> {
+        self.groups
+            .position(self.generation, self.head, group, cursor)
     }
 
     /// The first document of a namespace whose last change came after `sequence`.

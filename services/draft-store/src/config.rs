@@ -51,6 +51,12 @@ pub struct DraftStoreConfig {
     pub eviction_step: usize,
     /// Removals remembered per namespace. A follower that is further behind starts over.
     pub tombstones_max: usize,
+    /// Groups of samples registered at once. Past it further ones get 429.
+    pub groups_max: usize,
+    /// Tokens in the log of one group. Past it further text of its documents is in the namespace alone.
+    pub group_tokens_max: u64,
+    /// How long a group may live without being registered again, whatever was asked for.
+    pub group_ttl_s_max: u64,
     /// Erasures remembered at once. Past it further ones get 429.
     pub erasures_max: usize,
     /// Erased documents remembered, so that no worker brings them back. Past it the earliest are forgotten.
@@ -101,6 +107,9 @@ impl Default for DraftStoreConfig {
             retention_days: 31,
             eviction_step: 256,
             tombstones_max: 65_536,
+            groups_max: 65_536,
+            group_tokens_max: 4 << 20,
+            group_ttl_s_max: 24 * 3600,
             erasures_max: 1_024,
             erased_documents_max: 1_000_000,
             erasure_memory_h: 48,
@@ -157,6 +166,9 @@ impl Validate for DraftStoreConfig {
         at_least("retention_days", u64::from(self.retention_days), 1);
         at_least("eviction_step", self.eviction_step as u64, 1);
         at_least("tombstones_max", self.tombstones_max as u64, 2);
+        at_least("groups_max", self.groups_max as u64, 1);
+        at_least("group_tokens_max", self.group_tokens_max, 1);
+        at_least("group_ttl_s_max", self.group_ttl_s_max, 1);
         at_least("erasures_max", self.erasures_max as u64, 1);
         at_least("erasure_memory_h", self.erasure_memory_h, 1);
         at_least("waiters_max", self.waiters_max as u64, 1);

@@ -2,6 +2,7 @@
 
 mod admin;
 mod erase;
+mod groups;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use actix::prelude::SendError;
 use async_trait::async_trait;
 use refrain_clients::DraftStore;
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentUpdate, FollowReply, FollowRequest, StoreStats,
-    TouchRequest,
+    AppendReply, AppendRequest, DocumentUpdate, FeedCursor, FetchGroupsReply, FetchGroupsRequest,
+    FollowReply, FollowRequest, RegisterGroupRequest, StoreStats, TouchRequest,
 };
-use refrain_protocol::{ApiError, ErrorKind, Namespace, NamespaceId};
+use refrain_protocol::{ApiError, ErrorKind, Namespace};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::mesh::MeshAuth;
 use serde::Serialize;
@@ -25,7 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use crate::config::DraftStoreConfig;
 use crate::metrics::{Limit, StoreMetrics};
 use crate::record::DocumentKey;
-use crate::shared::{FeedRead, Shared, unavailable};
+use crate::shared::{FeedName, FeedRead, Shared, unavailable};
 use crate::writer::Append;
 use crate::writer::call::{Call, PendingTokens};
 
@@ -260,17 +261,15 @@ impl DraftStoreHandle {
     /// Reads the feed off the async threads; a few at a time, since they share one disk.
     async fn read(
         &self,
-        namespace: NamespaceId,
-        request: &FollowRequest,
+        feed: FeedName,
+        after: FeedCursor,
+        tokens_max: u32,
     ) -> Result<FollowReply, ApiError> {
         let permit = self.read_permit().await?;
         let shared = self.inner.shared.clone();
-        let (after, tokens_max) = (
-            request.after,
-            request.max_tokens.min(self.inner.config.follow_tokens_max) as usize,
-        );
+        let tokens_max = tokens_max.min(self.inner.config.follow_tokens_max) as usize;
         let read = tokio::task::spawn_blocking(move || {
-            let read = shared.read_feed(namespace, after, tokens_max);
+            let read = shared.read_feed(&feed, after, tokens_max);
             drop(permit);
             read
         });
@@ -329,14 +328,16 @@ impl DraftStore for DraftStoreHandle {
         let namespace = inner.mesh.verify(&request.namespace)?;
         let wait_ms = request.wait_ms.min(inner.config.follow_wait_ms_max);
         let deadline = Instant::now() + Duration::from_millis(u64::from(wait_ms));
+        let feed = FeedName::Namespace(namespace);
+        let read = || self.read(feed.clone(), request.after, request.max_tokens);
         if wait_ms == 0 {
-            return self.read(namespace, &request).await;
+            return read().await;
         }
         // Before the first look, so that no change falls between the look and the wait.
         let mut changes = inner.shared.subscribe(namespace);
         let mut waiter = None;
         loop {
-            let reply = self.read(namespace, &request).await?;
+            let reply = read().await?;
             let left = deadline.saturating_duration_since(Instant::now());
             let news = reply.reset || !reply.events.is_empty() || !reply.caught_up;
             if news || left.is_zero() || inner.drain.is_draining() {
@@ -377,6 +378,14 @@ impl DraftStore for DraftStoreHandle {
             })
             .collect();
         self.send(Call::Touch(unique.into_iter().collect()))
+    }
+
+    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
+        self.register(request).await
+    }
+
+    async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
+        self.fetch(request).await
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {

@@ -23,6 +23,8 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .route("/append", web::post().to(append))
             .route("/follow", web::post().to(follow))
             .route("/touch", web::post().to(touch))
+            .route("/groups/register", web::post().to(register_group))
+            .route("/groups/fetch", web::post().to(fetch_groups))
             .route("/stats", web::get().to(stats)),
     );
     app.service(
@@ -60,6 +62,21 @@ async fn follow(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<
 async fn touch(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
     handle.touch(decode_bincode(&body)?).await?;
     answer(&())
+}
+
+async fn register_group(
+    handle: Data<DraftStoreHandle>,
+    Body(body): Body,
+) -> HttpResult<HttpResponse> {
+    handle.register_group(decode_bincode(&body)?).await?;
+    answer(&())
+}
+
+async fn fetch_groups(
+    handle: Data<DraftStoreHandle>,
+    Body(body): Body,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.fetch_cst(decode_bincode(&body)?).await?)
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

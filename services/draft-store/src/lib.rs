@@ -28,6 +28,9 @@
 //! per token. On disk a log takes 1.5 to 4 times what is in it when freshly written, and is written afresh
 //! when it has grown to twice that (`rewrite_factor`), which for a while needs the room once more.
 //!
+//! A group of samples has a log of its own once it is registered: the same updates, read by another cursor
+//! (`catalog/groups.rs`). It ends with its time or with newer weights; the documents stay.
+//!
 //! What is erased is gone from every file before the call is answered: `handle/erase.rs`, and
 //! `catalog/erasures.rs` for how it stays gone while workers go on sending it. Logs in quarantine are deleted
 //! by any erasure, since what is left in them cannot be told apart by tenant.

@@ -16,10 +16,12 @@ pub(crate) enum Limit {
     Namespaces,
     Waiters,
     Erasures,
+    Groups,
+    GroupTokens,
 }
 
 impl Limit {
-    const ALL: [Limit; 8] = [
+    const ALL: [Limit; 10] = [
         Limit::Mailbox,
         Limit::PendingTokens,
         Limit::Updates,
@@ -28,6 +30,8 @@ impl Limit {
         Limit::Namespaces,
         Limit::Waiters,
         Limit::Erasures,
+        Limit::Groups,
+        Limit::GroupTokens,
     ];
 
     /// The key in the configuration, or the name of a constant.
@@ -41,6 +45,8 @@ impl Limit {
             Limit::Namespaces => "namespaces_max",
             Limit::Waiters => "waiters_max",
             Limit::Erasures => "erasures_max",
+            Limit::Groups => "groups_max",
+            Limit::GroupTokens => "group_tokens_max",
         }
     }
 }
@@ -67,6 +73,7 @@ pub(crate) struct StoreMetrics {
     pub(crate) quarantines: IntCounter,
     pub(crate) damaged_records: IntCounter,
     pub(crate) feed_waiters: IntGauge,
+    pub(crate) groups: IntGauge,
     pub(crate) erasures: IntGauge,
     pub(crate) erased_documents: IntGauge,
     pub(crate) pending_tokens: IntGauge,
@@ -119,6 +126,7 @@ impl StoreMetrics {
             quarantines: counter("quarantines_total", "Logs moved away as not believable.")?,
             damaged_records: counter("damaged_records_total", "Records that did not decode.")?,
             feed_waiters: gauge("feed_waiters", "Calls of follow that wait for a change.")?,
+            groups: gauge("groups", "Groups of samples that are registered.")?,
             erasures: gauge("erasures", "Erasures remembered.")?,
             erased_documents: gauge("erased_documents", "Erased documents remembered.")?,
             pending_tokens: gauge("pending_tokens", "Tokens that wait for a commit.")?,

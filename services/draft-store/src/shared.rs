@@ -14,7 +14,7 @@ use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowRe
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use tokio::sync::watch;
 
-use crate::catalog::{Catalog, Change};
+use crate::catalog::{Catalog, Change, GroupKey};
 use crate::log::RecordLog;
 use crate::record::{DocumentKey, finish_of};
 use crate::select::head;
@@ -44,6 +44,42 @@ pub(crate) struct Shared {
 pub(crate) struct FeedRead {
     pub(crate) reply: FollowReply,
     pub(crate) damaged: HashSet<DocumentKey>,
+}
+
+/// Whose changes are read.
+#[derive(Clone, Debug)]
+pub(crate) enum FeedName {
+    Namespace(NamespaceId),
+    Group(GroupKey),
+}
+
+impl FeedName {
+    fn namespace(&self) -> NamespaceId {
+        match self {
+            FeedName::Namespace(namespace) | FeedName::Group((namespace, _)) => *namespace,
+        }
+    }
+
+    fn position(&self, catalog: &Catalog, cursor: FeedCursor) -> Option<u64> {
+        match self {
+            FeedName::Namespace(namespace) => catalog.position(*namespace, cursor),
+            FeedName::Group(group) => catalog.group_position(group, cursor),
+        }
+    }
+
+    fn next_change(&self, catalog: &Catalog, after: u64) -> Option<(u64, Change)> {
+        match self {
+            FeedName::Namespace(namespace) => catalog.next_change(*namespace, after),
+            FeedName::Group(group) => catalog.next_group_change(group, after),
+        }
+    }
+
+    fn cursor(&self, catalog: &Catalog, sequence: u64) -> FeedCursor {
+        match self {
+            FeedName::Namespace(namespace) => catalog.cursor(*namespace, sequence),
+            FeedName::Group(group) => catalog.group_cursor(group, sequence),
+        }
+    }
 }
 
 /// The answer while the log is closed.
@@ -124,16 +160,17 @@ impl Shared {
         self.waiting().len()
     }
 
-    /// Reads the changes of a namespace after a cursor: at least one if there is one, and no more than
+    /// Reads the changes of a namespace or a group after a cursor: at least one if there is one, and no more than
     /// `tokens_max` unless the first has more.
     ///
     /// Blocks on the disk and on the writer: not for async threads.
     pub(crate) fn read_feed(
         &self,
-        namespace: NamespaceId,
+        feed: &FeedName,
         after: FeedCursor,
         tokens_max: usize,
     ) -> Result<FeedRead, ApiError> {
+        let namespace = feed.namespace();
         let mut reset = false;
         let mut cursor = after;
         let mut events = Vec::new();
@@ -142,7 +179,7 @@ impl Shared {
         let caught_up = loop {
             let open = self.read();
             let Open { catalog, log } = open.as_ref().ok_or_else(unavailable)?;
-            let position = match catalog.position(namespace, cursor) {
+            let position = match feed.position(catalog, cursor) {
                 Some(position) => position,
                 None if events.is_empty() => {
                     reset = true;
@@ -151,8 +188,9 @@ impl Shared {
                 // The ground moved while we read: the next call finds out what to do.
                 None => break false,
             };
-            let Some((sequence, change)) = catalog.next_change(namespace, position) else {
-                cursor = catalog.cursor(namespace, catalog.head());
+            let Some((sequence, change)) = feed.next_change(catalog, position) else {
+                // Where this feed ends. The store's last change would tell of other namespaces.
+                cursor = feed.cursor(catalog, position);
                 break true;
             };
             let size = match &change {
@@ -178,7 +216,7 @@ impl Shared {
                 }
                 Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
             }
-            cursor = catalog.cursor(namespace, sequence);
+            cursor = feed.cursor(catalog, sequence);
         };
         Ok(FeedRead {
             reply: FollowReply {

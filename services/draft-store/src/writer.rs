@@ -16,12 +16,12 @@ use std::sync::Arc;
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{Namespace, NamespaceId};
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, GroupKey};
 use crate::codec;
 use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{DocumentKey, ErasureRecord, StoreRecord, store_key};
-use edit::Edit;
+use edit::{Edit, Limits};
 
 /// Documents that wait to come to rest at most; past it the oldest are settled at once.
 const SETTLING_MAX: usize = 100_000;
@@ -40,6 +40,14 @@ pub(crate) struct Append {
     pub(crate) updates: Vec<DocumentUpdate>,
     /// An operator wants them stored, whatever was erased before.
     pub(crate) imported: bool,
+}
+
+/// A group as it is registered.
+#[derive(Clone, Debug)]
+pub(crate) struct Registration {
+    pub(crate) group: GroupKey,
+    pub(crate) ttl_ms: u64,
+    pub(crate) weight_version: u64,
 }
 
 /// Why documents were removed; the label of the evictions metric.
@@ -84,6 +92,8 @@ pub(crate) struct Outcome {
     pub(crate) changed: BTreeSet<NamespaceId>,
     pub(crate) appended_tokens: u64,
     pub(crate) removed: Vec<(DocumentKey, Removal)>,
+    /// Updates that a group had no room for.
+    pub(crate) group_rejections: u64,
     /// More documents are over a budget or too old than one step may remove.
     pub(crate) more: bool,
     /// The sequence reservation moved: the manifest is to be written again.
@@ -218,6 +228,7 @@ impl Core {
     /// What time brings: repairs, ages, budgets, documents at rest, times of use.
     pub(crate) fn tick(&mut self, catalog: &mut Catalog, now_ms: u64) -> Result<Outcome, LogError> {
         self.settle(catalog, now_ms);
+        catalog.groups_mut().expire(now_ms);
         let repairs = std::mem::take(&mut self.repairs);
         let damaged = std::mem::take(&mut self.damaged);
         let uses = std::mem::take(&mut self.uses);
@@ -239,12 +250,32 @@ impl Core {
         self.commit(edit, now_ms)
     }
 
+    /// Registers a group, or renews it. `false` when no more can be known.
+    pub(crate) fn register_group(
+        &mut self,
+        catalog: &mut Catalog,
+        registration: Registration,
+        now_ms: u64,
+    ) -> Result<(bool, Outcome), LogError> {
+        let groups = catalog.groups_mut();
+        groups.expire(now_ms);
+        if groups.len() >= self.config.groups_max && !groups.contains(&registration.group) {
+            return Ok((false, Outcome::default()));
+        }
+        let mut edit = self.edit(catalog, now_ms);
+        edit.register_group(registration);
+        Ok((true, self.commit(edit, now_ms)?))
+    }
+
     fn edit<'a>(&self, catalog: &'a mut Catalog, now_ms: u64) -> Edit<'a> {
         Edit::new(
             catalog,
             self.log.clone(),
             self.store,
-            self.config.tombstones_max,
+            Limits {
+                tombstones_max: self.config.tombstones_max,
+                group_tokens_max: self.config.group_tokens_max,
+            },
             now_ms,
         )
     }

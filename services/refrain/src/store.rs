@@ -1,6 +1,6 @@
 //! `refrain store`: what operators do with a draft store, a running one over HTTP or a closed one's directory.
 //!
-//! [`import`] and [`export`] speak the format of trace files, a JSON object per line; the other commands are a
+//! `import` and `export` speak the format of trace files, a JSON object per line; the other commands are a
 //! call each.
 
 mod export;

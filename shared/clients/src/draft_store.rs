@@ -1,10 +1,11 @@
 //! The draft store's interface.
 
 use async_trait::async_trait;
-use refrain_protocol::ApiError;
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
+    AppendReply, AppendRequest, FetchGroupsReply, FetchGroupsRequest, FollowReply, FollowRequest,
+    GroupUpdate, RegisterGroupRequest, StoreStats, TouchRequest,
 };
+use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -29,10 +30,37 @@ pub trait DraftStore: Send + Sync {
 
     /// The store in numbers.
     async fn stats(&self) -> Result<StoreStats, ApiError>;
+
+    /// Makes a group of samples known, or renews it.
+    ///
+    /// # Errors
+    /// `Overloaded` when as many groups are known as may be, `NotFound` of a store without groups.
+    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
+        drop(request);
+        Err(no_groups())
+    }
+
+    /// What changed in some groups since a cursor each.
+    ///
+    /// # Errors
+    /// `NotFound` of a store without groups. A group that is not registered is told in the answer.
+    async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
+        drop(request);
+        Err(no_groups())
+    }
+
+    /// Stores new tokens of a sample of a group: an append of one piece, by its other name.
+    async fn update_cst(&self, update: GroupUpdate) -> Result<AppendReply, ApiError> {
+        self.append(update.into()).await
+    }
 }
 
-/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch}` in bincode, `GET /internal/v1/stats`
-/// in JSON.
+fn no_groups() -> ApiError {
+    ApiError::new(ErrorKind::NotFound, "this draft store has no groups")
+}
+
+/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch}` in bincode,
+/// `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -77,5 +105,17 @@ impl DraftStore for HttpDraftStore {
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {
         self.client.get_json("/internal/v1/stats").await
+    }
+
+    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
+        let timeout = self.client.timeout();
+        self.post("/internal/v1/groups/register", &request, timeout)
+            .await
+    }
+
+    async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
+        let timeout = self.client.timeout();
+        self.post("/internal/v1/groups/fetch", &request, timeout)
+            .await
     }
 }

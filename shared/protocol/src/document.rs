@@ -116,6 +116,21 @@ pub struct FollowReply {
     pub caught_up: bool,
 }
 
+impl FollowReply {
+    /// Tokens in it.
+    pub fn tokens(&self) -> u32 {
+        let tokens: usize = self
+            .events
+            .iter()
+            .map(|event| match event {
+                FeedEvent::Update(update) => update.tokens.len(),
+                FeedEvent::Remove(_) => 0,
+            })
+            .sum();
+        u32::try_from(tokens).unwrap_or(u32::MAX)
+    }
+}
+
 /// Documents whose drafts were accepted: most recently used from now on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TouchRequest {
@@ -123,6 +138,102 @@ pub struct TouchRequest {
     pub namespace: SignedNamespace,
     /// Which; unknown ones are ignored.
     pub documents: Vec<DocumentId>,
+}
+
+/// Makes a group of samples known. Its log holds the documents of the group that are appended from then on;
+/// they are documents of the namespace like all others, and stay when the group ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RegisterGroupRequest {
+    /// Signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// As in [`DocumentHead::group`].
+    pub group: String,
+    /// The log ends this long after the last registration.
+    pub ttl_ms: u64,
+    /// Documents of older weights are not in the log, and leave it when newer weights come.
+    pub weight_version: u64,
+}
+
+/// A place in a group's log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupCursor {
+    /// Which group.
+    pub group: String,
+    /// What was seen of it.
+    pub after: FeedCursor,
+}
+
+/// Asks for what changed in some groups.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FetchGroupsRequest {
+    /// Signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// Which, and from where on.
+    pub groups: Vec<GroupCursor>,
+    /// Most tokens to send (at least one change is sent).
+    pub max_tokens: u32,
+}
+
+/// What changed in a group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupLog {
+    /// Whether the group is registered; if not there is nothing in `log`.
+    pub is_registered: bool,
+    /// As with a namespace's feed.
+    pub log: FollowReply,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FetchGroupsReply {
+    /// One for each group that was asked for, in that order.
+    pub groups: Vec<GroupLog>,
+}
+
+/// New tokens of one sample of a group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupUpdate {
+    /// Signed by the gateway.
+    pub namespace: SignedNamespace,
+    /// Which group.
+    pub group: String,
+    /// Which sample.
+    pub document: DocumentId,
+    /// As in [`DocumentUpdate::epoch`].
+    pub epoch: u64,
+    /// Output tokens before these.
+    pub prev_token_count: u32,
+    /// The output tokens that follow.
+    pub new_tokens: Vec<TokenId>,
+    /// Version of the weights that the sample began with.
+    pub weight_version: u64,
+    /// Unix milliseconds.
+    pub created_ms: u64,
+    /// Present in the last update.
+    pub finish: Option<FinishReason>,
+}
+
+impl From<GroupUpdate> for AppendRequest {
+    /// A group's update is an append like any other.
+    fn from(update: GroupUpdate) -> Self {
+        let head = DocumentHead {
+            group: Some(update.group),
+            weight_version: update.weight_version,
+            created_ms: update.created_ms,
+            ..DocumentHead::default()
+        };
+        AppendRequest {
+            namespace: update.namespace,
+            updates: vec![DocumentUpdate {
+                document: update.document,
+                epoch: update.epoch,
+                prev_len: update.prev_token_count,
+                tokens: update.new_tokens,
+                head,
+                finish: update.finish,
+            }],
+        }
+    }
 }
 
 /// The store in numbers.

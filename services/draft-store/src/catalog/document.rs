@@ -2,7 +2,7 @@
 
 use refrain_protocol::DocumentId;
 
-use super::Feed;
+use super::{Change, Feed};
 use crate::placement::Text;
 use crate::record::StateRecord;
 
@@ -36,6 +36,23 @@ impl Document {
             epoch: self.state.epoch,
             epoch_start: self.state.epoch_start,
             len: self.state.len,
+        }
+    }
+
+    /// What its feed entry at `sequence` tells, which begins at `start`.
+    pub(super) fn range(&self, document: DocumentId, sequence: u64, start: u32) -> Change {
+        let at = self
+            .boundaries
+            .partition_point(|(other, _)| *other <= sequence);
+        let (end, last) = match self.boundaries.get(at) {
+            Some((_, next)) => (*next, false),
+            None => (self.state.len, true),
+        };
+        Change::Range {
+            document,
+            start,
+            end,
+            last,
         }
     }
 

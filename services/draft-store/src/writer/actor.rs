@@ -21,7 +21,7 @@ use refrain_service_kit::clock;
 use tokio::sync::oneshot;
 
 use super::call::{Call, PendingTokens};
-use super::{Append, Core, Outcome, Removal};
+use super::{Append, Core, Outcome, Registration, Removal};
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
 use crate::directory::{self, Hold, Manifest, Opened};
@@ -200,6 +200,9 @@ impl Writer {
                 .with_label_values(&[removal.as_str()])
                 .inc();
         }
+        let full = Limit::GroupTokens.as_str();
+        let rejections = self.metrics.rejections.with_label_values(&[full]);
+        rejections.inc_by(outcome.group_rejections);
         self.evicted_documents += outcome.removed.len() as u64;
         if outcome.reserved {
             self.write_manifest(false);
@@ -272,6 +275,21 @@ impl Writer {
             // A caller that is gone needs no answer.
             let _ = reply.send(answer);
         }
+    }
+
+    fn register_group(&mut self, registration: Registration) -> Result<(), ApiError> {
+        let mut is_registered = false;
+        self.run(|core, catalog, now_ms| {
+            let (registered, outcome) = core.register_group(catalog, registration, now_ms)?;
+            is_registered = registered;
+            Ok(outcome)
+        })?;
+        if is_registered {
+            return Ok(());
+        }
+        self.metrics.reject(Limit::Groups);
+        let message = "as many groups are registered as may be (groups_max)";
+        Err(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000))
     }
 
     fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {
@@ -381,6 +399,9 @@ impl Handler<Call> for Writer {
                 let _ = self.run(|core, catalog, now_ms| {
                     core.remove(catalog, &keys, Removal::Damage, now_ms)
                 });
+            }
+            Call::Register(registration, reply) => {
+                let _ = reply.send(self.register_group(registration));
             }
             Call::Mark(mark, reply) => {
                 let _ = reply.send(self.mark(mark));

@@ -7,8 +7,8 @@ use actix::Message;
 use refrain_protocol::ApiError;
 use tokio::sync::oneshot;
 
-use super::Append;
 use super::actor::rewriting::RewriteCall;
+use super::{Append, Registration};
 use crate::record::{DocumentKey, ErasureRecord};
 
 /// What is asked of the writer.
@@ -25,6 +25,8 @@ pub(crate) enum Call {
     Touch(Vec<DocumentKey>),
     /// Remove documents whose text is damaged.
     Forget(Vec<DocumentKey>),
+    /// Register a group.
+    Register(Registration, oneshot::Sender<Result<(), ApiError>>),
     /// Remember an erasure, and answer when that is durable.
     Mark(
         ErasureRecord,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 use refrain_protocol::{Namespace, NamespaceId, TokenId};
 
-use super::{Append, Outcome, Removal};
+use super::{Append, Outcome, Registration, Removal};
 use crate::catalog::Catalog;
 use crate::codec::{self, Damage, PIECE_TOKENS_MAX};
 use crate::log::{Batch, LogError, RecordLog};
@@ -25,13 +25,20 @@ const TAIL_PIECES_MAX: u16 = 16;
 /// Sequences reserved on disk at a time. A restart skips what was not used of them.
 const SEQUENCES_RESERVED: u64 = 1 << 16;
 
+/// What an edit keeps within.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) tombstones_max: usize,
+    pub(super) group_tokens_max: u64,
+}
+
 /// See the module.
 pub(super) struct Edit<'a> {
     pub(super) catalog: &'a mut Catalog,
     pub(super) outcome: Outcome,
     log: Arc<dyn RecordLog>,
     store: StoreRecord,
-    tombstones_max: usize,
+    limits: Limits,
     now_ms: u64,
     batch: Batch,
     /// Documents whose state is to be written, once each.
@@ -43,7 +50,7 @@ impl<'a> Edit<'a> {
         catalog: &'a mut Catalog,
         log: Arc<dyn RecordLog>,
         store: StoreRecord,
-        tombstones_max: usize,
+        limits: Limits,
         now_ms: u64,
     ) -> Self {
         Edit {
@@ -51,7 +58,7 @@ impl<'a> Edit<'a> {
             outcome: Outcome::default(),
             log,
             store,
-            tombstones_max,
+            limits,
             now_ms,
             batch: Batch::default(),
             states: BTreeSet::new(),
@@ -286,7 +293,38 @@ impl<'a> Edit<'a> {
         self.outcome.changed.insert(key.namespace);
         self.catalog.put(key, state, Some(to));
         self.states.insert(key);
+        if let Some(group) = &update.head.group {
+            self.enrol(key, group, update.head.weight_version, state.len);
+        }
         Ok(())
+    }
+
+    /// Puts a document into its group, if that is registered.
+    fn enrol(&mut self, key: DocumentKey, group: &str, weight_version: u64, len: u32) {
+        let tokens_max = self.limits.group_tokens_max;
+        let groups = self.catalog.groups_mut();
+        let enrolment = groups.enrol(key, group, weight_version, len, tokens_max);
+        self.outcome.group_rejections += u64::from(enrolment.is_full);
+        self.leave_groups(enrolment.leaving);
+    }
+
+    /// Registers a group.
+    pub(super) fn register_group(&mut self, registration: Registration) {
+        let sequence = self.next_sequence();
+        let leaving = self.catalog.groups_mut().register(
+            registration.group,
+            sequence,
+            self.now_ms.saturating_add(registration.ttl_ms),
+            registration.weight_version,
+        );
+        self.leave_groups(leaving);
+    }
+
+    fn leave_groups(&mut self, leaving: Vec<DocumentKey>) {
+        for key in leaving {
+            let sequence = self.next_sequence();
+            self.catalog.groups_mut().depart(key, sequence, true);
+        }
     }
 
     /// Puts tokens at `at`, in place of whatever stands from there on.
@@ -400,7 +438,7 @@ impl<'a> Edit<'a> {
         );
         self.batch.put(tombstone, value);
         let feed = self.catalog.feed_mut(key.namespace);
-        let trimmed = feed.trim(self.tombstones_max);
+        let trimmed = feed.trim(self.limits.tombstones_max);
         if !trimmed.is_empty() {
             let feed_key = namespace_key(Kind::Feed, key.namespace);
             let value = codec::seal(&feed_key, &feed.record());

@@ -17,7 +17,7 @@ use crate::catalog::load;
 use crate::codec;
 use crate::log::memory::MemoryLog;
 use crate::record::store_key;
-use crate::shared::{Open, Shared};
+use crate::shared::{FeedName, Open, Shared};
 use crate::text;
 
 /// The core with a clock that tests move.
@@ -185,7 +185,7 @@ impl Follower {
     fn poll(&mut self, store: &Store, namespace: NamespaceId, tokens_max: usize) -> bool {
         let read = store
             .shared
-            .read_feed(namespace, self.cursor, tokens_max)
+            .read_feed(&FeedName::Namespace(namespace), self.cursor, tokens_max)
             .unwrap();
         assert!(read.damaged.is_empty());
         if read.reply.reset {

@@ -3,6 +3,8 @@
 mod crash;
 mod damage;
 mod erase;
+mod groups;
+mod isolation;
 mod rewrite;
 mod service;
 

@@ -11,16 +11,18 @@ impl Writer {
     /// Figures that are cheap enough for every commit.
     pub(super) fn observe(&self) {
         let before = self.shared.stats();
-        let Some((totals, marks, erased)) = self.shared.read().as_ref().map(|open| {
+        let Some((totals, marks, erased, groups)) = self.shared.read().as_ref().map(|open| {
             let erasures = open.catalog.erasures();
             (
                 open.catalog.totals(),
                 erasures.marks(),
                 erasures.documents(),
+                open.catalog.groups().len(),
             )
         }) else {
             return;
         };
+        self.metrics.groups.set(groups as i64);
         self.metrics.erasures.set(marks as i64);
         self.metrics.erased_documents.set(erased as i64);
         self.shared.set_stats(StoreStats {

@@ -4,6 +4,7 @@ use refrain_service_kit::telemetry::Metrics;
 
 use super::*;
 use crate::record::DocumentKey;
+use crate::shared::FeedName;
 
 fn append(document: u128) -> Append {
     let names = Namespace {
@@ -58,7 +59,11 @@ fn after_a_panic_nobody_sees_what_was_not_durable() {
     assert!(writer.run(Core::tick).is_err());
     writer.reopen().unwrap();
     let read = shared
-        .read_feed(kept[0].namespace, Default::default(), 100)
+        .read_feed(
+            &FeedName::Namespace(kept[0].namespace),
+            Default::default(),
+            100,
+        )
         .unwrap();
     assert_eq!(read.reply.events.len(), 1);
     assert_eq!(

@@ -288,7 +288,11 @@ fn a_damaged_record_costs_itself_alone() {
     store.log.records.lock().unwrap().get_mut(&piece).unwrap()[20] ^= 4;
     let read = store
         .shared
-        .read_feed(names("a").id(), FeedCursor::default(), 1000)
+        .read_feed(
+            &FeedName::Namespace(names("a").id()),
+            FeedCursor::default(),
+            1000,
+        )
         .unwrap();
     assert_eq!(read.damaged.iter().collect::<Vec<_>>(), [&key("a", 2)]);
     assert_eq!(read.reply.events.len(), 3, "two documents and a tombstone");

@@ -1,0 +1,244 @@
+//! Groups of samples: the logs that a rollout's workers draft from.
+
+use refrain_clients::HttpDraftStore;
+use refrain_protocol::ErrorKind;
+use refrain_protocol::document::{
+    FetchGroupsRequest, GroupCursor, GroupUpdate, RegisterGroupRequest,
+};
+use refrain_service_kit::http::MeshClient;
+
+use super::*;
+
+fn register(store: &Store, group: &str, ttl_ms: u64, weight_version: u64) -> RegisterGroupRequest {
+    RegisterGroupRequest {
+        namespace: store.sign("a"),
+        group: group.into(),
+        ttl_ms,
+        weight_version,
+    }
+}
+
+fn of_group(group: &str, weight_version: u64, update: DocumentUpdate) -> DocumentUpdate {
+    let mut update = update;
+    update.head.group = Some(group.into());
+    update.head.weight_version = weight_version;
+    update
+}
+
+/// A follower's copy of one group.
+#[derive(Default)]
+struct Group {
+    cursor: FeedCursor,
+    texts: BTreeMap<u128, Vec<TokenId>>,
+    is_registered: bool,
+    resets: usize,
+    tokens: usize,
+}
+
+impl Group {
+    async fn catch_up(&mut self, client: &dyn DraftStore, store: &Store, group: &str) {
+        loop {
+            let request = FetchGroupsRequest {
+                namespace: store.sign("a"),
+                groups: vec![GroupCursor {
+                    group: group.into(),
+                    after: self.cursor,
+                }],
+                max_tokens: 100,
+            };
+            let reply = client.fetch_cst(request).await.unwrap();
+            let [log] = &reply.groups[..] else {
+                panic!("one log was asked for")
+            };
+            self.is_registered = log.is_registered;
+            if log.log.reset {
+                self.resets += 1;
+                self.texts.clear();
+            }
+            for event in &log.log.events {
+                match event {
+                    FeedEvent::Remove(document) => {
+                        self.texts.remove(&document.0);
+                    }
+                    FeedEvent::Update(update) => {
+                        self.tokens += update.tokens.len();
+                        let text = self.texts.entry(update.document.0).or_default();
+                        let start = update.prev_len as usize;
+                        assert!(start <= text.len(), "gap in the log");
+                        text.truncate(start);
+                        text.extend(&update.tokens);
+                    }
+                }
+            }
+            self.cursor = log.log.cursor;
+            if log.log.caught_up {
+                return;
+            }
+        }
+    }
+
+    fn documents(&self) -> Vec<u128> {
+        self.texts.keys().copied().collect()
+    }
+}
+
+#[tokio::test]
+async fn a_groups_log_is_the_updates_of_its_documents() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(DraftStoreConfig {
+        listen: Some("127.0.0.1:0".parse().unwrap()),
+        ..config(dir.path())
+    })
+    .await;
+    let url = format!("http://{}", store.running.addr().unwrap());
+    let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
+    let http = HttpDraftStore::new(client);
+    let mut group = Group::default();
+    group.catch_up(&http, &store, "g").await;
+    assert!(!group.is_registered);
+    http.register_group(register(&store, "g", 60_000, 1))
+        .await
+        .unwrap();
+    let piece = |document, from: u32, tokens: &[TokenId]| GroupUpdate {
+        namespace: store.sign("a"),
+        group: "g".into(),
+        document: DocumentId(document),
+        epoch: 1,
+        prev_token_count: from,
+        new_tokens: tokens.to_vec(),
+        weight_version: 1,
+        created_ms: 1,
+        finish: None,
+    };
+    // Two samples that grow in turn, with repeats, a piece too far ahead, and others around them.
+    for step in 0..6 {
+        for document in [1, 2] {
+            let tokens = vec![document as u32 * 100 + step; 20];
+            let sent = piece(document, step * 20, &tokens);
+            http.update_cst(sent.clone()).await.unwrap();
+            assert_eq!(
+                http.update_cst(sent).await.unwrap().lengths,
+                [step * 20 + 20]
+            );
+        }
+        let early = http.update_cst(piece(1, 5_000, &[9])).await.unwrap();
+        assert_eq!(early.lengths, [step * 20 + 20]);
+        let other = of_group("h", 1, update(3, step * 5, &[7; 5]));
+        store
+            .append("a", vec![other, update(4, step * 5, &[8; 5])])
+            .await
+            .unwrap();
+        group.catch_up(&http, &store, "g").await;
+    }
+    assert_eq!((group.documents(), group.resets), (vec![1, 2], 2));
+    assert_eq!(group.tokens, 240, "each token once");
+    let whole: Vec<u32> = (0..120).map(|at| 200 + at / 20).collect();
+    assert_eq!(group.texts[&2], whole);
+    // Shortened by a higher epoch; the namespace hears of the same.
+    let cut = GroupUpdate {
+        epoch: 2,
+        ..piece(2, 30, &[5, 5])
+    };
+    assert_eq!(http.update_cst(cut).await.unwrap().lengths, [32]);
+    group.catch_up(&http, &store, "g").await;
+    assert_eq!(group.texts[&2][28..], [201, 201, 5, 5]);
+    let mut all = Follower::default();
+    all.catch_up(&store, "a").await;
+    assert_eq!(all.texts.into_keys().collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert_eq!(store.metric("refrain_draft_store_groups"), 1.0);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn weights_and_time_end_a_log_and_no_document() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let handle = store.handle();
+    handle
+        .register_group(register(&store, "g", 60_000, 1))
+        .await
+        .unwrap();
+    let mut group = Group::default();
+    let old = [1, 2].map(|document| of_group("g", 1, update(document, 0, &[1; 10])));
+    store.append("a", old.to_vec()).await.unwrap();
+    group.catch_up(&handle, &store, "g").await;
+    assert_eq!(group.documents(), [1, 2]);
+    // A sample of newer weights: the others leave, and do not come back by going on.
+    let new = of_group("g", 2, update(3, 0, &[3; 10]));
+    store.append("a", vec![new]).await.unwrap();
+    let more = of_group("g", 1, update(1, 10, &[1; 10]));
+    store.append("a", vec![more]).await.unwrap();
+    group.catch_up(&handle, &store, "g").await;
+    assert_eq!((group.documents(), group.resets), (vec![3], 1));
+    // So by the word of who registers.
+    handle
+        .register_group(register(&store, "g", 60_000, 3))
+        .await
+        .unwrap();
+    group.catch_up(&handle, &store, "g").await;
+    assert!(group.is_registered && group.texts.is_empty());
+    // The time is over: the log is, too.
+    let last = of_group("g", 3, update(4, 0, &[4; 10]));
+    store.append("a", vec![last]).await.unwrap();
+    handle
+        .register_group(register(&store, "g", 1, 3))
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    group.catch_up(&handle, &store, "g").await;
+    assert!(!group.is_registered && group.texts.is_empty());
+    // A group of the same name that begins later is another.
+    handle
+        .register_group(register(&store, "g", 60_000, 3))
+        .await
+        .unwrap();
+    group.cursor = FeedCursor::default();
+    group.catch_up(&handle, &store, "g").await;
+    assert!(group.is_registered && group.texts.is_empty());
+    assert_eq!(handle.stats().await.unwrap().documents, 4);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn groups_are_bounded_in_number_and_in_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(DraftStoreConfig {
+        groups_max: 2,
+        group_tokens_max: 25,
+        ..config(dir.path())
+    })
+    .await;
+    let handle = store.handle();
+    for group in ["g", "h", "g"] {
+        handle
+            .register_group(register(&store, group, 60_000, 0))
+            .await
+            .unwrap();
+    }
+    let third = handle
+        .register_group(register(&store, "i", 60_000, 0))
+        .await;
+    assert_eq!(third.unwrap_err().kind, ErrorKind::Overloaded);
+    for document in 1..4 {
+        let sent = of_group("g", 0, update(document, 0, &[document as u32; 10]));
+        store.append("a", vec![sent]).await.unwrap();
+    }
+    let mut group = Group::default();
+    group.catch_up(&handle, &store, "g").await;
+    assert_eq!(group.documents(), [1, 2]);
+    // A member that outgrows the log leaves it, and makes room.
+    let grown = of_group("g", 0, update(1, 10, &[1; 10]));
+    store.append("a", vec![grown]).await.unwrap();
+    let smaller = of_group("g", 0, update(5, 0, &[5; 10]));
+    store.append("a", vec![smaller]).await.unwrap();
+    group.catch_up(&handle, &store, "g").await;
+    assert_eq!((group.documents(), group.resets), (vec![2, 5], 1));
+    let count = |limit: &str| {
+        store.metric(&format!(
+            "refrain_draft_store_rejections_total{{limit=\"{limit}\"}}"
+        ))
+    };
+    assert_eq!((count("groups_max"), count("group_tokens_max")), (1.0, 2.0));
+    assert_eq!(handle.stats().await.unwrap().documents, 4);
+    store.stop().await;
+}
