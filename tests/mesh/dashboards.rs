@@ -190,9 +190,12 @@ async fn traffic(client: Client) {
     let prompts = varied_prompts(12);
     for round in 0.. {
         let calls = (0..8).map(|number| {
+            // Most follow the router; the others see to it that every way of drafting shows.
+            let mode = ["auto", "auto", "eagle3", "off"][number % 4];
             let chat = Chat::new(&prompts[(round + number) % prompts.len()])
                 .max_tokens(40)
-                .endless();
+                .endless()
+                .speculation(mode);
             let client = client.clone();
             // Refusals are part of it.
             async move { client.chat(&chat).await.map(drop) }
