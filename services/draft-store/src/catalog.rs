@@ -4,6 +4,7 @@
 //! Some 350 bytes per document; a store of ten million documents of 500 tokens needs 3.5 GB here and is
 //! past what one process of this design should hold.
 
+mod changes;
 mod document;
 mod erasures;
 mod feed;
@@ -16,7 +17,6 @@ mod uses;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use refrain_protocol::document::FeedCursor;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 pub(crate) use document::Document;
@@ -168,6 +168,16 @@ impl Catalog {
     /// The same, for what is stored of it.
     pub(crate) fn erasures_mut(&mut self) -> &mut Erasures {
         &mut self.erasures
+    }
+
+    /// Groups of samples.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The same, for who appends.
+    pub(crate) fn groups_mut(&mut self) -> &mut Groups {
+        &mut self.groups
     }
 
     /// Makes a namespace known by name. Says whether its names were not known before.
@@ -329,98 +339,5 @@ impl Catalog {
             }
         }
         (expired, earliest)
-    }
-
-    /// The first change of a namespace after `sequence`.
-    pub(crate) fn next_change(&self, namespace: NamespaceId, after: u64) -> Option<(u64, Change)> {
-        let entry = self.namespaces.get(&namespace)?;
-        let (sequence, document, start) = entry.feed.after(after)?;
-        let Some(start) = start else {
-            return Some((sequence, Change::Removed(document)));
-        };
-        let known = entry.documents.get(&document)?;
-        Some((sequence, known.range(document, sequence, start)))
-    }
-
-    /// The first change of a group's documents after `sequence`.
-    pub(crate) fn next_group_change(&self, group: &GroupKey, after: u64) -> Option<(u64, Change)> {
-        let documents = &self.namespaces.get(&group.0)?.documents;
-        let changed = self.groups.members(group).filter_map(|document| {
-            let known = documents.get(&document)?;
-            let at = known
-                .boundaries
-                .partition_point(|(sequence, _)| *sequence <= after);
-            let (sequence, start) = known.boundaries.get(at)?;
-            Some((*sequence, known.range(document, *sequence, *start)))
-        });
-        let departed = self
-            .groups
-            .next_departure(group, after)
-            .map(|(sequence, document)| (sequence, Change::Removed(document)));
-        changed
-            .chain(departed)
-            .min_by_key(|(sequence, _)| *sequence)
-    }
-
-    /// Groups of samples.
-    pub(crate) fn groups(&self) -> &Groups {
-        &self.groups
-    }
-
-    /// The same, for who appends.
-    pub(crate) fn groups_mut(&mut self) -> &mut Groups {
-        &mut self.groups
-    }
-
-    /// The cursor of a position in a group's log.
-    pub(crate) fn group_cursor(&self, group: &GroupKey, sequence: u64) -> FeedCursor {
-        self.groups.cursor(self.generation, group, sequence)
-    }
-
-    /// The position of a cursor in a group's log, `None` when it means nothing here.
-    pub(crate) fn group_position(&self, group: &GroupKey, cursor: FeedCursor) -> Option<u64> {
-        self.groups
-            .position(self.generation, self.head, group, cursor)
-    }
-
-    /// The first document of a namespace whose last change came after `sequence`.
-    pub(crate) fn next_document(
-        &self,
-        namespace: NamespaceId,
-        mut after: u64,
-    ) -> Option<(u64, DocumentId)> {
-        let entry = self.namespaces.get(&namespace)?;
-        loop {
-            let (sequence, document, start) = entry.feed.after(after)?;
-            let is_last = start.is_some()
-                && entry
-                    .documents
-                    .get(&document)
-                    .is_some_and(|known| known.state.sequence == sequence);
-            if is_last {
-                return Some((sequence, document));
-            }
-            after = sequence;
-        }
-    }
-
-    /// The cursor of a position in a namespace's feed.
-    pub(crate) fn cursor(&self, namespace: NamespaceId, sequence: u64) -> FeedCursor {
-        let record = self
-            .namespaces
-            .get(&namespace)
-            .map(|entry| entry.feed.record())
-            .unwrap_or_default();
-        feed::cursor(self.generation, record, sequence)
-    }
-
-    /// The position of a cursor, `None` when it means nothing here.
-    pub(crate) fn position(&self, namespace: NamespaceId, cursor: FeedCursor) -> Option<u64> {
-        let record = self
-            .namespaces
-            .get(&namespace)
-            .map(|entry| entry.feed.record())
-            .unwrap_or_default();
-        feed::position(self.generation, record, self.head, cursor)
     }
 }

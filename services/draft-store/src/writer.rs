@@ -7,6 +7,7 @@
 pub(crate) mod actor;
 pub(crate) mod call;
 mod edit;
+mod mirror;
 #[cfg(test)]
 mod tests;
 
@@ -17,10 +18,9 @@ use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{Namespace, NamespaceId};
 
 use crate::catalog::{Catalog, GroupKey};
-use crate::codec;
 use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
-use crate::record::{DocumentKey, ErasureRecord, StoreRecord, store_key};
+use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
 use edit::{Edit, Limits};
 
 /// Documents that wait to come to rest at most; past it the oldest are settled at once.
@@ -291,50 +291,6 @@ impl Core {
         self.settling
             .extend(split.into_iter().map(|key| (key, now_ms)));
         Ok(outcome)
-    }
-
-    /// Repeats a commit in the log that is being made. What fails there costs the rewrite, not the commit.
-    fn mirror(&mut self, batch: &mut Batch) {
-        // The identity says that a log is complete.
-        batch.forget(&store_key());
-        self.mirrored_bytes += batch.bytes();
-        if let Some(mirror) = &self.mirror
-            && let Err(error) = mirror.write(batch)
-        {
-            tracing::warn!(%error, "draft store rewrite broken off");
-            self.mirror = None;
-        }
-    }
-
-    /// Has every commit written to `to` as well. Answers with the log that it repeats.
-    pub(crate) fn begin_mirror(&mut self, to: Arc<dyn RecordLog>) -> Arc<dyn RecordLog> {
-        self.mirror = Some(to);
-        self.mirrored_bytes = 0;
-        self.log.clone()
-    }
-
-    /// Completes the mirror: it has all records now, and they are durable.
-    pub(crate) fn complete_mirror(&self) -> Result<Arc<dyn RecordLog>, LogError> {
-        let Some(mirror) = &self.mirror else {
-            return Err(LogError::Refused("the rewrite was broken off".into()));
-        };
-        let mut batch = Batch::default();
-        batch.put(store_key(), codec::seal(&store_key(), &self.store));
-        mirror.commit(&batch)?;
-        Ok(mirror.clone())
-    }
-
-    /// Bytes of keys and values that the mirror was given since it began.
-    pub(crate) fn mirrored_bytes(&self) -> u64 {
-        self.mirrored_bytes
-    }
-
-    /// Ends mirroring; with `to` that log counts from now on.
-    pub(crate) fn end_mirror(&mut self, to: Option<Arc<dyn RecordLog>>) {
-        self.mirror = None;
-        if let Some(to) = to {
-            self.log = to;
-        }
     }
 
     /// Removes the least recently used documents while a budget is exceeded, at most a step.

@@ -6,6 +6,7 @@
 //! opened again with the next tick.
 
 mod figures;
+mod requests;
 pub(crate) mod rewriting;
 #[cfg(test)]
 mod tests;
@@ -21,13 +22,12 @@ use refrain_service_kit::clock;
 use tokio::sync::oneshot;
 
 use super::call::{Call, PendingTokens};
-use super::{Append, Core, Outcome, Registration, Removal};
+use super::{Append, Core, Outcome, Removal};
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
 use crate::directory::{self, Hold, Manifest, Opened};
 use crate::log::LogError;
 use crate::metrics::{Limit, StoreMetrics};
-use crate::record::ErasureRecord;
 use crate::shared::{Open, Shared, unavailable};
 use rewriting::Rewriting;
 
@@ -275,38 +275,6 @@ impl Writer {
             // A caller that is gone needs no answer.
             let _ = reply.send(answer);
         }
-    }
-
-    fn register_group(&mut self, registration: Registration) -> Result<(), ApiError> {
-        let mut is_registered = false;
-        self.run(|core, catalog, now_ms| {
-            let (registered, outcome) = core.register_group(catalog, registration, now_ms)?;
-            is_registered = registered;
-            Ok(outcome)
-        })?;
-        if is_registered {
-            return Ok(());
-        }
-        self.metrics.reject(Limit::Groups);
-        let message = "as many groups are registered as may be (groups_max)";
-        Err(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000))
-    }
-
-    fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {
-        let mut marked = None;
-        self.run(|core, catalog, now_ms| {
-            let (mark, outcome) = core.mark(catalog, mark, now_ms)?;
-            marked = mark;
-            Ok(outcome)
-        })?;
-        marked.ok_or_else(|| {
-            self.metrics.reject(Limit::Erasures);
-            ApiError::new(
-                ErrorKind::Overloaded,
-                "as many erasures are remembered as may be (erasures_max)",
-            )
-            .with_retry_after_ms(3_600_000)
-        })
     }
 
     fn close(&mut self, reply: oneshot::Sender<()>) {

@@ -1,0 +1,42 @@
+//! Calls that are answered with more than a length.
+
+use refrain_protocol::{ApiError, ErrorKind};
+
+use super::Writer;
+use crate::metrics::Limit;
+use crate::record::ErasureRecord;
+use crate::writer::Registration;
+
+impl Writer {
+    pub(super) fn register_group(&mut self, registration: Registration) -> Result<(), ApiError> {
+        let mut is_registered = false;
+        self.run(|core, catalog, now_ms| {
+            let (registered, outcome) = core.register_group(catalog, registration, now_ms)?;
+            is_registered = registered;
+            Ok(outcome)
+        })?;
+        if is_registered {
+            return Ok(());
+        }
+        self.metrics.reject(Limit::Groups);
+        let message = "as many groups are registered as may be (groups_max)";
+        Err(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000))
+    }
+
+    pub(super) fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {
+        let mut marked = None;
+        self.run(|core, catalog, now_ms| {
+            let (mark, outcome) = core.mark(catalog, mark, now_ms)?;
+            marked = mark;
+            Ok(outcome)
+        })?;
+        marked.ok_or_else(|| {
+            self.metrics.reject(Limit::Erasures);
+            ApiError::new(
+                ErrorKind::Overloaded,
+                "as many erasures are remembered as may be (erasures_max)",
+            )
+            .with_retry_after_ms(3_600_000)
+        })
+    }
+}
