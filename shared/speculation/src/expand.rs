@@ -102,8 +102,8 @@ impl Expander {
             return 0.0;
         }
         match limits.expansion {
-            Expansion::Linear => self.expand_linear(search, total, limits),
-            Expansion::Tree => self.expand_tree(search, total, limits),
+            Expansion::Linear => self.expand_linear(search, total, limits, beat),
+            Expansion::Tree => self.expand_tree(search, total, limits, beat),
             Expansion::Paths(paths) => self.expand_paths(search, total, limits, paths.max(1)),
         }
     }
@@ -114,7 +114,13 @@ impl Expander {
     }
 
     /// The most probable child, its most probable child, and so on.
-    fn expand_linear(&mut self, search: &mut Search<'_>, mut total: u64, limits: &Limits) -> f32 {
+    fn expand_linear(
+        &mut self,
+        search: &mut Search<'_>,
+        mut total: u64,
+        limits: &Limits,
+        beat: f32,
+    ) -> f32 {
         let mut score = 1.0;
         let mut probability = shrink(total);
         let mut parent = None;
@@ -122,8 +128,12 @@ impl Expander {
             probability = path_probability(probability, next.count, total);
             score += probability;
             self.drafted.push(drafted(next, parent, probability));
-            if self.drafted.len() == limits.nodes_max {
+            let left = limits.nodes_max - self.drafted.len();
+            if left == 0 {
                 break;
+            }
+            if cannot_reach(beat, score, probability, left) {
+                return 0.0;
             }
             parent = Some(self.drafted.len() as u32 - 1);
             let node = next.node;
@@ -135,14 +145,24 @@ impl Expander {
     }
 
     /// Greedy: of all children of the tree so far, the most probable.
-    fn expand_tree(&mut self, search: &mut Search<'_>, total: u64, limits: &Limits) -> f32 {
+    fn expand_tree(
+        &mut self,
+        search: &mut Search<'_>,
+        total: u64,
+        limits: &Limits,
+        beat: f32,
+    ) -> f32 {
         let mut score = 1.0;
         self.queue_children(None, shrink(total), total);
         while let Some((drafted, node)) = self.most_probable() {
             score += drafted.probability;
             self.drafted.push(drafted);
-            if self.drafted.len() == limits.nodes_max {
+            let left = limits.nodes_max - self.drafted.len();
+            if left == 0 {
                 break;
+            }
+            if cannot_reach(beat, score, drafted.probability, left) {
+                return 0.0;
             }
             let keep = |count, total| {
                 path_probability(drafted.probability, count, total) >= limits.min_token_prob
@@ -225,6 +245,13 @@ fn path_probability(parent: f32, count: u32, total: u64) -> f32 {
 
 fn shrink(total: u64) -> f32 {
     total as f32 / (total as f32 + 1.0)
+}
+
+/// Whether a tree that scores so much, with so many nodes to come of which none is more probable than the last, scores
+/// no more than `beat`. Rounding is allowed for, as in [`ceiling`].
+fn cannot_reach(beat: f32, score: f32, probability: f32, left: usize) -> bool {
+    let left = left as f32;
+    (score + left * probability) * (1.0 + (left + 4.0) * f32::EPSILON) <= beat
 }
 
 /// No tree of so many nodes that is `depth` deep scores more, if no level's probabilities add up to more than `d`. The

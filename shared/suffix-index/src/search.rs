@@ -149,6 +149,8 @@ pub struct Search<'a> {
     /// Occurrences of the current pattern in segments. Those of a node stand together.
     hits: Vec<Hit>,
     hits_read: usize,
+    /// How many occurrences those were taken from.
+    occurrences_read: usize,
 }
 
 impl<'a> Search<'a> {
@@ -174,6 +176,7 @@ impl<'a> Search<'a> {
             probes: Probes::new(views, context, len_max, exact),
             hits: Vec::new(),
             hits_read: 0,
+            occurrences_read: 0,
         }
     }
 
@@ -188,33 +191,49 @@ impl<'a> Search<'a> {
         self.live_next.len.max(self.probes.next_len() as u32)
     }
 
-    /// The next match: each set of occurrences once, with the longest pattern that has it.
+    /// The next match: each set of occurrences once, with the longest pattern that has it. Where occurrences are
+    /// sampled, sets that are larger than the last one by less than a quarter are passed over: the difference would be
+    /// lost in the sampling.
     pub fn next_match(&mut self) -> Option<Match> {
-        let len = self.next_len();
-        if len == 0 {
-            return None;
-        }
-        if self.live_next.len == len {
-            let state = self.live_next.state;
-            let link = self.index.live.automaton.state(state).link;
-            self.live = Some(state);
-            self.live_next = Spot {
-                state: link,
-                len: self.index.live.automaton.state(link).len,
+        loop {
+            let len = self.next_len();
+            if len == 0 {
+                return None;
+            }
+            let live = self.descend_live(len);
+            self.probes.descend(len as usize);
+            let occurrences = self.probes.iter().map(Probe::occurrences).sum();
+            let is_sampled = occurrences > self.limits.samples_max;
+            if !live && is_sampled && occurrences * 4 < self.occurrences_read * 5 {
+                continue;
+            }
+            self.read(occurrences);
+            let node = Node {
+                live: self.live.map(At::State),
+                hits: (0, self.hits.len() as u32),
+                depth: 0,
             };
+            return Some(Match {
+                len,
+                next_len: self.next_len(),
+                node,
+            });
         }
-        self.probes.descend(len as usize);
-        self.read();
-        let node = Node {
-            live: self.live.map(At::State),
-            hits: (0, self.hits.len() as u32),
-            depth: 0,
+    }
+
+    /// Shortens the pattern in the live part; returns whether that changed anything.
+    fn descend_live(&mut self, len: u32) -> bool {
+        if self.live_next.len < len {
+            return false;
+        }
+        let state = self.live_next.state;
+        let link = self.index.live.automaton.state(state).link;
+        self.live = Some(state);
+        self.live_next = Spot {
+            state: link,
+            len: self.index.live.automaton.state(link).len,
         };
-        Some(Match {
-            len,
-            next_len: self.next_len(),
-            node,
-        })
+        true
     }
 
     /// Replaces the content of `into` by all continuations, most frequent first and then by token. Returns
@@ -245,14 +264,12 @@ impl<'a> Search<'a> {
         total
     }
 
-    /// Reads the sealed occurrences of the current pattern.
-    fn read(&mut self) {
+    /// Reads the sealed occurrences of the current pattern, so many in all.
+    fn read(&mut self, all: usize) {
         self.hits.clear();
-        if self.probes.is_empty() {
-            return;
-        }
-        let all: usize = self.probes.iter().map(Probe::occurrences).sum();
+        self.occurrences_read = all;
         let samples_max = self.limits.samples_max;
+        self.hits.reserve(all.min(samples_max));
         for (segment, probe) in self.probes.iter().enumerate() {
             let occurrences = probe.occurrences();
             if occurrences == 0 {
@@ -264,7 +281,7 @@ impl<'a> Search<'a> {
             } else {
                 (samples_max as u64 * occurrences as u64).div_ceil(all as u64) as usize
             };
-            self.hits.reserve(count_max);
+
             let mounted = &self.index.sealed[segment];
             let hits = probe.sample(count_max.max(1)).map(|(end, weight)| Hit {
                 token: SEPARATOR,

@@ -29,6 +29,9 @@ pub(crate) const FENCE_ENTRIES: usize = 128;
 /// Tokens of an entry that a fence repeats.
 pub(crate) const FENCE_TOKENS: usize = 8;
 
+/// Fences to an entry of the summary that a search of the fences begins with.
+pub(crate) const SUMMARY_FENCES: usize = 16;
+
 /// Text positions to a slot of the document directory.
 const DIRECTORY_POSITIONS: usize = 256;
 
@@ -42,6 +45,8 @@ pub struct Segment {
     layout: Layout,
     /// For each `DIRECTORY_POSITIONS` of text, the document that the first of them belongs to.
     directory: Vec<u32>,
+    /// The first two tokens of every `SUMMARY_FENCES`th fence: small enough for the nearest cache.
+    summary: Vec<u64>,
 }
 
 /// Where the bytes are.
@@ -116,7 +121,9 @@ impl Segment {
 
     /// What it costs beside those bytes.
     pub fn overhead_bytes(&self) -> usize {
-        self.directory.capacity() * size_of::<u32>() + size_of::<Segment>()
+        self.directory.capacity() * size_of::<u32>()
+            + self.summary.capacity() * size_of::<u64>()
+            + size_of::<Segment>()
     }
 
     /// All documents, by key.
@@ -132,15 +139,25 @@ impl Segment {
     }
 
     pub(crate) fn view(&self) -> View<'_> {
-        View::new(self.words.get(), &self.layout, &self.directory)
+        View {
+            directory: &self.directory,
+            summary: &self.summary,
+            ..View::new(self.words.get(), &self.layout)
+        }
     }
 
     fn new(words: Words, layout: Layout) -> Self {
-        let directory = View::new(words.get(), &layout, &[]).directory();
+        let view = View::new(words.get(), &layout);
+        let directory = view.directory();
+        let summarised = view.fences.iter().step_by(SUMMARY_FENCES);
+        let summary = summarised
+            .map(|fence| summary(fence[0], fence[1]))
+            .collect();
         Segment {
             words,
             layout,
             directory,
+            summary,
         }
     }
 }
@@ -171,10 +188,16 @@ pub(crate) struct View<'a> {
     /// Length of each left context.
     lefts: &'a [u32],
     directory: &'a [u32],
+    pub(crate) summary: &'a [u64],
+}
+
+/// Two tokens, ordered as they are one after the other.
+pub(crate) fn summary(last: Token, last_but_one: Token) -> u64 {
+    u64::from(last) << 32 | u64::from(last_but_one)
 }
 
 impl<'a> View<'a> {
-    fn new(words: &'a [u32], layout: &Layout, directory: &'a [u32]) -> Self {
+    fn new(words: &'a [u32], layout: &Layout) -> Self {
         let [text, ends, fences, keys, starts, lefts] = layout.sections(words);
         View {
             text,
@@ -183,7 +206,8 @@ impl<'a> View<'a> {
             keys: keys.as_chunks().0,
             starts,
             lefts,
-            directory,
+            directory: &[],
+            summary: &[],
         }
     }
 

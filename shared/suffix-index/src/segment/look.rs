@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use super::{FENCE_ENTRIES, FENCE_TOKENS, View};
+use super::{FENCE_ENTRIES, FENCE_TOKENS, SUMMARY_FENCES, View, summary};
 use crate::Token;
 
 /// Entries that are looked at together.
@@ -68,7 +68,9 @@ impl<'a> Look<'a> {
         let len = self.context.len().min(FENCE_TOKENS);
         let pattern = self.pattern(len);
         let order = |fence: &[Token; FENCE_TOKENS]| compare(fence.iter(), pattern.iter().rev());
-        let low = fences.partition_point(|fence| order(fence).1 == Ordering::Less);
+        let near = self.near(pattern);
+        let low =
+            near.start + fences[near].partition_point(|fence| order(fence).1 == Ordering::Less);
         // Between the last fence below the context and the first above it.
         let high = if self.context.len() > len {
             low + gallop(fences.len() - low, |at| {
@@ -90,6 +92,16 @@ impl<'a> Look<'a> {
             above: common(Some(high)),
             ..Narrow::new(range, self.context.len(), Edge::Start)
         }
+    }
+
+    /// The fences among which the first is that is not less than the pattern, or the one behind them.
+    fn near(&self, pattern: &[Token]) -> Range<usize> {
+        let (last, rest) = pattern.split_last().unwrap_or((&0, &[]));
+        let key = summary(*last, rest.last().copied().unwrap_or(0));
+        let behind = self.view.summary.partition_point(|&other| other < key);
+        let equal = self.view.summary[behind..].partition_point(|&other| other == key);
+        let end = ((behind + equal) * SUMMARY_FENCES).min(self.view.fences.len());
+        behind.saturating_sub(1) * SUMMARY_FENCES..end
     }
 
     /// Where the interval of a pattern starts, which is known to be before `end`.
@@ -177,6 +189,17 @@ impl Narrow {
             Edge::Start => self.range.end,
             Edge::End => self.range.start,
         })
+    }
+
+    /// Common length with the context of the entry on the far side of the range, which is not in the interval; 0 if
+    /// there is none.
+    pub(super) fn beyond(&self, look: &Look<'_>) -> usize {
+        let entry = match self.edge {
+            Edge::Start => self.range.start.checked_sub(1),
+            Edge::End => Some(self.range.end),
+        };
+        let end = entry.and_then(|entry| look.view.ends.get(entry));
+        end.map_or(0, |&end| look.common(end))
     }
 
     /// The end of the range that the interval begins from.

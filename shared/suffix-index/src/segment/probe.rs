@@ -104,7 +104,7 @@ impl<'a> Probes<'a> {
         loop {
             let mut searches = 0;
             for probe in &mut self.probes {
-                searches += probe.load(len, self.exact);
+                searches += probe.load(self.exact);
             }
             if searches == 0 {
                 break;
@@ -117,11 +117,6 @@ impl<'a> Probes<'a> {
     pub(crate) fn entries_read(&self) -> usize {
         let sides = |probe: &Probe<'_>| probe.before.entries_read + probe.behind.entries_read;
         self.probes.iter().map(sides).sum()
-    }
-
-    /// Whether there is nothing to search.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.probes.is_empty()
     }
 
     /// One to a segment, in their order.
@@ -183,7 +178,12 @@ impl<'a> Probe<'a> {
         let first = self.place - self.before.len;
         let total = self.occurrences();
         let count = total.min(count_max);
-        let bound = move |part: usize| (part as u64 * total as u64 / count as u64) as usize;
+        // In fixed point: a division for each would take as long as the reading.
+        let width = ((total as u64) << 32) / count.max(1) as u64;
+        let bound = move |part: usize| match part == count {
+            true => total,
+            false => (part as u64 * width >> 32) as usize,
+        };
         (0..count).map(move |part| {
             let (low, high) = (bound(part), bound(part + 1));
             let entry = first + low.midpoint(high - 1);
@@ -209,7 +209,7 @@ impl<'a> Probe<'a> {
 
     /// Goes on with the searches for those that are not: finishes those that are done, has loaded what the others look
     /// at next, and returns how many these are.
-    fn load(&mut self, len: usize, exact: bool) -> usize {
+    fn load(&mut self, exact: bool) -> usize {
         let mut searches = 0;
         for side in [&mut self.before, &mut self.behind] {
             let Some(search) = &mut side.search else {
@@ -217,7 +217,11 @@ impl<'a> Probe<'a> {
             };
             let inside = self.place.abs_diff(search.nearest());
             match search.found((!exact).then_some(inside)) {
-                Some(edge) => side.end(&self.look, self.place, edge, len),
+                Some(edge) => {
+                    side.next = search.beyond(&self.look);
+                    side.len = self.place.abs_diff(edge);
+                    side.search = None;
+                }
                 None => {
                     side.entries_read += search.load(&self.look);
                     searches += 1;
@@ -250,33 +254,35 @@ impl Side {
         }
     }
 
-    /// Takes in what ends with the pattern of `len` tokens, entry by entry; begins a search where there are many.
+    /// Takes in what ends with the pattern of `len` tokens, group by group; begins a search where there are many.
     fn walk(&mut self, look: &Look<'_>, place: usize, len: usize) {
-        while self.next >= len {
-            self.len += 1;
-            if self.len >= STEPS_MAX {
-                self.search = Some(match self.direction {
-                    Direction::Before => look.start(len, place - self.len),
-                    Direction::Behind => look.end(len, place + self.len),
-                });
-                return;
-            }
-            self.load(look, place, self.len);
-            let is_one_more = self
-                .loaded(self.len)
-                .is_some_and(|end| look.ends_with(end, len));
-            if !is_one_more {
-                self.next = self.common(look, place, self.len);
-            }
+        if self.next < len {
+            return;
         }
-    }
-
-    /// Ends the search.
-    fn end(&mut self, look: &Look<'_>, place: usize, edge: usize, len: usize) {
-        self.search = None;
-        self.len = place.abs_diff(edge);
-        // Where the interval was not followed to its end, the next entry belongs to it.
-        self.next = self.common(look, place, self.len).min(len - 1);
+        self.len += 1;
+        while self.len < STEPS_MAX {
+            self.load(look, place, self.len);
+            let skipped = self.len - self.loaded_from.min(self.len);
+            let loaded = &self.loaded[..self.loaded_len];
+            let Some(rest) = loaded.get(skipped..).filter(|rest| !rest.is_empty()) else {
+                self.next = 0;
+                return;
+            };
+            // What holds of the furthest holds of all.
+            let holds = |end: &u32| look.ends_with(*end, len);
+            if rest.last().is_some_and(holds) {
+                self.len += rest.len();
+                continue;
+            }
+            let within = rest[..rest.len() - 1].partition_point(holds);
+            self.next = look.common(rest[within]);
+            self.len += within;
+            return;
+        }
+        self.search = Some(match self.direction {
+            Direction::Before => look.start(len, place - self.len),
+            Direction::Behind => look.end(len, place + self.len),
+        });
     }
 
     /// Common length of the entry at a distance; 0 beyond the last.
