@@ -166,14 +166,13 @@ impl<'a> Search<'a> {
             Spot::default()
         };
         let len_max = limits.len_max.min(index.config.pattern_tokens_max) as usize;
-        let exact = limits.samples_max == usize::MAX;
         let views = index.sealed.iter().map(|mounted| mounted.segment.view());
         Search {
             index,
             limits,
             live: None,
             live_next: index.live.automaton.fit(spot),
-            probes: Probes::new(views, context, len_max, exact),
+            probes: Probes::new(views, context, len_max, limits.samples_max),
             hits: Vec::new(),
             hits_read: 0,
             occurrences_read: 0,

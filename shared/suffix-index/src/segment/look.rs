@@ -9,9 +9,6 @@ use crate::Token;
 /// Entries that are looked at together.
 pub(super) const GROUP: usize = 8;
 
-/// Intervals that reach less far from the context's place than this are always followed to their ends.
-const COARSE_ENTRIES: usize = 2 * FENCE_ENTRIES;
-
 /// A segment and a context.
 #[derive(Clone, Copy)]
 pub(super) struct Look<'a> {
@@ -177,12 +174,11 @@ impl Narrow {
         }
     }
 
-    /// The edge, once it is known: exactly, or if it need not be and `inside` entries up to the range are in the
-    /// interval, which is much against what is left of it. The interval is then short by at most a fifth.
-    pub(super) fn found(&self, inside: Option<usize>) -> Option<usize> {
+    /// The edge, once it is known: exactly, or, beyond `exact_max` entries that are `inside`, when these are much against
+    /// what is left of the range. The interval is then short by at most a fifth.
+    pub(super) fn found(&self, inside: usize, exact_max: usize) -> Option<usize> {
         let left = self.range.len();
-        let is_close = |inside: usize| inside >= COARSE_ENTRIES && left * 4 <= inside;
-        if left > 0 && !inside.is_some_and(is_close) {
+        if left > 0 && (inside < exact_max || left * 4 > inside) {
             return None;
         }
         Some(match self.edge {

@@ -11,14 +11,14 @@ use crate::Token;
 
 /// How far from the context's place entries are looked at one after the other; beyond, the end of an interval is
 /// searched for.
-const STEPS_MAX: usize = 3 * GROUP;
+const STEPS_MAX: usize = 2 * GROUP;
 
 /// A context in several segments. The pattern begins as one too long to occur and is shortened by
 /// [`descend`](Probes::descend).
 pub(crate) struct Probes<'a> {
     probes: Vec<Probe<'a>>,
-    /// Whether intervals are found to the entry, however large.
-    exact: bool,
+    /// Intervals that reach no further than this from the context's place are found to the entry.
+    exact_max: usize,
 }
 
 /// The occurrences of a pattern, a suffix of the context, in one segment.
@@ -61,7 +61,7 @@ impl<'a> Probes<'a> {
         views: impl Iterator<Item = View<'a>>,
         context: &'a [Token],
         len_max: usize,
-        exact: bool,
+        exact_max: usize,
     ) -> Self {
         let context = &context[context.len().saturating_sub(len_max)..];
         let separated = context.iter().rposition(|&token| token == SEPARATOR);
@@ -69,7 +69,7 @@ impl<'a> Probes<'a> {
         if context.is_empty() {
             return Probes {
                 probes: Vec::new(),
-                exact,
+                exact_max,
             };
         }
         let mut probes: Vec<Probe<'a>> = views
@@ -85,7 +85,7 @@ impl<'a> Probes<'a> {
             }
             probes.iter_mut().for_each(Probe::step);
         }
-        Probes { probes, exact }
+        Probes { probes, exact_max }
     }
 
     /// The longest pattern shorter than the current one that occurs at more places; 0 if there is none.
@@ -104,7 +104,7 @@ impl<'a> Probes<'a> {
         loop {
             let mut searches = 0;
             for probe in &mut self.probes {
-                searches += probe.load(self.exact);
+                searches += probe.load(self.exact_max);
             }
             if searches == 0 {
                 break;
@@ -149,7 +149,7 @@ impl<'a> Probe<'a> {
         let Some(search) = &mut self.before.search else {
             return false;
         };
-        let Some(place) = search.found(None) else {
+        let Some(place) = search.found(0, usize::MAX) else {
             self.before.entries_read += search.load(&self.look);
             return true;
         };
@@ -209,14 +209,14 @@ impl<'a> Probe<'a> {
 
     /// Goes on with the searches for those that are not: finishes those that are done, has loaded what the others look
     /// at next, and returns how many these are.
-    fn load(&mut self, exact: bool) -> usize {
+    fn load(&mut self, exact_max: usize) -> usize {
         let mut searches = 0;
         for side in [&mut self.before, &mut self.behind] {
             let Some(search) = &mut side.search else {
                 continue;
             };
             let inside = self.place.abs_diff(search.nearest());
-            match search.found((!exact).then_some(inside)) {
+            match search.found(inside, exact_max) {
                 Some(edge) => {
                     side.next = search.beyond(&self.look);
                     side.len = self.place.abs_diff(edge);
