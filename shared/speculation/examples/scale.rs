@@ -43,6 +43,7 @@ fn main() {
         measure_segment(&documents);
         let mut index = measure_growth(&documents);
         drop(documents);
+        measure_memory(index.bytes());
         let decoded: Vec<Vec<Token>> = (0..DECODED_DOCUMENTS).map(|_| corpus.document()).collect();
         measure_decoding(&mut index, &decoded);
     }
@@ -132,6 +133,36 @@ fn measure_growth(documents: &[Vec<Token>]) -> Index {
         sizes.segment_bytes as f64 / sizes.segment_tokens.max(1) as f64,
     );
     index
+}
+
+/// What one look at memory takes that depends on the one before, in as much memory as the index has: proposals are made
+/// of some dozens of them. On a machine with neighbours it varies more than anything else here.
+fn measure_memory(bytes: usize) {
+    const LINE_WORDS: usize = 16;
+    let lines = bytes / (4 * LINE_WORDS);
+    let mut random = Random(1);
+    let mut order: Vec<u32> = (0..lines as u32).collect();
+    for at in (1..lines).rev() {
+        order.swap(at, random.below(at as u64 + 1) as usize);
+    }
+    let mut memory = vec![[0u32; LINE_WORDS]; lines];
+    for (at, &line) in order.iter().enumerate() {
+        memory[line as usize][0] = order[(at + 1) % lines];
+    }
+    const LOOKS: u32 = 200_000;
+    let mut line = 0;
+    let mut times: Vec<Duration> = (0..21)
+        .map(|_| {
+            let start = Instant::now();
+            for _ in 0..LOOKS {
+                line = memory[line as usize][0];
+            }
+            start.elapsed() / LOOKS
+        })
+        .collect();
+    black_box(line);
+    times.sort_unstable();
+    println!("one look at memory: {:?}", times[times.len() / 2]);
 }
 
 /// New documents are decoded as they stand, with drafts from themselves and from the corpus, which they become part of.

@@ -130,6 +130,108 @@ fn unlikely_nodes_are_left_out() {
     assert_eq!(with(f32::NAN), "");
 }
 
+/// Beams by hand, on the counts above: of "pq", D(a) = 4/7, D(d) = 2/7, D(ab) = 3/7, D(ac) = 1/7.
+#[test]
+fn paths_are_the_most_probable_of_each_depth() {
+    let index = index_of(&BRANCHES);
+    let with = |paths, alpha, room| {
+        let params = ProposeParams {
+            expansion: Expansion::Paths(paths),
+            alpha,
+            ..ProposeParams::default()
+        };
+        let lookup = lookup(Scope::Tenant, &index, &[112, 113]);
+        propose(&[lookup], &params, room).map_or(String::new(), |found| show(&found))
+    };
+    assert_eq!(with(1, 1.0, 9), "a=0.571 ab=0.429");
+    assert_eq!(with(0, 1.0, 9), "a=0.571 ab=0.429");
+    // Two of the two children, then the best two of all grandchildren.
+    assert_eq!(with(2, 1.0, 9), "a=0.571 d=0.286 ab=0.429 ac=0.143");
+    // MAX_SPEC is the length of a path, not the number of nodes.
+    assert_eq!(with(4, 0.5, 9), "a=0.571 d=0.286");
+    // The room is the number of nodes.
+    assert_eq!(with(2, 1.0, 3), "a=0.571 d=0.286 ab=0.429");
+}
+
+/// The rule of indexes of limited depth: what a long match takes is not left for the draft.
+#[test]
+fn match_and_draft_can_be_capped_together() {
+    let index = index_of(&["abcdefghijkl", "zdQ"]);
+    let with = |cap| {
+        let params = ProposeParams {
+            match_plus_draft_cap: cap,
+            ..ProposeParams::default()
+        };
+        propose_one(&index, "abcd", &params).map(|found| (found.match_len, found.tree.len()))
+    };
+    assert_eq!(with(None), Some((4, 4)));
+    assert_eq!(with(Some(8)), Some((4, 4)));
+    // "bcd" stands at the same places and may draft more; longer and shorter patterns may draft less.
+    assert_eq!(with(Some(6)), Some((3, 3)));
+    assert_eq!(with(Some(5)), Some((3, 2)));
+    assert_eq!(with(Some(1)), None);
+    assert_eq!(with(Some(0)), None);
+}
+
+/// Sealed or not, the same is proposed, from the same places.
+#[test]
+fn sealing_changes_no_proposal() {
+    let documents = ["pqabcd", "pqabce", "xpqabcd", "qabzz", "pqd", "pqd"];
+    let propose_from = |index: &Index, context: &str, expansion| {
+        let params = ProposeParams {
+            expansion,
+            alpha: 2.0,
+            min_token_prob: 0.0,
+            ..ProposeParams::default()
+        };
+        propose_one(index, context, &params).map(|found| {
+            let origins: Vec<_> = found
+                .tree
+                .nodes()
+                .iter()
+                .map(|node| node.origin.place)
+                .collect();
+            assert!(origins.iter().all(Option::is_some));
+            (show(&found), found.score, found.match_len)
+        })
+    };
+    let live = index_of(&documents);
+    for sealed in 1..64u32 {
+        let mut index = index_of(&documents);
+        index.seal(|key| sealed >> key.0 & 1 == 1).expect("room");
+        index.seal(|key| key.0 % 2 == 0).expect("room");
+        for context in ["pq", "q", "xpqab", "qab", "Xab", "nothing", ""] {
+            for expansion in [Expansion::Linear, Expansion::Tree, Expansion::Paths(2)] {
+                assert_eq!(
+                    propose_from(&index, context, expansion),
+                    propose_from(&live, context, expansion),
+                    "{context}, {sealed:b} sealed"
+                );
+            }
+        }
+    }
+}
+
+/// A sealed document is credited like a live one, at the offset in its output.
+#[test]
+fn sealed_origins_lead_to_the_documents() {
+    let mut index = index_of(&["zzabc", "abcdef"]);
+    index.seal(|_| true).expect("room");
+    let found = propose_one(&index, "Xabc", &ProposeParams::default()).expect("a match");
+    let places = found
+        .tree
+        .nodes()
+        .iter()
+        .filter_map(|node| node.origin.place);
+    let places: Vec<_> = places
+        .map(|place| (place.document.0, place.position))
+        .collect();
+    assert_eq!(places, [(1, 3), (1, 4), (1, 5)]);
+    // What was removed while a proposal was used cannot be credited.
+    index.remove(&[DocumentKey(1)]);
+    assert!(propose_one(&index, "Xabc", &ProposeParams::default()).is_none());
+}
+
 /// A single copy must not beat what was seen hundreds of times.
 #[test]
 fn a_single_copy_is_worth_half() {
