@@ -182,7 +182,7 @@ impl<'a> Probe<'a> {
         let width = ((total as u64) << 32) / count.max(1) as u64;
         let bound = move |part: usize| match part == count {
             true => total,
-            false => (part as u64 * width >> 32) as usize,
+            false => ((part as u64 * width) >> 32) as usize,
         };
         (0..count).map(move |part| {
             let (low, high) = (bound(part), bound(part + 1));
