@@ -21,7 +21,7 @@ use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Segment, SegmentBuil
 const DECODED_DOCUMENTS: usize = 400;
 
 /// What the live part may hold before it is sealed.
-const LIVE_TOKENS_MAX: u64 = 1 << 20;
+const LIVE_TOKENS_MAX: u64 = 1 << 19;
 
 /// Documents that run at any time, and are therefore not sealed.
 const RUNNING_DOCUMENTS: u128 = 200;

@@ -6,8 +6,12 @@ use std::ops::Range;
 use super::{FENCE_ENTRIES, FENCE_TOKENS, SUMMARY_FENCES, View, summary};
 use crate::Token;
 
-/// Entries that are looked at together.
-pub(super) const GROUP: usize = 8;
+/// Tokens that are compared in one go.
+const BLOCK: usize = 8;
+
+/// Entries that a step looks at: two steps get from between two fences to the edge, and the loads of one are few enough
+/// to be under way together.
+const STEP_ENTRIES: usize = 12;
 
 /// A segment and a context.
 #[derive(Clone, Copy)]
@@ -43,11 +47,11 @@ impl<'a> Look<'a> {
         let text = &self.view.text[..(end as usize + 1).saturating_sub(known)];
         // Blocks of a size that is compared in one go.
         let same = text
-            .rchunks_exact(GROUP)
-            .zip(pattern.rchunks_exact(GROUP))
+            .rchunks_exact(BLOCK)
+            .zip(pattern.rchunks_exact(BLOCK))
             .take_while(|(one, other)| one == other)
             .count()
-            * GROUP;
+            * BLOCK;
         let text = &text[..text.len() - same];
         let pattern = &pattern[..pattern.len() - same];
         let (common, order) = compare(text.iter().rev(), pattern.iter().rev());
@@ -151,7 +155,7 @@ pub(super) struct Narrow {
     below: usize,
     above: usize,
     /// The entries looked at.
-    ends: [u32; GROUP],
+    ends: [u32; STEP_ENTRIES],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -170,7 +174,7 @@ impl Narrow {
             edge,
             below: 0,
             above: 0,
-            ends: [0; GROUP],
+            ends: [0; STEP_ENTRIES],
         }
     }
 
@@ -245,15 +249,15 @@ impl Narrow {
     }
 
     fn count(&self) -> usize {
-        self.range.len().min(GROUP)
+        self.range.len().min(STEP_ENTRIES)
     }
 }
 
 /// The entries looked at divide the range evenly, or are all of it.
 fn entry(range: &Range<usize>, at: usize) -> usize {
-    match range.len() <= GROUP {
+    match range.len() <= STEP_ENTRIES {
         true => range.start + at,
-        false => range.start + range.len() / (GROUP + 1) * (at + 1),
+        false => range.start + range.len() * (at + 1) / (STEP_ENTRIES + 1),
     }
 }
 

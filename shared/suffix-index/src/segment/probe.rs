@@ -5,9 +5,12 @@
 //! somewhere else. So all segments are searched at once, in turns of loading and looking, and entries are looked at in
 //! groups whose loads do not wait for each other.
 
-use super::look::{GROUP, Look, Narrow};
+use super::look::{Look, Narrow};
 use super::{SEPARATOR, View};
 use crate::Token;
+
+/// Entries that are looked at together.
+const GROUP: usize = 8;
 
 /// How far from the context's place entries are looked at one after the other; beyond, the end of an interval is
 /// searched for.
