@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
-use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, StepCounts};
+use refrain_protocol::chunk::{
+    ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, Speculation, StepCounts,
+};
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::engine::{CloseRequest, StepResponse, StepResult};
 use refrain_protocol::{ApiError, ErrorKind, LeaseId};
@@ -24,6 +26,7 @@ use self::compose::{Composed, Member};
 use self::entry::{ENGINE_ROOM_PAUSE, EndedChunk, Entry, Over, wait_for_room};
 use crate::engine::Engine;
 use crate::fallback::{FallbackWatch, ItemDone};
+use crate::guard::SuffixGuard;
 use crate::harvest::Harvest;
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
@@ -46,6 +49,7 @@ pub(crate) struct DecodeLoop {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) router: Arc<Router>,
     pub(crate) fallback: FallbackWatch,
+    pub(crate) guard: SuffixGuard,
     pub(crate) step_tokens_max: u32,
     pub(crate) prefill_chunk_tokens: u32,
     pub(crate) harvest: Harvest,
@@ -82,7 +86,11 @@ impl DecodeLoop {
             } else {
                 (first + 1) % batch.len()
             };
-            let Composed { request, members } = self.compose(&mut batch, first);
+            let Composed {
+                request,
+                members,
+                withholds_suffix,
+            } = self.compose(&mut batch, first);
             if request.items.is_empty() {
                 // Nothing can move: a command, a reader that catches up or leaves, or the end of a pause.
                 let wait = wait_for_room(&batch);
@@ -106,6 +114,7 @@ impl DecodeLoop {
                 Ok(response) if response.results.len() == members.len() => {
                     refusals = 0;
                     self.engine_ready.store(true, Ordering::Relaxed);
+                    self.observe(&response, &members, withholds_suffix, &batch);
                     self.take(response, &members, &mut batch);
                 }
                 Ok(_) => {
@@ -241,7 +250,6 @@ impl DecodeLoop {
     /// Hands out what the engine answered.
     fn take(&mut self, response: StepResponse, members: &[Member], batch: &mut Vec<Entry>) {
         self.metrics.engine_step(response.step_s, response.draft_s);
-        self.observe(&response, members, batch);
         let limits = self.limits();
         let now = Instant::now();
         let mut over: HashMap<usize, Over> = HashMap::new();
@@ -286,10 +294,17 @@ impl DecodeLoop {
         }
     }
 
-    /// Lets what the step took and brought tell how the fallback does.
-    fn observe(&mut self, response: &StepResponse, members: &[Member], batch: &[Entry]) {
+    /// Lets what the step took and brought tell how the ways of drafting do.
+    fn observe(
+        &mut self,
+        response: &StepResponse,
+        members: &[Member],
+        withholds_suffix: bool,
+        batch: &[Entry],
+    ) {
         let done = |(member, result): (&Member, &StepResult)| ItemDone {
             kind: member.kind,
+            is_auto: batch[member.place].running.request.speculation == Speculation::Auto,
             eligible: batch[member.place].running.may_fall_back(),
             context: member.context,
             catch_up_tokens: member.catch_up_tokens,
@@ -301,6 +316,8 @@ impl DecodeLoop {
         let items: Vec<ItemDone> = members.iter().zip(&response.results).map(done).collect();
         self.fallback
             .step_done(&items, response.step_s, response.draft_s);
+        self.guard
+            .step_done(&items, withholds_suffix, response.step_s);
     }
 
     /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.

@@ -59,6 +59,8 @@ pub(crate) enum ItemKind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ItemDone {
     pub(crate) kind: ItemKind,
+    /// The router decides for it.
+    pub(crate) is_auto: bool,
     /// The router could have used the head for it.
     pub(crate) eligible: bool,
     /// Context tokens that it brought.

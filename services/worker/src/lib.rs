@@ -2,14 +2,16 @@
 //!
 //! One worker drives one engine and composes its batch. [`start`] wires the parts: admission and fencing
 //! (`slots`), the decode loop (`decode`, read it first), one chunk's state (`running`), what is known of the
-//! fallback (`fallback`), the worker's copy of the drafts (`memory`), outputs on their way to the store (`harvest`), and the reports to the
-//! scheduler (`duty`). What an engine is stands in [`Engine`].
+//! fallback (`fallback`) and of what suffix drafts bring (`guard`), the worker's copy of the drafts (`memory`), outputs
+//! on their way to the store (`harvest`), and the reports to the scheduler (`duty`). What an engine is stands in
+//! [`Engine`].
 
 mod config;
 mod decode;
 mod duty;
 mod engine;
 mod fallback;
+mod guard;
 mod harvest;
 mod http;
 mod memory;
@@ -42,6 +44,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::decode::{Command, DecodeLoop, ENDED_REMEMBERED, Slot, Start};
 use crate::duty::Duty;
 use crate::fallback::{FallbackWatch, Reports};
+use crate::guard::SuffixGuard;
 use crate::harvest::Harvest;
 use crate::memory::Memory;
 use crate::metrics::WorkerMetrics;
@@ -124,6 +127,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         reports.clone(),
         metrics.clone(),
     );
+    let guard = SuffixGuard::new(&config.speculation, metrics.clone());
     let engine_ready = Arc::new(AtomicBool::new(true));
     // A chunk holds a slot before its command is sent, so this never fills: starts, their cuts, a hand-over.
     let (commands, inbox) = mpsc::channel(2 * config.running_max as usize + 2);
@@ -131,6 +135,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         engine: with.engine.clone(),
         router: router.clone(),
         fallback,
+        guard,
         step_tokens_max: config.step_tokens_max,
         prefill_chunk_tokens: config.prefill_chunk_tokens,
         harvest: harvest.clone(),

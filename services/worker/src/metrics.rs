@@ -25,6 +25,8 @@ pub(crate) struct WorkerMetrics {
     eagle3_accepted_length: GaugeVec,
     eagle3_gain: GaugeVec,
     eagle3_in_use: IntGaugeVec,
+    suffix_gain: GaugeVec,
+    suffix_in_use: IntGaugeVec,
     pub(crate) propose_seconds: Histogram,
     pub(crate) step_batch: Histogram,
     pub(crate) chunks_running: IntGauge,
@@ -126,6 +128,16 @@ impl WorkerMetrics {
             eagle3_in_use: metrics.gauge_vec(
                 "refrain_eagle3_in_use",
                 "1 while the engine's own head is in use, by the largest batch measured together.",
+                &["model", "batch"],
+            )?,
+            suffix_gain: metrics.float_gauge_vec(
+                "refrain_spec_suffix_gain_ratio",
+                "Tokens per second with suffix drafts / without, by the largest batch measured together.",
+                &["model", "batch"],
+            )?,
+            suffix_in_use: metrics.gauge_vec(
+                "refrain_spec_suffix_in_use",
+                "1 while suffix drafts are in use, by the largest batch measured together.",
                 &["model", "batch"],
             )?,
             propose_seconds: metrics.histogram(
@@ -236,13 +248,27 @@ impl WorkerMetrics {
 
     /// What the gate knows of batches of up to `batch`.
     pub(crate) fn eagle3_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
+        self.gate(&self.eagle3_in_use, &self.eagle3_gain, batch, in_use, gain);
+    }
+
+    /// What the guard knows of suffix drafts in batches of up to `batch`.
+    pub(crate) fn suffix_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
+        self.gate(&self.suffix_in_use, &self.suffix_gain, batch, in_use, gain);
+    }
+
+    fn gate(
+        &self,
+        uses: &IntGaugeVec,
+        gains: &GaugeVec,
+        batch: u32,
+        in_use: bool,
+        gain: Option<f64>,
+    ) {
         let batch = batch.to_string();
         let labels = [self.model.as_str(), batch.as_str()];
-        self.eagle3_in_use
-            .with_label_values(&labels)
-            .set(i64::from(in_use));
+        uses.with_label_values(&labels).set(i64::from(in_use));
         if let Some(gain) = gain {
-            self.eagle3_gain.with_label_values(&labels).set(gain);
+            gains.with_label_values(&labels).set(gain);
         }
     }
 

@@ -42,6 +42,8 @@ pub(crate) struct EngineLimits {
 pub(crate) struct Routing<'a> {
     pub(crate) router: &'a Router,
     pub(crate) fallback: Fallback,
+    /// `auto` requests go without suffix drafts in this step.
+    pub(crate) withholds_suffix: bool,
     /// Decisions to remember for a hand-over.
     pub(crate) decisions_kept: usize,
 }

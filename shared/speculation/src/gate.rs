@@ -1,4 +1,7 @@
-//! Whether a fallback pays on this engine: measured against plain decoding, by size of batch.
+//! Whether a way of drafting pays on this engine: measured against doing without, by size of batch.
+//!
+//! Written for the fallback; the same question is asked of suffix drafts, with the difference that they are in use
+//! until they are seen to lose.
 //!
 //! A draft head earns its keep on one machine and loses on another, wins at a batch of one and loses at
 //! sixteen, and nobody can say so in advance. So both ways are measured. The one that is in use is measured all
@@ -28,6 +31,8 @@ use bucket::Bucket;
 /// The gate's settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateParams {
+    /// The way in use before anything was measured.
+    pub starts_with: Mode,
     /// Steps of a trial that are evidence.
     pub probe_steps: u32,
     /// Steps between trials at first.
@@ -45,6 +50,7 @@ pub struct GateParams {
 impl Default for GateParams {
     fn default() -> Self {
         GateParams {
+            starts_with: Mode::Plain,
             probe_steps: 8,
             backoff_steps: 64,
             backoff_steps_max: 4096,
@@ -109,7 +115,7 @@ pub struct Gate {
 const REQUEST_DECAY: f64 = 0.95;
 
 impl Gate {
-    /// A gate that knows nothing yet: shut.
+    /// A gate that knows nothing yet.
     pub fn new(params: GateParams) -> Self {
         Gate {
             params,
@@ -121,9 +127,13 @@ impl Gate {
 
     /// What a step of `batch` requests may do.
     pub fn passage(&self, batch: u32) -> Passage {
+        let unseen = match self.params.starts_with {
+            Mode::Plain => Passage::Shut,
+            Mode::Fallback => Passage::Open,
+        };
         self.buckets
             .get(place(batch))
-            .map_or(Passage::Shut, Bucket::passage)
+            .map_or(unseen, Bucket::passage)
     }
 
     /// Takes a step into account. One whose seconds are no time at all is left out.

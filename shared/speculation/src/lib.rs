@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use refrain_speculation::{
-//!     Asked, Fallback, Lookup, ProposeParams, Route, Scope, Source, Threshold, propose, route, walk,
+//!     Asked, Fallback, Found, Lookup, ProposeParams, Route, Scope, Source, Threshold, propose, route, walk,
 //! };
 //! use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 //!
@@ -25,7 +25,8 @@
 //! };
 //! let candidate = propose(&[lookup], &ProposeParams::default(), 32).expect("2 3 4 was seen before");
 //! assert_eq!(candidate.tree.tokens().collect::<Vec<_>>(), [5, 6]);
-//! let decision = route(Asked::Auto, Some(candidate.score), Threshold::Auto, Fallback::Absent);
+//! let found = Found::Score(candidate.score);
+//! let decision = route(Asked::Auto, found, Threshold::Auto, Fallback::Absent);
 //! assert_eq!(decision.route, Route::Suffix);
 //!
 //! // The target agrees about 5, and goes its own way after it.
@@ -57,7 +58,7 @@ pub use gate::{Gate, GateParams, GateStep, Mode, Passage, batch_bucket};
 pub use handover::{Candidacy, HandOverParams, RecentRoutes, hands_over};
 pub use propose::{Candidate, Expansion, Lookup, ProposeParams, propose};
 pub use route::{
-    ACCEPTED_LENGTH_PRIOR, Asked, Decision, Fallback, Route, RouteReason, Threshold, route,
+    ACCEPTED_LENGTH_PRIOR, Asked, Decision, Fallback, Found, Route, RouteReason, Threshold, route,
 };
 pub use source::{Scope, Source};
 pub use tree::{DraftNode, DraftTree, Origin, TreeError};

@@ -92,6 +92,8 @@ pub enum RouteReason {
     BelowThreshold,
     /// No suffix draft was found.
     NoMatch,
+    /// Suffix drafts would be slower.
+    SuffixNotPaying,
     /// The request asked for it.
     Asked,
     /// The fallback is on trial.
@@ -117,6 +119,7 @@ impl RouteReason {
             RouteReason::AboveThreshold => "above_threshold",
             RouteReason::BelowThreshold => "below_threshold",
             RouteReason::NoMatch => "no_match",
+            RouteReason::SuffixNotPaying => "suffix_not_paying",
             RouteReason::Asked => "asked",
             RouteReason::Probe => "probe",
             RouteReason::Pause => "pause",
@@ -158,20 +161,26 @@ impl Threshold {
     }
 }
 
-/// Decides a step. `suffix_score` is the SCORE of the suffix draft that was found, the root counted in it.
+/// What came of looking for a suffix draft.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Found {
+    /// None.
+    Nothing,
+    /// One with this SCORE, the root counted in it.
+    Score(f32),
+    /// Nobody looked: suffix drafts do not pay at this size of batch.
+    Withheld,
+}
+
+/// Decides a step.
 ///
 /// A score or threshold that is not a number turns no draft on.
-pub fn route(
-    asked: Asked,
-    suffix_score: Option<f32>,
-    threshold: Threshold,
-    fallback: Fallback,
-) -> Decision {
+pub fn route(asked: Asked, suffix: Found, threshold: Threshold, fallback: Fallback) -> Decision {
     let (route, reason) = match asked {
         Asked::Off => (Route::Plain, RouteReason::Off),
-        Asked::Suffix => match suffix_score {
-            Some(_) => (Route::Suffix, RouteReason::Asked),
-            None => (Route::Plain, RouteReason::NoMatch),
+        Asked::Suffix => match suffix {
+            Found::Score(_) => (Route::Suffix, RouteReason::Asked),
+            Found::Nothing | Found::Withheld => (Route::Plain, RouteReason::NoMatch),
         },
         Asked::Fallback => match fallback {
             Fallback::Absent => (Route::Plain, RouteReason::NoFallback),
@@ -182,15 +191,16 @@ pub fn route(
             | Fallback::Paused { .. } => (Route::Fallback, RouteReason::Asked),
         },
         Asked::Auto => {
-            let without_suffix = match suffix_score {
-                Some(score) if score > threshold.in_force(fallback) => {
+            let without_suffix = match suffix {
+                Found::Score(score) if score > threshold.in_force(fallback) => {
                     return Decision {
                         route: Route::Suffix,
                         reason: RouteReason::AboveThreshold,
                     };
                 }
-                Some(_) => RouteReason::BelowThreshold,
-                None => RouteReason::NoMatch,
+                Found::Score(_) => RouteReason::BelowThreshold,
+                Found::Nothing => RouteReason::NoMatch,
+                Found::Withheld => RouteReason::SuffixNotPaying,
             };
             match fallback {
                 _ if !threshold.allows_fallback() => (Route::Plain, without_suffix),
@@ -211,6 +221,7 @@ mod tests {
     use super::*;
     use Asked::{Auto, Off, Suffix};
     use Fallback::{Absent, Blind, InUse, NotPaying, Paused, Probed};
+    use Found::{Nothing, Score, Withheld};
 
     const FALLBACKS: [Fallback; 8] = [
         Absent,
@@ -228,9 +239,9 @@ mod tests {
     ];
 
     /// `label of the route: label of the reason`, for every state of the fallback in their order above.
-    fn row(asked: Asked, score: Option<f32>, threshold: Threshold) -> [String; 8] {
+    fn row(asked: Asked, found: Found, threshold: Threshold) -> [String; 8] {
         FALLBACKS.map(|fallback| {
-            let decision = route(asked, score, threshold, fallback);
+            let decision = route(asked, found, threshold, fallback);
             format!("{}: {}", decision.route.as_str(), decision.reason.as_str())
         })
     }
@@ -265,10 +276,10 @@ mod tests {
         let fixed = Threshold::Fixed;
         let table = [
             // auto: tau is 1 without a fallback in use, 2 while it is not measured, 3 once it is.
-            (Auto, None, Threshold::Auto, no_match.clone()),
+            (Auto, Nothing, Threshold::Auto, no_match.clone()),
             (
                 Auto,
-                Some(1.5),
+                Score(1.5),
                 Threshold::Auto,
                 cells([
                     suffix,
@@ -283,7 +294,7 @@ mod tests {
             ),
             (
                 Auto,
-                Some(2.5),
+                Score(2.5),
                 Threshold::Auto,
                 cells([
                     suffix,
@@ -296,48 +307,58 @@ mod tests {
                     "plain: pause",
                 ]),
             ),
-            (Auto, Some(3.1), Threshold::Auto, all(suffix)),
+            (Auto, Score(3.1), Threshold::Auto, all(suffix)),
+            // Withheld is as good as not found, and says so.
+            (
+                Auto,
+                Withheld,
+                Threshold::Auto,
+                fallback_where_there_is_one(
+                    "plain: suffix_not_paying",
+                    "eagle3: suffix_not_paying",
+                ),
+            ),
             // A number holds whatever the fallback brings.
-            (Auto, None, fixed(4.0), no_match.clone()),
-            (Auto, Some(4.0), fixed(4.0), below.clone()),
-            (Auto, Some(4.1), fixed(4.0), all(suffix)),
-            (Auto, Some(1.2), fixed(1.0), all(suffix)),
-            (Auto, Some(9.0), fixed(f32::INFINITY), below.clone()),
+            (Auto, Nothing, fixed(4.0), no_match.clone()),
+            (Auto, Score(4.0), fixed(4.0), below.clone()),
+            (Auto, Score(4.1), fixed(4.0), all(suffix)),
+            (Auto, Score(1.2), fixed(1.0), all(suffix)),
+            (Auto, Score(9.0), fixed(f32::INFINITY), below.clone()),
             // 0: suffix or plain.
-            (Auto, None, fixed(0.0), all("plain: no_match")),
-            (Auto, None, fixed(-0.0), all("plain: no_match")),
-            (Auto, Some(1.1), fixed(0.0), all(suffix)),
+            (Auto, Nothing, fixed(0.0), all("plain: no_match")),
+            (Auto, Nothing, fixed(-0.0), all("plain: no_match")),
+            (Auto, Score(1.1), fixed(0.0), all(suffix)),
             // What is not a number turns no draft on.
-            (Auto, Some(9.0), fixed(f32::NAN), below.clone()),
-            (Auto, Some(f32::NAN), fixed(1.0), below.clone()),
+            (Auto, Score(9.0), fixed(f32::NAN), below.clone()),
+            (Auto, Score(f32::NAN), fixed(1.0), below.clone()),
             (
                 Auto,
-                Some(f32::NAN),
+                Score(f32::NAN),
                 fixed(0.0),
                 all("plain: below_threshold"),
             ),
-            (Auto, Some(f32::NAN), Threshold::Auto, below),
+            (Auto, Score(f32::NAN), Threshold::Auto, below),
             // What was asked for, no gate and no threshold.
-            (Suffix, None, Threshold::Auto, all("plain: no_match")),
-            (Suffix, Some(1.1), Threshold::Auto, all("suffix: asked")),
-            (Suffix, Some(1.1), fixed(9.0), all("suffix: asked")),
-            (Off, None, Threshold::Auto, all("plain: off")),
-            (Off, Some(9.0), fixed(1.0), all("plain: off")),
+            (Suffix, Nothing, Threshold::Auto, all("plain: no_match")),
+            (Suffix, Score(1.1), Threshold::Auto, all("suffix: asked")),
+            (Suffix, Score(1.1), fixed(9.0), all("suffix: asked")),
+            (Off, Nothing, Threshold::Auto, all("plain: off")),
+            (Off, Score(9.0), fixed(1.0), all("plain: off")),
         ];
-        for (asked, score, threshold, expected) in table {
+        for (asked, found, threshold, expected) in table {
             assert_eq!(
-                row(asked, score, threshold),
+                row(asked, found, threshold),
                 expected,
-                "{asked:?} {score:?} {threshold:?}"
+                "{asked:?} {found:?} {threshold:?}"
             );
         }
         let asked = "eagle3: asked";
-        for score in [None, Some(1.1), Some(9.0), Some(f32::NAN)] {
+        for found in [Nothing, Score(1.1), Score(9.0), Score(f32::NAN), Withheld] {
             for threshold in [Threshold::Auto, fixed(0.0), fixed(4.0)] {
                 let mut expected = all(asked);
                 expected[0] = "plain: no_fallback".into();
                 expected[1] = "plain: prompt".into();
-                assert_eq!(row(Asked::Fallback, score, threshold), expected);
+                assert_eq!(row(Asked::Fallback, found, threshold), expected);
             }
         }
     }

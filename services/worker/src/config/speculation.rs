@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use refrain_speculation::{GateParams, HandOverParams, Threshold};
+use refrain_speculation::{GateParams, HandOverParams, Mode, Threshold};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
@@ -30,6 +30,9 @@ pub struct SpeculationConfig {
     pub fallback: FallbackChoice,
     /// Decisions of a request that are looked back on before it is handed over to another worker.
     pub handover_after_steps: usize,
+    /// Tokens per second with suffix drafts / without, by size of batch, below which `auto` requests go without.
+    /// 0 never holds them back.
+    pub suffix_gain_min: f64,
     /// The engine's own head.
     pub eagle3: Eagle3Config,
 }
@@ -96,6 +99,7 @@ impl Default for SpeculationConfig {
             score_threshold: ScoreThreshold::Auto,
             fallback: FallbackChoice::Own,
             handover_after_steps: HandOverParams::default().after_steps,
+            suffix_gain_min: 0.97,
             eagle3: Eagle3Config::default(),
         }
     }
@@ -147,6 +151,10 @@ impl SpeculationConfig {
             self.handover_after_steps >= 1,
             "speculation.handover_after_steps: at least 1",
         );
+        check(
+            self.suffix_gain_min >= 0.0 && self.suffix_gain_min.is_finite(),
+            "speculation.suffix_gain_min: a number that is not negative",
+        );
         let eagle3 = &self.eagle3;
         for (value, fault) in [
             (eagle3.depth, "speculation.eagle3.depth: at least 1"),
@@ -184,6 +192,16 @@ impl SpeculationConfig {
         );
     }
 
+    /// The gate of suffix drafts: open until they are seen to lose.
+    pub(crate) fn suffix_gate(&self) -> Option<GateParams> {
+        (self.suffix_gain_min > 0.0).then(|| GateParams {
+            starts_with: Mode::Fallback,
+            gain_leave: self.suffix_gain_min,
+            gain_enter: self.suffix_gain_min.max(1.0),
+            ..GateParams::default()
+        })
+    }
+
     pub(crate) fn hand_over(&self) -> HandOverParams {
         HandOverParams {
             after_steps: self.handover_after_steps,
@@ -195,6 +213,7 @@ impl SpeculationConfig {
 impl Eagle3Config {
     pub(crate) fn gate(&self) -> GateParams {
         GateParams {
+            starts_with: Mode::Plain,
             probe_steps: self.probe_steps,
             backoff_steps: self.backoff_steps,
             backoff_steps_max: self.backoff_steps_max,

@@ -17,6 +17,8 @@ pub(super) struct Composed {
     pub(super) request: StepRequest,
     /// Whose the items are, in their order.
     pub(super) members: Vec<Member>,
+    /// Suffix drafts were held back.
+    pub(super) withholds_suffix: bool,
 }
 
 /// Whose an item is, and what.
@@ -71,9 +73,12 @@ impl DecodeLoop {
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) = movable
             .into_iter()
             .partition(|&place| batch[place].running.is_decoding());
+        let decoding_count = decoding.len() as u32;
+        let withholds_suffix = self.guard.withholds(decoding_count);
         let routing = Routing {
             router: &self.router,
-            fallback: self.fallback.state(decoding.len() as u32),
+            fallback: self.fallback.state(decoding_count),
+            withholds_suffix,
             decisions_kept: self.fallback.decisions_kept(),
         };
         let mut left = total.saturating_sub(decoding.len() as u32);
@@ -84,7 +89,10 @@ impl DecodeLoop {
             self.prefill_chunk_tokens.min(left)
         };
         left -= reserve;
-        let mut composed = Composed::default();
+        let mut composed = Composed {
+            withholds_suffix,
+            ..Composed::default()
+        };
         for place in decoding {
             let entry = &mut batch[place];
             let started = Instant::now();

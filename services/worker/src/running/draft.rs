@@ -4,7 +4,7 @@ use refrain_protocol::DocumentId;
 use refrain_protocol::chunk::{DraftScope, DraftSource, Speculation};
 use refrain_protocol::engine::{Draft, SelfDraft, StepOutput};
 use refrain_speculation::{
-    Candidate, Decision, Fallback, Lookup, Route, RouteReason, Scope, Source, propose, route,
+    Candidate, Decision, Fallback, Found, Lookup, Route, RouteReason, Scope, Source, propose, route,
 };
 use refrain_suffix_index::DocumentKey;
 
@@ -100,6 +100,7 @@ impl Running {
         let Routing {
             router,
             fallback,
+            withholds_suffix,
             decisions_kept,
         } = routing;
         let asked = asked(self.request.speculation);
@@ -109,12 +110,19 @@ impl Running {
                 reason: RouteReason::NoRoom,
             };
         }
+        let withheld = withholds_suffix && self.request.speculation == Speculation::Auto;
         let candidate = match self.request.speculation {
-            Speculation::Auto | Speculation::Suffix => self.suffix_draft(draft_max, router),
-            Speculation::Eagle3 | Speculation::Off => None,
+            Speculation::Auto | Speculation::Suffix if !withheld => {
+                self.suffix_draft(draft_max, router)
+            }
+            _ => None,
         };
-        let score = candidate.as_ref().map(|candidate| candidate.score);
-        let decision = route(asked, score, router.threshold, self.usable(fallback));
+        let found = match &candidate {
+            Some(candidate) => Found::Score(candidate.score),
+            None if withheld => Found::Withheld,
+            None => Found::Nothing,
+        };
+        let decision = route(asked, found, router.threshold, self.usable(fallback));
         self.recent.push(decision.route, decisions_kept);
         self.offered = match decision.route {
             Route::Suffix => candidate.map_or(Offer::Nothing, Offer::Suffix),

@@ -37,6 +37,8 @@ pub(crate) struct FakeEngine {
     /// Seconds that a step is said to take, and the head in it, per request.
     pub(crate) step_s: f64,
     pub(crate) draft_s: f64,
+    /// Seconds that each draft token is said to add to a step.
+    pub(crate) verify_s: f64,
 }
 
 #[derive(Default)]
@@ -72,6 +74,7 @@ impl FakeEngine {
             step_time: Duration::ZERO,
             step_s: 0.001,
             draft_s: 0.0,
+            verify_s: 0.0,
         }
     }
 
@@ -221,6 +224,12 @@ impl refrain_worker::Engine for FakeEngine {
             tokens <= self.capabilities.max_step_tokens as usize,
             "{tokens} tokens in a step"
         );
+        let drafted: usize = request
+            .items
+            .iter()
+            .filter_map(|item| item.draft.as_ref())
+            .map(|draft| draft.tokens.len())
+            .sum();
         let self_drafts = request
             .items
             .iter()
@@ -234,7 +243,7 @@ impl refrain_worker::Engine for FakeEngine {
         Ok(StepResponse {
             draft_s,
             results,
-            step_s: self.step_s + draft_s,
+            step_s: self.step_s + draft_s + self.verify_s * drafted as f64,
             weight_version: 3,
         })
     }

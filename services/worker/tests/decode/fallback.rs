@@ -112,6 +112,7 @@ async fn a_head_that_pays_comes_into_use_and_is_reported() {
     // A step takes a millisecond, a draft half of one, and five tokens come of it.
     let engine = FakeEngine::new(counting).with_head(counting, 0.0005);
     let bench = bench(engine, |config| {
+        config.speculation.suffix_gain_min = 0.0;
         config.speculation.eagle3.depth = 4;
         config.speculation.eagle3.tokens_max = 4;
     })
@@ -189,7 +190,7 @@ async fn a_head_that_stops_paying_goes_out_of_use() {
         }
     }
     let engine = FakeEngine::new(counting).with_head(forgetful, 0.001);
-    let bench = bench(engine, |_| {}).await;
+    let bench = bench(engine, |config| config.speculation.suffix_gain_min = 0.0).await;
     let said = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
     assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 900));
     assert!(
@@ -215,6 +216,7 @@ async fn a_head_in_use_yields_to_better_suffix_drafts() {
     // The head brings two tokens a step, and text that was said before up to seventeen.
     let engine = FakeEngine::new(counting).with_head(counting, 0.0);
     let bench = bench(engine, |config| {
+        config.speculation.suffix_gain_min = 0.0;
         config.speculation.eagle3.depth = 1;
         // Only a long match may draft more than that.
         config.speculation.alpha = 0.25;

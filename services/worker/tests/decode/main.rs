@@ -3,6 +3,7 @@
 mod bench;
 mod fakes;
 mod fallback;
+mod guard;
 mod handover;
 
 use std::sync::atomic::Ordering;

@@ -60,7 +60,7 @@ struct Trial {
 impl Bucket {
     pub(super) fn new(params: &GateParams) -> Self {
         Bucket {
-            in_use: Mode::Plain,
+            in_use: params.starts_with,
             plain: Speed::default(),
             fallback: Speed::default(),
             since_steps: 0,

@@ -1,0 +1,62 @@
+//! Suffix drafts are held back where they make steps longer than they are worth, and used where they pay.
+
+use refrain_protocol::TokenId;
+use refrain_protocol::chunk::{DraftSource, Speculation};
+
+use crate::bench::*;
+use crate::fakes::FakeEngine;
+
+/// A few tokens in no order: what followed before says nothing of what follows.
+fn misleading(text: &[TokenId]) -> TokenId {
+    let mixed = (text.len() as u32 ^ 0x9e37).wrapping_mul(0x9e37_79b1);
+    1 + (mixed ^ (mixed >> 15)).wrapping_mul(0x85eb_ca77) % 23
+}
+
+const IN_USE: &str = "refrain_spec_suffix_in_use{batch=\"1\",model=\"fake\"}";
+
+#[tokio::test]
+async fn drafts_that_cost_more_than_they_bring_are_held_back() {
+    let mut engine = FakeEngine::new(misleading);
+    engine.verify_s = 0.001;
+    let bench = bench(engine, |_| {}).await;
+    let said = run(&bench, chunk(&bench, &[1, 2, 3], 1500)).await;
+    assert_eq!(said.tokens, plainly(misleading, &[1, 2, 3], 1500));
+    assert_eq!(bench.figure(IN_USE), 0.0);
+    assert!(bench.decisions("plain", "suffix_not_paying") > 100.0);
+    // Who asks for them gets them all the same.
+    let mut asked = chunk(&bench, &[1, 2, 3], 50);
+    asked.speculation = Speculation::Suffix;
+    let said = run(&bench, asked).await;
+    assert!(said.sources.contains(&DraftSource::Suffix));
+}
+
+#[tokio::test]
+async fn drafts_that_pay_stay_but_for_a_look_at_what_goes_without() {
+    let mut engine = FakeEngine::new(counting);
+    engine.verify_s = 0.000_01;
+    let bench = bench(engine, |_| {}).await;
+    // The first time there is nothing to draft from, and going without is no loss.
+    run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
+    let before = bench.decisions("plain", "suffix_not_paying");
+    for _ in 0..10 {
+        let said = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
+        assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 900));
+    }
+    assert_eq!(bench.figure(IN_USE), 1.0);
+    let held_back = bench.decisions("plain", "suffix_not_paying") - before;
+    let used = bench.decisions("suffix", "above_threshold");
+    assert!(
+        (1.0..=16.0).contains(&held_back) && used > 400.0,
+        "{used} used, {held_back} held back"
+    );
+    assert!(bench.figure("refrain_spec_suffix_gain_ratio{batch=\"1\",model=\"fake\"}") > 2.0);
+}
+
+#[tokio::test]
+async fn a_gain_of_nothing_never_holds_back() {
+    let mut engine = FakeEngine::new(misleading);
+    engine.verify_s = 0.001;
+    let bench = bench(engine, |config| config.speculation.suffix_gain_min = 0.0).await;
+    run(&bench, chunk(&bench, &[1, 2, 3], 600)).await;
+    assert_eq!(bench.decisions("plain", "suffix_not_paying"), 0.0);
+}
