@@ -41,7 +41,7 @@ pub(super) struct Durations {
     sum: Duration,
 }
 
-/// What is told of [`Durations`], microseconds.
+/// What is told of durations, microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct DurationsUs {
     /// Arithmetic mean.
