@@ -244,13 +244,20 @@ impl FallbackWatch {
         let in_use = matches!(state, Fallback::InUse { .. } | Fallback::Paused { .. });
         let gain = gate.gain(batch);
         self.metrics.eagle3_gate(batch_bucket(batch), in_use, gain);
+        // Told for the size of batch that the head serves best, whatever the last step was: a worker that stands
+        // idle would else be judged by a straggler.
+        let best = gate
+            .buckets()
+            .filter(|(_, in_use, _)| *in_use)
+            .filter_map(|(_, _, gain)| gain)
+            .max_by(f64::total_cmp);
         let report = || {
             Some(Eagle3Report {
                 accepted_length: self.accepted_length.value()? as f32,
-                speedup: gain? as f32,
+                speedup: best? as f32,
             })
         };
-        *lock(&self.reports.own) = in_use.then(report).flatten();
+        *lock(&self.reports.own) = report();
     }
 }
 
