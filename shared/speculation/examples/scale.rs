@@ -168,8 +168,8 @@ fn measure_memory(bytes: usize) {
 /// New documents are decoded as they stand, with drafts from themselves and from the corpus, which they become part of.
 fn measure_decoding(index: &mut Index, documents: &[Vec<Token>]) {
     let settings = [
-        ("linear", Expansion::Linear, 32),
-        ("tree", Expansion::Tree, 32),
+        ("linear", Expansion::Linear, 24),
+        ("tree", Expansion::Tree, 24),
         ("tree, 16 samples", Expansion::Tree, 16),
         ("tree, 128 samples", Expansion::Tree, 128),
     ];

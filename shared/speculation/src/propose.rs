@@ -60,7 +60,7 @@ impl Default for ProposeParams {
             max_pattern: 64,
             match_plus_draft_cap: None,
             max_fan_out: 256,
-            samples_max: 32,
+            samples_max: 24,
         }
     }
 }

@@ -6,6 +6,9 @@ use std::ops::Range;
 use super::{FENCE_ENTRIES, FENCE_TOKENS, SUMMARY_FENCES, View, summary};
 use crate::Token;
 
+/// Entries between two of the summary.
+const BLOCK_ENTRIES: usize = SUMMARY_FENCES * FENCE_ENTRIES;
+
 /// Tokens that are compared in one go.
 const BLOCK: usize = 8;
 
@@ -70,6 +73,12 @@ impl<'a> Look<'a> {
         let pattern = self.pattern(len);
         let order = |fence: &[Token; FENCE_TOKENS]| compare(fence.iter(), pattern.iter().rev());
         let near = self.near(pattern);
+        if near.len() <= SUMMARY_FENCES {
+            let loaded = fences[near.clone()]
+                .iter()
+                .fold(0, |all, fence| all ^ fence[0]);
+            std::hint::black_box(loaded);
+        }
         let low =
             near.start + fences[near].partition_point(|fence| order(fence).1 == Ordering::Less);
         // Between the last fence below the context and the first above it.
@@ -100,51 +109,89 @@ impl<'a> Look<'a> {
         let (last, rest) = pattern.split_last().unwrap_or((&0, &[]));
         let key = summary(*last, rest.last().copied().unwrap_or(0));
         let behind = self.view.summary.partition_point(|&other| other < key);
-        let equal = self.view.summary[behind..].partition_point(|&other| other == key);
+        let rest = &self.view.summary[behind..];
+        let equal = gallop(rest.len(), |at| rest[at] == key);
         let end = ((behind + equal) * SUMMARY_FENCES).min(self.view.fences.len());
         behind.saturating_sub(1) * SUMMARY_FENCES..end
     }
 
-    /// Where the interval of a pattern starts, which is known to be before `end`.
-    pub(super) fn start(&self, len: usize, end: usize) -> Narrow {
-        let fences = &self.view.fences[..end.div_ceil(FENCE_ENTRIES)];
-        let nearest = |at: usize| fences.len() - 1 - at;
-        let within = gallop(fences.len(), |at| self.has_fence(&fences[nearest(at)], len));
-        let start = match fences.len() - within {
-            0 => 0,
-            outside => (outside - 1) * FENCE_ENTRIES + 1,
-        };
-        let end = if len <= FENCE_TOKENS && within > 0 {
-            nearest(within - 1) * FENCE_ENTRIES
-        } else {
-            end
-        };
-        Narrow::new(start..end, len, Edge::Start)
+    /// Where the interval of a pattern starts, from which on all entries up to the context's `place` are known to belong
+    /// to it.
+    pub(super) fn start(&self, len: usize, known: usize, place: usize, exact_max: usize) -> Narrow {
+        let mut range = 0..known;
+        if let Some(blocks) = self.blocks(len) {
+            let before = blocks.start.checked_sub(1);
+            range.start = before.map_or(0, |block| block * BLOCK_ENTRIES + 1);
+            if !blocks.is_empty() {
+                range.end = known.min(blocks.start * BLOCK_ENTRIES);
+            }
+        }
+        let narrow = Narrow::new(range.clone(), len, Edge::Start);
+        if narrow.found(place, exact_max).is_some() {
+            return narrow;
+        }
+        let fences = range.start.div_ceil(FENCE_ENTRIES)..range.end.div_ceil(FENCE_ENTRIES);
+        let within = gallop(fences.len(), |at| self.has_fence(fences.end - 1 - at, len));
+        if within < fences.len() {
+            range.start = (fences.end - within - 1) * FENCE_ENTRIES + 1;
+        }
+        if within > 0 && len <= FENCE_TOKENS {
+            range.end = (fences.end - within) * FENCE_ENTRIES;
+        }
+        Narrow::new(range, len, Edge::Start)
     }
 
-    /// Where the interval of a pattern ends, which is known to be at `start` or behind it.
-    pub(super) fn end(&self, len: usize, start: usize) -> Narrow {
-        let first = start.div_ceil(FENCE_ENTRIES);
-        let fences = self.view.fences.get(first..).unwrap_or_default();
-        let within = gallop(fences.len(), |at| self.has_fence(&fences[at], len));
-        let end = ((first + within) * FENCE_ENTRIES).min(self.view.ends.len());
-        let start = if len <= FENCE_TOKENS && within > 0 {
-            (first + within - 1) * FENCE_ENTRIES + 1
-        } else {
-            start
+    /// Where the interval of a pattern ends, before which all entries from the context's `place` on are known to belong
+    /// to it.
+    pub(super) fn end(&self, len: usize, known: usize, place: usize, exact_max: usize) -> Narrow {
+        let mut range = known..self.view.ends.len();
+        if let Some(blocks) = self.blocks(len) {
+            range.end = range.end.min(blocks.end * BLOCK_ENTRIES);
+            if !blocks.is_empty() {
+                range.start = known.max((blocks.end - 1) * BLOCK_ENTRIES + 1);
+            }
+        }
+        let narrow = Narrow::new(range.clone(), len, Edge::End);
+        if narrow.found(place, exact_max).is_some() {
+            return narrow;
+        }
+        let fences = range.start.div_ceil(FENCE_ENTRIES)..range.end.div_ceil(FENCE_ENTRIES);
+        let within = gallop(fences.len(), |at| self.has_fence(fences.start + at, len));
+        if within < fences.len() {
+            range.end = (fences.start + within) * FENCE_ENTRIES;
+        }
+        if within > 0 && len <= FENCE_TOKENS {
+            range.start = (fences.start + within - 1) * FENCE_ENTRIES + 1;
+        }
+        Narrow::new(range, len, Edge::End)
+    }
+
+    /// The blocks of fences of which the first has the pattern, if it is short enough for the summary to tell.
+    fn blocks(&self, len: usize) -> Option<Range<usize>> {
+        let (low, high) = match *self.pattern(len) {
+            [last] => (summary(last, 0), summary(last, Token::MAX)),
+            [last_but_one, last] => {
+                let key = summary(last, last_but_one);
+                (key, key)
+            }
+            _ => return None,
         };
-        Narrow::new(start..end, len, Edge::End)
+        let summary = self.view.summary;
+        let start = summary.partition_point(|&key| key < low);
+        let count = summary[start..].partition_point(|&key| key <= high);
+        Some(start..start + count)
     }
 
     /// Whether a fence has the pattern, or as much of it as a fence can have.
-    fn has_fence(&self, fence: &[Token; FENCE_TOKENS], len: usize) -> bool {
+    fn has_fence(&self, at: usize, len: usize) -> bool {
+        let fence: &[Token; FENCE_TOKENS] = &self.view.fences[at];
         let pattern = self.pattern(len).iter().rev();
         fence.iter().zip(pattern).all(|(one, other)| one == other)
     }
 }
 
-/// A search for an edge of a pattern's interval, in steps: [`load`](Self::load) and [`step`](Self::step) in turns,
-/// so that the loads of several searches are waited for together.
+/// A search for an edge of a pattern's interval, in steps of three parts, [`load`](Self::load), [`touch`](Self::touch) and
+/// [`step`](Self::step), so that several searches wait for memory together.
 pub(super) struct Narrow {
     /// The edge is at one of these or at their end.
     range: Range<usize>,
@@ -178,17 +225,13 @@ impl Narrow {
         }
     }
 
-    /// The edge, once it is known: exactly, or, beyond `exact_max` entries that are `inside`, when these are much against
-    /// what is left of the range. The interval is then short by at most a fifth.
-    pub(super) fn found(&self, inside: usize, exact_max: usize) -> Option<usize> {
-        let left = self.range.len();
-        if left > 0 && (inside < exact_max || left * 4 > inside) {
-            return None;
-        }
-        Some(match self.edge {
-            Edge::Start => self.range.end,
-            Edge::End => self.range.start,
-        })
+    /// The edge, once it is known: exactly, or, if the interval has more than `exact_max` entries between the range and
+    /// the context's `place`, when these are much against what is left of the range. The interval is then short by
+    /// at most a fifth.
+    pub(super) fn found(&self, place: usize, exact_max: usize) -> Option<usize> {
+        let (near, left) = (self.nearest(), self.range.len());
+        let inside = place.abs_diff(near);
+        (left == 0 || inside >= exact_max && left * 4 <= inside).then_some(near)
     }
 
     /// Common length with the context of the entry on the far side of the range, which is not in the interval; 0 if
@@ -198,8 +241,18 @@ impl Narrow {
             Edge::Start => self.range.start.checked_sub(1),
             Edge::End => Some(self.range.end),
         };
-        let end = entry.and_then(|entry| look.view.ends.get(entry));
-        end.map_or(0, |&end| look.common(end))
+        match entry {
+            // Nothing is shorter.
+            _ if self.len <= 1 => 0,
+            // A fence repeats what is needed of it.
+            Some(entry) if entry % FENCE_ENTRIES == 0 && self.len <= FENCE_TOKENS => {
+                let fence = look.view.fences.get(entry / FENCE_ENTRIES);
+                let pattern = look.pattern(self.len);
+                fence.map_or(0, |fence| compare(fence.iter(), pattern.iter().rev()).0)
+            }
+            Some(entry) => look.view.ends.get(entry).map_or(0, |&end| look.common(end)),
+            None => 0,
+        }
     }
 
     /// The end of the range that the interval begins from.
@@ -210,14 +263,18 @@ impl Narrow {
         }
     }
 
-    /// Has the entries of the next step loaded; returns their number.
+    /// Reads the entries of the next step; returns their number.
     pub(super) fn load(&mut self, look: &Look<'_>) -> usize {
         let count = self.count();
         for (at, slot) in (0..count).zip(&mut self.ends) {
             *slot = look.view.ends[entry(&self.range, at)];
         }
-        look.touch(&self.ends[..count]);
         count
+    }
+
+    /// Has what they lead to loaded.
+    pub(super) fn touch(&self, look: &Look<'_>) {
+        look.touch(&self.ends[..self.count()]);
     }
 
     /// Looks at them and keeps the range between two of them.

@@ -12,9 +12,9 @@ use crate::Token;
 /// Entries that are looked at together.
 const GROUP: usize = 8;
 
-/// How far from the context's place entries are looked at one after the other; beyond, the end of an interval is
-/// searched for.
-const STEPS_MAX: usize = 2 * GROUP;
+/// How far from the context's place entries are looked at in their order; beyond, the end of an interval is searched
+/// for. The nearest and one group behind it: a second group would be waited for on its own.
+const STEPS_MAX: usize = 1 + GROUP;
 
 /// A context in several segments. The pattern begins as one too long to occur and is shortened by
 /// [`descend`](Probes::descend).
@@ -86,6 +86,7 @@ impl<'a> Probes<'a> {
             if searches == 0 {
                 break;
             }
+            probes.iter().for_each(Probe::touch);
             probes.iter_mut().for_each(Probe::step);
         }
         Probes { probes, exact_max }
@@ -101,8 +102,11 @@ impl<'a> Probes<'a> {
         for probe in &mut self.probes {
             probe.expect(len);
         }
+        for probe in &self.probes {
+            probe.touch_expected(len);
+        }
         for probe in &mut self.probes {
-            probe.walk(len);
+            probe.walk(len, self.exact_max);
         }
         loop {
             let mut searches = 0;
@@ -112,6 +116,7 @@ impl<'a> Probes<'a> {
             if searches == 0 {
                 break;
             }
+            self.probes.iter().for_each(Probe::touch);
             self.probes.iter_mut().for_each(Probe::step);
         }
     }
@@ -194,32 +199,40 @@ impl<'a> Probe<'a> {
         })
     }
 
-    /// Has what the walk to a pattern looks at loaded.
+    /// Reads the entries that the walk to a pattern looks at.
     fn expect(&mut self, len: usize) {
         for side in [&mut self.before, &mut self.behind] {
-            if side.next >= len {
+            if side.next >= len && side.len + 1 < STEPS_MAX {
                 side.load(&self.look, self.place, side.len + 1);
             }
         }
     }
 
-    /// Takes in the occurrences of a pattern that are near.
-    fn walk(&mut self, len: usize) {
-        for side in [&mut self.before, &mut self.behind] {
-            side.walk(&self.look, self.place, len);
+    /// Has what they lead to loaded.
+    fn touch_expected(&self, len: usize) {
+        for side in [&self.before, &self.behind] {
+            if side.next >= len && side.len + 1 < STEPS_MAX {
+                self.look.touch(&side.loaded[..side.loaded_len]);
+            }
         }
     }
 
-    /// Goes on with the searches for those that are not: finishes those that are done, has loaded what the others look
-    /// at next, and returns how many these are.
+    /// Takes in the occurrences of a pattern that are near.
+    fn walk(&mut self, len: usize, exact_max: usize) {
+        for side in [&mut self.before, &mut self.behind] {
+            side.walk(&self.look, self.place, len, exact_max);
+        }
+    }
+
+    /// Goes on with the searches for those that are not: finishes those that are done, reads the entries that the others
+    /// look at next, and returns how many these are.
     fn load(&mut self, exact_max: usize) -> usize {
         let mut searches = 0;
         for side in [&mut self.before, &mut self.behind] {
             let Some(search) = &mut side.search else {
                 continue;
             };
-            let inside = self.place.abs_diff(search.nearest());
-            match search.found(inside, exact_max) {
+            match search.found(self.place, exact_max) {
                 Some(edge) => {
                     side.next = search.beyond(&self.look);
                     side.len = self.place.abs_diff(edge);
@@ -232,6 +245,14 @@ impl<'a> Probe<'a> {
             }
         }
         searches
+    }
+
+    fn touch(&self) {
+        for side in [&self.before, &self.behind] {
+            if let Some(search) = &side.search {
+                search.touch(&self.look);
+            }
+        }
     }
 
     fn step(&mut self) {
@@ -258,7 +279,7 @@ impl Side {
     }
 
     /// Takes in what ends with the pattern of `len` tokens, group by group; begins a search where there are many.
-    fn walk(&mut self, look: &Look<'_>, place: usize, len: usize) {
+    fn walk(&mut self, look: &Look<'_>, place: usize, len: usize, exact_max: usize) {
         if self.next < len {
             return;
         }
@@ -283,8 +304,8 @@ impl Side {
             return;
         }
         self.search = Some(match self.direction {
-            Direction::Before => look.start(len, place - self.len),
-            Direction::Behind => look.end(len, place + self.len),
+            Direction::Before => look.start(len, place - self.len, place, exact_max),
+            Direction::Behind => look.end(len, place + self.len, place, exact_max),
         });
     }
 
@@ -299,7 +320,7 @@ impl Side {
         loaded.get(distance.checked_sub(self.loaded_from)?).copied()
     }
 
-    /// Has the entry at a distance loaded, and those behind it along with it.
+    /// Reads the entry at a distance, and those behind it along with it.
     fn load(&mut self, look: &Look<'_>, place: usize, distance: usize) {
         if self.loaded(distance).is_some() {
             return;
@@ -324,7 +345,6 @@ impl Side {
                 count
             }
         };
-        look.touch(&self.loaded[..count]);
         self.loaded_from = distance;
         self.loaded_len = count;
         self.entries_read += count;
