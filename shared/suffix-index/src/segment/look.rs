@@ -25,12 +25,11 @@ pub(super) struct Look<'a> {
 }
 
 impl<'a> Look<'a> {
-    /// Loads some places of the text at once. Whoever reads them after that waits for one of them and not for each.
-    pub(super) fn touch(&self, ends: &[u32]) {
-        let loaded = ends
-            .iter()
-            .fold(0, |all, &end| all ^ self.view.text[end as usize]);
-        std::hint::black_box(loaded);
+    /// Loads at once what stands `known` tokens before some places of the text. Whoever reads it after that waits for one
+    /// of them and not for each.
+    pub(super) fn touch(&self, ends: &[u32], known: usize) {
+        let text = |end: u32| self.view.text[(end as usize).saturating_sub(known)];
+        std::hint::black_box(ends.iter().fold(0, |all, &end| all ^ text(end)));
     }
 
     /// How much of the context's end what ends at a position has in common with it.
@@ -48,6 +47,12 @@ impl<'a> Look<'a> {
     fn compare(&self, end: u32, pattern: &[Token], known: usize) -> (usize, Ordering) {
         let pattern = &pattern[..pattern.len() - known];
         let text = &self.view.text[..(end as usize + 1).saturating_sub(known)];
+        // Most often the next token tells, and the block around it would begin in another line of the cache.
+        if let (Some(one), Some(other)) = (text.last(), pattern.last())
+            && one != other
+        {
+            return (known, one.cmp(other));
+        }
         // Blocks of a size that is compared in one go.
         let same = text
             .rchunks_exact(BLOCK)
@@ -274,14 +279,14 @@ impl Narrow {
 
     /// Has what they lead to loaded.
     pub(super) fn touch(&self, look: &Look<'_>) {
-        look.touch(&self.ends[..self.count()]);
+        look.touch(&self.ends[..self.count()], self.known());
     }
 
     /// Looks at them and keeps the range between two of them.
     pub(super) fn step(&mut self, look: &Look<'_>) {
         let pattern = look.pattern(self.len);
         let count = self.count();
-        let known = self.below.min(self.above);
+        let known = self.known();
         let (mut before, mut behind) = (0, count);
         while before < behind {
             let middle = before.midpoint(behind);
@@ -303,6 +308,11 @@ impl Narrow {
             _ => entry(&self.range, before - 1) + 1,
         };
         self.range = start..end;
+    }
+
+    /// How much of the pattern all of the range ends with, at least.
+    fn known(&self) -> usize {
+        self.below.min(self.above)
     }
 
     fn count(&self) -> usize {

@@ -212,7 +212,7 @@ impl<'a> Probe<'a> {
     fn touch_expected(&self, len: usize) {
         for side in [&self.before, &self.behind] {
             if side.next >= len && side.len + 1 < STEPS_MAX {
-                self.look.touch(&side.loaded[..side.loaded_len]);
+                self.look.touch(&side.loaded[..side.loaded_len], 0);
             }
         }
     }
