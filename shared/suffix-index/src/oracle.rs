@@ -100,7 +100,11 @@ impl Oracle {
         let path = [pattern, draft].concat();
         let mut counts = BTreeMap::new();
         for text in self.documents.values() {
-            let within = if text.sealed { pattern.len() } else { path.len() };
+            let within = if text.sealed {
+                pattern.len()
+            } else {
+                path.len()
+            };
             for (start, window) in text.tokens.windows(path.len() + 1).enumerate() {
                 if window.starts_with(&path) && start + within >= text.left_len {
                     *counts.entry(window[path.len()]).or_default() += 1;
