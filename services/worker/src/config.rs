@@ -1,5 +1,6 @@
 //! The worker's configuration: every limit has its name here.
 
+mod memory;
 mod speculation;
 
 use std::net::SocketAddr;
@@ -7,6 +8,7 @@ use std::net::SocketAddr;
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
+pub use memory::MemoryConfig;
 pub use speculation::{Eagle3Config, FallbackChoice, ScoreThreshold, SpeculationConfig};
 
 /// The worker's section of the configuration.
@@ -45,22 +47,6 @@ pub struct WorkerConfig {
     pub harvest: HarvestConfig,
 }
 
-/// The worker's copy of the drafts of the namespaces that it serves.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MemoryConfig {
-    /// Most namespaces; the one unused longest goes first.
-    pub namespaces_max: usize,
-    /// Most tokens of all namespaces; the one unused longest goes first.
-    pub tokens_max: u64,
-    /// Most tokens of one namespace; the oldest documents go first.
-    pub namespace_tokens_max: u64,
-    /// How long one look for news in the store may wait, milliseconds.
-    pub follow_wait_ms: u32,
-    /// Most tokens fetched at once.
-    pub follow_tokens: u32,
-}
-
 /// What is sent to the draft store.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -91,18 +77,6 @@ impl Default for WorkerConfig {
             speculation: SpeculationConfig::default(),
             memory: MemoryConfig::default(),
             harvest: HarvestConfig::default(),
-        }
-    }
-}
-
-impl Default for MemoryConfig {
-    fn default() -> Self {
-        MemoryConfig {
-            namespaces_max: 64,
-            tokens_max: 16_000_000,
-            namespace_tokens_max: 4_000_000,
-            follow_wait_ms: 10_000,
-            follow_tokens: 65_536,
         }
     }
 }
@@ -138,18 +112,7 @@ impl Validate for WorkerConfig {
         check(self.event_queue >= 1, "event_queue: at least 1");
         check(self.http_threads >= 1, "http_threads: at least 1");
         self.speculation.check(&self.id, &mut check);
-        check(
-            self.memory.namespaces_max >= 1,
-            "memory.namespaces_max: at least 1",
-        );
-        check(
-            self.memory.follow_tokens >= 1,
-            "memory.follow_tokens: at least 1",
-        );
-        check(
-            self.memory.follow_wait_ms >= 1,
-            "memory.follow_wait_ms: at least 1",
-        );
+        self.memory.check(&mut check);
         check(
             self.harvest.interval_ms >= 1,
             "harvest.interval_ms: at least 1",

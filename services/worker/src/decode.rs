@@ -163,7 +163,7 @@ impl DecodeLoop {
     /// Shortens an output to what its reader kept, whether its chunk still runs or has just ended.
     fn cut(&mut self, cut: ChunkCut, batch: &mut Vec<Entry>) {
         let place = batch.iter().position(|entry| entry.lease == cut.lease);
-        let (memory, namespace, update) = match place {
+        let ended = match place {
             Some(place) => {
                 let entry = batch.remove(place);
                 let ended = entry.ended(cut.output_len);
@@ -171,14 +171,24 @@ impl DecodeLoop {
                 ended
             }
             None => match self.ended.pop(&cut.lease) {
-                Some((memory, namespace, mut update)) => {
+                Some(mut ended) => {
+                    let update = &mut ended.update;
                     update.prev_len = update.prev_len.min(cut.output_len);
-                    (memory, namespace, update)
+                    ended
                 }
                 None => return,
             },
         };
+        let EndedChunk {
+            memory,
+            group,
+            namespace,
+            update,
+        } = ended;
         memory.merge(&update);
+        if let Some(group) = group.and_then(|group| group.upgrade()) {
+            group.merge(&update);
+        }
         self.harvest.push(memory.id, &namespace, update);
     }
 
@@ -338,8 +348,8 @@ impl DecodeLoop {
                 emitted: message.tokens.len() as u64,
             },
         );
+        entry.running.remember(&update);
         let memory = &entry.running.memory;
-        memory.merge(&update);
         let namespace = &entry.running.request.namespace;
         for document in credited {
             self.harvest.touch(memory.id, namespace, document);

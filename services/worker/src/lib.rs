@@ -117,7 +117,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         config.memory.clone(),
         config.speculation.max_pattern_tokens,
         with.store,
-        metrics.clone(),
+        metrics.memory.clone(),
     );
     let router = Arc::new(Router::new(&config.speculation, &capabilities));
     let reports = Arc::new(Reports::default());
@@ -315,6 +315,10 @@ impl Worker for WorkerHandle {
             _running: running,
         };
         let memory = inner.memory.namespace(namespace_id, &request.namespace);
+        let group = request.group.as_deref().and_then(|group| {
+            let document = request.request.into();
+            inner.memory.group(namespace_id, group, document)
+        });
         let (events, receiver) = mpsc::channel(inner.config.event_queue);
         let span = tracing::info_span!(
             "chunk",
@@ -332,6 +336,7 @@ impl Worker for WorkerHandle {
             running: Running::new(
                 request,
                 memory,
+                group,
                 clock::unix_ms(),
                 index,
                 self_drafts,

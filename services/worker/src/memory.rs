@@ -1,32 +1,42 @@
 //! The worker's copy of the drafts: one suffix index per namespace, fed by the requests that run here and
-//! by the draft store's feed, which carries everybody else's and survives restarts.
+//! by the draft store's feed, which carries everybody else's and survives restarts; and a small one per group of
+//! samples.
 //!
 //! The decode loop reads and appends under a lock that is held for microseconds. The follower applies news
-//! in small pieces, so that it holds it no longer; only the two ends of a rebuild, which copy texts and compare
-//! them, take milliseconds.
+//! in small pieces, so that it holds it no longer. Outputs that ended are sealed in segments beside the lock, by the
+//! keeper; only the two ends of that, which copy texts and compare them, take milliseconds.
 
 mod drafts;
 mod follower;
+mod groups;
+mod keeper;
+mod shared;
+mod upkeep;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use refrain_clients::DraftStore;
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
-use refrain_suffix_index::IndexConfig;
+use refrain_suffix_index::{IndexConfig, IndexSizes};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use self::drafts::Drafts;
 use self::follower::Follower;
+use self::groups::Groups;
+use self::keeper::Keeper;
+use self::shared::SharedDrafts;
 use crate::config::MemoryConfig;
-use crate::metrics::WorkerMetrics;
+use crate::metrics::MemoryMetrics;
+
+pub(crate) use self::drafts::Drafts;
+pub(crate) use self::groups::{GroupMemory, Membership};
 
 /// One namespace's drafts and the task that follows the store for it.
 pub(crate) struct NamespaceMemory {
     pub(crate) id: NamespaceId,
-    drafts: Mutex<Drafts>,
+    drafts: Arc<SharedDrafts>,
     grant: Mutex<SignedNamespace>,
     /// The grant is a newer one now.
     renewed: Notify,
@@ -34,9 +44,7 @@ pub(crate) struct NamespaceMemory {
 
 impl NamespaceMemory {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Drafts> {
-        self.drafts
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.drafts.lock()
     }
 
     /// The newest signature seen.
@@ -59,32 +67,37 @@ impl NamespaceMemory {
     }
 
     pub(crate) fn begin(&self, document: DocumentId) {
-        self.lock().begin(document);
+        self.drafts.begin(document);
     }
 
     pub(crate) fn end(&self, document: DocumentId) {
-        self.lock().end(document);
+        self.drafts.end(document);
     }
 
-    /// Takes a piece of a running output. Past the index's capacity it can't be drafted from, no more.
+    /// Takes a piece of an output.
     pub(crate) fn merge(&self, update: &DocumentUpdate) {
-        if let Err(error) = self.lock().merge(update) {
-            tracing::warn!(%error, "index took no more tokens");
-        }
+        self.drafts.merge(update);
     }
 }
 
-/// All namespaces that this worker serves.
+/// All that this worker drafts from, less the requests' own texts.
 pub(crate) struct Memory {
+    space: Arc<Space>,
+    keeper: JoinHandle<()>,
+}
+
+/// What the requests, the followers and the keeper share.
+struct Space {
     config: MemoryConfig,
     index: IndexConfig,
     store: Arc<dyn DraftStore>,
-    metrics: WorkerMetrics,
+    metrics: MemoryMetrics,
     /// Where followers run: the runtime that started the worker, not the thread that met a namespace first,
     /// which may be one of a listener that stops.
     tasks: Handle,
     /// Most recently used last.
     namespaces: Mutex<Vec<Followed>>,
+    groups: Arc<Groups>,
 }
 
 struct Followed {
@@ -98,24 +111,40 @@ impl Drop for Followed {
     }
 }
 
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
 impl Memory {
     pub(crate) fn new(
         config: MemoryConfig,
         pattern_tokens_max: u32,
         store: Arc<dyn DraftStore>,
-        metrics: WorkerMetrics,
+        metrics: MemoryMetrics,
     ) -> Self {
         let index = IndexConfig {
             pattern_tokens_max,
             ..IndexConfig::default()
         };
-        Memory {
+        let groups = Arc::new(Groups::new(&config, index.clone(), metrics.clone()));
+        let tasks = Handle::current();
+        let space = Arc::new(Space {
             config,
             index,
             store,
             metrics,
-            tasks: Handle::current(),
+            tasks: tasks.clone(),
             namespaces: Mutex::default(),
+            groups,
+        });
+        let keeper = Keeper {
+            space: space.clone(),
+        };
+        Memory {
+            space,
+            keeper: tasks.spawn(keeper.run()),
         }
     }
 
@@ -125,44 +154,79 @@ impl Memory {
         id: NamespaceId,
         signed: &SignedNamespace,
     ) -> Arc<NamespaceMemory> {
-        let mut namespaces = self
-            .namespaces
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        let followed = match namespaces
+        let space = &self.space;
+        let mut namespaces = space.lock();
+        let found = namespaces
             .iter()
-            .position(|followed| followed.memory.id == id)
-        {
+            .position(|followed| followed.memory.id == id);
+        let followed = match found {
             Some(place) => namespaces.remove(place),
             None => {
-                if namespaces.len() >= self.config.namespaces_max {
-                    self.evict(&mut namespaces);
+                if namespaces.len() >= space.config.namespaces_max {
+                    space.evict(&mut namespaces);
                 }
-                self.follow(id, signed)
+                space.follow(id, signed)
             }
         };
-        while tokens(&namespaces) > self.config.tokens_max && !namespaces.is_empty() {
-            self.evict(&mut namespaces);
-        }
         followed.memory.renew(signed);
         let memory = followed.memory.clone();
         namespaces.push(followed);
-        self.metrics.index_namespaces.set(namespaces.len() as i64);
+        space.metrics.index_namespaces.set(namespaces.len() as i64);
         memory
     }
 
+    /// Places a request in its group of the namespace. `None` if there is no room for one more group.
+    pub(crate) fn group(
+        &self,
+        namespace: NamespaceId,
+        group: &str,
+        document: DocumentId,
+    ) -> Option<Membership> {
+        self.space.groups.join(namespace, group, document)
+    }
+
+    /// Follows nothing any more: the worker stops.
+    pub(crate) fn stop(&self) {
+        self.keeper.abort();
+        self.space.lock().clear();
+    }
+
+    /// Brings the gauges up to date.
+    pub(crate) fn observe(&self) {
+        let mut sum = IndexSizes::default();
+        for memory in self.space.namespaces() {
+            let sizes = memory.lock().index.sizes();
+            sum.live_documents += sizes.live_documents;
+            sum.live_tokens += sizes.live_tokens;
+            sum.live_bytes += sizes.live_bytes;
+            sum.segments += sizes.segments;
+            sum.segment_documents += sizes.segment_documents;
+            sum.segment_tokens += sizes.segment_tokens;
+            sum.segment_bytes += sizes.segment_bytes;
+        }
+        let groups = self.space.groups.all();
+        let sizes = groups.iter().map(|group| {
+            let drafts = group.lock();
+            (drafts.index.tokens(), drafts.index.bytes())
+        });
+        let (tokens, bytes) = sizes.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let metrics = &self.space.metrics;
+        metrics.index_sizes(&sum);
+        metrics.group_sizes(groups.len(), tokens, bytes);
+    }
+}
+
+impl Space {
     fn follow(&self, id: NamespaceId, signed: &SignedNamespace) -> Followed {
         let memory = Arc::new(NamespaceMemory {
             id,
-            drafts: Mutex::new(Drafts::new(
-                self.index.clone(),
-                self.config.namespace_tokens_max,
-            )),
+            drafts: Arc::new(SharedDrafts::new(self.index.clone())),
             grant: Mutex::new(signed.clone()),
             renewed: Notify::new(),
         });
         let follower = Follower {
             memory: memory.clone(),
+            groups: self.groups.clone(),
             store: self.store.clone(),
             config: self.config.clone(),
             metrics: self.metrics.clone(),
@@ -176,43 +240,30 @@ impl Memory {
     /// Lets go of the namespace that was unused longest. Requests of it that run keep their drafts through
     /// their own reference; nothing new comes.
     fn evict(&self, namespaces: &mut Vec<Followed>) {
-        namespaces.remove(0);
-        self.metrics.index_evictions.inc();
+        if !namespaces.is_empty() {
+            self.groups.forget(namespaces.remove(0).memory.id);
+            self.metrics.index_evictions.inc();
+        }
     }
 
-    /// Follows nothing any more: the worker stops.
-    pub(crate) fn stop(&self) {
+    fn evict_one(&self) {
+        let mut namespaces = self.lock();
+        self.evict(&mut namespaces);
+        self.metrics.index_namespaces.set(namespaces.len() as i64);
+    }
+
+    /// Most recently used last.
+    fn namespaces(&self) -> Vec<Arc<NamespaceMemory>> {
+        let namespaces = self.lock();
+        namespaces
+            .iter()
+            .map(|followed| followed.memory.clone())
+            .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Followed>> {
         self.namespaces
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .clear();
     }
-
-    /// Brings the gauges up to date.
-    pub(crate) fn observe(&self) {
-        let memories: Vec<Arc<NamespaceMemory>> = self
-            .namespaces
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .iter()
-            .map(|followed| followed.memory.clone())
-            .collect();
-        let (mut tokens, mut bytes, mut documents) = (0, 0, 0);
-        for memory in memories {
-            let drafts = memory.lock();
-            tokens += drafts.index.tokens();
-            bytes += drafts.index.bytes();
-            documents += drafts.index.documents();
-        }
-        self.metrics.index_tokens.set(tokens as i64);
-        self.metrics.index_bytes.set(bytes as i64);
-        self.metrics.index_documents.set(documents as i64);
-    }
-}
-
-fn tokens(namespaces: &[Followed]) -> u64 {
-    namespaces
-        .iter()
-        .map(|followed| followed.memory.lock().index.tokens())
-        .sum()
 }

@@ -1,5 +1,7 @@
 //! What a worker tells Prometheus.
 
+mod memory;
+
 use prometheus::{
     CounterVec, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
 };
@@ -7,6 +9,8 @@ use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::router::Routed;
+
+pub(crate) use self::memory::MemoryMetrics;
 
 /// The worker's collectors. Cheap to clone.
 #[derive(Clone)]
@@ -33,12 +37,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) chunks: IntCounterVec,
     pub(crate) rejections: IntCounterVec,
     pub(crate) engine_failures: IntCounter,
-    pub(crate) index_tokens: IntGauge,
-    pub(crate) index_bytes: IntGauge,
-    pub(crate) index_documents: IntGauge,
-    pub(crate) index_namespaces: IntGauge,
-    pub(crate) index_evictions: IntCounter,
-    pub(crate) follow_failures: IntCounter,
+    pub(crate) memory: MemoryMetrics,
     pub(crate) harvest_pending_tokens: IntGauge,
     pub(crate) harvest_dropped_tokens: IntCounter,
     pub(crate) harvest_failures: IntCounter,
@@ -164,25 +163,7 @@ impl WorkerMetrics {
                 "refrain_worker_engine_failures_total",
                 "Engine steps that failed as a whole.",
             )?,
-            index_tokens: metrics.gauge(
-                "refrain_worker_index_tokens",
-                "Tokens that can be drafted from.",
-            )?,
-            index_bytes: metrics.gauge("refrain_worker_index_bytes", "Memory of the indexes.")?,
-            index_documents: metrics.gauge(
-                "refrain_worker_index_documents",
-                "Documents that can be drafted from.",
-            )?,
-            index_namespaces: metrics
-                .gauge("refrain_worker_index_namespaces", "Namespaces followed.")?,
-            index_evictions: metrics.counter(
-                "refrain_worker_index_evictions_total",
-                "Documents and namespaces left out for want of room.",
-            )?,
-            follow_failures: metrics.counter(
-                "refrain_worker_follow_failures_total",
-                "Times the draft store could not be followed.",
-            )?,
+            memory: MemoryMetrics::new(metrics)?,
             harvest_pending_tokens: metrics.gauge(
                 "refrain_worker_harvest_pending_tokens",
                 "Output tokens held for the draft store: not yet acknowledged, or of outputs that still run.",

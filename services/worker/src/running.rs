@@ -16,7 +16,7 @@ use refrain_speculation::{Candidacy, Fallback, RecentRoutes};
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 
 use self::draft::Offer;
-use crate::memory::NamespaceMemory;
+use crate::memory::{Membership, NamespaceMemory};
 use crate::router::{Routed, Router, asked};
 
 pub(crate) use self::answer::Absorbed;
@@ -60,6 +60,8 @@ pub(crate) struct Rates {
 pub(crate) struct Running {
     pub(crate) request: ChunkRequest,
     pub(crate) memory: Arc<NamespaceMemory>,
+    /// What its group of samples said here, if it is one of a group.
+    pub(crate) group: Option<Membership>,
     pub(crate) session: EngineSessionId,
     /// Prompt and output.
     text: Vec<u32>,
@@ -108,6 +110,7 @@ impl Running {
     pub(crate) fn new(
         mut request: ChunkRequest,
         memory: Arc<NamespaceMemory>,
+        group: Option<Membership>,
         created_ms: u64,
         index: IndexConfig,
         self_drafts: bool,
@@ -151,21 +154,23 @@ impl Running {
             reopened: 0,
             request,
             memory,
+            group,
             session: new_session()?,
         };
         // What a continued request has said so far can be drafted from here as well; a worker that heard it
         // said has it already.
         running.memory.begin(running.document());
-        let output = running.output();
-        let held = running
-            .memory
-            .lock()
-            .len_of(running.document())
-            .unwrap_or(0);
-        let held = held.min(output.len() as u32);
-        running
-            .memory
-            .merge(&running.update(held, output[held as usize..].to_vec(), None));
+        let from = |held: Option<u32>| {
+            let output = running.output();
+            let held = held.unwrap_or(0).min(output.len() as u32);
+            running.update(held, output[held as usize..].to_vec(), None)
+        };
+        let held = running.memory.lock().len_of(running.document());
+        running.memory.merge(&from(held));
+        if let Some(group) = running.group.as_ref().map(Membership::group) {
+            let held = group.lock().len_of(running.document());
+            group.merge(&from(held));
+        }
         Ok(running)
     }
 
@@ -342,6 +347,14 @@ impl Running {
             speedup: rates.speedup,
             prefill_tokens_s: rates.prefill_tokens_s,
             decode_tokens_s: rates.decode_tokens_s,
+        }
+    }
+
+    /// Lets others draft from a piece of the output.
+    pub(crate) fn remember(&self, update: &DocumentUpdate) {
+        self.memory.merge(update);
+        if let Some(membership) = &self.group {
+            membership.group().merge(update);
         }
     }
 

@@ -1,7 +1,7 @@
 //! A chunk's place in the batch: where its events go, whether it may move, what its errors mean.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::ChunkEvent;
@@ -10,7 +10,7 @@ use refrain_protocol::{ApiError, ErrorKind, LeaseId, SignedNamespace};
 use refrain_service_kit::drain::Running as DrainToken;
 use tokio::sync::mpsc;
 
-use crate::memory::NamespaceMemory;
+use crate::memory::{GroupMemory, NamespaceMemory};
 use crate::running::Running;
 
 /// How long the engine may refuse a request for want of room before the request fails.
@@ -54,7 +54,13 @@ pub(super) struct Entry {
 }
 
 /// What is needed to shorten an output after its chunk has ended.
-pub(crate) type EndedChunk = (Arc<NamespaceMemory>, SignedNamespace, DocumentUpdate);
+pub(crate) struct EndedChunk {
+    pub(super) memory: Arc<NamespaceMemory>,
+    /// Not held on to: many chunks are remembered, and a group is let go when nobody needs it.
+    pub(super) group: Option<Weak<GroupMemory>>,
+    pub(super) namespace: SignedNamespace,
+    pub(super) update: DocumentUpdate,
+}
 
 /// Ended chunks that are remembered. A cut follows within milliseconds.
 pub(crate) const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
@@ -108,11 +114,15 @@ impl Entry {
     /// How to shorten the output to `output_len`.
     pub(super) fn ended(&self, output_len: u32) -> EndedChunk {
         let running = &self.running;
-        (
-            running.memory.clone(),
-            running.request.namespace.clone(),
-            running.cut(output_len),
-        )
+        EndedChunk {
+            memory: running.memory.clone(),
+            group: running
+                .group
+                .as_ref()
+                .map(|member| Arc::downgrade(member.group())),
+            namespace: running.request.namespace.clone(),
+            update: running.cut(output_len),
+        }
     }
 
     /// The last event must arrive even if the reader lags: a task of its own waits for room.

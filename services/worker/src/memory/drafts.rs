@@ -1,30 +1,56 @@
-//! What can be drafted from in one namespace: the index, and what each document in it is.
+//! What can be drafted from in one place, a namespace or a group: the index, and what each document in it is.
 
-use std::collections::{HashMap, VecDeque};
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 use refrain_protocol::DocumentId;
 use refrain_protocol::document::DocumentUpdate;
-use refrain_suffix_index::{DocumentKey, Index, IndexConfig, IndexError};
+use refrain_suffix_index::{
+    DocumentKey, Index, IndexConfig, IndexError, IndexSizes, Rebuild, Rebuilt, Retired,
+};
 
-/// What can be drafted from in one namespace. No clock, no I/O.
+/// What can be drafted from in one place. No clock, no I/O.
 pub(crate) struct Drafts {
     pub(crate) index: Index,
-    epochs: HashMap<DocumentId, u64>,
+    held: HashMap<DocumentId, Held>,
     /// Documents in the order in which they began.
-    order: VecDeque<DocumentId>,
-    /// Documents of requests that run here, with the number of attempts at each: never evicted.
+    order: BTreeMap<u64, DocumentId>,
+    /// Number of the document that begins next.
+    next: u64,
+    /// Documents of the index's live part.
+    live: HashMap<DocumentId, Live>,
+    /// Documents of requests that run here, with the number of attempts at each: never evicted, never sealed.
     running: HashMap<DocumentId, u32>,
-    tokens_max: u64,
 }
 
+struct Held {
+    epoch: u64,
+    /// Its place in the order.
+    began: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Live {
+    /// When it grew or was shortened last.
+    changed: Instant,
+    ended: bool,
+}
+
+/// Documents that are evicted under one hold of the lock.
+const EVICTED_AT_ONCE: usize = 1024;
+
 impl Drafts {
-    pub(crate) fn new(config: IndexConfig, tokens_max: u64) -> Self {
+    pub(crate) fn new(config: IndexConfig) -> Self {
         Drafts {
             index: Index::new(config),
-            epochs: HashMap::new(),
-            order: VecDeque::new(),
+            held: HashMap::new(),
+            order: BTreeMap::new(),
+            next: 0,
+            live: HashMap::new(),
             running: HashMap::new(),
-            tokens_max,
         }
     }
 
@@ -33,42 +59,73 @@ impl Drafts {
     ///
     /// # Errors
     /// The index has no room for more states.
-    pub(crate) fn merge(&mut self, update: &DocumentUpdate) -> Result<(), IndexError> {
-        let key = DocumentKey(update.document.0);
-        let known = self.epochs.get(&update.document).copied();
+    pub(crate) fn merge(
+        &mut self,
+        update: &DocumentUpdate,
+        now: Instant,
+    ) -> Result<(), IndexError> {
+        let (document, key) = (update.document, key(update.document));
+        let known = self.held.get(&document).map(|held| held.epoch);
         if known.is_some_and(|epoch| update.epoch < epoch) {
             return Ok(());
         }
-        if !self.index.contains(key) {
+        if known.is_none() {
             if update.prev_len > 0 {
                 // Its beginning is not here (any more): a tail of it would be matched in the wrong place.
                 return Ok(());
             }
             self.index.open(key, &update.head.left_context)?;
-            self.order.push_back(update.document);
+            let began = self.next;
+            self.next += 1;
+            self.order.insert(began, document);
+            let epoch = update.epoch;
+            self.held.insert(document, Held { epoch, began });
         }
         let mut len = self.index.len_of(key).unwrap_or(0);
+        let mut is_changed = known.is_none();
         if known.is_some_and(|epoch| update.epoch > epoch) && update.prev_len < len {
             self.index.shorten(key, update.prev_len)?;
             len = update.prev_len;
+            is_changed = true;
         }
-        self.epochs.insert(update.document, update.epoch);
-        if let Some(new) = len
+        if let Some(held) = self.held.get_mut(&document) {
+            held.epoch = update.epoch;
+        }
+        let new = len
             .checked_sub(update.prev_len)
-            .and_then(|overlap| update.tokens.get(overlap as usize..))
-        {
+            .and_then(|overlap| update.tokens.get(overlap as usize..));
+        // The store's feed brings again what was said here. An empty append would take a sealed document back.
+        if let Some(new) = new.filter(|new| !new.is_empty()) {
             self.index.append(key, new)?;
+            is_changed = true;
+        }
+        if is_changed {
+            self.live.entry(document).or_insert(Live {
+                changed: now,
+                ended: false,
+            });
+        }
+        if let Some(live) = self.live.get_mut(&document) {
+            live.ended |= update.finish.is_some();
+            if is_changed {
+                live.changed = now;
+            }
         }
         Ok(())
     }
 
     /// Length of a document's output, if all of it is here.
     pub(crate) fn len_of(&self, document: DocumentId) -> Option<u32> {
-        self.index.len_of(DocumentKey(document.0))
+        self.index.len_of(key(document))
     }
 
-    pub(crate) fn begin(&mut self, document: DocumentId) {
+    /// A request runs whose output this is. If it was sealed, it is taken back: it is going to grow.
+    ///
+    /// # Errors
+    /// The index has no room for that; then it is still there, sealed.
+    pub(crate) fn begin(&mut self, document: DocumentId, now: Instant) -> Result<(), IndexError> {
         *self.running.entry(document).or_default() += 1;
+        self.revive(document, now)
     }
 
     pub(crate) fn end(&mut self, document: DocumentId) {
@@ -80,42 +137,50 @@ impl Drafts {
         }
     }
 
+    /// Whether a request runs that belongs here.
+    pub(super) fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
     pub(crate) fn remove(&mut self, documents: &[DocumentId]) {
-        let keys: Vec<DocumentKey> = documents
-            .iter()
-            .map(|document| DocumentKey(document.0))
-            .collect();
+        let keys: Vec<DocumentKey> = documents.iter().copied().map(key).collect();
         self.index.remove(&keys);
         for document in documents {
-            self.epochs.remove(document);
+            self.live.remove(document);
+            if let Some(held) = self.held.remove(document) {
+                self.order.remove(&held.began);
+            }
         }
-        let epochs = &self.epochs;
-        self.order.retain(|document| epochs.contains_key(document));
     }
 
     /// Forgets all but what runs here.
     pub(super) fn reset(&mut self) {
-        let others: Vec<DocumentId> = self
+        let others = self
             .order
-            .iter()
+            .values()
             .copied()
-            .filter(|document| !self.running.contains_key(document))
-            .collect();
+            .filter(|document| !self.running.contains_key(document));
+        let others: Vec<DocumentId> = others.collect();
         self.remove(&others);
     }
 
-    /// Lets the oldest documents go until the limit holds. Returns how many went.
-    pub(super) fn evict(&mut self) -> usize {
-        let mut over = self.index.tokens().saturating_sub(self.tokens_max);
+    /// Forgets everything; what runs here starts anew.
+    pub(super) fn clear(&mut self) {
+        let all: Vec<DocumentId> = self.order.values().copied().collect();
+        self.remove(&all);
+    }
+
+    /// Lets the oldest documents go until at most so many tokens are left. Returns how many went; more may have to,
+    /// in another go.
+    pub(super) fn evict(&mut self, tokens_max: u64) -> usize {
+        let mut over = self.index.tokens().saturating_sub(tokens_max);
         let mut gone = Vec::new();
-        for document in &self.order {
-            if over == 0 {
+        for document in self.order.values() {
+            if over == 0 || gone.len() == EVICTED_AT_ONCE {
                 break;
             }
             if !self.running.contains_key(document) {
-                over = over.saturating_sub(u64::from(
-                    self.index.len_of(DocumentKey(document.0)).unwrap_or(0),
-                ));
+                over = over.saturating_sub(u64::from(self.len_of(*document).unwrap_or(0)));
                 gone.push(*document);
             }
         }
@@ -124,70 +189,76 @@ impl Drafts {
         }
         gone.len()
     }
+
+    /// Tokens of the outputs that could be sealed now. Costs a look at every live document.
+    pub(super) fn sealable_tokens(&self, now: Instant, quiet: Duration) -> u64 {
+        self.live
+            .keys()
+            .filter(|document| self.is_sealable(**document, now, quiet))
+            .filter_map(|document| self.len_of(*document))
+            .map(u64::from)
+            .sum()
+    }
+
+    /// Copies the live texts, to seal those that ended or have not changed for so long.
+    pub(super) fn begin_seal(&self, now: Instant, quiet: Duration) -> Rebuild {
+        self.index
+            .begin_seal(|key| self.is_sealable(DocumentId(key.0), now, quiet))
+    }
+
+    /// Installs what a seal or a rebuild has made.
+    ///
+    /// # Errors
+    /// As [`Index::finish_rebuild`].
+    pub(super) fn finish(&mut self, rebuilt: Rebuilt, now: Instant) -> Result<Retired, IndexError> {
+        let retired = self.index.finish_rebuild(rebuilt)?;
+        let index = &self.index;
+        self.live
+            .retain(|document, _| index.tip(key(*document)).is_some());
+        // A request may have begun meanwhile to continue an output that had ended.
+        let running: Vec<DocumentId> = self.running.keys().copied().collect();
+        for document in running {
+            if let Err(error) = self.revive(document, now) {
+                tracing::warn!(%error, "an output stays sealed while it runs");
+            }
+        }
+        Ok(retired)
+    }
+
+    fn is_sealable(&self, document: DocumentId, now: Instant, quiet: Duration) -> bool {
+        !self.running.contains_key(&document)
+            && self.live.get(&document).is_some_and(|live| {
+                live.ended || now.saturating_duration_since(live.changed) >= quiet
+            })
+    }
+
+    fn revive(&mut self, document: DocumentId, now: Instant) -> Result<(), IndexError> {
+        if self.index.is_sealed(key(document)) {
+            self.index.append(key(document), &[])?;
+            let live = Live {
+                changed: now,
+                ended: false,
+            };
+            self.live.insert(document, live);
+        }
+        Ok(())
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use refrain_protocol::document::DocumentHead;
+/// The bytes that are left of an index once what was removed has been rebuilt and merged away, reckoned by tokens.
+pub(super) fn settled_bytes(sizes: &IndexSizes) -> u64 {
+    let share = |bytes: usize, kept: u64, gone: u64| {
+        let all = (kept + gone).max(1);
+        (bytes as u128 * u128::from(all - gone) / u128::from(all)) as u64
+    };
+    share(sizes.live_bytes, sizes.live_tokens, sizes.dead_tokens)
+        + share(
+            sizes.segment_bytes,
+            sizes.segment_tokens,
+            sizes.masked_tokens,
+        )
+}
 
-    fn update(document: u128, epoch: u64, prev_len: u32, tokens: &[u32]) -> DocumentUpdate {
-        DocumentUpdate {
-            document: DocumentId(document),
-            epoch,
-            prev_len,
-            tokens: tokens.to_vec(),
-            head: DocumentHead::default(),
-            finish: None,
-        }
-    }
-
-    fn drafts(tokens_max: u64) -> Drafts {
-        Drafts::new(IndexConfig::default(), tokens_max)
-    }
-
-    fn len(drafts: &Drafts, document: u128) -> Option<u32> {
-        drafts.index.len_of(DocumentKey(document))
-    }
-
-    #[test]
-    fn the_same_piece_from_two_sides_counts_once() {
-        let mut drafts = drafts(100);
-        for piece in [
-            update(1, 1, 0, &[1, 2, 3]),
-            update(1, 1, 0, &[1, 2]),
-            update(1, 1, 2, &[3, 4]),
-        ] {
-            drafts.merge(&piece).unwrap();
-        }
-        assert_eq!(len(&drafts, 1), Some(4));
-        assert_eq!(drafts.index.tokens(), 4);
-    }
-
-    #[test]
-    fn gaps_and_old_epochs_are_ignored_and_new_epochs_shorten() {
-        let mut drafts = drafts(100);
-        drafts.merge(&update(1, 5, 0, &[1, 2, 3])).unwrap();
-        drafts.merge(&update(1, 5, 9, &[7])).unwrap();
-        drafts.merge(&update(1, 4, 3, &[8])).unwrap();
-        assert_eq!(len(&drafts, 1), Some(3));
-        drafts.merge(&update(1, 6, 1, &[9])).unwrap();
-        assert_eq!(len(&drafts, 1), Some(2));
-    }
-
-    #[test]
-    fn the_oldest_documents_leave_first_and_running_ones_stay() {
-        let mut drafts = drafts(4);
-        drafts.begin(DocumentId(1));
-        for document in 1..=3 {
-            drafts.merge(&update(document, 1, 0, &[1, 2])).unwrap();
-        }
-        assert_eq!(drafts.evict(), 1);
-        assert_eq!(
-            [len(&drafts, 1), len(&drafts, 2), len(&drafts, 3)],
-            [Some(2), None, Some(2)]
-        );
-        drafts.reset();
-        assert_eq!([len(&drafts, 1), len(&drafts, 3)], [Some(2), None]);
-    }
+fn key(document: DocumentId) -> DocumentKey {
+    DocumentKey(document.0)
 }

@@ -1,33 +1,41 @@
-//! Follows the draft store's feed of one namespace, and keeps the namespace within its limits.
+//! Follows the draft store's feed of one namespace.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use refrain_clients::DraftStore;
-use refrain_protocol::ErrorKind;
 use refrain_protocol::document::{
     DocumentUpdate, FeedCursor, FeedEvent, FollowReply, FollowRequest,
 };
+use refrain_protocol::{DocumentId, ErrorKind};
 
 use super::NamespaceMemory;
+use super::groups::Groups;
 use crate::config::MemoryConfig;
-use crate::metrics::WorkerMetrics;
+use crate::metrics::MemoryMetrics;
 
 pub(super) struct Follower {
     pub(super) memory: Arc<NamespaceMemory>,
+    pub(super) groups: Arc<Groups>,
     pub(super) store: Arc<dyn DraftStore>,
     pub(super) config: MemoryConfig,
-    pub(super) metrics: WorkerMetrics,
+    pub(super) metrics: MemoryMetrics,
 }
 
 /// Tokens merged under one hold of the lock: well under a millisecond.
 const MERGE_TOKENS: usize = 512;
+/// Documents removed under one hold of the lock.
+const REMOVED_AT_ONCE: usize = 1024;
+/// How long the feed waits for what it brought to be sealed. Then it goes on: too much live memory for a while is
+/// better than documents that are missing.
+const SEAL_WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Follower {
     pub(super) async fn run(self) {
         let mut cursor = FeedCursor::default();
         let mut failures = 0u32;
         loop {
+            self.wait_for_seals().await;
             let request = FollowRequest {
                 namespace: self.memory.grant(),
                 after: cursor,
@@ -39,19 +47,15 @@ impl Follower {
                     failures = 0;
                     cursor = reply.cursor;
                     self.apply(reply).await;
-                    self.maintain().await;
                 }
                 Err(error) if error.kind == ErrorKind::Unauthorized => {
                     self.metrics.follow_failures.inc();
                     tracing::info!(%error, "namespace is followed again when a request renews it");
-                    self.maintain().await;
                     self.memory.renewed.notified().await;
                 }
                 Err(error) => {
                     self.metrics.follow_failures.inc();
                     tracing::warn!(%error, "the draft store cannot be followed; trying again");
-                    // Requests that run here go on filling the index meanwhile.
-                    self.maintain().await;
                     failures = (failures + 1).min(6);
                     tokio::time::sleep(Duration::from_millis(50 << failures)).await;
                 }
@@ -62,16 +66,16 @@ impl Follower {
     async fn apply(&self, reply: FollowReply) {
         if reply.reset {
             self.memory.lock().reset();
+            self.groups.reset(self.memory.id);
         }
         let mut gone = Vec::new();
         for event in reply.events {
             match event {
                 FeedEvent::Remove(document) => gone.push(document),
                 FeedEvent::Update(update) => {
-                    if !gone.is_empty() {
-                        self.memory.lock().remove(&std::mem::take(&mut gone));
-                    }
+                    self.remove(&std::mem::take(&mut gone));
                     for piece in pieces(update) {
+                        drop(self.memory.drafts.building.lock().await);
                         self.memory.merge(&piece);
                         // Others on this thread, and the decode loop, come in between.
                         tokio::task::yield_now().await;
@@ -79,37 +83,39 @@ impl Follower {
                 }
             }
         }
-        if !gone.is_empty() {
-            self.memory.lock().remove(&gone);
+        self.remove(&gone);
+    }
+
+    fn remove(&self, documents: &[DocumentId]) {
+        for documents in documents.chunks(REMOVED_AT_ONCE) {
+            self.memory.lock().remove(documents);
+            self.groups.remove(self.memory.id, documents);
         }
     }
 
-    /// Keeps the limit, and gives dead memory back.
-    async fn maintain(&self) {
-        let rebuild = {
-            let mut drafts = self.memory.lock();
-            self.metrics.index_evictions.inc_by(drafts.evict() as u64);
-            if !drafts.index.needs_rebuild() {
+    /// A worker that starts hears everything at once, faster than it is sealed: the live part, several times as
+    /// large as a segment of the same text, is not to grow with that.
+    async fn wait_for_seals(&self) {
+        let quiet = Duration::from_millis(self.config.seal_after_ms);
+        let pause = Duration::from_millis(self.config.upkeep_ms);
+        let deadline = Instant::now() + SEAL_WAIT_MAX;
+        let is_behind = |now| {
+            let drafts = self.memory.lock();
+            drafts.index.live_tokens() / 2 >= self.config.seal_tokens
+                && drafts.sealable_tokens(now, quiet) >= self.config.seal_tokens
+        };
+        loop {
+            let now = Instant::now();
+            if now >= deadline || !is_behind(now) {
                 return;
             }
-            drafts.index.begin_rebuild()
-        };
-        let rebuilt = match tokio::task::spawn_blocking(move || rebuild.run()).await {
-            Ok(rebuilt) => rebuilt,
-            Err(error) => {
-                tracing::error!(%error, "index rebuild broke off");
-                return;
-            }
-        };
-        let retired = rebuilt.and_then(|rebuilt| self.memory.lock().index.finish_rebuild(rebuilt));
-        match retired {
-            Ok(retired) => drop(tokio::task::spawn_blocking(move || drop(retired))),
-            Err(error) => tracing::warn!(%error, "index was not rebuilt"),
+            tokio::time::sleep(pause).await;
         }
     }
 }
 
-/// An update in pieces. One without tokens stays whole: it may still shorten.
+/// An update in pieces, of which the last one ends the document, if any does. One without tokens stays whole: it may
+/// still shorten.
 fn pieces(update: DocumentUpdate) -> Vec<DocumentUpdate> {
     if update.tokens.len() <= MERGE_TOKENS {
         return vec![update];
@@ -123,9 +129,12 @@ fn pieces(update: DocumentUpdate) -> Vec<DocumentUpdate> {
             prev_len,
             tokens: tokens.to_vec(),
             head: update.head.clone(),
-            finish: update.finish,
+            finish: None,
         });
         prev_len += tokens.len() as u32;
+    }
+    if let Some(last) = pieces.last_mut() {
+        last.finish = update.finish;
     }
     pieces
 }
@@ -133,8 +142,7 @@ fn pieces(update: DocumentUpdate) -> Vec<DocumentUpdate> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use refrain_protocol::DocumentId;
-    use refrain_protocol::document::DocumentHead;
+    use refrain_protocol::document::{DocumentHead, FinishReason};
 
     #[test]
     fn long_updates_are_cut_without_loss() {
@@ -145,7 +153,7 @@ mod tests {
             prev_len: 3,
             tokens: tokens.clone(),
             head: DocumentHead::default(),
-            finish: None,
+            finish: Some(FinishReason::Stop),
         };
         let pieces = pieces(update);
         let mut joined = Vec::new();
@@ -155,5 +163,7 @@ mod tests {
             joined.extend_from_slice(&piece.tokens);
         }
         assert_eq!((pieces.len(), joined), (3, tokens));
+        let ends: Vec<bool> = pieces.iter().map(|piece| piece.finish.is_some()).collect();
+        assert_eq!(ends, [false, false, true]);
     }
 }

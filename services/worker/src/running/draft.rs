@@ -6,9 +6,10 @@ use refrain_protocol::engine::{Draft, SelfDraft, StepOutput};
 use refrain_speculation::{
     Candidate, Decision, Fallback, Found, Lookup, Route, RouteReason, Scope, Source, propose, route,
 };
-use refrain_suffix_index::DocumentKey;
+use refrain_suffix_index::{Cursor, DocumentKey};
 
 use super::{OWN, Routing, Running};
+use crate::memory::Drafts;
 use crate::router::{Router, asked};
 
 /// The draft of the step in progress.
@@ -78,7 +79,8 @@ impl Offer {
         let Offer::Suffix(candidate) = self else {
             return Vec::new();
         };
-        if candidate.scope != Scope::Tenant {
+        // A group's outputs are the namespace's.
+        if candidate.scope == Scope::Request {
             return Vec::new();
         }
         let nodes = candidate.tree.nodes();
@@ -147,7 +149,7 @@ impl Running {
 
     fn suffix_draft(&self, draft_max: u32, router: &Router) -> Option<Candidate> {
         let drafts = self.memory.lock();
-        let key = DocumentKey(self.document().0);
+        let group = self.group.as_ref().map(|member| member.group().lock());
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,
@@ -155,19 +157,31 @@ impl Running {
             cursor,
             context: &self.text,
         };
-        let mut lookups = Vec::with_capacity(2);
+        let mut lookups = Vec::with_capacity(3);
         lookups.extend(
             self.own
                 .tip(OWN)
                 .map(|cursor| lookup(Scope::Request, &self.own, cursor)),
         );
-        // A document that was removed while it runs ends elsewhere or is gone; then the end of the text is
-        // looked up afresh.
-        let is_whole = drafts.len_of(self.document()) == Some(self.output().len() as u32);
-        let tip = drafts.index.tip(key).filter(|_| is_whole);
-        let cursor = tip.unwrap_or_else(|| drafts.index.start(&self.text));
-        lookups.push(lookup(Scope::Tenant, &drafts.index, cursor));
+        // Alone in its group it would read its own output again.
+        if let Some(group) = group.as_ref().filter(|group| group.index.documents() > 1) {
+            lookups.push(lookup(Scope::Group, &group.index, self.cursor_in(group)));
+        }
+        lookups.push(lookup(
+            Scope::Tenant,
+            &drafts.index,
+            self.cursor_in(&drafts),
+        ));
         propose(&lookups, &router.params, draft_max as usize)
+    }
+
+    /// Where the text stands. A document that was removed while it runs ends elsewhere or is gone; then the end of the
+    /// text is looked up afresh.
+    fn cursor_in(&self, drafts: &Drafts) -> Cursor {
+        let is_whole = drafts.len_of(self.document()) == Some(self.output().len() as u32);
+        let key = DocumentKey(self.document().0);
+        let tip = drafts.index.tip(key).filter(|_| is_whole);
+        tip.unwrap_or_else(|| drafts.index.start(&self.text))
     }
 }
 

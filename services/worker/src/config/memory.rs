@@ -1,0 +1,86 @@
+//! What the worker remembers: how much, and in which form.
+
+use serde::Deserialize;
+
+/// The worker's copy of the drafts of the namespaces that it serves.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Most namespaces; the one unused longest goes first.
+    pub namespaces_max: usize,
+    /// Most tokens of all namespaces; the one unused longest goes first.
+    pub tokens_max: u64,
+    /// Most tokens of one namespace; the oldest documents go first.
+    pub namespace_tokens_max: u64,
+    /// Most bytes of all namespaces, live parts and segments: the namespace unused longest goes first, of the last one
+    /// the oldest documents. What was removed and is not merged away yet is not counted: it takes up to a third
+    /// more, and a merge takes its inputs' size once more while it runs.
+    pub bytes_max: u64,
+    /// Tokens of ended outputs in the live part of a namespace that are worth a segment.
+    pub seal_tokens: u64,
+    /// Most tokens in all live parts together; past it the fullest is sealed, however small. What still runs stays
+    /// live, and so does what came within `seal_after_ms`.
+    pub live_tokens_max: u64,
+    /// A namespace is not sealed for want of live room more often than this, milliseconds. An output that neither grew
+    /// nor ended for so long counts as ended.
+    pub seal_after_ms: u64,
+    /// How often namespaces are looked at for what there is to evict, seal, merge and rebuild, milliseconds. One such
+    /// job runs at a time.
+    pub upkeep_ms: u64,
+    /// Most groups of samples with a tree of their own; the one unused longest goes first. A request of one more,
+    /// while requests of all of them run, drafts without. 0: none has one.
+    pub groups_max: usize,
+    /// Most tokens of one group's tree; the oldest outputs that ended go first.
+    pub group_tokens_max: u64,
+    /// How long a group's tree is kept after its last request, milliseconds.
+    pub group_ttl_ms: u64,
+    /// How long one look for news in the store may wait, milliseconds.
+    pub follow_wait_ms: u32,
+    /// Most tokens fetched at once.
+    pub follow_tokens: u32,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        MemoryConfig {
+            namespaces_max: 64,
+            tokens_max: 16_000_000,
+            namespace_tokens_max: 4_000_000,
+            bytes_max: 2 << 30,
+            seal_tokens: 262_144,
+            live_tokens_max: 1_048_576,
+            seal_after_ms: 10_000,
+            upkeep_ms: 100,
+            groups_max: 256,
+            group_tokens_max: 65_536,
+            group_ttl_ms: 600_000,
+            follow_wait_ms: 10_000,
+            follow_tokens: 65_536,
+        }
+    }
+}
+
+impl MemoryConfig {
+    pub(super) fn check(&self, check: &mut impl FnMut(bool, &str)) {
+        check(
+            self.namespaces_max >= 1,
+            "memory.namespaces_max: at least 1",
+        );
+        check(self.bytes_max >= 1, "memory.bytes_max: at least 1");
+        check(self.seal_tokens >= 1, "memory.seal_tokens: at least 1");
+        check(
+            self.live_tokens_max >= 1,
+            "memory.live_tokens_max: at least 1",
+        );
+        check(self.upkeep_ms >= 1, "memory.upkeep_ms: at least 1");
+        check(
+            self.group_tokens_max >= 1,
+            "memory.group_tokens_max: at least 1; groups_max = 0 turns the trees of groups off",
+        );
+        check(self.follow_tokens >= 1, "memory.follow_tokens: at least 1");
+        check(
+            self.follow_wait_ms >= 1,
+            "memory.follow_wait_ms: at least 1",
+        );
+    }
+}

@@ -1,0 +1,224 @@
+//! Trees of groups of samples: what the other samples of a prompt say is the best guess at what this one will.
+//!
+//! A group's tree holds what ran here, live, and is gone soon after the group: its documents are those of the
+//! namespace, which keeps them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+use refrain_protocol::document::DocumentUpdate;
+use refrain_protocol::{DocumentId, NamespaceId};
+use refrain_suffix_index::IndexConfig;
+
+use super::drafts::Drafts;
+use super::shared::SharedDrafts;
+use crate::config::MemoryConfig;
+use crate::metrics::MemoryMetrics;
+
+/// The tree of one group.
+pub(crate) struct GroupMemory {
+    pub(super) drafts: Arc<SharedDrafts>,
+    tokens_max: u64,
+    /// Of the newest output; 0 while none is known.
+    weight_version: AtomicU64,
+    used: Mutex<Instant>,
+    metrics: MemoryMetrics,
+}
+
+/// A request's place in its group, given back when it is dropped.
+pub(crate) struct Membership {
+    group: Arc<GroupMemory>,
+    document: DocumentId,
+}
+
+impl Membership {
+    fn new(group: &Arc<GroupMemory>, document: DocumentId) -> Self {
+        group.touch();
+        group.drafts.begin(document);
+        Membership {
+            group: group.clone(),
+            document,
+        }
+    }
+
+    pub(crate) fn group(&self) -> &Arc<GroupMemory> {
+        &self.group
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.group.touch();
+        self.group.drafts.end(self.document);
+    }
+}
+
+impl GroupMemory {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Drafts> {
+        self.drafts.lock()
+    }
+
+    /// Takes a piece of a running output. What newer weights say drives out what older ones said: their samples are
+    /// no guide to these.
+    pub(crate) fn merge(&self, update: &DocumentUpdate) {
+        let version = update.head.weight_version;
+        let newest = self.weight_version.fetch_max(version, Ordering::Relaxed);
+        if version != 0 && version < newest {
+            return;
+        }
+        let mut drafts = self.lock();
+        if newest != 0 && version > newest {
+            drafts.clear();
+        }
+        let over =
+            |drafts: &Drafts| drafts.index.tokens() + update.tokens.len() as u64 > self.tokens_max;
+        if over(&drafts) {
+            let left = self.tokens_max.saturating_sub(update.tokens.len() as u64);
+            let evicted = drafts.evict(left);
+            self.metrics.group_evictions.inc_by(evicted as u64);
+        }
+        // All of it runs: this output is left out from here on, as if a piece of it were missing.
+        if over(&drafts) && !update.tokens.is_empty() {
+            self.metrics.group_full();
+            return;
+        }
+        if let Err(error) = drafts.merge(update, Instant::now()) {
+            tracing::warn!(%error, "a group's tree took no more tokens");
+        }
+    }
+
+    fn touch(&self) {
+        *self
+            .used
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner()) = Instant::now();
+    }
+
+    fn is_running(&self) -> bool {
+        self.lock().is_running()
+    }
+
+    fn used(&self) -> Instant {
+        *self
+            .used
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+type Key = (NamespaceId, String);
+
+/// The trees of all groups.
+pub(super) struct Groups {
+    index: IndexConfig,
+    groups_max: usize,
+    tokens_max: u64,
+    ttl: Duration,
+    metrics: MemoryMetrics,
+    groups: Mutex<LruCache<Key, Arc<GroupMemory>>>,
+}
+
+impl Groups {
+    pub(super) fn new(config: &MemoryConfig, index: IndexConfig, metrics: MemoryMetrics) -> Self {
+        Groups {
+            index,
+            groups_max: config.groups_max,
+            tokens_max: config.group_tokens_max,
+            ttl: Duration::from_millis(config.group_ttl_ms),
+            metrics,
+            groups: Mutex::new(LruCache::unbounded()),
+        }
+    }
+
+    /// Places a request in its group. `None` if there is no room: requests of all groups run.
+    pub(super) fn join(
+        &self,
+        namespace: NamespaceId,
+        group: &str,
+        document: DocumentId,
+    ) -> Option<Membership> {
+        let key = (namespace, group.to_owned());
+        let mut groups = self.lock();
+        if let Some(memory) = groups.get(&key) {
+            return Some(Membership::new(memory, document));
+        }
+        if groups.len() >= self.groups_max {
+            let idle = groups.iter().rev().find(|(_, memory)| !memory.is_running());
+            let Some(idle) = idle.map(|(key, _)| key.clone()) else {
+                self.metrics.group_refused();
+                return None;
+            };
+            groups.pop(&idle);
+            self.metrics.group_evictions.inc();
+        }
+        let memory = Arc::new(GroupMemory {
+            drafts: Arc::new(SharedDrafts::new(self.index.clone())),
+            tokens_max: self.tokens_max,
+            weight_version: AtomicU64::new(0),
+            used: Mutex::new(Instant::now()),
+            metrics: self.metrics.clone(),
+        });
+        let membership = Membership::new(&memory, document);
+        groups.put(key, memory);
+        Some(membership)
+    }
+
+    /// Nothing of these documents is offered any more.
+    pub(super) fn remove(&self, namespace: NamespaceId, documents: &[DocumentId]) {
+        for memory in self.of(namespace) {
+            memory.lock().remove(documents);
+        }
+    }
+
+    /// Only what runs is left.
+    pub(super) fn reset(&self, namespace: NamespaceId) {
+        for memory in self.of(namespace) {
+            memory.lock().reset();
+        }
+    }
+
+    /// Lets go of a namespace's groups, those that run through their requests' own references.
+    pub(super) fn forget(&self, namespace: NamespaceId) {
+        self.retain(|key, _| key.0 != namespace);
+    }
+
+    /// Lets go of groups that nobody has asked for in a while.
+    pub(super) fn expire(&self, now: Instant) {
+        self.retain(|_, memory| {
+            now.saturating_duration_since(memory.used()) < self.ttl || memory.is_running()
+        });
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<GroupMemory>> {
+        self.lock()
+            .iter()
+            .map(|(_, memory)| memory.clone())
+            .collect()
+    }
+
+    fn of(&self, namespace: NamespaceId) -> Vec<Arc<GroupMemory>> {
+        let groups = self.lock();
+        let of = groups.iter().filter(|(key, _)| key.0 == namespace);
+        of.map(|(_, memory)| memory.clone()).collect()
+    }
+
+    fn retain(&self, kept: impl Fn(&Key, &GroupMemory) -> bool) {
+        let mut groups = self.lock();
+        let gone = groups.iter().filter(|(key, memory)| !kept(key, memory));
+        let gone: Vec<Key> = gone.map(|(key, _)| key.clone()).collect();
+        for key in gone {
+            groups.pop(&key);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LruCache<Key, Arc<GroupMemory>>> {
+        self.groups
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+use refrain_protocol::document::DocumentHead;
+use refrain_service_kit::telemetry::Metrics;
+
+use super::*;
+use crate::metrics::WorkerMetrics;
+
+const ONE: NamespaceId = NamespaceId(1);
+const ANOTHER: NamespaceId = NamespaceId(2);
+
+fn groups(change: impl FnOnce(&mut MemoryConfig)) -> Groups {
+    let mut config = MemoryConfig::default();
+    change(&mut config);
+    let metrics = WorkerMetrics::new(&Metrics::new().unwrap(), "fake").unwrap();
+    Groups::new(&config, IndexConfig::default(), metrics.memory)
+}
+
+fn update(document: u128, prev_len: u32, tokens: &[u32], weight_version: u64) -> DocumentUpdate {
+    DocumentUpdate {
+        document: DocumentId(document),
+        epoch: 1,
+        prev_len,
+        tokens: tokens.to_vec(),
+        head: DocumentHead {
+            weight_version,
+            ..DocumentHead::default()
+        },
+        finish: None,
+    }
+}
+
+fn join(groups: &Groups, namespace: NamespaceId, name: &str, document: u128) -> Membership {
+    groups.join(namespace, name, DocumentId(document)).unwrap()
+}
+
+fn lengths<const N: usize>(group: &GroupMemory, documents: [u128; N]) -> [Option<u32>; N] {
+    documents.map(|document| group.lock().len_of(DocumentId(document)))
+}
+
+#[test]
+fn groups_of_one_name_are_apart_in_two_namespaces() {
+    let groups = groups(|_| {});
+    let members = [
+        join(&groups, ONE, "a", 1),
+        join(&groups, ONE, "a", 2),
+        join(&groups, ANOTHER, "a", 3),
+        join(&groups, ONE, "b", 4),
+    ];
+    members[0].group().merge(&update(1, 0, &[1, 2], 1));
+    let seen = members
+        .each_ref()
+        .map(|member| lengths(member.group(), [1]));
+    assert_eq!(seen, [[Some(2)], [Some(2)], [None], [None]]);
+    assert_eq!(groups.all().len(), 3);
+    groups.forget(ONE);
+    assert_eq!(groups.all().len(), 1);
+}
+
+#[test]
+fn the_group_unused_longest_goes_unless_it_runs() {
+    let groups = groups(|config| config.groups_max = 2);
+    let first = join(&groups, ONE, "first", 1);
+    first.group().merge(&update(1, 0, &[1, 2], 1));
+    drop(join(&groups, ONE, "second", 2));
+    let third = join(&groups, ONE, "third", 3);
+    // "second" had to go, and both that are left run.
+    assert!(groups.join(ONE, "fourth", DocumentId(4)).is_none());
+    assert_eq!(
+        lengths(join(&groups, ONE, "first", 5).group(), [1]),
+        [Some(2)]
+    );
+    drop(third);
+    assert!(groups.join(ONE, "fourth", DocumentId(4)).is_some());
+    assert_eq!(groups.all().len(), 2);
+}
+
+#[test]
+fn a_group_expires_when_nobody_has_asked_for_it_in_a_while() {
+    let groups = groups(|config| config.group_ttl_ms = 1000);
+    let running = join(&groups, ONE, "running", 1);
+    drop(join(&groups, ONE, "idle", 2));
+    let now = Instant::now();
+    groups.expire(now);
+    assert_eq!(groups.all().len(), 2);
+    groups.expire(now + Duration::from_secs(2));
+    assert_eq!(groups.all().len(), 1);
+    drop(running);
+    groups.expire(Instant::now() + Duration::from_secs(2));
+    assert!(groups.all().is_empty());
+}
+
+#[test]
+fn newer_weights_drive_out_what_older_ones_said() {
+    let groups = groups(|_| {});
+    let member = join(&groups, ONE, "a", 1);
+    let group = member.group();
+    // A continued output comes before its weights are known.
+    group.merge(&update(1, 0, &[1, 2], 0));
+    group.merge(&update(2, 0, &[1, 2], 3));
+    assert_eq!(lengths(group, [1, 2]), [Some(2); 2]);
+    group.merge(&update(3, 0, &[5], 4));
+    group.merge(&update(2, 2, &[6], 3));
+    group.merge(&update(4, 0, &[7], 3));
+    assert_eq!(lengths(group, [1, 2, 3, 4]), [None, None, Some(1), None]);
+    assert_eq!(group.lock().index.tokens(), 1);
+}
+
+#[test]
+fn a_full_group_lets_ended_outputs_go_and_takes_no_more_of_running_ones() {
+    let groups = groups(|config| config.group_tokens_max = 10);
+    drop(join(&groups, ONE, "a", 1));
+    let member = join(&groups, ONE, "a", 2);
+    let group = member.group();
+    group.merge(&update(1, 0, &[1; 6], 1));
+    group.merge(&update(2, 0, &[2; 6], 1));
+    assert_eq!(lengths(group, [1, 2]), [None, Some(6)]);
+    group.merge(&update(2, 6, &[3; 4], 1));
+    // One more is too many; what follows it would leave a gap.
+    group.merge(&update(2, 10, &[4], 1));
+    group.merge(&update(2, 11, &[], 1));
+    assert_eq!(lengths(group, [2]), [Some(10)]);
+}
+
+#[test]
+fn what_is_erased_is_erased_from_groups_too() {
+    let groups = groups(|_| {});
+    let member = join(&groups, ONE, "a", 1);
+    let group = member.group();
+    for document in 1..4 {
+        group.merge(&update(document, 0, &[1, 2], 1));
+    }
+    groups.remove(ANOTHER, &[DocumentId(2)]);
+    assert_eq!(lengths(group, [1, 2, 3]), [Some(2); 3]);
+    groups.remove(ONE, &[DocumentId(2)]);
+    assert_eq!(lengths(group, [1, 2, 3]), [Some(2), None, Some(2)]);
+    groups.reset(ONE);
+    assert_eq!(lengths(group, [1, 2, 3]), [Some(2), None, None]);
+}

@@ -1,0 +1,77 @@
+//! Drafts behind their lock: short holds for those who draft and append, long work beside it.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+use prometheus::Histogram;
+use refrain_protocol::DocumentId;
+use refrain_protocol::document::DocumentUpdate;
+use refrain_suffix_index::IndexConfig;
+
+use super::drafts::Drafts;
+
+/// Drafts that several threads read and write.
+pub(crate) struct SharedDrafts {
+    drafts: Mutex<Drafts>,
+    /// Held while a new live part is built. Whoever has much to append waits for it, since all of it would have to be
+    /// appended once more, under the lock, when the new one is installed.
+    pub(super) building: tokio::sync::Mutex<()>,
+    sealed_at: Mutex<Option<Instant>>,
+}
+
+impl SharedDrafts {
+    pub(super) fn new(config: IndexConfig) -> Self {
+        SharedDrafts {
+            drafts: Mutex::new(Drafts::new(config)),
+            building: tokio::sync::Mutex::default(),
+            sealed_at: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Drafts> {
+        self.drafts
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What is done under the lock, and for how long it was held.
+    pub(super) fn timed<T>(&self, seconds: &Histogram, work: impl FnOnce(&mut Drafts) -> T) -> T {
+        let mut drafts = self.lock();
+        let started = Instant::now();
+        let done = work(&mut drafts);
+        drop(drafts);
+        seconds.observe(started.elapsed().as_secs_f64());
+        done
+    }
+
+    pub(crate) fn begin(&self, document: DocumentId) {
+        if let Err(error) = self.lock().begin(document, Instant::now()) {
+            tracing::warn!(%error, "an output stays sealed while it runs");
+        }
+    }
+
+    pub(crate) fn end(&self, document: DocumentId) {
+        self.lock().end(document);
+    }
+
+    /// Takes a piece of an output. Past the index's capacity it can't be drafted from, no more.
+    pub(crate) fn merge(&self, update: &DocumentUpdate) {
+        if let Err(error) = self.lock().merge(update, Instant::now()) {
+            tracing::warn!(%error, "index took no more tokens");
+        }
+    }
+
+    pub(super) fn sealed_at(&self) -> Option<Instant> {
+        *self
+            .sealed_at
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(super) fn set_sealed_at(&self, now: Instant) {
+        *self
+            .sealed_at
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(now);
+    }
+}
