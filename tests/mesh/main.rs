@@ -10,6 +10,7 @@ mod limits;
 mod lossless;
 mod memory;
 mod openai_client;
+mod sealing;
 mod tidy;
 mod traces;
 mod trust;

@@ -251,13 +251,11 @@ impl FallbackWatch {
             .filter(|(_, in_use, _)| *in_use)
             .filter_map(|(_, _, gain)| gain)
             .max_by(f64::total_cmp);
-        let report = || {
-            Some(Eagle3Report {
-                accepted_length: self.accepted_length.value()? as f32,
-                speedup: best? as f32,
-            })
-        };
-        *lock(&self.reports.own) = report();
+        let measured = self.accepted_length.value().zip(best);
+        *lock(&self.reports.own) = measured.map(|(accepted_length, speedup)| Eagle3Report {
+            accepted_length: accepted_length as f32,
+            speedup: speedup as f32,
+        });
     }
 }
 

@@ -27,7 +27,9 @@ impl Keeper {
         loop {
             let is_full = self.make_room();
             let is_done = self.work().await;
-            if !is_full && !is_done {
+            if is_full || is_done {
+                tokio::task::yield_now().await;
+            } else {
                 tokio::time::sleep(pause).await;
             }
         }
@@ -172,3 +174,6 @@ async fn run(
     tokio::task::spawn_blocking(move || drop(retired)).await?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
