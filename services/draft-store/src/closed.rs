@@ -40,7 +40,7 @@ impl ClosedStore {
             tokens: totals.tokens,
             logical_bytes: totals.bytes,
             log_bytes: log.disk_bytes(),
-            segment_bytes: 0,
+            segment_bytes: loaded.catalog.segments().bytes(),
             disk_bytes: directory::disk_bytes(&dir),
             namespaces: totals.namespaces,
             evicted_documents: 0,

@@ -40,8 +40,8 @@ pub struct DraftStoreConfig {
     pub namespaces_max: usize,
     /// Tokens kept. Past it the least recently used documents go.
     pub tokens_max: u64,
-    /// Bytes kept, as stored and without the database's overhead; the disk needs up to ten times as much. Past
-    /// it the least recently used documents go.
+    /// Bytes kept, as stored: two to three for a token in the log, without the database's overhead, which may be ten
+    /// times that, and nine for one in a segment. Past it the least recently used documents go.
     pub bytes_max: u64,
     /// Tokens kept of one tenant. Past it its least recently used documents go.
     pub tenant_tokens_max: u64,
@@ -75,6 +75,17 @@ pub struct DraftStoreConfig {
     pub use_interval_s: u64,
     /// A document at rest for this long is told to new followers in one piece.
     pub settle_s: u64,
+    /// A document that ended is sealed when it has been stored for this long, one that was broken off when it was not
+    /// heard of for as long, and for an hour at least.
+    pub seal_after_s: u64,
+    /// A namespace is sealed when this many tokens of it may be; they become one segment.
+    pub seal_tokens: u64,
+    /// The same in documents: a commit forgets the unsealed copies of at most so many.
+    pub seal_documents: usize,
+    /// Segments of a namespace that are put up with, those too large to be merged not counted.
+    pub segments_max: usize,
+    /// Tokens of a segment that is made by merging. Building one takes some 35 bytes of memory per token.
+    pub segment_tokens_max: u64,
     /// The log is rewritten when it takes this many times what it would take freshly written. The disk needs
     /// room for one more time that.
     pub rewrite_factor: u64,
@@ -102,7 +113,7 @@ impl Default for DraftStoreConfig {
             document_tokens_max: 1 << 20,
             namespaces_max: 65_536,
             tokens_max: 200_000_000,
-            bytes_max: 1 << 30,
+            bytes_max: 2 << 30,
             tenant_tokens_max: 100_000_000,
             retention_days: 31,
             eviction_step: 256,
@@ -119,6 +130,11 @@ impl Default for DraftStoreConfig {
             follow_wait_ms_max: 30_000,
             use_interval_s: 300,
             settle_s: 60,
+            seal_after_s: 900,
+            seal_tokens: 1 << 20,
+            seal_documents: 4_096,
+            segments_max: 8,
+            segment_tokens_max: 16 << 20,
             rewrite_factor: 2,
             rewrite_bytes_min: 256 << 20,
             tick_ms: 1_000,
@@ -174,6 +190,10 @@ impl Validate for DraftStoreConfig {
         at_least("waiters_max", self.waiters_max as u64, 1);
         at_least("reads_max", self.reads_max as u64, 1);
         at_least("follow_tokens_max", u64::from(self.follow_tokens_max), 1);
+        at_least("seal_tokens", self.seal_tokens, 1);
+        at_least("seal_documents", self.seal_documents as u64, 1);
+        at_least("segments_max", self.segments_max as u64, 1);
+        at_least("segment_tokens_max", self.segment_tokens_max, 1);
         at_least("rewrite_factor", self.rewrite_factor, 2);
         at_least("tick_ms", self.tick_ms, 10);
         // Otherwise a document could push itself out.
@@ -188,6 +208,10 @@ impl Validate for DraftStoreConfig {
         };
         at_most("erasure_memory_h", self.erasure_memory_h, 24 * 366);
         at_most("commit_interval_ms", self.commit_interval_ms, 1_000);
+        at_most("seal_after_s", self.seal_after_s, 366 * 24 * 3600);
+        at_most("seal_documents", self.seal_documents as u64, 65_536);
+        at_most("segment_tokens_max", self.segment_tokens_max, 1 << 30);
+        at_most("seal_tokens", self.seal_tokens, self.segment_tokens_max);
         at_most("document_tokens_max", document, 1 << 24);
         at_most(
             "follow_tokens_max",

@@ -3,14 +3,16 @@
 //! ```text
 //! <data_dir>/lock              held by the process that uses the directory
 //! <data_dir>/log/, log-<n>/    sled; the manifest names the one that counts
+//! <data_dir>/segments/         sealed documents; the log names the files that count
 //! <data_dir>/manifest.json     also tells when sled came up empty or went back in time
-//! <data_dir>/quarantine-<ms>/  a log that was not believed; kept for people, until something is erased
+//! <data_dir>/quarantine-<ms>/  a log or segments that were not believed; kept for people, until something is
+//!                              erased
 //! ```
 //!
 //! sled 0.34 may answer damage with an error, with a panic, or with an empty database. The first two move
 //! the log to quarantine; so does a log without the record that is made durable before the manifest is
 //! first written. What still decodes is copied into the new log, under a new generation, so that followers
-//! start over.
+//! start over; segments are taken in as they lie. A segment that is missing or damaged costs itself alone.
 
 mod manifest;
 mod quarantine;
@@ -28,8 +30,9 @@ use crate::catalog::{Loaded, load};
 use crate::codec;
 use crate::log::sled::{SledLog, sync_directory};
 use crate::log::{Batch, LogError, RecordLog};
-use crate::record::{StoreRecord, store_key};
-use quarantine::{quarantine, salvage};
+use crate::record::{SegmentId, StoreRecord, store_key};
+use crate::segments::{self, Sealed, find};
+use quarantine::{quarantine, quarantine_files, salvage};
 
 /// An open store.
 pub(crate) struct Opened {
@@ -132,7 +135,8 @@ pub(crate) fn open(dir: &Path, cache_bytes: u64, now_ms: u64) -> Result<Opened, 
             let store = create(&log)?;
             let salvaged = salvage(&moved, &log, cache_bytes)?;
             tracing::warn!(records = salvaged, "draft store records salvaged");
-            let loaded = load(&log, store, random()? as u32)?;
+            let found = find(dir, &log, true)?;
+            let loaded = load(&log, store, found, random()? as u32)?;
             Opened {
                 log: Arc::new(log),
                 number,
@@ -145,7 +149,30 @@ pub(crate) fn open(dir: &Path, cache_bytes: u64, now_ms: u64) -> Result<Opened, 
     };
     Manifest::new(number, opened.store, &opened.loaded.catalog, false).write(dir)?;
     rewrite::clear_leftovers(dir, number)?;
+    clear_segments(dir, &opened, now_ms)?;
     Ok(opened)
+}
+
+/// Makes the log name the segments that are there, and takes away the files of all others: what could not be
+/// believed goes to quarantine, orphans are deleted.
+fn clear_segments(dir: &Path, opened: &Opened, now_ms: u64) -> Result<(), LogError> {
+    let segments = opened.loaded.catalog.segments();
+    let mut unbelieved = Vec::new();
+    for segment in segments::list(dir)?.0 {
+        if segments.get(segment).is_none() && is_unbelieved(dir, segment) {
+            unbelieved.push(segments::path(dir, segment));
+        }
+    }
+    if !unbelieved.is_empty() {
+        let to = quarantine_files(dir, &unbelieved, now_ms)?;
+        tracing::error!(files = unbelieved.len(), moved_to = %to.display(), "draft store segments quarantined");
+    }
+    segments::clear_orphans(dir, |segment| segments.get(segment).is_some())
+}
+
+/// Whether a file that does not count is one that should.
+fn is_unbelieved(dir: &Path, segment: SegmentId) -> bool {
+    matches!(Sealed::open(dir, segment), Err(LogError::Corrupt(_)))
 }
 
 /// Opens the store in `dir` for reading only: nothing is repaired, moved or cleared. The caller holds the
@@ -164,7 +191,8 @@ pub(crate) fn inspect(dir: &Path, cache_bytes: u64) -> Result<Opened, LogError> 
     let lost = || LogError::Corrupt(format!("{} has lost its identity", path.display()));
     let value = log.get(&store_key())?.ok_or_else(lost)?;
     let store = codec::open::<StoreRecord>(&store_key(), &value).map_err(|_| lost())?;
-    let loaded = load(&log, store, 0)?;
+    let found = find(dir, &log, false)?;
+    let loaded = load(&log, store, found, 0)?;
     if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
         return Err(LogError::Corrupt(format!(
             "{} lacks what manifest.json says it held",
@@ -219,12 +247,14 @@ fn open_believed(
         None if manifest.is_none() && log.is_empty()? => create(&log)?,
         None => return Err(LogError::Corrupt("the log has lost its identity".into())),
     };
-    let mut loaded = load(&log, store, random()? as u32)?;
+    let found = find(dir, &log, false)?;
+    let mut loaded = load(&log, store, found, random()? as u32)?;
     if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
         // What followers hold may be gone here; a new generation makes them start over.
         tracing::error!("draft store log went back in time");
         store = create(&log)?;
-        loaded = load(&log, store, random()? as u32)?;
+        let found = find(dir, &log, true)?;
+        loaded = load(&log, store, found, random()? as u32)?;
     }
     Ok(Opened {
         log: Arc::new(log),

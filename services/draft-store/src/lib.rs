@@ -6,7 +6,8 @@
 //! Start reading at `placement.rs`, where a piece belongs in a document, then `writer.rs`, the core
 //! that turns calls into commits, and `catalog.rs` with `catalog/feed.rs`, what is known in memory and in
 //! which order it is told. `directory.rs` is how a damaged disk is survived, `directory/rewrite.rs` how disk
-//! space comes back while the store serves, `codec.rs` every byte that is stored. Around them: an actor with a thread of its own (`writer/actor.rs`), the handle for callers in
+//! space comes back while the store serves, `codec.rs` every byte of the log, `segments.rs` where documents go
+//! that are at their end. Around them: an actor with a thread of its own (`writer/actor.rs`), the handle for callers in
 //! this process ([`DraftStoreHandle`]), and HTTP routes for all others. Operators have calls of their own
 //! (`admin.rs`, `refrain_clients::StoreAdmin`), which name tenants plainly and stand behind the mesh's secret;
 //! [`ClosedStore`] is a directory that they look at while nobody runs it.
@@ -24,9 +25,10 @@
 //! ```
 //!
 //! What it promises: an answered append survives a crash of the process and a loss of power (one fsync per
-//! group of updates). What it costs: some 350 bytes of memory per document, two to three bytes of storage
+//! group of updates). What it costs: some 370 bytes of memory per document, two to three bytes of storage
 //! per token. On disk a log takes 1.5 to 4 times what is in it when freshly written, and is written afresh
-//! when it has grown to twice that (`rewrite_factor`), which for a while needs the room once more.
+//! when it has grown to twice that (`rewrite_factor`), which for a while needs the room once more. In segments a token
+//! takes nine bytes: more than in a log freshly written, for an index that needs no building.
 //!
 //! A group of samples has a log of its own once it is registered: the same updates, read by another cursor
 //! (`catalog/groups.rs`). It ends with its time or with newer weights; the documents stay.
@@ -35,7 +37,7 @@
 //! `catalog/erasures.rs` for how it stays gone while workers go on sending it. Logs in quarantine are deleted
 //! by any erasure, since what is left in them cannot be told apart by tenant.
 //!
-//! Not here: sealed segments, replication.
+//! Not here: shipping segments to workers, which follow the feed from its beginning; replication.
 
 mod admin;
 mod catalog;
@@ -49,6 +51,7 @@ mod log;
 mod metrics;
 mod placement;
 mod record;
+mod segments;
 mod select;
 mod service;
 mod shared;

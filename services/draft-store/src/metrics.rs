@@ -66,6 +66,10 @@ pub(crate) struct StoreMetrics {
     pub(crate) live_ratio: Gauge,
     pub(crate) rewrites: IntCounterVec,
     pub(crate) reclaimed_bytes: IntCounter,
+    pub(crate) segments: IntGauge,
+    pub(crate) segment_bytes: IntGauge,
+    pub(crate) segments_made: IntCounterVec,
+    pub(crate) segments_lost: IntCounter,
     pub(crate) append_seconds: Histogram,
     pub(crate) appended_tokens: IntCounter,
     pub(crate) evictions: IntCounterVec,
@@ -107,6 +111,17 @@ impl StoreMetrics {
                 "reclaimed_bytes_total",
                 "Disk space given back by rewrites.",
             )?,
+            segments: gauge("segments", "Segments of sealed documents.")?,
+            segment_bytes: gauge("segment_bytes", "Bytes of segments.")?,
+            segments_made: metrics.counter_vec(
+                &name("segments_made_total"),
+                "Times documents were sealed, or segments merged.",
+                &["from", "outcome"],
+            )?,
+            segments_lost: counter(
+                "segments_lost_total",
+                "Segments whose file was missing or damaged at start.",
+            )?,
             append_seconds: metrics.histogram(
                 &name("append_seconds"),
                 "Time from the arrival of an append at the writer until it is durable.",
@@ -140,6 +155,9 @@ impl StoreMetrics {
             figures.evictions.with_label_values(&[removal.as_str()]);
         }
         for outcome in ["done", "failed"] {
+            for from in ["log", "segments"] {
+                figures.segments_made.with_label_values(&[from, outcome]);
+            }
             figures.rewrites.with_label_values(&[outcome]);
         }
         for limit in Limit::ALL {

@@ -36,6 +36,10 @@ pub(crate) enum Kind {
     Erasure,
     /// [`ErasedRecord`], one per document that was erased and that somebody may still send.
     Erased,
+    /// [`SegmentRecord`], one per segment: the files that count.
+    Segment,
+    /// [`MarksRecord`], one per [`MARKS_DOCUMENTS`] documents of a segment of which something is to be told.
+    Marks,
 }
 
 impl Kind {
@@ -50,6 +54,8 @@ impl Kind {
             Kind::Tombstone => b't',
             Kind::Erasure => b'e',
             Kind::Erased => b'x',
+            Kind::Segment => b's',
+            Kind::Marks => b'k',
         }
     }
 
@@ -65,6 +71,8 @@ impl Kind {
             Kind::Tombstone,
             Kind::Erasure,
             Kind::Erased,
+            Kind::Segment,
+            Kind::Marks,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)
@@ -156,6 +164,34 @@ pub(crate) struct ErasedRecord {
     pub(crate) at_ms: u64,
 }
 
+/// Number of a segment, never given twice while its file may exist.
+pub(crate) type SegmentId = u64;
+
+/// Where a sealed document stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) segment: SegmentId,
+    /// Among the segment's documents in order of their ids.
+    pub(crate) number: u32,
+}
+
+/// A segment's file counts, if it is the one meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct SegmentRecord {
+    pub(crate) namespace: u128,
+    pub(crate) checksum: u64,
+}
+
+/// Documents that share a [`MarksRecord`].
+pub(crate) const MARKS_DOCUMENTS: u32 = 512;
+/// The mark of a document that is not in its segment any more.
+pub(crate) const GONE: u32 = u32::MAX;
+
+/// What changed of some documents of a segment since it was made: for each when it was last used, in Unix
+/// seconds, 0 for as recorded in the file, or [`GONE`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct MarksRecord(pub(crate) Vec<u32>);
+
 /// The reason as stored; 0 is none.
 pub(crate) fn finish_code(finish: Option<FinishReason>) -> u8 {
     match finish {
@@ -225,6 +261,31 @@ pub(crate) fn erasure_key(id: u128) -> Vec<u8> {
     let mut bytes = vec![Kind::Erasure.byte()];
     bytes.extend_from_slice(&id.to_be_bytes());
     bytes
+}
+
+/// Key of a segment.
+pub(crate) fn segment_key(segment: SegmentId) -> Vec<u8> {
+    let mut bytes = vec![Kind::Segment.byte()];
+    bytes.extend_from_slice(&segment.to_be_bytes());
+    bytes
+}
+
+/// Key of the marks number `chunk` of a segment.
+pub(crate) fn marks_key(segment: SegmentId, chunk: u32) -> Vec<u8> {
+    let mut bytes = vec![Kind::Marks.byte()];
+    bytes.extend_from_slice(&segment.to_be_bytes());
+    bytes.extend_from_slice(&chunk.to_be_bytes());
+    bytes
+}
+
+/// The segment in a key.
+pub(crate) fn segment_of(key: &[u8]) -> Option<SegmentId> {
+    Some(u64::from_be_bytes(key.get(1..9)?.try_into().ok()?))
+}
+
+/// Which of its marks a key stands for.
+pub(crate) fn chunk_of(key: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(key.get(9..13)?.try_into().ok()?))
 }
 
 /// The namespace in a key.

@@ -3,21 +3,12 @@
 use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{ApiError, DocumentId, Namespace, NamespaceId};
 
-use crate::codec;
-use crate::log::RecordLog;
-use crate::record::{DocumentKey, HeadRecord, Kind, StateRecord, document_key};
+use crate::record::{DocumentKey, StateRecord};
 use crate::shared::{Shared, unavailable};
-use crate::text::TextError;
+use crate::text::{TextError, head};
 
 /// Heads that are read under one lock.
 const HEADS_PER_LOCK: usize = 64;
-
-/// The head of a document.
-pub(crate) fn head(log: &dyn RecordLog, key: DocumentKey) -> Result<DocumentHead, TextError> {
-    let head_key = document_key(Kind::Head, key);
-    let value = log.get(&head_key)?.ok_or(codec::Damage::Short)?;
-    Ok(codec::open::<HeadRecord>(&head_key, &value)?.0)
-}
 
 /// All namespaces, with their names where those are known.
 pub(crate) fn namespaces(
@@ -69,7 +60,7 @@ pub(crate) fn by_head(
             if open.catalog.document(*key).is_none() {
                 continue;
             }
-            let head = match head(&*open.log, *key) {
+            let head = match head(&open.catalog, &*open.log, *key) {
                 Ok(head) => Some(head),
                 Err(TextError::Damaged(_)) => None,
                 Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),

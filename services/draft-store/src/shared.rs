@@ -17,7 +17,6 @@ use tokio::sync::watch;
 use crate::catalog::{Catalog, Change, GroupKey};
 use crate::log::RecordLog;
 use crate::record::{DocumentKey, finish_of};
-use crate::select::head;
 use crate::text::{self, TextError};
 
 /// Most events of one answer; tombstones have no tokens to be bounded by.
@@ -260,8 +259,8 @@ fn event(
         document,
         epoch: known.state.epoch,
         prev_len: start,
-        tokens: text::read(log, key, start, end)?,
-        head: head(log, key)?,
+        tokens: text::read(catalog, log, key, start, end)?,
+        head: text::head(catalog, log, key)?,
         finish: if last {
             finish_of(known.state.finish)
         } else {

@@ -1,10 +1,12 @@
-//! Reading a document's text from its pieces.
+//! Reading a document's text and head: from its segment, or from its pieces.
 
 use refrain_protocol::TokenId;
+use refrain_protocol::document::DocumentHead;
 
+use crate::catalog::Catalog;
 use crate::codec::{self, Damage, PIECE_TOKENS_MAX, PieceRecord};
 use crate::log::{LogError, RecordLog};
-use crate::record::{DocumentKey, piece_key, piece_start_of};
+use crate::record::{DocumentKey, HeadRecord, Kind, document_key, piece_key, piece_start_of};
 
 /// One stored run of tokens.
 pub(crate) struct Piece {
@@ -47,11 +49,17 @@ pub(crate) enum TextError {
 
 /// Tokens `start..end` of a document. The caller keeps the document from changing meanwhile.
 pub(crate) fn read(
+    catalog: &Catalog,
     log: &dyn RecordLog,
     key: DocumentKey,
     start: u32,
     end: u32,
 ) -> Result<Vec<TokenId>, TextError> {
+    if let Some((sealed, _)) = catalog.sealed(key) {
+        let text = sealed.text(key.document).ok_or(Damage::Short)?;
+        let range = text.get(start as usize..end as usize);
+        return Ok(range.ok_or(Damage::Short)?.to_vec());
+    }
     let mut tokens = Vec::with_capacity((end - start) as usize);
     if start == end {
         return Ok(tokens);
@@ -85,4 +93,49 @@ pub(crate) fn read(
         return Err(Damage::Short.into());
     }
     Ok(tokens)
+}
+
+/// The head of a document.
+pub(crate) fn head(
+    catalog: &Catalog,
+    log: &dyn RecordLog,
+    key: DocumentKey,
+) -> Result<DocumentHead, TextError> {
+    if let Some((sealed, place)) = catalog.sealed(key) {
+        return Ok(sealed.head(place.number, key.document)?);
+    }
+    let head_key = document_key(Kind::Head, key);
+    let value = log.get(&head_key)?.ok_or(Damage::Short)?;
+    Ok(codec::open::<HeadRecord>(&head_key, &value)?.0)
+}
+
+/// All of an unsealed document's text, and where its pieces start.
+pub(crate) fn pieces(
+    log: &dyn RecordLog,
+    key: DocumentKey,
+    len: u32,
+) -> Result<(Vec<TokenId>, Vec<u32>), TextError> {
+    let mut tokens = Vec::with_capacity(len as usize);
+    let mut starts = Vec::new();
+    let mut damage = None;
+    log.scan(
+        &piece_key(key, 0),
+        &piece_key(key, u32::MAX),
+        &mut |key, value| match Piece::open(key, value) {
+            Ok(piece) if piece.start as usize == tokens.len() => {
+                starts.push(piece.start);
+                tokens.extend_from_slice(&piece.tokens);
+                true
+            }
+            other => {
+                damage = Some(other.err().unwrap_or(Damage::Short));
+                false
+            }
+        },
+    )?;
+    match damage {
+        Some(damage) => Err(damage.into()),
+        None if tokens.len() != len as usize => Err(Damage::Short.into()),
+        None => Ok((tokens, starts)),
+    }
 }

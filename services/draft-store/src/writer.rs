@@ -21,6 +21,7 @@ use crate::catalog::{Catalog, GroupKey};
 use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
+use crate::segments::Product;
 use edit::{Edit, Limits};
 
 /// Documents that wait to come to rest at most; past it the oldest are settled at once.
@@ -267,6 +268,23 @@ impl Core {
         Ok((true, self.commit(edit, now_ms)?))
     }
 
+    /// Names a segment that was made.
+    pub(crate) fn install(
+        &mut self,
+        catalog: &mut Catalog,
+        product: Product,
+        now_ms: u64,
+    ) -> Result<Outcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for key in &product.damaged {
+            if edit.catalog.document(*key).is_some() {
+                edit.remove(*key, Removal::Damage)?;
+            }
+        }
+        edit.install(product)?;
+        self.commit(edit, now_ms)
+    }
+
     fn edit<'a>(&self, catalog: &'a mut Catalog, now_ms: u64) -> Edit<'a> {
         Edit::new(
             catalog,
@@ -281,7 +299,7 @@ impl Core {
     }
 
     fn commit(&mut self, edit: Edit<'_>, now_ms: u64) -> Result<Outcome, LogError> {
-        let (mut batch, store, split, mut outcome) = edit.finish();
+        let (mut batch, store, split, mut outcome) = edit.finish()?;
         if !batch.is_empty() {
             self.log.commit(&batch)?;
             self.mirror(&mut batch);

@@ -9,9 +9,9 @@ use crate::{Namespace, NamespaceId};
 /// What a compaction gave back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompactReply {
-    /// Bytes of the log before.
+    /// Bytes of the log and of segments before.
     pub before_bytes: u64,
-    /// Bytes of the log that took its place.
+    /// Bytes of what took their place.
     pub after_bytes: u64,
 }
 

@@ -4,7 +4,7 @@ use refrain_protocol::DocumentId;
 
 use super::{Change, Feed};
 use crate::placement::Text;
-use crate::record::StateRecord;
+use crate::record::{Place, StateRecord};
 
 /// Most feed entries of one document. A document that grows in more steps gives up the oldest half of its
 /// boundaries; who is behind them gets that part again, whole.
@@ -16,6 +16,8 @@ pub(crate) struct Document {
     pub(crate) state: StateRecord,
     /// `used_ms` as stored; the order of use is written only now and then.
     pub(crate) used_ms_stored: u64,
+    /// Where it is sealed; `None` while it is in the log.
+    pub(crate) place: Option<Place>,
     /// Feed entries, oldest first: (sequence, start). An entry reaches to the start of the next one, the
     /// last one to the end; the last one's sequence is `state.sequence`. Sequences and starts both grow, so
     /// a follower that reads in order of sequence never meets a gap.
@@ -27,6 +29,7 @@ impl Document {
         Document {
             used_ms_stored: state.used_ms,
             state,
+            place: None,
             boundaries: Vec::new(),
         }
     }

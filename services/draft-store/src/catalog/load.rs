@@ -8,9 +8,10 @@ use super::Catalog;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{
-    self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, Kind, NamespaceRecord, StateRecord,
-    StoreRecord, TombstoneRecord,
+    self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, Kind, MarksRecord, NamespaceRecord,
+    Place, StateRecord, StoreRecord, TombstoneRecord,
 };
+use crate::segments::{Found, Marks};
 
 /// What was read.
 pub(crate) struct Loaded {
@@ -19,25 +20,30 @@ pub(crate) struct Loaded {
     pub(crate) damaged: Vec<DocumentKey>,
     /// Records that could not be read, of any kind.
     pub(crate) damaged_records: u64,
+    /// Segments whose file is missing or damaged.
+    pub(crate) lost_segments: usize,
     /// Removals of what stands for damaged records, to go into the next commit.
     pub(crate) repairs: Batch,
 }
 
-/// Reads everything but the text. `random` makes feed eras unlike any before it where one is lost.
+/// Reads everything but the text. `found` are the segments that count. `random` makes feed eras unlike any before
+/// it where one is lost.
 pub(crate) fn load(
     log: &dyn RecordLog,
     store: StoreRecord,
+    found: Found,
     random: u32,
 ) -> Result<Loaded, LogError> {
     let mut loaded = Loaded {
         catalog: Catalog::new(store.generation, 0),
         damaged: Vec::new(),
-        damaged_records: 0,
+        damaged_records: found.damaged_records,
+        lost_segments: found.lost.len(),
         repairs: Batch::default(),
     };
     load_namespaces(log, &mut loaded)?;
     load_feeds(log, &mut loaded, random)?;
-    load_documents(log, &mut loaded)?;
+    load_documents(log, found, &mut loaded, random)?;
     load_tombstones(log, &mut loaded)?;
     load_erasures(log, &mut loaded)?;
     loaded.catalog.skip_to(store.sequence_reserved);
@@ -145,27 +151,139 @@ fn load_erasures(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogErro
     Ok(())
 }
 
-fn load_documents(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
+/// Marks of all segments.
+fn load_marks(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<Marks, LogError> {
+    let Loaded {
+        repairs,
+        damaged_records,
+        ..
+    } = loaded;
+    let mut marks = Marks::default();
+    *damaged_records += each::<MarksRecord>(log, Kind::Marks, &mut |key, record| match (
+        record::segment_of(key),
+        record::chunk_of(key),
+        record,
+    ) {
+        (Some(segment), Some(chunk), Some(MarksRecord(marked))) => {
+            marks.insert((segment, chunk), marked);
+        }
+        // What was evicted of these documents comes back, and is evicted again. What was erased does not: its
+        // segment was rewritten before that was answered.
+        _ => repairs.remove(key.to_vec()),
+    })?;
+    Ok(marks)
+}
+
+/// Names of segments in the log as they are to be: those taken in are, those lost are not.
+fn adopt_segments(found: &Found, loaded: &mut Loaded, random: u32) {
+    for sealed in &found.sealed {
+        if let Some(names) = sealed.names()
+            && loaded.catalog.introduce(sealed.namespace(), names)
+        {
+            let key = record::namespace_key(Kind::Namespace, sealed.namespace());
+            let value = codec::seal(&key, &NamespaceRecord::from(names));
+            loaded.repairs.put(key, value);
+        }
+        if found.adopted.contains(&sealed.id()) {
+            let key = record::segment_key(sealed.id());
+            let value = codec::seal(&key, &sealed.manifest());
+            loaded.repairs.put(key, value);
+        }
+        loaded.catalog.mount(sealed.clone());
+    }
+    for (segment, namespace) in &found.lost {
+        loaded.repairs.remove(record::segment_key(*segment));
+        // Its followers hold documents that nobody will tell them to drop: they start over.
+        let feed = loaded.catalog.feed_mut(*namespace);
+        let record = FeedRecord {
+            era: random,
+            ..feed.record()
+        };
+        feed.restore(record);
+        let key = record::namespace_key(Kind::Feed, *namespace);
+        let value = codec::seal(&key, &record);
+        loaded.repairs.put(key, value);
+    }
+}
+
+/// Documents that are in a segment, by what is marked of them.
+fn sealed_documents<'a>(
+    found: &'a Found,
+    marks: &'a Marks,
+) -> impl Iterator<Item = (DocumentKey, StateRecord, Place)> + 'a {
+    found.sealed.iter().flat_map(move |sealed| {
+        sealed
+            .states()
+            .filter_map(move |(number, document, state)| {
+                let place = Place {
+                    segment: sealed.id(),
+                    number,
+                };
+                let used_s = match marks.get(place) {
+                    record::GONE => return None,
+                    used_s => used_s,
+                };
+                let key = DocumentKey {
+                    namespace: sealed.namespace(),
+                    document,
+                };
+                let used_ms = state.used_ms.max(u64::from(used_s) * 1_000);
+                Some((key, StateRecord { used_ms, ..state }, place))
+            })
+    })
+}
+
+fn load_documents(
+    log: &dyn RecordLog,
+    found: Found,
+    loaded: &mut Loaded,
+    random: u32,
+) -> Result<(), LogError> {
+    let marks = load_marks(log, loaded)?;
+    for (segment, chunk) in marks.keys() {
+        if !found.sealed.iter().any(|sealed| sealed.id() == segment) {
+            loaded.repairs.remove(record::marks_key(segment, chunk));
+        }
+    }
+    adopt_segments(&found, loaded, random);
     let Loaded {
         catalog,
         repairs,
         damaged_records,
         damaged,
+        ..
     } = loaded;
-    let mut states: Vec<(DocumentKey, StateRecord)> = Vec::new();
+    let mut states: Vec<(DocumentKey, StateRecord, Option<Place>)> = Vec::new();
     *damaged_records += each::<StateRecord>(log, Kind::State, &mut |key, record| match (
         record::document_of(key),
         record,
     ) {
-        (Some(id), Some(state)) => states.push((id, state)),
+        (Some(id), Some(state)) => states.push((id, state, None)),
         (Some(id), None) => damaged.push(id),
         (None, _) => repairs.remove(key.to_vec()),
     })?;
+    let sealed = sealed_documents(&found, &marks);
+    states.extend(sealed.map(|(key, state, place)| (key, state, Some(place))));
+    // Only what was salvaged or taken in may be there twice. The later change counts, and of two copies of it the
+    // one in the newer segment, which a sort that keeps their order puts last.
+    states.sort_by_key(|(key, state, place)| {
+        (*key, state.sequence, place.map(|place| place.segment))
+    });
+    states.dedup_by(|later, earlier| {
+        let same = later.0 == earlier.0;
+        if same {
+            *earlier = *later;
+        }
+        same
+    });
     // The order of use, as far as it was stored.
-    states.sort_unstable_by_key(|(_, state)| (state.used_ms, state.sequence));
-    for (key, state) in states {
+    states.sort_unstable_by_key(|(_, state, _)| (state.used_ms, state.sequence));
+    for (key, state, place) in states {
         catalog.head = catalog.head.max(state.sequence);
         catalog.put(key, state, None);
+        if place.is_some() {
+            catalog.settle_in(key, place, state.bytes);
+        }
         // One entry each, at the last change: where the earlier ones were matters to nobody.
         let entry = catalog.introduce_nameless(key.namespace);
         if let Some(document) = entry.documents.get_mut(&key.document) {

@@ -46,10 +46,12 @@ impl Manifest {
     pub(super) fn disagrees(&self, store: StoreRecord, loaded: &Loaded) -> bool {
         // Damaged states were told apart already: they are removed with a tombstone each.
         let documents = loaded.catalog.totals().documents + loaded.damaged.len() as u64;
+        // What a lost segment held is gone, and the followers of its namespace start over in any case.
+        let is_whole = loaded.lost_segments == 0;
         self.generation == store.generation
             && (self.sequence_reserved > store.sequence_reserved
-                || (self.head > loaded.catalog.head() && loaded.damaged_records == 0)
-                || (self.closed && self.documents != documents))
+                || (self.head > loaded.catalog.head() && is_whole && loaded.damaged_records == 0)
+                || (self.closed && self.documents != documents && is_whole))
     }
 
     /// Writes it, whole or not at all.

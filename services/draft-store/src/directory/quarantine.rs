@@ -1,4 +1,4 @@
-//! Logs that were not believed: moved aside, and read as far as they can be.
+//! Logs and segments that were not believed: moved aside, and read as far as they can be.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +13,38 @@ const PREFIX: &str = "quarantine-";
 /// Records copied in one commit.
 const COPY_BATCH: usize = 512;
 
-/// Moves a log aside.
-pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf, LogError> {
+/// A directory that is not there yet.
+fn free_name(dir: &Path, now_ms: u64) -> PathBuf {
     let mut to = dir.join(format!("{PREFIX}{now_ms}"));
     let mut suffix = 1;
     while to.exists() {
         to = dir.join(format!("{PREFIX}{now_ms}-{suffix}"));
         suffix += 1;
     }
+    to
+}
+
+/// Moves files aside.
+pub(super) fn quarantine_files(
+    dir: &Path,
+    files: &[PathBuf],
+    now_ms: u64,
+) -> Result<PathBuf, LogError> {
+    let to = free_name(dir, now_ms);
+    std::fs::create_dir(&to).map_err(|error| refused("create", &to, &error))?;
+    for from in files {
+        if let Some(name) = from.file_name() {
+            std::fs::rename(from, to.join(name)).map_err(|error| refused("move", from, &error))?;
+        }
+    }
+    sync_directory(&to).map_err(|error| refused("sync", &to, &error))?;
+    sync_directory(dir).map_err(|error| refused("sync", dir, &error))?;
+    Ok(to)
+}
+
+/// Moves a log aside.
+pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf, LogError> {
+    let to = free_name(dir, now_ms);
     std::fs::rename(from, &to).map_err(|error| refused("move", from, &error))?;
     sync_directory(dir).map_err(|error| refused("sync", dir, &error))?;
     Ok(to)
@@ -41,6 +65,8 @@ pub(super) fn salvage(from: &Path, to: &SledLog, cache_bytes: u64) -> Result<u64
         Kind::Erasure,
         Kind::Erased,
         Kind::Namespace,
+        Kind::Segment,
+        Kind::Marks,
         Kind::Piece,
         Kind::Head,
         Kind::State,

@@ -227,14 +227,15 @@ fn copy_batch(
     Ok((bytes, last))
 }
 
-/// Not the identity, which says that a log is complete; and no records of documents that are not there:
-/// what was salvaged from a damaged log has such.
+/// Not the identity, which says that a log is complete; and no records of documents that are not there or
+/// sealed: what was salvaged from a damaged log has such.
 fn is_wanted(open: &Open, key: &[u8]) -> bool {
     let of_document = [Kind::Head, Kind::Piece, Kind::State]
         .iter()
         .any(|kind| key.first() == Some(&kind.byte()));
     if of_document {
-        return document_of(key).is_some_and(|key| open.catalog.document(key).is_some());
+        let known = document_of(key).and_then(|key| open.catalog.document(key));
+        return known.is_some_and(|known| known.place.is_none());
     }
     key.first() != Some(&Kind::Store.byte())
 }

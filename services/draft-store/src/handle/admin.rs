@@ -15,6 +15,7 @@ use crate::directory::Rewritten;
 use crate::shared::{Shared, unavailable};
 use crate::writer::Append;
 use crate::writer::actor::rewriting::RewriteCall;
+use crate::writer::actor::sealing::SealCall;
 use crate::writer::call::Call;
 
 impl DraftStoreHandle {
@@ -37,6 +38,21 @@ impl DraftStoreHandle {
     pub(super) async fn rewrite(&self) -> Result<Rewritten, ApiError> {
         let (demand, answer) = oneshot::channel();
         self.send(Call::Rewrite(RewriteCall::Demand(demand)))?;
+        answer
+            .await
+            .map_err(|_| unavailable().with_detail("the writer dropped the call"))?
+    }
+
+    fn segment_bytes(&self) -> Result<u64, ApiError> {
+        let open = self.inner.shared.read();
+        let open = open.as_ref().ok_or_else(unavailable)?;
+        Ok(open.catalog.segments().bytes())
+    }
+
+    /// Has the segments rewritten that hold something removed before this call.
+    pub(super) async fn purge(&self) -> Result<(), ApiError> {
+        let (demand, answer) = oneshot::channel();
+        self.send(Call::Seal(SealCall::Purge(demand)))?;
         answer
             .await
             .map_err(|_| unavailable().with_detail("the writer dropped the call"))?
@@ -75,10 +91,12 @@ impl StoreAdmin for DraftStoreHandle {
 
     async fn compact(&self) -> Result<CompactReply, ApiError> {
         let _running = self.enter()?;
+        let segments_before_bytes = self.segment_bytes()?;
+        self.purge().await?;
         let done = self.rewrite().await?;
         Ok(CompactReply {
-            before_bytes: done.before_bytes,
-            after_bytes: done.after_bytes,
+            before_bytes: done.before_bytes + segments_before_bytes,
+            after_bytes: done.after_bytes + self.segment_bytes()?,
         })
     }
 

@@ -104,7 +104,8 @@ impl DraftStoreHandle {
             .await
             .map_err(ApiError::internal)?
             .map_err(|error| unavailable().with_detail(error))?;
-        // The removed records still stand in the log's file until it is gone.
+        // What was removed still stands in the files until they are gone: in those of segments, and in the log.
+        self.purge().await?;
         self.rewrite().await?;
         tracing::info!(documents, quarantines, "draft store documents erased");
         Ok(EraseReply {

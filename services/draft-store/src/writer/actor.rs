@@ -8,6 +8,7 @@
 mod figures;
 mod requests;
 pub(crate) mod rewriting;
+pub(crate) mod sealing;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +31,7 @@ use crate::log::LogError;
 use crate::metrics::{Limit, StoreMetrics};
 use crate::shared::{Open, Shared, unavailable};
 use rewriting::Rewriting;
+use sealing::Sealing;
 
 /// How far the manifest may be behind.
 const MANIFEST_INTERVAL: Duration = Duration::from_secs(10);
@@ -54,9 +56,10 @@ pub(crate) struct Writer {
     timer: Option<SpawnHandle>,
     evicted_documents: u64,
     closed: bool,
-    /// Waits for a rewrite to end.
+    /// Waits for the threads to end.
     closing: Option<oneshot::Sender<()>>,
     rewriting: Rewriting,
+    sealing: Sealing,
     /// How often the store was opened: what is told of an earlier time is void.
     opened: u64,
     log_number: u64,
@@ -101,6 +104,7 @@ impl Writer {
             closed: false,
             closing: None,
             rewriting: Rewriting::new(),
+            sealing: Sealing::default(),
             opened: 0,
             log_number: 0,
             _hold: hold,
@@ -127,6 +131,9 @@ impl Writer {
             self.metrics.quarantines.inc();
         }
         self.metrics.damaged_records.inc_by(loaded.damaged_records);
+        self.metrics
+            .segments_lost
+            .inc_by(loaded.lost_segments as u64);
         if loaded.damaged_records > 0 {
             tracing::error!(
                 records = loaded.damaged_records,
@@ -277,6 +284,16 @@ impl Writer {
         }
     }
 
+    /// Closes the store when that was asked for and no thread is at work any more.
+    fn close_if_quiet(&mut self) {
+        if !self.rewriting.is_running()
+            && !self.sealing.is_running()
+            && let Some(reply) = self.closing.take()
+        {
+            self.close(reply);
+        }
+    }
+
     fn close(&mut self, reply: oneshot::Sender<()>) {
         // Writes the times of use.
         let _ = self.run(Core::tick);
@@ -302,6 +319,7 @@ impl Writer {
         self.observe_disk();
         self.refresh_manifest();
         self.rewrite_if_due(ctx);
+        self.seal_if_due(ctx);
         if more {
             // What waits in the mailbox goes first.
             ctx.run_later(Duration::from_millis(1), |writer, ctx| writer.tick(ctx));
@@ -381,13 +399,13 @@ impl Handler<Call> for Writer {
                 let _ = reply.send(outcome.map(|outcome| outcome.removed.len() as u64));
             }
             Call::Rewrite(call) => self.handle_rewrite(call, ctx),
+            Call::Seal(call) => self.handle_seal(call, ctx),
             Call::Close(reply) => {
                 self.commit();
-                if self.rewriting.stop() {
-                    self.closing = Some(reply);
-                } else {
-                    self.close(reply);
-                }
+                self.rewriting.stop();
+                self.sealing.stop();
+                self.closing = Some(reply);
+                self.close_if_quiet();
             }
         }
     }

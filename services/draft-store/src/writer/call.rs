@@ -8,6 +8,7 @@ use refrain_protocol::ApiError;
 use tokio::sync::oneshot;
 
 use super::actor::rewriting::RewriteCall;
+use super::actor::sealing::SealCall;
 use super::{Append, Registration};
 use crate::record::{DocumentKey, ErasureRecord};
 
@@ -36,6 +37,8 @@ pub(crate) enum Call {
     Erase(Vec<DocumentKey>, oneshot::Sender<Result<u64, ApiError>>),
     /// About rewriting the log.
     Rewrite(RewriteCall),
+    /// About segments.
+    Seal(SealCall),
     /// Commit what waits, write the manifest, close the log.
     Close(oneshot::Sender<()>),
 }

@@ -1,6 +1,7 @@
 //! One commit in the making: changes the catalog and gathers the writes that make the change durable.
 
 mod pieces;
+mod sealed;
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -15,11 +16,13 @@ use crate::codec::{self, Damage};
 use crate::log::{Batch, LogError, RecordLog};
 use crate::placement::{Placement, place};
 use crate::record::{
-    DocumentKey, ErasedRecord, ErasureRecord, HeadRecord, Kind, NamespaceRecord, StateRecord,
+    DocumentKey, ErasedRecord, ErasureRecord, GONE, HeadRecord, Kind, NamespaceRecord, StateRecord,
     StoreRecord, TombstoneRecord, document_key, erasure_key, finish_code, finish_of, namespace_key,
     piece_key, store_key, tombstone_key,
 };
+use crate::segments::Marks;
 use crate::text::TextError;
+use sealed::mark_of;
 
 /// Sequences reserved on disk at a time. A restart skips what was not used of them.
 const SEQUENCES_RESERVED: u64 = 1 << 16;
@@ -42,6 +45,8 @@ pub(super) struct Edit<'a> {
     batch: Batch,
     /// Documents whose state is to be written, once each.
     states: BTreeSet<DocumentKey>,
+    /// Marks of sealed documents, as they will be.
+    marks: Marks,
 }
 
 impl<'a> Edit<'a> {
@@ -61,11 +66,14 @@ impl<'a> Edit<'a> {
             now_ms,
             batch: Batch::default(),
             states: BTreeSet::new(),
+            marks: Marks::default(),
         }
     }
 
     /// The writes, the store's record after them, and documents whose feed entries are now several.
-    pub(super) fn finish(mut self) -> (Batch, StoreRecord, Vec<DocumentKey>, Outcome) {
+    pub(super) fn finish(
+        mut self,
+    ) -> Result<(Batch, StoreRecord, Vec<DocumentKey>, Outcome), LogError> {
         let mut split = Vec::new();
         for key in std::mem::take(&mut self.states) {
             let Some(document) = self.catalog.document_mut(key) else {
@@ -75,11 +83,17 @@ impl<'a> Edit<'a> {
             if document.is_split() {
                 split.push(key);
             }
+            if let Some(place) = document.place {
+                let used_s = mark_of(document.state.used_ms);
+                self.mark_sealed(place, used_s)?;
+                continue;
+            }
             let state_key = document_key(Kind::State, key);
             let value = codec::seal(&state_key, &document.state);
             self.batch.put(state_key, value);
         }
-        (self.batch, self.store, split, self.outcome)
+        self.write_marks();
+        Ok((self.batch, self.store, split, self.outcome))
     }
 
     /// Takes over writes that recovery prepared.
@@ -175,7 +189,8 @@ impl<'a> Edit<'a> {
                     && document.state.finish == 0
                     && update.finish.is_some()
                 {
-                    let state = document.state;
+                    self.unseal(key)?;
+                    let state = self.state(key)?;
                     self.write(key, state, update, state.len, &[])?;
                 }
                 Ok(())
@@ -186,7 +201,10 @@ impl<'a> Edit<'a> {
                 epoch_start,
             } => {
                 let state = match known {
-                    Some(document) => document.state,
+                    Some(_) => {
+                        self.unseal(key)?;
+                        self.state(key)?
+                    }
                     None => self.create(key, update),
                 };
                 let state = StateRecord {
@@ -236,10 +254,8 @@ impl<'a> Edit<'a> {
         update: &DocumentUpdate,
         epoch_start: u32,
     ) -> Result<(), TextError> {
-        let Some(document) = self.catalog.document(key) else {
-            return Ok(());
-        };
-        let mut state = document.state;
+        self.unseal(key)?;
+        let mut state = self.state(key)?;
         let pieces = self.pieces(key, piece_key(key, 0), state.len)?;
         let text: Vec<TokenId> = pieces.into_iter().flat_map(|piece| piece.tokens).collect();
         let start = update.prev_len as usize;
@@ -328,14 +344,17 @@ impl<'a> Edit<'a> {
 
     /// Removes a document with all its records, and tells followers.
     pub(super) fn remove(&mut self, key: DocumentKey, removal: Removal) -> Result<(), LogError> {
-        let pieces =
-            self.batch
-                .scan_over(&*self.log, &piece_key(key, 0), &piece_key(key, u32::MAX))?;
-        for piece_key in pieces.into_keys() {
-            self.batch.remove(piece_key);
+        let place = self.catalog.document(key).and_then(|known| known.place);
+        if let Some(place) = place {
+            self.mark_sealed(place, GONE)?;
+        } else {
+            let (from, to) = (piece_key(key, 0), piece_key(key, u32::MAX));
+            for piece_key in self.batch.scan_over(&*self.log, &from, &to)?.into_keys() {
+                self.batch.remove(piece_key);
+            }
+            self.batch.remove(document_key(Kind::State, key));
+            self.batch.remove(document_key(Kind::Head, key));
         }
-        self.batch.remove(document_key(Kind::State, key));
-        self.batch.remove(document_key(Kind::Head, key));
         self.catalog.take(key);
         self.bury(key);
         self.outcome.removed.push((key, removal));

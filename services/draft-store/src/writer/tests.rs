@@ -2,7 +2,9 @@
 
 mod model;
 mod scripts;
+mod sealing;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,12 +13,14 @@ use refrain_protocol::document::{
     DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
 };
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
+use tempfile::TempDir;
 
 use super::*;
 use crate::catalog::load;
 use crate::codec;
 use crate::log::memory::MemoryLog;
-use crate::record::store_key;
+use crate::record::{SegmentId, store_key};
+use crate::segments::{self, Host, Plan, Product, Step, Work, find};
 use crate::shared::{FeedName, Open, Shared};
 use crate::text;
 
@@ -28,6 +32,10 @@ struct Store {
     core: Core,
     now_ms: u64,
     damaged_records: u64,
+    /// Where segments lie.
+    dir: Arc<TempDir>,
+    /// The last segment's number.
+    segment: SegmentId,
 }
 
 fn names(tenant: &str) -> Namespace {
@@ -68,13 +76,14 @@ impl Store {
         let log = MemoryLog::default();
         let value = codec::seal(&store_key(), &store);
         log.records.lock().unwrap().insert(store_key(), value);
-        Store::open(Arc::new(log), config, 1_000_000_000_000)
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        Store::open(Arc::new(log), dir, config, 1_000_000_000_000)
     }
 
-    fn open(log: Arc<MemoryLog>, config: DraftStoreConfig, now_ms: u64) -> Self {
+    fn open(log: Arc<MemoryLog>, dir: Arc<TempDir>, config: DraftStoreConfig, now_ms: u64) -> Self {
         let stored = log.records.lock().unwrap()[&store_key()].clone();
         let store = codec::open::<StoreRecord>(&store_key(), &stored).unwrap();
-        let loaded = load(&*log, store, 1).unwrap();
+        let loaded = load(&*log, store, find(dir.path(), &*log, false).unwrap(), 1).unwrap();
         let core = Core::new(
             log.clone(),
             config.clone(),
@@ -95,11 +104,69 @@ impl Store {
             core,
             now_ms,
             damaged_records,
+            segment: segments::list(dir.path()).unwrap().0.pop().unwrap_or(0),
+            dir,
         }
     }
 
     fn reopen(self) -> Self {
-        Store::open(self.log, self.config, self.now_ms)
+        Store::open(self.log, self.dir, self.config, self.now_ms)
+    }
+
+    /// Makes a segment; `meanwhile` gets hold of the store when everything is read.
+    fn make(
+        &mut self,
+        tenant: &str,
+        work: Work,
+        meanwhile: impl Fn(&mut Core, &mut Catalog),
+    ) -> segments::Made {
+        self.segment += 1;
+        let plan = Plan {
+            dir: self.dir.path().to_owned(),
+            id: self.segment,
+            namespace: names(tenant).id(),
+            names: Some(names(tenant)),
+            work,
+            stop: Arc::default(),
+        };
+        let host = CoreHost {
+            core: RefCell::new(&mut self.core),
+            shared: &self.shared,
+            now_ms: self.now_ms,
+        };
+        segments::run(&plan, &self.shared, &host, &|step| {
+            if step == Step::Read {
+                host.change(&meanwhile);
+            }
+            Ok(())
+        })
+        .unwrap()
+    }
+
+    /// Seals all documents of a tenant that are in the log.
+    fn seal(&mut self, tenant: &str) -> segments::Made {
+        let documents = {
+            let open = self.shared.read();
+            let segments = open.as_ref().unwrap().catalog.segments();
+            let unsealed = segments.unsealed_of(names(tenant).id());
+            unsealed
+                .into_iter()
+                .flat_map(|unsealed| unsealed.documents.iter().copied())
+                .collect()
+        };
+        self.make(tenant, Work::Seal(documents), |_, _| {})
+    }
+
+    /// Makes one segment of all.
+    fn merge(&mut self, tenant: &str) -> segments::Made {
+        let all = self.segments();
+        self.make(tenant, Work::Merge(all), |_, _| {})
+    }
+
+    fn segments(&self) -> Vec<SegmentId> {
+        let open = self.shared.read();
+        let segments = open.as_ref().unwrap().catalog.segments();
+        segments.iter().map(|(segment, _)| segment).collect()
     }
 
     fn append(&mut self, tenant: &str, updates: &[DocumentUpdate]) -> Vec<u32> {
@@ -133,8 +200,9 @@ impl Store {
     fn text(&self, tenant: &str, document: u128) -> Option<Vec<TokenId>> {
         let open = self.shared.read();
         let key = key(tenant, document);
-        let len = open.as_ref().unwrap().catalog.document(key)?.state.len;
-        Some(text::read(&*self.log, key, 0, len).unwrap())
+        let catalog = &open.as_ref().unwrap().catalog;
+        let len = catalog.document(key)?.state.len;
+        Some(text::read(catalog, &*self.log, key, 0, len).unwrap())
     }
 
     fn documents(&self, tenant: &str) -> Vec<u128> {
@@ -152,6 +220,32 @@ impl Store {
             .keys()
             .filter(|key| key.starts_with(&prefix))
             .count()
+    }
+}
+
+/// The core of a store without its actor, for who makes a segment.
+struct CoreHost<'a> {
+    core: RefCell<&'a mut Core>,
+    shared: &'a Shared,
+    now_ms: u64,
+}
+
+impl CoreHost<'_> {
+    fn change(&self, change: impl Fn(&mut Core, &mut Catalog)) {
+        let mut open = self.shared.write();
+        change(
+            &mut self.core.borrow_mut(),
+            &mut open.as_mut().unwrap().catalog,
+        );
+    }
+}
+
+impl Host for CoreHost<'_> {
+    fn install(&self, product: Product) -> Result<(), LogError> {
+        let mut open = self.shared.write();
+        let catalog = &mut open.as_mut().unwrap().catalog;
+        let mut core = self.core.borrow_mut();
+        core.install(catalog, product, self.now_ms).map(drop)
     }
 }
 

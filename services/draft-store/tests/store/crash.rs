@@ -23,7 +23,7 @@ async fn child_that_appends_until_it_is_killed() {
         return;
     };
     let round: u128 = round.parse().unwrap();
-    let store = std::sync::Arc::new(Store::start(config(Path::new(&dir))).await);
+    let store = std::sync::Arc::new(Store::start(sealing(Path::new(&dir))).await);
     println!("ready");
     if round % 2 == 1 {
         // Rewrites without a pause: the kill falls into one.
@@ -115,7 +115,13 @@ async fn nothing_acknowledged_is_lost_by_kill_9() {
             acknowledged.len() > before,
             "round {round} acknowledged something"
         );
-        let store = Store::start(config(dir.path())).await;
+        let store = Store::start(sealing(dir.path())).await;
+        let sealed = store.metric("refrain_draft_store_segments");
+        assert!(
+            round == 0 || sealed > 0.0,
+            "nothing was sealed before a kill"
+        );
+        assert_eq!(store.metric("refrain_draft_store_segments_lost_total"), 0.0);
         follower.catch_up(&store, "a").await;
         for (document, len) in &acknowledged {
             let text = &follower.texts[document];

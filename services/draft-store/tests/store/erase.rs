@@ -190,6 +190,67 @@ async fn nothing_erased_is_left_in_any_file() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_erased_is_left_in_any_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let planted = Planted::new();
+    let store = Store::start(sealing(dir.path())).await;
+    for document in 0..60 {
+        let session = if document % 4 == 0 { "s" } else { "other" };
+        let mut text = noise(document, 600);
+        if session == "s" {
+            text.extend(&planted.tokens);
+        }
+        let ours = finished(of_session(session, update(document, 0, &text)));
+        store.append("a", vec![ours]).await.unwrap();
+        let theirs = finished(update(document, 0, &noise(document + 100, 300)));
+        store.append("b", vec![theirs]).await.unwrap();
+    }
+    store.sealed(|stats| stats.segment_bytes > 100_000).await;
+    let in_segments = planted.find(&data.join("segments")).len();
+    assert!(in_segments > 0);
+    store.stop().await;
+    // One of them cannot be believed any more, and is put aside with what is planted in it.
+    let broken = planted.find(&data.join("segments")).remove(0);
+    let mut bytes = std::fs::read(&broken).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&broken, bytes).unwrap();
+    let store = Store::start(sealing(dir.path())).await;
+    assert_eq!(store.metric("refrain_draft_store_segments_lost_total"), 1.0);
+    let found = planted.find(&data);
+    let in_quarantine = |path: &&std::path::PathBuf| path.display().to_string().contains("quarant");
+    assert_eq!(found.iter().filter(in_quarantine).count(), 1, "{found:?}");
+    let (ours, theirs) = (texts(&store, "a").await, texts(&store, "b").await);
+    let mut follower = Follower::default();
+    follower.catch_up(&store, "a").await;
+    let session = EraseRequest {
+        session: Some("s".into()),
+        ..tenant("a")
+    };
+    let reply = erase(&store, session).await;
+    assert!(reply.documents > 0 && reply.quarantines == 1, "{reply:?}");
+    assert!(planted.find(&data).is_empty());
+    let kept: BTreeMap<_, _> = ours.into_iter().filter(|(id, _)| id % 4 != 0).collect();
+    follower.catch_up(&store, "a").await;
+    assert_eq!((&follower.texts, follower.resets), (&kept, 1));
+    store.stop().await;
+    let store = Store::start(sealing(dir.path())).await;
+    assert_eq!(texts(&store, "a").await, kept);
+    assert_eq!(texts(&store, "b").await, theirs);
+    // And the others with their tenant.
+    erase(&store, tenant("a")).await;
+    store.stop().await;
+    assert!(planted.find(&data).is_empty());
+    let other = Planted {
+        forms: [noise(1, 16), noise(1, 16)]
+            .map(|words| words.iter().flat_map(|token| token.to_le_bytes()).collect()),
+        tokens: Vec::new(),
+    };
+    assert!(other.find(&data).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_goes_on_with_an_erased_document_does_not_bring_it_back() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;

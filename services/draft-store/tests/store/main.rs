@@ -6,6 +6,7 @@ mod erase;
 mod groups;
 mod isolation;
 mod rewrite;
+mod segments;
 mod service;
 
 use std::collections::BTreeMap;
@@ -35,6 +36,16 @@ fn config(dir: &Path) -> DraftStoreConfig {
         commit_interval_ms: 1,
         tick_ms: 20,
         ..DraftStoreConfig::default()
+    }
+}
+
+/// A store that seals what ended at once, a few documents to a segment.
+fn sealing(dir: &Path) -> DraftStoreConfig {
+    DraftStoreConfig {
+        seal_after_s: 0,
+        seal_tokens: 4_000,
+        segments_max: 2,
+        ..config(dir)
     }
 }
 

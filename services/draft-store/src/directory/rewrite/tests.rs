@@ -120,7 +120,7 @@ impl Store {
         let expected = self.expected.borrow();
         assert_eq!(catalog.totals().documents, expected.len() as u64);
         for (document, len) in &*expected {
-            let read = text::read(&**log, key(*document), 0, *len).unwrap();
+            let read = text::read(catalog, &**log, key(*document), 0, *len).unwrap();
             assert_eq!(read, text(*document, *len), "document {document}");
         }
     }

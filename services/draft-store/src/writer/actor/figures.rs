@@ -11,18 +11,22 @@ impl Writer {
     /// Figures that are cheap enough for every commit.
     pub(super) fn observe(&self) {
         let before = self.shared.stats();
-        let Some((totals, marks, erased, groups)) = self.shared.read().as_ref().map(|open| {
-            let erasures = open.catalog.erasures();
-            (
-                open.catalog.totals(),
-                erasures.marks(),
-                erasures.documents(),
-                open.catalog.groups().len(),
-            )
-        }) else {
+        let Some((totals, marks, erased, groups, segments)) =
+            self.shared.read().as_ref().map(|open| {
+                let erasures = open.catalog.erasures();
+                (
+                    open.catalog.totals(),
+                    erasures.marks(),
+                    erasures.documents(),
+                    open.catalog.groups().len(),
+                    open.catalog.segments().len(),
+                )
+            })
+        else {
             return;
         };
         self.metrics.groups.set(groups as i64);
+        self.metrics.segments.set(segments as i64);
         self.metrics.erasures.set(marks as i64);
         self.metrics.erased_documents.set(erased as i64);
         self.shared.set_stats(StoreStats {
@@ -43,21 +47,23 @@ impl Writer {
 
     /// Figures that need a look at the disk.
     pub(super) fn observe_disk(&self) {
-        let Some((log_bytes, blob_files)) = self
-            .shared
-            .read()
-            .as_ref()
-            .map(|open| (open.log.disk_bytes(), open.log.blob_files()))
+        let Some((log_bytes, blob_files, segment_bytes)) =
+            self.shared.read().as_ref().map(|open| {
+                let segment_bytes = open.catalog.segments().bytes();
+                (open.log.disk_bytes(), open.log.blob_files(), segment_bytes)
+            })
         else {
             return;
         };
         let disk_bytes = disk_bytes(&self.config.data_dir);
         self.shared.set_stats(StoreStats {
             log_bytes,
+            segment_bytes,
             disk_bytes,
             ..self.shared.stats()
         });
         self.metrics.disk_bytes.set(disk_bytes as i64);
+        self.metrics.segment_bytes.set(segment_bytes as i64);
         self.metrics.blob_files.set(blob_files as i64);
         if blob_files > 0 {
             tracing::error!(

@@ -75,12 +75,15 @@ impl Rewriting {
         }
     }
 
-    /// Has the rewrite under way end soon. Says whether there is one: then [`RewriteCall::Ended`] comes.
-    pub(super) fn stop(&mut self) -> bool {
+    /// Has the rewrite under way end soon: then [`RewriteCall::Ended`] comes.
+    pub(super) fn stop(&mut self) {
         self.demands.clear();
         if let Some(running) = &self.running {
             running.stop.store(true, Ordering::Relaxed);
         }
+    }
+
+    pub(super) fn is_running(&self) -> bool {
         self.running.is_some()
     }
 }
@@ -221,8 +224,8 @@ impl Writer {
         for demand in running.into_iter().flat_map(|running| running.demands) {
             let _ = demand.send(outcome.clone().map_err(|error| refuses(&error)));
         }
-        if let Some(reply) = self.closing.take() {
-            self.close(reply);
+        if self.closing.is_some() {
+            self.close_if_quiet();
         } else if !self.rewriting.demands.is_empty() {
             self.begin_rewrite(ctx);
         }

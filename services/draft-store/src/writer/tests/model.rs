@@ -28,6 +28,10 @@ enum Op {
     Tick {
         elapsed_ms: u64,
     },
+    /// Everything that is in the log.
+    Seal,
+    /// Everything that is not.
+    Merge,
     Reopen,
 }
 
@@ -43,6 +47,8 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(follower, tokens_max)| Op::Poll { follower, tokens_max }),
         1 => (0u128..4).prop_map(|document| Op::Touch { document }),
         1 => (1u64..200_000).prop_map(|elapsed_ms| Op::Tick { elapsed_ms }),
+        1 => Just(Op::Seal),
+        1 => Just(Op::Merge),
         1 => Just(Op::Reopen),
     ]
 }
@@ -158,6 +164,14 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
                 store.tick(*elapsed_ms);
                 None
             }
+            Op::Seal => {
+                store.seal("a");
+                None
+            }
+            Op::Merge => {
+                store.merge("a");
+                None
+            }
             Op::Reopen => {
                 store = store.reopen();
                 None
@@ -207,7 +221,22 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
         .filter(|(key, _)| matches!(key[0], b'p' | b'h'))
         .map(|(key, value)| key.len() + value.len())
         .sum();
-    assert_eq!(totals.bytes, bytes as u64);
+    let catalog = &open.as_ref().unwrap().catalog;
+    let (unsealed, unsealed_bytes) = catalog.segments().unsealed_totals();
+    assert_eq!(unsealed_bytes, bytes as u64);
+    let (mut sealed, mut sealed_bytes) = (0, 0);
+    for (document, _) in catalog.documents(names("a").id()) {
+        let known = catalog.document(key("a", document.0)).unwrap();
+        if known.place.is_some() {
+            sealed += 1;
+            sealed_bytes += u64::from(known.state.bytes);
+        }
+    }
+    let mounted = catalog.segments().iter();
+    let live: u32 = mounted.map(|(_, mounted)| mounted.live_documents).sum();
+    assert_eq!(u64::from(live), sealed);
+    assert_eq!(totals.documents, unsealed + sealed);
+    assert_eq!(totals.bytes, unsealed_bytes + sealed_bytes);
 }
 
 proptest! {

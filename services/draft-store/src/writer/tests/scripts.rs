@@ -184,7 +184,7 @@ fn bytes_are_a_budget_too_and_eviction_goes_in_steps() {
         bytes_max: bytes / 4,
         ..store.config.clone()
     };
-    let mut store = Store::open(store.log, config, store.now_ms);
+    let mut store = Store::open(store.log, store.dir, config, store.now_ms);
     let first = store.tick(1);
     assert_eq!((first.removed.len(), first.more), (2, true));
     while store.tick(1).more {}

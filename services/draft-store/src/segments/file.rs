@@ -1,0 +1,477 @@
+//! The file of a segment.
+//!
+//! ```text
+//! index     as refrain-suffix-index writes it: text, suffix array, documents in order of their ids
+//! records   a [`SealedRecord`] for each document, in that order
+//! offsets   8 bytes for each, where its record ends
+//! names     the namespace's, so that a file can be taken in without the log
+//! footer    72 bytes: magic, version, segment, namespace, lengths of the above, xxh3 of all behind the index
+//! ```
+//!
+//! The index comes first, since its words must be aligned, and checks itself. All integers are little-endian.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bincode::{Decode, Encode};
+use memmap2::Mmap;
+use refrain_protocol::document::DocumentHead;
+use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
+use refrain_suffix_index::{DocumentKey as IndexKey, SealedDocument, Segment, SegmentBuilder};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use super::{directory, path};
+use crate::codec::Damage;
+use crate::log::LogError;
+use crate::log::sled::sync_directory;
+use crate::record::{NamespaceRecord, SegmentId, SegmentRecord, StateRecord};
+
+const MAGIC: [u8; 4] = *b"RFSD";
+const VERSION: u32 = 1;
+const FOOTER_BYTES: usize = 72;
+/// Largest record: two names of 512 bytes and some numbers.
+const RECORD_BYTES_MAX: usize = 4_096;
+/// What a token of output takes in the index: itself, its entry, and its share of the fences.
+const TOKEN_BYTES: f64 = 8.25;
+/// What a document takes there beside its tokens, and its offset.
+const DOCUMENT_BYTES: u32 = 4 + 24 + 8;
+
+pub(super) fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogError {
+    LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
+}
+
+fn config() -> impl bincode::config::Config {
+    bincode::config::legacy().with_limit::<RECORD_BYTES_MAX>()
+}
+
+/// What is known of a document beside its text.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct SealedRecord {
+    epoch: u64,
+    epoch_start: u32,
+    len: u32,
+    finish: u8,
+    sequence: u64,
+    stored_ms: u64,
+    used_ms: u64,
+    session: Option<String>,
+    group: Option<String>,
+    choice: u32,
+    weight_version: u64,
+    created_ms: u64,
+}
+
+/// A document on its way into a segment.
+pub(crate) struct Entry {
+    pub(crate) document: DocumentId,
+    pub(crate) state: StateRecord,
+    pub(crate) head: DocumentHead,
+    pub(crate) tokens: Vec<TokenId>,
+}
+
+/// The part of a mapped file that is the index.
+struct IndexBytes {
+    map: Arc<Mmap>,
+    len: usize,
+}
+
+impl AsRef<[u8]> for IndexBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.map.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// A segment's file, open.
+pub(crate) struct Sealed {
+    id: SegmentId,
+    namespace: NamespaceId,
+    names: Option<Namespace>,
+    path: PathBuf,
+    segment: Segment,
+    map: Arc<Mmap>,
+    parts: Parts,
+    tokens: u64,
+}
+
+/// Where things stand in the file.
+#[derive(Clone, Copy)]
+struct Parts {
+    index: usize,
+    records: usize,
+    names: usize,
+    documents: usize,
+    checksum: u64,
+}
+
+impl Parts {
+    fn offsets_at(&self) -> usize {
+        self.index + self.records
+    }
+
+    fn names_at(&self) -> usize {
+        self.offsets_at() + self.documents * 8
+    }
+
+    /// Reads the footer, and checks all behind the index.
+    fn check(bytes: &[u8], id: SegmentId) -> Result<(Parts, NamespaceId), String> {
+        let at = bytes.len().checked_sub(FOOTER_BYTES).ok_or("too short")?;
+        let footer = &bytes[at..];
+        let u64_at = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&footer[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        if footer[..4] != MAGIC {
+            return Err("not the file of a segment".into());
+        }
+        if footer[4..8] != VERSION.to_le_bytes() {
+            return Err("a format version that this program does not read".into());
+        }
+        let len_at = |at: usize| usize::try_from(u64_at(at)).map_err(|_| "lengths");
+        let parts = Parts {
+            index: len_at(32)?,
+            records: len_at(40)?,
+            names: len_at(48)?,
+            documents: len_at(56)?,
+            checksum: u64_at(64),
+        };
+        let offsets = parts.documents.checked_mul(8);
+        let sum = [Some(parts.records), offsets, Some(parts.names)]
+            .into_iter()
+            .try_fold(parts.index, |sum, len| sum.checked_add(len?));
+        if sum != Some(at) {
+            return Err("lengths differ from the footer's".into());
+        }
+        if xxh3_64(&bytes[parts.index..bytes.len() - 8]) != parts.checksum {
+            return Err("checksum of the records differs".into());
+        }
+        if u64_at(8) != id {
+            return Err("of another segment".into());
+        }
+        let namespace = u128::from(u64_at(16)) | u128::from(u64_at(24)) << 64;
+        Ok((parts, NamespaceId(namespace)))
+    }
+}
+
+/// Writes the file of a segment under its final name, durably. `at_rename` is called between the two halves of
+/// that.
+pub(super) fn write(
+    dir: &Path,
+    id: SegmentId,
+    namespace: NamespaceId,
+    names: Option<&Namespace>,
+    mut entries: Vec<Entry>,
+    at_rename: &mut dyn FnMut() -> Result<(), LogError>,
+) -> Result<Sealed, LogError> {
+    entries.sort_unstable_by_key(|entry| entry.document);
+    let (mut records, mut offsets) = (Vec::new(), Vec::new());
+    let mut builder = SegmentBuilder::new();
+    let documents = entries.len();
+    for entry in entries {
+        let Entry {
+            document,
+            state,
+            head,
+            tokens,
+        } = entry;
+        let record = SealedRecord {
+            epoch: state.epoch,
+            epoch_start: state.epoch_start,
+            len: state.len,
+            finish: state.finish,
+            sequence: state.sequence,
+            stored_ms: state.stored_ms,
+            used_ms: state.used_ms,
+            session: head.session,
+            group: head.group,
+            choice: head.choice,
+            weight_version: head.weight_version,
+            created_ms: head.created_ms,
+        };
+        let encoded = bincode::encode_to_vec(record, config())
+            .map_err(|error| LogError::Refused(format!("a record does not encode: {error}")))?;
+        records.extend(encoded);
+        offsets.extend((records.len() as u64).to_le_bytes());
+        builder.add(IndexKey(document.0), head.left_context, tokens);
+    }
+    let segment = builder
+        .build()
+        .map_err(|error| LogError::Refused(format!("no segment can be made: {error}")))?;
+    let index = segment.to_bytes();
+    drop(segment);
+    let names = names.map(NamespaceRecord::from);
+    let names = bincode::encode_to_vec(names, config())
+        .map_err(|error| LogError::Refused(format!("names do not encode: {error}")))?;
+    let mut footer = Vec::with_capacity(FOOTER_BYTES);
+    footer.extend(MAGIC);
+    footer.extend(VERSION.to_le_bytes());
+    footer.extend(id.to_le_bytes());
+    footer.extend(namespace.0.to_le_bytes());
+    for len in [index.len(), records.len(), names.len(), documents] {
+        footer.extend((len as u64).to_le_bytes());
+    }
+    let mut checksum = Xxh3::new();
+    for part in [&records, &offsets, &names, &footer] {
+        checksum.update(part);
+    }
+    footer.extend(checksum.digest().to_le_bytes());
+
+    let (target, directory) = (path(dir, id), directory(dir));
+    let temporary = target.with_extension("new");
+    let failed = |error: std::io::Error| refused("write", &target, &error);
+    if !directory.exists() {
+        std::fs::create_dir_all(&directory).map_err(failed)?;
+        sync_directory(dir).map_err(failed)?;
+    }
+    let mut file = File::create(&temporary).map_err(failed)?;
+    for part in [&index, &records, &offsets, &names, &footer] {
+        file.write_all(part).map_err(failed)?;
+    }
+    file.sync_all().map_err(failed)?;
+    at_rename()?;
+    std::fs::rename(&temporary, &target).map_err(failed)?;
+    sync_directory(&directory).map_err(failed)?;
+    Sealed::open(dir, id)
+}
+
+/// Deletes files, durably.
+pub(super) fn delete(dir: &Path, paths: &[PathBuf]) -> Result<(), LogError> {
+    for path in paths {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(refused("delete", path, &error));
+            }
+            _ => {}
+        }
+    }
+    if paths.is_empty() {
+        return Ok(());
+    }
+    let directory = directory(dir);
+    sync_directory(&directory).map_err(|error| refused("sync", &directory, &error))
+}
+
+impl Sealed {
+    /// Opens the file of a segment, and checks all of it.
+    ///
+    /// # Errors
+    /// [`LogError::Corrupt`] when it is missing or damaged, [`LogError::Refused`] when the disk refuses.
+    pub(crate) fn open(dir: &Path, id: SegmentId) -> Result<Sealed, LogError> {
+        let path = path(dir, id);
+        let map = map(&path)?;
+        let corrupt = |why: &str| LogError::Corrupt(format!("{}: {why}", path.display()));
+        let (parts, namespace) = Parts::check(&map, id).map_err(|why| corrupt(&why))?;
+        let bytes = IndexBytes {
+            map: map.clone(),
+            len: parts.index,
+        };
+        let segment = Segment::open(bytes).map_err(|error| corrupt(&error.to_string()))?;
+        let names = &map[parts.names_at()..][..parts.names];
+        let names = match bincode::decode_from_slice::<Option<NamespaceRecord>, _>(names, config())
+        {
+            Ok((names, _)) => names.map(|names| Namespace {
+                tenant: names.tenant,
+                model: names.model,
+                tokenizer: names.tokenizer,
+            }),
+            Err(_) => return Err(corrupt("names do not decode")),
+        };
+        let mut sealed = Sealed {
+            id,
+            namespace,
+            names,
+            path: path.clone(),
+            segment,
+            map,
+            parts,
+            tokens: 0,
+        };
+        if sealed.segment.documents() != parts.documents || u32::try_from(parts.documents).is_err()
+        {
+            return Err(corrupt("records and index have different documents"));
+        }
+        let mut tokens = 0;
+        for (number, document) in sealed.segment.iter().enumerate() {
+            match sealed.record(number as u32) {
+                Ok(record) if record.len as usize == document.output.len() => {
+                    tokens += u64::from(record.len);
+                }
+                _ => return Err(corrupt("a record does not fit its document")),
+            }
+        }
+        sealed.tokens = tokens;
+        Ok(sealed)
+    }
+
+    /// Checks the file once more.
+    pub(crate) fn check(&self) -> Result<(), LogError> {
+        let Some(dir) = self.path.parent().and_then(Path::parent) else {
+            return Err(LogError::Refused("a segment outside a directory".into()));
+        };
+        let again = Sealed::open(dir, self.id)?;
+        if again.parts.checksum != self.parts.checksum {
+            let why = format!("{}: another file", self.path.display());
+            return Err(LogError::Corrupt(why));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn id(&self) -> SegmentId {
+        self.id
+    }
+
+    pub(crate) fn namespace(&self) -> NamespaceId {
+        self.namespace
+    }
+
+    pub(crate) fn names(&self) -> Option<&Namespace> {
+        self.names.as_ref()
+    }
+
+    pub(crate) fn documents(&self) -> u32 {
+        self.parts.documents as u32
+    }
+
+    /// Tokens of output.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// What names it in the log.
+    pub(crate) fn manifest(&self) -> SegmentRecord {
+        SegmentRecord {
+            namespace: self.namespace.0,
+            checksum: self.parts.checksum,
+        }
+    }
+
+    /// A document's output.
+    pub(crate) fn text(&self, document: DocumentId) -> Option<&[TokenId]> {
+        Some(self.segment.get(IndexKey(document.0))?.output)
+    }
+
+    fn record_bytes(&self, number: u32) -> Option<&[u8]> {
+        let offset = |number: usize| -> Option<usize> {
+            let Some(before) = number.checked_sub(1) else {
+                return Some(0);
+            };
+            let at = self.parts.offsets_at() + before * 8;
+            let bytes = self.map.get(at..at + 8)?.try_into().ok()?;
+            usize::try_from(u64::from_le_bytes(bytes)).ok()
+        };
+        let number = number as usize;
+        if number >= self.parts.documents {
+            return None;
+        }
+        let (from, to) = (offset(number)?, offset(number + 1)?);
+        let records = self.map.get(self.parts.index..self.parts.offsets_at())?;
+        records.get(from..to)
+    }
+
+    fn record(&self, number: u32) -> Result<SealedRecord, Damage> {
+        let bytes = self.record_bytes(number).ok_or(Damage::Short)?;
+        match bincode::decode_from_slice(bytes, config()) {
+            Ok((record, used)) if used == bytes.len() => Ok(record),
+            _ => Err(Damage::Payload),
+        }
+    }
+
+    /// The head of a document.
+    pub(crate) fn head(&self, number: u32, document: DocumentId) -> Result<DocumentHead, Damage> {
+        let record = self.record(number)?;
+        let sealed = self.segment.get(IndexKey(document.0));
+        let left_context = sealed.ok_or(Damage::Short)?.left_context.to_vec();
+        Ok(head_of(record, left_context))
+    }
+
+    /// All documents by number, with their state at the time of sealing.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (u32, DocumentId, StateRecord)> {
+        self.segment
+            .iter()
+            .enumerate()
+            .filter_map(|(number, document)| {
+                let record = self.record(number as u32).ok()?;
+                let state = self.state_of(number as u32, &record, &document);
+                Some((number as u32, DocumentId(document.key.0), state))
+            })
+    }
+
+    /// The documents with these numbers, in ascending order, whole.
+    pub(super) fn entries(&self, numbers: &[u32]) -> impl Iterator<Item = Entry> {
+        let mut wanted = numbers.iter().copied().peekable();
+        self.segment
+            .iter()
+            .enumerate()
+            .filter_map(move |(number, document)| {
+                let number = wanted.next_if_eq(&(number as u32))?;
+                let record = self.record(number).ok()?;
+                Some(Entry {
+                    document: DocumentId(document.key.0),
+                    state: self.state_of(number, &record, &document),
+                    head: head_of(record, document.left_context.to_vec()),
+                    tokens: document.output.to_vec(),
+                })
+            })
+    }
+
+    fn state_of(
+        &self,
+        number: u32,
+        record: &SealedRecord,
+        document: &SealedDocument<'_>,
+    ) -> StateRecord {
+        let record_bytes = self.record_bytes(number).unwrap_or_default().len() as u32;
+        let text_bytes =
+            document.left_context.len() as f64 * 4.0 + document.output.len() as f64 * TOKEN_BYTES;
+        StateRecord {
+            epoch: record.epoch,
+            epoch_start: record.epoch_start,
+            len: record.len,
+            finish: record.finish,
+            sequence: record.sequence,
+            stored_ms: record.stored_ms,
+            used_ms: record.used_ms,
+            tail_start: record.len,
+            tail_pieces: 0,
+            bytes: text_bytes as u32 + record_bytes + DOCUMENT_BYTES,
+        }
+    }
+}
+
+fn head_of(record: SealedRecord, left_context: Vec<TokenId>) -> DocumentHead {
+    DocumentHead {
+        session: record.session,
+        group: record.group,
+        choice: record.choice,
+        weight_version: record.weight_version,
+        created_ms: record.created_ms,
+        left_context,
+    }
+}
+
+/// Maps a file. One that is missing or empty is damage, all else that goes wrong is not.
+fn map(path: &Path) -> Result<Arc<Mmap>, LogError> {
+    let corrupt = |why: &str| LogError::Corrupt(format!("{}: {why}", path.display()));
+    let file = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(corrupt("missing"));
+        }
+        file => file.map_err(|error| refused("open", path, &error))?,
+    };
+    let metadata = file
+        .metadata()
+        .map_err(|error| refused("open", path, &error))?;
+    if metadata.len() < FOOTER_BYTES as u64 {
+        return Err(corrupt("too short"));
+    }
+    // SAFETY: nobody writes to the file while it is mapped. It got this name after its last write, it is only ever
+    // deleted, which leaves the map as it is, and the directory is held against other processes of ours.
+    let map = unsafe { Mmap::map(&file) };
+    Ok(Arc::new(map.map_err(|error| refused("map", path, &error))?))
+}

@@ -1,0 +1,307 @@
+//! Making a segment: of documents that are in the log, or of other segments.
+//!
+//! The thread reads a few documents at a time under the store's lock for reading, and holds nothing while it
+//! sorts and writes. What changed meanwhile is found by the commit that installs the segment: such a document
+//! stays where it is, and is marked as gone in the new file.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use refrain_protocol::{DocumentId, Namespace, NamespaceId};
+
+use super::file::{self, Entry};
+use super::{Sealed, path};
+use crate::log::LogError;
+use crate::record::{DocumentKey, Place, SegmentId, StateRecord};
+use crate::shared::{Open, Shared};
+use crate::text::{self, TextError};
+
+/// Documents that are read from the log under one lock.
+const DOCUMENTS_PER_LOCK: usize = 32;
+/// Documents of a segment that are looked up under one lock.
+const LOOKS_PER_LOCK: usize = 4_096;
+
+/// What the segment is made of.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    Seal(Vec<DocumentId>),
+    Merge(Vec<SegmentId>),
+}
+
+/// What is to be done.
+pub(crate) struct Plan {
+    pub(crate) dir: PathBuf,
+    /// The number of the new segment.
+    pub(crate) id: SegmentId,
+    pub(crate) namespace: NamespaceId,
+    pub(crate) names: Option<Namespace>,
+    pub(crate) work: Work,
+    /// Ends the work early.
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// A document as it was taken in.
+pub(crate) struct Taken {
+    pub(crate) document: DocumentId,
+    pub(crate) state: StateRecord,
+    /// Where its pieces start in the log.
+    pub(crate) pieces: Vec<u32>,
+}
+
+/// A segment that is durable, and to be named.
+pub(crate) struct Product {
+    /// `None` when nothing was left of the sources.
+    pub(crate) sealed: Option<Arc<Sealed>>,
+    /// Its documents, by number.
+    pub(crate) taken: Vec<Taken>,
+    /// The segments that it replaces.
+    pub(crate) sources: Vec<SegmentId>,
+    pub(crate) namespace: NamespaceId,
+    /// Documents that cannot be read.
+    pub(crate) damaged: Vec<DocumentKey>,
+}
+
+/// Who owns the store.
+pub(crate) trait Host {
+    /// Names the new segment in the place of what it was made of, durably.
+    fn install(&self, product: Product) -> Result<(), LogError>;
+}
+
+/// How far the work is; tests break it off at each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Everything is read.
+    Read,
+    /// The file is written under another name.
+    Written,
+    /// It has its name.
+    Renamed,
+    /// It counts.
+    Installed,
+    /// What it replaces is deleted.
+    Deleted,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Made {
+    pub(crate) documents: u64,
+    pub(crate) tokens: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Makes a segment. Blocks for as long as it takes: for a thread of its own. `at` hears of each step, and breaks it
+/// off by an error. What a failure leaves is for [`clear`].
+pub(crate) fn run(
+    plan: &Plan,
+    shared: &Shared,
+    host: &dyn Host,
+    at: &dyn Fn(Step) -> Result<(), LogError>,
+) -> Result<Made, LogError> {
+    let (product, replaced) = make(plan, shared, at)?;
+    at(Step::Renamed)?;
+    let made = product
+        .sealed
+        .as_ref()
+        .map_or(Made::default(), |sealed| Made {
+            documents: u64::from(sealed.documents()),
+            tokens: sealed.tokens(),
+            bytes: sealed.file_bytes(),
+        });
+    host.install(product)?;
+    at(Step::Installed)?;
+    file::delete(&plan.dir, &replaced)?;
+    at(Step::Deleted)?;
+    Ok(made)
+}
+
+/// Deletes what a job that failed may have left of a segment that does not count.
+pub(crate) fn clear(dir: &Path, segment: SegmentId) -> Result<(), LogError> {
+    let target = path(dir, segment);
+    let leftovers: Vec<PathBuf> = [target.with_extension("new"), target]
+        .into_iter()
+        .filter(|path| path.exists())
+        .collect();
+    file::delete(dir, &leftovers)
+}
+
+fn make(
+    plan: &Plan,
+    shared: &Shared,
+    at: &dyn Fn(Step) -> Result<(), LogError>,
+) -> Result<(Product, Vec<PathBuf>), LogError> {
+    let mut read = Read::default();
+    let sources = match &plan.work {
+        Work::Seal(documents) => {
+            read.unsealed(plan, shared, documents)?;
+            Vec::new()
+        }
+        Work::Merge(segments) => {
+            for segment in segments {
+                read.sealed(plan, shared, *segment)?;
+            }
+            segments.clone()
+        }
+    };
+    plan.go_on()?;
+    at(Step::Read)?;
+    let Read {
+        entries,
+        mut taken,
+        damaged,
+    } = read;
+    taken.sort_unstable_by_key(|taken| taken.document);
+    let sealed = if entries.is_empty() {
+        at(Step::Written)?;
+        None
+    } else {
+        let (id, names) = (plan.id, plan.names.as_ref());
+        let mut at_rename = || at(Step::Written);
+        let written = file::write(
+            &plan.dir,
+            id,
+            plan.namespace,
+            names,
+            entries,
+            &mut at_rename,
+        )?;
+        Some(Arc::new(written))
+    };
+    let replaced = sources
+        .iter()
+        .map(|segment| path(&plan.dir, *segment))
+        .collect();
+    let product = Product {
+        sealed,
+        taken,
+        sources,
+        namespace: plan.namespace,
+        damaged,
+    };
+    Ok((product, replaced))
+}
+
+impl Plan {
+    fn go_on(&self) -> Result<(), LogError> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(LogError::Refused("the store is closing".into()));
+        }
+        Ok(())
+    }
+
+    fn key(&self, document: DocumentId) -> DocumentKey {
+        DocumentKey {
+            namespace: self.namespace,
+            document,
+        }
+    }
+}
+
+fn with_open<T>(
+    shared: &Shared,
+    look: impl FnOnce(&Open) -> Result<T, LogError>,
+) -> Result<T, LogError> {
+    let open = shared.read();
+    let open = open
+        .as_ref()
+        .ok_or_else(|| LogError::Refused("the store is closed".into()))?;
+    look(open)
+}
+
+/// What goes into the segment.
+#[derive(Default)]
+struct Read {
+    entries: Vec<Entry>,
+    taken: Vec<Taken>,
+    damaged: Vec<DocumentKey>,
+}
+
+impl Read {
+    fn unsealed(
+        &mut self,
+        plan: &Plan,
+        shared: &Shared,
+        documents: &[DocumentId],
+    ) -> Result<(), LogError> {
+        for documents in documents.chunks(DOCUMENTS_PER_LOCK) {
+            plan.go_on()?;
+            with_open(shared, |open| {
+                for document in documents {
+                    match self.document(open, plan.key(*document)) {
+                        Err(TextError::Log(error)) => return Err(error),
+                        Err(TextError::Damaged(_)) => self.damaged.push(plan.key(*document)),
+                        Ok(()) => {}
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn document(&mut self, open: &Open, key: DocumentKey) -> Result<(), TextError> {
+        let Some(known) = open.catalog.document(key) else {
+            return Ok(());
+        };
+        if known.place.is_some() {
+            return Ok(());
+        }
+        let state = known.state;
+        let (tokens, pieces) = text::pieces(&*open.log, key, state.len)?;
+        let head = text::head(&open.catalog, &*open.log, key)?;
+        let document = key.document;
+        self.taken.push(Taken {
+            document,
+            state,
+            pieces,
+        });
+        self.entries.push(Entry {
+            document,
+            state,
+            head,
+            tokens,
+        });
+        Ok(())
+    }
+
+    fn sealed(&mut self, plan: &Plan, shared: &Shared, segment: SegmentId) -> Result<(), LogError> {
+        let sealed = with_open(shared, |open| {
+            let mounted = open.catalog.segments().get(segment);
+            let gone = || LogError::Refused("a segment to be merged is gone".into());
+            Ok(mounted.ok_or_else(gone)?.sealed.clone())
+        })?;
+        let documents: Vec<(u32, DocumentId)> = sealed
+            .states()
+            .map(|(number, document, _)| (number, document))
+            .collect();
+        let (mut numbers, mut used_ms) = (Vec::new(), Vec::new());
+        for documents in documents.chunks(LOOKS_PER_LOCK) {
+            plan.go_on()?;
+            with_open(shared, |open| {
+                for (number, document) in documents {
+                    let place = Place {
+                        segment,
+                        number: *number,
+                    };
+                    let known = open.catalog.document(plan.key(*document));
+                    if let Some(known) = known.filter(|known| known.place == Some(place)) {
+                        numbers.push(*number);
+                        used_ms.push(known.state.used_ms);
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        for (mut entry, used_ms) in sealed.entries(&numbers).zip(used_ms) {
+            entry.state.used_ms = used_ms;
+            self.taken.push(Taken {
+                document: entry.document,
+                state: entry.state,
+                pieces: Vec::new(),
+            });
+            self.entries.push(entry);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! What is sealed, and what is merged. Pure.
+//!
+//! A namespace is sealed a piece at a time: when enough of its documents are at rest, the longest unchanged of
+//! them become one segment. So segments begin alike in size, and merges make them larger by steps
+//! (`refrain_suffix_index::MergePolicy`). A segment too large to be built again with others is merged no more, and
+//! rewritten alone when much of it is gone. A namespace with little to seal stays in the log, where a document
+//! costs less than a file of its own would.
+
+use refrain_protocol::{DocumentId, NamespaceId};
+use refrain_suffix_index::{MergePolicy, SegmentStats};
+
+use crate::record::SegmentId;
+
+/// A segment is rewritten once more than this share of its tokens is gone.
+const MASKED_SHARE_MAX: f32 = 0.25;
+
+/// The limits; see [`crate::DraftStoreConfig`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    pub(crate) seal_tokens: u64,
+    pub(crate) seal_documents: usize,
+    pub(crate) segments_max: usize,
+    pub(crate) segment_tokens_max: u64,
+}
+
+/// The documents of a namespace that are at rest: last change, document, tokens.
+pub(crate) struct Candidates {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) documents: Vec<(u64, DocumentId, u32)>,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// Seal these.
+    Seal(NamespaceId, Vec<DocumentId>),
+    /// Make one segment of these.
+    Merge(NamespaceId, Vec<SegmentId>),
+    Nothing,
+}
+
+impl Policy {
+    /// Whether a namespace is worth a look at its documents.
+    pub(crate) fn may_seal(&self, tokens: u64, documents: usize) -> bool {
+        tokens >= self.seal_tokens || documents >= self.seal_documents
+    }
+
+    /// What to seal of a namespace.
+    pub(crate) fn seal(&self, candidates: Candidates) -> Choice {
+        let Candidates {
+            namespace,
+            mut documents,
+        } = candidates;
+        documents.sort_unstable();
+        let mut tokens = 0;
+        let mut taken = Vec::new();
+        for (_, document, len) in documents {
+            if self.may_seal(tokens, taken.len()) {
+                break;
+            }
+            tokens += u64::from(len);
+            taken.push(document);
+        }
+        if self.may_seal(tokens, taken.len()) {
+            Choice::Seal(namespace, taken)
+        } else {
+            Choice::Nothing
+        }
+    }
+
+    /// What to merge of a namespace's segments.
+    pub(crate) fn merge(
+        &self,
+        namespace: NamespaceId,
+        segments: &[(SegmentId, SegmentStats)],
+    ) -> Choice {
+        let live = |stats: &SegmentStats| stats.tokens - stats.masked_tokens;
+        // Two that are each at most half of the largest fit into one.
+        let (small, large): (Vec<_>, Vec<_>) = segments
+            .iter()
+            .partition(|(_, stats)| live(stats) <= self.segment_tokens_max / 2);
+        let chosen = plan(&small, self.segments_max).or_else(|| plan(&large, usize::MAX));
+        let Some(mut plan) = chosen else {
+            return Choice::Nothing;
+        };
+        // The smallest of them, as many as make one segment; two always do.
+        plan.sort_by_key(|(id, stats)| (live(stats), *id));
+        let mut tokens = 0;
+        let fitting = plan
+            .iter()
+            .take_while(|(_, stats)| {
+                tokens += live(stats);
+                tokens <= self.segment_tokens_max
+            })
+            .count();
+        plan.truncate(fitting.max(1));
+        let mut segments: Vec<SegmentId> = plan.into_iter().map(|(id, _)| *id).collect();
+        segments.sort_unstable();
+        Choice::Merge(namespace, segments)
+    }
+}
+
+/// What the index's policy would merge of some segments.
+fn plan<'a>(
+    segments: &[&'a (SegmentId, SegmentStats)],
+    segments_max: usize,
+) -> Option<Vec<&'a (SegmentId, SegmentStats)>> {
+    let stats: Vec<SegmentStats> = segments.iter().map(|(_, stats)| *stats).collect();
+    let policy = MergePolicy {
+        segments_max,
+        masked_share_max: MASKED_SHARE_MAX,
+    };
+    let plan = policy.plan(&stats)?;
+    Some(plan.into_iter().map(|at| segments[at]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const POLICY: Policy = Policy {
+        seal_tokens: 100,
+        seal_documents: 10,
+        segments_max: 3,
+        segment_tokens_max: 1_000,
+    };
+
+    fn stats(tokens: u64, masked_tokens: u64) -> SegmentStats {
+        SegmentStats {
+            tokens,
+            masked_tokens,
+            documents: 10,
+            masked_documents: usize::from(masked_tokens > 0),
+        }
+    }
+
+    fn merged(segments: &[(u64, u64)]) -> Vec<SegmentId> {
+        let segments: Vec<_> = (1..)
+            .zip(segments)
+            .map(|(id, (tokens, masked))| (id, stats(*tokens, *masked)))
+            .collect();
+        match POLICY.merge(NamespaceId(1), &segments) {
+            Choice::Merge(NamespaceId(1), segments) => segments,
+            Choice::Nothing => Vec::new(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn enough_at_rest_is_sealed_longest_unchanged_first() {
+        let sealed = |documents: &[(u64, u128, u32)]| {
+            let documents = documents
+                .iter()
+                .map(|(at, id, len)| (*at, DocumentId(*id), *len));
+            POLICY.seal(Candidates {
+                namespace: NamespaceId(1),
+                documents: documents.collect(),
+            })
+        };
+        assert_eq!(sealed(&[(1, 1, 50), (2, 2, 49)]), Choice::Nothing);
+        let enough = sealed(&[(9, 1, 80), (5, 2, 60), (7, 3, 60)]);
+        let expected = vec![DocumentId(2), DocumentId(3)];
+        assert_eq!(enough, Choice::Seal(NamespaceId(1), expected));
+        let short: Vec<_> = (0..12).map(|id| (id, u128::from(id), 1)).collect();
+        let Choice::Seal(_, taken) = sealed(&short) else {
+            panic!("many short ones are not sealed");
+        };
+        assert_eq!(taken.len(), 10);
+    }
+
+    #[test]
+    fn too_many_and_worn_segments_are_merged_large_ones_left_alone() {
+        assert_eq!(merged(&[(100, 0), (100, 0), (100, 0)]), [0; 0]);
+        assert_eq!(merged(&[(100, 0); 4]), [1, 2, 3, 4]);
+        assert_eq!(merged(&[(100, 30), (100, 0)]), [1]);
+        assert_eq!(merged(&[(900, 0), (900, 0), (900, 0), (900, 0)]), [0; 0]);
+        assert_eq!(merged(&[(900, 0), (900, 300)]), [2]);
+    }
+
+    proptest! {
+        #[test]
+        fn merging_ends_and_never_makes_a_segment_too_large(
+            sizes in proptest::collection::vec((1u64..900, 0u64..100), 0..40)
+        ) {
+            let mut segments: Vec<(SegmentId, SegmentStats)> = (1..)
+                .zip(&sizes)
+                .map(|(id, (tokens, share))| (id, stats(*tokens, tokens * share / 100)))
+                .collect();
+            let mut steps = 0;
+            while let Choice::Merge(_, chosen) = POLICY.merge(NamespaceId(1), &segments) {
+                let (gone, mut left): (Vec<_>, Vec<_>) =
+                    segments.into_iter().partition(|(id, _)| chosen.contains(id));
+                let tokens: u64 = gone.iter().map(|(_, one)| one.tokens - one.masked_tokens).sum();
+                prop_assert!(gone.len() == chosen.len() && tokens <= 1_000);
+                left.push((1_000 + steps, stats(tokens, 0)));
+                segments = left;
+                steps += 1;
+                prop_assert!(steps <= 2 * sizes.len() as u64, "endless");
+            }
+            let small = segments.iter().filter(|(_, one)| one.tokens - one.masked_tokens <= 500);
+            prop_assert!(small.count() <= 3);
+        }
+    }
+}

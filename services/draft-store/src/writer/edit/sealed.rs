@@ -1,0 +1,173 @@
+//! Sealed documents in a commit: what is marked of them, those that go on, and a segment that is named.
+
+use super::Edit;
+use crate::codec::{self, Damage};
+use crate::log::LogError;
+use crate::record::{
+    DocumentKey, GONE, HeadRecord, Kind, MARKS_DOCUMENTS, MarksRecord, Place, SegmentId,
+    StateRecord, document_key, marks_key, piece_key, segment_key,
+};
+use crate::segments::{Product, Taken, chunk_of};
+use crate::text::{self, TextError};
+
+/// A time of use as it is marked: in seconds, and never one that means something else.
+pub(super) fn mark_of(used_ms: u64) -> u32 {
+    u32::try_from(used_ms / 1_000).map_or(GONE - 1, |used_s| used_s.min(GONE - 1))
+}
+
+impl Edit<'_> {
+    /// Notes something of a sealed document.
+    pub(super) fn mark_sealed(&mut self, place: Place, mark: u32) -> Result<(), LogError> {
+        let (chunk, _) = chunk_of(place);
+        if !self.marks.contains(chunk) {
+            let key = marks_key(chunk.0, chunk.1);
+            let stored = self.log.get(&key)?;
+            // Damaged ones were removed at start. Should they break now, some documents are there again after a
+            // restart, and some times of use are older.
+            if let Some(Ok(MarksRecord(stored))) =
+                stored.map(|value| codec::open::<MarksRecord>(&key, &value))
+            {
+                self.marks.insert(chunk, stored);
+            }
+        }
+        self.marks.set(place, mark);
+        Ok(())
+    }
+
+    /// Adds what is marked to the writes.
+    pub(super) fn write_marks(&mut self) {
+        for ((segment, chunk), marks) in std::mem::take(&mut self.marks).into_chunks() {
+            // One that was merged meanwhile needs none.
+            if self.catalog.segments().get(segment).is_some() {
+                let key = marks_key(segment, chunk);
+                let value = codec::seal(&key, &MarksRecord(marks));
+                self.batch.put(key, value);
+            }
+        }
+    }
+
+    pub(super) fn state(&self, key: DocumentKey) -> Result<StateRecord, TextError> {
+        let known = self.catalog.document(key).ok_or(Damage::Short)?;
+        Ok(known.state)
+    }
+
+    /// Brings a document back into the log, if it is sealed: it goes on.
+    pub(super) fn unseal(&mut self, key: DocumentKey) -> Result<(), TextError> {
+        let Some(place) = self.catalog.document(key).and_then(|known| known.place) else {
+            return Ok(());
+        };
+        let mut state = self.state(key)?;
+        let tokens = text::read(self.catalog, &*self.log, key, 0, state.len)?;
+        let head = text::head(self.catalog, &*self.log, key)?;
+        let head_key = document_key(Kind::Head, key);
+        let value = codec::seal(&head_key, &HeadRecord(head));
+        state.bytes = (head_key.len() + value.len()) as u32;
+        self.batch.put(head_key, value);
+        let is_finished = state.finish != 0;
+        (state.len, state.tail_start, state.tail_pieces) = (0, 0, 0);
+        self.store_text(key, &mut state, 0, &tokens, is_finished)?;
+        self.mark_sealed(place, GONE)?;
+        self.catalog.settle_in(key, None, state.bytes);
+        self.catalog.put(key, state, None);
+        self.states.insert(key);
+        Ok(())
+    }
+
+    /// Names a segment, and forgets what it was made of. A document that changed since it was read stays where it
+    /// is.
+    pub(in crate::writer) fn install(&mut self, product: Product) -> Result<(), LogError> {
+        let Product {
+            sealed,
+            taken,
+            sources,
+            namespace,
+            damaged: _,
+        } = product;
+        if let Some(sealed) = sealed {
+            let key = segment_key(sealed.id());
+            let value = codec::seal(&key, &sealed.manifest());
+            self.batch.put(key, value);
+            let segment = sealed.id();
+            let states: Vec<u32> = sealed.states().map(|(.., state)| state.bytes).collect();
+            self.catalog.mount(sealed);
+            for ((number, taken), bytes) in (0..).zip(&taken).zip(states) {
+                let place = Place { segment, number };
+                let key = DocumentKey {
+                    namespace,
+                    document: taken.document,
+                };
+                let mark = if self.moves(key, taken, &sources) {
+                    self.settle_in(key, taken, place, bytes)
+                } else {
+                    Some(GONE)
+                };
+                if let Some(mark) = mark {
+                    self.marks.set(place, mark);
+                }
+            }
+        }
+        for source in sources {
+            self.forget_segment(source);
+        }
+        Ok(())
+    }
+
+    /// Whether a document is as it was read.
+    fn moves(&self, key: DocumentKey, taken: &Taken, sources: &[SegmentId]) -> bool {
+        let Some(known) = self.catalog.document(key) else {
+            return false;
+        };
+        let (now, then) = (&known.state, &taken.state);
+        let from = known.place.map(|place| place.segment);
+        let is_there = match from {
+            None => sources.is_empty(),
+            Some(segment) => sources.contains(&segment),
+        };
+        is_there
+            && (
+                now.sequence,
+                now.epoch,
+                now.epoch_start,
+                now.len,
+                now.finish,
+            ) == (
+                then.sequence,
+                then.epoch,
+                then.epoch_start,
+                then.len,
+                then.finish,
+            )
+    }
+
+    /// Moves a document into its place. Answers with what is to be marked of it.
+    fn settle_in(
+        &mut self,
+        key: DocumentKey,
+        taken: &Taken,
+        place: Place,
+        bytes: u32,
+    ) -> Option<u32> {
+        if self.catalog.sealed(key).is_none() {
+            for start in &taken.pieces {
+                self.batch.remove(piece_key(key, *start));
+            }
+            self.batch.remove(document_key(Kind::State, key));
+            self.batch.remove(document_key(Kind::Head, key));
+        }
+        self.catalog.settle_in(key, Some(place), bytes);
+        let known = self.catalog.document_mut(key)?;
+        let used_ms = known.state.used_ms;
+        known.used_ms_stored = used_ms;
+        (used_ms != taken.state.used_ms).then(|| mark_of(used_ms))
+    }
+
+    fn forget_segment(&mut self, segment: SegmentId) {
+        let mounted = self.catalog.segments().get(segment);
+        let documents = mounted.map_or(0, |mounted| mounted.sealed.documents());
+        for chunk in 0..documents.div_ceil(MARKS_DOCUMENTS) {
+            self.batch.remove(marks_key(segment, chunk));
+        }
+        self.batch.remove(segment_key(segment));
+        self.catalog.unmount(segment);
+    }
+}
