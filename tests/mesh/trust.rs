@@ -143,6 +143,7 @@ async fn calls(
         generated_tokens: 0,
         max_new_tokens: 1,
         prefer: None,
+        handed_over: false,
         exclude: Vec::new(),
     };
     let chunk = ChunkRequest {

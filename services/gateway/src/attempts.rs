@@ -25,8 +25,15 @@ pub(crate) struct Attempts {
     exclude: Vec<WorkerId>,
     /// The worker of the last chunk, if its KV is worth going back to; or the one it was handed over to.
     prefer: Option<WorkerId>,
+    /// Whether `prefer` is such a one, and the lease for it is still to come.
+    named: bool,
     handed_over: bool,
+    /// Times that a worker named another one.
+    hand_overs: u32,
 }
+
+/// Times that a request may be sent on, should the worker that was named be full when it comes there.
+const HAND_OVERS_MAX: u32 = 3;
 
 /// Where a request goes on after a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +64,9 @@ impl Attempts {
             backoff,
             exclude: Vec::new(),
             prefer: None,
+            named: false,
             handed_over: false,
+            hand_overs: 0,
         }
     }
 
@@ -135,15 +144,28 @@ impl Attempts {
         }
     }
 
-    /// Whether a worker handed the request over: once is enough, as each time costs a prefill.
+    /// Whether the worker that is preferred was named by the last one.
+    pub(crate) fn prefers_named(&self) -> bool {
+        self.named
+    }
+
+    /// Whether the request has been handed over: once is enough, as each time costs a prefill.
     pub(crate) fn is_handed_over(&self) -> bool {
-        self.handed_over
+        self.handed_over || self.hand_overs >= HAND_OVERS_MAX
+    }
+
+    /// A lease was granted.
+    pub(crate) fn leased(&mut self, worker: &WorkerId) {
+        if std::mem::take(&mut self.named) {
+            self.handed_over = self.prefer.as_ref() == Some(worker);
+        }
     }
 
     /// A chunk ended and the request goes on.
     pub(crate) fn chunk_ended(&mut self, worker: &WorkerId, next: NextChunk) {
         self.failures = 0;
         self.exclude.clear();
+        self.named = false;
         match next {
             NextChunk::Here => self.prefer = Some(worker.clone()),
             NextChunk::Elsewhere => {
@@ -152,7 +174,8 @@ impl Attempts {
             }
             NextChunk::On(next) => {
                 self.prefer = Some(next);
-                self.handed_over = true;
+                self.named = true;
+                self.hand_overs += 1;
             }
         }
     }
@@ -276,6 +299,25 @@ mod tests {
             (attempts.prefer(), attempts.exclude()),
             (None, &[worker("a")][..])
         );
+    }
+
+    #[test]
+    fn a_request_is_handed_over_once_it_is_there_and_not_sent_on_for_ever() {
+        let mut attempts = attempts();
+        attempts.chunk_ended(&worker("a"), NextChunk::On(worker("b")));
+        assert_eq!(attempts.prefer(), Some(&worker("b")));
+        assert!(attempts.prefers_named() && !attempts.is_handed_over());
+        attempts.leased(&worker("b"));
+        assert!(!attempts.prefers_named() && attempts.is_handed_over());
+
+        let mut attempts = self::attempts();
+        for sent in 0..HAND_OVERS_MAX {
+            assert!(!attempts.is_handed_over(), "sent on {sent} times");
+            attempts.chunk_ended(&worker("a"), NextChunk::On(worker("b")));
+            // It was full.
+            attempts.leased(&worker("a"));
+        }
+        assert!(attempts.is_handed_over());
     }
 
     #[test]

@@ -213,7 +213,8 @@ impl Choice {
 
     /// Takes the end of a chunk. A `finish` in the result ends the choice; without one the request goes on.
     pub(crate) fn end(&mut self, end: &ChunkEnd) -> Progress {
-        if self.cached_tokens.is_none() {
+        // One that ended before its prompt was read has nothing to tell.
+        if self.cached_tokens.is_none() && self.chunk_output_len() > 0 {
             self.cached_tokens = Some(end.cached_tokens);
         }
         self.timings.prefill_s += seconds(end.prefill_s);

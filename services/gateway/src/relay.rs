@@ -157,6 +157,7 @@ impl Relay {
                     }
                 },
             };
+            attempts.leased(&lease.worker);
             let mut hold = LeaseHold::new(self.scheduler.clone(), self.tasks.clone(), &lease);
             let mut open = None;
             let outcome = run.chunk(&lease, &attempts, &mut hold, &mut open).await?;

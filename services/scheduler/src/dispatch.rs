@@ -350,6 +350,7 @@ impl Dispatch {
             tokenizer: &request.namespace.namespace.tokenizer,
             context_tokens: request.context_tokens,
             prefer: request.prefer.as_ref(),
+            handed_over: request.handed_over,
             exclude: &request.exclude,
             submitted_ms: waiting.submitted_ms,
         };
@@ -365,10 +366,10 @@ impl Dispatch {
         let Some(url) = self.workers.url(&worker).map(str::to_owned) else {
             return;
         };
-        let reads_context = self
-            .queue
-            .get(ticket)
-            .is_none_or(|waiting| waiting.request.prefer.as_ref() != Some(&worker));
+        let reads_context = self.queue.get(ticket).is_none_or(|waiting| {
+            let request = &waiting.request;
+            request.handed_over || request.prefer.as_ref() != Some(&worker)
+        });
         let Some((waiting, charge)) = self.queue.take(ticket, reads_context) else {
             return;
         };

@@ -50,8 +50,10 @@ pub struct Need<'a> {
     pub tokenizer: &'a str,
     /// Tokens of the context; a worker must have room for one more.
     pub context_tokens: u32,
-    /// The worker that holds the KV.
+    /// The worker that holds the KV, or that the request was handed over to.
     pub prefer: Option<&'a WorkerId>,
+    /// The latter: its load beside others does not matter.
+    pub handed_over: bool,
     /// Workers that just failed the request.
     pub exclude: &'a [WorkerId],
     /// When it asked. A worker that restarted since then is not the process that failed it.
@@ -112,7 +114,9 @@ pub fn place<'a>(
         }
     }
     match (best, preferred) {
-        (Some(best), Some(preferred)) if preferred.load() - best.load() <= prefer_load_slack => {
+        (Some(best), Some(preferred))
+            if need.handed_over || preferred.load() - best.load() <= prefer_load_slack =>
+        {
             Placement::On(preferred.worker)
         }
         (Some(best), _) => Placement::On(best.worker),
@@ -168,6 +172,7 @@ mod tests {
             tokenizer: "t",
             context_tokens: 100,
             prefer: None,
+            handed_over: false,
             exclude: &[],
             submitted_ms: 1_000,
         }

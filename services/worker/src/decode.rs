@@ -25,8 +25,8 @@ use tracing::Instrument;
 use self::compose::{Composed, Member};
 use self::entry::{ENGINE_ROOM_PAUSE, EndedChunk, Entry, Over, wait_for_room};
 use crate::engine::Engine;
-use crate::fallback::{FallbackWatch, ItemDone};
-use crate::guard::SuffixGuard;
+use crate::fallback::{FallbackWatch, ItemDone, ItemKind};
+use crate::guard::{HeadUse, SuffixGuard};
 use crate::harvest::Harvest;
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
@@ -316,7 +316,10 @@ impl DecodeLoop {
             kind: member.kind,
             is_auto: batch[member.place].running.request.speculation == Speculation::Auto,
             eligible: batch[member.place].running.may_fall_back(),
-            context: member.context,
+            // What the engine had in its cache was not read.
+            context: member
+                .context
+                .saturating_sub(result.as_ref().map_or(0, |output| output.cached_tokens)),
             catch_up_tokens: member.catch_up_tokens,
             emitted: result
                 .as_ref()
@@ -324,10 +327,17 @@ impl DecodeLoop {
                 .map(|output| output.emitted.len() as u32),
         };
         let items: Vec<ItemDone> = members.iter().zip(&response.results).map(done).collect();
+        let decoding = items.iter().filter(|item| item.kind != ItemKind::Prefill);
+        let batch = decoding.count() as u32;
+        let guard_tries = self.guard.is_on_trial(batch);
         self.fallback
-            .step_done(&items, response.step_s, response.draft_s);
+            .step_done(&items, response.step_s, response.draft_s, guard_tries);
+        let head = HeadUse {
+            on_trial: self.fallback.is_on_trial(batch),
+            in_use: self.fallback.is_in_use(batch),
+        };
         self.guard
-            .step_done(&items, withholds_suffix, response.step_s);
+            .step_done(&items, withholds_suffix, response.step_s, head);
     }
 
     /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.

@@ -3,13 +3,15 @@
 //!
 //! No clock and no I/O: the decode loop says what each step was made of and what came of it.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use refrain_protocol::WorkerId;
 use refrain_protocol::chunk::ChunkEnd;
 use refrain_protocol::scheduling::Eagle3Report;
 use refrain_speculation::{
-    Fallback, Gate, GateStep, HandOverParams, Mode, Passage, Threshold, batch_bucket, hands_over,
+    ACCEPTED_LENGTH_PRIOR, Fallback, Gate, GateStep, HandOverParams, Mode, Passage, Threshold,
+    batch_bucket, hands_over,
 };
 
 use crate::config::{FallbackChoice, SpeculationConfig};
@@ -25,7 +27,7 @@ pub(crate) struct Reports {
 }
 
 impl Reports {
-    /// How this worker's head does, while it is in use.
+    /// How this worker's head does; `None` without one.
     pub(crate) fn own(&self) -> Option<Eagle3Report> {
         *lock(&self.own)
     }
@@ -81,10 +83,8 @@ pub(crate) struct FallbackWatch {
     prefill: Recent,
     /// Steps per second of plain decoding.
     plain: Recent,
-    /// Seconds of steps that decoded in one way, per request.
-    plain_step: Recent,
-    suffix_step: Recent,
-    fallback_step: Recent,
+    /// What steps take, by the largest batch measured together.
+    steps: HashMap<u32, StepTimes>,
     /// The worker that is the fallback.
     other: Option<WorkerId>,
     hand_over: HandOverParams,
@@ -100,73 +100,92 @@ impl FallbackWatch {
         metrics: WorkerMetrics,
     ) -> Self {
         let gated = router.has_head() && router.threshold.allows_fallback();
-        FallbackWatch {
+        let watch = FallbackWatch {
             gate: gated.then(|| Gate::new(config.eagle3.gate())),
             has_head: router.has_head(),
             threshold: router.threshold,
             accepted_length: Recent::default(),
             prefill: Recent::default(),
             plain: Recent::default(),
-            plain_step: Recent::default(),
-            suffix_step: Recent::default(),
-            fallback_step: Recent::default(),
+            steps: HashMap::new(),
             other: other_worker(config),
             hand_over: config.hand_over(),
             reports,
             metrics,
-        }
+        };
+        watch.report();
+        watch
     }
 
     /// How it stands with the head in a step that decodes for `batch` requests.
     pub(crate) fn state(&self, batch: u32) -> Fallback {
-        let break_even = self.break_even();
-        match &self.gate {
+        let break_even = self.break_even(batch);
+        match self.passage(batch) {
             None if self.has_head => Fallback::NotPaying,
             None => Fallback::Absent,
-            Some(gate) => match gate.passage(batch) {
-                Passage::Shut => Fallback::NotPaying,
-                Passage::Probe => Fallback::Probed,
-                Passage::Open => Fallback::InUse { break_even },
-                Passage::Pause => Fallback::Paused { break_even },
-            },
+            Some(Passage::Shut) => Fallback::NotPaying,
+            Some(Passage::Probe) => Fallback::Probed,
+            Some(Passage::Open) => Fallback::InUse { break_even },
+            Some(Passage::Pause) => Fallback::Paused { break_even },
         }
     }
 
-    /// See [`Fallback::InUse`]. Time is counted per request of a step, so that large steps and small ones compare.
-    fn break_even(&self) -> Option<f32> {
-        let accepted_length = self.accepted_length.value()?;
-        let suffix_s = self.suffix_step.value().or(self.plain_step.value());
-        let cost = suffix_s.zip(self.fallback_step.value());
-        let cost = cost.map_or(1.0, |(suffix_s, fallback_s)| suffix_s / fallback_s);
-        Some((accepted_length * cost) as f32)
+    fn passage(&self, batch: u32) -> Option<Passage> {
+        self.gate.as_ref().map(|gate| gate.passage(batch))
     }
 
-    /// Takes a step into account.
-    pub(crate) fn step_done(&mut self, items: &[ItemDone], step_s: f64, draft_s: f64) {
+    /// Whether the head, or doing without it, is on trial at this size of batch: no other trial may run then, or each
+    /// would be blamed for what the other did.
+    pub(crate) fn is_on_trial(&self, batch: u32) -> bool {
+        matches!(self.passage(batch), Some(Passage::Probe | Passage::Pause))
+    }
+
+    /// Whether the head is in use at this size of batch.
+    pub(crate) fn is_in_use(&self, batch: u32) -> bool {
+        matches!(self.passage(batch), Some(Passage::Open | Passage::Pause))
+    }
+
+    /// See [`Fallback::InUse`]. Times are compared within a size of batch: a step of eight requests does not take eight
+    /// times as long as one of one.
+    fn break_even(&self, batch: u32) -> Option<f32> {
+        let accepted_length = self.accepted_length.value()?;
+        let times = self.steps.get(&batch_bucket(batch));
+        let cost = times.and_then(|times| {
+            let suffix_s = times.suffix.value().or(times.plain.value())?;
+            Some(suffix_s / times.fallback.value()?)
+        });
+        Some((accepted_length * cost.unwrap_or(1.0)) as f32)
+    }
+
+    /// Takes a step into account. With `others_try` something else is on trial, and the step is no evidence.
+    pub(crate) fn step_done(
+        &mut self,
+        items: &[ItemDone],
+        step_s: f64,
+        draft_s: f64,
+        others_try: bool,
+    ) {
         if !(step_s.is_finite() && step_s > 0.0) {
             return;
         }
         let decoding = || items.iter().filter(|item| item.kind != ItemKind::Prefill);
         let batch = decoding().count() as u32;
         let tokens: u32 = decoding().filter_map(|item| item.emitted).sum();
+        let catch_up_tokens: u32 = items.iter().map(|item| item.catch_up_tokens).sum();
         let pure = pure(items);
         if pure == Some(ItemKind::Plain) {
             self.plain.add(1.0, step_s);
         }
-        let of_kind = match pure {
-            Some(ItemKind::Plain) => Some(&mut self.plain_step),
-            Some(ItemKind::Suffix) => Some(&mut self.suffix_step),
-            Some(ItemKind::Fallback) => Some(&mut self.fallback_step),
-            Some(ItemKind::Prefill) | None => None,
-        };
-        if let Some(of_kind) = of_kind {
-            of_kind.add(step_s, f64::from(batch));
+        let times = self.steps.entry(batch_bucket(batch)).or_default();
+        match pure {
+            Some(ItemKind::Plain) => times.plain.add(step_s, 1.0),
+            Some(ItemKind::Suffix) => times.suffix.add(step_s, 1.0),
+            // Reading a prompt is paid once, whatever the step is used for.
+            Some(ItemKind::Fallback) if catch_up_tokens <= READ_LITTLE_TOKENS * batch => {
+                times.fallback.add(step_s, 1.0);
+            }
+            _ => {}
         }
-        let mode = match pure {
-            Some(ItemKind::Plain) => Some(Mode::Plain),
-            Some(ItemKind::Fallback) => Some(Mode::Fallback),
-            Some(ItemKind::Suffix | ItemKind::Prefill) | None => None,
-        };
         let read: u32 = items
             .iter()
             .filter(|item| item.kind == ItemKind::Prefill)
@@ -184,23 +203,55 @@ impl FallbackWatch {
         if batch == 0 {
             return;
         }
-        if let Some(gate) = &mut self.gate {
-            let step = GateStep {
+        self.judge(
+            items,
+            GateStep {
                 batch,
-                mode,
+                mode: None,
                 tokens,
                 seconds: step_s,
                 draft_seconds: draft_s,
-                catch_up_tokens: items.iter().map(|item| item.catch_up_tokens).sum(),
-            };
-            // A step in which the gate had no say belongs to no trial; how fast it was is worth knowing.
-            if items.iter().any(|item| item.eligible) {
-                gate.observe(step);
-            } else {
-                gate.learn(step);
-            }
-        }
+                catch_up_tokens,
+            },
+            others_try,
+        );
         self.publish(batch);
+    }
+
+    /// Shows a step to the gate, as what the gate had let it do. In a batch the requests of a step seldom go all the same
+    /// way; what counts is that the gate's word decided for one of them.
+    fn judge(&mut self, items: &[ItemDone], step: GateStep, others_try: bool) {
+        let mode = match self.passage(step.batch) {
+            Some(Passage::Probe | Passage::Open) => Mode::Fallback,
+            Some(Passage::Shut | Passage::Pause) => Mode::Plain,
+            None => return,
+        };
+        let Some(gate) = &mut self.gate else {
+            return;
+        };
+        if !items.iter().any(|item| item.eligible) {
+            // The gate had no say; how fast it was is worth knowing.
+            let mode = match pure(items) {
+                Some(ItemKind::Plain) => Some(Mode::Plain),
+                Some(ItemKind::Fallback) => Some(Mode::Fallback),
+                Some(ItemKind::Suffix | ItemKind::Prefill) | None => None,
+            };
+            gate.learn(GateStep { mode, ..step });
+            return;
+        }
+        let decided = items
+            .iter()
+            .any(|item| item.eligible && matches!(item.kind, ItemKind::Fallback | ItemKind::Plain));
+        if others_try || !decided {
+            return;
+        }
+        let is_clean = items
+            .iter()
+            .all(|item| item.kind != ItemKind::Prefill && item.emitted.is_some());
+        gate.observe(GateStep {
+            mode: is_clean.then_some(mode),
+            ..step
+        });
     }
 
     /// A chunk is over.
@@ -244,17 +295,21 @@ impl FallbackWatch {
         let in_use = matches!(state, Fallback::InUse { .. } | Fallback::Paused { .. });
         let gain = gate.gain(batch);
         self.metrics.eagle3_gate(batch_bucket(batch), in_use, gain);
-        // Told for the size of batch that the head serves best, whatever the last step was: a worker that stands
-        // idle would else be judged by a straggler.
-        let best = gate
-            .buckets()
+        self.report();
+    }
+
+    /// Says how the head does, at the size of batch that it serves best: a worker that stands idle would else be judged by a
+    /// straggler.
+    fn report(&self) {
+        let buckets = self.gate.iter().flat_map(Gate::buckets);
+        let best = buckets
             .filter(|(_, in_use, _)| *in_use)
             .filter_map(|(_, _, gain)| gain)
             .max_by(f64::total_cmp);
-        let measured = self.accepted_length.value().zip(best);
-        *lock(&self.reports.own) = measured.map(|(accepted_length, speedup)| Eagle3Report {
-            accepted_length: accepted_length as f32,
-            speedup: speedup as f32,
+        let accepted_length = self.accepted_length.value().map(|length| length as f32);
+        *lock(&self.reports.own) = self.has_head.then(|| Eagle3Report {
+            accepted_length: accepted_length.unwrap_or(ACCEPTED_LENGTH_PRIOR),
+            speedup: best.unwrap_or(1.0) as f32,
         });
     }
 }
@@ -275,6 +330,17 @@ fn pure(items: &[ItemDone]) -> Option<ItemKind> {
         .all(|item| item.kind == kind && item.emitted.is_some())
         .then_some(kind)
 }
+
+/// Seconds of steps that went all in one way.
+#[derive(Clone, Copy, Debug, Default)]
+struct StepTimes {
+    plain: Recent,
+    suffix: Recent,
+    fallback: Recent,
+}
+
+/// Text that the head may have read in a step, per request, for the step to tell what its steps take.
+const READ_LITTLE_TOKENS: u32 = 16;
 
 /// A mean over what was seen lately: a quotient of two decayed sums.
 #[derive(Clone, Copy, Debug, Default)]

@@ -12,12 +12,21 @@ use crate::config::SpeculationConfig;
 use crate::fallback::{ItemDone, ItemKind};
 use crate::metrics::WorkerMetrics;
 
+/// How it stands with the engine's head at a size of batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadUse {
+    /// It, or doing without it, is on trial.
+    pub(crate) on_trial: bool,
+    pub(crate) in_use: bool,
+}
+
 /// Holds suffix drafts of `auto` requests back where they lose.
 pub(crate) struct SuffixGuard {
     /// `None` if the configuration turns it off.
     gate: Option<Gate>,
     /// By the largest batch measured together.
     in_use: HashMap<u32, bool>,
+    head_in_use: HashMap<u32, bool>,
     metrics: WorkerMetrics,
 }
 
@@ -26,34 +35,63 @@ impl SuffixGuard {
         SuffixGuard {
             gate: config.suffix_gate().map(Gate::new),
             in_use: HashMap::new(),
+            head_in_use: HashMap::new(),
             metrics,
         }
     }
 
-    /// Whether a step that decodes for `batch` requests verifies no suffix drafts but those that were asked for.
-    pub(crate) fn withholds(&self, batch: u32) -> bool {
+    /// Whether a step that decodes for `batch` requests verifies no suffix drafts but those that were asked for. While
+    /// something else is on trial, this is not.
+    pub(crate) fn withholds(&self, batch: u32, others_try: bool) -> bool {
         self.gate
             .as_ref()
-            .is_some_and(|gate| matches!(gate.passage(batch), Passage::Shut | Passage::Pause))
+            .is_some_and(|gate| match gate.passage(batch) {
+                Passage::Shut => true,
+                Passage::Probe => others_try,
+                Passage::Pause => !others_try,
+                Passage::Open => false,
+            })
     }
 
-    /// Takes a step into account; `withheld` is what [`SuffixGuard::withholds`] said of it.
-    pub(crate) fn step_done(&mut self, items: &[ItemDone], withheld: bool, step_s: f64) {
+    /// Whether suffix drafts, or doing without them, are on trial at this size of batch.
+    pub(crate) fn is_on_trial(&self, batch: u32) -> bool {
+        self.gate
+            .as_ref()
+            .is_some_and(|gate| matches!(gate.passage(batch), Passage::Probe | Passage::Pause))
+    }
+
+    /// Takes a step into account; `withheld` is what [`SuffixGuard::withholds`] said of it, `head` how it stands with
+    /// the engine's head at its size of batch.
+    pub(crate) fn step_done(
+        &mut self,
+        items: &[ItemDone],
+        withheld: bool,
+        step_s: f64,
+        head: HeadUse,
+    ) {
         let Some(gate) = &mut self.gate else {
             return;
         };
-        // A step without a request that the guard speaks for says nothing of either way.
-        let speaks = items.iter().any(|item| item.is_auto);
-        let is_clean = items
-            .iter()
-            .all(|item| item.kind != ItemKind::Prefill && item.emitted.is_some());
         let batch = items
             .iter()
             .filter(|item| item.kind != ItemKind::Prefill)
             .count() as u32;
-        if !speaks || batch == 0 {
+        if batch == 0 {
             return;
         }
+        let known = self.head_in_use.insert(batch_bucket(batch), head.in_use);
+        if known.is_some_and(|known| known != head.in_use) {
+            // Doing without suffix drafts means something else from now on.
+            gate.forget(batch);
+        }
+        // Steps that had no draft to verify are the same with and without; one that withheld may have had some.
+        let speaks = |item: &ItemDone| item.is_auto && (withheld || item.kind == ItemKind::Suffix);
+        if head.on_trial || !items.iter().any(speaks) {
+            return;
+        }
+        let is_clean = items
+            .iter()
+            .all(|item| item.kind != ItemKind::Prefill && item.emitted.is_some());
         let mode = if withheld {
             Mode::Plain
         } else {

@@ -19,8 +19,12 @@ pub struct LeaseRequest {
     pub generated_tokens: u32,
     /// Output tokens at most, all chunks together.
     pub max_new_tokens: u32,
-    /// The worker of the last chunk: its KV is there.
+    /// The worker of the last chunk: its KV is there. Or the one that the request was handed over to.
     pub prefer: Option<WorkerId>,
+    /// The last worker named `prefer` as better for the request: it goes there if there is room, however busy the worker
+    /// is beside others, and its text is to be read there.
+    #[serde(default)]
+    pub handed_over: bool,
     /// Workers that just failed this request.
     pub exclude: Vec<WorkerId>,
 }
@@ -84,7 +88,7 @@ pub struct Heartbeat {
     pub running: Vec<LeaseId>,
     /// Takes no new chunks.
     pub draining: bool,
-    /// How its own EAGLE-3 head does, while it is worth using.
+    /// How its own EAGLE-3 head does; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eagle3: Option<Eagle3Report>,
     /// The worker that it falls back to, if that is another one: the reply says how it does.
@@ -97,7 +101,7 @@ pub struct Heartbeat {
 pub struct Eagle3Report {
     /// Tokens per step, the target's own included.
     pub accepted_length: f32,
-    /// Tokens per second with it / without it.
+    /// Tokens per second with it / without it; 1 while it is not worth using, or was not measured.
     pub speedup: f32,
 }
 
@@ -106,8 +110,8 @@ pub struct Eagle3Report {
 pub struct HeartbeatReply {
     /// When to report again.
     pub next_in_ms: u64,
-    /// How the worker's fallback does: `None` unless it is there, takes chunks, serves the same model and
-    /// tokenizer, and its head is worth using.
+    /// How the worker's fallback does: `None` unless it is there, has a head, takes chunks, and serves the same model
+    /// and tokenizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Eagle3Report>,
 }

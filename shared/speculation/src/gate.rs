@@ -27,13 +27,14 @@
 mod bucket;
 
 use bucket::Bucket;
+pub use bucket::TRIAL_STEPS_MIN;
 
 /// The gate's settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateParams {
     /// The way in use before anything was measured.
     pub starts_with: Mode,
-    /// Steps of a trial that are evidence.
+    /// Steps of a trial that are evidence; at least [`TRIAL_STEPS_MIN`].
     pub probe_steps: u32,
     /// Steps between trials at first.
     pub backoff_steps: u32,
@@ -176,6 +177,13 @@ impl Gate {
                 .add(reading, f64::from(step.catch_up_tokens), REQUEST_DECAY);
         }
         Some((place, self.reading_per_token()))
+    }
+
+    /// Forgets what was measured in batches of this size: one of the two ways means something else now.
+    pub fn forget(&mut self, batch: u32) {
+        if let Some(bucket) = self.buckets.get_mut(place(batch)) {
+            *bucket = Bucket::new(&self.params);
+        }
     }
 
     /// A request ended that the fallback could have served: the text it came with, and what it was given by steps

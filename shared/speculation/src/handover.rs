@@ -92,7 +92,7 @@ pub struct Candidacy {
 
 /// Whether to hand the request over now.
 ///
-/// One that asked for the fallback goes where one is, at once. For others the output still to come is taken to be
+/// One that asked for the fallback goes where one is, before anything was read for it; later it stays. For others the output still to come is taken to be
 /// as long as what has come, within what is allowed: of texts that have reached a length, half go on for about as
 /// long again, and `max_tokens` is mostly far above what is said. On those tokens 1 - 1 / speedup of the decoding
 /// time is saved; the text's prefill is paid. Both are reckoned at the speeds of this worker, as that of
@@ -105,10 +105,12 @@ pub fn hands_over(of: &Candidacy, params: &HandOverParams) -> bool {
         return false;
     }
     match of.asked {
-        Asked::Fallback => true,
+        Asked::Fallback => of.decisions == 0,
         Asked::Suffix | Asked::Off => false,
         Asked::Auto => {
-            if of.decisions < params.after_steps || of.misses_share < params.misses_share_min {
+            let failed_here =
+                of.decisions >= params.after_steps && of.misses_share >= params.misses_share_min;
+            if !failed_here || speedup <= 1.0 {
                 return false;
             }
             let (Some(prefill_tokens_s), Some(decode_tokens_s)) =

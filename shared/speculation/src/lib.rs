@@ -54,7 +54,7 @@ mod tree;
 
 pub use accept::{Walk, walk};
 pub use counts::{Acceptance, AcceptanceTable};
-pub use gate::{Gate, GateParams, GateStep, Mode, Passage, batch_bucket};
+pub use gate::{Gate, GateParams, GateStep, Mode, Passage, TRIAL_STEPS_MIN, batch_bucket};
 pub use handover::{Candidacy, HandOverParams, RecentRoutes, hands_over};
 pub use propose::{Candidate, Expansion, Lookup, ProposeParams, propose};
 pub use route::{

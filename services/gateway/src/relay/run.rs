@@ -56,6 +56,7 @@ impl ChoiceRun<'_> {
             generated_tokens: self.choice.output_len(),
             max_new_tokens: self.choice.max_new_tokens(),
             prefer: attempts.prefer().cloned(),
+            handed_over: attempts.prefers_named(),
             exclude,
         }
     }
@@ -137,6 +138,16 @@ impl ChoiceRun<'_> {
                         return Ok(ChunkOutcome::Finished);
                     }
                     self.send(progress).await?;
+                }
+                ChunkEvent::End(end)
+                    if end.reason == ChunkEndReason::HandOver
+                        && attempts.is_handed_over()
+                        && self.choice.chunk_output_len() == 0 =>
+                {
+                    let message = "a worker handed a request over that was handed over to it";
+                    return self
+                        .chunk_lost(ApiError::new(ErrorKind::Upstream, message))
+                        .await;
                 }
                 ChunkEvent::End(end) => {
                     let progress = self.choice.end(&end);

@@ -3,7 +3,7 @@
 //! * `beat <worker> [slots=n] [inc=n] [context=n] [model=m] [runs=1,2] [drains] [eagle3=accepted length]
 //!   [fallback=worker]`: `runs` names requests, whose
 //!   newest leases are meant;
-//! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [not=w,v] [model=m]`: the nth `ask` has ticket n;
+//! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m]`: the nth `ask` has ticket n;
 //! * `done|continues|failed <request> [tokens]`: gives the request's newest lease back;
 //! * `withdraw <ticket>`, `undelivered <request>`, `tick`, `drain`.
 
@@ -99,6 +99,7 @@ impl Script {
                         context_tokens: number("context", 100),
                         generated_tokens: 0,
                         max_new_tokens: number("max", 1_000),
+                        handed_over: given.contains_key("over"),
                         prefer: given
                             .get("prefer")
                             .map(|worker| WorkerId(worker.to_string())),

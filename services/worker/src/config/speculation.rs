@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use refrain_speculation::{GateParams, HandOverParams, Mode, Threshold};
+use refrain_speculation::{GateParams, HandOverParams, Mode, TRIAL_STEPS_MIN, Threshold};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
@@ -164,16 +164,16 @@ impl SpeculationConfig {
                 "speculation.eagle3.tokens_max: at least 1; speculation.fallback = \"off\" turns the head off",
             ),
             (
-                eagle3.probe_steps,
-                "speculation.eagle3.probe_steps: at least 1",
-            ),
-            (
                 eagle3.backoff_steps,
                 "speculation.eagle3.backoff_steps: at least 1",
             ),
         ] {
             check(value >= 1, fault);
         }
+        check(
+            (TRIAL_STEPS_MIN..=1024).contains(&eagle3.probe_steps),
+            "speculation.eagle3.probe_steps: from 3, the least that a trial is judged by, to 1024",
+        );
         check(
             (0.0..=1.0).contains(&eagle3.path_prob_min),
             "speculation.eagle3.path_prob_min: between 0 and 1",
@@ -197,7 +197,7 @@ impl SpeculationConfig {
         (self.suffix_gain_min > 0.0).then(|| GateParams {
             starts_with: Mode::Fallback,
             gain_leave: self.suffix_gain_min,
-            gain_enter: self.suffix_gain_min.max(1.0),
+            gain_enter: self.suffix_gain_min,
             ..GateParams::default()
         })
     }

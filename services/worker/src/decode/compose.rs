@@ -74,7 +74,9 @@ impl DecodeLoop {
             .into_iter()
             .partition(|&place| batch[place].running.is_decoding());
         let decoding_count = decoding.len() as u32;
-        let withholds_suffix = self.guard.withholds(decoding_count);
+        let withholds_suffix = self
+            .guard
+            .withholds(decoding_count, self.fallback.is_on_trial(decoding_count));
         let routing = Routing {
             router: &self.router,
             fallback: self.fallback.state(decoding_count),

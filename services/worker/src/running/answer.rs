@@ -68,7 +68,8 @@ impl Running {
         }
         let before = self.output().len() as u32;
         let (source, scope) = offered.labels();
-        if source == DraftSource::Eagle3 {
+        // A head that came to no draft may not have read all of the text yet.
+        if output.self_drafted > 0 {
             self.head_len = self.sent_len;
         }
         self.engine_len = output.text_len;

@@ -176,7 +176,8 @@ async fn a_head_that_loses_is_tried_and_left() {
     assert!((gain - 0.5).abs() < 0.05, "{gain}");
     assert_eq!(bench.figure("refrain_spec_threshold{model=\"fake\"}"), 1.0);
     let last = bench.scheduler.last.lock().unwrap();
-    assert_eq!(last.as_ref().and_then(|heartbeat| heartbeat.eagle3), None);
+    let report = last.as_ref().and_then(|heartbeat| heartbeat.eagle3);
+    assert_eq!(report.map(|report| report.speedup), Some(1.0));
 }
 
 #[tokio::test]
@@ -203,10 +204,10 @@ async fn a_head_that_stops_paying_goes_out_of_use() {
     );
     assert_eq!(bench.figure(IN_USE), 0.0);
     assert_eq!(said.sources.last(), Some(&DraftSource::None));
-    eventually("heartbeats no longer tell of it", || {
+    eventually("heartbeats no longer tell of a gain", || {
         let last = bench.scheduler.last.lock().unwrap();
-        last.as_ref()
-            .is_some_and(|heartbeat| heartbeat.eagle3.is_none())
+        let report = last.as_ref().and_then(|heartbeat| heartbeat.eagle3);
+        report.is_some_and(|report| report.speedup == 1.0)
     })
     .await;
 }
@@ -251,3 +252,32 @@ async fn a_session_that_is_opened_again_keeps_its_head() {
 
 const IN_USE: &str = "refrain_eagle3_in_use{batch=\"1\",model=\"fake\"}";
 const GAIN: &str = "refrain_eagle3_gain_ratio{batch=\"1\",model=\"fake\"}";
+
+#[tokio::test]
+async fn a_head_that_pays_does_not_make_suffix_drafts_look_bad() {
+    // Nothing is said twice at first, so the head serves; then all of it is said again.
+    let mut engine = FakeEngine::new(counting).with_head(counting, 0.0005);
+    engine.verify_s = 0.000_01;
+    let bench = bench(engine, |config| {
+        config.speculation.eagle3.depth = 3;
+        config.speculation.eagle3.tokens_max = 3;
+    })
+    .await;
+    let first = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
+    assert!(first.sources.contains(&DraftSource::Eagle3));
+    assert_eq!(bench.figure(IN_USE), 1.0);
+    assert_eq!(bench.decisions("eagle3", "suffix_not_paying"), 0.0);
+    for _ in 0..8 {
+        let again = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
+        assert_eq!(again.tokens, first.tokens);
+    }
+    let used = bench.decisions("suffix", "above_threshold");
+    let held_back: f64 = ["eagle3", "plain"]
+        .map(|route| bench.decisions(route, "suffix_not_paying"))
+        .iter()
+        .sum();
+    assert!(
+        used > 300.0 && held_back <= 24.0,
+        "{used} used, {held_back} held back"
+    );
+}

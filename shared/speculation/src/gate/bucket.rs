@@ -4,8 +4,8 @@ use super::{GateParams, GateStep, Mode, Passage};
 
 /// Weight that an older step keeps when one more comes: half after 128 steps.
 const STEP_DECAY: f64 = 0.9946;
-/// Steps of a trial before which it is not given up.
-const TRIAL_STEPS_MIN: u32 = 3;
+/// Steps of a trial that are evidence, before which nothing is made of it.
+pub const TRIAL_STEPS_MIN: u32 = 3;
 /// A trial's speed, against the way in use, below which it is given up early.
 const HOPELESS: f64 = 0.8;
 /// The same, below which the next trial has time.
