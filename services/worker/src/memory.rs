@@ -13,6 +13,7 @@ mod keeper;
 mod shared;
 mod upkeep;
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use refrain_clients::DraftStore;
@@ -98,6 +99,8 @@ struct Space {
     /// Most recently used last.
     namespaces: Mutex<Vec<Followed>>,
     groups: Arc<Groups>,
+    /// Tokens of all live parts, when the keeper looked last.
+    live_tokens: Arc<AtomicU64>,
 }
 
 struct Followed {
@@ -138,6 +141,7 @@ impl Memory {
             tasks: tasks.clone(),
             namespaces: Mutex::default(),
             groups,
+            live_tokens: Arc::default(),
         });
         let keeper = Keeper {
             space: space.clone(),
@@ -227,6 +231,7 @@ impl Space {
         let follower = Follower {
             memory: memory.clone(),
             groups: self.groups.clone(),
+            live_tokens: self.live_tokens.clone(),
             store: self.store.clone(),
             config: self.config.clone(),
             metrics: self.metrics.clone(),

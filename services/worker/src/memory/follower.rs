@@ -1,6 +1,7 @@
 //! Follows the draft store's feed of one namespace.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use refrain_clients::DraftStore;
@@ -17,6 +18,8 @@ use crate::metrics::MemoryMetrics;
 pub(super) struct Follower {
     pub(super) memory: Arc<NamespaceMemory>,
     pub(super) groups: Arc<Groups>,
+    /// Tokens of the live parts of all namespaces.
+    pub(super) live_tokens: Arc<AtomicU64>,
     pub(super) store: Arc<dyn DraftStore>,
     pub(super) config: MemoryConfig,
     pub(super) metrics: MemoryMetrics,
@@ -100,9 +103,16 @@ impl Follower {
         let pause = Duration::from_millis(self.config.upkeep_ms);
         let deadline = Instant::now() + SEAL_WAIT_MAX;
         let is_behind = |now| {
+            let MemoryConfig {
+                seal_tokens,
+                live_tokens_max,
+                ..
+            } = self.config;
+            let is_crowded = self.live_tokens.load(Ordering::Relaxed) / 2 >= live_tokens_max;
             let drafts = self.memory.lock();
-            drafts.index.live_tokens() / 2 >= self.config.seal_tokens
-                && drafts.sealable_tokens(now, quiet) >= self.config.seal_tokens
+            let is_full = drafts.index.live_tokens() / 2 >= seal_tokens;
+            let enough = if is_crowded { 1 } else { seal_tokens };
+            (is_crowded || is_full) && drafts.sealable_tokens(now, quiet) >= enough
         };
         loop {
             let now = Instant::now();

@@ -5,6 +5,7 @@
 //! copies live texts, and the end, which compares them and swaps.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use refrain_suffix_index::IndexError;
@@ -84,6 +85,8 @@ impl Keeper {
             views.push(view(&memory.drafts, now, quiet));
             drafts.push(memory.drafts.clone());
         }
+        let live = views.iter().map(|view| view.live_tokens).sum();
+        self.space.live_tokens.store(live, Ordering::Relaxed);
         for group in self.space.groups.all() {
             let needs_rebuild = group.lock().index.needs_rebuild();
             views.push(View {

@@ -3,6 +3,7 @@
 mod bench;
 mod fakes;
 mod fallback;
+mod groups;
 mod guard;
 mod handover;
 

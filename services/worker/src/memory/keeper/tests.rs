@@ -2,7 +2,7 @@
 
 mod figures;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use async_trait::async_trait;
 use refrain_clients::DraftStore;
@@ -240,6 +240,34 @@ async fn what_the_feed_brings_waits_for_seals() {
     })
     .await;
     assert!(bench.jobs("seal") > 20.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_namespaces_share_the_room_for_what_is_live() {
+    let feed = Arc::new(Feed {
+        documents: (0..30).map(|number| distinct(number, 100)).collect(),
+        ..Feed::default()
+    });
+    let bench = Bench::new(feed, |config| {
+        config.seal_tokens = 1_000_000;
+        config.live_tokens_max = 5_000;
+        config.seal_after_ms = 5;
+        config.follow_tokens = 500;
+    });
+    let memories: Vec<_> = (0..20).map(|id| bench.namespace(id)).collect();
+    eventually("all are followed, and little is live", || {
+        let live = memories
+            .iter()
+            .map(|memory| memory.lock().index.live_tokens());
+        let is_followed = |memory: &Arc<NamespaceMemory>| memory.lock().index.tokens() == 3_000;
+        memories.iter().all(is_followed) && live.sum::<u64>() <= 5_000
+    })
+    .await;
+    // What does not press stays live: a namespace has one tree, and not a segment for every few documents.
+    let live = memories
+        .iter()
+        .map(|memory| memory.lock().index.live_tokens());
+    assert!(live.sum::<u64>() > 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
