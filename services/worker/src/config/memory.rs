@@ -40,6 +40,9 @@ pub struct MemoryConfig {
     pub follow_tokens: u32,
 }
 
+/// Three times what a live token takes.
+const LIVE_TOKEN_BYTES: u64 = 256;
+
 impl Default for MemoryConfig {
     fn default() -> Self {
         MemoryConfig {
@@ -66,7 +69,10 @@ impl MemoryConfig {
             self.namespaces_max >= 1,
             "memory.namespaces_max: at least 1",
         );
-        check(self.bytes_max >= 1, "memory.bytes_max: at least 1");
+        check(
+            self.bytes_max / LIVE_TOKEN_BYTES >= self.live_tokens_max,
+            "memory.bytes_max: at least 256 for each of live_tokens_max, so that what is live drives nothing out",
+        );
         check(self.seal_tokens >= 1, "memory.seal_tokens: at least 1");
         check(
             self.live_tokens_max >= 1,
