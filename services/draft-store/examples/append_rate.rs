@@ -1,7 +1,8 @@
 //! How fast appends become durable, and what a token costs on disk.
 //!
-//! `cargo run --release -p refrain-draft-store --example append_rate [writers] [seconds] [rewrites]`
+//! `cargo run --release -p refrain-draft-store --example append_rate [writers] [seconds] [rewrites] [seal_tokens]`
 //!
+//! With a fourth argument documents are sealed as soon as they end, so many tokens at a time. Without, none are.
 //! With a third argument other than 0 the log is rewritten all the while, one rewrite after the other: what
 //! that does to the time of a call is what a rewrite costs those who append.
 
@@ -47,9 +48,12 @@ async fn main() -> anyhow::Result<()> {
     let writers = arguments.next().transpose()?.unwrap_or(16);
     let seconds = arguments.next().transpose()?.unwrap_or(10);
     let rewrites = arguments.next().transpose()?.unwrap_or(0) > 0;
+    let seal_tokens = arguments.next().transpose()?;
     let dir = std::env::temp_dir().join(format!("refrain-append-rate-{}", std::process::id()));
     let config = DraftStoreConfig {
         data_dir: dir.clone(),
+        seal_after_s: seal_tokens.map_or(366 * 24 * 3_600, |_| 0),
+        seal_tokens: seal_tokens.unwrap_or(1 << 20),
         ..DraftStoreConfig::default()
     };
     let mesh = MeshConfig::generate()?;

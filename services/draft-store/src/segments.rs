@@ -16,9 +16,11 @@
 mod file;
 mod find;
 mod job;
+mod map;
 mod policy;
 #[cfg(test)]
 mod tests;
+mod write;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -82,7 +84,7 @@ pub(crate) fn clear_orphans(
         .map(|segment| path(dir, segment))
         .chain(others)
         .collect();
-    file::delete(dir, &orphans)
+    write::delete(dir, &orphans)
 }
 
 /// Marks by segment and chunk.

@@ -193,16 +193,23 @@ fn adopt_segments(found: &Found, loaded: &mut Loaded, random: u32) {
     }
     for (segment, namespace) in &found.lost {
         loaded.repairs.remove(record::segment_key(*segment));
-        // Its followers hold documents that nobody will tell them to drop: they start over.
-        let feed = loaded.catalog.feed_mut(*namespace);
-        let record = FeedRecord {
-            era: random,
-            ..feed.record()
+        // Its followers hold documents that nobody will tell them to drop: they start over. Where nobody knows whose
+        // they were, all do.
+        let namespaces: Vec<NamespaceId> = match namespace {
+            Some(namespace) => vec![*namespace],
+            None => loaded.catalog.namespaces.keys().copied().collect(),
         };
-        feed.restore(record);
-        let key = record::namespace_key(Kind::Feed, *namespace);
-        let value = codec::seal(&key, &record);
-        loaded.repairs.put(key, value);
+        for namespace in namespaces {
+            let feed = loaded.catalog.feed_mut(namespace);
+            let record = FeedRecord {
+                era: random,
+                ..feed.record()
+            };
+            feed.restore(record);
+            let key = record::namespace_key(Kind::Feed, namespace);
+            let value = codec::seal(&key, &record);
+            loaded.repairs.put(key, value);
+        }
     }
 }
 

@@ -10,8 +10,6 @@
 //!
 //! The index comes first, since its words must be aligned, and checks itself. All integers are little-endian.
 
-use std::fs::File;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,18 +17,19 @@ use bincode::{Decode, Encode};
 use memmap2::Mmap;
 use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
-use refrain_suffix_index::{DocumentKey as IndexKey, SealedDocument, Segment, SegmentBuilder};
+use refrain_suffix_index::{DocumentKey as IndexKey, SealedDocument, Segment};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::{directory, path};
+use super::map::{IndexBytes, map};
+use super::path;
+use super::write::Entry;
 use crate::codec::Damage;
 use crate::log::LogError;
-use crate::log::sled::sync_directory;
 use crate::record::{NamespaceRecord, SegmentId, SegmentRecord, StateRecord};
 
 const MAGIC: [u8; 4] = *b"RFSD";
 const VERSION: u32 = 1;
-const FOOTER_BYTES: usize = 72;
+pub(super) const FOOTER_BYTES: usize = 72;
 /// Largest record: two names of 512 bytes and some numbers.
 const RECORD_BYTES_MAX: usize = 4_096;
 /// What a token of output takes in the index: itself, its entry, and its share of the fences.
@@ -42,7 +41,7 @@ pub(super) fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogErr
     LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
 }
 
-fn config() -> impl bincode::config::Config {
+pub(super) fn config() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<RECORD_BYTES_MAX>()
 }
 
@@ -63,24 +62,46 @@ pub(crate) struct SealedRecord {
     created_ms: u64,
 }
 
-/// A document on its way into a segment.
-pub(crate) struct Entry {
-    pub(crate) document: DocumentId,
-    pub(crate) state: StateRecord,
-    pub(crate) head: DocumentHead,
-    pub(crate) tokens: Vec<TokenId>,
-}
-
-/// The part of a mapped file that is the index.
-struct IndexBytes {
-    map: Arc<Mmap>,
-    len: usize,
-}
-
-impl AsRef<[u8]> for IndexBytes {
-    fn as_ref(&self) -> &[u8] {
-        self.map.get(..self.len).unwrap_or_default()
+impl SealedRecord {
+    pub(super) fn new(state: &StateRecord, head: &DocumentHead) -> Self {
+        SealedRecord {
+            epoch: state.epoch,
+            epoch_start: state.epoch_start,
+            len: state.len,
+            finish: state.finish,
+            sequence: state.sequence,
+            stored_ms: state.stored_ms,
+            used_ms: state.used_ms,
+            session: head.session.clone(),
+            group: head.group.clone(),
+            choice: head.choice,
+            weight_version: head.weight_version,
+            created_ms: head.created_ms,
+        }
     }
+}
+
+/// The footer of a file with parts of these lengths; `parts` are those behind the index.
+pub(super) fn footer(
+    id: SegmentId,
+    namespace: NamespaceId,
+    lens: [usize; 4],
+    parts: &[&[u8]],
+) -> Vec<u8> {
+    let mut footer = Vec::with_capacity(FOOTER_BYTES);
+    footer.extend(MAGIC);
+    footer.extend(VERSION.to_le_bytes());
+    footer.extend(id.to_le_bytes());
+    footer.extend(namespace.0.to_le_bytes());
+    for len in lens {
+        footer.extend((len as u64).to_le_bytes());
+    }
+    let mut checksum = Xxh3::new();
+    for part in parts.iter().copied().chain([&footer[..]]) {
+        checksum.update(part);
+    }
+    footer.extend(checksum.digest().to_le_bytes());
+    footer
 }
 
 /// A segment's file, open.
@@ -153,104 +174,6 @@ impl Parts {
         let namespace = u128::from(u64_at(16)) | u128::from(u64_at(24)) << 64;
         Ok((parts, NamespaceId(namespace)))
     }
-}
-
-/// Writes the file of a segment under its final name, durably. `at_rename` is called between the two halves of
-/// that.
-pub(super) fn write(
-    dir: &Path,
-    id: SegmentId,
-    namespace: NamespaceId,
-    names: Option<&Namespace>,
-    mut entries: Vec<Entry>,
-    at_rename: &mut dyn FnMut() -> Result<(), LogError>,
-) -> Result<Sealed, LogError> {
-    entries.sort_unstable_by_key(|entry| entry.document);
-    let (mut records, mut offsets) = (Vec::new(), Vec::new());
-    let mut builder = SegmentBuilder::new();
-    let documents = entries.len();
-    for entry in entries {
-        let Entry {
-            document,
-            state,
-            head,
-            tokens,
-        } = entry;
-        let record = SealedRecord {
-            epoch: state.epoch,
-            epoch_start: state.epoch_start,
-            len: state.len,
-            finish: state.finish,
-            sequence: state.sequence,
-            stored_ms: state.stored_ms,
-            used_ms: state.used_ms,
-            session: head.session,
-            group: head.group,
-            choice: head.choice,
-            weight_version: head.weight_version,
-            created_ms: head.created_ms,
-        };
-        let encoded = bincode::encode_to_vec(record, config())
-            .map_err(|error| LogError::Refused(format!("a record does not encode: {error}")))?;
-        records.extend(encoded);
-        offsets.extend((records.len() as u64).to_le_bytes());
-        builder.add(IndexKey(document.0), head.left_context, tokens);
-    }
-    let segment = builder
-        .build()
-        .map_err(|error| LogError::Refused(format!("no segment can be made: {error}")))?;
-    let index = segment.to_bytes();
-    drop(segment);
-    let names = names.map(NamespaceRecord::from);
-    let names = bincode::encode_to_vec(names, config())
-        .map_err(|error| LogError::Refused(format!("names do not encode: {error}")))?;
-    let mut footer = Vec::with_capacity(FOOTER_BYTES);
-    footer.extend(MAGIC);
-    footer.extend(VERSION.to_le_bytes());
-    footer.extend(id.to_le_bytes());
-    footer.extend(namespace.0.to_le_bytes());
-    for len in [index.len(), records.len(), names.len(), documents] {
-        footer.extend((len as u64).to_le_bytes());
-    }
-    let mut checksum = Xxh3::new();
-    for part in [&records, &offsets, &names, &footer] {
-        checksum.update(part);
-    }
-    footer.extend(checksum.digest().to_le_bytes());
-
-    let (target, directory) = (path(dir, id), directory(dir));
-    let temporary = target.with_extension("new");
-    let failed = |error: std::io::Error| refused("write", &target, &error);
-    if !directory.exists() {
-        std::fs::create_dir_all(&directory).map_err(failed)?;
-        sync_directory(dir).map_err(failed)?;
-    }
-    let mut file = File::create(&temporary).map_err(failed)?;
-    for part in [&index, &records, &offsets, &names, &footer] {
-        file.write_all(part).map_err(failed)?;
-    }
-    file.sync_all().map_err(failed)?;
-    at_rename()?;
-    std::fs::rename(&temporary, &target).map_err(failed)?;
-    sync_directory(&directory).map_err(failed)?;
-    Sealed::open(dir, id)
-}
-
-/// Deletes files, durably.
-pub(super) fn delete(dir: &Path, paths: &[PathBuf]) -> Result<(), LogError> {
-    for path in paths {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(refused("delete", path, &error));
-            }
-            _ => {}
-        }
-    }
-    if paths.is_empty() {
-        return Ok(());
-    }
-    let directory = directory(dir);
-    sync_directory(&directory).map_err(|error| refused("sync", &directory, &error))
 }
 
 impl Sealed {
@@ -453,25 +376,4 @@ fn head_of(record: SealedRecord, left_context: Vec<TokenId>) -> DocumentHead {
         created_ms: record.created_ms,
         left_context,
     }
-}
-
-/// Maps a file. One that is missing or empty is damage, all else that goes wrong is not.
-fn map(path: &Path) -> Result<Arc<Mmap>, LogError> {
-    let corrupt = |why: &str| LogError::Corrupt(format!("{}: {why}", path.display()));
-    let file = match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(corrupt("missing"));
-        }
-        file => file.map_err(|error| refused("open", path, &error))?,
-    };
-    let metadata = file
-        .metadata()
-        .map_err(|error| refused("open", path, &error))?;
-    if metadata.len() < FOOTER_BYTES as u64 {
-        return Err(corrupt("too short"));
-    }
-    // SAFETY: nobody writes to the file while it is mapped. It got this name after its last write, it is only ever
-    // deleted, which leaves the map as it is, and the directory is held against other processes of ours.
-    let map = unsafe { Mmap::map(&file) };
-    Ok(Arc::new(map.map_err(|error| refused("map", path, &error))?))
 }

@@ -18,8 +18,8 @@ pub(crate) struct Found {
     pub(crate) sealed: Vec<Arc<Sealed>>,
     /// Of these, those that the log does not name.
     pub(crate) adopted: Vec<SegmentId>,
-    /// Those that the log names, and whose file is missing or damaged.
-    pub(crate) lost: Vec<(SegmentId, NamespaceId)>,
+    /// Those whose file is missing or damaged; the namespace as far as the log tells.
+    pub(crate) lost: Vec<(SegmentId, Option<NamespaceId>)>,
     /// Names of segments that could not be read.
     pub(crate) damaged_records: u64,
 }
@@ -62,9 +62,8 @@ pub(crate) fn find(dir: &Path, log: &dyn RecordLog, adopts: bool) -> Result<Foun
             }
             Err(LogError::Corrupt(why)) => {
                 tracing::error!(segment, why, "draft store segment is lost");
-                if let Some(record) = record {
-                    found.lost.push((segment, NamespaceId(record.namespace)));
-                }
+                let namespace = record.map(|record| NamespaceId(record.namespace));
+                found.lost.push((segment, namespace));
             }
             Err(refused) => return Err(refused),
         }

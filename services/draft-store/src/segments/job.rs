@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
-use super::file::{self, Entry};
+use super::write::{self, Entry};
 use super::{Sealed, path};
 use crate::log::LogError;
 use crate::record::{DocumentKey, Place, SegmentId, StateRecord};
@@ -111,7 +111,7 @@ pub(crate) fn run(
         });
     host.install(product)?;
     at(Step::Installed)?;
-    file::delete(&plan.dir, &replaced)?;
+    write::delete(&plan.dir, &replaced)?;
     at(Step::Deleted)?;
     Ok(made)
 }
@@ -123,7 +123,7 @@ pub(crate) fn clear(dir: &Path, segment: SegmentId) -> Result<(), LogError> {
         .into_iter()
         .filter(|path| path.exists())
         .collect();
-    file::delete(dir, &leftovers)
+    write::delete(dir, &leftovers)
 }
 
 fn make(
@@ -158,7 +158,7 @@ fn make(
     } else {
         let (id, names) = (plan.id, plan.names.as_ref());
         let mut at_rename = || at(Step::Written);
-        let written = file::write(
+        let written = write::write(
             &plan.dir,
             id,
             plan.namespace,

@@ -1,5 +1,6 @@
-//! Seals and merges on a real disk with a store that goes on meanwhile, broken off at every step; and files that are
-//! damaged.
+//! Seals and merges on a real disk with a store that goes on meanwhile, broken off at every step.
+
+mod damage;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use refrain_protocol::{DocumentId, Namespace};
 
 use super::*;
 use crate::config::DraftStoreConfig;
-use crate::directory::{Manifest, Opened, open};
+use crate::directory::{Opened, open};
 use crate::record::DocumentKey;
 use crate::shared::{Open, Shared};
 use crate::text;
@@ -268,119 +269,5 @@ fn a_seal_while_the_log_is_rewritten_is_in_both() {
         let log = store.shared.read().as_ref().unwrap().log.clone();
         assert!(to.get(&key).unwrap().is_some());
         assert_eq!(to.get(&key).unwrap(), log.get(&key).unwrap());
-    }
-}
-
-/// Three segments, two of them tenant a's.
-fn sealed(dir: &Path) -> (Store, [SegmentId; 3]) {
-    let store = filled(dir);
-    let first = store.seal("a");
-    for document in 50..60 {
-        store.append("a", document, 0, TOKENS);
-    }
-    let second = store.seal("a");
-    for document in 0..5 {
-        store.append("b", document, 0, TOKENS);
-    }
-    let theirs = store.seal("b");
-    store.append("a", 70, 0, TOKENS);
-    (store, [first, second, theirs])
-}
-
-#[test]
-fn a_damaged_or_missing_file_costs_itself_alone() {
-    for case in ["missing", "empty", "short", "index", "records", "footer"] {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, [first, second, theirs]) = sealed(dir.path());
-        let mut expected = store.expected.take();
-        let manifest = |store: &Store, closed| {
-            let open = store.shared.read();
-            let identity = store.core.lock().unwrap().store();
-            Manifest::new(0, identity, &open.as_ref().unwrap().catalog, closed)
-        };
-        manifest(&store, true).write(dir.path()).unwrap();
-        let cursors = |store: &Store| {
-            let open = store.shared.read();
-            let catalog = &open.as_ref().unwrap().catalog;
-            ["a", "b"].map(|tenant| catalog.cursor(names(tenant).id(), 1))
-        };
-        let [ours_before, theirs_before] = cursors(&store);
-        drop(store);
-        let file = path(dir.path(), first);
-        let mut bytes = std::fs::read(&file).unwrap();
-        let len = bytes.len();
-        match case {
-            "empty" => bytes.clear(),
-            "short" => bytes.truncate(len / 2),
-            "index" => bytes[1_000] ^= 1,
-            "records" => bytes[len - 600] ^= 1,
-            _ => bytes[len - 40] ^= 1,
-        }
-        std::fs::write(&file, bytes).unwrap();
-        if case == "missing" {
-            std::fs::remove_file(&file).unwrap();
-        }
-        expected.retain(|document, _| *document >= 50);
-        let store = Store::open(dir.path(), expected);
-        assert_eq!((store.lost, &store.quarantined), (1, &None), "{case}");
-        store.check();
-        assert_eq!(store.mounted(), [second, theirs]);
-        let [ours, theirs] = cursors(&store);
-        assert_ne!(ours, ours_before, "its followers start over");
-        assert_eq!(theirs, theirs_before, "those of others do not");
-        let quarantined = std::fs::read_dir(dir.path())
-            .unwrap()
-            .flatten()
-            .filter(|entry| entry.file_name().to_string_lossy().starts_with("quarant"))
-            .count();
-        assert_eq!(quarantined, usize::from(case != "missing"), "{case}");
-        let expected = store.expected.take();
-        drop(store);
-        let store = Store::open(dir.path(), expected);
-        assert_eq!(store.lost, 0, "the second start is an ordinary one");
-        store.check();
-    }
-}
-
-#[test]
-fn a_lost_log_finds_its_segments_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, segments) = sealed(dir.path());
-    let mut expected = store.expected.take();
-    drop(store);
-    std::fs::remove_dir_all(dir.path().join("log")).unwrap();
-    expected.remove(&70);
-    for quarantines in [true, false] {
-        let store = Store::open(dir.path(), expected.clone());
-        assert_eq!(store.quarantined.is_some(), quarantines);
-        assert_eq!(store.mounted(), segments);
-        store.check();
-        let open = store.shared.read();
-        let found = open.as_ref().unwrap().catalog.namespaces();
-        assert!(found.contains(&(names("b").id(), Some(names("b")))));
-    }
-}
-
-#[test]
-fn every_byte_of_the_file_counts() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path(), BTreeMap::new());
-    store.append("a", 1, 0, 20);
-    let segment = store.seal("a");
-    drop(store);
-    let file = path(dir.path(), segment);
-    let sound = std::fs::read(&file).unwrap();
-    assert!(Sealed::open(dir.path(), segment).is_ok());
-    for at in 0..sound.len() {
-        let mut bytes = sound.clone();
-        bytes[at] ^= 0x10;
-        std::fs::write(&file, bytes).unwrap();
-        let opened = Sealed::open(dir.path(), segment);
-        assert!(matches!(opened, Err(LogError::Corrupt(_))), "byte {at}");
-    }
-    for len in 0..sound.len() {
-        std::fs::write(&file, &sound[..len]).unwrap();
-        let opened = Sealed::open(dir.path(), segment);
-        assert!(matches!(opened, Err(LogError::Corrupt(_))), "length {len}");
     }
 }

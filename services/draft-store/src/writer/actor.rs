@@ -284,26 +284,6 @@ impl Writer {
         }
     }
 
-    /// Closes the store when that was asked for and no thread is at work any more.
-    fn close_if_quiet(&mut self) {
-        if !self.rewriting.is_running()
-            && !self.sealing.is_running()
-            && let Some(reply) = self.closing.take()
-        {
-            self.close(reply);
-        }
-    }
-
-    fn close(&mut self, reply: oneshot::Sender<()>) {
-        // Writes the times of use.
-        let _ = self.run(Core::tick);
-        self.write_manifest(true);
-        self.closed = true;
-        self.shared.set_open(None);
-        self.core = None;
-        let _ = reply.send(());
-    }
-
     fn tick(&mut self, ctx: &mut Context<Self>) {
         if self.closed || self.closing.is_some() {
             return;

@@ -2,10 +2,12 @@
 
 use refrain_protocol::{ApiError, ErrorKind};
 
+use tokio::sync::oneshot;
+
 use super::Writer;
 use crate::metrics::Limit;
 use crate::record::ErasureRecord;
-use crate::writer::Registration;
+use crate::writer::{Core, Registration};
 
 impl Writer {
     pub(super) fn register_group(&mut self, registration: Registration) -> Result<(), ApiError> {
@@ -38,5 +40,25 @@ impl Writer {
             )
             .with_retry_after_ms(3_600_000)
         })
+    }
+
+    /// Closes the store when that was asked for and no thread is at work any more.
+    pub(super) fn close_if_quiet(&mut self) {
+        if !self.rewriting.is_running()
+            && !self.sealing.is_running()
+            && let Some(reply) = self.closing.take()
+        {
+            self.close(reply);
+        }
+    }
+
+    fn close(&mut self, reply: oneshot::Sender<()>) {
+        // Writes the times of use.
+        let _ = self.run(Core::tick);
+        self.write_manifest(true);
+        self.closed = true;
+        self.shared.set_open(None);
+        self.core = None;
+        let _ = reply.send(());
     }
 }
