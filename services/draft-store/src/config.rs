@@ -200,7 +200,7 @@ impl Validate for DraftStoreConfig {
         let document = u64::from(self.document_tokens_max);
         at_least("tokens_max", self.tokens_max, document);
         at_least("tenant_tokens_max", self.tenant_tokens_max, document);
-        at_least("bytes_max", self.bytes_max, document.saturating_mul(6));
+        at_least("bytes_max", self.bytes_max, document.saturating_mul(10));
         let mut at_most = |key: &str, value: u64, most: u64| {
             if value > most {
                 faults.push(format!("{key}: at most {most}"));

@@ -1,7 +1,7 @@
 //! Mapping a file: the only unsafe code of this crate.
 //!
-//! Reading it into memory instead was left: it would hold nine bytes of memory for every token, most of which nobody asks
-//! for. The price is that a disk that fails under a map ends the process, where a read would answer an error.
+//! Reading it into memory instead was left: it would hold nine bytes of memory for every token, most of which nobody
+//! asks for. The price is that a disk that fails under a map ends the process, where a read would answer an error.
 
 use std::fs::File;
 use std::path::Path;
