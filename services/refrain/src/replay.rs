@@ -95,6 +95,9 @@ pub struct ReplayOptions {
     /// once [default: everything stays live].
     #[arg(long, value_name = "N")]
     pub seal_tokens: Option<u64>,
+    /// Occurrences of a pattern that are read from sealed text, evenly spaced; 0 reads all of them.
+    #[arg(long, value_name = "N", default_value_t = ProposeParams::default().samples_max)]
+    pub samples: usize,
     /// Print one JSON object instead of tables.
     #[arg(long)]
     #[serde(skip)]
@@ -139,6 +142,10 @@ impl ReplayOptions {
                 min_token_prob: self.min_token_prob,
                 max_pattern: self.max_pattern,
                 match_plus_draft_cap: self.match_plus_draft,
+                samples_max: match self.samples {
+                    0 => usize::MAX,
+                    samples => samples,
+                },
                 ..ProposeParams::default()
             },
             request: self.has(ReplaySource::Request),

@@ -210,6 +210,7 @@ fn where_a_text_lies_makes_no_difference() -> anyhow::Result<()> {
         (17, "--seal-tokens 1 --warm WARM --frozen --concurrency 2"),
     ] {
         let mut calls = naive::calls(seed);
+        let args = &format!("{args} --samples 0");
         // Without left contexts: a draft that runs from one into its output counts in the live part alone.
         for call in &mut calls {
             call["prompt_token_ids"] = json!([]);
