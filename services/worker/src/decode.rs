@@ -25,7 +25,7 @@ use tracing::Instrument;
 use self::compose::{Composed, Member};
 use self::entry::{ENGINE_ROOM_PAUSE, EndedChunk, Entry, Over, wait_for_room};
 use crate::engine::Engine;
-use crate::fallback::{FallbackWatch, ItemDone, ItemKind};
+use crate::fallback::{FallbackWatch, ItemDone, StepDone};
 use crate::guard::{HeadUse, SuffixGuard};
 use crate::harvest::Harvest;
 use crate::metrics::WorkerMetrics;
@@ -327,17 +327,19 @@ impl DecodeLoop {
                 .map(|output| output.emitted.len() as u32),
         };
         let items: Vec<ItemDone> = members.iter().zip(&response.results).map(done).collect();
-        let decoding = items.iter().filter(|item| item.kind != ItemKind::Prefill);
-        let batch = decoding.count() as u32;
-        let guard_tries = self.guard.is_on_trial(batch);
+        let step = StepDone {
+            items: &items,
+            seconds: response.step_s,
+            draft_seconds: response.draft_s,
+        };
+        let batch = step.batch();
         self.fallback
-            .step_done(&items, response.step_s, response.draft_s, guard_tries);
+            .step_done(&step, self.guard.is_on_trial(batch));
         let head = HeadUse {
             on_trial: self.fallback.is_on_trial(batch),
             in_use: self.fallback.is_in_use(batch),
         };
-        self.guard
-            .step_done(&items, withholds_suffix, response.step_s, head);
+        self.guard.step_done(&step, withholds_suffix, head);
     }
 
     /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.

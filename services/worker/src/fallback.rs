@@ -73,6 +73,48 @@ pub(crate) struct ItemDone {
     pub(crate) emitted: Option<u32>,
 }
 
+/// A step that was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepDone<'a> {
+    pub(crate) items: &'a [ItemDone],
+    /// Seconds it took.
+    pub(crate) seconds: f64,
+    /// Of them, seconds of the engine's head.
+    pub(crate) draft_seconds: f64,
+}
+
+impl StepDone<'_> {
+    /// Requests that decoded.
+    pub(crate) fn batch(&self) -> u32 {
+        self.decoding().count() as u32
+    }
+
+    /// Whether all of it was decoding, and came to something.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.items
+            .iter()
+            .all(|item| item.kind != ItemKind::Prefill && item.emitted.is_some())
+    }
+
+    /// What a gate is told of it.
+    pub(crate) fn figures(&self, mode: Option<Mode>) -> GateStep {
+        GateStep {
+            batch: self.batch(),
+            mode,
+            tokens: self.decoding().filter_map(|item| item.emitted).sum(),
+            seconds: self.seconds,
+            draft_seconds: self.draft_seconds,
+            catch_up_tokens: self.items.iter().map(|item| item.catch_up_tokens).sum(),
+        }
+    }
+
+    fn decoding(&self) -> impl Iterator<Item = &ItemDone> {
+        self.items
+            .iter()
+            .filter(|item| item.kind != ItemKind::Prefill)
+    }
+}
+
 /// Everything that is known of the fallback.
 pub(crate) struct FallbackWatch {
     /// `None` if `auto` requests never use the engine's head.
@@ -137,12 +179,12 @@ impl FallbackWatch {
     /// Whether the head, or doing without it, is on trial at this size of batch: no other trial may run then, or each
     /// would be blamed for what the other did.
     pub(crate) fn is_on_trial(&self, batch: u32) -> bool {
-        matches!(self.passage(batch), Some(Passage::Probe | Passage::Pause))
+        self.passage(batch).is_some_and(Passage::is_trial)
     }
 
     /// Whether the head is in use at this size of batch.
     pub(crate) fn is_in_use(&self, batch: u32) -> bool {
-        matches!(self.passage(batch), Some(Passage::Open | Passage::Pause))
+        self.passage(batch).is_some_and(Passage::is_in_use)
     }
 
     /// See [`Fallback::InUse`]. Times are compared within a size of batch: a step of eight requests does not take eight
@@ -158,20 +200,16 @@ impl FallbackWatch {
     }
 
     /// Takes a step into account. With `others_try` something else is on trial, and the step is no evidence.
-    pub(crate) fn step_done(
-        &mut self,
-        items: &[ItemDone],
-        step_s: f64,
-        draft_s: f64,
-        others_try: bool,
-    ) {
+    pub(crate) fn step_done(&mut self, step: &StepDone<'_>, others_try: bool) {
+        let (items, step_s) = (step.items, step.seconds);
         if !(step_s.is_finite() && step_s > 0.0) {
             return;
         }
-        let decoding = || items.iter().filter(|item| item.kind != ItemKind::Prefill);
-        let batch = decoding().count() as u32;
-        let tokens: u32 = decoding().filter_map(|item| item.emitted).sum();
-        let catch_up_tokens: u32 = items.iter().map(|item| item.catch_up_tokens).sum();
+        let GateStep {
+            batch,
+            catch_up_tokens,
+            ..
+        } = step.figures(None);
         let pure = pure(items);
         if pure == Some(ItemKind::Plain) {
             self.plain.add(1.0, step_s);
@@ -203,29 +241,17 @@ impl FallbackWatch {
         if batch == 0 {
             return;
         }
-        self.judge(
-            items,
-            GateStep {
-                batch,
-                mode: None,
-                tokens,
-                seconds: step_s,
-                draft_seconds: draft_s,
-                catch_up_tokens,
-            },
-            others_try,
-        );
+        self.judge(step, others_try);
         self.publish(batch);
     }
 
     /// Shows a step to the gate, as what the gate had let it do. In a batch the requests of a step seldom go all the same
     /// way; what counts is that the gate's word decided for one of them.
-    fn judge(&mut self, items: &[ItemDone], step: GateStep, others_try: bool) {
-        let mode = match self.passage(step.batch) {
-            Some(Passage::Probe | Passage::Open) => Mode::Fallback,
-            Some(Passage::Shut | Passage::Pause) => Mode::Plain,
-            None => return,
+    fn judge(&mut self, step: &StepDone<'_>, others_try: bool) {
+        let Some(mode) = self.passage(step.batch()).map(Passage::mode) else {
+            return;
         };
+        let items = step.items;
         let Some(gate) = &mut self.gate else {
             return;
         };
@@ -236,7 +262,7 @@ impl FallbackWatch {
                 Some(ItemKind::Fallback) => Some(Mode::Fallback),
                 Some(ItemKind::Suffix | ItemKind::Prefill) | None => None,
             };
-            gate.learn(GateStep { mode, ..step });
+            gate.learn(step.figures(mode));
             return;
         }
         let decided = items
@@ -245,13 +271,7 @@ impl FallbackWatch {
         if others_try || !decided {
             return;
         }
-        let is_clean = items
-            .iter()
-            .all(|item| item.kind != ItemKind::Prefill && item.emitted.is_some());
-        gate.observe(GateStep {
-            mode: is_clean.then_some(mode),
-            ..step
-        });
+        gate.observe(step.figures(step.is_clean().then_some(mode)));
     }
 
     /// A chunk is over.
@@ -292,7 +312,7 @@ impl FallbackWatch {
         let Some(gate) = &self.gate else {
             return;
         };
-        let in_use = matches!(state, Fallback::InUse { .. } | Fallback::Paused { .. });
+        let in_use = self.is_in_use(batch);
         let gain = gate.gain(batch);
         self.metrics.eagle3_gate(batch_bucket(batch), in_use, gain);
         self.report();

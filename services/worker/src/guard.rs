@@ -6,10 +6,10 @@
 
 use std::collections::HashMap;
 
-use refrain_speculation::{Gate, GateStep, Mode, Passage, batch_bucket};
+use refrain_speculation::{Gate, GateStep, Mode, batch_bucket};
 
 use crate::config::SpeculationConfig;
-use crate::fallback::{ItemDone, ItemKind};
+use crate::fallback::{ItemDone, ItemKind, StepDone};
 use crate::metrics::WorkerMetrics;
 
 /// How it stands with the engine's head at a size of batch.
@@ -46,10 +46,8 @@ impl SuffixGuard {
         self.gate
             .as_ref()
             .is_some_and(|gate| match gate.passage(batch) {
-                Passage::Shut => true,
-                Passage::Probe => others_try,
-                Passage::Pause => !others_try,
-                Passage::Open => false,
+                passage if others_try => !passage.is_in_use(),
+                passage => passage.mode() == Mode::Plain,
             })
     }
 
@@ -57,25 +55,16 @@ impl SuffixGuard {
     pub(crate) fn is_on_trial(&self, batch: u32) -> bool {
         self.gate
             .as_ref()
-            .is_some_and(|gate| matches!(gate.passage(batch), Passage::Probe | Passage::Pause))
+            .is_some_and(|gate| gate.passage(batch).is_trial())
     }
 
     /// Takes a step into account; `withheld` is what [`SuffixGuard::withholds`] said of it, `head` how it stands with
     /// the engine's head at its size of batch.
-    pub(crate) fn step_done(
-        &mut self,
-        items: &[ItemDone],
-        withheld: bool,
-        step_s: f64,
-        head: HeadUse,
-    ) {
+    pub(crate) fn step_done(&mut self, step: &StepDone<'_>, withheld: bool, head: HeadUse) {
         let Some(gate) = &mut self.gate else {
             return;
         };
-        let batch = items
-            .iter()
-            .filter(|item| item.kind != ItemKind::Prefill)
-            .count() as u32;
+        let batch = step.batch();
         if batch == 0 {
             return;
         }
@@ -86,26 +75,20 @@ impl SuffixGuard {
         }
         // Steps that had no draft to verify are the same with and without; one that withheld may have had some.
         let speaks = |item: &ItemDone| item.is_auto && (withheld || item.kind == ItemKind::Suffix);
-        if head.on_trial || !items.iter().any(speaks) {
+        if head.on_trial || !step.items.iter().any(speaks) {
             return;
         }
-        let is_clean = items
-            .iter()
-            .all(|item| item.kind != ItemKind::Prefill && item.emitted.is_some());
         let mode = if withheld {
             Mode::Plain
         } else {
             Mode::Fallback
         };
         gate.observe(GateStep {
-            batch,
-            mode: is_clean.then_some(mode),
-            tokens: items.iter().filter_map(|item| item.emitted).sum(),
-            seconds: step_s,
             draft_seconds: 0.0,
             catch_up_tokens: 0,
+            ..step.figures(step.is_clean().then_some(mode))
         });
-        let in_use = matches!(gate.passage(batch), Passage::Open | Passage::Pause);
+        let in_use = gate.passage(batch).is_in_use();
         let gain = gate.gain(batch);
         let batch = batch_bucket(batch);
         self.metrics.suffix_gate(batch, in_use, gain);

@@ -84,6 +84,26 @@ pub enum Passage {
     Pause,
 }
 
+impl Passage {
+    /// How the step goes.
+    pub fn mode(self) -> Mode {
+        match self {
+            Passage::Shut | Passage::Pause => Mode::Plain,
+            Passage::Probe | Passage::Open => Mode::Fallback,
+        }
+    }
+
+    /// Whether the fallback is in use, left out for a trial or not.
+    pub fn is_in_use(self) -> bool {
+        matches!(self, Passage::Open | Passage::Pause)
+    }
+
+    /// Whether the step tries the way that is not in use.
+    pub fn is_trial(self) -> bool {
+        matches!(self, Passage::Probe | Passage::Pause)
+    }
+}
+
 /// A step that was made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateStep {
@@ -214,7 +234,7 @@ impl Gate {
             .enumerate()
             .filter(|(_, bucket)| bucket.was_seen())
             .map(move |(place, bucket)| {
-                let in_use = matches!(bucket.passage(), Passage::Open | Passage::Pause);
+                let in_use = bucket.passage().is_in_use();
                 (bucket_batch_max(place), in_use, bucket.gain(reading))
             })
     }
