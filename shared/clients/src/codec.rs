@@ -4,7 +4,10 @@
 //! implementation of the same bytes; a size limit, so that a lying length allocates nothing; trailing bytes
 //! refused. HTTP gives the framing and TCP the integrity here; on disk there is an envelope with a checksum.
 
+use std::time::Duration;
+
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::http::MeshClient;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -16,6 +19,20 @@ const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 fn config() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<MESSAGE_BYTES_MAX>()
+}
+
+/// Sends a message and waits for the one that answers it.
+pub(crate) async fn post<Q: Serialize, A: DeserializeOwned>(
+    client: &MeshClient,
+    path: &str,
+    request: &Q,
+    timeout: Duration,
+) -> Result<A, ApiError> {
+    let body = encode_bincode(request)?;
+    let answer = client
+        .post_bytes(path, BINCODE_CONTENT_TYPE, body, timeout)
+        .await?;
+    decode_bincode(&answer)
 }
 
 /// Encodes a message.

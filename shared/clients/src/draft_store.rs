@@ -7,11 +7,9 @@ use refrain_protocol::document::{
 };
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::MeshClient;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use std::time::Duration;
 
-use crate::codec::{BINCODE_CONTENT_TYPE, decode_bincode, encode_bincode};
+use crate::codec::post;
 
 /// The durable memory of outputs.
 #[async_trait]
@@ -70,37 +68,33 @@ impl HttpDraftStore {
     pub fn new(client: MeshClient) -> Self {
         HttpDraftStore { client }
     }
-
-    async fn post<Q: Serialize, A: DeserializeOwned>(
-        &self,
-        path: &str,
-        request: &Q,
-        timeout: Duration,
-    ) -> Result<A, ApiError> {
-        let body = encode_bincode(request)?;
-        let answer = self
-            .client
-            .post_bytes(path, BINCODE_CONTENT_TYPE, body, timeout)
-            .await?;
-        decode_bincode(&answer)
-    }
 }
 
 #[async_trait]
 impl DraftStore for HttpDraftStore {
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
-        self.post("/internal/v1/append", &request, self.client.timeout())
-            .await
+        post(
+            &self.client,
+            "/internal/v1/append",
+            &request,
+            self.client.timeout(),
+        )
+        .await
     }
 
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
         let timeout = self.client.timeout() + Duration::from_millis(u64::from(request.wait_ms));
-        self.post("/internal/v1/follow", &request, timeout).await
+        post(&self.client, "/internal/v1/follow", &request, timeout).await
     }
 
     async fn touch(&self, request: TouchRequest) -> Result<(), ApiError> {
-        self.post("/internal/v1/touch", &request, self.client.timeout())
-            .await
+        post(
+            &self.client,
+            "/internal/v1/touch",
+            &request,
+            self.client.timeout(),
+        )
+        .await
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {
@@ -109,13 +103,17 @@ impl DraftStore for HttpDraftStore {
 
     async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
         let timeout = self.client.timeout();
-        self.post("/internal/v1/groups/register", &request, timeout)
-            .await
+        post(
+            &self.client,
+            "/internal/v1/groups/register",
+            &request,
+            timeout,
+        )
+        .await
     }
 
     async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
         let timeout = self.client.timeout();
-        self.post("/internal/v1/groups/fetch", &request, timeout)
-            .await
+        post(&self.client, "/internal/v1/groups/fetch", &request, timeout).await
     }
 }

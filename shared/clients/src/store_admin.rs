@@ -7,10 +7,8 @@ use refrain_protocol::admin::{
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_service_kit::http::MeshClient;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
-use crate::codec::{BINCODE_CONTENT_TYPE, decode_bincode, encode_bincode};
+use crate::codec::post;
 
 /// What operators may do to a draft store. Callers are those who hold the mesh's secret, and name tenants
 /// plainly.
@@ -56,20 +54,6 @@ impl HttpStoreAdmin {
     pub fn new(client: MeshClient) -> Self {
         HttpStoreAdmin { client }
     }
-
-    async fn post<Q: Serialize, A: DeserializeOwned>(
-        &self,
-        path: &str,
-        request: &Q,
-    ) -> Result<A, ApiError> {
-        let body = encode_bincode(request)?;
-        let timeout = self.client.timeout();
-        let answer = self
-            .client
-            .post_bytes(path, BINCODE_CONTENT_TYPE, body, timeout)
-            .await?;
-        decode_bincode(&answer)
-    }
 }
 
 #[async_trait]
@@ -79,11 +63,23 @@ impl StoreAdmin for HttpStoreAdmin {
     }
 
     async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError> {
-        self.post("/admin/v1/import", &request).await
+        post(
+            &self.client,
+            "/admin/v1/import",
+            &request,
+            self.client.timeout(),
+        )
+        .await
     }
 
     async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError> {
-        self.post("/admin/v1/export", &request).await
+        post(
+            &self.client,
+            "/admin/v1/export",
+            &request,
+            self.client.timeout(),
+        )
+        .await
     }
 
     async fn verify(&self) -> Result<VerifyReply, ApiError> {
