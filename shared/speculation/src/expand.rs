@@ -26,6 +26,7 @@ pub(crate) struct Drafted {
     pub(crate) token: Token,
     pub(crate) parent: Option<u32>,
     pub(crate) probability: f32,
+    pub(crate) count: u32,
     pub(crate) sighting: Sighting,
 }
 
@@ -234,6 +235,7 @@ fn drafted(next: &Continuation, parent: Option<u32>, probability: f32) -> Drafte
         token: next.token,
         parent,
         probability,
+        count: next.count,
         sighting: next.sighting,
     }
 }

@@ -43,6 +43,7 @@
 //! Deliberately absent: the model and its engine, sampling, batching over requests, wire formats.
 
 mod accept;
+mod calibration;
 mod counts;
 mod expand;
 mod gate;
@@ -53,6 +54,7 @@ mod source;
 mod tree;
 
 pub use accept::{Walk, walk};
+pub use calibration::{Calibration, HALF_LIFE, NodeFeatures};
 pub use counts::{Acceptance, AcceptanceTable};
 pub use gate::{Gate, GateParams, GateStep, Mode, Passage, TRIAL_STEPS_MIN, batch_bucket};
 pub use handover::{Candidacy, HandOverParams, RecentRoutes, hands_over};

@@ -246,6 +246,7 @@ impl Best<'_> {
             token: drafted.token,
             parent: drafted.parent,
             probability: drafted.probability,
+            count: drafted.count,
             origin: Origin {
                 source,
                 scope,

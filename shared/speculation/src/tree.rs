@@ -26,6 +26,8 @@ pub struct DraftNode {
     pub parent: Option<u32>,
     /// D(N): estimated probability that the whole path to this node is accepted (SuffixDecoding, section 3).
     pub probability: f32,
+    /// How often it was seen to follow its parent there, at least 1 if it was read from a text; 0 if nothing was counted.
+    pub count: u32,
     /// Who drafted it.
     pub origin: Origin,
 }
@@ -135,6 +137,26 @@ impl DraftTree {
         self.nodes.truncate(len);
     }
 
+    /// The nodes that `keep` names by their index, as a tree of their own.
+    ///
+    /// A node whose parent is not kept goes as well.
+    pub fn select(&self, mut keep: impl FnMut(usize) -> bool) -> DraftTree {
+        let mut places = vec![None; self.nodes.len()];
+        let mut nodes = Vec::new();
+        for (at, node) in self.nodes.iter().enumerate() {
+            let parent = node.parent.map(|parent| places[parent as usize]);
+            if parent == Some(None) || !keep(at) {
+                continue;
+            }
+            places[at] = Some(nodes.len() as u32);
+            nodes.push(DraftNode {
+                parent: parent.flatten(),
+                ..*node
+            });
+        }
+        DraftTree { nodes }
+    }
+
     /// SCORE: expected tokens of the step, the target's own included (SuffixDecoding, section 3; its sum has
     /// the root in it with D = 1). 0 for an empty tree.
     pub fn score(&self) -> f32 {
@@ -162,6 +184,7 @@ mod tests {
             token,
             parent,
             probability: 0.5,
+            count: 0,
             origin,
         }
     }
@@ -194,6 +217,17 @@ mod tests {
             (Some(2), None, None)
         );
         assert_eq!(tree.score(), 2.5);
+        // Token 2 stays, token 1 goes and its child with it.
+        let selected = tree.select(|node| node != 0);
+        assert_eq!(
+            (
+                selected.tokens().collect::<Vec<_>>(),
+                selected.parents().collect::<Vec<_>>()
+            ),
+            (vec![2], vec![None])
+        );
+        let selected = tree.select(|node| node != 2);
+        assert_eq!(selected.parents().collect::<Vec<_>>(), [None, Some(0)]);
         tree.truncate(1);
         assert_eq!((tree.len(), tree.score()), (1, 1.5));
         tree.truncate(0);

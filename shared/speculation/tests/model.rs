@@ -219,6 +219,7 @@ fn any_tree() -> impl Strategy<Value = DraftTree> {
                 token,
                 parent,
                 probability: 0.5,
+                count: 0,
                 origin,
             });
         }
