@@ -44,6 +44,7 @@
 
 mod accept;
 mod calibration;
+mod cost;
 mod counts;
 mod expand;
 mod gate;
@@ -55,6 +56,7 @@ mod tree;
 
 pub use accept::{Walk, walk};
 pub use calibration::{Calibration, HALF_LIFE, NodeFeatures};
+pub use cost::{HeadCost, StepCost};
 pub use counts::{Acceptance, AcceptanceTable};
 pub use gate::{Gate, GateParams, GateStep, Mode, Passage, TRIAL_STEPS_MIN, batch_bucket};
 pub use handover::{Candidacy, HandOverParams, RecentRoutes, hands_over};

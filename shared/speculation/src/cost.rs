@@ -1,0 +1,419 @@
+//! What a step takes, learnt from the steps that were made.
+//!
+//! A draft token costs little as long as the engine waits for memory anyway, more once it is short of arithmetic,
+//! and at the edge of a tile as much as a tile does: the cost of a step is a staircase in the tokens of its batch,
+//! another one on each machine. It is measured as it goes.
+//!
+//! [`StepCost`] is a line fitted to everything seen (seconds from tokens and KV tokens, least squares of the
+//! *relative* error, so that prompts do not decide what decoding costs) and on top of it, by number of tokens, how
+//! far the steps of just that size were from the line. Sizes that were never seen lie between their neighbours. What
+//! comes out never falls as tokens grow.
+
+/// Steps after which an older one counts half.
+const HALF_LIFE_STEPS: f64 = 512.0;
+/// Steps of a size for which the line counts beside them.
+const LINE_WEIGHT: f64 = 2.0;
+/// A step that takes this many times as long as expected was held up by something else, and one that takes so much less
+/// was miscounted: no step counts as further off.
+const HELD_UP: f64 = 3.0;
+/// Steps before which nothing counts as held up.
+const USUAL_STEPS_MIN: f64 = 8.0;
+/// Weight of a size below which it is forgotten.
+const WEIGHT_MIN: f64 = 0.05;
+/// Weight of a point of a profile, steps.
+const PROFILE_STEPS: f64 = 8.0;
+/// What a step takes as long as nothing is known, seconds; whatever it holds, so that drafts are tried.
+const UNKNOWN_S: f64 = 1e-3;
+/// What no step takes less than, seconds.
+const SECONDS_MIN: f64 = 1e-9;
+
+/// Sizes up to `.0` tokens are measured together in buckets of `.1`, each closed above: edges of tiles are multiples of
+/// powers of two.
+const WIDTHS: [(u32, u32); 4] = [(64, 1), (256, 4), (1024, 16), (4096, 64)];
+
+/// Seconds of an engine's step by what is in it. See the [module](self).
+#[derive(Clone, Debug)]
+pub struct StepCost {
+    line: Line,
+    buckets: Vec<Bucket>,
+    /// Seconds by bucket, without KV; what `buckets` and `line` come to.
+    curve: Vec<f64>,
+}
+
+/// Steps of one size.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket {
+    weight: f64,
+    tokens: f64,
+    kv_tokens: f64,
+    seconds: f64,
+}
+
+/// Decayed moments of all steps, weighted by the inverse square of their seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    steps: f64,
+    weight: f64,
+    tokens: f64,
+    kv_tokens: f64,
+    seconds: f64,
+    /// Of tokens and KV tokens, about zero: (tokens², tokens kv, kv²).
+    squares: [f64; 3],
+    /// Of either with seconds.
+    products: [f64; 2],
+}
+
+/// Seconds = `at_zero` + `per_token` tokens + `per_kv_token` KV tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Fit {
+    at_zero: f64,
+    per_token: f64,
+    per_kv_token: f64,
+}
+
+impl Default for StepCost {
+    fn default() -> Self {
+        let buckets = vec![Bucket::default(); bucket_of(WIDTHS[WIDTHS.len() - 1].0) + 1];
+        StepCost {
+            line: Line::default(),
+            curve: vec![UNKNOWN_S; buckets.len()],
+            buckets,
+        }
+    }
+}
+
+impl StepCost {
+    /// Knows nothing: every step takes the same.
+    pub fn new() -> Self {
+        StepCost::default()
+    }
+
+    /// Starts from measured points: tokens of a step, and its seconds with next to no KV.
+    pub fn from_profile(points: &[(u32, f64)]) -> Self {
+        let mut cost = StepCost::new();
+        for &(tokens, seconds) in points {
+            cost.add(PROFILE_STEPS, tokens, 0, seconds);
+        }
+        cost.draw();
+        cost
+    }
+
+    /// Whether a step was ever seen.
+    pub fn is_known(&self) -> bool {
+        self.line.steps > 0.0
+    }
+
+    /// What a step takes that computes `batched_tokens` and holds `kv_tokens` of all its requests, seconds, above 0.
+    pub fn seconds(&self, batched_tokens: u32, kv_tokens: u64) -> f64 {
+        let fit = self.line.fit();
+        self.without_kv(batched_tokens, fit) + fit.per_kv_token * kv_tokens as f64
+    }
+
+    /// The same for each number of tokens from `batched_tokens` on, without end.
+    pub fn seconds_from(
+        &self,
+        batched_tokens: u32,
+        kv_tokens: u64,
+    ) -> impl Iterator<Item = f64> + '_ {
+        let fit = self.line.fit();
+        let kv = fit.per_kv_token * kv_tokens as f64;
+        (batched_tokens..).map(move |tokens| self.without_kv(tokens, fit) + kv)
+    }
+
+    /// Takes a step into account, without what a head took of it. One whose seconds are no time at all is left out.
+    pub fn observe(&mut self, batched_tokens: u32, kv_tokens: u64, seconds: f64) {
+        if !(seconds.is_finite() && seconds > 0.0) || batched_tokens == 0 {
+            return;
+        }
+        let seconds = if self.line.steps < USUAL_STEPS_MIN {
+            seconds
+        } else {
+            let usual = self.seconds(batched_tokens, kv_tokens);
+            seconds.clamp(usual / HELD_UP, usual * HELD_UP)
+        };
+        let kept = 0.5f64.powf(1.0 / HALF_LIFE_STEPS);
+        self.line.scale(kept);
+        for bucket in &mut self.buckets {
+            bucket.weight *= kept;
+        }
+        self.add(1.0, batched_tokens, kv_tokens, seconds);
+        self.draw();
+    }
+
+    fn add(&mut self, weight: f64, tokens: u32, kv_tokens: u64, seconds: f64) {
+        let (at, tokens, kv_tokens) = (bucket_of(tokens), f64::from(tokens), kv_tokens as f64);
+        self.line.add(weight, tokens, kv_tokens, seconds);
+        if let Some(bucket) = self.buckets.get_mut(at) {
+            bucket.add(weight, tokens, kv_tokens, seconds);
+        }
+    }
+
+    fn without_kv(&self, tokens: u32, fit: Fit) -> f64 {
+        let at = bucket_of(tokens);
+        match self.curve.get(at) {
+            Some(seconds) => *seconds,
+            None => {
+                let beyond = f64::from(tokens - WIDTHS[WIDTHS.len() - 1].0);
+                self.curve[self.curve.len() - 1] + fit.per_token * beyond
+            }
+        }
+    }
+
+    /// Draws the curve anew.
+    fn draw(&mut self) {
+        let fit = self.line.fit();
+        let seen: Vec<(usize, f64)> = self
+            .buckets
+            .iter()
+            .enumerate()
+            .filter(|(_, bucket)| bucket.weight >= WEIGHT_MIN)
+            .map(|(at, bucket)| (at, bucket.off(fit)))
+            .collect();
+        let (mut left, mut next) = (None, 0);
+        let mut weights = Vec::with_capacity(self.curve.len());
+        for at in 0..self.curve.len() {
+            if seen.get(next).is_some_and(|(seen, _)| *seen == at) {
+                left = Some(seen[next]);
+                next += 1;
+            }
+            let off = match (left, seen.get(next)) {
+                (Some((from, off)), Some(&(to, other))) => {
+                    let share = (middle(at) - middle(from)) / (middle(to) - middle(from));
+                    off + (other - off) * share
+                }
+                (Some((_, off)), None) | (None, Some(&(_, off))) => off,
+                (None, None) => 0.0,
+            };
+            self.curve[at] = fit.at_zero + fit.per_token * middle(at) + off;
+            weights.push(self.buckets[at].weight.max(WEIGHT_MIN));
+        }
+        never_falling(&mut self.curve, &weights);
+        for seconds in &mut self.curve {
+            *seconds = seconds.max(SECONDS_MIN);
+        }
+    }
+}
+
+impl Bucket {
+    fn add(&mut self, weight: f64, tokens: f64, kv_tokens: f64, seconds: f64) {
+        self.weight += weight;
+        let share = weight / self.weight;
+        self.tokens += (tokens - self.tokens) * share;
+        self.kv_tokens += (kv_tokens - self.kv_tokens) * share;
+        self.seconds += (seconds - self.seconds) * share;
+    }
+
+    /// Seconds above the line, drawn towards it while there are few steps.
+    fn off(&self, fit: Fit) -> f64 {
+        let line = fit.at_zero + fit.per_token * self.tokens + fit.per_kv_token * self.kv_tokens;
+        (self.seconds - line) * self.weight / (self.weight + LINE_WEIGHT)
+    }
+}
+
+impl Line {
+    fn add(&mut self, steps: f64, tokens: f64, kv_tokens: f64, seconds: f64) {
+        let weight = steps / (seconds * seconds);
+        self.steps += steps;
+        self.weight += weight;
+        self.tokens += weight * tokens;
+        self.kv_tokens += weight * kv_tokens;
+        self.seconds += weight * seconds;
+        self.squares[0] += weight * tokens * tokens;
+        self.squares[1] += weight * tokens * kv_tokens;
+        self.squares[2] += weight * kv_tokens * kv_tokens;
+        self.products[0] += weight * tokens * seconds;
+        self.products[1] += weight * kv_tokens * seconds;
+    }
+
+    fn scale(&mut self, by: f64) {
+        let Line {
+            steps,
+            weight,
+            tokens,
+            kv_tokens,
+            seconds,
+            squares,
+            products,
+        } = self;
+        for sum in [steps, weight, tokens, kv_tokens, seconds] {
+            *sum *= by;
+        }
+        for sum in squares.iter_mut().chain(products) {
+            *sum *= by;
+        }
+    }
+
+    fn fit(&self) -> Fit {
+        if self.weight <= 0.0 {
+            return Fit {
+                at_zero: UNKNOWN_S,
+                ..Fit::default()
+            };
+        }
+        let mean = |sum: f64| sum / self.weight;
+        let (tokens, kv_tokens, seconds) =
+            (mean(self.tokens), mean(self.kv_tokens), mean(self.seconds));
+        let [tt, tk, kk] = self.squares.map(mean);
+        let [ts, ks] = self.products.map(mean);
+        let (per_token, per_kv_token) = slopes(
+            [
+                tt - tokens * tokens,
+                tk - tokens * kv_tokens,
+                kk - kv_tokens * kv_tokens,
+            ],
+            [ts - tokens * seconds, ks - kv_tokens * seconds],
+            [tt, kk],
+        );
+        Fit {
+            at_zero: seconds - per_token * tokens - per_kv_token * kv_tokens,
+            per_token,
+            per_kv_token,
+        }
+    }
+}
+
+/// The two slopes, neither below 0, of least squares with these (co)variances; drawn towards 0 where the data hardly
+/// vary beside their `sizes`, the means of their squares.
+fn slopes(of: [f64; 3], with: [f64; 2], sizes: [f64; 2]) -> (f64, f64) {
+    const RIDGE: f64 = 1e-4;
+    let a = of[0].max(0.0) + RIDGE * sizes[0];
+    let b = of[2].max(0.0) + RIDGE * sizes[1];
+    let alone = |with: f64, of: f64| if of > 0.0 { (with / of).max(0.0) } else { 0.0 };
+    let determinant = a * b - of[1] * of[1];
+    if a > 0.0 && b > 0.0 && determinant > 0.0 {
+        let first = (with[0] * b - with[1] * of[1]) / determinant;
+        let second = (with[1] * a - with[0] * of[1]) / determinant;
+        if first >= 0.0 && second >= 0.0 {
+            return (first, second);
+        }
+        if first < 0.0 {
+            return (0.0, alone(with[1], b));
+        }
+    }
+    (alone(with[0], a), 0.0)
+}
+
+/// The nearest values that never fall, by weighted squares: neighbours that fall are merged into their mean.
+fn never_falling(values: &mut [f64], weights: &[f64]) {
+    // (mean, weight, how many)
+    let mut merged: Vec<(f64, f64, usize)> = Vec::with_capacity(values.len());
+    for (value, weight) in values.iter().zip(weights) {
+        let mut last = (*value, *weight, 1);
+        while let Some(before) = merged.pop_if(|before| before.0 > last.0) {
+            let weight = before.1 + last.1;
+            last = (
+                (before.0 * before.1 + last.0 * last.1) / weight,
+                weight,
+                before.2 + last.2,
+            );
+        }
+        merged.push(last);
+    }
+    let mut rest = values;
+    for (mean, _, count) in merged {
+        let (run, after) = rest.split_at_mut(count);
+        run.fill(mean);
+        rest = after;
+    }
+}
+
+fn bucket_of(tokens: u32) -> usize {
+    let (mut first, mut from) = (0, 0);
+    for (to, width) in WIDTHS {
+        if tokens <= to {
+            return first + (tokens.max(1) - from).div_ceil(width) as usize - 1;
+        }
+        first += ((to - from) / width) as usize;
+        from = to;
+    }
+    first + (tokens - from) as usize - 1
+}
+
+/// Tokens in the middle of a bucket.
+fn middle(at: usize) -> f64 {
+    let (mut first, mut from) = (0, 0);
+    for (to, width) in WIDTHS {
+        let count = ((to - from) / width) as usize;
+        if at < first + count {
+            let last = from + width * (at - first + 1) as u32;
+            return f64::from(last) - f64::from(width - 1) / 2.0;
+        }
+        first += count;
+        from = to;
+    }
+    f64::from(from)
+}
+
+/// What an engine's head takes to draft in a step, and how much it drafts of what it may.
+///
+/// Its passes are one after the other, each for all requests together: some seconds by depth, some by depth and request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HeadCost {
+    steps: f64,
+    /// Of depth and depth times requests, as in [`Line`].
+    squares: [f64; 3],
+    products: [f64; 2],
+    tokens: f64,
+    asked_tokens: f64,
+}
+
+impl HeadCost {
+    /// Knows nothing: drafting takes no time, and as many tokens as it may.
+    pub fn new() -> Self {
+        HeadCost::default()
+    }
+
+    /// Takes a step into account in which the head drafted for `requests`, up to `depth` deep, `tokens` in all of
+    /// `asked_tokens` at most, and read no more text than the last steps brought.
+    pub fn observe(
+        &mut self,
+        requests: u32,
+        depth: u32,
+        tokens: u32,
+        asked_tokens: u32,
+        seconds: f64,
+    ) {
+        if !(seconds.is_finite() && seconds >= 0.0) || requests == 0 || depth == 0 {
+            return;
+        }
+        let seconds = if self.steps < USUAL_STEPS_MIN {
+            seconds
+        } else {
+            seconds.min(self.seconds(requests, depth) * HELD_UP)
+        };
+        let kept = 0.5f64.powf(1.0 / HALF_LIFE_STEPS);
+        let (passes, rows) = (f64::from(depth), f64::from(depth) * f64::from(requests));
+        let add = |sum: &mut f64, what: f64| *sum = *sum * kept + what;
+        add(&mut self.steps, 1.0);
+        add(&mut self.squares[0], passes * passes);
+        add(&mut self.squares[1], passes * rows);
+        add(&mut self.squares[2], rows * rows);
+        add(&mut self.products[0], passes * seconds);
+        add(&mut self.products[1], rows * seconds);
+        add(&mut self.tokens, f64::from(tokens));
+        add(&mut self.asked_tokens, f64::from(asked_tokens));
+    }
+
+    /// What drafting for so many requests up to this depth takes, seconds.
+    pub fn seconds(&self, requests: u32, depth: u32) -> f64 {
+        if requests == 0 {
+            return 0.0;
+        }
+        let sizes = [self.squares[0], self.squares[2]];
+        let (per_pass, per_row) = slopes(self.squares, self.products, sizes);
+        f64::from(depth) * (per_pass + per_row * f64::from(requests))
+    }
+
+    /// Of `asked_tokens` that a draft may have, how many it is expected to have: what is verified.
+    pub fn tokens(&self, asked_tokens: u32) -> f32 {
+        let asked = asked_tokens as f32;
+        if self.asked_tokens > 0.0 {
+            asked * (self.tokens / self.asked_tokens) as f32
+        } else {
+            asked
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
