@@ -90,7 +90,7 @@ struct Cell {
     accepted: f32,
 }
 
-/// Acceptance tables of one namespace. See the [module](self).
+/// Acceptance tables of one namespace. See the top of this file for how.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calibration {
     /// By [`kind`]; empty until something was observed.

@@ -31,7 +31,7 @@ const SECONDS_MIN: f64 = 1e-9;
 /// powers of two.
 const WIDTHS: [(u32, u32); 4] = [(64, 1), (256, 4), (1024, 16), (4096, 64)];
 
-/// Seconds of an engine's step by what is in it. See the [module](self).
+/// Seconds of an engine's step by what is in it. See the top of this file for how.
 #[derive(Clone, Debug)]
 pub struct StepCost {
     line: Line,
@@ -105,19 +105,14 @@ impl StepCost {
 
     /// What a step takes that computes `batched_tokens` and holds `kv_tokens` of all its requests, seconds, above 0.
     pub fn seconds(&self, batched_tokens: u32, kv_tokens: u64) -> f64 {
-        let fit = self.line.fit();
-        self.without_kv(batched_tokens, fit) + fit.per_kv_token * kv_tokens as f64
+        self.at_kv(kv_tokens)(batched_tokens)
     }
 
-    /// The same for each number of tokens from `batched_tokens` on, without end.
-    pub fn seconds_from(
-        &self,
-        batched_tokens: u32,
-        kv_tokens: u64,
-    ) -> impl Iterator<Item = f64> + '_ {
+    /// The same for steps that hold so many KV tokens, by tokens computed: for whoever asks often.
+    pub fn at_kv(&self, kv_tokens: u64) -> impl Fn(u32) -> f64 + '_ {
         let fit = self.line.fit();
         let kv = fit.per_kv_token * kv_tokens as f64;
-        (batched_tokens..).map(move |tokens| self.without_kv(tokens, fit) + kv)
+        move |batched_tokens| self.without_kv(batched_tokens, fit) + kv
     }
 
     /// Takes a step into account, without what a head took of it. One whose seconds are no time at all is left out.

@@ -37,12 +37,14 @@
 //!
 //! Where to go on: [`propose`] is Algorithm 1 of SuffixDecoding (arXiv 2411.04975), steered by
 //! [`ProposeParams`]; [`route`] is its hybrid rule, a [`Gate`] says whether the fallback that it knows pays, and
-//! [`hands_over`] whether a request is better off with that of another worker; [`walk`] is the acceptance
-//! rule. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
+//! [`hands_over`] whether a request is better off with that of another worker. For whole batches [`Calibration`] says
+//! what drafts are worth, [`StepCost`] what steps take, and [`divide`] who gets to verify how much. [`walk`] is the
+//! acceptance rule. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
 //!
-//! Deliberately absent: the model and its engine, sampling, batching over requests, wire formats.
+//! Deliberately absent: the model and its engine, sampling, wire formats.
 
 mod accept;
+mod budget;
 mod calibration;
 mod cost;
 mod counts;
@@ -55,6 +57,7 @@ mod source;
 mod tree;
 
 pub use accept::{Walk, walk};
+pub use budget::{BudgetRequest, BudgetStep, Budgeted, HeadOffer, Share, divide};
 pub use calibration::{Calibration, HALF_LIFE, NodeFeatures};
 pub use cost::{HeadCost, StepCost};
 pub use counts::{Acceptance, AcceptanceTable};

@@ -1,0 +1,345 @@
+//! How many tokens a step verifies, and whose: decided for the whole batch at once.
+//!
+//! A draft token is worth what it is expected to bring, and costs what it adds to the step. What it adds depends on
+//! everybody else's: alone, a request may have thirty verified for next to nothing; beside sixty-three others the
+//! second token of each already fills the machine. So all draft tokens of all requests stand in one order, by the
+//! chance that they are accepted times the weight of their request, and are admitted from the best on. How many is decided by
+//! goodput: expected tokens of the step / what it takes. Every number is tried, since what a step takes is a
+//! staircase: past a step that loses there may be one that wins.
+//!
+//! Along a path chances never rise, so a node is never admitted before its parent: greedy is optimal here (AdaServe,
+//! arXiv 2501.12162, theorem 4.1; it is the same order).
+//!
+//! **The going rate.** The best ratio of one step is not the best for the run: a step with a good draft stops adding where
+//! a token brings less than *its own* high rate, although the steps around it bring much less per second. Who knows the
+//! rate that goes here can say so ([`BudgetStep::rate`]); then a token is admitted while it brings more than the
+//! time it takes would bring elsewhere (Dinkelbach's way to maximise a ratio of sums).
+//!
+//! **Heads.** A draft of the engine's head is taken or left as a whole: it costs passes of the head before the step,
+//! and its tokens are not known before. Requests choose between their tree and the head at the price that slots have when
+//! all take trees; that choice is held against "none" and "all", and the best of the three wins.
+//!
+//! **What falls out.** Weights are priorities: Seer's two classes (arXiv 2511.14617) are two weights. Chains of one chance
+//! and a measured cost give the draft length of TurboSpec (arXiv 2406.14066).
+
+/// What one request of a step may have verified.
+#[derive(Clone, Copy, Debug)]
+pub struct BudgetRequest<'a> {
+    /// What a token of it is worth beside one of the others; 1 if they are all the same. Above 0.
+    pub weight: f32,
+    /// f of each node of its draft, parents first and never above their parents': see
+    /// [`Calibration::expect`](crate::Calibration::expect). Empty if there is none.
+    pub tree: &'a [f32],
+    /// What the engine's head would draft instead, if it may.
+    pub head: Option<HeadOffer>,
+}
+
+/// A draft of the engine's head, before it is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadOffer {
+    /// How deep, passes.
+    pub depth: u32,
+    /// Tokens that it is expected to have: what is verified.
+    pub slots: f32,
+    /// Of them, how many are expected to be accepted.
+    pub gain: f32,
+}
+
+/// The step around the drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BudgetStep {
+    /// Tokens that are computed whatever is drafted: the one each request decodes with, and those of prompts.
+    pub tokens: u32,
+    /// Most draft tokens in all.
+    pub slots_max: u32,
+    /// Tokens per second, weighted as the requests are, that time brings here; `None` looks at the step alone. What plain
+    /// decoding would bring is the least that is believed.
+    pub rate: Option<f64>,
+    /// In larger batches nothing is drafted.
+    pub off_above_batch: Option<u32>,
+}
+
+/// What a request has verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Nothing.
+    Plain,
+    /// These nodes of its tree, ascending and not empty: a tree again.
+    Tree(Vec<u32>),
+    /// What the head drafts.
+    Head,
+}
+
+/// A budget that was divided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Budgeted {
+    /// One per request, in their order.
+    pub shares: Vec<Share>,
+    /// Tokens that the step is expected to bring, the targets' own included.
+    pub expected_tokens: f64,
+    /// What it is expected to take, seconds.
+    pub expected_seconds: f64,
+    /// Draft tokens of trees that are verified.
+    pub admitted: u32,
+    /// Those that are not.
+    pub refused: u32,
+}
+
+/// The price of a slot is taken over so many of them: more than a tile's edge, less than the batch.
+const PRICE_SLOTS: u32 = 16;
+
+/// Divides a step. `seconds(tokens)` is what a step of so many tokens takes, and never falls; `head_seconds(requests,
+/// depth)` what the head takes before it.
+///
+/// The step is never expected to do worse than plain decoding. Costs a sort of all nodes and up to three walks over
+/// them.
+pub fn divide(
+    requests: &[BudgetRequest<'_>],
+    step: &BudgetStep,
+    seconds: impl Fn(u32) -> f64,
+    head_seconds: impl Fn(u32, u32) -> f64,
+) -> Budgeted {
+    let off = step
+        .off_above_batch
+        .is_some_and(|most| requests.len() as u64 > u64::from(most));
+    let division = Division {
+        requests,
+        step,
+        order: if off {
+            Order::default()
+        } else {
+            Order::of(requests)
+        },
+        rate: step
+            .rate
+            .map(|rate| rate.max(worth(requests) / seconds(step.tokens))),
+        seconds,
+        head_seconds,
+    };
+    let nobody = vec![false; requests.len()];
+    let trees = division.weigh(&nobody);
+    let eligible: Vec<bool> = requests
+        .iter()
+        .map(|request| request.head.is_some() && !off)
+        .collect();
+    if !eligible.contains(&true) {
+        return division.carry_out(&nobody, &trees);
+    }
+    let priced = division.priced(&eligible, &trees);
+    let mut best = (nobody, trees);
+    for heads in [priced, eligible] {
+        if heads != best.0 && heads.contains(&true) {
+            let weighed = division.weigh(&heads);
+            if weighed.merit > best.1.merit {
+                best = (heads, weighed);
+            }
+        }
+    }
+    division.carry_out(&best.0, &best.1)
+}
+
+/// What the requests' own tokens are worth.
+fn worth(requests: &[BudgetRequest<'_>]) -> f64 {
+    requests
+        .iter()
+        .map(|request| f64::from(request.weight))
+        .sum()
+}
+
+/// All nodes, those that bring most first.
+#[derive(Default)]
+struct Order {
+    slots: Vec<Slot>,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    request: u32,
+    node: u32,
+    worth: f32,
+}
+
+impl Order {
+    fn of(requests: &[BudgetRequest<'_>]) -> Self {
+        // Positive floats are in the order of their bits. Among equals the earlier one comes first, so a parent before its child.
+        let mut keys: Vec<u64> =
+            Vec::with_capacity(requests.iter().map(|request| request.tree.len()).sum());
+        let mut unsorted = Vec::with_capacity(keys.capacity());
+        for (at, request) in requests.iter().enumerate() {
+            for (node, f) in request.tree.iter().enumerate() {
+                let worth = request.weight * f;
+                if worth > 0.0 && worth.is_finite() {
+                    keys.push(
+                        u64::from(worth.to_bits()) << 32
+                            | u64::from(u32::MAX - unsorted.len() as u32),
+                    );
+                    unsorted.push(Slot {
+                        request: at as u32,
+                        node: node as u32,
+                        worth,
+                    });
+                }
+            }
+        }
+        keys.sort_unstable_by(|a, b| b.cmp(a));
+        let slots = keys
+            .into_iter()
+            .map(|key| unsorted[(u32::MAX - key as u32) as usize])
+            .collect();
+        Order { slots }
+    }
+}
+
+struct Division<'a, S, H> {
+    requests: &'a [BudgetRequest<'a>],
+    step: &'a BudgetStep,
+    order: Order,
+    rate: Option<f64>,
+    seconds: S,
+    head_seconds: H,
+}
+
+/// The best that some choice of heads comes to.
+struct Weighed {
+    /// What is compared.
+    merit: f64,
+    worth: f64,
+    seconds: f64,
+    /// Tokens of the step without those of trees.
+    tokens: u32,
+    /// How many nodes are admitted, of those in the order whose requests have no head.
+    admitted: u32,
+}
+
+impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
+    fn merit(&self, worth: f64, seconds: f64) -> f64 {
+        match self.rate {
+            Some(rate) => worth - rate * seconds,
+            None => worth / seconds,
+        }
+    }
+
+    /// The nodes of requests without a head, best first.
+    fn slots<'s>(&'s self, heads: &'s [bool]) -> impl Iterator<Item = &'s Slot> {
+        self.order
+            .slots
+            .iter()
+            .filter(|slot| !heads[slot.request as usize])
+    }
+
+    /// Admits as many nodes as is best.
+    fn weigh(&self, heads: &[bool]) -> Weighed {
+        let chosen = || {
+            self.requests
+                .iter()
+                .zip(heads)
+                .filter(|(_, head)| **head)
+                .filter_map(|(request, _)| Some((request.weight, request.head?)))
+        };
+        let slots = chosen()
+            .map(|(_, head)| f64::from(head.slots))
+            .sum::<f64>()
+            .ceil() as u32;
+        let head_seconds = match chosen().map(|(_, head)| head.depth).max() {
+            Some(depth) => (self.head_seconds)(chosen().count() as u32, depth),
+            None => 0.0,
+        };
+        let gain: f64 = chosen()
+            .map(|(weight, head)| f64::from(weight * head.gain))
+            .sum();
+        let tokens = self.step.tokens.saturating_add(slots);
+        let mut worth = worth(self.requests) + gain;
+        let seconds = (self.seconds)(tokens) + head_seconds;
+        let mut best = Weighed {
+            merit: self.merit(worth, seconds),
+            worth,
+            seconds,
+            tokens,
+            admitted: 0,
+        };
+        if slots > self.step.slots_max {
+            best.merit = f64::NEG_INFINITY;
+            return best;
+        }
+        let room = (self.step.slots_max - slots) as usize;
+        for (slot, admitted) in self.slots(heads).take(room).zip(1..) {
+            worth += f64::from(slot.worth);
+            let seconds = (self.seconds)(tokens.saturating_add(admitted)) + head_seconds;
+            let merit = self.merit(worth, seconds);
+            if merit > best.merit {
+                best = Weighed {
+                    merit,
+                    worth,
+                    seconds,
+                    tokens,
+                    admitted,
+                };
+            }
+        }
+        best
+    }
+
+    /// Who of the eligible takes the head, if slots cost what they do at `trees`.
+    fn priced(&self, eligible: &[bool], trees: &Weighed) -> Vec<bool> {
+        let rate = self.rate.unwrap_or(trees.worth / trees.seconds);
+        let at = trees.tokens.saturating_add(trees.admitted);
+        let more = (self.seconds)(at.saturating_add(PRICE_SLOTS)) - (self.seconds)(at);
+        let slot_price = rate * more / f64::from(PRICE_SLOTS);
+        let count = eligible.iter().filter(|eligible| **eligible).count() as u32;
+        let gains = |request: &BudgetRequest<'_>| {
+            let Some(head) = request.head else {
+                return false;
+            };
+            let head_price = rate * (self.head_seconds)(count, head.depth) / f64::from(count);
+            let weight = f64::from(request.weight);
+            let by_head =
+                weight * f64::from(head.gain) - f64::from(head.slots) * slot_price - head_price;
+            let by_tree: f64 = request
+                .tree
+                .iter()
+                .map(|f| (weight * f64::from(*f) - slot_price).max(0.0))
+                .sum();
+            by_head > by_tree
+        };
+        self.requests
+            .iter()
+            .zip(eligible)
+            .map(|(request, eligible)| *eligible && gains(request))
+            .collect()
+    }
+
+    fn carry_out(&self, heads: &[bool], weighed: &Weighed) -> Budgeted {
+        let mut shares: Vec<Share> = heads
+            .iter()
+            .map(|head| if *head { Share::Head } else { Share::Plain })
+            .collect();
+        let mut expected_tokens: f64 = self.requests.len() as f64;
+        for (request, _) in self.requests.iter().zip(heads).filter(|(_, head)| **head) {
+            expected_tokens += request.head.map_or(0.0, |head| f64::from(head.gain));
+        }
+        for slot in self.slots(heads).take(weighed.admitted as usize) {
+            let request = slot.request as usize;
+            expected_tokens += f64::from(self.requests[request].tree[slot.node as usize]);
+            match &mut shares[request] {
+                Share::Tree(nodes) => nodes.push(slot.node),
+                share => *share = Share::Tree(vec![slot.node]),
+            }
+        }
+        for share in &mut shares {
+            if let Share::Tree(nodes) = share {
+                nodes.sort_unstable();
+            }
+        }
+        let offered: usize = self.requests.iter().map(|request| request.tree.len()).sum();
+        Budgeted {
+            shares,
+            expected_tokens,
+            expected_seconds: weighed.seconds,
+            admitted: weighed.admitted,
+            refused: offered as u32 - weighed.admitted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
