@@ -6,33 +6,30 @@
 
 mod compose;
 mod entry;
+mod outlet;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use lru::LruCache;
-use refrain_protocol::chunk::{
-    ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, Speculation, StepCounts,
-};
-use refrain_protocol::document::FinishReason;
+use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent, Speculation};
 use refrain_protocol::engine::{CloseRequest, StepResponse, StepResult};
-use refrain_protocol::{ApiError, ErrorKind, LeaseId};
+use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
 use self::compose::{Composed, Member};
-use self::entry::{ENGINE_ROOM_PAUSE, EndedChunk, Entry, Over, wait_for_room};
+use self::entry::{ENGINE_ROOM_PAUSE, Entry, Over, wait_for_room};
 use crate::engine::Engine;
 use crate::fallback::{FallbackWatch, ItemDone, StepDone};
 use crate::guard::{HeadUse, SuffixGuard};
-use crate::harvest::Harvest;
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
 use crate::running::Absorbed;
 
-pub(crate) use self::entry::{ENDED_REMEMBERED, Slot, Start};
+pub(crate) use self::entry::{Slot, Start};
+pub(crate) use self::outlet::Outlet;
 
 /// What the loop is told.
 pub(crate) enum Command {
@@ -52,13 +49,10 @@ pub(crate) struct DecodeLoop {
     pub(crate) guard: SuffixGuard,
     pub(crate) step_tokens_max: u32,
     pub(crate) prefill_chunk_tokens: u32,
-    pub(crate) harvest: Harvest,
+    pub(crate) outlet: Outlet,
     pub(crate) metrics: WorkerMetrics,
     pub(crate) engine_ready: Arc<AtomicBool>,
     pub(crate) reader_stall_max: Duration,
-    /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the very
-    /// step that ends the chunk.
-    pub(crate) ended: LruCache<LeaseId, EndedChunk>,
 }
 
 /// How often stalled readers are looked at when nothing else happens.
@@ -153,7 +147,7 @@ impl DecodeLoop {
             Command::HandOver => {
                 for mut entry in std::mem::take(batch) {
                     let end = entry.running.end(ChunkEndReason::Draining);
-                    let outcome = self.end(&mut entry, end);
+                    let outcome = self.outlet.end(&mut entry, end);
                     self.leave(entry, outcome, true);
                 }
             }
@@ -163,33 +157,14 @@ impl DecodeLoop {
     /// Shortens an output to what its reader kept, whether its chunk still runs or has just ended.
     fn cut(&mut self, cut: ChunkCut, batch: &mut Vec<Entry>) {
         let place = batch.iter().position(|entry| entry.lease == cut.lease);
-        let ended = match place {
+        match place {
             Some(place) => {
                 let entry = batch.remove(place);
-                let ended = entry.ended(cut.output_len);
+                self.outlet.shorten(entry.ended(cut.output_len));
                 self.leave(entry, "cut", true);
-                ended
             }
-            None => match self.ended.pop(&cut.lease) {
-                Some(mut ended) => {
-                    let update = &mut ended.update;
-                    update.prev_len = update.prev_len.min(cut.output_len);
-                    ended
-                }
-                None => return,
-            },
-        };
-        let EndedChunk {
-            memory,
-            group,
-            namespace,
-            update,
-        } = ended;
-        memory.merge(&update);
-        if let Some(group) = group.and_then(|group| group.upgrade()) {
-            group.merge(&update);
+            None => self.outlet.cut_ended(cut),
         }
-        self.harvest.push(memory.id, &namespace, update);
     }
 
     fn start(&mut self, start: Start, batch: &mut Vec<Entry>) {
@@ -203,14 +178,10 @@ impl DecodeLoop {
             old.send_last(Err(ApiError::new(ErrorKind::Conflict, taken_over)));
             self.leave(old, "taken_over", true);
         }
-        if !running.output().is_empty() {
-            let said = running.update(0, running.output().to_vec(), None);
-            self.harvest
-                .adopt(running.memory.id, &running.request.namespace, said);
-        }
+        self.outlet.adopt(running);
         // Before the prompt is read for nothing.
         if let Some(end) = self.fallback.hand_over(running) {
-            let outcome = self.end(&mut entry, end);
+            let outcome = self.outlet.end(&mut entry, end);
             self.leave(entry, outcome, true);
         } else {
             batch.push(entry);
@@ -239,20 +210,9 @@ impl DecodeLoop {
         {
             let entry = batch.remove(place);
             if stalled(&entry) {
-                self.metrics
-                    .rejections
-                    .with_label_values(&["reader_stall_ms_max"])
-                    .inc();
+                self.outlet.reader_stalled();
             }
-            let len = entry.running.output().len() as u32;
-            let update = entry
-                .running
-                .update(len, Vec::new(), Some(FinishReason::Cancelled));
-            self.harvest.push(
-                entry.running.memory.id,
-                &entry.running.request.namespace,
-                update,
-            );
+            self.outlet.cancelled(&entry.running);
             self.leave(entry, "cancelled", true);
         }
     }
@@ -344,52 +304,12 @@ impl DecodeLoop {
 
     /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.
     fn emit(&mut self, entry: &mut Entry, absorbed: Absorbed) -> Option<&'static str> {
-        let Absorbed {
-            message,
-            update,
-            credited,
-            end,
-        } = absorbed;
-        self.metrics.step(
-            message.source,
-            message.scope,
-            StepCounts {
-                steps: 1,
-                drafted: u64::from(message.drafted),
-                accepted: u64::from(message.accepted),
-                emitted: message.tokens.len() as u64,
-            },
-        );
-        entry.running.remember(&update);
-        let memory = &entry.running.memory;
-        let namespace = &entry.running.request.namespace;
-        for document in credited {
-            self.harvest.touch(memory.id, namespace, document);
-        }
-        self.harvest.push(memory.id, namespace, update);
+        let (message, end) = self.outlet.keep(&entry.running, absorbed);
         // There was room when the step was composed, and this loop is the only sender; a reader that left
         // meanwhile is noticed by the next reap.
         let _ = entry.events.try_send(Ok(ChunkEvent::Step(message)));
         let end = end.or_else(|| self.fallback.hand_over(&entry.running))?;
-        Some(self.end(entry, end))
-    }
-
-    /// Sends the last event. Returns the outcome's label.
-    fn end(&mut self, entry: &mut Entry, end: ChunkEnd) -> &'static str {
-        let (outcome, goes_on) = match end.reason {
-            ChunkEndReason::Stop => ("stop", false),
-            ChunkEndReason::Length => ("length", false),
-            ChunkEndReason::ChunkLimit => ("chunk_limit", true),
-            ChunkEndReason::Draining => ("handed_over", true),
-            ChunkEndReason::HandOver => ("to_fallback", true),
-        };
-        if goes_on {
-            let running = &entry.running;
-            self.harvest.release(running.memory.id, running.document());
-        }
-        self.ended.put(entry.lease, entry.ended(u32::MAX));
-        entry.send_last(Ok(ChunkEvent::End(end)));
-        outcome
+        Some(self.outlet.end(entry, end))
     }
 
     /// A step that failed as a whole fails its requests: the gateway continues them, here or elsewhere.
@@ -408,18 +328,13 @@ impl DecodeLoop {
     }
 
     fn leave_failed(&mut self, mut entry: Entry, error: ApiError) {
-        // The output so far stays as an unfinished document: whoever continues the request continues it.
-        self.harvest
-            .release(entry.running.memory.id, entry.running.document());
-        entry.send_last(Err(error));
+        self.outlet.fail(&mut entry, error);
         self.leave(entry, "failed", false);
     }
 
     fn leave(&mut self, entry: Entry, outcome: &str, keep_kv: bool) {
-        self.metrics.chunks.with_label_values(&[outcome]).inc();
         self.fallback.request_ended(&entry.running);
-        let counts = entry.running.counts();
-        self.metrics.request_length(counts.emitted, counts.steps);
+        self.outlet.left(&entry.running, outcome);
         let close = CloseRequest {
             sessions: vec![entry.running.session],
             keep_kv,

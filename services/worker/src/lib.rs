@@ -27,7 +27,6 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
-use lru::LruCache;
 use refrain_clients::{ChunkStream, DraftStore, Scheduler, Worker};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind};
@@ -41,7 +40,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::decode::{Command, DecodeLoop, ENDED_REMEMBERED, Slot, Start};
+use crate::decode::{Command, DecodeLoop, Outlet, Slot, Start};
 use crate::duty::Duty;
 use crate::fallback::{FallbackWatch, Reports};
 use crate::guard::SuffixGuard;
@@ -138,11 +137,10 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         guard,
         step_tokens_max: config.step_tokens_max,
         prefill_chunk_tokens: config.prefill_chunk_tokens,
-        harvest: harvest.clone(),
+        outlet: Outlet::new(harvest.clone(), metrics.clone()),
         metrics: metrics.clone(),
         engine_ready: engine_ready.clone(),
         reader_stall_max: Duration::from_millis(config.reader_stall_ms_max),
-        ended: LruCache::new(ENDED_REMEMBERED),
     };
     let decoding = tokio::spawn(decode.run(inbox));
     let handle = WorkerHandle {

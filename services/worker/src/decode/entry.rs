@@ -1,6 +1,5 @@
 //! A chunk's place in the batch: where its events go, whether it may move, what its errors mean.
 
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -61,9 +60,6 @@ pub(crate) struct EndedChunk {
     pub(super) namespace: SignedNamespace,
     pub(super) update: DocumentUpdate,
 }
-
-/// Ended chunks that are remembered. A cut follows within milliseconds.
-pub(crate) const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// How a chunk left the batch.
 pub(super) enum Over {

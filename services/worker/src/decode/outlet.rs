@@ -1,0 +1,156 @@
+//! Where what a chunk says goes, whoever decodes it: the index, the store, the figures, and in the end its reader.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+use refrain_protocol::chunk::{
+    ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, StepCounts, StepMessage,
+};
+use refrain_protocol::document::FinishReason;
+use refrain_protocol::{ApiError, LeaseId};
+
+use super::entry::{EndedChunk, Entry};
+use crate::harvest::Harvest;
+use crate::metrics::WorkerMetrics;
+use crate::running::{Absorbed, Running};
+
+/// Ended chunks that are remembered. A cut follows within milliseconds.
+const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+/// The one way out of a chunk. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Outlet {
+    harvest: Harvest,
+    metrics: WorkerMetrics,
+    /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the very
+    /// step that ends the chunk.
+    ended: Arc<Mutex<LruCache<LeaseId, EndedChunk>>>,
+}
+
+impl Outlet {
+    pub(crate) fn new(harvest: Harvest, metrics: WorkerMetrics) -> Self {
+        Outlet {
+            harvest,
+            metrics,
+            ended: Arc::new(Mutex::new(LruCache::new(ENDED_REMEMBERED))),
+        }
+    }
+
+    /// Takes over what a continued request has said so far.
+    pub(super) fn adopt(&self, running: &Running) {
+        if !running.output().is_empty() {
+            let said = running.update(0, running.output().to_vec(), None);
+            self.harvest
+                .adopt(running.memory.id, &running.request.namespace, said);
+        }
+    }
+
+    /// Lets index, store and figures have a step's tokens. Returns what the reader is to be told.
+    pub(super) fn keep(
+        &self,
+        running: &Running,
+        absorbed: Absorbed,
+    ) -> (StepMessage, Option<ChunkEnd>) {
+        let Absorbed {
+            message,
+            update,
+            credited,
+            end,
+        } = absorbed;
+        self.metrics.step(
+            message.source,
+            message.scope,
+            StepCounts {
+                steps: 1,
+                drafted: u64::from(message.drafted),
+                accepted: u64::from(message.accepted),
+                emitted: message.tokens.len() as u64,
+            },
+        );
+        running.remember(&update);
+        let namespace = &running.request.namespace;
+        for document in credited {
+            self.harvest.touch(running.memory.id, namespace, document);
+        }
+        self.harvest.push(running.memory.id, namespace, update);
+        (message, end)
+    }
+
+    /// Sends the last event of a chunk that did not fail. Returns the outcome's label.
+    pub(super) fn end(&self, entry: &mut Entry, end: ChunkEnd) -> &'static str {
+        let (outcome, goes_on) = match end.reason {
+            ChunkEndReason::Stop => ("stop", false),
+            ChunkEndReason::Length => ("length", false),
+            ChunkEndReason::ChunkLimit => ("chunk_limit", true),
+            ChunkEndReason::Draining => ("handed_over", true),
+            ChunkEndReason::HandOver => ("to_fallback", true),
+        };
+        if goes_on {
+            let running = &entry.running;
+            self.harvest.release(running.memory.id, running.document());
+        }
+        self.ended().put(entry.lease, entry.ended(u32::MAX));
+        entry.send_last(Ok(ChunkEvent::End(end)));
+        outcome
+    }
+
+    /// Tells the reader of an error. The output so far stays as an unfinished document: whoever continues the
+    /// request continues it.
+    pub(super) fn fail(&self, entry: &mut Entry, error: ApiError) {
+        self.harvest
+            .release(entry.running.memory.id, entry.running.document());
+        entry.send_last(Err(error));
+    }
+
+    /// Nobody reads on: the output so far is all there is of it.
+    pub(super) fn cancelled(&self, running: &Running) {
+        let len = running.output().len() as u32;
+        let update = running.update(len, Vec::new(), Some(FinishReason::Cancelled));
+        self.harvest
+            .push(running.memory.id, &running.request.namespace, update);
+    }
+
+    /// A reader stood still for too long.
+    pub(super) fn reader_stalled(&self) {
+        self.metrics
+            .rejections
+            .with_label_values(&["reader_stall_ms_max"])
+            .inc();
+    }
+
+    /// The figures of a chunk that is over.
+    pub(super) fn left(&self, running: &Running, outcome: &str) {
+        self.metrics.chunks.with_label_values(&[outcome]).inc();
+        let counts = running.counts();
+        self.metrics.request_length(counts.emitted, counts.steps);
+    }
+
+    /// Shortens an output whose chunk has just ended.
+    pub(super) fn cut_ended(&self, cut: ChunkCut) {
+        if let Some(mut ended) = self.ended().pop(&cut.lease) {
+            let update = &mut ended.update;
+            update.prev_len = update.prev_len.min(cut.output_len);
+            self.shorten(ended);
+        }
+    }
+
+    /// Shortens an output in index and store.
+    pub(super) fn shorten(&self, ended: EndedChunk) {
+        let EndedChunk {
+            memory,
+            group,
+            namespace,
+            update,
+        } = ended;
+        memory.merge(&update);
+        if let Some(group) = group.and_then(|group| group.upgrade()) {
+            group.merge(&update);
+        }
+        self.harvest.push(memory.id, &namespace, update);
+    }
+
+    fn ended(&self) -> MutexGuard<'_, LruCache<LeaseId, EndedChunk>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
