@@ -9,6 +9,7 @@ mod build;
 mod format;
 mod look;
 mod probe;
+mod words;
 
 use std::fmt;
 
@@ -16,6 +17,7 @@ pub use self::build::SegmentBuilder;
 use self::format::Layout;
 pub use self::format::SegmentError;
 pub(crate) use self::probe::{Probe, Probes};
+use self::words::Words;
 use crate::{DocumentKey, Token};
 
 /// Stands before, between and behind documents. It ends every comparison, so no match reaches beyond a
@@ -49,24 +51,6 @@ pub struct Segment {
     summary: Vec<u64>,
 }
 
-/// Where the bytes are.
-enum Words {
-    Owned(Vec<u32>),
-    /// Aligned, and a whole number of words, when it was opened.
-    Shared(Box<dyn AsRef<[u8]> + Send + Sync>),
-}
-
-impl Words {
-    fn get(&self) -> &[u32] {
-        match self {
-            Words::Owned(words) => words,
-            Words::Shared(bytes) => {
-                bytemuck::try_cast_slice(bytes.as_ref().as_ref()).unwrap_or_default()
-            }
-        }
-    }
-}
-
 /// A document of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SealedDocument<'a> {
@@ -92,7 +76,7 @@ impl Segment {
         let words = if in_place {
             Words::Shared(Box::new(bytes))
         } else {
-            Words::Owned(format::words_of(bytes.as_ref())?)
+            Words::new(format::words_of(bytes.as_ref())?)
         };
         let layout = Layout::check(words.get())?;
         Ok(Segment::new(words, layout))

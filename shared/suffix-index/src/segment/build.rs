@@ -113,14 +113,13 @@ impl SegmentBuilder {
             start += document.end - document.start + 1;
         }
         words.extend(documents.iter().map(|document| document.left as u32));
-        words.shrink_to_fit();
         let layout = Layout {
             text: text_len,
             ends: fences_at - ends_at,
             documents: documents.len(),
         };
         layout.finish(&mut words);
-        Ok(Segment::new(Words::Owned(words), layout))
+        Ok(Segment::new(Words::new(words), layout))
     }
 }
 
