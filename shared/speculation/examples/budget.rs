@@ -85,6 +85,7 @@ fn main() {
     let head = Some(HeadOffer {
         depth: 4,
         slots: 4.0,
+        slots_max: 4,
         gain: 1.5,
     });
     let step = BudgetStep {

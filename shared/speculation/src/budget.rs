@@ -41,6 +41,8 @@ pub struct HeadOffer {
     pub depth: u32,
     /// Tokens that it is expected to have: what is verified.
     pub slots: f32,
+    /// Tokens that it may have: what the step needs room for.
+    pub slots_max: u32,
     /// Of them, how many are expected to be accepted.
     pub gain: f32,
 }
@@ -257,12 +259,12 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             tokens,
             admitted: 0,
         };
-        if slots > self.step.slots_max {
+        let reserved: u64 = chosen().map(|(_, head)| u64::from(head.slots_max)).sum();
+        let Some(room) = u64::from(self.step.slots_max).checked_sub(reserved) else {
             best.merit = f64::NEG_INFINITY;
             return best;
-        }
-        let room = (self.step.slots_max - slots) as usize;
-        for (slot, admitted) in self.slots(heads).take(room).zip(1..) {
+        };
+        for (slot, admitted) in self.slots(heads).take(room as usize).zip(1..) {
             worth += f64::from(slot.worth);
             let seconds = (self.seconds)(tokens.saturating_add(admitted)) + head_seconds;
             let merit = self.merit(worth, seconds);

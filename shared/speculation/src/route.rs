@@ -90,6 +90,12 @@ pub enum RouteReason {
     AboveThreshold,
     /// It does not.
     BelowThreshold,
+    /// The batch's budget has room for it, or for its best part.
+    WithinBudget,
+    /// It has none: other tokens are worth more, or all that would be added takes longer than it is worth.
+    OverBudget,
+    /// The batch is larger than those that drafts are made for.
+    LargeBatch,
     /// No suffix draft was found.
     NoMatch,
     /// Suffix drafts would be slower.
@@ -118,6 +124,9 @@ impl RouteReason {
         match self {
             RouteReason::AboveThreshold => "above_threshold",
             RouteReason::BelowThreshold => "below_threshold",
+            RouteReason::WithinBudget => "within_budget",
+            RouteReason::OverBudget => "over_budget",
+            RouteReason::LargeBatch => "large_batch",
             RouteReason::NoMatch => "no_match",
             RouteReason::SuffixNotPaying => "suffix_not_paying",
             RouteReason::Asked => "asked",

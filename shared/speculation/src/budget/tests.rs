@@ -194,6 +194,7 @@ fn a_head_is_taken_where_it_brings_more() {
     let head = Some(HeadOffer {
         depth: 4,
         slots: 4.0,
+        slots_max: 4,
         gain: 1.8,
     });
     let seconds = |tokens: u32| 1.0 + 0.02 * f64::from(tokens);
@@ -231,6 +232,7 @@ fn the_work_is_a_sort_and_three_walks() {
     let head = Some(HeadOffer {
         depth: 4,
         slots: 4.0,
+        slots_max: 4,
         gain: 1.8,
     });
     let requests = vec![
@@ -306,7 +308,7 @@ proptest! {
         let with_heads: Vec<BudgetRequest<'_>> = trees.iter().zip(&f).map(|((_, weight, head), f)| BudgetRequest {
             weight: *weight,
             tree: f,
-            head: head.map(|(depth, gain)| HeadOffer { depth, slots: depth as f32, gain: gain.min(depth as f32) }),
+            head: head.map(|(depth, gain)| HeadOffer { depth, slots: depth as f32, slots_max: depth, gain: gain.min(depth as f32) }),
         }).collect();
         let without: Vec<BudgetRequest<'_>> = with_heads.iter().map(|request| BudgetRequest { head: None, ..*request }).collect();
         let limits = BudgetStep { tokens: trees.len() as u32, slots_max: slots_max.min(20 - trees.len() as u32), rate, off_above_batch: None };
