@@ -11,6 +11,7 @@ mod lossless;
 mod memory;
 mod openai_client;
 mod sealing;
+mod store_import;
 mod tidy;
 mod traces;
 mod trust;

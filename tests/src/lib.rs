@@ -17,7 +17,7 @@ mod wait;
 
 pub use client::{Answer, Chat, Client, Event, EventStream, Reply};
 pub use http_mesh::{HttpMesh, Service, free_addr};
-pub use program::Program;
+pub use program::{Program, refrain_binary};
 pub use prompts::{TINY_MODEL, long_task, special_tokens, varied_prompts};
 pub use protobuf::{Span, exported_spans};
 pub use scrape::Scrape;

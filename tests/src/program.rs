@@ -29,7 +29,7 @@ impl Program {
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
-        let mut command = Command::new(binary()?);
+        let mut command = Command::new(refrain_binary()?);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("REFRAIN_") {
                 command.env_remove(name);
@@ -159,7 +159,10 @@ async fn gather(stream: Option<impl AsyncRead + Unpin>, output: Arc<Mutex<String
 
 /// The binary beside this test's own executable. Cargo builds no binary of another package for a test, so it
 /// is built here when nobody has, or when its sources have changed since.
-fn binary() -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// There is none, and none can be built.
+pub fn refrain_binary() -> anyhow::Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     BUILT
         .get_or_init(|| built().map_err(|error| format!("{error:#}")))

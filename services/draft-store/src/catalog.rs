@@ -30,7 +30,7 @@ use document::{BOUNDARIES_MAX, join};
 use uses::Uses;
 
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
-use crate::segments::Segments;
+use crate::segments::{Counted, Segments};
 
 /// Bytes of keys and values that are not counted one by one.
 const STATE_BYTES: u64 = 100;
@@ -46,6 +46,17 @@ struct NamespaceEntry {
     tenant: Arc<str>,
     documents: HashMap<DocumentId, Document>,
     feed: Feed,
+}
+
+/// A document as segments count it.
+fn counted(key: DocumentKey, document: &Document) -> Counted {
+    Counted {
+        place: document.place.map(|place| place.segment),
+        namespace: key.namespace,
+        document: key.document,
+        len: document.state.len,
+        bytes: document.state.bytes,
+    }
 }
 
 /// Sums over all documents.
@@ -257,17 +268,18 @@ impl Catalog {
                 join(&mut entry.feed, key.document, document, BOUNDARIES_MAX / 2);
             }
         }
-        let place = document.place.map(|place| place.segment);
+        let counted = counted(key, document);
         let is_first = before.is_none() && entry.documents.len() == 1;
         let (tokens, bytes) = before.map_or((0, 0), |state| (state.len, state.bytes));
-        if let Some(before) = before {
-            let sizes = (before.len, before.bytes);
-            self.segments
-                .count_out(place, key.namespace, key.document, sizes);
+        if before.is_some() {
+            let before = Counted {
+                len: tokens,
+                bytes,
+                ..counted
+            };
+            self.segments.count(before, false);
         }
-        let sizes = (state.len, state.bytes);
-        self.segments
-            .count_in(place, key.namespace, key.document, sizes);
+        self.segments.count(counted, true);
         self.totals.namespaces += u64::from(is_first);
         self.totals.documents += u64::from(before.is_none());
         self.totals.tokens = self.totals.tokens + u64::from(state.len) - u64::from(tokens);
@@ -283,10 +295,7 @@ impl Catalog {
         for (sequence, _) in &document.boundaries {
             entry.feed.withdraw(*sequence);
         }
-        let sizes = (document.state.len, document.state.bytes);
-        let place = document.place.map(|place| place.segment);
-        self.segments
-            .count_out(place, key.namespace, key.document, sizes);
+        self.segments.count(counted(key, &document), false);
         self.totals.namespaces -= u64::from(entry.documents.is_empty());
         self.totals.documents -= 1;
         self.totals.tokens -= u64::from(document.state.len);

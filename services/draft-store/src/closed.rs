@@ -30,9 +30,10 @@ impl ClosedStore {
     /// There is none, another process uses it, or it is not readable as a whole.
     pub fn open(dir: PathBuf) -> anyhow::Result<Self> {
         anyhow::ensure!(dir.is_dir(), "{}: no such directory", dir.display());
+        let was_begun = Hold::was_taken(&dir);
         let hold = Hold::take(&dir)?;
-        let Opened { log, loaded, .. } =
-            directory::inspect(&dir, DraftStoreConfig::default().cache_bytes)?;
+        let cache_bytes = DraftStoreConfig::default().cache_bytes;
+        let Opened { log, loaded, .. } = directory::inspect(&dir, cache_bytes, was_begun)?;
         let totals = loaded.catalog.totals();
         let shared = Shared::default();
         shared.set_stats(StoreStats {

@@ -82,6 +82,10 @@ pub struct DraftStoreConfig {
     pub seal_tokens: u64,
     /// The same in documents: a commit forgets the unsealed copies of at most so many.
     pub seal_documents: usize,
+    /// What was stored this long ago is sealed, however little of its namespace is at rest.
+    pub seal_age_s: u64,
+    /// Tokens in the log, of all namespaces. Past it what is at rest is sealed, however little of a namespace it is.
+    pub unsealed_tokens_max: u64,
     /// Segments of a namespace that are put up with, those too large to be merged not counted.
     pub segments_max: usize,
     /// Tokens of a segment that is made by merging. Building one takes some 35 bytes of memory per token.
@@ -133,6 +137,8 @@ impl Default for DraftStoreConfig {
             seal_after_s: 900,
             seal_tokens: 1 << 20,
             seal_documents: 4_096,
+            seal_age_s: 24 * 3600,
+            unsealed_tokens_max: 16 << 20,
             segments_max: 8,
             segment_tokens_max: 16 << 20,
             rewrite_factor: 2,
@@ -143,7 +149,8 @@ impl Default for DraftStoreConfig {
 }
 
 impl DraftStoreConfig {
-    /// For tools that open a directory: no budget and no age that would have them remove something.
+    /// For tools that open a directory: no budget and no age that would have them remove something, and what is stored
+    /// has come to rest.
     pub fn without_budgets(data_dir: PathBuf) -> Self {
         DraftStoreConfig {
             data_dir,
@@ -151,6 +158,7 @@ impl DraftStoreConfig {
             bytes_max: u64::MAX,
             tenant_tokens_max: u64::MAX,
             retention_days: u32::MAX,
+            seal_after_s: 0,
             ..DraftStoreConfig::default()
         }
     }

@@ -45,6 +45,9 @@ pub(crate) struct Opened {
     pub(crate) quarantined: Option<PathBuf>,
 }
 
+/// The file that is held.
+const LOCK: &str = "lock";
+
 /// Keeps other processes away. sled's own lock is not enough: it is on one log, and which one counts changes.
 pub(crate) struct Hold {
     _file: File,
@@ -57,7 +60,7 @@ impl Hold {
         if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             sync_directory(parent).map_err(|error| refused("sync", parent, &error))?;
         }
-        let path = dir.join("lock");
+        let path = dir.join(LOCK);
         let file = File::create(&path).map_err(|error| refused("create", &path, &error))?;
         file.try_lock().map_err(|_| {
             LogError::Refused(format!(
@@ -66,6 +69,11 @@ impl Hold {
             ))
         })?;
         Ok(Hold { _file: file })
+    }
+
+    /// Whether somebody holds the directory, or did.
+    pub(crate) fn was_taken(dir: &Path) -> bool {
+        dir.join(LOCK).exists()
     }
 }
 
@@ -176,21 +184,28 @@ fn is_unbelieved(dir: &Path, segment: SegmentId) -> bool {
 }
 
 /// Opens the store in `dir` for reading only: nothing is repaired, moved or cleared. The caller holds the
-/// directory.
+/// directory. `was_begun` says that somebody held it before: then a store that is not there yet is an empty one,
+/// whose process ended while it was created.
 ///
 /// # Errors
 /// There is no store, or it is not readable as a whole.
-pub(crate) fn inspect(dir: &Path, cache_bytes: u64) -> Result<Opened, LogError> {
+pub(crate) fn inspect(dir: &Path, cache_bytes: u64, was_begun: bool) -> Result<Opened, LogError> {
     let manifest = Manifest::read(dir);
     let number = current(dir, manifest.as_ref(), cache_bytes)?;
     let path = log_path(dir, number);
-    if !path.join("db").exists() {
+    if !path.join("db").exists() && !was_begun {
         return Err(LogError::Refused(format!("no store in {}", dir.display())));
     }
     let log = SledLog::open(&path, cache_bytes)?;
     let lost = || LogError::Corrupt(format!("{} has lost its identity", path.display()));
-    let value = log.get(&store_key())?.ok_or_else(lost)?;
-    let store = codec::open::<StoreRecord>(&store_key(), &value).map_err(|_| lost())?;
+    let store = match log.get(&store_key())? {
+        Some(value) => codec::open::<StoreRecord>(&store_key(), &value).map_err(|_| lost())?,
+        None if manifest.is_none() && log.is_empty()? => StoreRecord {
+            generation: 0,
+            sequence_reserved: 0,
+        },
+        None => return Err(lost()),
+    };
     let found = find(dir, &log, false)?;
     let loaded = load(&log, store, found, 0)?;
     if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
@@ -335,6 +350,20 @@ mod tests {
         assert_eq!((opened.store, opened.number), (store, 2));
         assert_eq!(opened.quarantined, None);
         assert_eq!(log_numbers(dir.path()).unwrap(), [2]);
+    }
+
+    #[test]
+    fn a_store_cut_off_while_it_was_created_is_an_empty_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let inspected = |was_begun| inspect(dir.path(), CACHE_BYTES, was_begun);
+        assert!(matches!(inspected(false), Err(LogError::Refused(_))));
+        let empty = inspected(true).unwrap();
+        assert_eq!(empty.loaded.catalog.totals().documents, 0);
+        drop(empty);
+        // sled was opened, and no identity written.
+        assert!(inspected(false).is_ok());
+        let store = filled(dir.path(), 1);
+        assert_eq!(inspected(false).unwrap().store, store);
     }
 
     #[test]

@@ -66,6 +66,7 @@ pub(crate) struct StoreMetrics {
     pub(crate) live_ratio: Gauge,
     pub(crate) rewrites: IntCounterVec,
     pub(crate) reclaimed_bytes: IntCounter,
+    pub(crate) unsealed_tokens: IntGauge,
     pub(crate) segments: IntGauge,
     pub(crate) segment_bytes: IntGauge,
     pub(crate) segments_made: IntCounterVec,
@@ -111,6 +112,7 @@ impl StoreMetrics {
                 "reclaimed_bytes_total",
                 "Disk space given back by rewrites.",
             )?,
+            unsealed_tokens: gauge("unsealed_tokens", "Tokens in the log, in no segment yet.")?,
             segments: gauge("segments", "Segments of sealed documents.")?,
             segment_bytes: gauge("segment_bytes", "Bytes of segments.")?,
             segments_made: metrics.counter_vec(

@@ -34,7 +34,7 @@ pub(crate) use find::{Found, find};
 #[cfg(test)]
 pub(crate) use job::Step;
 pub(crate) use job::{Host, Made, Plan, Product, Taken, Work, clear, run};
-pub(crate) use policy::{Candidates, Choice, Policy};
+pub(crate) use policy::{Candidates, Choice, Policy, Urgency};
 
 use crate::log::LogError;
 use crate::record::{MARKS_DOCUMENTS, Place, SegmentId};
@@ -134,14 +134,14 @@ pub(crate) fn chunk_of(place: Place) -> ((SegmentId, u32), usize) {
 /// A segment that counts, and how much of it still does.
 pub(crate) struct Mounted {
     pub(crate) sealed: Arc<Sealed>,
-    pub(crate) live_documents: u32,
+    pub(crate) live_documents: u64,
     pub(crate) live_tokens: u64,
 }
 
 impl Mounted {
     /// Whether something in it does not count any more.
     pub(crate) fn is_worn(&self) -> bool {
-        self.live_documents < self.sealed.documents()
+        self.live_documents < u64::from(self.sealed.documents())
     }
 
     /// Its sizes, in tokens of output.
@@ -162,7 +162,19 @@ pub(crate) struct Segments {
     mounted: BTreeMap<SegmentId, Mounted>,
     unsealed: BTreeMap<NamespaceId, Unsealed>,
     unsealed_documents: u64,
+    unsealed_tokens: u64,
     unsealed_bytes: u64,
+}
+
+/// A document as it is counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counted {
+    /// The segment that it is in.
+    pub(crate) place: Option<SegmentId>,
+    pub(crate) namespace: NamespaceId,
+    pub(crate) document: DocumentId,
+    pub(crate) len: u32,
+    pub(crate) bytes: u32,
 }
 
 /// What of a namespace is in no segment.
@@ -217,6 +229,11 @@ impl Segments {
         (self.unsealed_documents, self.unsealed_bytes)
     }
 
+    /// Tokens that are in the log.
+    pub(crate) fn unsealed_tokens(&self) -> u64 {
+        self.unsealed_tokens
+    }
+
     pub(crate) fn mount(&mut self, sealed: Arc<Sealed>) {
         let mounted = Mounted {
             live_documents: 0,
@@ -230,55 +247,34 @@ impl Segments {
         self.mounted.remove(&segment);
     }
 
-    /// Counts a document of a segment in, or one that is in none.
-    pub(crate) fn count_in(
-        &mut self,
-        place: Option<SegmentId>,
-        namespace: NamespaceId,
-        document: DocumentId,
-        (len, bytes): (u32, u32),
-    ) {
-        match place {
-            Some(segment) => {
-                if let Some(mounted) = self.mounted.get_mut(&segment) {
-                    mounted.live_documents += 1;
-                    mounted.live_tokens += u64::from(len);
-                }
+    /// Counts a document in, or out: of its segment, or among those that are in none.
+    pub(crate) fn count(&mut self, counted: Counted, comes: bool) {
+        let Counted {
+            place,
+            namespace,
+            document,
+            len,
+            bytes,
+        } = counted;
+        let add = |sum: &mut u64, by: u64| *sum = if comes { *sum + by } else { *sum - by };
+        if let Some(segment) = place {
+            if let Some(mounted) = self.mounted.get_mut(&segment) {
+                add(&mut mounted.live_documents, 1);
+                add(&mut mounted.live_tokens, u64::from(len));
             }
-            None => {
-                let unsealed = self.unsealed.entry(namespace).or_default();
-                unsealed.documents.insert(document);
-                unsealed.tokens += u64::from(len);
-                self.unsealed_documents += 1;
-                self.unsealed_bytes += u64::from(bytes);
-            }
+            return;
         }
-    }
-
-    /// The reverse.
-    pub(crate) fn count_out(
-        &mut self,
-        place: Option<SegmentId>,
-        namespace: NamespaceId,
-        document: DocumentId,
-        (len, bytes): (u32, u32),
-    ) {
-        match place {
-            Some(segment) => {
-                if let Some(mounted) = self.mounted.get_mut(&segment) {
-                    mounted.live_documents -= 1;
-                    mounted.live_tokens -= u64::from(len);
-                }
-            }
-            None => {
-                let unsealed = self.unsealed.entry(namespace).or_default();
-                unsealed.documents.remove(&document);
-                unsealed.tokens -= u64::from(len);
-                if unsealed.documents.is_empty() {
-                    self.unsealed.remove(&namespace);
-                }
-                self.unsealed_documents -= 1;
-                self.unsealed_bytes -= u64::from(bytes);
+        let unsealed = self.unsealed.entry(namespace).or_default();
+        add(&mut unsealed.tokens, u64::from(len));
+        add(&mut self.unsealed_tokens, u64::from(len));
+        add(&mut self.unsealed_documents, 1);
+        add(&mut self.unsealed_bytes, u64::from(bytes));
+        if comes {
+            unsealed.documents.insert(document);
+        } else {
+            unsealed.documents.remove(&document);
+            if unsealed.documents.is_empty() {
+                self.unsealed.remove(&namespace);
             }
         }
     }

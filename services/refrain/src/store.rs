@@ -57,7 +57,7 @@ struct PlainArgs {
 struct ImportArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// The trace file.
+    /// The trace file; `-` is standard input.
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// Whose outputs they are [default: each line's `tenant`].
@@ -69,7 +69,7 @@ struct ImportArgs {
     /// The model's tokenizer: names it, and turns text into tokens.
     #[arg(long, value_name = "TOKENIZER.JSON")]
     tokenizer: Option<PathBuf>,
-    /// The tokenizer's identity, where the file is not at hand [default: each line's `tokenizer`].
+    /// The tokenizer's identity, where the file is not at hand [default: each line's `tokenizer`, else `unknown`].
     #[arg(long, conflicts_with = "tokenizer")]
     tokenizer_id: Option<String>,
     /// Print one JSON object per acknowledged batch: {"acknowledged": documents durable so far}.

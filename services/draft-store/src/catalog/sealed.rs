@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use refrain_protocol::{Namespace, NamespaceId};
 
-use super::Catalog;
+use super::{Catalog, counted};
 use crate::record::{DocumentKey, Place, SegmentId};
 use crate::segments::{Candidates, Sealed, Segments};
 
@@ -35,20 +35,13 @@ impl Catalog {
         let Some(document) = self.document_mut(key) else {
             return;
         };
-        let (before, bytes_before) = (document.place, document.state.bytes);
-        let len = document.state.len;
+        let before = counted(key, document);
         document.place = place;
         document.state.bytes = bytes;
-        let segment = |place: Option<Place>| place.map(|place| place.segment);
-        let DocumentKey {
-            namespace,
-            document,
-        } = key;
-        self.segments
-            .count_out(segment(before), namespace, document, (len, bytes_before));
-        self.segments
-            .count_in(segment(place), namespace, document, (len, bytes));
-        self.totals.bytes = self.totals.bytes + u64::from(bytes) - u64::from(bytes_before);
+        let after = counted(key, document);
+        self.segments.count(before, false);
+        self.segments.count(after, true);
+        self.totals.bytes = self.totals.bytes + u64::from(bytes) - u64::from(before.bytes);
     }
 
     /// The names of a namespace, where they are known.
@@ -65,6 +58,7 @@ impl Catalog {
         silent_ms: u64,
     ) -> Candidates {
         let unsealed = self.segments.unsealed_of(namespace);
+        let mut oldest_ms = u64::MAX;
         let documents = unsealed
             .map(|unsealed| &unsealed.documents)
             .into_iter()
@@ -80,12 +74,14 @@ impl Catalog {
                 } else {
                     state.stored_ms < finished_ms
                 };
+                oldest_ms = oldest_ms.min(if rests { state.stored_ms } else { u64::MAX });
                 rests.then_some((state.sequence, *document, state.len))
             })
             .collect();
         Candidates {
             namespace,
             documents,
+            oldest_ms,
         }
     }
 }

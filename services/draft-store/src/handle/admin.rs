@@ -49,10 +49,11 @@ impl DraftStoreHandle {
         Ok(open.catalog.segments().bytes())
     }
 
-    /// Has the segments rewritten that hold something removed before this call.
-    pub(super) async fn purge(&self) -> Result<(), ApiError> {
+    /// Has the segments rewritten that hold something removed before this call, and with `seals` segments made of what
+    /// had come to its end.
+    pub(super) async fn purge(&self, seals: bool) -> Result<(), ApiError> {
         let (demand, answer) = oneshot::channel();
-        self.send(Call::Seal(SealCall::Purge(demand)))?;
+        self.send(Call::Seal(SealCall::Purge { demand, seals }))?;
         answer
             .await
             .map_err(|_| unavailable().with_detail("the writer dropped the call"))?
@@ -92,7 +93,7 @@ impl StoreAdmin for DraftStoreHandle {
     async fn compact(&self) -> Result<CompactReply, ApiError> {
         let _running = self.enter()?;
         let segments_before_bytes = self.segment_bytes()?;
-        self.purge().await?;
+        self.purge(true).await?;
         let done = self.rewrite().await?;
         Ok(CompactReply {
             before_bytes: done.before_bytes + segments_before_bytes,

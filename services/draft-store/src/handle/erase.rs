@@ -105,7 +105,7 @@ impl DraftStoreHandle {
             .map_err(ApiError::internal)?
             .map_err(|error| unavailable().with_detail(error))?;
         // What was removed still stands in the files until they are gone: in those of segments, and in the log.
-        self.purge().await?;
+        self.purge(false).await?;
         self.rewrite().await?;
         tracing::info!(documents, quarantines, "draft store documents erased");
         Ok(EraseReply {

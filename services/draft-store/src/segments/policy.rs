@@ -3,8 +3,8 @@
 //! A namespace is sealed a piece at a time: when enough of its documents are at rest, the longest unchanged of
 //! them become one segment. So segments begin alike in size, and merges make them larger by steps
 //! (`refrain_suffix_index::MergePolicy`). A segment too large to be built again with others is merged no more, and
-//! rewritten alone when much of it is gone. A namespace with little to seal stays in the log, where a document
-//! costs less than a file of its own would.
+//! rewritten alone when much of it is gone. A namespace with little to seal stays in the log until that is a day
+//! old, or until the log as a whole holds too much; what would not fill a file stays there for good.
 
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_suffix_index::{MergePolicy, SegmentStats};
@@ -13,6 +13,8 @@ use crate::record::SegmentId;
 
 /// A segment is rewritten once more than this share of its tokens is gone.
 const MASKED_SHARE_MAX: f32 = 0.25;
+/// Fewer tokens than these take less room in the log than in a file of their own.
+const SEAL_TOKENS_MIN: u64 = 1_024;
 
 /// The limits; see [`crate::DraftStoreConfig`].
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +29,19 @@ pub(crate) struct Policy {
 pub(crate) struct Candidates {
     pub(crate) namespace: NamespaceId,
     pub(crate) documents: Vec<(u64, DocumentId, u32)>,
+    /// When the first of them was stored.
+    pub(crate) oldest_ms: u64,
+}
+
+/// How much of a namespace must be at rest to be sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// Enough for a segment of the usual size.
+    Usual,
+    /// What is worth a file, if some of it was stored before this time.
+    Aged { before_ms: u64 },
+    /// What is worth a file: there is too much in the log, or somebody wants it small.
+    Crowded,
 }
 
 /// What to do next.
@@ -40,28 +55,37 @@ pub(crate) enum Choice {
 }
 
 impl Policy {
-    /// Whether a namespace is worth a look at its documents.
-    pub(crate) fn may_seal(&self, tokens: u64, documents: usize) -> bool {
+    /// Whether a namespace with so much in the log is worth a look at its documents.
+    pub(crate) fn may_seal(&self, tokens: u64, documents: usize, urgency: Urgency) -> bool {
+        self.is_enough(tokens, documents) || urgency != Urgency::Usual && tokens >= SEAL_TOKENS_MIN
+    }
+
+    fn is_enough(&self, tokens: u64, documents: usize) -> bool {
         tokens >= self.seal_tokens || documents >= self.seal_documents
     }
 
     /// What to seal of a namespace.
-    pub(crate) fn seal(&self, candidates: Candidates) -> Choice {
+    pub(crate) fn seal(&self, candidates: Candidates, urgency: Urgency) -> Choice {
         let Candidates {
             namespace,
             mut documents,
+            oldest_ms,
         } = candidates;
+        let urgency = match urgency {
+            Urgency::Aged { before_ms } if oldest_ms >= before_ms => Urgency::Usual,
+            urgency => urgency,
+        };
         documents.sort_unstable();
         let mut tokens = 0;
         let mut taken = Vec::new();
         for (_, document, len) in documents {
-            if self.may_seal(tokens, taken.len()) {
+            if self.is_enough(tokens, taken.len()) {
                 break;
             }
             tokens += u64::from(len);
             taken.push(document);
         }
-        if self.may_seal(tokens, taken.len()) {
+        if self.may_seal(tokens, taken.len(), urgency) {
             Choice::Seal(namespace, taken)
         } else {
             Choice::Nothing
@@ -135,6 +159,17 @@ mod tests {
         }
     }
 
+    fn candidates(documents: &[(u64, u128, u32)]) -> Candidates {
+        let documents = documents
+            .iter()
+            .map(|(at, id, len)| (*at, DocumentId(*id), *len));
+        Candidates {
+            namespace: NamespaceId(1),
+            documents: documents.collect(),
+            oldest_ms: 7,
+        }
+    }
+
     fn merged(segments: &[(u64, u64)]) -> Vec<SegmentId> {
         let segments: Vec<_> = (1..)
             .zip(segments)
@@ -149,15 +184,7 @@ mod tests {
 
     #[test]
     fn enough_at_rest_is_sealed_longest_unchanged_first() {
-        let sealed = |documents: &[(u64, u128, u32)]| {
-            let documents = documents
-                .iter()
-                .map(|(at, id, len)| (*at, DocumentId(*id), *len));
-            POLICY.seal(Candidates {
-                namespace: NamespaceId(1),
-                documents: documents.collect(),
-            })
-        };
+        let sealed = |documents| POLICY.seal(candidates(documents), Urgency::Usual);
         assert_eq!(sealed(&[(1, 1, 50), (2, 2, 49)]), Choice::Nothing);
         let enough = sealed(&[(9, 1, 80), (5, 2, 60), (7, 3, 60)]);
         let expected = vec![DocumentId(2), DocumentId(3)];
@@ -167,6 +194,24 @@ mod tests {
             panic!("many short ones are not sealed");
         };
         assert_eq!(taken.len(), 10);
+    }
+
+    #[test]
+    fn little_is_sealed_when_it_is_old_or_room_is_wanted() {
+        let policy = Policy {
+            seal_tokens: 10_000,
+            ..POLICY
+        };
+        let all = |documents: &[(u64, u128, u32)], urgency| {
+            let sealed = policy.seal(candidates(documents), urgency);
+            sealed != Choice::Nothing
+        };
+        let little = [(1, 1, 1_000), (2, 2, 24)];
+        let aged = |before_ms| Urgency::Aged { before_ms };
+        assert!(all(&little, Urgency::Crowded) && all(&little, aged(8)));
+        assert!(!all(&little, Urgency::Usual) && !all(&little, aged(7)));
+        let less = [(1, 1, 1_000), (2, 2, 23)];
+        assert!(!all(&less, Urgency::Crowded) && !all(&less, aged(8)));
     }
 
     #[test]

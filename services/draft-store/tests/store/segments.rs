@@ -147,12 +147,50 @@ async fn compacting_takes_what_is_gone_out_of_segments_and_log() {
     let before = store.sealed(|stats| stats.segment_bytes > 380_000).await;
     // Less than what has a segment rewritten by itself.
     store.fill(100..110).await;
-    let reply = store.handle().compact().await.unwrap();
-    assert!(reply.after_bytes < reply.before_bytes, "{reply:?}");
+    store.handle().compact().await.unwrap();
+    // Nothing is left of the ten that made room, and nothing is left in the log.
     let stats = store
-        .sealed(|stats| stats.segment_bytes < before.segment_bytes)
+        .sealed(|stats| stats.segment_bytes < 100 * 516 * 9 && stats.segment_bytes > 100 * 516 * 8)
         .await;
+    assert!(stats.segment_bytes > before.segment_bytes);
     assert_eq!(stats.documents, 100);
+    let verified = store.handle().verify().await.unwrap();
+    assert_eq!(verified.documents, 100);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn small_namespaces_are_sealed_by_age_and_for_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = DraftStoreConfig {
+        seal_tokens: 1 << 20,
+        ..sealing(dir.path())
+    };
+    let store = Store::start(DraftStoreConfig {
+        unsealed_tokens_max: 4_000,
+        ..base.clone()
+    })
+    .await;
+    store.fill(0..8).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(store.handle().stats().await.unwrap().segment_bytes, 0);
+    store.fill(8..9).await;
+    store
+        .sealed(|stats| stats.segment_bytes > 9 * 500 * 8)
+        .await;
+    store.fill(9..12).await;
+    assert_eq!(store.metric("refrain_draft_store_unsealed_tokens"), 1_500.0);
+    store.stop().await;
+    // Old enough as soon as it is looked at.
+    let store = Store::start(DraftStoreConfig {
+        seal_age_s: 0,
+        ..base
+    })
+    .await;
+    store
+        .sealed(|stats| stats.segment_bytes > 12 * 500 * 8)
+        .await;
+    assert_eq!(store.exported().await.len(), 12);
     store.stop().await;
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +28,9 @@ const BATCH_TOKENS: usize = 512 << 10;
 const BATCHES_MAX: usize = 4;
 /// How often a batch that was refused for the moment is sent again.
 const TRIES_MAX: u32 = 100;
+/// The tokenizer of token ids of which nobody says what they stand for. No model has it, so nothing is drafted from
+/// them before they are exported and imported under a name.
+const UNKNOWN_TOKENIZER: &str = "unknown";
 
 /// One line of a trace file. `document` and what follows it are written by an export.
 #[derive(Deserialize)]
@@ -65,6 +68,8 @@ struct Parser {
     model: Option<String>,
     tokenizer_id: Option<String>,
     tokenizer: Option<Tokenizer>,
+    /// Whether a line came without any name of its tokenizer.
+    is_unknown: bool,
     /// How often each content came: the same words said twice are two documents, and importing a file twice
     /// changes nothing.
     seen: HashMap<u128, u32>,
@@ -80,6 +85,7 @@ impl Parser {
             model: args.model.clone(),
             tokenizer_id: identity.or_else(|| args.tokenizer_id.clone()),
             tokenizer,
+            is_unknown: false,
             seen: HashMap::new(),
             now_ms: clock::unix_ms(),
         })
@@ -91,7 +97,7 @@ impl Parser {
         let namespace = Namespace {
             tenant: chosen(&self.tenant, line.tenant, "tenant")?,
             model: chosen(&self.model, line.model, "model")?,
-            tokenizer: chosen(&self.tokenizer_id, line.tokenizer, "tokenizer")?,
+            tokenizer: self.tokenizer_of(line.tokenizer),
         };
         let encode = |text: &str| -> anyhow::Result<Vec<TokenId>> {
             let tokenizer = self.tokenizer.as_ref().context(
@@ -142,6 +148,18 @@ impl Parser {
             finish: finish_of(line.finish.as_deref())?,
         };
         Ok(Some((namespace, update)))
+    }
+
+    fn tokenizer_of(&mut self, line: Option<String>) -> String {
+        let named = self.tokenizer_id.clone().or(line);
+        if named.is_none() && !self.is_unknown {
+            self.is_unknown = true;
+            eprintln!(
+                "the trace does not say which tokenizer its ids are of: they are stored under \
+                 {UNKNOWN_TOKENIZER:?}, from which no worker drafts; --tokenizer or --tokenizer-id names it"
+            );
+        }
+        named.unwrap_or_else(|| UNKNOWN_TOKENIZER.to_owned())
     }
 }
 
@@ -238,11 +256,16 @@ async fn send(target: &Target, batch: ImportRequest) -> Result<(), ApiError> {
 /// Imports a file. With `--json`, acknowledgements go to `out`.
 pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Result<Imported> {
     let mut parser = Parser::new(args)?;
-    let size = std::fs::metadata(&args.trace)
-        .with_context(|| format!("{}: the trace cannot be read", args.trace.display()))?
-        .len();
-    let reading = Reading::of(size);
-    let mut file = Open::new(args.trace.clone(), reading.clone())?;
+    let trace = match args.trace.as_os_str() == "-" {
+        true => PathBuf::from("/dev/stdin"),
+        false => args.trace.clone(),
+    };
+    let metadata = std::fs::metadata(&trace)
+        .with_context(|| format!("{}: the trace cannot be read", trace.display()))?;
+    // Of a pipe nobody knows how much is to come.
+    let share_known = metadata.is_file();
+    let reading = Reading::of(metadata.len());
+    let mut file = Open::new(trace, reading.clone())?;
     let target = Arc::new(Target::open(&args.target, Access::Write).await?);
     let mut bar = Bar::new();
     let mut sending = Sending {
@@ -272,7 +295,7 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
             });
             if is_full && let Some(full) = batch.take() {
                 sending.send(full).await?;
-                bar.show(Some(reading.share()), sending.acknowledged);
+                bar.show(share_known.then(|| reading.share()), sending.acknowledged);
             }
             let gathering = batch.get_or_insert_with(|| {
                 tokens = 0;

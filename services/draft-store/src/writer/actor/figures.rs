@@ -11,7 +11,7 @@ impl Writer {
     /// Figures that are cheap enough for every commit.
     pub(super) fn observe(&self) {
         let before = self.shared.stats();
-        let Some((totals, marks, erased, groups, segments)) =
+        let Some((totals, marks, erased, groups, segments, unsealed_tokens)) =
             self.shared.read().as_ref().map(|open| {
                 let erasures = open.catalog.erasures();
                 (
@@ -20,6 +20,7 @@ impl Writer {
                     erasures.documents(),
                     open.catalog.groups().len(),
                     open.catalog.segments().len(),
+                    open.catalog.segments().unsealed_tokens(),
                 )
             })
         else {
@@ -27,6 +28,7 @@ impl Writer {
         };
         self.metrics.groups.set(groups as i64);
         self.metrics.segments.set(segments as i64);
+        self.metrics.unsealed_tokens.set(unsealed_tokens as i64);
         self.metrics.erasures.set(marks as i64);
         self.metrics.erased_documents.set(erased as i64);
         self.shared.set_stats(StoreStats {

@@ -16,12 +16,14 @@ use super::{Writer, refuses};
 use crate::config::DraftStoreConfig;
 use crate::log::LogError;
 use crate::record::SegmentId;
-use crate::segments::{self, Choice, Host, Made, Plan, Policy, Product, Work};
+use crate::segments::{self, Choice, Host, Made, Plan, Policy, Product, Urgency, Work};
 use crate::shared::{Open, unavailable};
 use crate::writer::call::Call;
 
 /// After a segment that was not made.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
+/// How often all namespaces are looked through for what is old, at least.
+const AGE_INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// A document that was broken off may be gone on with for this long.
 const SILENCE_MS_MIN: u64 = 3_600 * 1_000;
 
@@ -30,8 +32,9 @@ pub(crate) type Demand = oneshot::Sender<Result<(), ApiError>>;
 
 /// What is asked of the writer about segments.
 pub(crate) enum SealCall {
-    /// Rewrite all segments with documents that are gone; begin after this call.
-    Purge(Demand),
+    /// Rewrite all segments with documents that are gone, and with `seals` seal what is at rest; begin after this
+    /// call.
+    Purge { demand: Demand, seals: bool },
     /// Name this one.
     Install {
         opened: u64,
@@ -49,9 +52,11 @@ struct Running {
     segment: SegmentId,
 }
 
-/// Rewriting what has documents that are gone.
+/// Rewriting what has documents that are gone, and sealing.
 struct Purge {
     left: VecDeque<SegmentId>,
+    /// Seal what was at its end before this time.
+    seals_before_ms: Option<u64>,
     demands: Vec<Demand>,
 }
 
@@ -61,8 +66,10 @@ pub(super) struct Sealing {
     running: Option<Running>,
     purge: Option<Purge>,
     /// For the next purge: the work under way may have read what they want gone.
-    demands: Vec<Demand>,
+    demands: Vec<(Demand, bool)>,
     not_before: Option<Instant>,
+    /// When all namespaces were looked through for what is old; that is too much for every tick.
+    aged_at: Option<Instant>,
     /// The last number given to a segment by this process; it is given to no other, whatever came of it.
     last: SegmentId,
 }
@@ -92,32 +99,68 @@ impl Policy {
         }
     }
 
-    /// What is to be made next of a store.
-    fn choose(&self, open: &Open, seal_after_ms: u64, now_ms: u64) -> Choice {
+    /// What is to be sealed next: finished and stored before `finished_ms`, or silent since `silent_ms`.
+    fn choose_seal(&self, open: &Open, urgency: Urgency, rest: Rest) -> Choice {
         let catalog = &open.catalog;
-        let finished_ms = now_ms.saturating_sub(seal_after_ms);
-        let silent_ms = now_ms.saturating_sub(seal_after_ms.max(SILENCE_MS_MIN));
         let seals = catalog
             .segments()
             .unsealed()
-            .filter(|(_, unsealed)| self.may_seal(unsealed.tokens, unsealed.documents.len()))
-            .map(|(namespace, _)| self.seal(catalog.at_rest(namespace, finished_ms, silent_ms)));
-        let by_namespace = catalog.segments().by_namespace();
+            .filter(|(_, unsealed)| {
+                self.may_seal(unsealed.tokens, unsealed.documents.len(), urgency)
+            })
+            .map(|(namespace, _)| {
+                let candidates = catalog.at_rest(namespace, rest.finished_ms, rest.silent_ms);
+                self.seal(candidates, urgency)
+            });
+        first(seals)
+    }
+
+    /// What is to be merged next.
+    fn choose_merge(&self, open: &Open) -> Choice {
+        let by_namespace = open.catalog.segments().by_namespace();
         let merges = by_namespace
             .into_iter()
             .map(|(namespace, segments)| self.merge(namespace, &segments));
-        seals
-            .chain(merges)
-            .find(|choice| *choice != Choice::Nothing)
-            .unwrap_or(Choice::Nothing)
+        first(merges)
+    }
+}
+
+fn first(choices: impl Iterator<Item = Choice>) -> Choice {
+    let mut choices = choices.filter(|choice| *choice != Choice::Nothing);
+    choices.next().unwrap_or(Choice::Nothing)
+}
+
+/// From when on a document has come to rest.
+#[derive(Clone, Copy)]
+struct Rest {
+    finished_ms: u64,
+    silent_ms: u64,
+}
+
+impl Rest {
+    /// Finished before `finished_ms`, and broken off long enough before `now_ms`.
+    fn new(config: &DraftStoreConfig, finished_ms: u64, now_ms: u64) -> Self {
+        let seal_after_ms = config.seal_after_s.saturating_mul(1_000);
+        Rest {
+            finished_ms,
+            silent_ms: now_ms.saturating_sub(seal_after_ms.max(SILENCE_MS_MIN)),
+        }
+    }
+}
+
+fn named(choice: Choice) -> Option<(NamespaceId, Work)> {
+    match choice {
+        Choice::Seal(namespace, documents) => Some((namespace, Work::Seal(documents))),
+        Choice::Merge(namespace, segments) => Some((namespace, Work::Merge(segments))),
+        Choice::Nothing => None,
     }
 }
 
 impl Writer {
     pub(super) fn handle_seal(&mut self, call: SealCall, ctx: &mut Context<Self>) {
         match call {
-            SealCall::Purge(demand) => {
-                self.sealing.demands.push(demand);
+            SealCall::Purge { demand, seals } => {
+                self.sealing.demands.push((demand, seals));
                 self.go_on_sealing(ctx);
             }
             SealCall::Install {
@@ -156,11 +199,20 @@ impl Writer {
                 self.begin_purge();
             }
             let purge = self.sealing.purge.as_mut()?;
+            let open = self.shared.read();
             let Some(segment) = purge.left.pop_front() else {
+                if let (Some(open), Some(before_ms)) = (open.as_ref(), purge.seals_before_ms) {
+                    let rest = Rest::new(&self.config, before_ms, clock::unix_ms());
+                    let policy = Policy::new(&self.config);
+                    let choice = policy.choose_seal(open, Urgency::Crowded, rest);
+                    if let Some(due) = named(choice) {
+                        return Some(due);
+                    }
+                }
+                drop(open);
                 self.end_purge(Ok(()));
                 continue;
             };
-            let open = self.shared.read();
             let mounted = open
                 .as_ref()
                 .and_then(|open| open.catalog.segments().get(segment));
@@ -173,6 +225,8 @@ impl Writer {
 
     fn begin_purge(&mut self) {
         let demands = std::mem::take(&mut self.sealing.demands);
+        let seals = demands.iter().any(|(_, seals)| *seals);
+        let demands: Vec<Demand> = demands.into_iter().map(|(demand, _)| demand).collect();
         let (left, cleared) = {
             let open = self.shared.read();
             let Some(open) = open.as_ref() else {
@@ -190,7 +244,11 @@ impl Writer {
             });
             (left, cleared)
         };
-        self.sealing.purge = Some(Purge { left, demands });
+        self.sealing.purge = Some(Purge {
+            left,
+            seals_before_ms: seals.then(clock::unix_ms),
+            demands,
+        });
         if let Err(error) = cleared {
             self.end_purge(Err(error));
         }
@@ -204,15 +262,32 @@ impl Writer {
         }
     }
 
-    fn next_due(&self) -> Option<(NamespaceId, Work)> {
-        let open = self.shared.read();
+    fn next_due(&mut self) -> Option<(NamespaceId, Work)> {
+        let now_ms = clock::unix_ms();
         let seal_after_ms = self.config.seal_after_s.saturating_mul(1_000);
+        let seal_age = Duration::from_secs(self.config.seal_age_s);
+        let rest = Rest::new(&self.config, now_ms.saturating_sub(seal_after_ms), now_ms);
+        let aged_at = &mut self.sealing.aged_at;
+        let looks_at_age = aged_at.is_none_or(|at| at.elapsed() >= seal_age.min(AGE_INTERVAL_MAX));
+        let shared = self.shared.clone();
+        let open = shared.read();
+        let open = open.as_ref()?;
+        let urgency = if open.catalog.segments().unsealed_tokens() > self.config.unsealed_tokens_max
+        {
+            Urgency::Crowded
+        } else if looks_at_age {
+            let age_ms = seal_age.as_millis() as u64;
+            let before_ms = now_ms.saturating_sub(age_ms);
+            Urgency::Aged { before_ms }
+        } else {
+            Urgency::Usual
+        };
         let policy = Policy::new(&self.config);
-        match policy.choose(open.as_ref()?, seal_after_ms, clock::unix_ms()) {
-            Choice::Seal(namespace, documents) => Some((namespace, Work::Seal(documents))),
-            Choice::Merge(namespace, segments) => Some((namespace, Work::Merge(segments))),
-            Choice::Nothing => None,
+        let seal = named(policy.choose_seal(open, urgency, rest));
+        if seal.is_none() && looks_at_age {
+            *aged_at = Some(Instant::now());
         }
+        seal.or_else(|| named(policy.choose_merge(open)))
     }
 
     fn begin_sealing(&mut self, namespace: NamespaceId, work: Work, ctx: &mut Context<Self>) {

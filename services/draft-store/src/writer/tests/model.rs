@@ -233,8 +233,8 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
         }
     }
     let mounted = catalog.segments().iter();
-    let live: u32 = mounted.map(|(_, mounted)| mounted.live_documents).sum();
-    assert_eq!(u64::from(live), sealed);
+    let live: u64 = mounted.map(|(_, mounted)| mounted.live_documents).sum();
+    assert_eq!(live, sealed);
     assert_eq!(totals.documents, unsealed + sealed);
     assert_eq!(totals.bytes, unsealed_bytes + sealed_bytes);
 }
