@@ -12,6 +12,7 @@ mod memory;
 mod openai_client;
 mod sealing;
 mod store_import;
+mod takeover;
 mod tidy;
 mod traces;
 mod trust;

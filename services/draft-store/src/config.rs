@@ -69,6 +69,9 @@ pub struct DraftStoreConfig {
     pub reads_max: usize,
     /// Tokens of one answer of `follow`, whatever was asked for.
     pub follow_tokens_max: u32,
+    /// Words of a segment, of four bytes, that one answer has at most. The answers under way at once, which hold so much
+    /// memory each, are those that read from disk and those that travel.
+    pub segment_words_max: u32,
     /// Longest wait of `follow`, whatever was asked for.
     pub follow_wait_ms_max: u32,
     /// A document that was touched has its time of use written again when the stored one is older than this.
@@ -131,6 +134,7 @@ impl Default for DraftStoreConfig {
             waiters_max: 1_024,
             reads_max: 4,
             follow_tokens_max: 1 << 20,
+            segment_words_max: 1 << 20,
             follow_wait_ms_max: 30_000,
             use_interval_s: 300,
             settle_s: 60,
@@ -198,6 +202,7 @@ impl Validate for DraftStoreConfig {
         at_least("waiters_max", self.waiters_max as u64, 1);
         at_least("reads_max", self.reads_max as u64, 1);
         at_least("follow_tokens_max", u64::from(self.follow_tokens_max), 1);
+        at_least("segment_words_max", u64::from(self.segment_words_max), 1);
         at_least("seal_tokens", self.seal_tokens, 1);
         at_least("seal_documents", self.seal_documents as u64, 1);
         at_least("segments_max", self.segments_max as u64, 1);
@@ -221,6 +226,11 @@ impl Validate for DraftStoreConfig {
         at_most("segment_tokens_max", self.segment_tokens_max, 1 << 30);
         at_most("seal_tokens", self.seal_tokens, self.segment_tokens_max);
         at_most("document_tokens_max", document, 1 << 24);
+        at_most(
+            "segment_words_max",
+            u64::from(self.segment_words_max),
+            8 << 20,
+        );
         at_most(
             "follow_tokens_max",
             u64::from(self.follow_tokens_max),

@@ -3,6 +3,7 @@
 mod admin;
 mod erase;
 mod groups;
+mod segments;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,6 +17,10 @@ use refrain_clients::DraftStore;
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentUpdate, FeedCursor, FetchGroupsReply, FetchGroupsRequest,
     FollowReply, FollowRequest, RegisterGroupRequest, StoreStats, TouchRequest,
+};
+use refrain_protocol::segment::{
+    DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
+    SegmentsRequest,
 };
 use refrain_protocol::{ApiError, ErrorKind, Namespace};
 use refrain_service_kit::drain::Drain;
@@ -274,6 +279,12 @@ impl DraftStoreHandle {
             read
         });
         let FeedRead { reply, damaged } = read.await.map_err(ApiError::internal)??;
+        self.report(damaged);
+        Ok(reply)
+    }
+
+    /// Has documents removed that a reader found damaged.
+    fn report(&self, damaged: HashSet<DocumentKey>) {
         if !damaged.is_empty() {
             // Refused by a full mailbox, it is found again by the next reader.
             let _ = self
@@ -281,7 +292,6 @@ impl DraftStoreHandle {
                 .writer
                 .try_send(Call::Forget(damaged.into_iter().collect()));
         }
-        Ok(reply)
     }
 }
 
@@ -390,5 +400,17 @@ impl DraftStore for DraftStoreHandle {
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {
         Ok(self.inner.shared.stats())
+    }
+
+    async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
+        self.list_segments(request).await
+    }
+
+    async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
+        self.read_piece(request).await
+    }
+
+    async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
+        self.read_documents(request).await
     }
 }

@@ -25,6 +25,9 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .route("/touch", web::post().to(touch))
             .route("/groups/register", web::post().to(register_group))
             .route("/groups/fetch", web::post().to(fetch_groups))
+            .route("/segments", web::post().to(segments))
+            .route("/segments/piece", web::post().to(segment_piece))
+            .route("/documents", web::post().to(documents))
             .route("/stats", web::get().to(stats)),
     );
     app.service(
@@ -77,6 +80,21 @@ async fn fetch_groups(
     Body(body): Body,
 ) -> HttpResult<HttpResponse> {
     answer(&handle.fetch_cst(decode_bincode(&body)?).await?)
+}
+
+async fn segments(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.segments(decode_bincode(&body)?).await?)
+}
+
+async fn segment_piece(
+    handle: Data<DraftStoreHandle>,
+    Body(body): Body,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.segment_piece(decode_bincode(&body)?).await?)
+}
+
+async fn documents(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.documents(decode_bincode(&body)?).await?)
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

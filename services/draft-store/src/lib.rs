@@ -37,7 +37,10 @@
 //! `catalog/erasures.rs` for how it stays gone while workers go on sending it. Logs in quarantine are deleted
 //! by any erasure, since what is left in them cannot be told apart by tenant.
 //!
-//! Not here: shipping segments to workers, which follow the feed from its beginning; replication.
+//! A worker that starts takes over segments as they lie, what is in none as documents, and follows the feed from
+//! there (`handle/segments.rs`).
+//!
+//! Not here: replication.
 
 mod admin;
 mod catalog;

@@ -71,6 +71,7 @@ pub(crate) struct StoreMetrics {
     pub(crate) segment_bytes: IntGauge,
     pub(crate) segments_made: IntCounterVec,
     pub(crate) segments_lost: IntCounter,
+    pub(crate) sent_segment_bytes: IntCounter,
     pub(crate) append_seconds: Histogram,
     pub(crate) appended_tokens: IntCounter,
     pub(crate) evictions: IntCounterVec,
@@ -123,6 +124,10 @@ impl StoreMetrics {
             segments_lost: counter(
                 "segments_lost_total",
                 "Segments whose file was missing or damaged at start.",
+            )?,
+            sent_segment_bytes: counter(
+                "sent_segment_bytes_total",
+                "Bytes of segments that workers took over.",
             )?,
             append_seconds: metrics.histogram(
                 &name("append_seconds"),

@@ -230,7 +230,7 @@ impl Shared {
 }
 
 /// The event of a change; `None` where nothing is left of it.
-fn event(
+pub(crate) fn event(
     catalog: &Catalog,
     log: &dyn RecordLog,
     namespace: NamespaceId,

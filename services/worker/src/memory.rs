@@ -2,6 +2,8 @@
 //! by the draft store's feed, which carries everybody else's and survives restarts; and a small one per group of
 //! samples.
 //!
+//! What the store has sealed is taken over as it lies (`takeover.rs`), the rest and all news come by the feed.
+//!
 //! The decode loop reads and appends under a lock that is held for microseconds. The follower applies news
 //! in small pieces, so that it holds it no longer. Outputs that ended are sealed in segments beside the lock, by the
 //! keeper; only the two ends of that, which copy texts and compare them, take milliseconds.
@@ -11,6 +13,7 @@ mod follower;
 mod groups;
 mod keeper;
 mod shared;
+mod takeover;
 mod upkeep;
 
 use std::sync::atomic::AtomicU64;

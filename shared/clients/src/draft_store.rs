@@ -5,8 +5,14 @@ use refrain_protocol::document::{
     AppendReply, AppendRequest, FetchGroupsReply, FetchGroupsRequest, FollowReply, FollowRequest,
     GroupUpdate, RegisterGroupRequest, StoreStats, TouchRequest,
 };
+use refrain_protocol::segment::{
+    DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
+    SegmentsRequest,
+};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::MeshClient;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::time::Duration;
 
 use crate::codec::post;
@@ -51,14 +57,48 @@ pub trait DraftStore: Send + Sync {
     async fn update_cst(&self, update: GroupUpdate) -> Result<AppendReply, ApiError> {
         self.append(update.into()).await
     }
+
+    /// What of a namespace is sealed, and what is not.
+    ///
+    /// # Errors
+    /// `NotFound` of a store that hands no segments out: follow it from the beginning.
+    async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
+        drop(request);
+        Err(no_segments())
+    }
+
+    /// Bytes of a segment.
+    ///
+    /// # Errors
+    /// `NotFound` when the segment is not there (any more), or another namespace's.
+    async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
+        drop(request);
+        Err(no_segments())
+    }
+
+    /// Documents as they are now; those that are not there are left out.
+    ///
+    /// # Errors
+    /// `NotFound` of a store that hands no segments out.
+    async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
+        drop(request);
+        Err(no_segments())
+    }
+}
+
+fn no_segments() -> ApiError {
+    ApiError::new(
+        ErrorKind::NotFound,
+        "this draft store hands no segments out",
+    )
 }
 
 fn no_groups() -> ApiError {
     ApiError::new(ErrorKind::NotFound, "this draft store has no groups")
 }
 
-/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch}` in bincode,
-/// `GET /internal/v1/stats` in JSON.
+/// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,segments,
+/// segments/piece,documents}` in bincode, `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -68,18 +108,22 @@ impl HttpDraftStore {
     pub fn new(client: MeshClient) -> Self {
         HttpDraftStore { client }
     }
+
+    /// A call with the client's usual deadline.
+    async fn call<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &Q,
+    ) -> Result<A, ApiError> {
+        let path = format!("/internal/v1/{path}");
+        post(&self.client, &path, request, self.client.timeout()).await
+    }
 }
 
 #[async_trait]
 impl DraftStore for HttpDraftStore {
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
-        post(
-            &self.client,
-            "/internal/v1/append",
-            &request,
-            self.client.timeout(),
-        )
-        .await
+        self.call("append", &request).await
     }
 
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
@@ -88,13 +132,7 @@ impl DraftStore for HttpDraftStore {
     }
 
     async fn touch(&self, request: TouchRequest) -> Result<(), ApiError> {
-        post(
-            &self.client,
-            "/internal/v1/touch",
-            &request,
-            self.client.timeout(),
-        )
-        .await
+        self.call("touch", &request).await
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {
@@ -102,18 +140,22 @@ impl DraftStore for HttpDraftStore {
     }
 
     async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
-        let timeout = self.client.timeout();
-        post(
-            &self.client,
-            "/internal/v1/groups/register",
-            &request,
-            timeout,
-        )
-        .await
+        self.call("groups/register", &request).await
     }
 
     async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
-        let timeout = self.client.timeout();
-        post(&self.client, "/internal/v1/groups/fetch", &request, timeout).await
+        self.call("groups/fetch", &request).await
+    }
+
+    async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
+        self.call("segments", &request).await
+    }
+
+    async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
+        self.call("segments/piece", &request).await
+    }
+
+    async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
+        self.call("documents", &request).await
     }
 }

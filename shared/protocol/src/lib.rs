@@ -2,7 +2,8 @@
 //!
 //! Plain data with serde and nothing else: no I/O, no clocks, no policy. Read [`engine`] for what an
 //! engine is asked, [`chunk`] for the unit of decoding, [`scheduling`] for leases, and [`document`] for
-//! what the draft store keeps; [`admin`] is what operators ask of it.
+//! what the draft store keeps; [`segment`] is how workers take over what it has sealed, [`admin`] what operators ask
+//! of it.
 
 pub mod admin;
 pub mod chunk;
@@ -13,6 +14,7 @@ mod ids;
 mod namespace;
 pub mod openai;
 pub mod scheduling;
+pub mod segment;
 
 pub use error::{ApiError, ErrorKind};
 pub use ids::{DocumentId, EngineSessionId, LeaseId, NamespaceId, RequestId, WorkerId};

@@ -69,6 +69,12 @@ impl Catalog {
         }
     }
 
+    /// The last change of a namespace, 0 before the first. It does not depend on what happens in others.
+    pub(crate) fn last_change(&self, namespace: NamespaceId) -> u64 {
+        let entry = self.namespaces.get(&namespace);
+        entry.map_or(0, |entry| entry.feed.last())
+    }
+
     /// The cursor of a position in a namespace's feed.
     pub(crate) fn cursor(&self, namespace: NamespaceId, sequence: u64) -> FeedCursor {
         let record = self

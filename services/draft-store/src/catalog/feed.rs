@@ -77,6 +77,12 @@ impl Feed {
         Some((*sequence, *document, *start))
     }
 
+    /// The last change there is, 0 before the first.
+    pub(super) fn last(&self) -> u64 {
+        let last = self.entries.last_key_value();
+        last.map_or(0, |(sequence, _)| *sequence)
+    }
+
     /// Drops the older half of the tombstones when there are more than `tombstones_max`. Returns their
     /// sequences.
     pub(crate) fn trim(&mut self, tombstones_max: usize) -> Vec<u64> {

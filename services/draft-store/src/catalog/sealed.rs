@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use refrain_protocol::{Namespace, NamespaceId};
+use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 use super::{Catalog, counted};
 use crate::record::{DocumentKey, Place, SegmentId};
-use crate::segments::{Candidates, Sealed, Segments};
+use crate::segments::{Candidates, Mounted, Sealed, Segments};
 
 impl Catalog {
     /// The segments.
@@ -47,6 +47,53 @@ impl Catalog {
     /// The names of a namespace, where they are known.
     pub(crate) fn names(&self, namespace: NamespaceId) -> Option<&Namespace> {
         self.namespaces.get(&namespace)?.names.as_ref()
+    }
+
+    /// The segments of a namespace, oldest first, each with the numbers of its documents that do not count, and the
+    /// documents that are in none, the longest unchanged first. Costs a look at each of those, and at each document of
+    /// a segment in which some do not count.
+    pub(crate) fn sealed_and_others(
+        &self,
+        namespace: NamespaceId,
+    ) -> (Vec<(&Mounted, Vec<u32>)>, Vec<DocumentId>) {
+        let gone_of = |segment: SegmentId, mounted: &Mounted| {
+            let is_gone = |(number, document): &(u32, DocumentId)| {
+                let place = Place {
+                    segment,
+                    number: *number,
+                };
+                let known = self.document(DocumentKey {
+                    namespace,
+                    document: *document,
+                });
+                known.is_none_or(|known| known.place != Some(place))
+            };
+            let documents = (0..).zip(mounted.sealed.ids()).filter(is_gone);
+            documents.map(|(number, _)| number).collect()
+        };
+        let segments = self.segments.iter();
+        let sealed = segments
+            .filter(|(_, mounted)| mounted.sealed.namespace() == namespace)
+            .map(|(segment, mounted)| match mounted.is_worn() {
+                true => (mounted, gone_of(segment, mounted)),
+                false => (mounted, Vec::new()),
+            });
+        let unsealed = self.segments.unsealed_of(namespace);
+        let mut others: Vec<(u64, DocumentId)> = unsealed
+            .map(|unsealed| &unsealed.documents)
+            .into_iter()
+            .flatten()
+            .filter_map(|&document| {
+                let known = self.document(DocumentKey {
+                    namespace,
+                    document,
+                })?;
+                Some((known.state.sequence, document))
+            })
+            .collect();
+        others.sort_unstable();
+        let others = others.into_iter().map(|(_, document)| document).collect();
+        (sealed.collect(), others)
     }
 
     /// The documents of a namespace that are in the log and will not go on, as far as can be told: finished and

@@ -20,7 +20,7 @@ use crate::writer::call::Call;
 
 impl DraftStoreHandle {
     /// Reads off the async threads, as one of the reads that may run at once.
-    async fn read_blocking<T: Send + 'static>(
+    pub(super) async fn read_blocking<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Shared) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {

@@ -274,6 +274,28 @@ impl Sealed {
         }
     }
 
+    /// The index: how many words of 32 bits it is, as workers take it over.
+    pub(crate) fn index_words(&self) -> u64 {
+        self.parts.index as u64 / 4
+    }
+
+    /// A piece of the index.
+    pub(crate) fn index_piece(&self, offset: u64, words_max: usize) -> Vec<u32> {
+        let from = usize::try_from(offset.min(self.index_words())).unwrap_or_default() * 4;
+        let to = self.parts.index.min(from.saturating_add(words_max * 4));
+        let words = self.map.get(from..to).unwrap_or_default().chunks_exact(4);
+        words
+            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+            .collect()
+    }
+
+    /// All documents, by number.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = DocumentId> {
+        self.segment
+            .iter()
+            .map(|document| DocumentId(document.key.0))
+    }
+
     /// A document's output.
     pub(crate) fn text(&self, document: DocumentId) -> Option<&[TokenId]> {
         Some(self.segment.get(IndexKey(document.0))?.output)

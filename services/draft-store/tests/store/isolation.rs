@@ -7,6 +7,9 @@ use refrain_clients::{
 use refrain_protocol::document::{
     FetchGroupsRequest, FollowReply, GroupCursor, RegisterGroupRequest,
 };
+use refrain_protocol::segment::{
+    DocumentsRequest, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
+};
 use refrain_protocol::{ErrorKind, MESH_SECRET_HEADER};
 use refrain_service_kit::http::MeshClient;
 use serde::Serialize;
@@ -40,8 +43,8 @@ fn body(message: &impl Serialize) -> Vec<u8> {
     encode_bincode(message).unwrap()
 }
 
-/// The calls that name a namespace, in that name.
-fn named_calls(namespace: SignedNamespace) -> Vec<(&'static str, Vec<u8>)> {
+/// The calls that name a namespace, in that name, and a segment, whosesoever it is.
+fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, Vec<u8>)> {
     let mut grouped = update(1, 0, &[6; 10]);
     grouped.head.group = Some("g".into());
     vec![
@@ -59,6 +62,29 @@ fn named_calls(namespace: SignedNamespace) -> Vec<(&'static str, Vec<u8>)> {
                 after: FeedCursor::default(),
                 max_tokens: 1_000,
                 wait_ms: 0,
+            }),
+        ),
+        (
+            "/internal/v1/segments",
+            body(&SegmentsRequest {
+                namespace: namespace.clone(),
+            }),
+        ),
+        (
+            "/internal/v1/segments/piece",
+            body(&SegmentPieceRequest {
+                namespace: namespace.clone(),
+                segment,
+                offset: 0,
+                max_words: 100,
+            }),
+        ),
+        (
+            "/internal/v1/documents",
+            body(&DocumentsRequest {
+                namespace: namespace.clone(),
+                documents: vec![DocumentId(1)],
+                max_tokens: 1_000,
             }),
         ),
         (
@@ -110,8 +136,8 @@ async fn listening(dir: &Path) -> Store {
     .await
 }
 
-/// Gives tenant a something to hide.
-async fn filled(store: &Store) {
+/// Gives tenant a something to hide, some of it in a segment, which is named.
+async fn filled(store: &Store) -> u64 {
     let register = RegisterGroupRequest {
         namespace: store.sign("a"),
         group: "g".into(),
@@ -124,6 +150,14 @@ async fn filled(store: &Store) {
         secret.head.group = Some("g".into());
         store.append("a", vec![secret]).await.unwrap();
     }
+    let sealed: Vec<_> = (30..60)
+        .map(|document| finished(update(document, 0, &[4_242; 50])))
+        .collect();
+    store.append("a", sealed).await.unwrap();
+    store.handle().compact().await.unwrap();
+    let namespace = store.sign("a");
+    let listed = store.handle().segments(SegmentsRequest { namespace }).await;
+    listed.unwrap().segments[0].segment
 }
 
 #[tokio::test]
@@ -133,7 +167,7 @@ async fn strangers_and_forgers_get_the_same_answer_whatever_is_stored() {
         listening(empty_dir.path()).await,
         listening(full_dir.path()).await,
     );
-    filled(&full).await;
+    let secret_segment = filled(&full).await;
     let before = full.handle().stats().await.unwrap();
     let mut tried = 0;
     for (stranger_secret, secret_is_right) in
@@ -155,7 +189,7 @@ async fn strangers_and_forgers_get_the_same_answer_whatever_is_stored() {
             old.issued_at_s -= 48 * 3600;
             let mut of_store = Vec::new();
             for namespace in [renamed, strange, old] {
-                for (path, body) in named_calls(namespace) {
+                for (path, body) in named_calls(namespace, secret_segment) {
                     let (status, body) =
                         answer(store, &Method::POST, path, secret.as_deref(), body).await;
                     assert_eq!(status, 401, "{path}");
@@ -163,7 +197,7 @@ async fn strangers_and_forgers_get_the_same_answer_whatever_is_stored() {
                 }
             }
             if !secret_is_right {
-                for (path, body) in named_calls(store.sign("a")) {
+                for (path, body) in named_calls(store.sign("a"), secret_segment) {
                     let (status, body) =
                         answer(store, &Method::POST, path, secret.as_deref(), body).await;
                     assert_eq!(status, 401, "{path}");
@@ -198,7 +232,7 @@ async fn another_tenant_sees_an_empty_store() {
         listening(empty_dir.path()).await,
         listening(full_dir.path()).await,
     );
-    filled(&full).await;
+    let secret_segment = filled(&full).await;
     let mut answers = Vec::new();
     for store in [&empty, &full] {
         let mut of_store = Vec::new();
@@ -207,11 +241,16 @@ async fn another_tenant_sees_an_empty_store() {
         names.model = "another".into();
         let other_model = NamespaceSigner::new(&store.mesh).unwrap().sign(names);
         for namespace in [store.sign("b"), other_model] {
-            for (path, request) in named_calls(namespace).into_iter().skip(1) {
+            for (path, request) in named_calls(namespace, secret_segment).into_iter().skip(1) {
                 let secret = Some(store.mesh.secret.as_str());
                 let (status, answer) = answer(store, &Method::POST, path, secret, request).await;
-                assert_eq!(status, 200, "{path}");
-                if path.ends_with("/follow") {
+                let is_there = !path.ends_with("/piece");
+                assert_eq!(status, if is_there { 200 } else { 404 }, "{path}");
+                if path.ends_with("/segments") {
+                    let mut reply: SegmentsReply = decode_bincode(&answer).unwrap();
+                    reply.cursor.generation = 0;
+                    assert_eq!(reply, SegmentsReply::default());
+                } else if path.ends_with("/follow") {
                     let mut reply: FollowReply = decode_bincode(&answer).unwrap();
                     assert!(reply.events.is_empty() && reply.caught_up);
                     // Random, and all else is as in an empty store.
@@ -241,7 +280,7 @@ async fn another_tenant_sees_an_empty_store() {
     assert_eq!(follower.texts.into_keys().collect::<Vec<_>>(), [2]);
     let mut follower = Follower::default();
     follower.catch_up(&full, "a").await;
-    assert_eq!(follower.texts.len(), 29);
+    assert_eq!(follower.texts.len(), 59);
     assert!(follower.texts.values().all(|text| *text == [4_242; 50]));
     let refused = full.handle().erase(Default::default()).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::InvalidRequest);

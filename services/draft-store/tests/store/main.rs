@@ -8,6 +8,7 @@ mod isolation;
 mod rewrite;
 mod segments;
 mod service;
+mod takeover;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
@@ -112,6 +113,20 @@ impl Drafts {
             }
         }
         Ok(())
+    }
+
+    /// Notes documents of a segment that was mounted: the latest in the order, and of an epoch that every other follows.
+    pub(super) fn hold(&mut self, documents: &[DocumentId]) {
+        for &document in documents {
+            if let Entry::Vacant(vacant) = self.held.entry(document) {
+                self.order.insert(self.next, document);
+                vacant.insert(Held {
+                    epoch: 0,
+                    began: self.next,
+                });
+                self.next += 1;
+            }
+        }
     }
 
     /// Length of a document's output, if all of it is here.

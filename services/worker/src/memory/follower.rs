@@ -35,7 +35,7 @@ const SEAL_WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Follower {
     pub(super) async fn run(self) {
-        let mut cursor = FeedCursor::default();
+        let mut cursor = self.take_over().await;
         let mut failures = 0u32;
         loop {
             self.wait_for_seals().await;
@@ -46,6 +46,13 @@ impl Follower {
                 wait_ms: self.config.follow_wait_ms,
             };
             match self.store.follow(request).await {
+                Ok(reply) if reply.reset && cursor != FeedCursor::default() => {
+                    // The beginning of the feed would bring it all as well, document by document.
+                    self.forget();
+                    cursor = self.take_over().await;
+                    failures = (failures + 1).min(6);
+                    tokio::time::sleep(Duration::from_millis(50 << failures)).await;
+                }
                 Ok(reply) => {
                     failures = 0;
                     cursor = reply.cursor;
@@ -68,8 +75,7 @@ impl Follower {
 
     async fn apply(&self, reply: FollowReply) {
         if reply.reset {
-            self.memory.lock().reset();
-            self.groups.reset(self.memory.id);
+            self.forget();
         }
         let mut gone = Vec::new();
         for event in reply.events {
@@ -78,15 +84,25 @@ impl Follower {
                 FeedEvent::Update(update) => {
                     self.remove(&std::mem::take(&mut gone));
                     for piece in pieces(update) {
-                        drop(self.memory.drafts.building.lock().await);
-                        self.memory.merge(&piece);
-                        // Others on this thread, and the decode loop, come in between.
-                        tokio::task::yield_now().await;
+                        self.merge(&piece).await;
                     }
                 }
             }
         }
         self.remove(&gone);
+    }
+
+    pub(super) async fn merge(&self, piece: &DocumentUpdate) {
+        drop(self.memory.drafts.building.lock().await);
+        self.memory.merge(piece);
+        // Others on this thread, and the decode loop, come in between.
+        tokio::task::yield_now().await;
+    }
+
+    /// Forgets all but what runs here.
+    fn forget(&self) {
+        self.memory.lock().reset();
+        self.groups.reset(self.memory.id);
     }
 
     fn remove(&self, documents: &[DocumentId]) {
@@ -98,7 +114,7 @@ impl Follower {
 
     /// A worker that starts hears everything at once, faster than it is sealed: the live part, several times as
     /// large as a segment of the same text, is not to grow with that.
-    async fn wait_for_seals(&self) {
+    pub(super) async fn wait_for_seals(&self) {
         let quiet = Duration::from_millis(self.config.seal_after_ms);
         let pause = Duration::from_millis(self.config.upkeep_ms);
         let deadline = Instant::now() + SEAL_WAIT_MAX;
@@ -126,7 +142,7 @@ impl Follower {
 
 /// An update in pieces, of which the last one ends the document, if any does. One without tokens stays whole: it may
 /// still shorten.
-fn pieces(update: DocumentUpdate) -> Vec<DocumentUpdate> {
+pub(super) fn pieces(update: DocumentUpdate) -> Vec<DocumentUpdate> {
     if update.tokens.len() <= MERGE_TOKENS {
         return vec![update];
     }

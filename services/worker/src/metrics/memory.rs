@@ -20,6 +20,8 @@ pub(crate) struct MemoryMetrics {
     index_jobs: IntCounterVec,
     pub(crate) index_lock_seconds: HistogramVec,
     pub(crate) follow_failures: IntCounter,
+    take_overs: IntCounterVec,
+    pub(crate) take_over_bytes: IntCounter,
     groups: IntGauge,
     group_tokens: IntGauge,
     group_bytes: IntGauge,
@@ -39,6 +41,11 @@ impl MemoryMetrics {
             "Seals, merges and rebuilds of indexes.",
             &["job"],
         )?;
+        let take_overs = metrics.counter_vec(
+            "refrain_worker_take_overs_total",
+            "Times the store's segments of a namespace were asked for, to be taken over as they are.",
+            &["outcome"],
+        )?;
         let group_rejections = metrics.counter_vec(
             "refrain_worker_group_rejections_total",
             "Requests that drafted without their group, and pieces of output that were left out of it.",
@@ -47,6 +54,9 @@ impl MemoryMetrics {
         // A rate over a counter that does not exist yet shows nothing, so these do from the start.
         for job in ["seal", "merge", "rebuild"] {
             index_jobs.with_label_values(&[job]);
+        }
+        for outcome in ["done", "nothing", "failed"] {
+            take_overs.with_label_values(&[outcome]);
         }
         for limit in [GROUPS_MAX, GROUP_TOKENS_MAX] {
             group_rejections.with_label_values(&[limit]);
@@ -99,6 +109,11 @@ impl MemoryMetrics {
                 "refrain_worker_follow_failures_total",
                 "Times the draft store could not be followed.",
             )?,
+            take_overs,
+            take_over_bytes: metrics.counter(
+                "refrain_worker_take_over_bytes_total",
+                "Bytes of segments that were taken over from the store.",
+            )?,
             groups: gauge(
                 "refrain_worker_groups",
                 "Groups of samples with a tree of their own.",
@@ -116,6 +131,11 @@ impl MemoryMetrics {
     /// A job on an index was done.
     pub(crate) fn job(&self, name: &str) {
         self.index_jobs.with_label_values(&[name]).inc();
+    }
+
+    /// The store was asked for its segments of a namespace.
+    pub(crate) fn take_over(&self, outcome: &str) {
+        self.take_overs.with_label_values(&[outcome]).inc();
     }
 
     /// A request drafts without its group.

@@ -1,0 +1,195 @@
+//! A worker that meets a namespace takes over the store's segments as they lie, instead of hearing every document
+//! once more: a call for each few megabytes, and no building of what was built before.
+//!
+//! What is in no segment comes as documents, and all that changed since as news of the feed. Where anything of this
+//! fails, the feed from its beginning brings the same, only later.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use refrain_protocol::document::FeedCursor;
+use refrain_protocol::segment::{
+    DocumentsRequest, SegmentInfo, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
+};
+use refrain_protocol::{ApiError, DocumentId, ErrorKind};
+use refrain_suffix_index::{DocumentKey, Segment};
+
+use super::follower::{Follower, pieces};
+use crate::config::MemoryConfig;
+
+/// How often the worker begins again when a segment was merged away meanwhile.
+const TRIES_MAX: u32 = 3;
+/// Words of one answer: 4 MiB, which is what is held twice.
+const PIECE_WORDS: u32 = 1 << 20;
+/// Documents asked for at once, and noted under one hold of the lock.
+const DOCUMENTS_AT_ONCE: usize = 1_024;
+
+/// A segment as it was taken over.
+struct Taken {
+    segment: Arc<Segment>,
+    masked: Vec<DocumentKey>,
+    present: Vec<DocumentId>,
+}
+
+impl Follower {
+    /// Takes over what the store has sealed. Answers where the feed goes on: at its beginning where there is nothing
+    /// to be taken over.
+    pub(super) async fn take_over(&self) -> FeedCursor {
+        for _ in 0..TRIES_MAX {
+            match self.try_take_over().await {
+                Ok(cursor) => {
+                    let outcome = if cursor.is_some() { "done" } else { "nothing" };
+                    self.metrics.take_over(outcome);
+                    return cursor.unwrap_or_default();
+                }
+                // A segment that was merged away, or a store that has none to give.
+                Err(error) if is_gone(&error) => {}
+                Err(error) => {
+                    tracing::warn!(error = format!("{error:#}"), "segments are not taken over");
+                    break;
+                }
+            }
+        }
+        self.metrics.take_over("failed");
+        FeedCursor::default()
+    }
+
+    async fn try_take_over(&self) -> anyhow::Result<Option<FeedCursor>> {
+        let request = SegmentsRequest {
+            namespace: self.memory.grant(),
+        };
+        let listed = match self.store.segments(request).await {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+            listed => listed?,
+        };
+        let SegmentsReply {
+            cursor,
+            segments,
+            unsealed,
+        } = listed;
+        let wanted = affordable(segments, &self.config);
+        if wanted.is_empty() {
+            return Ok(None);
+        }
+        // All of them before the first is mounted: only together are they the namespace at one moment.
+        let mut taken = Vec::with_capacity(wanted.len());
+        for info in wanted {
+            taken.push(self.fetch(info).await?);
+        }
+        for one in taken {
+            self.mount(one).await;
+        }
+        self.fetch_documents(&unsealed).await?;
+        Ok(Some(cursor))
+    }
+
+    async fn fetch(&self, info: SegmentInfo) -> anyhow::Result<Taken> {
+        let mut bytes = Vec::with_capacity(usize::try_from(info.words)? * 4);
+        let mut offset = 0;
+        while offset < info.words {
+            let piece = self
+                .store
+                .segment_piece(SegmentPieceRequest {
+                    namespace: self.memory.grant(),
+                    segment: info.segment,
+                    offset,
+                    max_words: PIECE_WORDS,
+                })
+                .await?;
+            anyhow::ensure!(
+                !piece.words.is_empty(),
+                "a segment is shorter than was told"
+            );
+            offset += piece.words.len() as u64;
+            anyhow::ensure!(offset <= info.words, "a segment is longer than was told");
+            bytes.extend(piece.words.iter().flat_map(|word| word.to_le_bytes()));
+        }
+        self.metrics.take_over_bytes.inc_by(bytes.len() as u64);
+        let opened = tokio::task::spawn_blocking(move || open(bytes, &info.masked));
+        opened.await?
+    }
+
+    /// Makes a segment part of the index. The lock is held for a look at each of its documents.
+    async fn mount(&self, taken: Taken) {
+        let Taken {
+            segment,
+            masked,
+            present,
+        } = taken;
+        let held = self
+            .metrics
+            .index_lock_seconds
+            .with_label_values(&["mount"]);
+        self.memory
+            .drafts
+            .timed(&held, |drafts| drafts.index.mount(segment, masked));
+        for documents in present.chunks(DOCUMENTS_AT_ONCE) {
+            self.memory.lock().hold(documents);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn fetch_documents(&self, documents: &[DocumentId]) -> anyhow::Result<()> {
+        let mut left = documents;
+        while !left.is_empty() {
+            self.wait_for_seals().await;
+            let reply = self
+                .store
+                .documents(DocumentsRequest {
+                    namespace: self.memory.grant(),
+                    documents: left[..left.len().min(DOCUMENTS_AT_ONCE)].to_vec(),
+                    max_tokens: self.config.follow_tokens,
+                })
+                .await?;
+            anyhow::ensure!(reply.covered > 0, "the store answers for no document");
+            left = left.get(reply.covered as usize..).unwrap_or_default();
+            for update in reply.updates {
+                for piece in pieces(update) {
+                    self.merge(&piece).await;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<ApiError>();
+    error.is_some_and(|error| error.kind == ErrorKind::NotFound)
+}
+
+/// The newest segments that the memory has room for, oldest first. What is left out, eviction would take first.
+fn affordable(mut segments: Vec<SegmentInfo>, config: &MemoryConfig) -> Vec<SegmentInfo> {
+    let tokens_max = config.namespace_tokens_max.min(config.tokens_max);
+    let (mut tokens, mut bytes) = (0u64, 0u64);
+    let room = |info: &&SegmentInfo| {
+        tokens = tokens.saturating_add(info.tokens);
+        bytes = bytes.saturating_add(info.words.saturating_mul(4));
+        tokens <= tokens_max && bytes <= config.bytes_max
+    };
+    let count = segments.iter().rev().take_while(room).count();
+    segments.split_off(segments.len() - count)
+}
+
+/// Checks the bytes of a segment, and tells its documents apart.
+fn open(bytes: Vec<u8>, masked: &[u32]) -> anyhow::Result<Taken> {
+    let segment = Segment::open(bytes).context("a segment of the store")?;
+    let (mut gone, mut present) = (Vec::new(), Vec::new());
+    let mut masked = masked.iter().copied().peekable();
+    for (number, document) in (0u32..).zip(segment.iter()) {
+        if masked.next_if_eq(&number).is_some() {
+            gone.push(document.key);
+        } else {
+            present.push(DocumentId(document.key.0));
+        }
+    }
+    anyhow::ensure!(masked.next().is_none(), "masks that fit no document");
+    Ok(Taken {
+        segment: Arc::new(segment),
+        masked: gone,
+        present,
+    })
+}
+
+#[cfg(test)]
+mod tests;

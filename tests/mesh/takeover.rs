@@ -1,0 +1,85 @@
+//! A worker that starts takes over what the store has sealed, and drafts as the one before it did.
+
+use anyhow::ensure;
+use e2e::{Chat, HttpMesh, Service, long_task, wait_until};
+
+const TOKENS: u32 = 120;
+const CHATS: usize = 3;
+
+/// What ended is sealed at once.
+const SEALING: &str = "
+    [draft_store]
+    seal_after_s = 0
+    seal_tokens = 200
+    tick_ms = 20
+";
+
+fn chat(number: usize) -> Chat {
+    Chat::new(&long_task(number))
+        .sampled(2.0, 7 + number as u64)
+        .max_tokens(TOKENS)
+        .endless()
+        .speculation("suffix")
+}
+
+async fn accepted(mesh: &HttpMesh) -> anyhow::Result<f64> {
+    let mut accepted = 0.0;
+    for number in 0..CHATS {
+        let before = mesh.scrape(Service::Worker(0)).await?;
+        mesh.client().chat(&chat(number)).await?;
+        let after = mesh.scrape(Service::Worker(0)).await?;
+        accepted += after.accepted_from("tenant") - before.accepted_from("tenant");
+    }
+    Ok(accepted)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> anyhow::Result<()> {
+    let mut mesh = HttpMesh::start_children(1, SEALING, &[]).await?;
+    accepted(&mesh).await?;
+    let warm = accepted(&mesh).await?;
+    ensure!(
+        warm > f64::from(TOKENS) * CHATS as f64 / 2.0,
+        "{warm} accepted by a warm worker"
+    );
+    wait_until("the store has sealed what was said", async || {
+        let store = mesh.scrape(Service::DraftStore).await.ok()?;
+        let all = store.sum("refrain_draft_store_tokens", &[]);
+        let unsealed = store.sum("refrain_draft_store_unsealed_tokens", &[]);
+        let is_all = all >= f64::from(TOKENS) * 2.0 * CHATS as f64;
+        (is_all && unsealed < 200.0).then_some(())
+    })
+    .await;
+    let before = mesh.scrape(Service::DraftStore).await?;
+    mesh.kill(Service::Worker(0)).await?;
+    mesh.start_child(Service::Worker(0)).await?;
+    mesh.ready().await;
+    // The first request of a namespace has the worker meet it.
+    let small = Chat::new("a").max_tokens(1).speculation("off");
+    mesh.client().chat(&small).await?;
+    wait_until("the new worker has taken over the segments", async || {
+        let worker = mesh.scrape(Service::Worker(0)).await.ok()?;
+        let labels = [("outcome", "done")];
+        let sealed = worker.sum("refrain_worker_index_sealed_tokens", &[]);
+        let is_done = worker.sum("refrain_worker_take_overs_total", &labels) == 1.0;
+        (is_done && sealed >= before.sum("refrain_draft_store_tokens", &[]) - 200.0).then_some(())
+    })
+    .await;
+    let after = mesh.scrape(Service::DraftStore).await?;
+    let calls = |route: &str| after.requests_to(route) - before.requests_to(route);
+    let (pieces, segments) = (
+        calls("/internal/v1/segments/piece"),
+        after.sum("refrain_draft_store_segments", &[]),
+    );
+    ensure!(
+        calls("/internal/v1/segments") == 1.0 && (1.0..=segments + 2.0).contains(&pieces),
+        "{pieces} pieces of {segments} segments"
+    );
+    ensure!(calls("/internal/v1/documents") <= 1.0);
+    let new = accepted(&mesh).await?;
+    ensure!(
+        new >= warm * 0.9,
+        "{new} accepted by the new worker, {warm} by the warm one"
+    );
+    mesh.stop().await
+}
