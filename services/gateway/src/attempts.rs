@@ -121,6 +121,12 @@ impl Attempts {
             ErrorKind::InvalidRequest | ErrorKind::TooLarge => {
                 (LeaseOutcome::Done, Verdict::GiveUp(error))
             }
+            // The client has waited for as long as an engine may take; another may take as long.
+            ErrorKind::Timeout
+                if error.code.as_deref() == Some("engine_timeout") && !progressed =>
+            {
+                (LeaseOutcome::WorkerFailed, Verdict::GiveUp(error))
+            }
             // A newer attempt of our own: the worker is well.
             ErrorKind::Conflict => (
                 LeaseOutcome::Continues,
@@ -241,6 +247,14 @@ mod tests {
             attempts.lease_refused(error(ErrorKind::Unavailable), false),
             Verdict::GiveUp(_)
         ));
+    }
+
+    #[test]
+    fn a_slow_engine_is_not_waited_for_again() {
+        let slow = || error(ErrorKind::Timeout).with_code("engine_timeout");
+        let verdict = |progressed| attempts().chunk_failed(&worker("a"), slow(), progressed).1;
+        assert!(matches!(verdict(false), Verdict::GiveUp(_)));
+        assert!(matches!(verdict(true), Verdict::Again(_)));
     }
 
     #[test]

@@ -86,6 +86,9 @@ pub struct ModelConfig {
     pub default_max_tokens: Option<u32>,
     /// Longest text, tokens; otherwise what `config.json` and the workers say.
     pub max_context: Option<u32>,
+    /// Its engine speaks text only (`worker.engine.kind = "openai"`), so what it says is kept apart from what engines say
+    /// in token ids.
+    pub text_only: bool,
     /// Ids that end an output, besides those that the model's files name.
     pub stop_token_ids: Vec<u32>,
     /// Tenants that may use it; empty: all.
@@ -100,6 +103,7 @@ impl Default for ModelConfig {
             owned_by: "refrain".into(),
             default_max_tokens: None,
             max_context: None,
+            text_only: false,
             stop_token_ids: Vec::new(),
             tenants: Vec::new(),
         }

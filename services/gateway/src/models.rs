@@ -9,7 +9,7 @@ use refrain_protocol::scheduling::ServedModel;
 use refrain_protocol::{ApiError, ErrorKind, Namespace, SignedNamespace, TokenId};
 use refrain_service_kit::clock;
 use refrain_service_kit::mesh::{NAMESPACE_TTL_S, NamespaceSigner};
-use refrain_tokenization::{ChatTemplate, ModelFiles, Tokenizer};
+use refrain_tokenization::{ChatTemplate, ModelFiles, TEXT_ONLY_PREFIX, Tokenizer};
 
 use crate::config::ModelConfig;
 
@@ -18,6 +18,8 @@ use crate::config::ModelConfig;
 pub(crate) struct Model {
     pub(crate) id: String,
     pub(crate) tokenizer: Arc<Tokenizer>,
+    /// The tokenizer's part of namespaces.
+    tokenizer_identity: String,
     pub(crate) template: Option<ChatTemplate>,
     /// Ids that end an output, at least those that the files name.
     pub(crate) stop_token_ids: Vec<TokenId>,
@@ -44,6 +46,11 @@ impl Model {
     /// Reads a model's files.
     pub(crate) fn new(config: &ModelConfig, files: &ModelFiles) -> anyhow::Result<Self> {
         let tokenizer = files.tokenizer()?;
+        let kept_apart = if config.text_only {
+            TEXT_ONLY_PREFIX
+        } else {
+            ""
+        };
         let mut stop_token_ids = config.stop_token_ids.clone();
         stop_token_ids.extend(end_tokens(files, &tokenizer));
         stop_token_ids.sort_unstable();
@@ -55,6 +62,7 @@ impl Model {
             default_max_tokens: config.default_max_tokens,
             max_context: config.max_context.or_else(|| files.max_context()),
             owned_by: config.owned_by.clone(),
+            tokenizer_identity: format!("{kept_apart}{}", tokenizer.identity()),
             tenants: config.tenants.clone(),
             tokenizer: Arc::new(tokenizer),
         })
@@ -188,7 +196,7 @@ impl Models {
     pub(crate) fn update(&self, served: Vec<ServedModel>) {
         for entry in &served {
             let ours = self.models.iter().find(|model| model.id == entry.model);
-            if ours.is_some_and(|model| model.tokenizer.identity() != entry.tokenizer) {
+            if ours.is_some_and(|model| model.tokenizer_identity != entry.tokenizer) {
                 tracing::warn!(
                     model = entry.model,
                     "workers serve this model with another tokenizer"
@@ -219,7 +227,7 @@ impl Models {
                 let fresh = self.signer.sign(Namespace {
                     tenant: tenant.to_owned(),
                     model: model.id.clone(),
-                    tokenizer: model.tokenizer.identity().to_owned(),
+                    tokenizer: model.tokenizer_identity.clone(),
                 });
                 signed.insert(key, fresh.clone());
                 fresh
@@ -229,7 +237,7 @@ impl Models {
 }
 
 fn serves(entry: &ServedModel, model: &Model) -> bool {
-    entry.workers > 0 && entry.model == model.id && entry.tokenizer == model.tokenizer.identity()
+    entry.workers > 0 && entry.model == model.id && entry.tokenizer == model.tokenizer_identity
 }
 
 #[cfg(test)]
@@ -300,6 +308,29 @@ mod tests {
         assert_eq!(models.max_context(&open), 64);
         models.update(vec![served(&models, 0, 64)]);
         assert!(!models.is_any_served());
+    }
+
+    #[test]
+    fn a_model_of_a_text_only_engine_is_another_namespace() {
+        let (models, auth) = models();
+        let open = models.get("a", "open").unwrap();
+        let config = ModelConfig {
+            id: "open".into(),
+            text_only: true,
+            ..ModelConfig::default()
+        };
+        let by_text = Model::new(&config, &byte_level_files()).unwrap();
+        assert!(serves(&served(&models, 1, 64), &open));
+        assert!(!serves(&served(&models, 1, 64), &by_text));
+        let ids = [&*open, &by_text].map(|model| {
+            let signed = models.signer.sign(Namespace {
+                tenant: "a".into(),
+                model: model.id.clone(),
+                tokenizer: model.tokenizer_identity.clone(),
+            });
+            auth.verify(&signed).unwrap()
+        });
+        assert_ne!(ids[0], ids[1]);
     }
 
     #[test]

@@ -194,7 +194,11 @@ impl MeshFile {
                 faults.extend(within("scheduler", self.scheduler.faults()));
                 faults.extend(within("worker", self.worker.faults()));
                 faults.extend(within("draft_store", self.draft_store.faults()));
-                faults.extend(within("engine", self.engine.faults()));
+                if self.worker.engine.is_external() {
+                    faults.extend(url("engine", &self.urls.engine));
+                } else {
+                    faults.extend(within("engine", self.engine.faults()));
+                }
             }
             Role::Gateway => {
                 faults.extend(self.mesh.faults(true));

@@ -138,6 +138,7 @@ fn up(args: UpArgs) -> anyhow::Result<()> {
         .first()
         .and_then(|key| key.key.clone())
         .unwrap_or_default();
+    let drafts = !file.worker.engine.is_external();
     run(Role::Up, file, |addr| {
         println!("Refrain is up: http://{addr}/v1\n");
         println!("Try it:");
@@ -146,9 +147,11 @@ fn up(args: UpArgs) -> anyhow::Result<()> {
         println!(
             "      \"model\": \"{model}\", \"temperature\": 0, \"messages\": [{DEMO_MESSAGES}]}}'\n"
         );
-        println!(
-            "Say it twice: the second answer is drafted from the first (metrics.speculative_decoding)."
-        );
+        if drafts {
+            println!(
+                "Say it twice: the second answer is drafted from the first (metrics.speculative_decoding)."
+            );
+        }
         println!("Metrics:   http://{addr}/metrics");
         println!("Benchmark: refrain bench --url http://{addr}");
     })

@@ -7,11 +7,14 @@ use std::time::Duration;
 use anyhow::Context;
 use refrain_clients::{HttpDraftStore, HttpScheduler, HttpWorkers};
 use refrain_gateway::GatewayDeps;
+use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
-use refrain_worker::{Dependencies, Engine, HttpEngine};
+use refrain_worker::{
+    Dependencies, HttpEngine, ServedAs, StreamingEngine, WorkerEngine, connect_external,
+};
 
 use crate::config::{MeshFile, Role};
 use crate::local::{LocalEngine, LocalWorkers};
@@ -71,7 +74,7 @@ impl Process {
             }
             Role::Worker => {
                 let client = client(&file)?;
-                let engine = connect(&client.at(&file.urls.engine)).await?;
+                let engine = engine(&file, &client).await?;
                 let with = Dependencies {
                     engine,
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
@@ -104,14 +107,19 @@ impl Process {
         file.fill_in_for_up();
         // Without keys in the file nobody outside this process can have them, so they are made for this run.
         let mesh = if file.has_mesh_keys() {
-            file.mesh
+            file.mesh.clone()
         } else {
             MeshConfig::generate()?
         };
         let auth = MeshAuth::new(&mesh)?;
-        let engine = self.engine.insert(
-            refrain_reference_engine::start(file.engine, auth.clone(), metrics.clone()).await?,
-        );
+        let engine = if file.worker.engine.is_external() {
+            WorkerEngine::Streaming(listen_to(&file).await?)
+        } else {
+            let engine =
+                refrain_reference_engine::start(file.engine, auth.clone(), metrics.clone()).await?;
+            let engine = self.engine.insert(engine);
+            WorkerEngine::Verifying(Arc::new(LocalEngine::new(engine.handle().clone())))
+        };
         let store = self
             .draft_store
             .insert(refrain_draft_store::start(file.draft_store, auth.clone(), metrics).await?);
@@ -119,7 +127,7 @@ impl Process {
             .scheduler
             .insert(refrain_scheduler::start(file.scheduler, auth.clone(), metrics).await?);
         let with = Dependencies {
-            engine: Arc::new(LocalEngine::new(engine.handle().clone())),
+            engine,
             scheduler: Arc::new(scheduler.handle()),
             store: Arc::new(store.handle()),
             auth,
@@ -185,17 +193,48 @@ fn client(file: &MeshFile) -> anyhow::Result<MeshClient> {
 const ENGINE_START_TRIES: u32 = 600;
 const ENGINE_START_PAUSE: Duration = Duration::from_millis(500);
 
-async fn connect(client: &MeshClient) -> anyhow::Result<Arc<dyn Engine>> {
+/// The engine of a worker's process.
+async fn engine(file: &MeshFile, client: &MeshClient) -> anyhow::Result<WorkerEngine> {
+    if file.worker.engine.is_external() {
+        return Ok(WorkerEngine::Streaming(listen_to(file).await?));
+    }
+    let client = client.at(&file.urls.engine);
+    let engine = once_up(|| HttpEngine::connect(client.clone())).await?;
+    Ok(WorkerEngine::Verifying(Arc::new(engine)))
+}
+
+/// An engine of another maker.
+async fn listen_to(file: &MeshFile) -> anyhow::Result<Arc<dyn StreamingEngine>> {
+    let config = &file.worker.engine;
+    let files = model_files(&config.files).context("worker.engine.files")?;
+    let served_model = match config.served_model.as_str() {
+        "" => config.model.clone(),
+        name => name.to_owned(),
+    };
+    let served = ServedAs {
+        model: config.model.clone(),
+        served_model,
+        tokenizer: Arc::new(files.tokenizer().context("worker.engine.files")?),
+        max_context: config.max_context.or_else(|| files.max_context()),
+    };
+    once_up(|| connect_external(config, &file.urls.engine, served.clone())).await
+}
+
+/// Waits for an engine to come up. One that is up and is not what it should be is not waited for.
+async fn once_up<E, F>(mut connect: impl FnMut() -> F) -> anyhow::Result<E>
+where
+    F: Future<Output = Result<E, ApiError>>,
+{
     let mut tries = 0;
     loop {
-        match HttpEngine::connect(client.clone()).await {
-            Ok(engine) => return Ok(Arc::new(engine)),
-            Err(error) if tries < ENGINE_START_TRIES => {
+        match connect().await {
+            Ok(engine) => return Ok(engine),
+            Err(error) if error.kind != ErrorKind::InvalidRequest && tries < ENGINE_START_TRIES => {
                 tries += 1;
                 tracing::warn!(%error, "the engine does not answer yet");
                 tokio::time::sleep(ENGINE_START_PAUSE).await;
             }
-            Err(error) => return Err(error).context("the engine does not answer"),
+            Err(error) => return Err(error).context("the engine cannot be joined"),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The worker's configuration: every limit has its name here.
 
+mod engine;
 mod memory;
 mod speculation;
 
@@ -8,6 +9,7 @@ use std::net::SocketAddr;
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
+pub use engine::{EngineConfig, EngineKind};
 pub use memory::MemoryConfig;
 pub use speculation::{Eagle3Config, FallbackChoice, ScoreThreshold, SpeculationConfig};
 
@@ -39,6 +41,8 @@ pub struct WorkerConfig {
     pub slot_wait_ms: u64,
     /// How long a drain lets chunks run before they are handed over, milliseconds.
     pub drain_grace_ms: u64,
+    /// The engine that it drives.
+    pub engine: EngineConfig,
     /// Drafting.
     pub speculation: SpeculationConfig,
     /// The worker's copy of the drafts.
@@ -74,6 +78,7 @@ impl Default for WorkerConfig {
             reader_stall_ms_max: 60_000,
             slot_wait_ms: 1_000,
             drain_grace_ms: 20_000,
+            engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),
             memory: MemoryConfig::default(),
             harvest: HarvestConfig::default(),
@@ -111,6 +116,7 @@ impl Validate for WorkerConfig {
         );
         check(self.event_queue >= 1, "event_queue: at least 1");
         check(self.http_threads >= 1, "http_threads: at least 1");
+        self.engine.check(&mut check);
         self.speculation.check(&self.id, &mut check);
         self.memory.check(&mut check);
         check(

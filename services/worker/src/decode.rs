@@ -7,6 +7,7 @@
 mod compose;
 mod entry;
 mod outlet;
+mod stream;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use crate::running::Absorbed;
 
 pub(crate) use self::entry::{Slot, Start};
 pub(crate) use self::outlet::Outlet;
+pub(crate) use self::stream::StreamDriver;
 
 /// What the loop is told.
 pub(crate) enum Command {

@@ -9,6 +9,7 @@ use refrain_protocol::scheduling::Heartbeat;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 
 use crate::WorkerHandle;
+use crate::engine::WorkerEngine;
 use crate::fallback::other_worker;
 
 /// Pause after a heartbeat that did not arrive.
@@ -50,16 +51,21 @@ impl Duty {
         inner
             .engine_ready
             .store(confirmed.is_ok(), Ordering::Relaxed);
-        let capabilities = inner.engine.capabilities();
+        if let WorkerEngine::Streaming(engine) = &inner.engine
+            && let Ok(Ok(load)) = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await
+        {
+            inner.metrics.engine_load(load);
+        }
+        let served = inner.engine.served();
         let heartbeat = Heartbeat {
             eagle3: inner.reports.own(),
             fallback: other_worker(&inner.config.speculation),
             worker: WorkerId(inner.config.id.clone()),
             incarnation: self.incarnation,
             url: inner.config.advertise_url.clone(),
-            model: capabilities.model.clone(),
-            tokenizer: capabilities.tokenizer.clone(),
-            max_context: capabilities.max_context,
+            model: served.model.to_owned(),
+            tokenizer: served.tokenizer.to_owned(),
+            max_context: served.max_context,
             max_running: inner.config.running_max,
             running: inner.slots.leases(),
             // A worker whose engine is away takes nothing new, but keeps its leases.

@@ -1,6 +1,23 @@
 //! What the worker needs of an engine. Adapters translate; they decide nothing.
+//!
+//! Two ways to decode with one: an [`Engine`] verifies drafts, and the worker drives it step by step; a
+//! [`StreamingEngine`] generates by itself, and the worker listens.
 
+mod breaker;
+mod client;
+mod completions;
+mod external;
 mod http;
+mod llama_cpp;
+mod sglang;
+mod sse;
+mod streaming;
+mod tensorrt_llm;
+mod text_only;
+mod vllm;
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use refrain_protocol::engine::{
@@ -8,7 +25,17 @@ use refrain_protocol::engine::{
 };
 use refrain_protocol::{ApiError, EngineSessionId, TokenId};
 
+use self::client::EngineClient;
+use self::external::{Dialect, ExternalEngine};
+use crate::config::{EngineConfig, EngineKind};
+
+pub(crate) use breaker::Breaker;
+pub use external::ServedAs;
 pub use http::HttpEngine;
+pub use streaming::{
+    GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
+    StreamingEngine, StreamingLoad,
+};
 
 /// An engine that verifies drafts: the worker composes its batches and drives it step by step.
 #[async_trait]
@@ -42,4 +69,81 @@ pub trait Engine: Send + Sync {
 
     /// Tokens to text.
     async fn detokenize(&self, tokens: Vec<TokenId>) -> Result<String, ApiError>;
+}
+
+/// A worker's engine.
+#[derive(Clone)]
+pub enum WorkerEngine {
+    /// Driven step by step.
+    Verifying(Arc<dyn Engine>),
+    /// Listened to.
+    Streaming(Arc<dyn StreamingEngine>),
+}
+
+/// What a chunk is checked against, whatever the engine.
+pub(crate) struct Served<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) tokenizer: &'a str,
+    pub(crate) max_context: u32,
+}
+
+impl WorkerEngine {
+    pub(crate) fn served(&self) -> Served<'_> {
+        match self {
+            WorkerEngine::Verifying(engine) => {
+                let able = engine.capabilities();
+                Served {
+                    model: &able.model,
+                    tokenizer: &able.tokenizer,
+                    max_context: able.max_context,
+                }
+            }
+            WorkerEngine::Streaming(engine) => {
+                let able = engine.capabilities();
+                Served {
+                    model: &able.model,
+                    tokenizer: &able.tokenizer,
+                    max_context: able.max_context,
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn confirm(&self) -> Result<(), ApiError> {
+        match self {
+            WorkerEngine::Verifying(engine) => engine.confirm().await,
+            WorkerEngine::Streaming(engine) => engine.confirm().await,
+        }
+    }
+}
+
+/// Joins an engine of another maker at `url`.
+///
+/// # Errors
+/// It cannot be reached yet; or, as `InvalidRequest`, it is not what the configuration says.
+pub async fn connect_external(
+    config: &EngineConfig,
+    url: &str,
+    served: ServedAs,
+) -> Result<Arc<dyn StreamingEngine>, ApiError> {
+    let model = served.served_model.clone();
+    let tokenizer = served.tokenizer.clone();
+    let dialect: Box<dyn Dialect> = match config.kind {
+        EngineKind::Refrain => {
+            return Err(ApiError::invalid(
+                "worker.engine.kind",
+                "an engine of this kind is driven, not listened to",
+            ));
+        }
+        EngineKind::LlamaCpp => Box::new(llama_cpp::LlamaCpp::new(tokenizer, config.prompt_cache)),
+        EngineKind::Vllm => Box::new(vllm::Vllm { model }),
+        EngineKind::Sglang => Box::new(sglang::SgLang),
+        EngineKind::TensorrtLlm => Box::new(tensorrt_llm::TensorRtLlm { model }),
+        EngineKind::Openai => Box::new(text_only::TextOnly { model, tokenizer }),
+    };
+    let call_timeout = Duration::from_millis(config.call_ms_max);
+    let client =
+        EngineClient::new(url, config.api_key.clone(), call_timeout).map_err(ApiError::internal)?;
+    let engine = ExternalEngine::connect(client, dialect, served).await?;
+    Ok(Arc::new(engine))
 }

@@ -1,7 +1,8 @@
 //! The worker: decodes chunks on one engine.
 //!
 //! One worker drives one engine and composes its batch. [`start`] wires the parts: admission and fencing
-//! (`slots`), the decode loop (`decode`, read it first), one chunk's state (`running`), what is known of the
+//! (`slots`), the decode loop (`decode`, read it first) or, for engines that generate by themselves, the streaming
+//! driver (`decode::stream`), one chunk's state (`running`), what is known of the
 //! fallback (`fallback`) and of what suffix drafts bring (`guard`), the worker's copy of the drafts (`memory`), outputs
 //! on their way to the store (`harvest`), and the reports to the scheduler (`duty`). What an engine is stands in
 //! [`Engine`].
@@ -40,7 +41,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::decode::{Command, DecodeLoop, Outlet, Slot, Start};
+use crate::decode::{Command, DecodeLoop, Outlet, Slot, Start, StreamDriver};
 use crate::duty::Duty;
 use crate::fallback::{FallbackWatch, Reports};
 use crate::guard::SuffixGuard;
@@ -52,15 +53,18 @@ use crate::running::Running;
 use crate::slots::Slots;
 
 pub use config::{
-    Eagle3Config, FallbackChoice, HarvestConfig, MemoryConfig, ScoreThreshold, SpeculationConfig,
-    WorkerConfig,
+    Eagle3Config, EngineConfig, EngineKind, FallbackChoice, HarvestConfig, MemoryConfig,
+    ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
-pub use engine::{Engine, HttpEngine};
+pub use engine::{
+    Engine, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, HttpEngine, ServedAs,
+    StreamingCapabilities, StreamingEngine, StreamingLoad, WorkerEngine, connect_external,
+};
 
 /// What a worker works with.
 pub struct Dependencies {
     /// The engine it drives.
-    pub engine: Arc<dyn Engine>,
+    pub engine: WorkerEngine,
     /// Where it reports for duty.
     pub scheduler: Arc<dyn Scheduler>,
     /// Where outputs go and drafts come from.
@@ -93,9 +97,10 @@ struct Inner {
     auth: MeshAuth,
     drain: Drain,
     metrics: WorkerMetrics,
-    engine: Arc<dyn Engine>,
+    engine: WorkerEngine,
     engine_ready: Arc<AtomicBool>,
-    router: Arc<Router>,
+    /// Where the worker drafts.
+    router: Option<Arc<Router>>,
     reports: Arc<Reports>,
     config: WorkerConfig,
 }
@@ -105,8 +110,7 @@ struct Inner {
 /// # Errors
 /// The listener cannot be opened, or a metric name is taken.
 pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<RunningWorker> {
-    let capabilities = with.engine.capabilities().clone();
-    let metrics = WorkerMetrics::new(&with.metrics, &capabilities.model)?;
+    let metrics = WorkerMetrics::new(&with.metrics, with.engine.served().model)?;
     let slots = Arc::new(Slots::new(
         config.running_max,
         metrics.chunks_running.clone(),
@@ -118,31 +122,46 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         with.store,
         metrics.memory.clone(),
     );
-    let router = Arc::new(Router::new(&config.speculation, &capabilities));
     let reports = Arc::new(Reports::default());
-    let fallback = FallbackWatch::new(
-        &config.speculation,
-        &router,
-        reports.clone(),
-        metrics.clone(),
-    );
-    let guard = SuffixGuard::new(&config.speculation, metrics.clone());
     let engine_ready = Arc::new(AtomicBool::new(true));
+    let reader_stall_max = Duration::from_millis(config.reader_stall_ms_max);
+    let outlet = Outlet::new(harvest.clone(), metrics.clone());
     // A chunk holds a slot before its command is sent, so this never fills: starts, their cuts, a hand-over.
     let (commands, inbox) = mpsc::channel(2 * config.running_max as usize + 2);
-    let decode = DecodeLoop {
-        engine: with.engine.clone(),
-        router: router.clone(),
-        fallback,
-        guard,
-        step_tokens_max: config.step_tokens_max,
-        prefill_chunk_tokens: config.prefill_chunk_tokens,
-        outlet: Outlet::new(harvest.clone(), metrics.clone()),
-        metrics: metrics.clone(),
-        engine_ready: engine_ready.clone(),
-        reader_stall_max: Duration::from_millis(config.reader_stall_ms_max),
+    let (router, decoding) = match &with.engine {
+        WorkerEngine::Verifying(engine) => {
+            let router = Arc::new(Router::new(&config.speculation, engine.capabilities()));
+            let decode = DecodeLoop {
+                engine: engine.clone(),
+                router: router.clone(),
+                fallback: FallbackWatch::new(
+                    &config.speculation,
+                    &router,
+                    reports.clone(),
+                    metrics.clone(),
+                ),
+                guard: SuffixGuard::new(&config.speculation, metrics.clone()),
+                step_tokens_max: config.step_tokens_max,
+                prefill_chunk_tokens: config.prefill_chunk_tokens,
+                outlet,
+                metrics: metrics.clone(),
+                engine_ready: engine_ready.clone(),
+                reader_stall_max,
+            };
+            (Some(router), tokio::spawn(decode.run(inbox)))
+        }
+        WorkerEngine::Streaming(engine) => {
+            let driver = StreamDriver::new(
+                engine.clone(),
+                outlet,
+                metrics.clone(),
+                engine_ready.clone(),
+                config.engine.clone(),
+                reader_stall_max,
+            );
+            (None, tokio::spawn(driver.run(inbox)))
+        }
     };
-    let decoding = tokio::spawn(decode.run(inbox));
     let handle = WorkerHandle {
         inner: Arc::new(Inner {
             commands,
@@ -234,12 +253,12 @@ impl WorkerHandle {
     }
 
     fn check(&self, request: &ChunkRequest) -> Result<(), ApiError> {
-        let capabilities = self.inner.engine.capabilities();
+        let served = self.inner.engine.served();
         let namespace = &request.namespace.namespace;
-        if namespace.model != capabilities.model || namespace.tokenizer != capabilities.tokenizer {
+        if namespace.model != served.model || namespace.tokenizer != served.tokenizer {
             return Err(ApiError::new(
                 ErrorKind::NotFound,
-                format!("this worker serves the model {}", capabilities.model),
+                format!("this worker serves the model {}", served.model),
             )
             .with_code("model_not_found"));
         }
@@ -261,18 +280,22 @@ impl WorkerHandle {
                 "a chunk emits at least one token",
             ));
         }
-        if request.tokens.len() as u64 >= u64::from(capabilities.max_context) {
+        if request.tokens.len() as u64 >= u64::from(served.max_context) {
             return Err(ApiError::invalid(
                 "tokens",
                 format!(
                     "{} context tokens leave no room in the model's context of {}",
                     request.tokens.len(),
-                    capabilities.max_context
+                    served.max_context
                 ),
             )
             .with_code("context_length_exceeded"));
         }
-        Ok(())
+        match &self.inner.engine {
+            // It checks by itself, before it samples.
+            WorkerEngine::Verifying(_) => Ok(()),
+            WorkerEngine::Streaming(engine) => engine.capabilities().check(&request.sampling),
+        }
     }
 }
 
@@ -328,7 +351,10 @@ impl Worker for WorkerHandle {
             pattern_tokens_max: inner.config.speculation.max_pattern_tokens,
             ..IndexConfig::default()
         };
-        let self_drafts = inner.router.self_drafts(request.speculation);
+        let self_drafts = inner
+            .router
+            .as_ref()
+            .is_some_and(|router| router.self_drafts(request.speculation));
         let start = Start {
             // Indexing a long prompt takes milliseconds: here, and not in the loop that all requests share.
             running: Running::new(

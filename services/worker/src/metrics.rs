@@ -8,6 +8,7 @@ use prometheus::{
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_service_kit::telemetry::Metrics;
 
+use crate::engine::StreamingLoad;
 use crate::router::Routed;
 
 pub(crate) use self::memory::MemoryMetrics;
@@ -37,6 +38,9 @@ pub(crate) struct WorkerMetrics {
     pub(crate) chunks: IntCounterVec,
     pub(crate) rejections: IntCounterVec,
     pub(crate) engine_failures: IntCounter,
+    pub(crate) engine_retries: IntCounter,
+    engine_requests: IntGaugeVec,
+    engine_kv_usage: GaugeVec,
     pub(crate) memory: MemoryMetrics,
     pub(crate) harvest_pending_tokens: IntGauge,
     pub(crate) harvest_dropped_tokens: IntCounter,
@@ -56,7 +60,7 @@ impl WorkerMetrics {
             &["limit"],
         )?;
         // A rate over a counter that does not exist yet shows nothing, so these do from the start.
-        for limit in ["running_max", "epoch", "draining"] {
+        for limit in ["running_max", "epoch", "draining", "breaker"] {
             rejections.with_label_values(&[limit]);
         }
         Ok(WorkerMetrics {
@@ -161,7 +165,21 @@ impl WorkerMetrics {
             rejections,
             engine_failures: metrics.counter(
                 "refrain_worker_engine_failures_total",
-                "Engine steps that failed as a whole.",
+                "Engine steps, or answers of a streaming engine, that failed as a whole.",
+            )?,
+            engine_retries: metrics.counter(
+                "refrain_worker_engine_retries_total",
+                "Second attempts to start an answer of a streaming engine, before its first token.",
+            )?,
+            engine_requests: metrics.gauge_vec(
+                "refrain_engine_requests",
+                "Requests that a streaming engine says it has, running or waiting.",
+                &["model", "state"],
+            )?,
+            engine_kv_usage: metrics.float_gauge_vec(
+                "refrain_engine_kv_usage_ratio",
+                "Share of its KV cache that a streaming engine says is in use.",
+                &["model"],
             )?,
             memory: MemoryMetrics::new(metrics)?,
             harvest_pending_tokens: metrics.gauge(
@@ -213,6 +231,20 @@ impl WorkerMetrics {
         self.draft_seconds
             .with_label_values(&model)
             .inc_by(draft_seconds.max(0.0));
+    }
+
+    /// What a streaming engine says of its load.
+    pub(crate) fn engine_load(&self, load: StreamingLoad) {
+        let model = self.model.as_str();
+        for (state, requests) in [("running", load.running), ("waiting", load.waiting)] {
+            if let Some(requests) = requests {
+                let gauge = self.engine_requests.with_label_values(&[model, state]);
+                gauge.set(requests as i64);
+            }
+        }
+        if let Some(share) = load.kv_usage {
+            self.engine_kv_usage.with_label_values(&[model]).set(share);
+        }
     }
 
     pub(crate) fn threshold(&self, in_force: f32) {

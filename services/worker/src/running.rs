@@ -4,6 +4,7 @@
 
 mod answer;
 mod draft;
+mod stream;
 
 use std::sync::Arc;
 use std::time::Instant;

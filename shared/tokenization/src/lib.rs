@@ -25,5 +25,9 @@ pub use files::ModelFiles;
 pub use template::{ChatInput, ChatTemplate};
 pub use tokenizer::Tokenizer;
 
+/// Begins the identity of a tokenizer that reads what an engine says as text: the engine's own ids may be others, so
+/// that text is kept apart from what engines say in token ids.
+pub const TEXT_ONLY_PREFIX: &str = "text:";
+
 /// A token id, as everywhere in the mesh.
 pub type TokenId = u32;

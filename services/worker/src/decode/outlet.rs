@@ -95,6 +95,21 @@ impl Outlet {
         outcome
     }
 
+    /// Lets index and store know of an end that came without a token.
+    pub(super) fn finish(&self, running: &Running, reason: ChunkEndReason) {
+        let finish = match reason {
+            ChunkEndReason::Stop => FinishReason::Stop,
+            ChunkEndReason::Length => FinishReason::Length,
+            ChunkEndReason::ChunkLimit | ChunkEndReason::Draining | ChunkEndReason::HandOver => {
+                return;
+            }
+        };
+        let update = running.update(running.output().len() as u32, Vec::new(), Some(finish));
+        running.remember(&update);
+        self.harvest
+            .push(running.memory.id, &running.request.namespace, update);
+    }
+
     /// Tells the reader of an error. The output so far stays as an unfinished document: whoever continues the
     /// request continues it.
     pub(super) fn fail(&self, entry: &mut Entry, error: ApiError) {

@@ -1,11 +1,13 @@
 //! The worker over a scripted engine: what comes out is what the target model says, whatever is drafted.
 
 mod bench;
+mod external;
 mod fakes;
 mod fallback;
 mod groups;
 mod guard;
 mod handover;
+mod streaming;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -1,0 +1,120 @@
+//! How the worker joins its engine.
+
+use serde::Deserialize;
+
+/// What kind of engine stands at `urls.engine`, and how long the worker has patience with it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EngineConfig {
+    /// What it is.
+    pub kind: EngineKind,
+    /// Public name of its model; not for `refrain`, which says it itself.
+    pub model: String,
+    /// Its name at the engine; empty: the same.
+    pub served_model: String,
+    /// Where the model's `tokenizer.json` is: a folder, or `builtin:` and a name. The gateway's `files` of the model
+    /// name the same tokenizer.
+    pub files: String,
+    /// The engine's own key, if it wants one.
+    pub api_key: Option<String>,
+    /// Longest text, tokens, where neither the engine nor `config.json` says; else it can only lower it.
+    pub max_context: Option<u32>,
+    /// llama-server has one prompt cache for all requests; without it no tenant can measure what another asked.
+    pub prompt_cache: bool,
+    /// Deadline of calls that generate nothing, milliseconds.
+    pub call_ms_max: u64,
+    /// How long a chunk waits for its first token, milliseconds.
+    pub first_token_ms_max: u64,
+    /// How long it waits for each further one, milliseconds.
+    pub idle_ms_max: u64,
+    /// Attempts to start a chunk, as long as the engine has sent nothing.
+    pub attempts_max: u32,
+    /// Pause after the first failed one, milliseconds; it doubles with each.
+    pub retry_backoff_ms: u64,
+    /// Failures in a row after which the engine is left alone.
+    pub breaker_failures_max: u32,
+    /// How long it is left alone, milliseconds.
+    pub breaker_open_ms: u64,
+}
+
+/// Whose engine it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EngineKind {
+    /// One that verifies drafts by the contract of `refrain_protocol::engine`: the reference engine.
+    #[default]
+    Refrain,
+    /// llama.cpp's llama-server.
+    LlamaCpp,
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// TensorRT-LLM's trtllm-serve.
+    TensorrtLlm,
+    /// Anything with `/v1/completions`, text only.
+    Openai,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig {
+            kind: EngineKind::Refrain,
+            model: String::new(),
+            served_model: String::new(),
+            files: String::new(),
+            api_key: None,
+            max_context: None,
+            prompt_cache: true,
+            call_ms_max: 5_000,
+            first_token_ms_max: 120_000,
+            idle_ms_max: 30_000,
+            attempts_max: 3,
+            retry_backoff_ms: 50,
+            breaker_failures_max: 5,
+            breaker_open_ms: 2_000,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Whether the engine generates by itself, instead of being driven step by step.
+    pub fn is_external(&self) -> bool {
+        self.kind != EngineKind::Refrain
+    }
+
+    pub(super) fn check(&self, check: &mut impl FnMut(bool, &str)) {
+        if self.is_external() {
+            check(
+                !self.model.is_empty(),
+                "engine.model: the public name of the engine's model",
+            );
+            check(
+                !self.files.is_empty(),
+                "engine.files: a folder with the model's tokenizer.json, or builtin:name",
+            );
+        }
+        for (value, fault) in [
+            (self.call_ms_max, "engine.call_ms_max: at least 1"),
+            (
+                self.first_token_ms_max,
+                "engine.first_token_ms_max: at least 1",
+            ),
+            (self.idle_ms_max, "engine.idle_ms_max: at least 1"),
+            (
+                u64::from(self.attempts_max),
+                "engine.attempts_max: at least 1",
+            ),
+            (
+                u64::from(self.breaker_failures_max),
+                "engine.breaker_failures_max: at least 1",
+            ),
+        ] {
+            check(value >= 1, fault);
+        }
+        check(
+            self.max_context.is_none_or(|tokens| tokens >= 2),
+            "engine.max_context: at least 2",
+        );
+    }
+}

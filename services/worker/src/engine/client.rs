@@ -1,0 +1,272 @@
+//! HTTP calls to an engine that is no service of the mesh: it gets its own key and never the mesh's secret.
+
+use std::time::Duration;
+
+use refrain_protocol::{ApiError, ErrorKind};
+use reqwest::{Method, RequestBuilder, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// How long a connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long an unused connection is kept. Short of what engines keep theirs (uvicorn: 5 s).
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Largest answer that is read whole.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+/// What is passed on of an engine's own message, characters.
+const MESSAGE_CHARS_MAX: usize = 500;
+
+/// An engine's base URL and a connection pool. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct EngineClient {
+    http: reqwest::Client,
+    base_url: String,
+    api_key: Option<String>,
+    call_timeout: Duration,
+}
+
+impl EngineClient {
+    pub(super) fn new(
+        base_url: &str,
+        api_key: Option<String>,
+        call_timeout: Duration,
+    ) -> anyhow::Result<Self> {
+        refrain_service_kit::telemetry::install_crypto_provider();
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
+            .tcp_nodelay(true)
+            .no_proxy()
+            .build()?;
+        Ok(EngineClient {
+            http,
+            base_url: base_url.trim_end_matches('/').to_owned(),
+            api_key,
+            call_timeout,
+        })
+    }
+
+    pub(super) fn base_url(&self) -> &str {
+        &self.base_url
+    }
+
+    /// Gets text.
+    pub(super) async fn get(&self, path: &str) -> Result<String, ApiError> {
+        let request = self.request(Method::GET, path).timeout(self.call_timeout);
+        let answer = self.read(self.send(request).await?).await?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
+    /// Gets JSON.
+    pub(super) async fn get_json<A: DeserializeOwned>(&self, path: &str) -> Result<A, ApiError> {
+        let request = self.request(Method::GET, path).timeout(self.call_timeout);
+        parse(&self.read(self.send(request).await?).await?)
+    }
+
+    /// Posts JSON and reads JSON.
+    pub(super) async fn post_json<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Q,
+    ) -> Result<A, ApiError> {
+        let request = self.request(Method::POST, path).json(body);
+        let response = self.send(request.timeout(self.call_timeout)).await?;
+        parse(&self.read(response).await?)
+    }
+
+    /// Posts JSON and reads nothing but whether it was taken.
+    pub(super) async fn post<Q: Serialize>(&self, path: &str, body: &Q) -> Result<(), ApiError> {
+        let request = self.request(Method::POST, path).json(body);
+        self.send(request.timeout(self.call_timeout)).await?;
+        Ok(())
+    }
+
+    /// Posts JSON; the answer is to be a stream of events.
+    pub(super) async fn post_events<Q: Serialize>(
+        &self,
+        path: &str,
+        body: &Q,
+    ) -> Result<Response, ApiError> {
+        let response = self
+            .send(self.request(Method::POST, path).json(body))
+            .await?;
+        let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
+        let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("none");
+        if kind.starts_with("text/event-stream") {
+            return Ok(response);
+        }
+        let what = format!("content type {kind} where a stream of events was due");
+        Err(no_engine(what))
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let request = self
+            .http
+            .request(method, format!("{}{path}", self.base_url));
+        match &self.api_key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        }
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Result<Response, ApiError> {
+        let response = request.send().await.map_err(|error| lost(&error))?;
+        let status = response.status().as_u16();
+        if status < 400 {
+            return Ok(response);
+        }
+        let retry_after_ms = response
+            .headers()
+            .get("retry-after")
+            .and_then(|value| value.to_str().ok()?.parse::<u64>().ok())
+            .map(|seconds| seconds.saturating_mul(1000));
+        let body = self.read(response).await.unwrap_or_default();
+        let mut error = refusal(status, &body);
+        error.retry_after_ms = retry_after_ms;
+        Err(error)
+    }
+
+    async fn read(&self, mut response: Response) -> Result<Vec<u8>, ApiError> {
+        let mut body = Vec::new();
+        while let Some(bytes) = response.chunk().await.map_err(|error| lost(&error))? {
+            if body.len() + bytes.len() > ANSWER_BYTES_MAX {
+                return Err(no_engine("an answer without end"));
+            }
+            body.extend_from_slice(&bytes);
+        }
+        Ok(body)
+    }
+}
+
+/// The connection was refused, timed out, or broke.
+pub(super) fn lost(error: &reqwest::Error) -> ApiError {
+    let (kind, message) = if error.is_connect() {
+        (ErrorKind::Unavailable, "the engine cannot be reached")
+    } else if error.is_timeout() {
+        (ErrorKind::Timeout, "the engine did not answer in time")
+    } else {
+        (
+            ErrorKind::Upstream,
+            "the connection to the engine broke off",
+        )
+    };
+    let error = ApiError::new(kind, message).with_detail(format!("{error:?}"));
+    match kind {
+        ErrorKind::Unavailable => error.with_code("engine_unreachable"),
+        _ => error,
+    }
+}
+
+/// What came is nothing that such an engine says.
+pub(super) fn no_engine(what: impl std::fmt::Display) -> ApiError {
+    ApiError::new(
+        ErrorKind::Upstream,
+        "the engine answered something that no such engine says; check worker.engine.kind and urls.engine",
+    )
+    .with_code("engine_garbage")
+    .with_detail(what)
+}
+
+/// An engine's error answer, in our words about whose matter it is and its own words about what it is.
+pub(super) fn refusal(status: u16, body: &[u8]) -> ApiError {
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    let error = match &body["error"] {
+        Value::Null => &body,
+        error => error,
+    };
+    let said = [&error["message"], &error["detail"], error]
+        .iter()
+        .find_map(|value| value.as_str())
+        .map(|said| said.chars().take(MESSAGE_CHARS_MAX).collect::<String>());
+    let said = said.unwrap_or_else(|| "it does not say why".to_owned());
+    let (kind, message) = match status {
+        400 | 413 | 422 => (
+            ErrorKind::InvalidRequest,
+            format!("the engine refuses this request: {said}"),
+        ),
+        401 | 403 => (
+            ErrorKind::Upstream,
+            "the engine refuses this worker's key; set worker.engine.api_key".to_owned(),
+        ),
+        404 => (
+            ErrorKind::Upstream,
+            format!(
+                "the engine does not know the model or the route: {said}; check worker.engine.kind and served_model"
+            ),
+        ),
+        408 | 504 => (
+            ErrorKind::Timeout,
+            format!("the engine gave up (status {status}): {said}"),
+        ),
+        429 => (
+            ErrorKind::Overloaded,
+            format!("the engine is overloaded: {said}"),
+        ),
+        503 => (
+            ErrorKind::Unavailable,
+            format!("the engine is not ready: {said}"),
+        ),
+        _ => (
+            ErrorKind::Upstream,
+            format!("the engine failed (status {status}): {said}"),
+        ),
+    };
+    let code = ["code", "type"]
+        .iter()
+        .find_map(|key| error[key].as_str())
+        .filter(|_| kind == ErrorKind::InvalidRequest);
+    let error = ApiError::new(kind, message);
+    match code {
+        Some(code) => error.with_code(code),
+        None => error,
+    }
+}
+
+pub(super) fn parse<A: DeserializeOwned>(body: &[u8]) -> Result<A, ApiError> {
+    serde_json::from_slice(body).map_err(no_engine)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_keep_the_engines_words_and_say_whose_matter_it_is() {
+        let openai =
+            br#"{"error":{"code":400,"message":"too long","type":"exceed_context_size_error"}}"#;
+        let error = refusal(400, openai);
+        assert_eq!(error.kind, ErrorKind::InvalidRequest);
+        assert!(error.message.ends_with("too long"), "{}", error.message);
+        assert_eq!(error.code.as_deref(), Some("exceed_context_size_error"));
+        for (status, body, kind, part) in [
+            (
+                404,
+                &br#"{"object":"error","message":"no such model"}"#[..],
+                ErrorKind::Upstream,
+                "no such model",
+            ),
+            (401, b"", ErrorKind::Upstream, "api_key"),
+            (
+                422,
+                br#"{"detail":"bad field"}"#,
+                ErrorKind::InvalidRequest,
+                "bad field",
+            ),
+            (
+                503,
+                br#"{"error":{"message":"Loading model"}}"#,
+                ErrorKind::Unavailable,
+                "Loading model",
+            ),
+            (429, b"{}", ErrorKind::Overloaded, "overloaded"),
+            (500, b"<html>", ErrorKind::Upstream, "status 500"),
+        ] {
+            let error = refusal(status, body);
+            assert_eq!(error.kind, kind, "{status}");
+            assert!(error.message.contains(part), "{}", error.message);
+        }
+        let long = serde_json::json!({ "error": { "message": "x".repeat(10_000) } }).to_string();
+        assert!(refusal(400, long.as_bytes()).message.len() < 1_000);
+    }
+}

@@ -1,0 +1,210 @@
+//! The stream of OpenAI's `/v1/completions` with the token ids that vLLM and TensorRT-LLM add to it.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+
+use refrain_protocol::engine::{Sampling, TokenLogprob};
+use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::client::{no_engine, parse};
+use super::external::{Decoder, end_of, error_event};
+use super::llama_cpp::LOGPROB_MIN;
+use super::streaming::{GenerateRequest, Generated, GeneratedEnd};
+
+/// The fields that all of them take. What a request leaves alone is not sent.
+pub(super) fn common_body(model: &str, request: &GenerateRequest) -> Map<String, Value> {
+    let sampling = &request.sampling;
+    let mut body = Map::new();
+    let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);
+    set("model", json!(model));
+    set("max_tokens", json!(request.tokens_max));
+    set("stream", json!(true));
+    set("temperature", json!(sampling.temperature));
+    set("top_p", json!(sampling.top_p));
+    // Engines read it as a signed number.
+    set("seed", json!(request.engine_seed() >> 1));
+    body
+}
+
+/// What vLLM and TensorRT-LLM take beyond it.
+pub(super) fn extended_body(model: &str, request: &GenerateRequest) -> Map<String, Value> {
+    let sampling = &request.sampling;
+    let mut body = common_body(model, request);
+    let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);
+    set("prompt", json!(request.tokens));
+    // What was found in the cache stands in the usage, and that in every event.
+    set(
+        "stream_options",
+        json!({ "include_usage": true, "continuous_usage_stats": true }),
+    );
+    set("stop_token_ids", json!(sampling.stop_token_ids));
+    if sampling.top_k > 0 {
+        set("top_k", json!(sampling.top_k));
+    }
+    if sampling.min_p > 0.0 {
+        set("min_p", json!(sampling.min_p));
+    }
+    if !sampling.logit_bias.is_empty() {
+        set("logit_bias", logit_bias(sampling));
+    }
+    body
+}
+
+/// By token id, as text.
+pub(super) fn logit_bias(sampling: &Sampling) -> Value {
+    sampling
+        .logit_bias
+        .iter()
+        .map(|(token, bias)| (token.to_string(), json!(bias)))
+        .collect::<Map<_, _>>()
+        .into()
+}
+
+/// An event of the stream.
+#[derive(Debug, Deserialize)]
+pub(super) struct Event {
+    pub(super) choices: Vec<Choice>,
+    #[serde(default)]
+    usage: Option<Usage>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Choice {
+    #[serde(default)]
+    pub(super) text: String,
+    #[serde(default)]
+    token_ids: Option<Vec<TokenId>>,
+    #[serde(default)]
+    logprobs: Option<Logprobs>,
+    #[serde(default)]
+    pub(super) finish_reason: Option<String>,
+    /// The stop id that ended it, a string, or nothing.
+    #[serde(default)]
+    stop_reason: Value,
+}
+
+#[derive(Debug, Deserialize)]
+struct Logprobs {
+    #[serde(default)]
+    token_logprobs: Vec<Option<f32>>,
+    #[serde(default)]
+    top_logprobs: Vec<Option<HashMap<String, f32>>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Usage {
+    #[serde(default)]
+    prompt_tokens_details: Option<UsageDetails>,
+}
+
+#[derive(Debug, Deserialize)]
+struct UsageDetails {
+    #[serde(default)]
+    cached_tokens: Option<u32>,
+}
+
+impl Event {
+    pub(super) fn parse(data: &[u8]) -> Result<Self, ApiError> {
+        let value: Value = parse(data)?;
+        match error_event(&value) {
+            Some(error) => Err(error),
+            None => serde_json::from_value(value).map_err(no_engine),
+        }
+    }
+}
+
+/// Reads a stream whose choices hold token ids.
+pub(super) struct CompletionsDecoder {
+    top: Option<u32>,
+    has_begun: bool,
+}
+
+impl CompletionsDecoder {
+    pub(super) fn new(sampling: &Sampling) -> Self {
+        CompletionsDecoder {
+            top: sampling.top_logprobs,
+            has_begun: false,
+        }
+    }
+}
+
+impl Decoder for CompletionsDecoder {
+    fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
+        let event = Event::parse(data)?;
+        let details = event.usage.and_then(|usage| usage.prompt_tokens_details);
+        if let Some(cached_tokens) = details.and_then(|details| details.cached_tokens)
+            && !std::mem::replace(&mut self.has_begun, true)
+        {
+            out.push_back(Generated::Begun { cached_tokens });
+        }
+        // The last event holds the usage and no choice.
+        let Some(choice) = event.choices.into_iter().next() else {
+            return Ok(());
+        };
+        let end = choice.finish_reason.as_deref().map(end_of).transpose()?;
+        let mut tokens = match choice.token_ids {
+            Some(tokens) => tokens,
+            None if choice.text.is_empty() => Vec::new(),
+            None => {
+                return Err(ApiError::new(
+                    ErrorKind::Upstream,
+                    "the engine sent text without token ids; it is too old for this adapter, or worker.engine.kind is another's",
+                ));
+            }
+        };
+        let logprobs = match self.top {
+            Some(top) if !tokens.is_empty() => Some(logprobs(choice.logprobs, tokens.len(), top)?),
+            _ => None,
+        };
+        // Some leave out the stop id that they drew, and say which it was.
+        let stop_id = choice.stop_reason.as_u64();
+        let stop_id = stop_id.and_then(|id| TokenId::try_from(id).ok());
+        if let (Some(GeneratedEnd::Stop), Some(id), None) = (end, stop_id, self.top)
+            && tokens.last() != Some(&id)
+        {
+            tokens.push(id);
+        }
+        if !tokens.is_empty() {
+            out.push_back(Generated::Tokens { tokens, logprobs });
+        }
+        out.extend(end.map(Generated::End));
+        Ok(())
+    }
+}
+
+/// The prefix of a token that is named by its id.
+const TOKEN_ID_PREFIX: &str = "token_id:";
+
+fn logprobs(
+    sent: Option<Logprobs>,
+    tokens: usize,
+    top: u32,
+) -> Result<Vec<TokenLogprob>, ApiError> {
+    let sent = sent
+        .filter(|sent| sent.token_logprobs.len() == tokens)
+        .ok_or_else(|| no_engine("not one log-probability per token"))?;
+    let mut all = Vec::with_capacity(tokens);
+    let mut alternatives = sent.top_logprobs.into_iter();
+    for logprob in sent.token_logprobs {
+        let mut best = Vec::new();
+        for (token, logprob) in alternatives.next().flatten().unwrap_or_default() {
+            let id = token
+                .strip_prefix(TOKEN_ID_PREFIX)
+                .and_then(|id| id.parse::<TokenId>().ok());
+            let id = id.ok_or_else(|| no_engine("an alternative that is named by no token id"))?;
+            best.push((id, logprob.max(LOGPROB_MIN)));
+        }
+        // The token itself is among them even where it is none of the best.
+        best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        best.truncate(top as usize);
+        all.push(TokenLogprob {
+            logprob: logprob.unwrap_or(LOGPROB_MIN).max(LOGPROB_MIN),
+            top: best,
+        });
+    }
+    Ok(all)
+}

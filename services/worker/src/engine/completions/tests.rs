@@ -1,0 +1,149 @@
+//! Streams in the documented shapes of vLLM and TensorRT-LLM, written out by hand.
+
+use refrain_protocol::engine::Sampling;
+use refrain_protocol::{ErrorKind, TokenId};
+
+use super::super::external::{Dialect, read_recorded, request};
+use super::super::tensorrt_llm::TensorRtLlm;
+use super::super::vllm::Vllm;
+use super::*;
+
+fn read(events: &[Value], sampling: Sampling) -> Result<Vec<Generated>, ApiError> {
+    let lines: Vec<String> = events
+        .iter()
+        .map(|event| format!("data: {event}\n\n"))
+        .collect();
+    let recorded = lines.concat() + "data: [DONE]\n\n";
+    read_recorded(Box::new(CompletionsDecoder::new(&sampling)), &recorded)
+}
+
+fn choice(token_ids: &[TokenId], finish_reason: Option<&str>, stop_reason: Value) -> Value {
+    json!({
+        "id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m",
+        "choices": [{"index": 0, "text": "", "logprobs": null, "token_ids": token_ids,
+                     "finish_reason": finish_reason, "stop_reason": stop_reason}],
+        "usage": {"prompt_tokens": 9, "total_tokens": 10, "completion_tokens": 1,
+                  "prompt_tokens_details": {"cached_tokens": 8}},
+    })
+}
+
+fn tokens(tokens: &[TokenId]) -> Generated {
+    Generated::Tokens {
+        tokens: tokens.to_vec(),
+        logprobs: None,
+    }
+}
+
+#[test]
+fn tokens_an_end_and_the_cache() {
+    let usage = json!({"id": "c", "choices": [], "usage": {"prompt_tokens": 9}});
+    let events = [
+        choice(&[5, 6], None, Value::Null),
+        choice(&[], None, Value::Null),
+        choice(&[7], Some("length"), Value::Null),
+        usage,
+    ];
+    let read = read(&events, Sampling::default()).unwrap();
+    let expected = [
+        Generated::Begun { cached_tokens: 8 },
+        tokens(&[5, 6]),
+        tokens(&[7]),
+        Generated::End(GeneratedEnd::Length),
+    ];
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn a_stop_id_is_emitted_whether_it_was_sent_or_named() {
+    for sent in [&[7, 2][..], &[7]] {
+        let events = [choice(sent, Some("stop"), json!(2))];
+        let read = read(&events, Sampling::default()).unwrap();
+        assert_eq!(
+            read[1..],
+            [tokens(&[7, 2]), Generated::End(GeneratedEnd::Stop)]
+        );
+    }
+}
+
+#[test]
+fn log_probabilities_are_read_by_token_id() {
+    let mut event = choice(&[5, 6], None, Value::Null);
+    event["choices"][0]["logprobs"] = json!({
+        "tokens": ["token_id:5", "token_id:6"], "text_offset": [0, 1],
+        "token_logprobs": [-0.5, null],
+        "top_logprobs": [{"token_id:5": -0.5, "token_id:8": -0.25, "token_id:9": -4.0}, null],
+    });
+    let asks = Sampling {
+        top_logprobs: Some(2),
+        ..Sampling::default()
+    };
+    let pieces = read(&[event.clone()], asks.clone()).unwrap();
+    let expected = vec![
+        TokenLogprob {
+            logprob: -0.5,
+            top: vec![(8, -0.25), (5, -0.5)],
+        },
+        TokenLogprob {
+            logprob: LOGPROB_MIN,
+            top: Vec::new(),
+        },
+    ];
+    let Generated::Tokens { logprobs, .. } = &pieces[1] else {
+        panic!("{pieces:?}");
+    };
+    assert_eq!(logprobs.as_ref(), Some(&expected));
+    event["choices"][0]["logprobs"]["top_logprobs"] = json!([{"the": -0.5}, null]);
+    assert!(read(&[event], asks).is_err());
+}
+
+#[test]
+fn what_is_no_such_stream_is_an_error() {
+    let text_only = json!({"choices": [{"index": 0, "text": "hi", "finish_reason": null}]});
+    let aborted = choice(&[1], Some("abort"), Value::Null);
+    let failed =
+        json!({"error": {"message": "out of memory", "type": "InternalServerError", "code": 500}});
+    for event in [text_only, aborted, failed, json!([]), json!({"choices": 1})] {
+        let error = read(std::slice::from_ref(&event), Sampling::default()).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Upstream, "{event}");
+    }
+}
+
+#[test]
+fn only_what_was_asked_for_is_sent() {
+    let plain = request(&[1, 2], Sampling::default());
+    let vllm = Vllm { model: "m".into() };
+    let body = vllm.body(&plain).unwrap();
+    for absent in ["top_k", "min_p", "logit_bias", "logprobs", "priority"] {
+        assert!(body.get(absent).is_none(), "{absent}");
+    }
+    assert_eq!(body["prompt"], json!([1, 2]));
+    assert_eq!(body["max_tokens"], 7);
+    assert_eq!(body["return_token_ids"], true);
+    // Tenants do not find each other's KV.
+    assert_eq!(body["cache_salt"], "000000000000000000000000000000cd");
+    let all = Sampling {
+        temperature: 0.7,
+        top_k: 3,
+        min_p: 0.25,
+        logit_bias: vec![(4, 2.0)],
+        top_logprobs: Some(0),
+        stop_token_ids: vec![2],
+        ..Sampling::default()
+    };
+    let body = vllm.body(&request(&[1], all.clone())).unwrap();
+    assert_eq!(body["logit_bias"], json!({"4": 2.0}));
+    assert_eq!((&body["top_k"], &body["min_p"]), (&json!(3), &json!(0.25)));
+    assert_eq!(
+        (&body["logprobs"], &body["stop_token_ids"]),
+        (&json!(0), &json!([2]))
+    );
+    assert!(body["seed"].as_i64().is_some_and(|seed| seed >= 0));
+    // trtllm-serve forbids fields that it does not know.
+    let strict = TensorRtLlm { model: "m".into() }
+        .body(&request(&[1], all))
+        .unwrap();
+    for foreign in ["return_token_ids", "cache_salt", "request_id", "logprobs"] {
+        assert!(strict.get(foreign).is_none(), "{foreign}");
+    }
+    assert_eq!(strict["detokenize"], false);
+}

@@ -1,0 +1,241 @@
+//! llama.cpp's llama-server, over `/completion`: token arrays in, token ids out.
+//!
+//! Its ways: an event holds one token's id, and none at all while the text ends inside a character (see [`partial`]). It
+//! knows no stop ids but the model's own, so the worker ends the call at others. Its prompt cache is one for all.
+
+mod partial;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use refrain_tokenization::Tokenizer;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use self::partial::Fragments;
+use super::client::{no_engine, parse};
+use super::external::{Decoder, Dialect, LoadSeries, error_event};
+use super::streaming::{GenerateRequest, Generated, GeneratedEnd, StreamingCapabilities};
+
+/// OpenAI's value for what is as good as impossible; JSON has no infinity.
+pub(super) const LOGPROB_MIN: f32 = -9999.0;
+
+/// Most alternatives that are asked for: the server sorts the whole vocabulary for them.
+const TOP_LOGPROBS_MAX: u32 = 128;
+
+pub(super) struct LlamaCpp {
+    fragments: Arc<Fragments>,
+    prompt_cache: bool,
+}
+
+impl LlamaCpp {
+    pub(super) fn new(tokenizer: Arc<Tokenizer>, prompt_cache: bool) -> Self {
+        LlamaCpp {
+            fragments: Arc::new(Fragments::new(tokenizer)),
+            prompt_cache,
+        }
+    }
+}
+
+impl Dialect for LlamaCpp {
+    fn capabilities(&self) -> StreamingCapabilities {
+        StreamingCapabilities {
+            model: String::new(),
+            tokenizer: String::new(),
+            max_context: 0,
+            top_logprobs_max: Some(TOP_LOGPROBS_MAX),
+            top_k: true,
+            min_p: true,
+            logit_bias: true,
+        }
+    }
+
+    fn path(&self) -> &'static str {
+        "/completion"
+    }
+
+    fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
+        let sampling = &request.sampling;
+        // The largest 32-bit seed asks for a random one.
+        let seed = request.engine_seed() % u64::from(u32::MAX);
+        let mut body = json!({
+            "prompt": request.tokens,
+            "n_predict": request.tokens_max,
+            "stream": true,
+            "return_tokens": true,
+            "return_progress": true,
+            "cache_prompt": self.prompt_cache,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            // In the mesh's order; without the others, so that nothing is penalised unasked.
+            "samplers": ["temperature", "top_k", "top_p", "min_p"],
+            "repeat_penalty": 1.0,
+            "seed": seed,
+            // The last event repeats the prompt unless told what to hold.
+            "response_fields": ["stop", "stop_type", "tokens_predicted"],
+        });
+        if !sampling.logit_bias.is_empty() {
+            body["logit_bias"] = json!(sampling.logit_bias);
+        }
+        if let Some(top) = sampling.top_logprobs {
+            body["n_probs"] = json!(top.max(1));
+        }
+        Ok(body)
+    }
+
+    fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {
+        Box::new(LlamaDecoder {
+            fragments: self.fragments.clone(),
+            top: request.sampling.top_logprobs,
+            seen: 0,
+            has_begun: false,
+        })
+    }
+
+    fn load(&self) -> Option<LoadSeries> {
+        Some(LoadSeries {
+            path: "/metrics",
+            running: "llamacpp:requests_processing",
+            waiting: "llamacpp:requests_deferred",
+            kv_usage: None,
+        })
+    }
+
+    fn detokenize(&self, tokens: &[TokenId]) -> Option<(&'static str, Value, &'static str)> {
+        Some(("/detokenize", json!({ "tokens": tokens }), "content"))
+    }
+
+    fn context(&self) -> Option<(&'static str, &'static str)> {
+        // A slot's, not the server's: requests do not share it.
+        Some(("/props", "/default_generation_settings/n_ctx"))
+    }
+}
+
+/// An event of `/completion`.
+#[derive(Debug, Deserialize)]
+struct Event {
+    #[serde(default)]
+    content: String,
+    #[serde(default)]
+    tokens: Vec<TokenId>,
+    stop: bool,
+    /// Tokens drawn so far, those included whose ids were not sent.
+    #[serde(default)]
+    tokens_predicted: u64,
+    #[serde(default)]
+    stop_type: Option<String>,
+    #[serde(default)]
+    prompt_progress: Option<Progress>,
+    #[serde(default)]
+    completion_probabilities: Vec<Probability>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Progress {
+    cache: u32,
+}
+
+#[derive(Debug, Deserialize)]
+struct Probability {
+    id: TokenId,
+    logprob: f32,
+    #[serde(default)]
+    top_logprobs: Vec<Alternative>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Alternative {
+    id: TokenId,
+    logprob: f32,
+}
+
+struct LlamaDecoder {
+    fragments: Arc<Fragments>,
+    top: Option<u32>,
+    /// Tokens whose ids are known.
+    seen: u64,
+    has_begun: bool,
+}
+
+impl Decoder for LlamaDecoder {
+    fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
+        let value: Value = parse(data)?;
+        if let Some(error) = error_event(&value) {
+            return Err(error);
+        }
+        let event: Event = serde_json::from_value(value).map_err(no_engine)?;
+        if event.stop {
+            // Tokens that end inside a character were drawn and never sent: what they would become is not known.
+            out.push_back(Generated::End(match event.stop_type.as_deref() {
+                Some("limit") => GeneratedEnd::Length,
+                Some("eos" | "word") => GeneratedEnd::Stop,
+                other => return Err(no_engine(format!("stop type {other:?}"))),
+            }));
+            return Ok(());
+        }
+        if let Some(progress) = event.prompt_progress {
+            // Sent for every piece of a long prompt; it says where the answer begins only once.
+            if !std::mem::replace(&mut self.has_begun, true) {
+                out.push_back(Generated::Begun {
+                    cached_tokens: progress.cache,
+                });
+            }
+            return Ok(());
+        }
+        let [token] = event.tokens[..] else {
+            return Err(no_engine(format!("{} tokens", event.tokens.len())));
+        };
+        let unsent = event.tokens_predicted.saturating_sub(self.seen + 1);
+        let mut tokens = match unsent {
+            0 => Vec::with_capacity(1),
+            // The text of all of them, now that it ends with a character.
+            _ => self.fragments.spell(&event.content, token, unsent)?,
+        };
+        tokens.push(token);
+        self.seen = event.tokens_predicted.max(self.seen + 1);
+        let logprobs = match self.top {
+            None => None,
+            Some(_) if unsent > 0 => {
+                return Err(ApiError::new(
+                    ErrorKind::InvalidRequest,
+                    "this engine has no log-probabilities of tokens that hold a part of a character, and the output has some; ask without logprobs",
+                )
+                .with_code("unsupported_by_engine"));
+            }
+            Some(top) => Some(vec![logprob(&event.completion_probabilities, token, top)?]),
+        };
+        out.push_back(Generated::Tokens { tokens, logprobs });
+        Ok(())
+    }
+}
+
+fn logprob(
+    probabilities: &[Probability],
+    token: TokenId,
+    top: u32,
+) -> Result<TokenLogprob, ApiError> {
+    let [own] = probabilities else {
+        // So it is while the server drafts for itself.
+        return Err(ApiError::new(
+            ErrorKind::InvalidRequest,
+            "this engine gives no log-probabilities while it speculates; ask without logprobs",
+        )
+        .with_code("unsupported_by_engine"));
+    };
+    if own.id != token {
+        return Err(no_engine("the log-probability of another token"));
+    }
+    let best = own.top_logprobs.iter().take(top as usize);
+    Ok(TokenLogprob {
+        logprob: own.logprob.max(LOGPROB_MIN),
+        top: best
+            .map(|other| (other.id, other.logprob.max(LOGPROB_MIN)))
+            .collect(),
+    })
+}

@@ -1,0 +1,54 @@
+//! TensorRT-LLM's `trtllm-serve`, over `/v1/completions` without its detokenizer, so that it answers with token ids.
+//!
+//! Written after its published request and response schemas, which forbid fields they do not know; it was never run
+//! against a real one.
+
+use refrain_protocol::ApiError;
+use serde_json::{Value, json};
+
+use super::completions::{CompletionsDecoder, extended_body};
+use super::external::{Decoder, Dialect, LoadSeries};
+use super::streaming::{GenerateRequest, StreamingCapabilities};
+
+pub(super) struct TensorRtLlm {
+    pub(super) model: String,
+}
+
+impl Dialect for TensorRtLlm {
+    fn capabilities(&self) -> StreamingCapabilities {
+        StreamingCapabilities {
+            model: String::new(),
+            tokenizer: String::new(),
+            max_context: 0,
+            // It names alternatives by their text, of which two tokens may have the same.
+            top_logprobs_max: None,
+            top_k: true,
+            min_p: true,
+            logit_bias: true,
+        }
+    }
+
+    fn path(&self) -> &'static str {
+        "/v1/completions"
+    }
+
+    fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
+        let mut body = extended_body(&self.model, request);
+        body.insert("detokenize".to_owned(), json!(false));
+        body.insert("add_special_tokens".to_owned(), json!(false));
+        Ok(body.into())
+    }
+
+    fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {
+        Box::new(CompletionsDecoder::new(&request.sampling))
+    }
+
+    fn load(&self) -> Option<LoadSeries> {
+        Some(LoadSeries {
+            path: "/prometheus/metrics",
+            running: "trtllm_num_requests_running",
+            waiting: "trtllm_num_requests_waiting",
+            kv_usage: Some("trtllm_kv_cache_utilization"),
+        })
+    }
+}

@@ -1,0 +1,106 @@
+//! Any server with OpenAI's `/v1/completions`: text in, text out.
+//!
+//! Its token ids are not known. The prompt goes as text, and only if that text comes back as the same tokens, so that a
+//! user's text cannot become a marker of the model's. What it says is read with our tokenizer, piece by piece, and kept
+//! in a namespace of its own: it may be spelled otherwise than the model did.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use refrain_protocol::{ApiError, TokenId};
+use refrain_tokenization::{TEXT_ONLY_PREFIX, Tokenizer};
+use serde_json::{Value, json};
+
+use super::completions::{Event, common_body};
+use super::external::{Decoder, Dialect, end_of};
+use super::streaming::{GenerateRequest, Generated, StreamingCapabilities};
+
+pub(super) struct TextOnly {
+    pub(super) model: String,
+    pub(super) tokenizer: Arc<Tokenizer>,
+}
+
+impl TextOnly {
+    /// The text of a prompt, markers included.
+    fn text(&self, tokens: &[TokenId]) -> Result<String, ApiError> {
+        let bytes = tokens
+            .iter()
+            .flat_map(|token| self.tokenizer.token_bytes(*token))
+            .copied()
+            .collect();
+        let text = String::from_utf8(bytes).ok();
+        let same = text.filter(|text| {
+            let read = self.tokenizer.encode_trusted(text);
+            read.is_ok_and(|read| read == tokens)
+        });
+        same.ok_or_else(|| {
+            ApiError::invalid(
+                "messages",
+                "the engine takes text only, and this prompt, as text, would be read as other tokens; leave out the model's own markers and incomplete characters",
+            )
+            .with_code("unsupported_by_engine")
+        })
+    }
+}
+
+impl Dialect for TextOnly {
+    fn capabilities(&self) -> StreamingCapabilities {
+        StreamingCapabilities {
+            model: String::new(),
+            tokenizer: TEXT_ONLY_PREFIX.to_owned(),
+            max_context: 0,
+            top_logprobs_max: None,
+            top_k: false,
+            min_p: false,
+            logit_bias: false,
+        }
+    }
+
+    fn path(&self) -> &'static str {
+        "/v1/completions"
+    }
+
+    fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
+        let mut body = common_body(&self.model, request);
+        body.insert("prompt".to_owned(), json!(self.text(&request.tokens)?));
+        Ok(body.into())
+    }
+
+    fn decoder(&self, _request: &GenerateRequest) -> Box<dyn Decoder> {
+        Box::new(TextDecoder {
+            tokenizer: self.tokenizer.clone(),
+        })
+    }
+
+    fn health(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+struct TextDecoder {
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl Decoder for TextDecoder {
+    fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
+        let Some(choice) = Event::parse(data)?.choices.into_iter().next() else {
+            return Ok(());
+        };
+        if !choice.text.is_empty() {
+            let tokens = self.tokenizer.encode(&choice.text).map_err(|error| {
+                ApiError::internal(format!("the engine's text cannot be read: {error}"))
+            })?;
+            out.push_back(Generated::Tokens {
+                tokens,
+                logprobs: None,
+            });
+        }
+        if let Some(reason) = choice.finish_reason {
+            out.push_back(Generated::End(end_of(&reason)?));
+        }
+        Ok(())
+    }
+}

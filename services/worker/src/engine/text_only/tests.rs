@@ -1,0 +1,69 @@
+//! Streams in the shape of OpenAI's completions, written out by hand.
+
+use refrain_protocol::engine::Sampling;
+use refrain_tokenization::testing::{IM_END, IM_START, byte_level_files};
+
+use super::super::external::{read_recorded, request};
+use super::*;
+
+fn dialect() -> TextOnly {
+    TextOnly {
+        model: "m".into(),
+        tokenizer: Arc::new(byte_level_files().tokenizer().unwrap()),
+    }
+}
+
+#[test]
+fn prompts_go_as_text_if_the_text_says_the_same() {
+    let dialect = dialect();
+    let encode = |text: &str| dialect.tokenizer.encode(text).unwrap();
+    let mut tokens = vec![IM_START];
+    tokens.extend(encode("user\nhello"));
+    tokens.push(IM_END);
+    let body = dialect
+        .body(&request(&tokens, Sampling::default()))
+        .unwrap();
+    assert_eq!(body["prompt"], "<|im_start|>user\nhello<|im_end|>");
+    for stranger in [
+        "top_k",
+        "stop_token_ids",
+        "return_token_ids",
+        "stream_options",
+    ] {
+        assert!(body.get(stranger).is_none(), "{stranger}");
+    }
+    // What a user wrote must not become a marker; half a character is no text.
+    let written = encode("<|im_end|>");
+    let half = encode("é")[..1].to_vec();
+    for tokens in [written, half] {
+        let error = dialect
+            .body(&request(&tokens, Sampling::default()))
+            .unwrap_err();
+        assert_eq!(error.kind, refrain_protocol::ErrorKind::InvalidRequest);
+    }
+}
+
+#[test]
+fn text_is_read_with_our_tokenizer() {
+    let dialect = dialect();
+    let recorded = "data: {\"choices\":[{\"text\":\"hello é\",\"index\":0,\"finish_reason\":null}]}\n\n\
+                    data: {\"choices\":[{\"text\":\"!\",\"index\":0,\"finish_reason\":\"stop\"}]}\n\n\
+                    data: {\"choices\":[],\"usage\":{}}\n\ndata: [DONE]\n\n";
+    let decoder = dialect.decoder(&request(&[1], Sampling::default()));
+    let pieces = read_recorded(decoder, recorded).unwrap();
+    let mut text = String::new();
+    for piece in &pieces {
+        if let Generated::Tokens { tokens, .. } = piece {
+            text += &dialect.tokenizer.decode(tokens);
+        }
+    }
+    assert_eq!(text, "hello é!");
+    let stop = super::super::streaming::GeneratedEnd::Stop;
+    assert_eq!(pieces.last(), Some(&Generated::End(stop)));
+    assert!(
+        dialect
+            .capabilities()
+            .tokenizer
+            .starts_with(TEXT_ONLY_PREFIX)
+    );
+}

@@ -1,0 +1,381 @@
+//! The adapters over HTTP, against a server that says what it is told to.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use refrain_protocol::engine::Sampling;
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId, RequestId};
+use refrain_tokenization::testing::byte_level_files;
+use refrain_worker::{
+    EngineConfig, EngineKind, GenerateRequest, Generated, GeneratedEnd, ServedAs, StreamingEngine,
+    connect_external,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// What a route answers: status, content type, body; and whether the connection stays open after it.
+#[derive(Clone)]
+struct Answer(u16, &'static str, String, bool);
+
+fn json(body: &str) -> Answer {
+    Answer(200, "application/json", body.to_owned(), false)
+}
+
+fn events(body: &str, hangs: bool) -> Answer {
+    Answer(200, "text/event-stream", body.to_owned(), hangs)
+}
+
+/// A server with canned answers by path.
+struct Canned {
+    url: String,
+    answers: Arc<Mutex<Vec<(&'static str, Answer)>>>,
+    /// Requests as they came, head and body.
+    heard: Arc<Mutex<Vec<String>>>,
+    /// Connections that the other side closed while an answer hung.
+    closed: Arc<Mutex<u32>>,
+}
+
+impl Canned {
+    async fn start(answers: &[(&'static str, Answer)]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let canned = Canned {
+            url: format!("http://{}", listener.local_addr().unwrap()),
+            answers: Arc::new(Mutex::new(answers.to_vec())),
+            heard: Arc::default(),
+            closed: Arc::default(),
+        };
+        let (answers, heard) = (canned.answers.clone(), canned.heard.clone());
+        let closed = canned.closed.clone();
+        tokio::spawn(async move {
+            while let Ok((connection, _)) = listener.accept().await {
+                let (answers, heard) = (answers.clone(), heard.clone());
+                let closed = closed.clone();
+                tokio::spawn(async move {
+                    if serve(connection, &answers, &heard).await {
+                        *closed.lock().unwrap() += 1;
+                    }
+                });
+            }
+        });
+        canned
+    }
+
+    fn set(&self, path: &'static str, answer: Answer) {
+        let mut answers = self.answers.lock().unwrap();
+        answers.retain(|(known, _)| *known != path);
+        answers.push((path, answer));
+    }
+
+    fn heard(&self, path: &str) -> Vec<String> {
+        let heard = self.heard.lock().unwrap();
+        let of_path = heard
+            .iter()
+            .filter(|text| text.contains(&format!(" {path} ")));
+        of_path.cloned().collect()
+    }
+
+    async fn connect(&self, kind: EngineKind) -> Result<Arc<dyn StreamingEngine>, ApiError> {
+        let config = EngineConfig {
+            kind,
+            api_key: Some("engine-key".into()),
+            call_ms_max: 2_000,
+            ..EngineConfig::default()
+        };
+        let served = ServedAs {
+            model: "public".into(),
+            served_model: "m".into(),
+            tokenizer: Arc::new(byte_level_files().tokenizer().unwrap()),
+            max_context: Some(512),
+        };
+        connect_external(&config, &self.url, served).await
+    }
+}
+
+/// Answers one request. Returns whether the other side left while the answer hung.
+async fn serve(
+    mut connection: TcpStream,
+    answers: &Mutex<Vec<(&'static str, Answer)>>,
+    heard: &Mutex<Vec<String>>,
+) -> bool {
+    let mut request = Vec::new();
+    let mut piece = [0u8; 4096];
+    loop {
+        let read = connection.read(&mut piece).await.unwrap_or(0);
+        if read == 0 {
+            return false;
+        }
+        request.extend_from_slice(&piece[..read]);
+        let text = String::from_utf8_lossy(&request);
+        let Some((head, body)) = text.split_once("\r\n\r\n") else {
+            continue;
+        };
+        let length = head.lines().find_map(|line| {
+            line.to_lowercase()
+                .strip_prefix("content-length: ")?
+                .parse()
+                .ok()
+        });
+        if body.len() >= length.unwrap_or(0) {
+            break;
+        }
+    }
+    let request = String::from_utf8_lossy(&request).into_owned();
+    let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+    heard.lock().unwrap().push(request);
+    let found = answers
+        .lock()
+        .unwrap()
+        .iter()
+        .find(|(known, _)| *known == path)
+        .cloned();
+    let Answer(status, kind, body, hangs) = found.map_or_else(
+        || Answer(404, "application/json", "{}".into(), false),
+        |(_, answer)| answer,
+    );
+    let head = format!("HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n");
+    connection.write_all(head.as_bytes()).await.unwrap();
+    connection.write_all(body.as_bytes()).await.unwrap();
+    if hangs {
+        return connection.read(&mut piece).await.unwrap_or(0) == 0;
+    }
+    false
+}
+
+/// A llama-server: `merges` are the alphanumeric tokens of more than a byte, in the order of their ids.
+fn llama() -> Vec<(&'static str, Answer)> {
+    vec![
+        ("/health", json("{\"status\":\"ok\"}")),
+        (
+            "/v1/models",
+            json(
+                "{\"data\":[{\"id\":\"m\",\"meta\":{\"n_vocab\":263,\"n_params\":1,\"size\":2}}]}",
+            ),
+        ),
+        (
+            "/props",
+            json("{\"default_generation_settings\":{\"n_ctx\":300}}"),
+        ),
+        ("/detokenize", json("{\"content\":\"hellhellhello\"}")),
+        (
+            "/metrics",
+            Answer(
+                200,
+                "text/plain",
+                "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n".into(),
+                false,
+            ),
+        ),
+    ]
+}
+
+fn request() -> GenerateRequest {
+    GenerateRequest {
+        request: RequestId(1),
+        namespace: NamespaceId(2),
+        tokens: vec![5, 6],
+        tokens_max: 4,
+        sampling: Sampling::default(),
+    }
+}
+
+async fn generated(engine: &dyn StreamingEngine) -> Result<Vec<Generated>, ApiError> {
+    let mut stream = engine.generate(request()).await?;
+    let mut pieces = Vec::new();
+    while let Some(piece) = stream.next().await {
+        pieces.push(piece?);
+    }
+    Ok(pieces)
+}
+
+const TOKEN: &str =
+    "data: {\"content\":\"a\",\"tokens\":[100],\"stop\":false,\"tokens_predicted\":1}\n\n";
+
+#[tokio::test]
+async fn an_engine_is_joined_asked_and_listened_to() {
+    let server = Canned::start(&llama()).await;
+    let engine = server.connect(EngineKind::LlamaCpp).await.unwrap();
+    assert_eq!(engine.capabilities().model, "public");
+    assert_eq!(engine.capabilities().max_context, 300);
+    let load = engine.load().await.unwrap();
+    assert_eq!(
+        (load.running, load.waiting, load.kv_usage),
+        (Some(2.0), Some(1.0), None)
+    );
+    let end = "data: {\"stop\":true,\"stop_type\":\"limit\",\"tokens_predicted\":1}\n\n";
+    server.set("/completion", events(&format!("{TOKEN}{end}"), false));
+    let pieces = generated(&*engine).await.unwrap();
+    assert_eq!(pieces.len(), 2);
+    assert_eq!(pieces[1], Generated::End(GeneratedEnd::Length));
+    let asked = server.heard("/completion");
+    assert!(
+        asked[0]
+            .to_lowercase()
+            .contains("authorization: bearer engine-key")
+    );
+    // The mesh's own secret is not for engines of other makers.
+    assert!(!asked[0].to_lowercase().contains("refrain"));
+    // Another model under the same name is no longer this engine.
+    engine.confirm().await.unwrap();
+    server.set(
+        "/v1/models",
+        json("{\"data\":[{\"id\":\"m\",\"meta\":{\"n_vocab\":263,\"n_params\":9,\"size\":2}}]}"),
+    );
+    assert_eq!(
+        engine.confirm().await.unwrap_err().kind,
+        ErrorKind::Unavailable
+    );
+}
+
+#[tokio::test]
+async fn what_is_not_the_engine_is_told_at_once() {
+    for (path, answer, kind, part) in [
+        (
+            "/v1/models",
+            json("{\"data\":[{\"id\":\"other\"}]}"),
+            ErrorKind::InvalidRequest,
+            "serves other, not m",
+        ),
+        (
+            "/v1/models",
+            json("{\"data\":[{\"id\":\"m\",\"meta\":{\"n_vocab\":9}}]}"),
+            ErrorKind::InvalidRequest,
+            "another tokenizer",
+        ),
+        (
+            "/detokenize",
+            json("{\"content\":\"hehell\"}"),
+            ErrorKind::InvalidRequest,
+            "another tokenizer",
+        ),
+        (
+            "/detokenize",
+            json("{}"),
+            ErrorKind::Upstream,
+            "no such engine",
+        ),
+        (
+            "/v1/models",
+            Answer(200, "text/html", "<html>".into(), false),
+            ErrorKind::Upstream,
+            "no such engine",
+        ),
+        (
+            "/health",
+            Answer(
+                503,
+                "application/json",
+                "{\"error\":{\"message\":\"Loading model\"}}".into(),
+                false,
+            ),
+            ErrorKind::Unavailable,
+            "Loading model",
+        ),
+        (
+            "/v1/models",
+            Answer(401, "application/json", "{}".into(), false),
+            ErrorKind::Upstream,
+            "api_key",
+        ),
+    ] {
+        let server = Canned::start(&llama()).await;
+        server.set(path, answer);
+        let error = server.connect(EngineKind::LlamaCpp).await.err().unwrap();
+        assert_eq!(error.kind, kind, "{}", error.message);
+        assert!(error.message.contains(part), "{}", error.message);
+    }
+    let nobody = Canned {
+        url: "http://127.0.0.1:9".into(),
+        ..Canned::start(&[]).await
+    };
+    let error = nobody.connect(EngineKind::LlamaCpp).await.err().unwrap();
+    assert_eq!(
+        (error.kind, error.code.as_deref()),
+        (ErrorKind::Unavailable, Some("engine_unreachable"))
+    );
+}
+
+#[tokio::test]
+async fn garbage_and_broken_answers_are_errors() {
+    let server = Canned::start(&llama()).await;
+    let engine = server.connect(EngineKind::LlamaCpp).await.unwrap();
+    for (answer, kind, part) in [
+        (
+            events("data: <html>\n\n", false),
+            ErrorKind::Upstream,
+            "no such engine",
+        ),
+        (events(TOKEN, false), ErrorKind::Upstream, "broke off"),
+        (json("{}"), ErrorKind::Upstream, "no such engine"),
+        (
+            Answer(
+                400,
+                "application/json",
+                "{\"error\":{\"message\":\"too long\"}}".into(),
+                false,
+            ),
+            ErrorKind::InvalidRequest,
+            "too long",
+        ),
+        (
+            events(
+                "data: {\"error\":{\"code\":500,\"message\":\"compute error\"}}\n\n",
+                false,
+            ),
+            ErrorKind::Upstream,
+            "compute error",
+        ),
+    ] {
+        server.set("/completion", answer);
+        let error = generated(&*engine).await.unwrap_err();
+        assert_eq!(error.kind, kind, "{}", error.message);
+        assert!(error.message.contains(part), "{}", error.message);
+    }
+}
+
+#[tokio::test]
+async fn dropping_an_answer_closes_its_connection_and_aborts_where_that_is_asked_for() {
+    let llama_server = Canned::start(&llama()).await;
+    llama_server.set("/completion", events(TOKEN, true));
+    let engine = llama_server.connect(EngineKind::LlamaCpp).await.unwrap();
+    let mut stream = engine.generate(request()).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    drop(stream);
+    crate::bench::eventually("the connection is closed", || {
+        *llama_server.closed.lock().unwrap() == 1
+    })
+    .await;
+
+    let sglang = Canned::start(&[
+        ("/health", json("{}")),
+        (
+            "/v1/models",
+            json("{\"data\":[{\"id\":\"m\",\"max_model_len\":400}]}"),
+        ),
+        ("/abort_request", json("{}")),
+    ])
+    .await;
+    let piece = |count: u32, finish: &str| {
+        format!(
+            "data: {{\"output_ids\":[9],\"meta_info\":{{\"finish_reason\":{finish},\"completion_tokens\":{count}}}}}\n\n"
+        )
+    };
+    let engine = sglang.connect(EngineKind::Sglang).await.unwrap();
+    assert_eq!(engine.capabilities().max_context, 400);
+    let whole = piece(1, "null") + &piece(2, "{\"type\":\"length\"}");
+    sglang.set("/generate", events(&whole, false));
+    assert_eq!(generated(&*engine).await.unwrap().len(), 3);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(sglang.heard("/abort_request").is_empty());
+    sglang.set("/generate", events(&piece(1, "null"), true));
+    let mut stream = engine.generate(request()).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    drop(stream);
+    crate::bench::eventually("the abort is heard", || {
+        sglang
+            .heard("/abort_request")
+            .iter()
+            .any(|text| text.contains("-2\""))
+    })
+    .await;
+}

@@ -1,0 +1,513 @@
+//! The streaming driver over a scripted engine.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use refrain_clients::Worker;
+use refrain_protocol::chunk::*;
+use refrain_protocol::document::FinishReason;
+use refrain_protocol::{ApiError, DocumentId, ErrorKind, LeaseId, TokenId};
+use refrain_worker::{
+    GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
+    StreamingEngine, StreamingLoad, WorkerConfig, WorkerEngine,
+};
+
+use crate::bench::*;
+use crate::fakes::{STOP, Target};
+
+/// Generates by itself what a target model says, and behaves as it is told.
+pub(crate) struct FakeStream {
+    capabilities: StreamingCapabilities,
+    target: Target,
+    /// Tokens of one piece.
+    piece: usize,
+    /// Pause before each piece.
+    pause: Duration,
+    /// Answers this many of the coming calls with an error of this kind.
+    refusals: AtomicU32,
+    refusal: Mutex<ErrorKind>,
+    /// Breaks off after this many pieces, in this many of the coming calls.
+    breaks: AtomicU32,
+    breaks_after: usize,
+    /// Leaves its own end token out.
+    hides_stop: bool,
+    asked: Mutex<VecDeque<GenerateRequest>>,
+    at_work: Arc<AtomicU64>,
+}
+
+impl FakeStream {
+    fn new(target: Target) -> Self {
+        FakeStream {
+            capabilities: StreamingCapabilities {
+                model: "fake".into(),
+                tokenizer: "fake".into(),
+                max_context: 2000,
+                top_logprobs_max: None,
+                top_k: true,
+                min_p: false,
+                logit_bias: true,
+            },
+            target,
+            piece: 1,
+            pause: Duration::ZERO,
+            refusals: AtomicU32::new(0),
+            refusal: Mutex::new(ErrorKind::Unavailable),
+            breaks: AtomicU32::new(0),
+            breaks_after: 3,
+            hides_stop: false,
+            asked: Mutex::default(),
+            at_work: Arc::default(),
+        }
+    }
+
+    fn last_asked(&self) -> GenerateRequest {
+        self.asked.lock().unwrap().back().unwrap().clone()
+    }
+}
+
+/// Counts one request for as long as its stream lives.
+struct AtWork(Arc<AtomicU64>);
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn take(left: &AtomicU32) -> bool {
+    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+        left.checked_sub(1)
+    })
+    .is_ok()
+}
+
+#[async_trait]
+impl StreamingEngine for FakeStream {
+    fn capabilities(&self) -> &StreamingCapabilities {
+        &self.capabilities
+    }
+
+    async fn confirm(&self) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    async fn generate(&self, request: GenerateRequest) -> Result<GeneratedStream, ApiError> {
+        self.asked.lock().unwrap().push_back(request.clone());
+        if take(&self.refusals) {
+            return Err(ApiError::new(
+                *self.refusal.lock().unwrap(),
+                "planned refusal",
+            ));
+        }
+        let mut said = plainly(self.target, &request.tokens, request.tokens_max as usize);
+        let end = match said.last() == Some(&STOP) {
+            true => GeneratedEnd::Stop,
+            false => GeneratedEnd::Length,
+        };
+        if self.hides_stop && end == GeneratedEnd::Stop {
+            said.pop();
+        }
+        let mut pieces: Vec<Result<Generated, ApiError>> = said
+            .chunks(self.piece)
+            .map(|piece| {
+                Ok(Generated::Tokens {
+                    tokens: piece.to_vec(),
+                    logprobs: None,
+                })
+            })
+            .collect();
+        pieces.insert(0, Ok(Generated::Begun { cached_tokens: 2 }));
+        pieces.push(Ok(Generated::End(end)));
+        if take(&self.breaks) {
+            pieces.truncate(1 + self.breaks_after);
+            pieces.push(Err(ApiError::new(ErrorKind::Upstream, "planned break")));
+        }
+        self.at_work.fetch_add(1, Ordering::SeqCst);
+        let at_work = AtWork(self.at_work.clone());
+        let pause = self.pause;
+        let stream = futures_util::stream::iter(pieces).then(move |piece| {
+            let _ = &at_work;
+            async move {
+                tokio::time::sleep(pause).await;
+                piece
+            }
+        });
+        Ok(stream.boxed())
+    }
+
+    async fn load(&self) -> Result<StreamingLoad, ApiError> {
+        Ok(StreamingLoad {
+            running: Some(self.at_work.load(Ordering::SeqCst) as f64),
+            waiting: Some(1.0),
+            kv_usage: Some(0.25),
+        })
+    }
+}
+
+async fn listening(
+    engine: FakeStream,
+    change: impl FnOnce(&mut WorkerConfig),
+) -> (Arc<FakeStream>, Bench<FakeStream>) {
+    let engine = Arc::new(engine);
+    let joined = WorkerEngine::Streaming(engine.clone());
+    (engine.clone(), bench_with(engine, joined, change).await)
+}
+
+/// All that the store has of a request.
+fn stored(
+    bench: &Bench<FakeStream>,
+    request: &ChunkRequest,
+) -> Option<(Vec<TokenId>, Option<FinishReason>)> {
+    let document: DocumentId = request.request.into();
+    let documents = bench.store.documents.lock().unwrap();
+    let stored = documents.get(&document)?;
+    Some((stored.tokens.clone(), stored.finish))
+}
+
+#[tokio::test]
+async fn what_the_engine_says_is_streamed_and_remembered() {
+    for (target, piece, hides_stop) in [
+        (stopping as Target, 1, false),
+        (stopping, 3, false),
+        (stopping, 1, true),
+        (erratic, 1, false),
+        (erratic, 7, false),
+    ] {
+        let engine = FakeStream {
+            piece,
+            hides_stop,
+            ..FakeStream::new(target)
+        };
+        let (_, bench) = listening(engine, |_| {}).await;
+        let request = chunk(&bench, &[1, 2, 3], 50);
+        let said = run(&bench, request.clone()).await;
+        let mut expected = plainly(target, &[1, 2, 3], 50);
+        let stops = expected.last() == Some(&STOP);
+        if hides_stop {
+            expected.pop();
+        }
+        assert_eq!(said.tokens, expected);
+        let end = said.end.unwrap();
+        let (reason, finish) = match stops {
+            true => (ChunkEndReason::Stop, FinishReason::Stop),
+            false => (ChunkEndReason::Length, FinishReason::Length),
+        };
+        assert_eq!((end.reason, end.cached_tokens), (reason, 2));
+        assert!(
+            said.sources
+                .iter()
+                .all(|source| *source == DraftSource::None)
+        );
+        eventually("the store has it", || {
+            stored(&bench, &request) == Some((expected.clone(), Some(finish)))
+        })
+        .await;
+        let labels = "{model=\"fake\",scope=\"none\",source=\"none\"}";
+        let emitted = bench.figure(&format!("refrain_spec_emitted_tokens_total{labels}"));
+        assert_eq!(emitted as usize, expected.len());
+    }
+}
+
+#[tokio::test]
+async fn chunks_join_and_draw_fresh_noise() {
+    let (engine, bench) = listening(FakeStream::new(repetitive), |_| {}).await;
+    let mut request = chunk(&bench, &[4, 5, 6], 45);
+    request.chunk_tokens = Some(20);
+    let mut seeds = Vec::new();
+    loop {
+        let said = run(&bench, request.clone()).await;
+        seeds.push(engine.last_asked().engine_seed());
+        request.tokens.extend(&said.tokens);
+        request.max_new_tokens -= said.tokens.len() as u32;
+        request.lease = LeaseId(request.lease.0 + 1_000_000);
+        request.epoch += 1;
+        match said.end.unwrap().reason {
+            ChunkEndReason::ChunkLimit => assert_eq!(said.tokens.len(), 20),
+            ChunkEndReason::Length => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    let output = plainly(repetitive, &[4, 5, 6], 45);
+    assert_eq!(request.tokens[3..], output);
+    seeds.dedup();
+    assert_eq!(seeds.len(), 3);
+    eventually("the store has the whole output", || {
+        stored(&bench, &request) == Some((output.clone(), Some(FinishReason::Length)))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_stops_the_engine() {
+    let engine = FakeStream {
+        pause: Duration::from_millis(5),
+        ..FakeStream::new(erratic)
+    };
+    let (engine, bench) = listening(engine, |_| {}).await;
+    let request = chunk(&bench, &[1, 2, 3], 1000);
+    let mut stream = bench.worker.handle().chunk(request.clone()).await.unwrap();
+    for _ in 0..3 {
+        stream.next().await.unwrap().unwrap();
+    }
+    assert_eq!(engine.at_work.load(Ordering::SeqCst), 1);
+    drop(stream);
+    let left = Instant::now();
+    eventually("the engine is free", || {
+        engine.at_work.load(Ordering::SeqCst) == 0
+    })
+    .await;
+    assert!(
+        left.elapsed() < Duration::from_millis(100),
+        "{:?}",
+        left.elapsed()
+    );
+    eventually("what was said is kept", || {
+        stored(&bench, &request).is_some_and(|(tokens, finish)| {
+            tokens.len() >= 3 && finish == Some(FinishReason::Cancelled)
+        })
+    })
+    .await;
+    assert_eq!(bench.figure("refrain_worker_chunks_running"), 0.0);
+}
+
+#[tokio::test]
+async fn a_cut_ends_a_chunk_where_its_reader_says() {
+    let engine = FakeStream {
+        pause: Duration::from_millis(2),
+        ..FakeStream::new(erratic)
+    };
+    let (engine, bench) = listening(engine, |_| {}).await;
+    let running = chunk(&bench, &[1, 2, 3], 1000);
+    let mut stream = bench.worker.handle().chunk(running.clone()).await.unwrap();
+    for _ in 0..5 {
+        stream.next().await.unwrap().unwrap();
+    }
+    let ended = chunk(&bench, &[3, 2, 1], 10);
+    run(&bench, ended.clone()).await;
+    for request in [&running, &ended] {
+        let cut = ChunkCut {
+            lease: request.lease,
+            output_len: 4,
+        };
+        bench.worker.handle().cut(cut).await.unwrap();
+    }
+    for (request, prompt) in [(running, [1, 2, 3]), (ended, [3, 2, 1])] {
+        let kept = plainly(erratic, &prompt, 4);
+        eventually("what the reader kept is kept", || {
+            stored(&bench, &request) == Some((kept.clone(), Some(FinishReason::Stop)))
+        })
+        .await;
+    }
+    eventually("the engine is free", || {
+        engine.at_work.load(Ordering::SeqCst) == 0
+    })
+    .await;
+    // A lease that nobody has is no error.
+    let unknown = ChunkCut {
+        lease: LeaseId(u128::MAX),
+        output_len: 1,
+    };
+    bench.worker.handle().cut(unknown).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_start_is_tried_again_and_an_answer_never() {
+    let (engine, bench) = listening(FakeStream::new(erratic), |config| {
+        config.engine.retry_backoff_ms = 1;
+    })
+    .await;
+    engine.refusals.store(2, Ordering::SeqCst);
+    let said = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(said.tokens, plainly(erratic, &[1], 10));
+    assert_eq!(engine.asked.lock().unwrap().len(), 3);
+    assert_eq!(bench.figure("refrain_worker_engine_retries_total"), 2.0);
+
+    engine.refusals.store(3, Ordering::SeqCst);
+    let said = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(said.error.unwrap().kind, ErrorKind::Unavailable);
+
+    // A request that the engine refuses is nobody's fault but the client's.
+    *engine.refusal.lock().unwrap() = ErrorKind::InvalidRequest;
+    engine.refusals.store(1, Ordering::SeqCst);
+    let asked = engine.asked.lock().unwrap().len();
+    let said = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(said.error.unwrap().kind, ErrorKind::InvalidRequest);
+    assert_eq!(engine.asked.lock().unwrap().len(), asked + 1);
+
+    engine.breaks.store(1, Ordering::SeqCst);
+    let request = chunk(&bench, &[1], 10);
+    let said = run(&bench, request.clone()).await;
+    assert_eq!(said.tokens, plainly(erratic, &[1], 3));
+    assert_eq!(said.error.unwrap().kind, ErrorKind::Upstream);
+    // The next lease goes on from there.
+    let mut next = request;
+    next.tokens.extend(&said.tokens);
+    next.max_new_tokens = 7;
+    next.epoch += 1;
+    next.lease = LeaseId(next.lease.0 + 1_000_000);
+    let said = run(&bench, next.clone()).await;
+    assert_eq!(said.tokens, plainly(erratic, &next.tokens, 7));
+    let output = plainly(erratic, &[1], 10);
+    eventually("the store has both parts", || {
+        stored(&bench, &next) == Some((output.clone(), Some(FinishReason::Length)))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
+    let (engine, bench) = listening(FakeStream::new(erratic), |config| {
+        config.engine.attempts_max = 1;
+        config.engine.breaker_failures_max = 2;
+        config.engine.breaker_open_ms = 300;
+    })
+    .await;
+    engine.refusals.store(2, Ordering::SeqCst);
+    for _ in 0..2 {
+        run(&bench, chunk(&bench, &[1], 5)).await.error.unwrap();
+    }
+    let said = run(&bench, chunk(&bench, &[1], 5)).await;
+    let error = said.error.unwrap();
+    assert_eq!(error.code.as_deref(), Some("engine_breaker_open"));
+    assert!(error.retry_after_ms.is_some_and(|wait| wait <= 301));
+    assert_eq!(engine.asked.lock().unwrap().len(), 2);
+    assert_eq!(
+        bench.figure("refrain_worker_rejections_total{limit=\"breaker\"}"),
+        1.0
+    );
+    tokio::time::sleep(Duration::from_millis(320)).await;
+    let said = run(&bench, chunk(&bench, &[1], 5)).await;
+    assert_eq!(said.tokens, plainly(erratic, &[1], 5));
+}
+
+#[tokio::test]
+async fn an_engine_that_is_slow_is_told_of_in_time() {
+    let engine = FakeStream {
+        pause: Duration::from_secs(60),
+        ..FakeStream::new(erratic)
+    };
+    let (engine, bench) = listening(engine, |config| {
+        config.engine.first_token_ms_max = 50;
+    })
+    .await;
+    let said = run(&bench, chunk(&bench, &[1], 5)).await;
+    let error = said.error.unwrap();
+    assert_eq!(
+        (error.kind, error.code.as_deref()),
+        (ErrorKind::Timeout, Some("engine_timeout"))
+    );
+    eventually("the engine is free", || {
+        engine.at_work.load(Ordering::SeqCst) == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_the_engine_cannot_do_is_refused() {
+    let (engine, bench) = listening(FakeStream::new(erratic), |_| {}).await;
+    let mut request = chunk(&bench, &[1], 5);
+    request.sampling.min_p = 0.5;
+    let error = bench.worker.handle().chunk(request).await.err().unwrap();
+    assert_eq!(
+        (error.kind, error.param.as_deref()),
+        (ErrorKind::InvalidRequest, Some("min_p"))
+    );
+    assert!(engine.asked.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_slow_reader_holds_the_engine_back_and_loses_nothing() {
+    let (_, bench) = listening(FakeStream::new(erratic), |config| config.event_queue = 2).await;
+    let mut stream = bench
+        .worker
+        .handle()
+        .chunk(chunk(&bench, &[1], 40))
+        .await
+        .unwrap();
+    let mut tokens = Vec::new();
+    while let Some(event) = stream.next().await {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        if let ChunkEvent::Step(step) = event.unwrap() {
+            tokens.extend(step.tokens);
+        }
+    }
+    assert_eq!(tokens, plainly(erratic, &[1], 40));
+
+    let (engine, bench) = listening(FakeStream::new(erratic), |config| {
+        config.event_queue = 1;
+        config.reader_stall_ms_max = 30;
+    })
+    .await;
+    let request = chunk(&bench, &[1], 40);
+    let _unread = bench.worker.handle().chunk(request.clone()).await.unwrap();
+    eventually("a reader that stands still is left", || {
+        engine.at_work.load(Ordering::SeqCst) == 0
+            && stored(&bench, &request)
+                .is_some_and(|(_, finish)| finish == Some(FinishReason::Cancelled))
+    })
+    .await;
+    let stalled = bench.figure("refrain_worker_rejections_total{limit=\"reader_stall_ms_max\"}");
+    assert_eq!(stalled, 1.0);
+}
+
+#[tokio::test]
+async fn a_newer_lease_takes_a_request_over() {
+    let engine = FakeStream {
+        pause: Duration::from_millis(5),
+        ..FakeStream::new(erratic)
+    };
+    let (engine, bench) = listening(engine, |_| {}).await;
+    let old = chunk(&bench, &[1, 2], 500);
+    let mut stream = bench.worker.handle().chunk(old.clone()).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    let mut new = old.clone();
+    new.lease = LeaseId(old.lease.0 + 1_000_000);
+    new.epoch += 1;
+    new.max_new_tokens = 3;
+    let said = run(&bench, new).await;
+    assert_eq!(said.tokens, plainly(erratic, &[1, 2], 3));
+    let mut last = None;
+    while let Some(event) = stream.next().await {
+        last = event.err();
+    }
+    assert_eq!(last.unwrap().kind, ErrorKind::Conflict);
+    eventually("the engine is free", || {
+        engine.at_work.load(Ordering::SeqCst) == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_drain_hands_over_what_still_runs() {
+    let engine = FakeStream {
+        pause: Duration::from_millis(5),
+        ..FakeStream::new(erratic)
+    };
+    let (engine, bench) = listening(engine, |config| config.drain_grace_ms = 20).await;
+    let stream = bench
+        .worker
+        .handle()
+        .chunk(chunk(&bench, &[1, 2], 500))
+        .await
+        .unwrap();
+    let reading = tokio::spawn(read(stream));
+    bench.worker.drain().await;
+    let said = reading.await.unwrap();
+    assert_eq!(said.end.unwrap().reason, ChunkEndReason::Draining);
+    assert_eq!(said.tokens, plainly(erratic, &[1, 2], said.tokens.len()));
+    assert_eq!(engine.at_work.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn the_engines_load_is_shown() {
+    let (_, bench) = listening(FakeStream::new(erratic), |_| {}).await;
+    eventually("load is shown", || {
+        bench.figure("refrain_engine_requests{model=\"fake\",state=\"waiting\"}") == 1.0
+            && bench.figure("refrain_engine_kv_usage_ratio{model=\"fake\"}") == 0.25
+    })
+    .await;
+}

@@ -1,0 +1,129 @@
+"""Writes a Llama-shaped model directory (config.json, model.safetensors, tokenizer.json) as one GGUF file.
+
+    to_gguf.py MODEL_DIR OUT.gguf
+
+llama.cpp's own converter wants torch and transformers, and refuses tokenizers whose pre-tokenizer it has never seen. This
+does what it does for this one shape: byte-level BPE with GPT-2's splitting, tied or untied output, 32-bit floats.
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+
+def tensors(path):
+    """Name -> float32 array, of a safetensors file."""
+    raw = np.memmap(path, dtype=np.uint8, mode="r")
+    (header_len,) = struct.unpack("<Q", raw[:8].tobytes())
+    header = json.loads(raw[8 : 8 + header_len].tobytes())
+    data = raw[8 + header_len :]
+    found = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        start, end = entry["data_offsets"]
+        piece = data[start:end].tobytes()
+        if entry["dtype"] == "F32":
+            values = np.frombuffer(piece, dtype=np.float32)
+        elif entry["dtype"] == "F16":
+            values = np.frombuffer(piece, dtype=np.float16).astype(np.float32)
+        elif entry["dtype"] == "BF16":
+            halves = np.frombuffer(piece, dtype=np.uint16).astype(np.uint32)
+            values = (halves << 16).view(np.float32)
+        else:
+            sys.exit(f"{path}: {name} has dtype {entry['dtype']}, which is not handled")
+        found[name] = values.reshape(entry["shape"])
+    return found
+
+
+def interleaved(weight, heads):
+    """Rotary halves to rotary pairs: the order in which llama.cpp keeps the rows of query and key projections."""
+    rows, columns = weight.shape
+    halves = weight.reshape(heads, 2, rows // heads // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name):
+    fixed = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if name in fixed:
+        return fixed[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+def main():
+    model, out = Path(sys.argv[1]), sys.argv[2]
+    config = json.loads((model / "config.json").read_text())
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim", config["hidden_size"] // heads)
+
+    writer = gguf.GGUFWriter(out, "llama")
+    writer.add_name(model.resolve().name)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+
+    spelled = {id: text for text, id in tokenizer["model"]["vocab"].items()}
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    for token in tokenizer["added_tokens"]:
+        spelled[token["id"]] = token["content"]
+    missing = [id for id in range(config["vocab_size"]) if id not in spelled]
+    if missing:
+        sys.exit(f"tokenizer.json has no token for {len(missing)} ids of the vocabulary")
+    merges = tokenizer["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([spelled[id] for id in range(config["vocab_size"])])
+    kinds = gguf.TokenType
+    writer.add_token_types([kinds.CONTROL if id in special else kinds.NORMAL for id in range(config["vocab_size"])])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+
+    for name, values in tensors(model / "model.safetensors").items():
+        if name.endswith("q_proj.weight"):
+            values = interleaved(values, heads)
+        elif name.endswith("k_proj.weight"):
+            values = interleaved(values, kv_heads)
+        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()
