@@ -130,6 +130,7 @@ async fn the_engine_drafts_by_itself() -> anyhow::Result<()> {
         top_k: 2,
         tokens_max: 8,
         path_prob_min: 0.01,
+        sampled: false,
     };
     let mut said = [Vec::new(), Vec::new()];
     let (mut steps, mut drafted, mut draft_s) = (0, 0, 0.0);

@@ -12,16 +12,59 @@ use refrain_protocol::{EngineSessionId, NamespaceId, TokenId};
 use refrain_reference_engine::{EngineConfig, EngineHandle, WeightFormat};
 use refrain_service_kit::telemetry::Metrics;
 
-/// Depth, children of a node, nodes.
-const SHAPES: [(u32, u32, u32); 8] = [
-    (0, 0, 0),
-    (1, 1, 1),
-    (2, 1, 2),
-    (4, 1, 4),
-    (6, 1, 6),
-    (2, 3, 4),
-    (4, 3, 8),
-    (6, 4, 16),
+/// Of a draft.
+#[derive(Clone, Copy)]
+struct Shape {
+    depth: u32,
+    top_k: u32,
+    nodes: u32,
+    sampled: bool,
+}
+
+const fn shape(depth: u32, top_k: u32, nodes: u32) -> Shape {
+    Shape {
+        depth,
+        top_k,
+        nodes,
+        sampled: false,
+    }
+}
+
+/// A chain of tokens that the head draws.
+const fn drawn(depth: u32) -> Shape {
+    Shape {
+        sampled: true,
+        ..shape(depth, 1, depth)
+    }
+}
+
+/// By temperature. The first of each is plain decoding.
+const SHAPES: [(f32, &[Shape]); 2] = [
+    (
+        0.0,
+        &[
+            shape(0, 0, 0),
+            shape(1, 1, 1),
+            shape(2, 1, 2),
+            shape(4, 1, 4),
+            shape(6, 1, 6),
+            shape(2, 3, 4),
+            shape(4, 3, 8),
+            shape(6, 4, 16),
+        ],
+    ),
+    (
+        1.0,
+        &[
+            shape(0, 0, 0),
+            shape(2, 1, 2),
+            drawn(2),
+            shape(4, 1, 4),
+            drawn(4),
+            shape(6, 1, 6),
+            drawn(6),
+        ],
+    ),
 ];
 
 /// What steps of one shape came to.
@@ -48,18 +91,29 @@ async fn main() -> anyhow::Result<()> {
             ..EngineConfig::default()
         };
         let engine = EngineHandle::start(&config, &Metrics::new()?)?;
-        let mut costs: Vec<Cost> = SHAPES.iter().map(|_| Cost::default()).collect();
-        for round in 0..=rounds {
-            for prompt in &prompts {
-                for (shape, cost) in SHAPES.iter().zip(&mut costs) {
-                    // The first round only warms up.
-                    let mut warm = Cost::default();
-                    let cost = if round == 0 { &mut warm } else { cost };
-                    answer(&engine, prompt, tokens, *shape, cost).await?;
+        for (temperature, shapes) in SHAPES {
+            let mut costs: Vec<Cost> = shapes.iter().map(|_| Cost::default()).collect();
+            for round in 0..=rounds {
+                let sampling = Sampling {
+                    temperature,
+                    seed: round as u64,
+                    stop_token_ids: engine.capabilities().eos_token_ids,
+                    ..Sampling::default()
+                };
+                for prompt in &prompts {
+                    for (shape, cost) in shapes.iter().zip(&mut costs) {
+                        // The first round only warms up.
+                        let mut warm = Cost::default();
+                        let cost = if round == 0 { &mut warm } else { cost };
+                        answer(&engine, prompt, tokens, &sampling, *shape, cost).await?;
+                    }
                 }
             }
+            println!(
+                "{weights:?} weights, temperature {temperature}, one sequence, medians of steps"
+            );
+            print(shapes, &mut costs);
         }
-        print(weights, &mut costs);
     }
     Ok(())
 }
@@ -80,7 +134,8 @@ async fn answer(
     engine: &EngineHandle,
     prompt: &[TokenId],
     tokens: usize,
-    (depth, top_k, tokens_max): (u32, u32, u32),
+    sampling: &Sampling,
+    shape: Shape,
     cost: &mut Cost,
 ) -> anyhow::Result<()> {
     let session = EngineSessionId(1);
@@ -88,11 +143,8 @@ async fn answer(
         session,
         open: Some(SessionSpec {
             namespace: NamespaceId(1),
-            sampling: Sampling {
-                stop_token_ids: engine.capabilities().eos_token_ids,
-                ..Sampling::default()
-            },
-            self_drafts: depth > 0,
+            sampling: sampling.clone(),
+            self_drafts: shape.depth > 0,
         }),
         keep_len: 0,
         tokens: prompt.to_vec(),
@@ -103,11 +155,12 @@ async fn answer(
     };
     let mut output = step(engine, &item).await?.0;
     (item.open, item.tokens) = (None, Vec::new());
-    item.self_draft = (depth > 0).then_some(SelfDraft {
-        depth,
-        top_k,
-        tokens_max,
+    item.self_draft = (shape.depth > 0).then_some(SelfDraft {
+        depth: shape.depth,
+        top_k: shape.top_k,
+        tokens_max: shape.nodes,
         path_prob_min: 0.0,
+        sampled: shape.sampled,
     });
     let mut emitted = 0;
     while !output.stopped && emitted < tokens {
@@ -139,20 +192,26 @@ async fn step(engine: &EngineHandle, item: &StepItem) -> anyhow::Result<(StepOut
     Ok((output, response.step_s, response.draft_s))
 }
 
-fn print(weights: WeightFormat, costs: &mut [Cost]) {
-    println!("{weights:?} weights, one sequence, medians of steps");
-    println!("  draft of the head   |            |          | tokens per step |");
+fn print(shapes: &[Shape], costs: &mut [Cost]) {
+    println!("     draft of the head      |            |          | tokens per step |");
     println!(
-        " depth children nodes |  step ms   | head ms  | drafted emitted | tokens/s  to plain"
+        " depth children nodes drawn |  step ms   | head ms  | drafted emitted | tokens/s  to plain"
     );
     let mut plain = None;
-    for ((depth, top_k, nodes), cost) in SHAPES.iter().zip(costs) {
+    for (shape, cost) in shapes.iter().zip(costs) {
+        let Shape {
+            depth,
+            top_k,
+            nodes,
+            sampled,
+        } = shape;
         let steps = cost.step_s.len() as f64;
         // Of the median step: neighbours, and the one step in which the head reads the prompt, stay out.
         let rate = cost.emitted as f64 / steps / median(&mut cost.step_s);
         let plain = *plain.get_or_insert(rate);
         println!(
-            "{depth:>6} {top_k:>8} {nodes:>5} | {:>9.3}  | {:>7.3}  | {:>7.2} {:>7.2} | {rate:>8.0} {:>9.2}",
+            "{depth:>6} {top_k:>8} {nodes:>5} {:>5} | {:>9.3}  | {:>7.3}  | {:>7.2} {:>7.2} | {rate:>8.0} {:>9.2}",
+            if *sampled { "yes" } else { "no" },
             median(&mut cost.step_s) * 1e3,
             median(&mut cost.draft_s) * 1e3,
             cost.drafted as f64 / steps,

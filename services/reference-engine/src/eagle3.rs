@@ -14,11 +14,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use refrain_protocol::TokenId;
-use refrain_protocol::engine::Draft;
+use refrain_protocol::engine::{Draft, Sampling};
+use refrain_speculation::sampled::Weight;
 
 use crate::attention::DraftKv;
 use crate::blocks::Branch;
 use crate::math::{exp_weights, peak};
+use crate::sampler::Sampler;
 use crate::weights::Model;
 
 pub(crate) use pass::HeadForward;
@@ -40,6 +42,16 @@ pub(crate) struct Wish<'a> {
     pub(crate) text: &'a [TokenId],
     pub(crate) trail: &'a mut Trail,
     pub(crate) growth: Growth,
+    /// How a drawn draft is drawn.
+    pub(crate) sampling: &'a Sampling,
+}
+
+/// A draft that was made.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Made {
+    pub(crate) draft: Draft,
+    /// What each token was drawn from, if they were drawn.
+    pub(crate) drawn_from: Vec<Vec<Weight>>,
 }
 
 /// Rows that the head computed.
@@ -59,6 +71,7 @@ pub(crate) struct Drafter {
     /// Most rows of texts in one step. A session that owes more gets its draft in a later one.
     follow_max: usize,
     weights: Vec<f32>,
+    sampler: Sampler,
 }
 
 /// A tree in the making.
@@ -67,11 +80,24 @@ struct Growing<'a> {
     wish: usize,
     trail: &'a mut Trail,
     tree: Tree,
-    top_k: usize,
+    guesser: Guesser<'a>,
     /// The rows' keys and values.
     kv: DraftKv,
     /// Output of the text's last row, then of each row of the tree.
     hidden: Vec<f32>,
+}
+
+/// How guesses come out of logits.
+enum Guesser<'a> {
+    /// The likeliest so many.
+    Likeliest(usize),
+    /// One that is drawn.
+    Drawn {
+        sampling: &'a Sampling,
+        /// Where in the text the next one would stand.
+        position: u32,
+        from: Vec<Vec<Weight>>,
+    },
 }
 
 impl Drafter {
@@ -81,16 +107,13 @@ impl Drafter {
             head,
             follow_max,
             weights: Vec::new(),
+            sampler: Sampler::default(),
         }
     }
 
     /// A draft for each wish; an empty one where the head cannot go on from the end of the text yet.
-    pub(crate) fn draft(
-        &mut self,
-        target: &Model,
-        wishes: Vec<Wish<'_>>,
-    ) -> (Vec<Draft>, HeadRows) {
-        let mut drafts = vec![Draft::default(); wishes.len()];
+    pub(crate) fn draft(&mut self, target: &Model, wishes: Vec<Wish<'_>>) -> (Vec<Made>, HeadRows) {
+        let mut drafts = vec![Made::default(); wishes.len()];
         let mut rows = HeadRows::default();
         let mut growing = self.follow(target, wishes, &mut rows);
         loop {
@@ -101,7 +124,13 @@ impl Drafter {
             rows.guess += guessed;
         }
         for growing in growing {
-            drafts[growing.wish] = growing.tree.into_draft();
+            drafts[growing.wish] = Made {
+                draft: growing.tree.into_draft(),
+                drawn_from: match growing.guesser {
+                    Guesser::Likeliest(_) => Vec::new(),
+                    Guesser::Drawn { from, .. } => from,
+                },
+            };
         }
         (drafts, rows)
     }
@@ -150,12 +179,12 @@ impl Drafter {
             wish.trail.release_read();
             if complete {
                 let mut tree = Tree::new(wish.growth);
-                let guesses = self.guesses(outputs.logits(branch, 0), wish.growth.top_k);
-                tree.grow(&[guesses]);
+                let mut guesser = Guesser::of(&wish);
+                tree.grow(&[self.guesses(outputs.logits(branch, 0), &mut guesser)]);
                 growing.push(Growing {
                     wish: at,
                     tree,
-                    top_k: wish.growth.top_k,
+                    guesser,
                     kv: DraftKv::new(wish.trail.kv().shape(), wish.growth.rows_max()),
                     hidden: outputs.hidden(branch, 0).to_vec(),
                     trail: wish.trail,
@@ -202,7 +231,7 @@ impl Drafter {
             }
             let mut guesses = Vec::with_capacity(*count);
             for row in 0..*count {
-                guesses.push(self.guesses(outputs.logits(branch, row), growing.top_k));
+                guesses.push(self.guesses(outputs.logits(branch, row), &mut growing.guesser));
                 growing
                     .hidden
                     .extend_from_slice(outputs.hidden(branch, row));
@@ -212,8 +241,31 @@ impl Drafter {
         counts.iter().sum()
     }
 
+    fn guesses(&mut self, logits: &[f32], guesser: &mut Guesser<'_>) -> Vec<Guess> {
+        match guesser {
+            Guesser::Likeliest(count) => self.likeliest(logits, *count),
+            Guesser::Drawn {
+                sampling,
+                position,
+                from,
+            } => {
+                let tokens = &self.head.tokens;
+                let drawn = self.sampler.propose(logits, sampling, *position, tokens);
+                *position += 1;
+                let guess = drawn.map(|drawn| {
+                    from.push(drawn.from);
+                    Guess {
+                        token: drawn.token,
+                        prob: drawn.prob,
+                    }
+                });
+                guess.into_iter().collect()
+            }
+        }
+    }
+
     /// The `count` likeliest tokens by these logits, likeliest first, lower draft ids first among equals.
-    fn guesses(&mut self, logits: &[f32], count: usize) -> Vec<Guess> {
+    fn likeliest(&mut self, logits: &[f32], count: usize) -> Vec<Guess> {
         let peak = peak(logits);
         if !peak.is_finite() {
             return Vec::new();
@@ -241,5 +293,18 @@ impl Drafter {
                 prob: weight / total,
             })
             .collect()
+    }
+}
+
+impl<'a> Guesser<'a> {
+    fn of(wish: &Wish<'a>) -> Self {
+        match wish.growth.sampled {
+            false => Guesser::Likeliest(wish.growth.top_k),
+            true => Guesser::Drawn {
+                sampling: wish.sampling,
+                position: wish.text.len() as u32,
+                from: Vec::new(),
+            },
+        }
     }
 }

@@ -9,6 +9,7 @@ use refrain_protocol::engine::{
     CloseRequest, Draft, Eagle3Capabilities, StepItem, StepOutput, StepRequest, StepResult,
 };
 use refrain_protocol::{ApiError, EngineSessionId, TokenId};
+use refrain_speculation::sampled::Weight;
 
 use crate::blocks::Branch;
 use crate::config::EngineConfig;
@@ -16,7 +17,7 @@ use crate::eagle3::{DEPTH_MAX, Drafter, Growth, Head, HeadRows, TOP_K_MAX, Trail
 use crate::forward::{Forward, Pass};
 use crate::kv::{BLOCK_TOKENS, BlockCount, KvShape};
 use crate::limits::{Known, Limits, unknown_session};
-use crate::sampler::Sampler;
+use crate::sampler::{Proposal, Sampler};
 use crate::sessions::{Session, Sessions};
 use crate::weights::Model;
 
@@ -67,6 +68,8 @@ struct Plan {
     draft: Draft,
     /// Of the draft that the engine is to make by itself.
     growth: Option<Growth>,
+    /// What a drawn draft, a chain, was drawn from, by node; empty for any other.
+    drawn_from: Vec<Vec<Weight>>,
     /// For each draft node, its place among those that are computed.
     computed: Vec<Option<usize>>,
     nodes: Vec<TokenId>,
@@ -205,6 +208,7 @@ impl Core {
                     text: &session.text,
                     trail,
                     growth,
+                    sampling: &session.sampling,
                 });
                 wishing.push(plan);
             }
@@ -214,8 +218,9 @@ impl Core {
         }
         let (drafts, rows) = drafter.draft(&self.model, wishes);
         batch.head_rows = rows;
-        for (plan, draft) in wishing.into_iter().zip(drafts) {
-            plan.draft = draft;
+        for (plan, made) in wishing.into_iter().zip(drafts) {
+            plan.draft = made.draft;
+            plan.drawn_from = made.drawn_from;
             plan.select_nodes();
         }
         true
@@ -290,6 +295,7 @@ impl Core {
             .get_mut(id)
             .ok_or_else(|| unknown_session(id))?;
         let keep = item.keep_len as usize;
+        let is_greedy = session.sampling.temperature == 0.0;
         session.text.truncate(keep);
         session.text.extend_from_slice(&item.tokens);
         session.kv.truncate(keep.min(text_len - 1));
@@ -310,6 +316,7 @@ impl Core {
             top_k: wanted.top_k as usize,
             tokens_max: wanted.tokens_max as usize,
             path_prob_min: wanted.path_prob_min,
+            sampled: wanted.sampled && !is_greedy,
         });
         let growth = growth.filter(|growth| growth.depth > 0 && growth.tokens_max > 0);
         let accepted_max = growth.map_or(draft.tokens.len(), |growth| growth.depth);
@@ -348,6 +355,7 @@ impl Core {
             parents: Vec::new(),
             draft,
             growth,
+            drawn_from: Vec::new(),
         };
         plan.select_nodes();
         Ok(plan)
@@ -412,9 +420,11 @@ impl Core {
                 },
             };
             let position = (text_len + output.emitted.len()) as u32;
-            let drawn = self
-                .sampler
-                .draw(pass.logits(branch, node), &session.sampling, position);
+            let (logits, sampling) = (pass.logits(branch, node), &session.sampling);
+            let drawn = match plan.proposal(at) {
+                None => self.sampler.draw(logits, sampling, position),
+                Some(proposal) => self.sampler.judge(logits, sampling, position, proposal),
+            };
             output.emitted.push(drawn.token);
             if let (Some(logprobs), Some(logprob)) = (&mut output.logprobs, drawn.logprob) {
                 logprobs.push(logprob);
@@ -449,6 +459,15 @@ impl Core {
 }
 
 impl Plan {
+    /// What was drawn to follow a node of a drawn draft, or the text.
+    fn proposal(&self, at: Option<u32>) -> Option<Proposal<'_>> {
+        let next = at.map_or(0, |at| at as usize + 1);
+        Some(Proposal {
+            token: *self.draft.tokens.get(next)?,
+            from: self.drawn_from.get(next)?,
+        })
+    }
+
     /// Picks the draft nodes whose logits can matter: a node at depth d matters for token d + 1 of the output.
     fn select_nodes(&mut self) {
         let mut depths: Vec<usize> = Vec::with_capacity(self.draft.tokens.len());

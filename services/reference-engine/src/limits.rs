@@ -195,6 +195,10 @@ impl Limits {
             );
             return Err((".path_prob_min", message));
         }
+        if wanted.sampled && wanted.top_k > 1 {
+            let message = "self_draft.sampled draws chains; self_draft.top_k must be 1";
+            return Err((".sampled", message.into()));
+        }
         Ok(())
     }
 }

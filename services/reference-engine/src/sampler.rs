@@ -8,6 +8,8 @@
 use refrain_protocol::engine::{Sampling, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
 
+use refrain_speculation::sampled::{Weight, draw, judge};
+
 use crate::math::{exp_weights, peak};
 
 /// Most alternatives that log-probabilities may be asked for.
@@ -18,6 +20,33 @@ pub const TOP_LOGPROBS_MAX: u32 = 128;
 pub(crate) struct Drawn {
     pub(crate) token: TokenId,
     pub(crate) logprob: Option<TokenLogprob>,
+}
+
+/// A token that a drafter drew, and what it was drawn from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Proposal<'a> {
+    pub(crate) token: TokenId,
+    pub(crate) from: &'a [Weight],
+}
+
+/// What a drafter draws.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Proposed {
+    pub(crate) token: TokenId,
+    pub(crate) from: Vec<Weight>,
+    /// Of the token.
+    pub(crate) prob: f32,
+}
+
+/// What noise is for. Streams know nothing of each other, as the rule for drawn drafts demands.
+#[derive(Clone, Copy)]
+enum Noise {
+    /// The target's own token.
+    Target,
+    /// The drafter's token.
+    Draft,
+    /// Whether that is kept.
+    Keep,
 }
 
 /// Checks parameters against the vocabulary.
@@ -78,6 +107,60 @@ impl Sampler {
     /// The token at absolute position `position`, given the logits of the position before it. Logits that are
     /// not numbers are never drawn, unless there is nothing else.
     pub(crate) fn draw(&mut self, logits: &[f32], sampling: &Sampling, position: u32) -> Drawn {
+        self.with_bias(logits, sampling, |sampler, logits| {
+            sampler.pick(logits, sampling, position, None)
+        })
+    }
+
+    /// The same where a drafter drew a token for that position: its token if it is kept.
+    pub(crate) fn judge(
+        &mut self,
+        logits: &[f32],
+        sampling: &Sampling,
+        position: u32,
+        proposal: Proposal<'_>,
+    ) -> Drawn {
+        self.with_bias(logits, sampling, |sampler, logits| {
+            sampler.pick(logits, sampling, position, Some(proposal))
+        })
+    }
+
+    /// A drafter's token for `position` by its own logits, one for each of `tokens`. `None` if no logit is a number. A bias is the target's alone.
+    pub(crate) fn propose(
+        &mut self,
+        logits: &[f32],
+        sampling: &Sampling,
+        position: u32,
+        tokens: &[TokenId],
+    ) -> Option<Proposed> {
+        if !peak(logits).is_finite() {
+            return None;
+        }
+        if let Some(certain) = self.weigh(logits, sampling) {
+            let token = *tokens.get(certain as usize)?;
+            return Some(Proposed {
+                token,
+                from: vec![(token, 1.0)],
+                prob: 1.0,
+            });
+        }
+        let drawn = draw(&self.weights, uniform(Noise::Draft, sampling, position))? as usize;
+        let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
+        let from = tokens.iter().copied().zip(self.weights.iter().copied());
+        Some(Proposed {
+            token: *tokens.get(drawn)?,
+            from: from.filter(|(_, weight)| *weight > 0.0).collect(),
+            prob: (f64::from(self.weights[drawn]) / total) as f32,
+        })
+    }
+
+    /// Lets `pick` have the logits with the bias, and adds log-probabilities.
+    fn with_bias(
+        &mut self,
+        logits: &[f32],
+        sampling: &Sampling,
+        pick: impl FnOnce(&mut Self, &[f32]) -> TokenId,
+    ) -> Drawn {
         let mut biased = std::mem::take(&mut self.biased);
         let logits = if sampling.logit_bias.is_empty() {
             logits
@@ -91,7 +174,7 @@ impl Sampler {
             }
             &biased
         };
-        let token = self.pick(logits, sampling, position);
+        let token = pick(self, logits);
         let logprob = sampling
             .top_logprobs
             .map(|top| self.logprob(logits, token, top as usize));
@@ -99,14 +182,37 @@ impl Sampler {
         Drawn { token, logprob }
     }
 
-    fn pick(&mut self, logits: &[f32], sampling: &Sampling, position: u32) -> TokenId {
+    fn pick(
+        &mut self,
+        logits: &[f32],
+        sampling: &Sampling,
+        position: u32,
+        proposal: Option<Proposal<'_>>,
+    ) -> TokenId {
+        if let Some(certain) = self.weigh(logits, sampling) {
+            return certain;
+        }
+        let noise = uniform(Noise::Target, sampling, position);
+        let drawn = match proposal {
+            None => draw(&self.weights, noise),
+            Some(Proposal { token, from }) => {
+                let keep = uniform(Noise::Keep, sampling, position);
+                judge(&mut self.weights, from, token, keep, noise)
+            }
+        };
+        // The most likely token has weight 1, whatever is cut.
+        drawn.unwrap_or_default()
+    }
+
+    /// Leaves in `weights` what the tokens weigh, up to a factor; gives the token where there is only one.
+    fn weigh(&mut self, logits: &[f32], sampling: &Sampling) -> Option<TokenId> {
         let peak = peak(logits);
-        // The lowest id among equals. The default is met only if no logit is a number over minus infinity.
-        let greedy = logits.iter().position(|logit| *logit == peak).unwrap_or(0) as TokenId;
         // A temperature whose inverse is not finite cannot be told from 0.
         let inverse = 1.0 / sampling.temperature;
         if !(inverse.is_finite() && peak.is_finite()) {
-            return greedy;
+            // The lowest id among equals. The default is met only if no logit is a number over minus infinity.
+            let greedy = logits.iter().position(|logit| *logit == peak);
+            return Some(greedy.unwrap_or(0) as TokenId);
         }
         self.weights.resize(logits.len(), 0.0);
         exp_weights(logits, peak, inverse, &mut self.weights);
@@ -126,20 +232,7 @@ impl Sampler {
                 }
             }
         }
-        let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
-        let target = uniform(sampling.seed, sampling.choice, position) * total;
-        let mut below = 0.0;
-        let mut last = greedy;
-        for (token, weight) in self.weights.iter().enumerate() {
-            if *weight > 0.0 {
-                last = token as TokenId;
-                below += f64::from(*weight);
-                if below > target {
-                    break;
-                }
-            }
-        }
-        last
+        None
     }
 
     /// Keeps exactly the `k` heaviest (lower ids first among equals); 0 keeps all.
@@ -259,10 +352,12 @@ fn heavier(left: &(f32, TokenId), right: &(f32, TokenId)) -> std::cmp::Ordering 
     right.0.total_cmp(&left.0).then(left.1.cmp(&right.1))
 }
 
-/// A number in [0, 1) that depends on its key alone.
-fn uniform(seed: u64, choice: u32, position: u32) -> f64 {
-    let key = mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15));
-    let bits = mix(key ^ (u64::from(choice) << 32 | u64::from(position)));
+/// A number in [0, 1) that depends on stream, seed, choice and position alone.
+fn uniform(noise: Noise, sampling: &Sampling, position: u32) -> f64 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let stream = GOLDEN.wrapping_mul(1 + noise as u64);
+    let key = mix(sampling.seed.wrapping_add(stream));
+    let bits = mix(key ^ (u64::from(sampling.choice) << 32 | u64::from(position)));
     // Two rounds after the position, since neighbouring positions differ in one bit.
     (mix(bits.wrapping_add(key)) >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -272,4 +367,33 @@ fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of streams that went together, a drawn draft would be kept by other chances than the rule's.
+    #[test]
+    fn streams_of_noise_know_nothing_of_each_other() {
+        const DRAWS: u32 = 20_000;
+        let sampling = Sampling {
+            seed: 3,
+            ..Sampling::default()
+        };
+        let pairs = [
+            (Noise::Target, Noise::Draft),
+            (Noise::Target, Noise::Keep),
+            (Noise::Draft, Noise::Keep),
+        ];
+        for (one, other) in pairs {
+            let products = (0..DRAWS).map(|position| {
+                let centred = |noise| uniform(noise, &sampling, position) - 0.5;
+                centred(one) * centred(other)
+            });
+            // The variance of either is 1/12.
+            let correlation = 12.0 * products.sum::<f64>() / f64::from(DRAWS);
+            assert!(correlation.abs() < 0.03, "{correlation}");
+        }
+    }
 }

@@ -44,6 +44,7 @@ impl Router {
             },
             tokens_max: config.eagle3.tokens_max,
             path_prob_min: config.eagle3.path_prob_min,
+            sampled: config.eagle3.sampled,
         });
         Router {
             params,

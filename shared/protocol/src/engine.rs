@@ -99,6 +99,12 @@ pub struct SelfDraft {
     pub tokens_max: u32,
     /// Paths that the head itself thinks less likely than this are neither followed nor verified.
     pub path_prob_min: f32,
+    /// Draw each token from the head's distribution, as the session samples, instead of taking the likeliest: accepted
+    /// with chance min(1, p / q), more often than a fixed token is. The output then has the target's law but is
+    /// not, token for token, that of plain decoding. Only chains (`top_k` 1), whose last token may be less likely than
+    /// `path_prob_min`; of no effect at temperature 0.
+    #[serde(default)]
+    pub sampled: bool,
 }
 
 /// What a new session is. Sent with its first step.

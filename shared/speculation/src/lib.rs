@@ -39,7 +39,7 @@
 //! [`ProposeParams`]; [`route`] is its hybrid rule, a [`Gate`] says whether the fallback that it knows pays, and
 //! [`hands_over`] whether a request is better off with that of another worker. For whole batches [`Calibration`] says
 //! what drafts are worth, [`StepCost`] what steps take, and [`divide`] who gets to verify how much. [`walk`] is the
-//! acceptance rule. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
+//! acceptance rule for drafts of certain tokens, [`sampled`] the one for tokens that were drawn. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
 //!
 //! Deliberately absent: the model and its engine, sampling, wire formats.
 
@@ -53,6 +53,7 @@ mod gate;
 mod handover;
 mod propose;
 mod route;
+pub mod sampled;
 mod source;
 mod tree;
 

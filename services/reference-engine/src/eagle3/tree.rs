@@ -18,12 +18,19 @@ pub(crate) struct Growth {
     pub(crate) tokens_max: usize,
     /// Paths less likely than this end before.
     pub(crate) path_prob_min: f32,
+    /// Guesses are drawn, not picked. One that was drawn stays, or the draft would no longer have the law that it was
+    /// drawn by; so an unlikely path ends with it instead of before it.
+    pub(crate) sampled: bool,
 }
 
 impl Growth {
     /// Most nodes that are followed.
     pub(crate) fn rows_max(&self) -> usize {
         (self.depth - 1) * self.top_k.min(self.tokens_max)
+    }
+
+    fn follows(&self, prob: f32) -> bool {
+        prob >= self.path_prob_min
     }
 }
 
@@ -103,7 +110,7 @@ impl Tree {
             for guess in guesses {
                 let prob = parent.map_or(1.0, |(_, node)| node.prob) * guess.prob;
                 // A probability that is no number is refused here as well.
-                if !(prob > 0.0 && prob >= self.growth.path_prob_min) {
+                if !(prob > 0.0 && (self.growth.sampled || self.growth.follows(prob))) {
                     continue;
                 }
                 self.nodes.push(Node {
@@ -122,8 +129,10 @@ impl Tree {
         self.nodes.truncate(self.growth.tokens_max);
         self.followed = self.row_nodes.len();
         if self.depth < self.growth.depth {
-            let leaves = self.nodes.iter().filter(|node| node.depth == self.depth);
-            self.row_nodes.extend(leaves.take(self.growth.top_k));
+            let (depth, growth) = (self.depth, self.growth);
+            let followed = |node: &&Node| node.depth == depth && growth.follows(node.prob);
+            let leaves = self.nodes.iter().filter(followed);
+            self.row_nodes.extend(leaves.take(growth.top_k));
             for node in &self.row_nodes[self.followed..] {
                 self.row_tokens.push(node.token);
                 self.row_parents.push(node.parent_row);
@@ -245,6 +254,7 @@ mod tests {
                             top_k,
                             tokens_max,
                             path_prob_min,
+                            sampled: false,
                         };
                         let (paths, _) = grown(growth);
                         assert_eq!(paths, naive(growth), "{growth:?}");
@@ -263,6 +273,7 @@ mod tests {
             top_k: 6,
             tokens_max: 64,
             path_prob_min: 0.0,
+            sampled: false,
         };
         assert_eq!(grown(growth).1, 24);
         let few = Growth {
@@ -284,6 +295,7 @@ mod tests {
             top_k: 2,
             tokens_max: 8,
             path_prob_min: 0.0,
+            sampled: false,
         });
         let guess = |token, prob| Guess { token, prob };
         tree.grow(&[vec![guess(1, f32::NAN), guess(2, 1.0)]]);
@@ -292,5 +304,22 @@ mod tests {
         assert_eq!(tree.followed(), tree.rows().len());
         let draft = tree.into_draft();
         assert_eq!((draft.tokens, draft.parents), (vec![2], vec![None]));
+    }
+
+    #[test]
+    fn a_drawn_guess_stays_and_is_not_followed_if_unlikely() {
+        let mut tree = Tree::new(Growth {
+            depth: 4,
+            top_k: 1,
+            tokens_max: 4,
+            path_prob_min: 0.5,
+            sampled: true,
+        });
+        let guess = |token, prob| Guess { token, prob };
+        tree.grow(&[vec![guess(1, 0.9)]]);
+        assert_eq!(tree.rows(), [1]);
+        tree.grow(&[vec![guess(2, 0.1)]]);
+        assert_eq!(tree.followed(), tree.rows().len());
+        assert_eq!(tree.into_draft().tokens, [1, 2]);
     }
 }

@@ -1,6 +1,7 @@
 //! Drafts of the engine's own head.
 
 mod arithmetic;
+mod drawn;
 mod following;
 mod golden;
 mod limits;
@@ -131,6 +132,7 @@ fn wanted(depth: u32, top_k: u32, tokens_max: u32) -> SelfDraft {
         top_k,
         tokens_max,
         path_prob_min: 0.0,
+        sampled: false,
     }
 }
 

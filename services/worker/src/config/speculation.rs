@@ -70,6 +70,10 @@ pub struct Eagle3Config {
     pub tokens_max: u32,
     /// Paths that the head thinks less likely than this are left out.
     pub path_prob_min: f32,
+    /// Whether it draws its tokens as the request samples, instead of taking the likeliest. More of them are accepted
+    /// at higher temperatures, and the output keeps the engine's law, but not, token for token, what it is without
+    /// drafts. Needs `top_k` 1.
+    pub sampled: bool,
     /// Steps of a trial, of the head or of doing without.
     pub probe_steps: u32,
     /// Steps between trials at first.
@@ -113,6 +117,7 @@ impl Default for Eagle3Config {
             top_k: 1,
             tokens_max: 6,
             path_prob_min: 0.4,
+            sampled: false,
             probe_steps: gate.probe_steps,
             backoff_steps: gate.backoff_steps,
             backoff_steps_max: gate.backoff_steps_max,
@@ -177,6 +182,10 @@ impl SpeculationConfig {
         check(
             (0.0..=1.0).contains(&eagle3.path_prob_min),
             "speculation.eagle3.path_prob_min: between 0 and 1",
+        );
+        check(
+            !eagle3.sampled || eagle3.top_k == 1,
+            "speculation.eagle3.sampled: draws chains, so top_k must be 1",
         );
         check(
             eagle3.backoff_steps_max >= eagle3.backoff_steps,

@@ -15,6 +15,7 @@ const WIDE: SelfDraft = SelfDraft {
     top_k: 6,
     tokens_max: 50,
     path_prob_min: 0.0,
+    sampled: false,
 };
 
 /// The draft that a session gets now, and the rows of its text that the head computed for it. The step is

@@ -45,7 +45,7 @@ fn golden() -> Golden {
     golden
 }
 
-fn shipped(format: WeightFormat) -> (Arc<Model>, Arc<Head>) {
+pub(super) fn shipped(format: WeightFormat) -> (Arc<Model>, Arc<Head>) {
     let model = Model::load(&shipped_model(), format).unwrap();
     let head = Head::load(&shipped_head(), &model, format).unwrap();
     (Arc::new(model), Arc::new(head))

@@ -66,6 +66,18 @@ fn invalid_wishes_are_refused_by_name() {
             "NaN",
         ),
         (
+            drafting(
+                1,
+                len,
+                SelfDraft {
+                    sampled: true,
+                    ..wanted(2, 2, 4)
+                },
+            ),
+            "self_draft.sampled",
+            "top_k must be 1",
+        ),
+        (
             StepItem {
                 draft: Some(chain(&[1])),
                 ..drafting(1, len, wanted(2, 2, 4))

@@ -90,6 +90,7 @@ impl Stream {
                     top_k: 1 + random.below(16) as u32,
                     tokens_max: random.below(40) as u32,
                     path_prob_min: [0.0, 0.0, 0.001, 0.05][random.below(4)],
+                    sampled: false,
                 });
             }
         }
