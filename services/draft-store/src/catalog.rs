@@ -27,7 +27,7 @@ pub(crate) use groups::{GroupKey, Groups};
 pub(crate) use load::{Loaded, load};
 
 use document::{BOUNDARIES_MAX, join};
-use uses::Uses;
+use uses::{Sizes, Uses};
 
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{Counted, Segments};
@@ -221,7 +221,7 @@ impl Catalog {
                     namespace: id,
                     document: *document,
                 };
-                (key, known.state.len)
+                (key, Sizes::new(known.state.len, known.state.bytes))
             });
             self.uses.move_to(&before, &tenant, documents);
         }
@@ -285,7 +285,11 @@ impl Catalog {
         self.totals.tokens = self.totals.tokens + u64::from(state.len) - u64::from(tokens);
         self.totals.bytes = self.totals.bytes + u64::from(state.bytes) - u64::from(bytes);
         let tenant = self.tenant_of(key.namespace);
-        self.uses.put(&tenant, key, tokens, state.len);
+        let (before, after) = (
+            Sizes::new(tokens, bytes),
+            Sizes::new(state.len, state.bytes),
+        );
+        self.uses.put(&tenant, key, before, after);
     }
 
     /// Takes a document out. Followers do not hear of it by this alone; see [`Self::bury`].
@@ -301,7 +305,8 @@ impl Catalog {
         self.totals.tokens -= u64::from(document.state.len);
         self.totals.bytes -= u64::from(document.state.bytes);
         let tenant = self.tenant_of(key.namespace);
-        self.uses.take(&tenant, key, document.state.len);
+        let sizes = Sizes::new(document.state.len, document.state.bytes);
+        self.uses.take(&tenant, key, sizes);
         Some(document)
     }
 
@@ -327,9 +332,9 @@ impl Catalog {
         };
         document.state.used_ms = now_ms;
         let stale = document.used_ms_stored < before_ms;
-        let len = document.state.len;
         let tenant = self.tenant_of(key.namespace);
-        self.uses.put(&tenant, key, len, len);
+        self.uses
+            .put(&tenant, key, Sizes::default(), Sizes::default());
         stale
     }
 
@@ -344,9 +349,13 @@ impl Catalog {
         }
     }
 
-    /// The least recently used document of a tenant that holds more than `tokens_max`.
-    pub(crate) fn tenant_victim(&self, tokens_max: u64) -> Option<DocumentKey> {
-        self.uses.victim(tokens_max)
+    /// The least recently used document of a tenant that holds more than `quota` allows it in tokens or bytes, and
+    /// whether it is tokens.
+    pub(crate) fn tenant_victim(
+        &self,
+        quota: impl Fn(&str) -> (u64, u64),
+    ) -> Option<(DocumentKey, bool)> {
+        self.uses.victim(quota)
     }
 
     /// The least recently used document of all.

@@ -1,5 +1,6 @@
 //! Every limit of the draft store, with its default.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -20,6 +21,9 @@ pub struct DraftStoreConfig {
     pub body_bytes_max: usize,
     /// Where the data lives. One process at a time.
     pub data_dir: PathBuf,
+    /// Room that is kept free on the disk, or a twentieth of it if that is less. Past it appends get 503, while what is
+    /// there is read, evicted and erased.
+    pub disk_reserve_bytes: u64,
     /// sled's page cache. Resident memory grows to about twice this.
     pub cache_bytes: u64,
     /// Updates that are gathered for one commit at most.
@@ -45,6 +49,10 @@ pub struct DraftStoreConfig {
     pub bytes_max: u64,
     /// Tokens kept of one tenant. Past it its least recently used documents go.
     pub tenant_tokens_max: u64,
+    /// The same in bytes, as stored.
+    pub tenant_bytes_max: u64,
+    /// Tenants with limits of their own, by name.
+    pub tenants: BTreeMap<String, TenantQuota>,
     /// Documents older than this go.
     pub retention_days: u32,
     /// Documents that one commit removes at most.
@@ -102,6 +110,27 @@ pub struct DraftStoreConfig {
     pub tick_ms: u64,
 }
 
+/// What one tenant may keep; the common limit where nothing is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TenantQuota {
+    /// In place of `tenant_tokens_max`.
+    pub tokens_max: Option<u64>,
+    /// In place of `tenant_bytes_max`.
+    pub bytes_max: Option<u64>,
+}
+
+impl DraftStoreConfig {
+    /// Tokens and bytes that a tenant may keep.
+    pub(crate) fn quota(&self, tenant: &str) -> (u64, u64) {
+        let own = self.tenants.get(tenant).copied().unwrap_or_default();
+        (
+            own.tokens_max.unwrap_or(self.tenant_tokens_max),
+            own.bytes_max.unwrap_or(self.tenant_bytes_max),
+        )
+    }
+}
+
 impl Default for DraftStoreConfig {
     fn default() -> Self {
         DraftStoreConfig {
@@ -110,6 +139,7 @@ impl Default for DraftStoreConfig {
             connections_max: 4_096,
             body_bytes_max: 16 << 20,
             data_dir: PathBuf::from("refrain-data"),
+            disk_reserve_bytes: 256 << 20,
             cache_bytes: 64 << 20,
             commit_updates: 512,
             commit_interval_ms: 5,
@@ -122,6 +152,8 @@ impl Default for DraftStoreConfig {
             tokens_max: 200_000_000,
             bytes_max: 2 << 30,
             tenant_tokens_max: 100_000_000,
+            tenant_bytes_max: 1 << 30,
+            tenants: BTreeMap::new(),
             retention_days: 31,
             eviction_step: 256,
             tombstones_max: 65_536,
@@ -161,6 +193,7 @@ impl DraftStoreConfig {
             tokens_max: u64::MAX,
             bytes_max: u64::MAX,
             tenant_tokens_max: u64::MAX,
+            tenant_bytes_max: u64::MAX,
             retention_days: u32::MAX,
             seal_after_s: 0,
             ..DraftStoreConfig::default()
@@ -213,7 +246,16 @@ impl Validate for DraftStoreConfig {
         let document = u64::from(self.document_tokens_max);
         at_least("tokens_max", self.tokens_max, document);
         at_least("tenant_tokens_max", self.tenant_tokens_max, document);
-        at_least("bytes_max", self.bytes_max, document.saturating_mul(10));
+        let document_bytes = document.saturating_mul(10);
+        at_least("bytes_max", self.bytes_max, document_bytes);
+        at_least("tenant_bytes_max", self.tenant_bytes_max, document_bytes);
+        for (tenant, quota) in &self.tenants {
+            let key = |limit: &str| format!("tenants.{tenant}.{limit}");
+            let tokens_max = quota.tokens_max.unwrap_or(u64::MAX);
+            at_least(&key("tokens_max"), tokens_max, document);
+            let bytes_max = quota.bytes_max.unwrap_or(u64::MAX);
+            at_least(&key("bytes_max"), bytes_max, document_bytes);
+        }
         let mut at_most = |key: &str, value: u64, most: u64| {
             if value > most {
                 faults.push(format!("{key}: at most {most}"));

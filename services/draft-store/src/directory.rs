@@ -17,6 +17,7 @@
 mod manifest;
 mod quarantine;
 mod rewrite;
+mod room;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ use std::sync::Arc;
 pub(crate) use manifest::Manifest;
 pub(crate) use quarantine::delete_all as delete_quarantines;
 pub(crate) use rewrite::{Host, Plan, Rewritten, is_due, rewrite};
+pub(crate) use room::Room;
 
 use crate::catalog::{Loaded, load};
 use crate::codec;

@@ -62,6 +62,6 @@ mod text;
 mod writer;
 
 pub use closed::ClosedStore;
-pub use config::DraftStoreConfig;
+pub use config::{DraftStoreConfig, TenantQuota};
 pub use handle::{DraftStoreHandle, StoreState};
 pub use service::{Running, start};

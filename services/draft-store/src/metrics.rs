@@ -18,10 +18,11 @@ pub(crate) enum Limit {
     Erasures,
     Groups,
     GroupTokens,
+    Disk,
 }
 
 impl Limit {
-    const ALL: [Limit; 10] = [
+    const ALL: [Limit; 11] = [
         Limit::Mailbox,
         Limit::PendingTokens,
         Limit::Updates,
@@ -32,6 +33,7 @@ impl Limit {
         Limit::Erasures,
         Limit::Groups,
         Limit::GroupTokens,
+        Limit::Disk,
     ];
 
     /// The key in the configuration, or the name of a constant.
@@ -47,6 +49,7 @@ impl Limit {
             Limit::Erasures => "erasures_max",
             Limit::Groups => "groups_max",
             Limit::GroupTokens => "group_tokens_max",
+            Limit::Disk => "disk_reserve_bytes",
         }
     }
 }
@@ -62,6 +65,7 @@ pub(crate) struct StoreMetrics {
     pub(crate) tokens: IntGauge,
     pub(crate) logical_bytes: IntGauge,
     pub(crate) disk_bytes: IntGauge,
+    pub(crate) disk_free_bytes: IntGauge,
     pub(crate) blob_files: IntGauge,
     pub(crate) live_ratio: Gauge,
     pub(crate) rewrites: IntCounterVec,
@@ -96,6 +100,10 @@ impl StoreMetrics {
             tokens: gauge("tokens", "Output tokens kept.")?,
             logical_bytes: gauge("logical_bytes", "Bytes as stored, without sled's overhead.")?,
             disk_bytes: gauge("disk_bytes", "Bytes of the data directory.")?,
+            disk_free_bytes: gauge(
+                "disk_free_bytes",
+                "Room that is left on the disk of the data directory.",
+            )?,
             blob_files: gauge(
                 "blob_files",
                 "Values that sled keeps in files it never syncs. Alert unless 0.",

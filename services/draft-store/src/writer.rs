@@ -57,16 +57,18 @@ pub(crate) enum Removal {
     Tokens,
     Bytes,
     TenantTokens,
+    TenantBytes,
     Age,
     Damage,
     Erased,
 }
 
 impl Removal {
-    pub(crate) const ALL: [Removal; 6] = [
+    pub(crate) const ALL: [Removal; 7] = [
         Removal::Tokens,
         Removal::Bytes,
         Removal::TenantTokens,
+        Removal::TenantBytes,
         Removal::Age,
         Removal::Damage,
         Removal::Erased,
@@ -77,6 +79,7 @@ impl Removal {
             Removal::Tokens => "tokens",
             Removal::Bytes => "bytes",
             Removal::TenantTokens => "tenant_tokens",
+            Removal::TenantBytes => "tenant_bytes",
             Removal::Age => "age",
             Removal::Damage => "damage",
             Removal::Erased => "erased",
@@ -316,8 +319,13 @@ impl Core {
         let config = &self.config;
         while let Some((key, removal)) = {
             let totals = edit.catalog.totals();
-            if let Some(key) = edit.catalog.tenant_victim(config.tenant_tokens_max) {
-                Some((key, Removal::TenantTokens))
+            let quota = |tenant: &str| config.quota(tenant);
+            if let Some((key, in_tokens)) = edit.catalog.tenant_victim(quota) {
+                let removal = match in_tokens {
+                    true => Removal::TenantTokens,
+                    false => Removal::TenantBytes,
+                };
+                Some((key, removal))
             } else if totals.tokens > config.tokens_max {
                 edit.catalog.oldest().map(|key| (key, Removal::Tokens))
             } else if totals.bytes > config.bytes_max {

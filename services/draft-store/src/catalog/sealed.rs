@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
+use super::uses::Sizes;
 use super::{Catalog, counted};
 use crate::record::{DocumentKey, Place, SegmentId};
-use crate::segments::{Candidates, Mounted, Sealed, Segments};
+use crate::segments::{Candidates, Counted, Mounted, Sealed, Segments};
 
 impl Catalog {
     /// The segments.
@@ -42,6 +43,9 @@ impl Catalog {
         self.segments.count(before, false);
         self.segments.count(after, true);
         self.totals.bytes = self.totals.bytes + u64::from(bytes) - u64::from(before.bytes);
+        let tenant = self.tenant_of(key.namespace);
+        let sizes = |counted: Counted| Sizes::new(counted.len, counted.bytes);
+        self.uses.resize(&tenant, sizes(before), sizes(after));
     }
 
     /// The names of a namespace, where they are known.

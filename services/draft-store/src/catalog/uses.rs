@@ -7,9 +7,30 @@ use lru::LruCache;
 
 use crate::record::DocumentKey;
 
+/// What a document or a tenant holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sizes {
+    tokens: u64,
+    bytes: u64,
+}
+
+impl Sizes {
+    pub(super) fn new(tokens: u32, bytes: u32) -> Self {
+        Sizes {
+            tokens: u64::from(tokens),
+            bytes: u64::from(bytes),
+        }
+    }
+
+    fn change(&mut self, before: Sizes, after: Sizes) {
+        self.tokens = self.tokens + after.tokens - before.tokens;
+        self.bytes = self.bytes + after.bytes - before.bytes;
+    }
+}
+
 /// What one tenant holds.
 struct Tenant {
-    tokens: u64,
+    sizes: Sizes,
     /// Least recently used first; the value is a stamp of the store-wide clock of uses.
     order: LruCache<DocumentKey, u64>,
 }
@@ -17,7 +38,7 @@ struct Tenant {
 impl Default for Tenant {
     fn default() -> Self {
         Tenant {
-            tokens: 0,
+            sizes: Sizes::default(),
             order: LruCache::unbounded(),
         }
     }
@@ -35,52 +56,61 @@ impl Uses {
         self.tenants.entry(name.clone()).or_default()
     }
 
-    /// A document was used now, and holds `after` tokens instead of `before`.
-    pub(super) fn put(&mut self, tenant: &Arc<str>, key: DocumentKey, before: u32, after: u32) {
+    /// A document was used now, and takes `after` instead of `before`.
+    pub(super) fn put(&mut self, tenant: &Arc<str>, key: DocumentKey, before: Sizes, after: Sizes) {
         self.clock += 1;
         let stamp = self.clock;
         let tenant = self.tenant(tenant);
-        tenant.tokens = tenant.tokens + u64::from(after) - u64::from(before);
+        tenant.sizes.change(before, after);
         tenant.order.push(key, stamp);
     }
 
-    /// A document of `tokens` tokens is gone.
-    pub(super) fn take(&mut self, tenant: &Arc<str>, key: DocumentKey, tokens: u32) {
+    /// A document takes `after` instead of `before`.
+    pub(super) fn resize(&mut self, tenant: &Arc<str>, before: Sizes, after: Sizes) {
+        self.tenant(tenant).sizes.change(before, after);
+    }
+
+    /// A document is gone.
+    pub(super) fn take(&mut self, tenant: &Arc<str>, key: DocumentKey, sizes: Sizes) {
         let tenant = self.tenant(tenant);
-        tenant.tokens -= u64::from(tokens);
+        tenant.sizes.change(sizes, Sizes::default());
         tenant.order.pop(&key);
     }
 
-    /// Gives documents, with their tokens, to another tenant in the order in which they were used.
+    /// Gives documents, with their sizes, to another tenant in the order in which they were used.
     pub(super) fn move_to(
         &mut self,
         from: &Arc<str>,
         to: &Arc<str>,
-        documents: impl Iterator<Item = (DocumentKey, u32)>,
+        documents: impl Iterator<Item = (DocumentKey, Sizes)>,
     ) {
         let source = self.tenant(from);
         let mut uses = Vec::new();
-        for (key, tokens) in documents {
+        for (key, sizes) in documents {
             if let Some(stamp) = source.order.pop(&key) {
-                source.tokens -= u64::from(tokens);
-                uses.push((stamp, key, u64::from(tokens)));
+                source.sizes.change(sizes, Sizes::default());
+                uses.push((stamp, key, sizes));
             }
         }
-        uses.sort_unstable();
+        uses.sort_unstable_by_key(|(stamp, ..)| *stamp);
         let target = self.tenant(to);
-        for (stamp, key, tokens) in uses {
-            target.tokens += tokens;
+        for (stamp, key, sizes) in uses {
+            target.sizes.change(Sizes::default(), sizes);
             target.order.push(key, stamp);
         }
     }
 
-    /// The least recently used document of a tenant that holds more than `tokens_max`.
-    pub(super) fn victim(&self, tokens_max: u64) -> Option<DocumentKey> {
-        let tenant = self
-            .tenants
-            .values()
-            .find(|tenant| tenant.tokens > tokens_max)?;
-        tenant.order.peek_lru().map(|(key, _)| *key)
+    /// The least recently used document of a tenant that holds more tokens or bytes than its `quota`, and whether it is
+    /// tokens.
+    pub(super) fn victim(&self, quota: impl Fn(&str) -> (u64, u64)) -> Option<(DocumentKey, bool)> {
+        let mut over = self.tenants.iter().filter_map(|(name, tenant)| {
+            let (tokens_max, bytes_max) = quota(name);
+            let in_tokens = tenant.sizes.tokens > tokens_max;
+            (in_tokens || tenant.sizes.bytes > bytes_max).then_some((tenant, in_tokens))
+        });
+        let (tenant, in_tokens) = over.next()?;
+        let (key, _) = tenant.order.peek_lru()?;
+        Some((*key, in_tokens))
     }
 
     /// The least recently used document of all.
@@ -96,6 +126,6 @@ impl Uses {
 
     #[cfg(test)]
     pub(super) fn tokens(&self, tenant: &str) -> u64 {
-        self.tenants[tenant].tokens
+        self.tenants[tenant].sizes.tokens
     }
 }

@@ -257,7 +257,10 @@ impl Writer {
                 )
             })
             .unzip();
-        let outcome = self.run(|core, catalog, now_ms| core.append(catalog, &appends, now_ms));
+        let outcome = match self.is_disk_used_up() {
+            false => self.run(|core, catalog, now_ms| core.append(catalog, &appends, now_ms)),
+            true => Err(self.disk_is_full()),
+        };
         let answers: Vec<Result<Vec<u32>, ApiError>> = match outcome {
             Ok(outcome) => outcome
                 .lengths

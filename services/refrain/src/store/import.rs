@@ -26,8 +26,9 @@ const BATCH_DOCUMENTS: usize = 512;
 const BATCH_TOKENS: usize = 512 << 10;
 /// Batches under way at once: one is committed while the next travels.
 const BATCHES_MAX: usize = 4;
-/// How often a batch that was refused for the moment is sent again.
-const TRIES_MAX: u32 = 100;
+/// How often a batch is sent again to a store that is busy, and to one whose disk refuses.
+const BUSY_TRIES_MAX: u32 = 100;
+const REFUSED_TRIES_MAX: u32 = 5;
 /// The tokenizer of token ids of which nobody says what they stand for. No model has it, so nothing is drafted from
 /// them before they are exported and imported under a name.
 const UNKNOWN_TOKENIZER: &str = "unknown";
@@ -241,8 +242,12 @@ async fn send(target: &Target, batch: ImportRequest) -> Result<(), ApiError> {
         match target.store().import(batch.clone()).await {
             Ok(_) => return Ok(()),
             Err(error)
-                if tries < TRIES_MAX
-                    && matches!(error.kind, ErrorKind::Overloaded | ErrorKind::Unavailable) =>
+                if tries
+                    < match error.kind {
+                        ErrorKind::Overloaded => BUSY_TRIES_MAX,
+                        ErrorKind::Unavailable => REFUSED_TRIES_MAX,
+                        _ => 0,
+                    } =>
             {
                 tries += 1;
                 let wait_ms = error.retry_after_ms.unwrap_or(100).min(1_000);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use refrain_protocol::document::StoreStats;
 
 use super::Writer;
-use crate::directory::disk_bytes;
+use crate::directory::{Room, disk_bytes};
 
 impl Writer {
     /// Figures that are cheap enough for every commit.
@@ -65,6 +65,9 @@ impl Writer {
             ..self.shared.stats()
         });
         self.metrics.disk_bytes.set(disk_bytes as i64);
+        if let Some(room) = Room::of(&self.config.data_dir) {
+            self.metrics.disk_free_bytes.set(room.free_bytes as i64);
+        }
         self.metrics.segment_bytes.set(segment_bytes as i64);
         self.metrics.blob_files.set(blob_files as i64);
         if blob_files > 0 {

@@ -5,11 +5,24 @@ use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::oneshot;
 
 use super::Writer;
+use crate::directory::Room;
 use crate::metrics::Limit;
 use crate::record::ErasureRecord;
 use crate::writer::{Core, Registration};
 
 impl Writer {
+    pub(super) fn is_disk_used_up(&self) -> bool {
+        let room = Room::of(&self.config.data_dir);
+        room.is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes))
+    }
+
+    pub(super) fn disk_is_full(&self) -> ApiError {
+        self.metrics.reject(Limit::Disk);
+        let message = "the draft store's disk is full up to its reserve (disk_reserve_bytes): \
+                       nothing is stored until there is room";
+        ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000)
+    }
+
     pub(super) fn register_group(&mut self, registration: Registration) -> Result<(), ApiError> {
         let mut is_registered = false;
         self.run(|core, catalog, now_ms| {

@@ -1,6 +1,7 @@
 //! One behaviour at a time.
 
 use super::*;
+use crate::config::TenantQuota;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
@@ -168,6 +169,36 @@ fn a_tenant_over_its_budget_pushes_out_its_own_documents_only() {
     }
     assert_eq!(store.documents("b"), [0]);
     assert_eq!(store.documents("a"), [4, 5]);
+}
+
+#[test]
+fn a_tenant_may_have_a_quota_of_its_own_in_tokens_or_bytes() {
+    let quota = |tokens_max, bytes_max| TenantQuota {
+        tokens_max,
+        bytes_max,
+    };
+    let mut store = Store::new(DraftStoreConfig {
+        tenant_tokens_max: 25,
+        tenants: [
+            ("large".to_owned(), quota(Some(45), None)),
+            ("small".to_owned(), quota(None, Some(300))),
+        ]
+        .into(),
+        ..small()
+    });
+    for document in 0..6 {
+        for tenant in ["large", "small", "other"] {
+            store.append(tenant, &[update(document, 1, 0, &[1; 10])]);
+        }
+    }
+    assert_eq!(store.documents("large"), [2, 3, 4, 5]);
+    assert_eq!(store.documents("other"), [4, 5]);
+    let kept = store.documents("small");
+    assert_eq!(kept, [5], "one of some 200 bytes each");
+    // What is sealed counts with what it takes in its segment.
+    store.seal("large");
+    store.tick(1);
+    assert_eq!(store.documents("large"), [2, 3, 4, 5]);
 }
 
 #[test]

@@ -1,0 +1,314 @@
+//! What the store does in figures, over HTTP on loopback and on the disk of `TMPDIR`:
+//!
+//! ```text
+//! cargo bench -p refrain-draft-store --bench store              # all parts
+//! cargo bench -p refrain-draft-store --bench store -- take      # the parts whose names hold "take"
+//! cargo bench -p refrain-draft-store --bench store -- open 100  # with so many million tokens
+//! ```
+//!
+//! `append`: documents of 1,024 tokens (4 KiB), durable, eight callers with 64 to a call. `insert`: from the append of
+//! a piece to another follower's hearing of it. `take`: a worker takes over sealed segments, until they can be searched.
+//! `open`: a start on a directory of sealed documents.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use refrain_clients::{DraftStore, HttpDraftStore, StoreAdmin as _};
+use refrain_draft_store::{DraftStoreConfig, Running, start};
+use refrain_protocol::document::{
+    AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
+};
+use refrain_protocol::segment::{SegmentPieceRequest, SegmentsRequest};
+use refrain_protocol::{DocumentId, Namespace, SignedNamespace, TokenId};
+use refrain_service_kit::http::MeshClient;
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
+use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
+use refrain_suffix_index::{Index, IndexConfig, Segment};
+
+const DOCUMENT_TOKENS: usize = 1_024;
+const CALL_DOCUMENTS: usize = 64;
+const CALLERS: usize = 8;
+
+struct Store {
+    running: Running,
+    client: Arc<HttpDraftStore>,
+    signed: SignedNamespace,
+}
+
+impl Store {
+    async fn start(dir: &Path) -> anyhow::Result<Self> {
+        let mesh = MeshConfig::generate()?;
+        let config = DraftStoreConfig {
+            data_dir: dir.to_owned(),
+            listen: Some(([127, 0, 0, 1], 0).into()),
+            seal_after_s: 0,
+            tokens_max: u64::MAX,
+            tenant_tokens_max: u64::MAX,
+            bytes_max: u64::MAX,
+            ..DraftStoreConfig::default()
+        };
+        let running = start(config, MeshAuth::new(&mesh)?, &Metrics::new()?).await?;
+        let addr = running
+            .addr()
+            .ok_or_else(|| anyhow::anyhow!("no address"))?;
+        let patience = Duration::from_secs(60);
+        let client = MeshClient::new(&format!("http://{addr}"), &mesh.secret, patience)?;
+        let signed = NamespaceSigner::new(&mesh)?.sign(Namespace {
+            tenant: "a".into(),
+            model: "m".into(),
+            tokenizer: "t".into(),
+        });
+        Ok(Store {
+            running,
+            client: Arc::new(HttpDraftStore::new(client)),
+            signed,
+        })
+    }
+
+    async fn stop(self) {
+        self.running.drain(Duration::from_secs(60)).await;
+    }
+
+    /// Appends documents of these numbers; the time of each call.
+    async fn append(&self, numbers: std::ops::Range<u64>) -> anyhow::Result<Vec<Duration>> {
+        let calls = numbers.clone().step_by(CALL_DOCUMENTS);
+        let calls: Vec<_> = calls
+            .map(|from| from..numbers.end.min(from + CALL_DOCUMENTS as u64))
+            .collect();
+        let share = calls.len().div_ceil(CALLERS).max(1);
+        let callers = calls.chunks(share).map(|calls| {
+            let (calls, client, signed) =
+                (calls.to_vec(), self.client.clone(), self.signed.clone());
+            tokio::spawn(async move {
+                let mut took = Vec::new();
+                for call in calls {
+                    let request = AppendRequest {
+                        namespace: signed.clone(),
+                        updates: call.map(document).collect(),
+                    };
+                    let started = Instant::now();
+                    client.append(request).await?;
+                    took.push(started.elapsed());
+                }
+                anyhow::Ok(took)
+            })
+        });
+        let mut took = Vec::new();
+        for caller in callers.collect::<Vec<_>>() {
+            took.extend(caller.await??);
+        }
+        Ok(took)
+    }
+}
+
+/// Templated text: phrases that come again in another order, with something new in between.
+fn text(number: u64, len: usize) -> Vec<TokenId> {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut tokens = Vec::with_capacity(len + 16);
+    while tokens.len() < len {
+        let phrase = next() % 20_000;
+        let words = (0..12).map(|at| (phrase * 7_919 + at * at * 104_729) % 100_000);
+        tokens.extend(words.map(|word| word as TokenId));
+        tokens.push((next() % 100_000) as TokenId);
+    }
+    tokens.truncate(len);
+    tokens
+}
+
+fn document(number: u64) -> DocumentUpdate {
+    DocumentUpdate {
+        document: DocumentId(u128::from(number) << 64 | 1),
+        epoch: 0,
+        prev_len: 0,
+        tokens: text(number, DOCUMENT_TOKENS),
+        head: DocumentHead::default(),
+        finish: Some(FinishReason::Stop),
+    }
+}
+
+fn at(sorted: &[Duration], share: f64) -> Duration {
+    sorted[((sorted.len() - 1) as f64 * share) as usize]
+}
+
+fn tell(what: &str, mut took: Vec<Duration>) {
+    took.sort_unstable();
+    println!(
+        "{what}: p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms ({} times)",
+        at(&took, 0.5).as_secs_f64() * 1e3,
+        at(&took, 0.99).as_secs_f64() * 1e3,
+        at(&took, 1.0).as_secs_f64() * 1e3,
+        took.len()
+    );
+}
+
+async fn append() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let store = Store::start(dir.path()).await?;
+    let (mut rates, mut took) = (Vec::new(), Vec::new());
+    for round in 0..7u64 {
+        let count = 8_192;
+        let started = Instant::now();
+        took.extend(store.append(round * count..(round + 1) * count).await?);
+        rates.push(count as f64 / started.elapsed().as_secs_f64());
+    }
+    rates.sort_unstable_by(f64::total_cmp);
+    let median = rates[rates.len() / 2];
+    println!("append: {median:.0} documents of 4 KiB a second, median of {rates:.0?}");
+    tell("append: a call of 64", took);
+    let stats = store.client.stats().await?;
+    println!(
+        "append: {:.2} bytes of disk per token",
+        stats.disk_bytes as f64 / stats.tokens as f64
+    );
+    store.stop().await;
+    Ok(())
+}
+
+async fn insert() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let store = Store::start(dir.path()).await?;
+    let (client, signed) = (store.client.clone(), store.signed.clone());
+    let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let follower = tokio::spawn(async move {
+        let mut after = FeedCursor::default();
+        loop {
+            let request = FollowRequest {
+                namespace: signed.clone(),
+                after,
+                max_tokens: 65_536,
+                wait_ms: 10_000,
+            };
+            let Ok(reply) = client.follow(request).await else {
+                return;
+            };
+            after = reply.cursor;
+            if said.send((reply.events.len(), Instant::now())).is_err() {
+                return;
+            }
+        }
+    });
+    let mut took = Vec::new();
+    for number in 0..1_000u64 {
+        let started = Instant::now();
+        store.append(number..number + 1).await?;
+        // A reply without events only sets the cursor.
+        while let Some((events, heard_at)) = heard.recv().await {
+            if events > 0 {
+                took.push(heard_at - started);
+                break;
+            }
+        }
+    }
+    follower.abort();
+    tell("insert: sent by one, heard by another", took);
+    store.stop().await;
+    Ok(())
+}
+
+/// A directory with so many tokens in segments.
+async fn filled(dir: &Path, tokens: u64) -> anyhow::Result<Store> {
+    let store = Store::start(dir).await?;
+    let documents = tokens / DOCUMENT_TOKENS as u64;
+    let started = Instant::now();
+    for from in (0..documents).step_by(16_384) {
+        store.append(from..documents.min(from + 16_384)).await?;
+    }
+    store.running.handle().compact().await?;
+    let stats = store.client.stats().await?;
+    println!(
+        "filled in {:.1} s: {} tokens, {:.2} bytes of disk per token",
+        started.elapsed().as_secs_f64(),
+        stats.tokens,
+        stats.disk_bytes as f64 / stats.tokens as f64
+    );
+    Ok(store)
+}
+
+async fn take(tokens: u64) -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let store = filled(dir.path(), tokens).await?;
+    let mut took = Vec::new();
+    let (mut calls, mut segments) = (0, 0);
+    for _ in 0..5 {
+        let started = Instant::now();
+        let mut index = Index::new(IndexConfig::default());
+        let namespace = store.signed.clone();
+        let listed = store.client.segments(SegmentsRequest { namespace }).await?;
+        (calls, segments) = (1, listed.segments.len());
+        for info in listed.segments {
+            let mut bytes = Vec::with_capacity(info.words as usize * 4);
+            while (bytes.len() as u64) < info.words * 4 {
+                let request = SegmentPieceRequest {
+                    namespace: store.signed.clone(),
+                    segment: info.segment,
+                    offset: bytes.len() as u64 / 4,
+                    max_words: 1 << 20,
+                };
+                let piece = store.client.segment_piece(request).await?;
+                bytes.extend(piece.words.iter().flat_map(|word| word.to_le_bytes()));
+                calls += 1;
+            }
+            index.mount(Arc::new(Segment::open(bytes)?), []);
+        }
+        took.push(started.elapsed());
+    }
+    println!("take: {segments} segments in {calls} calls");
+    tell("take: until they can be searched", took);
+    store.stop().await;
+    Ok(())
+}
+
+async fn open(tokens: u64) -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    filled(dir.path(), tokens).await?.stop().await;
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        let started = Instant::now();
+        let store = Store::start(dir.path()).await?;
+        anyhow::ensure!(
+            store.client.stats().await?.documents > 0,
+            "nothing is there"
+        );
+        took.push(started.elapsed());
+        store.stop().await;
+    }
+    tell("open", took);
+    Ok(())
+}
+
+fn main() -> anyhow::Result<()> {
+    install_crypto_provider();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let named = |part: &str| {
+        let mut names = arguments
+            .iter()
+            .filter(|name| !name.starts_with('-') && name.parse::<u64>().is_err());
+        let any = names.clone().next().is_none();
+        any || names.any(|name| part.contains(name.as_str()))
+    };
+    let millions = arguments.iter().find_map(|name| name.parse::<u64>().ok());
+    let tokens = millions.unwrap_or(10) * 1_000_000;
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        if named("append") {
+            append().await?;
+        }
+        if named("insert") {
+            insert().await?;
+        }
+        if named("take") {
+            take(tokens).await?;
+        }
+        if named("open") {
+            open(tokens).await?;
+        }
+        Ok(())
+    })
+}

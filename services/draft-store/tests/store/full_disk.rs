@@ -1,0 +1,151 @@
+//! A small disk that fills up: a clear refusal, everything acknowledged is there, and it goes on when there is room.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use refrain_clients::StoreAdmin as _;
+use refrain_protocol::ErrorKind;
+
+use super::rewrite::noise;
+use super::*;
+
+/// A disk of its own in memory. Unmounted when dropped.
+struct SmallDisk {
+    dir: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    /// `None`, with the reason on standard error, where nothing can be mounted.
+    fn mount(megabytes: u32) -> Option<Self> {
+        let disk = SmallDisk {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        let mounted = disk.run("mount", &["-t", "tmpfs", "-o", &size(megabytes), "tmpfs"]);
+        if !mounted {
+            eprintln!("skipped: only root can mount the small disk that this test fills");
+        }
+        mounted.then_some(disk)
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> bool {
+        let mut command = Command::new(program);
+        let output = command.args(arguments).arg(self.dir.path()).output();
+        output.is_ok_and(|output| output.status.success())
+    }
+
+    fn resize(&self, megabytes: u32) {
+        let options = format!("remount,{}", size(megabytes));
+        assert!(self.run("mount", &["-o", &options]));
+    }
+
+    /// Fills it with something that is not the store's.
+    fn fill(&self) -> PathBuf {
+        let path = self.dir.path().join("foreign");
+        let mut file = std::fs::File::create(&path).unwrap();
+        for bytes in [1 << 20, 1 << 12] {
+            while std::io::Write::write_all(&mut file, &vec![7; bytes]).is_ok() {}
+        }
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        self.run("umount", &["-l"]);
+    }
+}
+
+fn size(megabytes: u32) -> String {
+    format!("size={megabytes}m")
+}
+
+fn config_on(disk: &SmallDisk) -> DraftStoreConfig {
+    DraftStoreConfig {
+        // Nothing is rewritten or sealed meanwhile.
+        rewrite_bytes_min: 1 << 30,
+        ..config(disk.dir.path())
+    }
+}
+
+/// Appends until that is refused; what was acknowledged, and why not more.
+async fn append_until_refused(store: &Store, from: u128) -> (u128, ApiError) {
+    for document in from.. {
+        let sent = finished(update(document, 0, &noise(document, 4_000)));
+        if let Err(error) = store.append("a", vec![sent]).await {
+            return (document, error);
+        }
+        assert!(document < 100_000, "the disk does not fill up");
+    }
+    unreachable!()
+}
+
+async fn check(store: &Store, documents: u128) {
+    let mut follower = Follower::default();
+    follower.catch_up(store, "a").await;
+    for document in 0..documents {
+        assert_eq!(follower.texts[&document], noise(document, 4_000));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
+    let Some(disk) = SmallDisk::mount(20) else {
+        return;
+    };
+    let store = Store::start(config_on(&disk)).await;
+    let (acknowledged, error) = append_until_refused(&store, 0).await;
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    assert!(error.message.contains("disk_reserve_bytes"), "{error:?}");
+    assert!(error.retry_after_ms.is_some() && acknowledged > 50);
+    check(&store, acknowledged).await;
+    // The store was not closed by it, and what makes room still works.
+    assert_eq!(
+        store.metric("refrain_draft_store_writer_restarts_total"),
+        0.0
+    );
+    let rejections = "refrain_draft_store_rejections_total{limit=\"disk_reserve_bytes\"}";
+    assert!(store.metric(rejections) >= 1.0);
+    assert_eq!(store.handle().verify().await.unwrap().damaged, 0);
+    store.stop().await;
+    // It opens as it is, and goes on when there is room.
+    let store = Store::start(config_on(&disk)).await;
+    check(&store, acknowledged).await;
+    disk.resize(28);
+    let (more, _) = append_until_refused(&store, acknowledged).await;
+    assert!(more > acknowledged + 50, "{acknowledged}, then {more}");
+    check(&store, more).await;
+    store.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_others_fill_costs_nothing_acknowledged() {
+    let Some(disk) = SmallDisk::mount(20) else {
+        return;
+    };
+    let without_reserve = DraftStoreConfig {
+        disk_reserve_bytes: 0,
+        ..config_on(&disk)
+    };
+    let store = Store::start(without_reserve).await;
+    for document in 0..50u128 {
+        let sent = finished(update(document, 0, &noise(document, 4_000)));
+        store.append("a", vec![sent]).await.unwrap();
+    }
+    let foreign = disk.fill();
+    let (acknowledged, error) = append_until_refused(&store, 50).await;
+    assert_eq!(error.kind, ErrorKind::Unavailable, "{error:?}");
+    // The service answers, if only that it cannot.
+    store.handle().stats().await.unwrap();
+    std::fs::remove_file(foreign).unwrap();
+    let mut tries = 0;
+    let sent = |document| finished(update(document, 0, &noise(document, 4_000)));
+    while let Err(error) = store.append("a", vec![sent(acknowledged)]).await {
+        assert_eq!(error.kind, ErrorKind::Unavailable);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        tries += 1;
+        assert!(tries < 1_000, "{error:?}");
+    }
+    check(&store, acknowledged + 1).await;
+    assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 0.0);
+    store.stop().await;
+}
