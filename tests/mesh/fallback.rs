@@ -14,6 +14,7 @@ eagle3 = "off"
 fallback = "worker-1"
 
 [worker-1.speculation]
+router = "score"
 score_threshold = 1000
 
 [worker-1.speculation.eagle3]

@@ -80,7 +80,7 @@ async fn what_one_tenant_said_changes_nothing_for_another() -> anyhow::Result<()
     let mut counts = Vec::new();
     for said_before in [0, 3] {
         // Whether a way of drafting pays is measured for the engine as a whole, and differs from run to run.
-        let settings = "[worker.speculation]\nfallback = \"off\"\nsuffix_gain_min = 0";
+        let settings = "[worker.speculation]\nrouter = \"score\"\nfallback = \"off\"\ngain_min = 0";
         let mesh = UpMesh::start_with(settings).await?;
         for _ in 0..said_before {
             mesh.client().chat(&chat(3)).await?;

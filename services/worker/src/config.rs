@@ -11,7 +11,9 @@ use serde::Deserialize;
 
 pub use engine::{EngineConfig, EngineKind};
 pub use memory::MemoryConfig;
-pub use speculation::{Eagle3Config, FallbackChoice, ScoreThreshold, SpeculationConfig};
+pub use speculation::{
+    Eagle3Config, FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig,
+};
 
 /// The worker's section of the configuration.
 #[derive(Clone, Debug, Deserialize)]

@@ -24,7 +24,8 @@ use self::compose::{Composed, Member};
 use self::entry::{ENGINE_ROOM_PAUSE, Entry, Over, wait_for_room};
 use crate::engine::Engine;
 use crate::fallback::{FallbackWatch, ItemDone, StepDone};
-use crate::guard::{HeadUse, SuffixGuard};
+use crate::goodput::{Goodput, HeadWork, StepTaken};
+use crate::guard::{Guard, HeadUse};
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
 use crate::running::Absorbed;
@@ -48,7 +49,8 @@ pub(crate) struct DecodeLoop {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) router: Arc<Router>,
     pub(crate) fallback: FallbackWatch,
-    pub(crate) guard: SuffixGuard,
+    pub(crate) guard: Guard,
+    pub(crate) goodput: Goodput,
     pub(crate) step_tokens_max: u32,
     pub(crate) prefill_chunk_tokens: u32,
     pub(crate) outlet: Outlet,
@@ -85,7 +87,7 @@ impl DecodeLoop {
             let Composed {
                 request,
                 members,
-                withholds_suffix,
+                withholds,
             } = self.compose(&mut batch, first);
             if request.items.is_empty() {
                 // Nothing can move: a command, a reader that catches up or leaves, or the end of a pause.
@@ -110,7 +112,7 @@ impl DecodeLoop {
                 Ok(response) if response.results.len() == members.len() => {
                     refusals = 0;
                     self.engine_ready.store(true, Ordering::Relaxed);
-                    self.observe(&response, &members, withholds_suffix, &batch);
+                    self.observe(&response, &members, withholds, &batch);
                     self.take(response, &members, &mut batch);
                 }
                 Ok(_) => {
@@ -271,7 +273,7 @@ impl DecodeLoop {
         &mut self,
         response: &StepResponse,
         members: &[Member],
-        withholds_suffix: bool,
+        withholds: bool,
         batch: &[Entry],
     ) {
         let done = |(member, result): (&Member, &StepResult)| ItemDone {
@@ -294,6 +296,8 @@ impl DecodeLoop {
             seconds: response.step_s,
             draft_seconds: response.draft_s,
         };
+        self.goodput
+            .step_done(&taken(&step, &response.results, members, batch));
         let batch = step.batch();
         self.fallback
             .step_done(&step, self.guard.is_on_trial(batch));
@@ -301,11 +305,13 @@ impl DecodeLoop {
             on_trial: self.fallback.is_on_trial(batch),
             in_use: self.fallback.is_in_use(batch),
         };
-        self.guard.step_done(&step, withholds_suffix, head);
+        self.guard.step_done(&step, withholds, head);
     }
 
     /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.
     fn emit(&mut self, entry: &mut Entry, absorbed: Absorbed) -> Option<&'static str> {
+        self.goodput
+            .learn(entry.running.memory.id, &absorbed.lesson, &absorbed.message);
         let (message, end) = self.outlet.keep(&entry.running, absorbed);
         // There was room when the step was composed, and this loop is the only sender; a reader that left
         // meanwhile is noticed by the next reap.
@@ -349,5 +355,43 @@ impl DecodeLoop {
                 tracing::debug!(%error, "engine session was not closed");
             }
         });
+    }
+}
+
+/// What the engine had to do in a step, as far as the answer tells.
+fn taken(
+    step: &StepDone<'_>,
+    results: &[StepResult],
+    members: &[Member],
+    batch: &[Entry],
+) -> StepTaken {
+    let mut head = HeadWork::default();
+    let (mut batched_tokens, mut kv_tokens) = (0, 0);
+    for ((item, result), member) in step.items.iter().zip(results).zip(members) {
+        let Ok(output) = result else {
+            // What was done for it is not known.
+            return StepTaken::default();
+        };
+        let running = &batch[member.place].running;
+        // A request that brings nothing has the pass over its last token done.
+        batched_tokens += item.context.max(1) + running.offered_tree_tokens() + output.self_drafted;
+        kv_tokens += u64::from(output.text_len);
+        if let Some(asked) = running.asked_head() {
+            head.requests += 1;
+            head.depth = head.depth.max(asked.depth);
+            head.drafted.asked_tokens += asked.tokens_max;
+            head.drafted.tokens += output.self_drafted;
+            head.drafted.read_tokens += member.catch_up_tokens;
+        }
+    }
+    let routed = step.is_clean() && step.items.iter().all(|item| item.is_auto);
+    let figures = step.figures(None);
+    StepTaken {
+        batched_tokens,
+        kv_tokens,
+        seconds: step.seconds,
+        draft_seconds: step.draft_seconds,
+        head,
+        routed: routed.then_some((figures.batch, figures.tokens)),
     }
 }

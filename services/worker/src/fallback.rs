@@ -14,7 +14,7 @@ use refrain_speculation::{
     batch_bucket, hands_over,
 };
 
-use crate::config::{FallbackChoice, SpeculationConfig};
+use crate::config::{FallbackChoice, RouterChoice, SpeculationConfig};
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
 use crate::running::{Rates, Running};
@@ -119,6 +119,8 @@ impl StepDone<'_> {
 pub(crate) struct FallbackWatch {
     /// `None` if `auto` requests never use the engine's head.
     gate: Option<Gate>,
+    /// The goodput router weighs the head itself: the gate only measures.
+    budgeted: bool,
     has_head: bool,
     threshold: Threshold,
     accepted_length: Recent,
@@ -144,6 +146,7 @@ impl FallbackWatch {
         let gated = router.has_head() && router.threshold.allows_fallback();
         let watch = FallbackWatch {
             gate: gated.then(|| Gate::new(config.eagle3.gate())),
+            budgeted: config.router == RouterChoice::Goodput,
             has_head: router.has_head(),
             threshold: router.threshold,
             accepted_length: Recent::default(),
@@ -173,7 +176,12 @@ impl FallbackWatch {
     }
 
     fn passage(&self, batch: u32) -> Option<Passage> {
-        self.gate.as_ref().map(|gate| gate.passage(batch))
+        let gate = self.gate.as_ref()?;
+        Some(if self.budgeted {
+            Passage::Open
+        } else {
+            gate.passage(batch)
+        })
     }
 
     /// Whether the head, or doing without it, is on trial at this size of batch: no other trial may run then, or each
@@ -255,7 +263,7 @@ impl FallbackWatch {
         let Some(gate) = &mut self.gate else {
             return;
         };
-        if !items.iter().any(|item| item.eligible) {
+        if self.budgeted || !items.iter().any(|item| item.eligible) {
             // The gate had no say; how fast it was is worth knowing.
             let mode = match pure(items) {
                 Some(ItemKind::Plain) => Some(Mode::Plain),
@@ -323,7 +331,7 @@ impl FallbackWatch {
     fn report(&self) {
         let buckets = self.gate.iter().flat_map(Gate::buckets);
         let best = buckets
-            .filter(|(_, in_use, _)| *in_use)
+            .filter(|(_, in_use, _)| *in_use || self.budgeted)
             .filter_map(|(_, _, gain)| gain)
             .max_by(f64::total_cmp);
         let accepted_length = self.accepted_length.value().map(|length| length as f32);
@@ -364,7 +372,7 @@ const READ_LITTLE_TOKENS: u32 = 16;
 
 /// A mean over what was seen lately: a quotient of two decayed sums.
 #[derive(Clone, Copy, Debug, Default)]
-struct Recent {
+pub(crate) struct Recent {
     of: f64,
     per: f64,
 }
@@ -373,12 +381,12 @@ impl Recent {
     /// What is left of an older entry when one more comes: half after 128.
     const DECAY: f64 = 0.9946;
 
-    fn add(&mut self, of: f64, per: f64) {
+    pub(crate) fn add(&mut self, of: f64, per: f64) {
         self.of = self.of * Self::DECAY + of;
         self.per = self.per * Self::DECAY + per;
     }
 
-    fn value(&self) -> Option<f64> {
+    pub(crate) fn value(&self) -> Option<f64> {
         (self.per > 0.0).then(|| self.of / self.per)
     }
 }

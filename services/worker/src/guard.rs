@@ -1,4 +1,5 @@
-//! Whether suffix drafts pay at a size of batch: steps that may verify them against steps that may not.
+//! Whether drafts pay at a size of batch: steps that may verify them against steps that may not. Of the score router these
+//! are suffix drafts, since the head has a gate of its own; of the goodput router, all.
 //!
 //! Alone, a request's drafts are verified with arithmetic that would lie idle; in a full batch they are not, and
 //! drafts that are often refused make everybody slower. No clock and no I/O: the decode loop says what each
@@ -8,7 +9,7 @@ use std::collections::HashMap;
 
 use refrain_speculation::{Gate, GateStep, Mode, batch_bucket};
 
-use crate::config::SpeculationConfig;
+use crate::config::{RouterChoice, SpeculationConfig};
 use crate::fallback::{ItemDone, ItemKind, StepDone};
 use crate::metrics::WorkerMetrics;
 
@@ -20,27 +21,30 @@ pub(crate) struct HeadUse {
     pub(crate) in_use: bool,
 }
 
-/// Holds suffix drafts of `auto` requests back where they lose.
-pub(crate) struct SuffixGuard {
+/// Holds drafts of `auto` requests back where they lose.
+pub(crate) struct Guard {
     /// `None` if the configuration turns it off.
     gate: Option<Gate>,
+    /// Drafts of the engine's head are held back as well.
+    guards_head: bool,
     /// By the largest batch measured together.
     in_use: HashMap<u32, bool>,
     head_in_use: HashMap<u32, bool>,
     metrics: WorkerMetrics,
 }
 
-impl SuffixGuard {
+impl Guard {
     pub(crate) fn new(config: &SpeculationConfig, metrics: WorkerMetrics) -> Self {
-        SuffixGuard {
-            gate: config.suffix_gate().map(Gate::new),
+        Guard {
+            gate: config.guard_gate().map(Gate::new),
+            guards_head: config.router == RouterChoice::Goodput,
             in_use: HashMap::new(),
             head_in_use: HashMap::new(),
             metrics,
         }
     }
 
-    /// Whether a step that decodes for `batch` requests verifies no suffix drafts but those that were asked for. While
+    /// Whether a step that decodes for `batch` requests verifies no drafts but those that were asked for. While
     /// something else is on trial, this is not.
     pub(crate) fn withholds(&self, batch: u32, others_try: bool) -> bool {
         self.gate
@@ -51,14 +55,14 @@ impl SuffixGuard {
             })
     }
 
-    /// Whether suffix drafts, or doing without them, are on trial at this size of batch.
+    /// Whether drafts, or doing without them, are on trial at this size of batch.
     pub(crate) fn is_on_trial(&self, batch: u32) -> bool {
         self.gate
             .as_ref()
             .is_some_and(|gate| gate.passage(batch).is_trial())
     }
 
-    /// Takes a step into account; `withheld` is what [`SuffixGuard::withholds`] said of it, `head` how it stands with
+    /// Takes a step into account; `withheld` is what [`Guard::withholds`] said of it, `head` how it stands with
     /// the engine's head at its size of batch.
     pub(crate) fn step_done(&mut self, step: &StepDone<'_>, withheld: bool, head: HeadUse) {
         let Some(gate) = &mut self.gate else {
@@ -74,7 +78,13 @@ impl SuffixGuard {
             gate.forget(batch);
         }
         // Steps that had no draft to verify are the same with and without; one that withheld may have had some.
-        let speaks = |item: &ItemDone| item.is_auto && (withheld || item.kind == ItemKind::Suffix);
+        let guards_head = self.guards_head;
+        let drafted = |item: &ItemDone| match item.kind {
+            ItemKind::Suffix => true,
+            ItemKind::Fallback => guards_head,
+            ItemKind::Prefill | ItemKind::Plain => false,
+        };
+        let speaks = |item: &ItemDone| item.is_auto && (withheld || drafted(item));
         if head.on_trial || !step.items.iter().any(speaks) {
             return;
         }
@@ -91,10 +101,10 @@ impl SuffixGuard {
         let in_use = gate.passage(batch).is_in_use();
         let gain = gate.gain(batch);
         let batch = batch_bucket(batch);
-        self.metrics.suffix_gate(batch, in_use, gain);
+        self.metrics.guard_gate(batch, in_use, gain);
         let was_in_use = self.in_use.insert(batch, in_use).unwrap_or(true);
         if in_use != was_in_use {
-            tracing::info!(batch, in_use, gain, "use of suffix drafts changed");
+            tracing::info!(batch, in_use, gain, "use of drafts changed");
         }
     }
 }

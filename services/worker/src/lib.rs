@@ -3,7 +3,8 @@
 //! One worker drives one engine and composes its batch. [`start`] wires the parts: admission and fencing
 //! (`slots`), the decode loop (`decode`, read it first) or, for engines that generate by themselves, the streaming
 //! driver (`decode::stream`), one chunk's state (`running`), what is known of the
-//! fallback (`fallback`) and of what suffix drafts bring (`guard`), the worker's copy of the drafts (`memory`), outputs
+//! fallback (`fallback`), of what drafts are worth and steps take (`goodput`) and of what drafting brings (`guard`), the
+//! worker's copy of the drafts (`memory`), outputs
 //! on their way to the store (`harvest`), and the reports to the scheduler (`duty`). What an engine is stands in
 //! [`Engine`].
 
@@ -12,6 +13,7 @@ mod decode;
 mod duty;
 mod engine;
 mod fallback;
+mod goodput;
 mod guard;
 mod harvest;
 mod http;
@@ -44,7 +46,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::decode::{Command, DecodeLoop, Outlet, Slot, Start, StreamDriver};
 use crate::duty::Duty;
 use crate::fallback::{FallbackWatch, Reports};
-use crate::guard::SuffixGuard;
+use crate::goodput::Goodput;
+use crate::guard::Guard;
 use crate::harvest::Harvest;
 use crate::memory::Memory;
 use crate::metrics::WorkerMetrics;
@@ -54,7 +57,7 @@ use crate::slots::Slots;
 
 pub use config::{
     Eagle3Config, EngineConfig, EngineKind, FallbackChoice, HarvestConfig, MemoryConfig,
-    ScoreThreshold, SpeculationConfig, WorkerConfig,
+    RouterChoice, ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
     Engine, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, HttpEngine, ServedAs,
@@ -140,7 +143,8 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
                     reports.clone(),
                     metrics.clone(),
                 ),
-                guard: SuffixGuard::new(&config.speculation, metrics.clone()),
+                guard: Guard::new(&config.speculation, metrics.clone()),
+                goodput: Goodput::new(&config, metrics.clone()),
                 step_tokens_max: config.step_tokens_max,
                 prefill_chunk_tokens: config.prefill_chunk_tokens,
                 outlet,

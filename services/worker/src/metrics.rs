@@ -26,12 +26,16 @@ pub(crate) struct WorkerMetrics {
     goodput_tokens: IntCounterVec,
     step_seconds: CounterVec,
     draft_seconds: CounterVec,
+    expected_tokens: CounterVec,
+    expected_accepted: IntCounterVec,
+    budget_slots: IntCounterVec,
+    step_cost_error: GaugeVec,
     threshold: GaugeVec,
     eagle3_accepted_length: GaugeVec,
     eagle3_gain: GaugeVec,
     eagle3_in_use: IntGaugeVec,
-    suffix_gain: GaugeVec,
-    suffix_in_use: IntGaugeVec,
+    gain: GaugeVec,
+    drafts_in_use: IntGaugeVec,
     pub(crate) propose_seconds: Histogram,
     pub(crate) step_batch: Histogram,
     pub(crate) chunks_running: IntGauge,
@@ -113,6 +117,26 @@ impl WorkerMetrics {
                 "Seconds of engine steps that the engine's own head took.",
                 &["model"],
             )?,
+            expected_tokens: metrics.float_counter_vec(
+                "refrain_spec_expected_tokens_total",
+                "Draft tokens that the goodput router expected to be accepted.",
+                &["model", "source"],
+            )?,
+            expected_accepted: metrics.counter_vec(
+                "refrain_spec_expected_accepted_tokens_total",
+                "Draft tokens that were accepted of the drafts that the goodput router had expected something of.",
+                &["model", "source"],
+            )?,
+            budget_slots: metrics.counter_vec(
+                "refrain_spec_budget_tokens_total",
+                "Tokens of suffix drafts, by whether the budget of their step had room for them.",
+                &["model", "outcome"],
+            )?,
+            step_cost_error: metrics.float_gauge_vec(
+                "refrain_engine_step_cost_error_ratio",
+                "How far steps lately took longer or shorter than expected, as a share of what they took.",
+                &["model"],
+            )?,
             threshold: metrics.float_gauge_vec(
                 "refrain_spec_threshold",
                 "SCORE that a suffix draft had to exceed in the last step.",
@@ -133,14 +157,14 @@ impl WorkerMetrics {
                 "1 while the engine's own head is in use, by the largest batch measured together.",
                 &["model", "batch"],
             )?,
-            suffix_gain: metrics.float_gauge_vec(
-                "refrain_spec_suffix_gain_ratio",
-                "Tokens per second with suffix drafts / without, by the largest batch measured together.",
+            gain: metrics.float_gauge_vec(
+                "refrain_spec_gain_ratio",
+                "Tokens per second with drafts / without, by the largest batch measured together; of the score router, suffix drafts.",
                 &["model", "batch"],
             )?,
-            suffix_in_use: metrics.gauge_vec(
-                "refrain_spec_suffix_in_use",
-                "1 while suffix drafts are in use, by the largest batch measured together.",
+            drafts_in_use: metrics.gauge_vec(
+                "refrain_spec_in_use",
+                "1 while drafts are in use, by the largest batch measured together; of the score router, suffix drafts.",
                 &["model", "batch"],
             )?,
             propose_seconds: metrics.histogram(
@@ -247,6 +271,32 @@ impl WorkerMetrics {
         }
     }
 
+    /// Draft tokens that a budget admitted and refused.
+    pub(crate) fn budget(&self, admitted: u32, refused: u32) {
+        for (outcome, tokens) in [("admitted", admitted), ("refused", refused)] {
+            self.budget_slots
+                .with_label_values(&[self.model.as_str(), outcome])
+                .inc_by(u64::from(tokens));
+        }
+    }
+
+    /// What was expected of a draft, and what came of it.
+    pub(crate) fn expectation(&self, source: DraftSource, expected: f32, accepted: u32) {
+        let labels = [self.model.as_str(), source.as_str()];
+        self.expected_tokens
+            .with_label_values(&labels)
+            .inc_by(f64::from(expected.max(0.0)));
+        self.expected_accepted
+            .with_label_values(&labels)
+            .inc_by(u64::from(accepted));
+    }
+
+    pub(crate) fn step_cost_error(&self, share: f64) {
+        self.step_cost_error
+            .with_label_values(&[self.model.as_str()])
+            .set(share);
+    }
+
     pub(crate) fn threshold(&self, in_force: f32) {
         self.threshold
             .with_label_values(&[self.model.as_str()])
@@ -265,8 +315,8 @@ impl WorkerMetrics {
     }
 
     /// What the guard knows of suffix drafts in batches of up to `batch`.
-    pub(crate) fn suffix_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
-        self.gate(&self.suffix_in_use, &self.suffix_gain, batch, in_use, gain);
+    pub(crate) fn guard_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
+        self.gate(&self.drafts_in_use, &self.gain, batch, in_use, gain);
     }
 
     fn gate(

@@ -1,10 +1,14 @@
-//! The router's settings, fitted to what the engine can do.
+//! The router's settings, fitted to what the engine can do, and its rule for one request by itself; the one for a whole
+//! batch stands in `goodput`.
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{EngineCapabilities, SelfDraft};
-use refrain_speculation::{Asked, Decision, Expansion, ProposeParams, Route, Threshold};
+use refrain_speculation::{
+    Asked, Decision, Expansion, ProposeParams, Route, RouteReason, Threshold, route,
+};
 
 use crate::config::{FallbackChoice, SpeculationConfig};
+use crate::running::{Allotment, AskedHead, Lesson, Offer, Prospect};
 
 /// What requests may draft from, and how much.
 #[derive(Clone, Debug)]
@@ -66,6 +70,50 @@ impl Router {
             Speculation::Suffix | Speculation::Off => false,
         };
         may && self.has_head()
+    }
+
+    /// SuffixDecoding's rule, for a request by itself: it may draft at most `room` tokens.
+    pub(crate) fn by_score(&self, prospect: Prospect, room: u32) -> Allotment {
+        let draft_max = prospect.draft_max.min(room);
+        if draft_max == 0 && prospect.asked != Asked::Off {
+            return Allotment::plain(RouteReason::NoRoom, prospect);
+        }
+        let found = prospect.found();
+        let decision = route(prospect.asked, found, self.threshold, prospect.fallback);
+        self.carry_out(decision, prospect, draft_max)
+    }
+
+    /// Makes the drafts of a decision, of at most `draft_max` tokens.
+    pub(crate) fn carry_out(
+        &self,
+        decision: Decision,
+        prospect: Prospect,
+        draft_max: u32,
+    ) -> Allotment {
+        let offer = match decision.route {
+            Route::Suffix => prospect.candidate.clone().map(|mut candidate| {
+                candidate.tree.truncate(draft_max as usize);
+                Offer::Suffix(candidate)
+            }),
+            Route::Fallback => self.self_draft(draft_max).map(Offer::Own),
+            Route::Plain => None,
+        };
+        let asked_head = match &offer {
+            Some(Offer::Own(head)) => Some(AskedHead {
+                context_tokens: prospect.context_tokens,
+                depth: head.depth,
+            }),
+            _ => None,
+        };
+        Allotment {
+            decision,
+            offer: offer.unwrap_or_default(),
+            lesson: Lesson {
+                found: prospect.candidate,
+                asked_head,
+                expected: None,
+            },
+        }
     }
 
     /// What to ask the head for, where at most `draft_max` tokens are of use.

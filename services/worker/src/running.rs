@@ -11,25 +11,16 @@ use std::time::Instant;
 
 use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculation, StepCounts};
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason, LEFT_CONTEXT_TOKENS};
-use refrain_protocol::engine::{SessionSpec, StepItem};
+use refrain_protocol::engine::{SelfDraft, SessionSpec, StepItem};
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, WorkerId};
-use refrain_speculation::{Candidacy, Fallback, RecentRoutes};
+use refrain_speculation::{Candidacy, Decision, Fallback, RecentRoutes, RouteReason};
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 
-use self::draft::Offer;
 use crate::memory::{Membership, NamespaceMemory};
-use crate::router::{Routed, Router, asked};
+use crate::router::{Router, asked};
 
 pub(crate) use self::answer::Absorbed;
-
-/// What one step may hold of one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
-    /// Context tokens.
-    pub(crate) context: u32,
-    /// Draft tokens.
-    pub(crate) draft: u32,
-}
+pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect};
 
 /// Limits of the engine that matter to one request.
 #[derive(Clone, Copy, Debug)]
@@ -44,9 +35,7 @@ pub(crate) struct Routing<'a> {
     pub(crate) router: &'a Router,
     pub(crate) fallback: Fallback,
     /// `auto` requests go without suffix drafts in this step.
-    pub(crate) withholds_suffix: bool,
-    /// Decisions to remember for a hand-over.
-    pub(crate) decisions_kept: usize,
+    pub(crate) withholds: bool,
 }
 
 /// Speeds that a hand-over is reckoned with.
@@ -79,6 +68,7 @@ pub(crate) struct Running {
     head_len: u32,
     /// The draft of the step in progress.
     offered: Offer,
+    lesson: Lesson,
     /// Text that the head has to read for it, beyond what the last steps brought.
     catch_up_tokens: u32,
     recent: RecentRoutes,
@@ -140,6 +130,7 @@ impl Running {
             self_drafts,
             head_len: 0,
             offered: Offer::Nothing,
+            lesson: Lesson::default(),
             catch_up_tokens: 0,
             recent: RecentRoutes::default(),
             sent_len: 0,
@@ -188,6 +179,27 @@ impl Running {
         self.counts
     }
 
+    /// Length of prompt and output.
+    pub(crate) fn text_len(&self) -> u32 {
+        self.text.len() as u32
+    }
+
+    /// What the step in progress asks of the engine's head.
+    pub(crate) fn asked_head(&self) -> Option<SelfDraft> {
+        match self.offered {
+            Offer::Own(limits) => Some(limits),
+            Offer::Nothing | Offer::Suffix(_) => None,
+        }
+    }
+
+    /// Draft tokens that the step in progress brings along.
+    pub(crate) fn offered_tree_tokens(&self) -> u32 {
+        match &self.offered {
+            Offer::Suffix(candidate) => candidate.tree.len() as u32,
+            Offer::Nothing | Offer::Own(_) => 0,
+        }
+    }
+
     /// Length of the text that the chunk came with.
     pub(crate) fn start_len(&self) -> u32 {
         self.start_len
@@ -213,9 +225,14 @@ impl Running {
         self.self_drafts && self.request.speculation == Speculation::Auto
     }
 
-    /// Tokens that the draft of the step in progress may take.
-    pub(crate) fn offered_tokens_max(&self) -> u32 {
-        self.offered.tokens_max()
+    /// Text that the head would have to read before it drafts, if that is more than a part of drafting.
+    fn unread_tokens(&self) -> u32 {
+        let behind = self.engine_len.saturating_sub(self.head_len);
+        if behind > CATCH_UP_TOKENS_MIN {
+            behind
+        } else {
+            0
+        }
     }
 
     /// See [`CATCH_UP_TOKENS_MIN`].
@@ -229,7 +246,7 @@ impl Running {
     }
 
     /// Context tokens whose forward pass is owed.
-    fn owed(&self) -> u32 {
+    pub(crate) fn owed(&self) -> u32 {
         // The engine always owes the pass over the last token, whether it holds the token already or not.
         (self.text.len() as u32 - self.engine_len).max(1)
     }
@@ -239,15 +256,17 @@ impl Running {
         by_request.min(limits.max_context.saturating_sub(self.text.len() as u32))
     }
 
-    /// The request's part of the next step.
+    /// The request's part of the next step: the next `context` tokens of what it owes and, if those are all, what it was
+    /// allotted. `decisions_kept` of the router's decisions are remembered for a hand-over.
     pub(crate) fn item(
         &mut self,
-        room: Room,
+        context: u32,
+        allotment: Option<Allotment>,
         limits: EngineLimits,
-        routing: Routing<'_>,
-    ) -> (StepItem, Routed) {
+        decisions_kept: usize,
+    ) -> StepItem {
         let owed = self.owed();
-        let context = owed.min(room.context.max(1));
+        let context = owed.min(context.max(1));
         let sample = context == owed;
         let new_from = self.engine_len as usize;
         let new_to = if sample {
@@ -258,25 +277,22 @@ impl Running {
         let max_emit = self.emit_left(limits).max(1);
         self.sent_len = new_to as u32;
         self.max_emit = max_emit;
-        self.offered = Offer::Nothing;
-        let mut routed = Routed::Prefill;
-        if sample {
-            let draft_max = room.draft.min(limits.max_draft_tokens).min(max_emit - 1);
-            routed = Routed::Decided(self.draft(draft_max, routing));
-        }
-        self.catch_up_tokens = match self.offered {
-            Offer::Own(_) => {
-                let behind = self.engine_len.saturating_sub(self.head_len);
-                if behind > CATCH_UP_TOKENS_MIN {
-                    behind
-                } else {
-                    0
+        (self.offered, self.lesson) = match allotment.filter(|_| sample) {
+            Some(allotment) => {
+                let Decision { route, reason } = allotment.decision;
+                if reason != RouteReason::NoRoom {
+                    self.recent.push(route, decisions_kept);
                 }
+                (allotment.offer, allotment.lesson)
             }
+            None => Default::default(),
+        };
+        self.catch_up_tokens = match self.offered {
+            Offer::Own(_) => self.unread_tokens(),
             Offer::Nothing | Offer::Suffix(_) => 0,
         };
         let (draft, self_draft) = self.offered.wire();
-        let item = StepItem {
+        StepItem {
             session: self.session,
             open: (self.engine_len == 0).then(|| SessionSpec {
                 namespace: self.memory.id,
@@ -289,8 +305,7 @@ impl Running {
             draft,
             self_draft,
             max_emit,
-        };
-        (item, routed)
+        }
     }
 
     /// The engine has forgotten the session: it is opened anew with the whole text.

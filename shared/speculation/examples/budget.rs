@@ -87,6 +87,7 @@ fn main() {
         slots: 4.0,
         slots_max: 4,
         gain: 1.5,
+        own_seconds: 0.0,
     });
     let step = BudgetStep {
         tokens: BATCH,

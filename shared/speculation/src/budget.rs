@@ -45,6 +45,8 @@ pub struct HeadOffer {
     pub slots_max: u32,
     /// Of them, how many are expected to be accepted.
     pub gain: f32,
+    /// Seconds beside the passes that it shares with others: what is charged for text that the head has to read first.
+    pub own_seconds: f64,
 }
 
 /// The step around the drafts.
@@ -243,7 +245,10 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             .sum::<f64>()
             .ceil() as u32;
         let head_seconds = match chosen().map(|(_, head)| head.depth).max() {
-            Some(depth) => (self.head_seconds)(chosen().count() as u32, depth),
+            Some(depth) => {
+                let own: f64 = chosen().map(|(_, head)| head.own_seconds).sum();
+                own + (self.head_seconds)(chosen().count() as u32, depth)
+            }
             None => 0.0,
         };
         let gain: f64 = chosen()
@@ -292,7 +297,8 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             let Some(head) = request.head else {
                 return false;
             };
-            let head_price = rate * (self.head_seconds)(count, head.depth) / f64::from(count);
+            let passes = (self.head_seconds)(count, head.depth) / f64::from(count);
+            let head_price = rate * (passes + head.own_seconds);
             let weight = f64::from(request.weight);
             let by_head =
                 weight * f64::from(head.gain) - f64::from(head.slots) * slot_price - head_price;

@@ -37,8 +37,6 @@ const HEAD_CHANCE_PRIOR: f32 = 0.5;
 
 /// Observations that what is known of the next coarser cells counts for.
 const PRIOR_WEIGHT: f32 = 8.0;
-/// Observations that a cell counts for at most in an heir.
-const HEIR_WEIGHT: f32 = 16.0;
 /// No draft is certain, so each node is worth less than its parent.
 const CHANCE_MAX: f32 = 0.998;
 
@@ -111,19 +109,6 @@ impl Calibration {
     /// Tables that know nothing: chances are the shares of the drafts.
     pub fn new() -> Self {
         Calibration::default()
-    }
-
-    /// Tables to start another namespace with: what is known here, as a first guess that its own observations soon outvote.
-    pub fn heir(&self) -> Self {
-        let mut heir = self.clone();
-        for cell in heir.tables.iter_mut().flatten() {
-            let kept = (HEIR_WEIGHT / cell.seen).min(1.0);
-            if kept < 1.0 {
-                cell.seen *= kept;
-                cell.accepted *= kept;
-            }
-        }
-        heir
     }
 
     /// The chance that the node is accepted given that its parent was (the root is), above 0 and below 1.

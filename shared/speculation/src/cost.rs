@@ -339,6 +339,17 @@ fn middle(at: usize) -> f64 {
     f64::from(from)
 }
 
+/// What a head did in a step, over all requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeadDrafted {
+    /// Tokens that it drafted.
+    pub tokens: u32,
+    /// Of so many that it was to draft at most.
+    pub asked_tokens: u32,
+    /// Text that it read first.
+    pub read_tokens: u32,
+}
+
 /// What an engine's head takes to draft in a step, and how much it drafts of what it may.
 ///
 /// Its passes are one after the other, each for all requests together: some seconds by depth, some by depth and request.
@@ -350,6 +361,9 @@ pub struct HeadCost {
     products: [f64; 2],
     tokens: f64,
     asked_tokens: f64,
+    /// Text that it read before it drafted, and what that took.
+    read_tokens: f64,
+    read_seconds: f64,
 }
 
 impl HeadCost {
@@ -359,16 +373,22 @@ impl HeadCost {
     }
 
     /// Takes a step into account in which the head drafted for `requests`, up to `depth` deep, `tokens` in all of
-    /// `asked_tokens` at most, and read no more text than the last steps brought.
-    pub fn observe(
-        &mut self,
-        requests: u32,
-        depth: u32,
-        tokens: u32,
-        asked_tokens: u32,
-        seconds: f64,
-    ) {
+    /// `asked_tokens` at most. If it first read more text than the last steps brought, `read_tokens`, the step tells what
+    /// reading takes and nothing else.
+    pub fn observe(&mut self, requests: u32, depth: u32, drafted: HeadDrafted, seconds: f64) {
         if !(seconds.is_finite() && seconds >= 0.0) || requests == 0 || depth == 0 {
+            return;
+        }
+        let HeadDrafted {
+            tokens,
+            asked_tokens,
+            read_tokens,
+        } = drafted;
+        let kept = 0.5f64.powf(1.0 / HALF_LIFE_STEPS);
+        if read_tokens > 0 {
+            let reading = (seconds - self.seconds(requests, depth)).max(0.0);
+            self.read_tokens = self.read_tokens * kept + f64::from(read_tokens);
+            self.read_seconds = self.read_seconds * kept + reading;
             return;
         }
         let seconds = if self.steps < USUAL_STEPS_MIN {
@@ -376,7 +396,6 @@ impl HeadCost {
         } else {
             seconds.min(self.seconds(requests, depth) * HELD_UP)
         };
-        let kept = 0.5f64.powf(1.0 / HALF_LIFE_STEPS);
         let (passes, rows) = (f64::from(depth), f64::from(depth) * f64::from(requests));
         let add = |sum: &mut f64, what: f64| *sum = *sum * kept + what;
         add(&mut self.steps, 1.0);
@@ -397,6 +416,15 @@ impl HeadCost {
         let sizes = [self.squares[0], self.squares[2]];
         let (per_pass, per_row) = slopes(self.squares, self.products, sizes);
         f64::from(depth) * (per_pass + per_row * f64::from(requests))
+    }
+
+    /// What reading so much text takes, seconds.
+    pub fn reading_seconds(&self, tokens: u32) -> f64 {
+        if self.read_tokens > 0.0 {
+            f64::from(tokens) * self.read_seconds / self.read_tokens
+        } else {
+            0.0
+        }
     }
 
     /// Of `asked_tokens` that a draft may have, how many it is expected to have: what is verified.

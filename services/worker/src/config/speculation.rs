@@ -10,6 +10,10 @@ use serde::de::{self, Deserializer, Visitor};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpeculationConfig {
+    /// How `auto` requests are routed.
+    pub router: RouterChoice,
+    /// Requests in a step above which `auto` requests draft nothing, by the goodput router; 0 never stops them.
+    pub off_above_batch: u32,
     /// MAX_SPEC(p) = alpha * p + offset.
     pub alpha: f32,
     /// See `alpha`.
@@ -24,17 +28,28 @@ pub struct SpeculationConfig {
     pub max_pattern_tokens: u32,
     /// Drafts branch.
     pub tree: bool,
-    /// A suffix draft is verified if its SCORE is above this (requests with `speculation: auto`).
+    /// The score router: a suffix draft is verified if its SCORE is above this. For both, 0 keeps `auto` requests from the
+    /// fallback.
     pub score_threshold: ScoreThreshold,
     /// What serves steps without a suffix draft above the threshold.
     pub fallback: FallbackChoice,
     /// Decisions of a request that are looked back on before it is handed over to another worker.
     pub handover_after_steps: usize,
-    /// Tokens per second with suffix drafts / without, by size of batch, below which `auto` requests go without.
-    /// 0 never holds them back.
-    pub suffix_gain_min: f64,
+    /// Tokens per second with drafts / without, by size of batch, below which `auto` requests go without. The score router
+    /// holds back suffix drafts only. 0 never holds back.
+    pub gain_min: f64,
     /// The engine's own head.
     pub eagle3: Eagle3Config,
+}
+
+/// How a step of `auto` requests is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouterChoice {
+    /// Each request by itself: its suffix draft if SCORE is above the threshold, else the fallback.
+    Score,
+    /// The whole batch at once: what brings most tokens per second, by chances and costs that are learnt.
+    Goodput,
 }
 
 /// A number, or `"auto"`: the accepted length of the fallback while it is in use, else 1.
@@ -91,6 +106,8 @@ pub struct Eagle3Config {
 impl Default for SpeculationConfig {
     fn default() -> Self {
         SpeculationConfig {
+            router: RouterChoice::Goodput,
+            off_above_batch: 0,
             alpha: 1.0,
             offset: 0.0,
             max_spec_tokens: 16,
@@ -103,7 +120,7 @@ impl Default for SpeculationConfig {
             score_threshold: ScoreThreshold::Auto,
             fallback: FallbackChoice::Own,
             handover_after_steps: HandOverParams::default().after_steps,
-            suffix_gain_min: 0.97,
+            gain_min: 0.97,
             eagle3: Eagle3Config::default(),
         }
     }
@@ -157,8 +174,8 @@ impl SpeculationConfig {
             "speculation.handover_after_steps: at least 1",
         );
         check(
-            self.suffix_gain_min >= 0.0 && self.suffix_gain_min.is_finite(),
-            "speculation.suffix_gain_min: a number that is not negative",
+            self.gain_min >= 0.0 && self.gain_min.is_finite(),
+            "speculation.gain_min: a number that is not negative",
         );
         let eagle3 = &self.eagle3;
         for (value, fault) in [
@@ -201,12 +218,12 @@ impl SpeculationConfig {
         );
     }
 
-    /// The gate of suffix drafts: open until they are seen to lose.
-    pub(crate) fn suffix_gate(&self) -> Option<GateParams> {
-        (self.suffix_gain_min > 0.0).then(|| GateParams {
+    /// The guard's gate: open until drafts are seen to lose.
+    pub(crate) fn guard_gate(&self) -> Option<GateParams> {
+        (self.gain_min > 0.0).then(|| GateParams {
             starts_with: Mode::Fallback,
-            gain_leave: self.suffix_gain_min,
-            gain_enter: self.suffix_gain_min,
+            gain_leave: self.gain_min,
+            gain_enter: self.gain_min,
             ..GateParams::default()
         })
     }

@@ -8,8 +8,9 @@ use refrain_speculation::Route;
 use super::DecodeLoop;
 use super::entry::Entry;
 use crate::fallback::ItemKind;
+use crate::goodput::StepFrame;
 use crate::router::Routed;
-use crate::running::{EngineLimits, Room, Routing};
+use crate::running::{EngineLimits, Prospect, Routing};
 
 /// A step to be made.
 #[derive(Default)]
@@ -17,8 +18,8 @@ pub(super) struct Composed {
     pub(super) request: StepRequest,
     /// Whose the items are, in their order.
     pub(super) members: Vec<Member>,
-    /// Suffix drafts were held back.
-    pub(super) withholds_suffix: bool,
+    /// Drafts were held back.
+    pub(super) withholds: bool,
 }
 
 /// Whose an item is, and what.
@@ -33,10 +34,19 @@ pub(super) struct Member {
     pub(super) catch_up_tokens: u32,
 }
 
+/// A request that moves.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    place: usize,
+    /// Tokens of what it owes.
+    context: u32,
+    decodes: bool,
+}
+
 impl Composed {
-    fn push(&mut self, place: usize, kind: ItemKind, item: StepItem, entry: &Entry) {
+    fn push(&mut self, part: Part, kind: ItemKind, item: StepItem, entry: &Entry) {
         self.members.push(Member {
-            place,
+            place: part.place,
             sampled: item.sample,
             kind,
             context: item.tokens.len() as u32,
@@ -56,77 +66,120 @@ impl DecodeLoop {
     }
 
     /// One step out of every request that can move; the one at `first` comes first.
-    pub(super) fn compose(&self, batch: &mut [Entry], first: usize) -> Composed {
+    pub(super) fn compose(&mut self, batch: &mut [Entry], first: usize) -> Composed {
+        let (parts, room) = self.parts(batch, first);
+        let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
+        let withholds = self
+            .guard
+            .withholds(decoding, self.fallback.is_on_trial(decoding));
+        let prospects = self.prospects(batch, &parts, room, withholds);
+        let frame = StepFrame {
+            tokens: parts.iter().map(|part| part.context).sum(),
+            kv_tokens: parts
+                .iter()
+                .map(|part| u64::from(batch[part.place].running.text_len()))
+                .sum(),
+            room,
+            batch: decoding,
+        };
+        let mut allotments = self
+            .goodput
+            .allot(prospects, frame, &self.router)
+            .into_iter();
+        let mut composed = Composed {
+            withholds,
+            ..Composed::default()
+        };
         let limits = self.limits();
+        let kept = self.fallback.decisions_kept();
+        for part in parts {
+            let entry = &mut batch[part.place];
+            let samples = part.context == entry.running.owed();
+            let allotment = if samples { allotments.next() } else { None };
+            let routed = allotment.as_ref().map_or(Routed::Prefill, |allotment| {
+                Routed::Decided(allotment.decision)
+            });
+            self.metrics.decision(routed);
+            let item = entry.running.item(part.context, allotment, limits, kept);
+            let kind = if part.decodes {
+                decoding_kind(routed)
+            } else {
+                ItemKind::Prefill
+            };
+            composed.push(part, kind, item, entry);
+        }
+        composed
+    }
+
+    /// Who moves and by how much, and the draft tokens that there is room for beside that.
+    ///
+    /// Decoding requests are sure of their one token; then come prompts; drafts take what is left over.
+    fn parts(&self, batch: &[Entry], first: usize) -> (Vec<Part>, u32) {
         let capabilities = self.engine.capabilities();
         let now = Instant::now();
-        let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
         let total = self.step_tokens_max.min(capabilities.max_step_tokens);
-        let movable: Vec<usize> = order
+        let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
+        let movable = order
             .filter(|&place| {
                 let entry = &batch[place];
                 entry.events.capacity() > 0 && entry.wait_until.is_none_or(|until| until <= now)
             })
-            .take(capabilities.max_batch.min(total) as usize)
-            .collect();
-        // Decoding requests first: each is sure of its one token, drafts come out of what is left over.
-        let (decoding, prefilling): (Vec<usize>, Vec<usize>) = movable
-            .into_iter()
-            .partition(|&place| batch[place].running.is_decoding());
-        let decoding_count = decoding.len() as u32;
-        let withholds_suffix = self
-            .guard
-            .withholds(decoding_count, self.fallback.is_on_trial(decoding_count));
-        let routing = Routing {
-            router: &self.router,
-            fallback: self.fallback.state(decoding_count),
-            withholds_suffix,
-            decisions_kept: self.fallback.decisions_kept(),
-        };
+            .take(capabilities.max_batch.min(total) as usize);
+        let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
+            movable.partition(|&place| batch[place].running.is_decoding());
         let mut left = total.saturating_sub(decoding.len() as u32);
-        // One prompt moves in every step, however many drafts there are.
-        let reserve = if prefilling.is_empty() {
-            0
-        } else {
-            self.prefill_chunk_tokens.min(left)
-        };
-        left -= reserve;
-        let mut composed = Composed {
-            withholds_suffix,
-            ..Composed::default()
-        };
-        for place in decoding {
-            let entry = &mut batch[place];
-            let started = Instant::now();
-            let room = Room {
+        let mut parts: Vec<Part> = decoding
+            .into_iter()
+            .map(|place| Part {
+                place,
                 context: 1,
-                draft: left,
-            };
-            let (item, routed) = entry.running.item(room, limits, routing);
-            self.metrics
-                .propose_seconds
-                .observe(started.elapsed().as_secs_f64());
-            self.metrics.decision(routed);
-            left -= entry.running.offered_tokens_max().min(left);
-            composed.push(place, decoding_kind(routed), item, entry);
-        }
-        left += reserve;
+                decodes: true,
+            })
+            .collect();
         for place in prefilling {
-            let entry = &mut batch[place];
-            let context = left.min(self.prefill_chunk_tokens);
+            let owed = batch[place].running.owed();
+            let context = owed.min(self.prefill_chunk_tokens).min(left);
             if context == 0 {
                 break;
             }
-            // The piece that ends the prompt samples, so it can verify a draft as well.
-            let draft = left - context;
-            let room = Room { context, draft };
-            let (item, routed) = entry.running.item(room, limits, routing);
-            self.metrics.decision(routed);
-            let taken = item.tokens.len() as u32 + entry.running.offered_tokens_max();
-            left -= taken.min(left);
-            composed.push(place, ItemKind::Prefill, item, entry);
+            left -= context;
+            parts.push(Part {
+                place,
+                context,
+                decodes: false,
+            });
         }
-        composed
+        (parts, left)
+    }
+
+    /// What those that sample could draft, in their order. The piece that ends a prompt can verify a draft as well.
+    fn prospects(
+        &self,
+        batch: &[Entry],
+        parts: &[Part],
+        room: u32,
+        withholds: bool,
+    ) -> Vec<Prospect> {
+        let limits = self.limits();
+        let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
+        let routing = Routing {
+            router: &self.router,
+            fallback: self.fallback.state(decoding),
+            withholds,
+        };
+        let mut prospects = Vec::with_capacity(parts.len());
+        for part in parts {
+            let running = &batch[part.place].running;
+            if part.context < running.owed() {
+                continue;
+            }
+            let started = Instant::now();
+            prospects.push(running.prospect(room, limits, routing));
+            self.metrics
+                .propose_seconds
+                .observe(started.elapsed().as_secs_f64());
+        }
+        prospects
     }
 }
 

@@ -56,6 +56,7 @@ impl Outlet {
             message,
             update,
             credited,
+            lesson: _,
             end,
         } = absorbed;
         self.metrics.step(

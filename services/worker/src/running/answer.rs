@@ -7,7 +7,7 @@ use refrain_protocol::document::{DocumentUpdate, FinishReason};
 use refrain_protocol::engine::StepOutput;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind};
 
-use super::{EngineLimits, OWN, Running};
+use super::{EngineLimits, Lesson, OWN, Running};
 
 /// What one step brought.
 pub(crate) struct Absorbed {
@@ -15,6 +15,7 @@ pub(crate) struct Absorbed {
     pub(crate) update: DocumentUpdate,
     /// Documents of the namespace whose draft tokens were accepted.
     pub(crate) credited: Vec<DocumentId>,
+    pub(crate) lesson: Lesson,
     pub(crate) end: Option<ChunkEnd>,
 }
 
@@ -126,6 +127,7 @@ impl Running {
             message,
             update,
             credited,
+            lesson: std::mem::take(&mut self.lesson),
             end,
         }))
     }

@@ -1,20 +1,89 @@
 //! What one request offers the engine in a step: a suffix draft, a draft of the engine's own head, or nothing.
 
-use refrain_protocol::DocumentId;
-use refrain_protocol::chunk::{DraftScope, DraftSource, Speculation};
+use refrain_protocol::chunk::{DraftScope, DraftSource};
 use refrain_protocol::engine::{Draft, SelfDraft, StepOutput};
+use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::{
-    Candidate, Decision, Fallback, Found, Lookup, Route, RouteReason, Scope, Source, propose, route,
+    Asked, Candidate, Decision, Fallback, Found, Lookup, Route, RouteReason, Scope, Source, propose,
 };
 use refrain_suffix_index::{Cursor, DocumentKey};
 
-use super::{OWN, Routing, Running};
+use super::{EngineLimits, OWN, Routing, Running};
 use crate::memory::Drafts;
 use crate::router::{Router, asked};
 
+/// What a request could have verified in a step that samples for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Prospect {
+    pub(crate) namespace: NamespaceId,
+    /// Length of its text.
+    pub(crate) context_tokens: u32,
+    pub(crate) asked: Asked,
+    /// Most draft tokens that it can use.
+    pub(crate) draft_max: u32,
+    /// The best suffix draft, of at most so many.
+    pub(crate) candidate: Option<Candidate>,
+    /// Nobody looked for one: drafts do not pay.
+    pub(crate) withheld: bool,
+    /// How it stands with the fallback for this request.
+    pub(crate) fallback: Fallback,
+    /// Text that the head would have to read first.
+    pub(crate) unread_tokens: u32,
+}
+
+impl Prospect {
+    pub(crate) fn found(&self) -> Found {
+        match &self.candidate {
+            Some(candidate) => Found::Score(candidate.score),
+            None if self.withheld => Found::Withheld,
+            None => Found::Nothing,
+        }
+    }
+}
+
+/// What the router made of a prospect.
+#[derive(Clone, Debug)]
+pub(crate) struct Allotment {
+    pub(crate) decision: Decision,
+    pub(crate) offer: Offer,
+    pub(crate) lesson: Lesson,
+}
+
+impl Allotment {
+    pub(crate) fn plain(reason: RouteReason, prospect: Prospect) -> Self {
+        let route = Route::Plain;
+        Allotment {
+            decision: Decision { route, reason },
+            offer: Offer::Nothing,
+            lesson: Lesson {
+                found: prospect.candidate,
+                ..Lesson::default()
+            },
+        }
+    }
+}
+
+/// What there is to learn from a step of a request, once it is known what was said.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lesson {
+    /// The suffix draft that was found, whatever of it was verified.
+    pub(crate) found: Option<Candidate>,
+    /// The head was asked for a draft this deep, after so many tokens of context.
+    pub(crate) asked_head: Option<AskedHead>,
+    /// Accepted tokens that the router expected.
+    pub(crate) expected: Option<f32>,
+}
+
+/// See [`Lesson`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AskedHead {
+    pub(crate) context_tokens: u32,
+    pub(crate) depth: u32,
+}
+
 /// The draft of the step in progress.
 #[derive(Clone, Debug, Default)]
-pub(super) enum Offer {
+pub(crate) enum Offer {
     /// None.
     #[default]
     Nothing,
@@ -41,7 +110,7 @@ impl Offer {
     }
 
     /// Tokens that it may take of a step.
-    pub(super) fn tokens_max(&self) -> u32 {
+    pub(crate) fn tokens_max(&self) -> u32 {
         match self {
             Offer::Nothing => 0,
             Offer::Suffix(candidate) => candidate.tree.len() as u32,
@@ -97,43 +166,31 @@ impl Offer {
 }
 
 impl Running {
-    /// Looks for a draft of at most `draft_max` tokens and lets the router decide.
-    pub(super) fn draft(&mut self, draft_max: u32, routing: Routing<'_>) -> Decision {
-        let Routing {
-            router,
-            fallback,
-            withholds_suffix,
-            decisions_kept,
-        } = routing;
+    /// What the request could do in a step with room for `room` draft tokens.
+    pub(crate) fn prospect(
+        &self,
+        room: u32,
+        limits: EngineLimits,
+        routing: Routing<'_>,
+    ) -> Prospect {
         let asked = asked(self.request.speculation);
-        if draft_max == 0 && self.request.speculation != Speculation::Off {
-            return Decision {
-                route: Route::Plain,
-                reason: RouteReason::NoRoom,
-            };
+        let draft_max = room
+            .min(limits.max_draft_tokens)
+            .min(self.emit_left(limits).saturating_sub(1));
+        let withheld = routing.withholds && asked == Asked::Auto;
+        let looks = draft_max > 0 && !withheld && matches!(asked, Asked::Auto | Asked::Suffix);
+        Prospect {
+            namespace: self.memory.id,
+            context_tokens: self.text.len() as u32,
+            asked,
+            draft_max,
+            candidate: looks
+                .then(|| self.suffix_draft(draft_max, routing.router))
+                .flatten(),
+            withheld,
+            fallback: self.usable(routing.fallback),
+            unread_tokens: self.unread_tokens(),
         }
-        let withheld = withholds_suffix && self.request.speculation == Speculation::Auto;
-        let candidate = match self.request.speculation {
-            Speculation::Auto | Speculation::Suffix if !withheld => {
-                self.suffix_draft(draft_max, router)
-            }
-            _ => None,
-        };
-        let found = match &candidate {
-            Some(candidate) => Found::Score(candidate.score),
-            None if withheld => Found::Withheld,
-            None => Found::Nothing,
-        };
-        let decision = route(asked, found, router.threshold, self.usable(fallback));
-        self.recent.push(decision.route, decisions_kept);
-        self.offered = match decision.route {
-            Route::Suffix => candidate.map_or(Offer::Nothing, Offer::Suffix),
-            Route::Fallback => router
-                .self_draft(draft_max)
-                .map_or(Offer::Nothing, Offer::Own),
-            Route::Plain => Offer::Nothing,
-        };
-        decision
     }
 
     /// How it stands with the fallback for this request.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::chunk::{DraftSource, Speculation};
-use refrain_worker::{FallbackChoice, ScoreThreshold, SpeculationConfig};
+use refrain_worker::{FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig};
 
 use crate::bench::*;
 use crate::fakes::{FakeEngine, Target};
@@ -34,6 +34,7 @@ const MODES: [Speculation; 4] = [
 async fn modes(engine: FakeEngine, change: fn(&mut SpeculationConfig)) -> ([bool; 4], [bool; 4]) {
     let bench = bench(engine, |config| {
         // The gate has no time to open.
+        config.speculation.router = RouterChoice::Score;
         config.speculation.eagle3.backoff_steps = 1000;
         change(&mut config.speculation);
     })
@@ -112,7 +113,8 @@ async fn a_head_that_pays_comes_into_use_and_is_reported() {
     // A step takes a millisecond, a draft half of one, and five tokens come of it.
     let engine = FakeEngine::new(counting).with_head(counting, 0.0005);
     let bench = bench(engine, |config| {
-        config.speculation.suffix_gain_min = 0.0;
+        config.speculation.router = RouterChoice::Score;
+        config.speculation.gain_min = 0.0;
         config.speculation.eagle3.depth = 4;
         config.speculation.eagle3.tokens_max = 4;
     })
@@ -160,7 +162,10 @@ async fn a_head_that_pays_comes_into_use_and_is_reported() {
 #[tokio::test]
 async fn a_head_that_loses_is_tried_and_left() {
     let engine = FakeEngine::new(counting).with_head(wrong, 0.001);
-    let bench = bench(engine, |_| {}).await;
+    let bench = bench(engine, |config| {
+        config.speculation.router = RouterChoice::Score
+    })
+    .await;
     let said = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
     assert_eq!(said.steps, 900);
     let tried = said
@@ -191,7 +196,11 @@ async fn a_head_that_stops_paying_goes_out_of_use() {
         }
     }
     let engine = FakeEngine::new(counting).with_head(forgetful, 0.001);
-    let bench = bench(engine, |config| config.speculation.suffix_gain_min = 0.0).await;
+    let bench = bench(engine, |config| {
+        config.speculation.router = RouterChoice::Score;
+        config.speculation.gain_min = 0.0;
+    })
+    .await;
     let said = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
     assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 900));
     assert!(
@@ -217,7 +226,8 @@ async fn a_head_in_use_yields_to_better_suffix_drafts() {
     // The head brings two tokens a step, and text that was said before up to seventeen.
     let engine = FakeEngine::new(counting).with_head(counting, 0.0);
     let bench = bench(engine, |config| {
-        config.speculation.suffix_gain_min = 0.0;
+        config.speculation.router = RouterChoice::Score;
+        config.speculation.gain_min = 0.0;
         config.speculation.eagle3.depth = 1;
         // Only a long match may draft more than that.
         config.speculation.alpha = 0.25;
@@ -259,6 +269,7 @@ async fn a_head_that_pays_does_not_make_suffix_drafts_look_bad() {
     let mut engine = FakeEngine::new(counting).with_head(counting, 0.0005);
     engine.verify_s = 0.000_01;
     let bench = bench(engine, |config| {
+        config.speculation.router = RouterChoice::Score;
         config.speculation.eagle3.depth = 3;
         config.speculation.eagle3.tokens_max = 3;
     })

@@ -3,6 +3,8 @@
 use refrain_protocol::TokenId;
 use refrain_protocol::chunk::{DraftSource, Speculation};
 
+use refrain_worker::RouterChoice;
+
 use crate::bench::*;
 use crate::fakes::FakeEngine;
 
@@ -12,13 +14,16 @@ fn misleading(text: &[TokenId]) -> TokenId {
     1 + (mixed ^ (mixed >> 15)).wrapping_mul(0x85eb_ca77) % 23
 }
 
-const IN_USE: &str = "refrain_spec_suffix_in_use{batch=\"1\",model=\"fake\"}";
+const IN_USE: &str = "refrain_spec_in_use{batch=\"1\",model=\"fake\"}";
 
 #[tokio::test]
 async fn drafts_that_cost_more_than_they_bring_are_held_back() {
     let mut engine = FakeEngine::new(misleading);
     engine.verify_s = 0.001;
-    let bench = bench(engine, |_| {}).await;
+    let bench = bench(engine, |config| {
+        config.speculation.router = RouterChoice::Score
+    })
+    .await;
     let said = run(&bench, chunk(&bench, &[1, 2, 3], 1500)).await;
     assert_eq!(said.tokens, plainly(misleading, &[1, 2, 3], 1500));
     assert_eq!(bench.figure(IN_USE), 0.0);
@@ -34,7 +39,10 @@ async fn drafts_that_cost_more_than_they_bring_are_held_back() {
 async fn drafts_that_pay_stay_but_for_a_look_at_what_goes_without() {
     let mut engine = FakeEngine::new(counting);
     engine.verify_s = 0.000_01;
-    let bench = bench(engine, |_| {}).await;
+    let bench = bench(engine, |config| {
+        config.speculation.router = RouterChoice::Score
+    })
+    .await;
     // The first time there is nothing to draft from, and going without is no loss.
     run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
     let before = bench.decisions("plain", "suffix_not_paying");
@@ -49,14 +57,18 @@ async fn drafts_that_pay_stay_but_for_a_look_at_what_goes_without() {
         (1.0..=16.0).contains(&held_back) && used > 400.0,
         "{used} used, {held_back} held back"
     );
-    assert!(bench.figure("refrain_spec_suffix_gain_ratio{batch=\"1\",model=\"fake\"}") > 2.0);
+    assert!(bench.figure("refrain_spec_gain_ratio{batch=\"1\",model=\"fake\"}") > 2.0);
 }
 
 #[tokio::test]
 async fn a_gain_of_nothing_never_holds_back() {
     let mut engine = FakeEngine::new(misleading);
     engine.verify_s = 0.001;
-    let bench = bench(engine, |config| config.speculation.suffix_gain_min = 0.0).await;
+    let bench = bench(engine, |config| {
+        config.speculation.router = RouterChoice::Score;
+        config.speculation.gain_min = 0.0;
+    })
+    .await;
     run(&bench, chunk(&bench, &[1, 2, 3], 600)).await;
     assert_eq!(bench.decisions("plain", "suffix_not_paying"), 0.0);
 }

@@ -4,6 +4,7 @@ mod bench;
 mod external;
 mod fakes;
 mod fallback;
+mod goodput;
 mod groups;
 mod guard;
 mod handover;

@@ -196,6 +196,7 @@ fn a_head_is_taken_where_it_brings_more() {
         slots: 4.0,
         slots_max: 4,
         gain: 1.8,
+        own_seconds: 0.0,
     });
     let seconds = |tokens: u32| 1.0 + 0.02 * f64::from(tokens);
     let requests = [good.as_slice(), &bad, &[]].map(|tree| BudgetRequest {
@@ -209,6 +210,16 @@ fn a_head_is_taken_where_it_brings_more() {
     assert_eq!(sizes(&cheap)[0], 8);
     let dear = divide(&requests, &step(3), seconds, |_, _| 5.0);
     assert_eq!(dear.shares[1..], [Share::Tree(vec![0]), Share::Plain]);
+    // One that has much to read first.
+    let mut unread = requests;
+    unread[2].head = head.map(|head| HeadOffer {
+        own_seconds: 5.0,
+        ..head
+    });
+    let budgeted = divide(&unread, &step(3), seconds, |requests, _| {
+        0.05 * f64::from(requests)
+    });
+    assert_eq!(budgeted.shares[1..], [Share::Head, Share::Plain]);
     // No room for what it would draft.
     let few = BudgetStep {
         slots_max: 3,
@@ -234,6 +245,7 @@ fn the_work_is_a_sort_and_three_walks() {
         slots: 4.0,
         slots_max: 4,
         gain: 1.8,
+        own_seconds: 0.0,
     });
     let requests = vec![
         BudgetRequest {
@@ -308,7 +320,7 @@ proptest! {
         let with_heads: Vec<BudgetRequest<'_>> = trees.iter().zip(&f).map(|((_, weight, head), f)| BudgetRequest {
             weight: *weight,
             tree: f,
-            head: head.map(|(depth, gain)| HeadOffer { depth, slots: depth as f32, slots_max: depth, gain: gain.min(depth as f32) }),
+            head: head.map(|(depth, gain)| HeadOffer { depth, slots: depth as f32, slots_max: depth, gain: gain.min(depth as f32), own_seconds: 0.0 }),
         }).collect();
         let without: Vec<BudgetRequest<'_>> = with_heads.iter().map(|request| BudgetRequest { head: None, ..*request }).collect();
         let limits = BudgetStep { tokens: trees.len() as u32, slots_max: slots_max.min(20 - trees.len() as u32), rate, off_above_batch: None };

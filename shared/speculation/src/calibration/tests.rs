@@ -311,22 +311,3 @@ fn heads_are_known_by_position_in_the_draft_and_in_the_context() {
     assert!(cut.chance(&head_node(10, 3)) > HEAD_CHANCE_PRIOR);
     assert_eq!(cut.expect_head(10, 0), 0.0);
 }
-
-#[test]
-fn an_heir_knows_what_was_known_and_is_soon_outvoted() {
-    let mut calibration = Calibration::new();
-    let mut dice = Dice(5);
-    for _ in 0..3000 {
-        calibration.observe(&chain(Scope::Tenant, 5, 3), &answer(&mut dice, 0.9, 3));
-    }
-    let first = node(Scope::Tenant, 5, 1);
-    let mut heir = calibration.heir();
-    assert!((heir.chance(&first) - calibration.chance(&first)).abs() < 0.05);
-    for of in [&mut calibration, &mut heir] {
-        for _ in 0..60 {
-            of.observe(&chain(Scope::Tenant, 5, 3), &[1000]);
-        }
-    }
-    assert!(heir.chance(&first) < 0.3 && calibration.chance(&first) > 0.6);
-    assert_eq!(Calibration::new().heir(), Calibration::new());
-}

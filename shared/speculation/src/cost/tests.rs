@@ -161,11 +161,15 @@ fn a_head_is_known_by_its_passes_and_its_rows() {
     for step in 0..400u32 {
         let requests = 1 + step % 9;
         let depth = 2 + step % 5;
+        let drafted = HeadDrafted {
+            tokens: requests * depth / 2,
+            asked_tokens: requests * depth,
+            read_tokens: 0,
+        };
         head.observe(
             requests,
             depth,
-            requests * depth / 2,
-            requests * depth,
+            drafted,
             truth(requests, depth) * (1.0 + 0.2 * noise(step)),
         );
     }
@@ -180,14 +184,33 @@ fn a_head_is_known_by_its_passes_and_its_rows() {
     assert!((head.tokens(8) - 4.0).abs() < 0.5, "{}", head.tokens(8));
     // A depth that never varies is known all the same.
     let mut head = HeadCost::new();
+    let drafted = HeadDrafted {
+        tokens: 6,
+        asked_tokens: 6,
+        read_tokens: 0,
+    };
     for _ in 0..50 {
-        head.observe(1, 6, 6, 6, 0.0003);
+        head.observe(1, 6, drafted, 0.0003);
     }
     assert!(
         close(head.seconds(1, 6), 0.0003, 0.02),
         "{}",
         head.seconds(1, 6)
     );
-    head.observe(1, 6, 6, 6, 1.0);
+    head.observe(1, 6, drafted, 1.0);
     assert!(head.seconds(1, 6) < 0.0005, "{}", head.seconds(1, 6));
+    // Reading is told apart.
+    assert_eq!(head.reading_seconds(100), 0.0);
+    let before = head.seconds(1, 6);
+    let read = HeadDrafted {
+        read_tokens: 200,
+        ..drafted
+    };
+    head.observe(1, 6, read, before + 0.002);
+    assert!(
+        close(head.reading_seconds(100), 0.001, 0.01),
+        "{}",
+        head.reading_seconds(100)
+    );
+    assert_eq!(head.seconds(1, 6), before);
 }

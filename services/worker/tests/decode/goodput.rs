@@ -1,0 +1,164 @@
+//! The goodput router over a scripted engine, whose steps take what they are said to take: what is drafted, and what all
+//! of it takes.
+
+use refrain_protocol::TokenId;
+use refrain_protocol::chunk::{DraftSource, Speculation};
+use refrain_worker::{RouterChoice, SpeculationConfig};
+
+use crate::bench::*;
+use crate::fakes::{FakeEngine, Target};
+
+/// A few tokens in no order: what followed before says nothing of what follows.
+fn misleading(text: &[TokenId]) -> TokenId {
+    let mixed = (text.len() as u32 ^ 0x9e37).wrapping_mul(0x9e37_79b1);
+    1 + (mixed ^ (mixed >> 15)).wrapping_mul(0x85eb_ca77) % 23
+}
+
+/// Says the same eight tokens again and again, but for every third time, when it goes astray after five of them.
+fn half_repetitive(text: &[TokenId]) -> TokenId {
+    let at = text.len() as u32;
+    if at / 8 % 3 == 2 && at % 8 > 4 {
+        100 + misleading(text)
+    } else {
+        1 + at % 8
+    }
+}
+
+/// Draft tokens verified and accepted, and seconds of engine steps, of `count` requests at once.
+async fn serve(
+    target: Target,
+    verify_s: f64,
+    count: usize,
+    change: fn(&mut SpeculationConfig),
+) -> (f64, f64, f64, Bench) {
+    let mut engine = FakeEngine::new(target);
+    engine.verify_s = verify_s;
+    let bench = bench(engine, |config| change(&mut config.speculation)).await;
+    let prompts: Vec<Vec<TokenId>> = (0..count as u32).map(|n| (0..3 + n).collect()).collect();
+    let runs = prompts.iter().map(|prompt| {
+        let bench = &bench;
+        async move { (prompt, run(bench, chunk(bench, prompt, 1500)).await) }
+    });
+    for (prompt, said) in futures_util::future::join_all(runs).await {
+        assert_eq!(said.tokens, plainly(target, prompt, 1500));
+    }
+    let sum = |name: &str| -> f64 {
+        ["request", "group", "tenant"]
+            .map(|scope| {
+                bench.figure(&format!(
+                    "refrain_spec_{name}_tokens_total{{model=\"fake\",scope=\"{scope}\",source=\"suffix\"}}"
+                ))
+            })
+            .iter()
+            .sum()
+    };
+    let seconds = bench.figure("refrain_engine_step_seconds_total{model=\"fake\"}");
+    (sum("drafted"), sum("accepted"), seconds, bench)
+}
+
+fn off(config: &mut SpeculationConfig) {
+    config.router = RouterChoice::Score;
+    config.score_threshold = refrain_worker::ScoreThreshold::Fixed(f32::INFINITY);
+}
+
+fn score(config: &mut SpeculationConfig) {
+    config.router = RouterChoice::Score;
+    config.gain_min = 0.0;
+}
+
+/// No guard: what the router does by itself.
+fn goodput(config: &mut SpeculationConfig) {
+    config.gain_min = 0.0;
+}
+
+#[tokio::test]
+async fn where_tokens_are_dear_hardly_any_is_drafted() {
+    let (drafted, _, seconds, bench) = serve(misleading, 0.001, 1, goodput).await;
+    let (_, _, plain, _) = serve(misleading, 0.001, 1, off).await;
+    assert!(drafted < 60.0, "{drafted} drafted");
+    assert!(seconds < 1.03 * plain, "{seconds} s against {plain} s");
+    assert!(bench.decisions("plain", "over_budget") > 200.0);
+    // Who asks for them gets them all the same.
+    let mut asked = chunk(&bench, &[1, 2, 3], 50);
+    asked.speculation = Speculation::Suffix;
+    let said = run(&bench, asked).await;
+    assert!(said.sources.contains(&DraftSource::Suffix));
+}
+
+#[tokio::test]
+async fn the_batch_decides_which_drafts_are_worth_it() {
+    // A draft token takes a tenth of what a step takes: the sure ones pay, the others do not.
+    for count in [1, 4, 8] {
+        let (drafted, accepted, seconds, bench) =
+            serve(half_repetitive, 0.000_1, count, goodput).await;
+        let (_, _, by_score, _) = serve(half_repetitive, 0.000_1, count, score).await;
+        let (_, _, plain, _) = serve(half_repetitive, 0.000_1, count, off).await;
+        assert!(
+            seconds < 0.98 * by_score && seconds < 0.97 * plain,
+            "{count} at once: {seconds} s, by score {by_score} s, plain {plain} s"
+        );
+        // What it expected is what came.
+        let series = |name: &str| {
+            bench.figure(&format!(
+                "refrain_spec_{name}_total{{model=\"fake\",source=\"suffix\"}}"
+            ))
+        };
+        let expected = series("expected_tokens");
+        assert_eq!(series("expected_accepted_tokens"), accepted);
+        assert!(
+            (expected / accepted - 1.0).abs() < 0.1,
+            "{count} at once: {expected} expected, {accepted} accepted of {drafted}"
+        );
+        let slots = |outcome: &str| {
+            bench.figure(&format!(
+                "refrain_spec_budget_tokens_total{{model=\"fake\",outcome=\"{outcome}\"}}"
+            ))
+        };
+        assert_eq!(slots("admitted"), drafted);
+        assert!(slots("refused") > 0.0);
+        let error = bench.figure("refrain_engine_step_cost_error_ratio{model=\"fake\"}");
+        assert!(error < 0.1, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn above_a_size_of_batch_nothing_is_drafted_and_all_of_it_is_remembered() {
+    let small_batches_only = |config: &mut SpeculationConfig| config.off_above_batch = 1;
+    let (_, _, _, bench) = serve(repetitive, 0.0, 4, small_batches_only).await;
+    assert!(bench.decisions("plain", "large_batch") > 100.0);
+    let said = run(&bench, chunk(&bench, &[0, 1, 2], 400)).await;
+    assert!(said.steps < 200, "{} steps", said.steps);
+}
+
+#[tokio::test]
+async fn a_head_in_use_shares_the_budget_with_suffix_drafts() {
+    // The head always knows, at a third of a step per draft; what was said before comes for nothing.
+    let mut engine = FakeEngine::new(counting).with_head(counting, 0.000_3);
+    engine.verify_s = 0.000_01;
+    let bench = bench(engine, |config| {
+        config.speculation.gain_min = 0.0;
+        config.speculation.eagle3.depth = 3;
+        config.speculation.eagle3.tokens_max = 3;
+    })
+    .await;
+    let first = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
+    assert!(bench.decisions("eagle3", "within_budget") > 100.0);
+    assert!(first.steps < 450, "{} steps", first.steps);
+    let again = run(&bench, chunk(&bench, &[1, 2, 3], 900)).await;
+    assert_eq!(again.tokens, first.tokens);
+    assert!(bench.decisions("suffix", "within_budget") > 40.0);
+    assert!(again.steps < 150, "{} steps", again.steps);
+    let series = |name: &str| {
+        bench.figure(&format!(
+            "refrain_spec_{name}_total{{model=\"fake\",source=\"eagle3\"}}"
+        ))
+    };
+    let (expected, accepted) = (
+        series("expected_tokens"),
+        series("expected_accepted_tokens"),
+    );
+    assert!(
+        (expected / accepted - 1.0).abs() < 0.1,
+        "{expected} expected, {accepted} accepted"
+    );
+}
