@@ -8,7 +8,7 @@
 //!
 //! `append`: documents of 1,024 tokens (4 KiB), durable, eight callers with 64 to a call. `insert`: from the append of
 //! a piece to another follower's hearing of it. `take`: a worker takes over sealed segments, until they can be searched.
-//! `open`: a start on a directory of sealed documents.
+//! `lookup`: drafts for one context a call, a thousand calls a second, from segments of that many tokens. `open`: a start on a directory of sealed documents.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use refrain_draft_store::{DraftStoreConfig, Running, start};
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
 };
+use refrain_protocol::lookup::{LookupContext, LookupRequest, LookupRules};
 use refrain_protocol::segment::{SegmentPieceRequest, SegmentsRequest};
 use refrain_protocol::{DocumentId, Namespace, SignedNamespace, TokenId};
 use refrain_service_kit::http::MeshClient;
@@ -236,11 +237,17 @@ async fn take(tokens: u64) -> anyhow::Result<()> {
     let store = filled(dir.path(), tokens).await?;
     let mut took = Vec::new();
     let (mut calls, mut segments) = (0, 0);
+    let namespace = store.signed.clone();
+    let request = SegmentsRequest { namespace };
+    // Until nothing is merged any more: a worker would begin again.
+    while store.client.segments(request.clone()).await?.segments.len() > 8 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
     for _ in 0..5 {
         let started = Instant::now();
         let mut index = Index::new(IndexConfig::default());
-        let namespace = store.signed.clone();
-        let listed = store.client.segments(SegmentsRequest { namespace }).await?;
+        let listed = store.client.segments(request.clone()).await?;
         (calls, segments) = (1, listed.segments.len());
         for info in listed.segments {
             let mut bytes = Vec::with_capacity(info.words as usize * 4);
@@ -261,6 +268,51 @@ async fn take(tokens: u64) -> anyhow::Result<()> {
     }
     println!("take: {segments} segments in {calls} calls");
     tell("take: until they can be searched", took);
+    store.stop().await;
+    Ok(())
+}
+
+async fn lookup(tokens: u64) -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let store = filled(dir.path(), tokens).await?;
+    let documents = tokens / DOCUMENT_TOKENS as u64;
+    let mut took = Vec::new();
+    let mut found = 0usize;
+    let mut every = tokio::time::interval(Duration::from_millis(1));
+    let mut calls = tokio::task::JoinSet::new();
+    for number in 0..10_000u64 {
+        every.tick().await;
+        let said = text(number.wrapping_mul(7_919) % documents, DOCUMENT_TOKENS);
+        let from = (number as usize * 31) % (DOCUMENT_TOKENS - 200);
+        let request = LookupRequest {
+            namespace: store.signed.clone(),
+            rules: LookupRules {
+                alpha: 1.0,
+                offset: 0.0,
+                min_token_prob: 0.1,
+                min_match_tokens: 1,
+                max_pattern_tokens: 64,
+                tree: true,
+            },
+            contexts: vec![LookupContext {
+                tokens: said[from..from + 64].to_vec(),
+                draft_tokens_max: 16,
+            }],
+        };
+        let client = store.client.clone();
+        calls.spawn(async move {
+            let started = Instant::now();
+            let reply = client.lookup(request).await?;
+            anyhow::Ok((started.elapsed(), reply.drafts[0].is_some()))
+        });
+    }
+    while let Some(done) = calls.join_next().await {
+        let (elapsed, is_found) = done??;
+        took.push(elapsed);
+        found += usize::from(is_found);
+    }
+    println!("lookup: {found} of {} found something", took.len());
+    tell("lookup", took);
     store.stop().await;
     Ok(())
 }
@@ -305,6 +357,9 @@ fn main() -> anyhow::Result<()> {
         }
         if named("take") {
             take(tokens).await?;
+        }
+        if named("lookup") {
+            lookup(tokens).await?;
         }
         if named("open") {
             open(tokens).await?;

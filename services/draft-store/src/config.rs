@@ -80,6 +80,10 @@ pub struct DraftStoreConfig {
     /// Words of a segment, of four bytes, that one answer has at most. The answers under way at once, which hold so much
     /// memory each, are those that read from disk and those that travel.
     pub segment_words_max: u32,
+    /// Calls for drafts at once. Past it: 429, since who asks does not wait.
+    pub lookups_max: usize,
+    /// Contexts of one such call. Past it: 413.
+    pub lookup_contexts_max: usize,
     /// Longest wait of `follow`, whatever was asked for.
     pub follow_wait_ms_max: u32,
     /// A document that was touched has its time of use written again when the stored one is older than this.
@@ -167,6 +171,8 @@ impl Default for DraftStoreConfig {
             reads_max: 4,
             follow_tokens_max: 1 << 20,
             segment_words_max: 1 << 20,
+            lookups_max: 16,
+            lookup_contexts_max: 256,
             follow_wait_ms_max: 30_000,
             use_interval_s: 300,
             settle_s: 60,
@@ -236,6 +242,8 @@ impl Validate for DraftStoreConfig {
         at_least("reads_max", self.reads_max as u64, 1);
         at_least("follow_tokens_max", u64::from(self.follow_tokens_max), 1);
         at_least("segment_words_max", u64::from(self.segment_words_max), 1);
+        at_least("lookups_max", self.lookups_max as u64, 1);
+        at_least("lookup_contexts_max", self.lookup_contexts_max as u64, 1);
         at_least("seal_tokens", self.seal_tokens, 1);
         at_least("seal_documents", self.seal_documents as u64, 1);
         at_least("segments_max", self.segments_max as u64, 1);

@@ -3,6 +3,7 @@
 mod admin;
 mod erase;
 mod groups;
+mod lookup;
 mod segments;
 
 use std::collections::HashSet;
@@ -18,6 +19,7 @@ use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentUpdate, FeedCursor, FetchGroupsReply, FetchGroupsRequest,
     FollowReply, FollowRequest, RegisterGroupRequest, StoreStats, TouchRequest,
 };
+use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
@@ -29,6 +31,7 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::config::DraftStoreConfig;
+use crate::lookup::Lookups;
 use crate::metrics::{Limit, StoreMetrics};
 use crate::record::DocumentKey;
 use crate::shared::{FeedName, FeedRead, Shared, unavailable};
@@ -54,6 +57,9 @@ struct Inner {
     pending_tokens: Arc<AtomicU64>,
     waiters: AtomicI64,
     reads: Arc<Semaphore>,
+    lookups: Arc<Lookups>,
+    /// Calls for drafts that may still begin.
+    lookup_permits: Arc<Semaphore>,
     /// One erasure at a time.
     erasing: tokio::sync::Mutex<()>,
 }
@@ -93,6 +99,7 @@ impl DraftStoreHandle {
         pending_tokens: Arc<AtomicU64>,
     ) -> Self {
         let reads = Arc::new(Semaphore::new(config.reads_max));
+        let lookup_permits = Arc::new(Semaphore::new(config.lookups_max));
         DraftStoreHandle {
             inner: Arc::new(Inner {
                 writer,
@@ -104,6 +111,8 @@ impl DraftStoreHandle {
                 pending_tokens,
                 waiters: AtomicI64::new(0),
                 reads,
+                lookups: Arc::default(),
+                lookup_permits,
                 erasing: tokio::sync::Mutex::new(()),
             }),
         }
@@ -408,6 +417,10 @@ impl DraftStore for DraftStoreHandle {
 
     async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
         self.read_piece(request).await
+    }
+
+    async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
+        self.look_up(request).await
     }
 
     async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {

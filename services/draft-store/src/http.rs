@@ -28,6 +28,7 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .route("/segments", web::post().to(segments))
             .route("/segments/piece", web::post().to(segment_piece))
             .route("/documents", web::post().to(documents))
+            .route("/lookup", web::post().to(lookup))
             .route("/stats", web::get().to(stats)),
     );
     app.service(
@@ -95,6 +96,10 @@ async fn segment_piece(
 
 async fn documents(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
     answer(&handle.documents(decode_bincode(&body)?).await?)
+}
+
+async fn lookup(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.lookup(decode_bincode(&body)?).await?)
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

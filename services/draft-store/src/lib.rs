@@ -1,7 +1,8 @@
 //! The draft store: the durable memory of outputs, and the feed by which workers follow it.
 //!
 //! Workers append pieces of outputs while they decode; every worker follows the namespaces it serves and
-//! builds its index from what it hears. The store itself drafts nothing and searches nothing.
+//! builds its index from what it hears. The store itself drafts only for a worker that has no room for a namespace
+//! (`lookup.rs`).
 //!
 //! Start reading at `placement.rs`, where a piece belongs in a document, then `writer.rs`, the core
 //! that turns calls into commits, and `catalog.rs` with `catalog/feed.rs`, what is known in memory and in
@@ -51,6 +52,7 @@ mod directory;
 mod handle;
 mod http;
 mod log;
+mod lookup;
 mod metrics;
 mod placement;
 mod record;

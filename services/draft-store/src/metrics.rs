@@ -19,10 +19,12 @@ pub(crate) enum Limit {
     Groups,
     GroupTokens,
     Disk,
+    Lookups,
+    LookupContexts,
 }
 
 impl Limit {
-    const ALL: [Limit; 11] = [
+    const ALL: [Limit; 13] = [
         Limit::Mailbox,
         Limit::PendingTokens,
         Limit::Updates,
@@ -34,6 +36,8 @@ impl Limit {
         Limit::Groups,
         Limit::GroupTokens,
         Limit::Disk,
+        Limit::Lookups,
+        Limit::LookupContexts,
     ];
 
     /// The key in the configuration, or the name of a constant.
@@ -50,6 +54,8 @@ impl Limit {
             Limit::Groups => "groups_max",
             Limit::GroupTokens => "group_tokens_max",
             Limit::Disk => "disk_reserve_bytes",
+            Limit::Lookups => "lookups_max",
+            Limit::LookupContexts => "lookup_contexts_max",
         }
     }
 }
@@ -76,6 +82,9 @@ pub(crate) struct StoreMetrics {
     pub(crate) segments_made: IntCounterVec,
     pub(crate) segments_lost: IntCounter,
     pub(crate) sent_segment_bytes: IntCounter,
+    pub(crate) lookup_seconds: Histogram,
+    pub(crate) lookup_contexts: IntCounterVec,
+    pub(crate) lookups_running: IntGauge,
     pub(crate) append_seconds: Histogram,
     pub(crate) appended_tokens: IntCounter,
     pub(crate) evictions: IntCounterVec,
@@ -137,6 +146,19 @@ impl StoreMetrics {
                 "sent_segment_bytes_total",
                 "Bytes of segments that workers took over.",
             )?,
+            lookup_seconds: metrics.histogram(
+                &name("lookup_seconds"),
+                "Time to draft for all contexts of one call.",
+                &[
+                    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 0.1,
+                ],
+            )?,
+            lookup_contexts: metrics.counter_vec(
+                &name("lookup_contexts_total"),
+                "Contexts for which workers asked for a draft.",
+                &["result"],
+            )?,
+            lookups_running: gauge("lookups_running", "Calls for drafts under way.")?,
             append_seconds: metrics.histogram(
                 &name("append_seconds"),
                 "Time from the arrival of an append at the writer until it is durable.",
@@ -174,6 +196,9 @@ impl StoreMetrics {
                 figures.segments_made.with_label_values(&[from, outcome]);
             }
             figures.rewrites.with_label_values(&[outcome]);
+        }
+        for result in ["found", "nothing"] {
+            figures.lookup_contexts.with_label_values(&[result]);
         }
         for limit in Limit::ALL {
             figures.rejections.with_label_values(&[limit.as_str()]);

@@ -8,7 +8,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
 
 use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StoreStats};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
@@ -94,6 +96,15 @@ impl Shared {
     /// The store for reading. After a panic of the writer the slot is empty, so a poisoned lock is no harm.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Option<Open>> {
         self.open.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store for who must not wait for a commit.
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, Option<Open>>> {
+        match self.open.try_read() {
+            Ok(open) => Some(open),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// The store for the writer.

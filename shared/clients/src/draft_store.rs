@@ -5,6 +5,7 @@ use refrain_protocol::document::{
     AppendReply, AppendRequest, FetchGroupsReply, FetchGroupsRequest, FollowReply, FollowRequest,
     GroupUpdate, RegisterGroupRequest, StoreStats, TouchRequest,
 };
+use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
     DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
     SegmentsRequest,
@@ -84,6 +85,16 @@ pub trait DraftStore: Send + Sync {
         drop(request);
         Err(no_segments())
     }
+
+    /// Drafts from what is sealed, for all requests of a step.
+    ///
+    /// # Errors
+    /// `Overloaded` when as many calls are under way as may be, `NotFound` of a store that does not draft.
+    async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
+        drop(request);
+        let message = "this draft store does not draft";
+        Err(ApiError::new(ErrorKind::NotFound, message))
+    }
 }
 
 fn no_segments() -> ApiError {
@@ -98,7 +109,7 @@ fn no_groups() -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,segments,
-/// segments/piece,documents}` in bincode, `GET /internal/v1/stats` in JSON.
+/// segments/piece,documents,lookup}` in bincode, `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -153,6 +164,10 @@ impl DraftStore for HttpDraftStore {
 
     async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
         self.call("segments/piece", &request).await
+    }
+
+    async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
+        self.call("lookup", &request).await
     }
 
     async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {

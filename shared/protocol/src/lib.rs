@@ -2,7 +2,8 @@
 //!
 //! Plain data with serde and nothing else: no I/O, no clocks, no policy. Read [`engine`] for what an
 //! engine is asked, [`chunk`] for the unit of decoding, [`scheduling`] for leases, and [`document`] for
-//! what the draft store keeps; [`segment`] is how workers take over what it has sealed, [`admin`] what operators ask
+//! what the draft store keeps; [`segment`] is how workers take over what it has sealed, [`lookup`] how it drafts for
+//! them, [`admin`] what operators ask
 //! of it.
 
 pub mod admin;
@@ -11,6 +12,7 @@ pub mod document;
 pub mod engine;
 mod error;
 mod ids;
+pub mod lookup;
 mod namespace;
 pub mod openai;
 pub mod scheduling;

@@ -110,7 +110,7 @@ pub(crate) struct Sealed {
     namespace: NamespaceId,
     names: Option<Namespace>,
     path: PathBuf,
-    segment: Segment,
+    segment: Arc<Segment>,
     map: Arc<Mmap>,
     parts: Parts,
     tokens: u64,
@@ -191,6 +191,7 @@ impl Sealed {
             len: parts.index,
         };
         let segment = Segment::open(bytes).map_err(|error| corrupt(&error.to_string()))?;
+        let segment = Arc::new(segment);
         let names = &map[parts.names_at()..][..parts.names];
         let names = match bincode::decode_from_slice::<Option<NamespaceRecord>, _>(names, config())
         {
@@ -287,6 +288,11 @@ impl Sealed {
         words
             .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
             .collect()
+    }
+
+    /// The index itself.
+    pub(crate) fn index(&self) -> &Arc<Segment> {
+        &self.segment
     }
 
     /// All documents, by number.

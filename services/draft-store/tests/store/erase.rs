@@ -47,7 +47,11 @@ impl Planted {
                 found.extend(self.find(&path));
                 continue;
             }
-            let bytes = std::fs::read(&path).unwrap();
+            let bytes = match std::fs::read(&path) {
+                // A segment that was merged since it was listed.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                bytes => bytes.unwrap(),
+            };
             let unpacked = unpacked(&bytes);
             if self.is_in(&bytes) || unpacked.iter().any(|bytes| self.is_in(bytes)) {
                 found.push(path);

@@ -12,8 +12,10 @@ use refrain_protocol::segment::{
 };
 use refrain_protocol::{ErrorKind, MESH_SECRET_HEADER};
 use refrain_service_kit::http::MeshClient;
+use refrain_service_kit::telemetry::install_crypto_provider;
 use serde::Serialize;
 
+use super::takeover::lookup;
 use super::*;
 
 /// What a route answers: status and body, and no header that a content could show in.
@@ -80,6 +82,10 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
             }),
         ),
         (
+            "/internal/v1/lookup",
+            body(&lookup(namespace.clone(), vec![4_242; 9])),
+        ),
+        (
             "/internal/v1/documents",
             body(&DocumentsRequest {
                 namespace: namespace.clone(),
@@ -129,6 +135,7 @@ const PLAIN_ROUTES: [(Method, &str); 8] = [
 ];
 
 async fn listening(dir: &Path) -> Store {
+    install_crypto_provider();
     Store::start(DraftStoreConfig {
         listen: Some("127.0.0.1:0".parse().unwrap()),
         ..config(dir)

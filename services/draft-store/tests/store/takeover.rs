@@ -3,6 +3,7 @@
 use refrain_clients::StoreAdmin as _;
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::EraseRequest;
+use refrain_protocol::lookup::{LookupContext, LookupRequest, LookupRules};
 use refrain_protocol::segment::{
     DocumentsRequest, SegmentInfo, SegmentPieceRequest, SegmentsRequest,
 };
@@ -169,5 +170,76 @@ async fn what_is_erased_or_evicted_is_masked_and_a_segment_that_is_gone_is_told(
     let (again, ..) = store.taken_over("a").await.unwrap();
     assert_eq!(again.texts, follower.texts);
     assert_eq!(again.texts.len(), 20);
+    store.stop().await;
+}
+
+/// Asks for a draft of at most ten tokens.
+pub(super) fn lookup(namespace: SignedNamespace, tokens: Vec<TokenId>) -> LookupRequest {
+    LookupRequest {
+        namespace,
+        rules: LookupRules {
+            alpha: 2.0,
+            offset: 0.0,
+            min_token_prob: 0.1,
+            min_match_tokens: 1,
+            max_pattern_tokens: 64,
+            tree: true,
+        },
+        contexts: vec![LookupContext {
+            tokens,
+            draft_tokens_max: 10,
+        }],
+    }
+}
+
+impl Store {
+    /// What the store would draft, and from which document.
+    async fn drafted(&self, tenant: &str, tokens: &[TokenId]) -> Option<(Vec<TokenId>, u128)> {
+        let request = lookup(self.sign(tenant), tokens.to_vec());
+        let reply = self.handle().lookup(request).await.unwrap();
+        let found = reply.drafts.into_iter().next()??;
+        assert!(found.score > 1.0 && found.match_len > 0);
+        let place = found.nodes[0].place.unwrap();
+        Some((
+            found.nodes.iter().map(|node| node.token).collect(),
+            place.0.0,
+        ))
+    }
+}
+
+#[tokio::test]
+async fn the_store_drafts_from_what_is_sealed_of_the_namespace_and_still_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(sealing(dir.path())).await;
+    for document in 0..30u128 {
+        let mut said = whole(document);
+        said.head.session = Some(format!("s{}", document % 2));
+        store.append("a", vec![said]).await.unwrap();
+    }
+    store.append("b", vec![whole(100)]).await.unwrap();
+    store.handle().compact().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for document in [7u128, 8, 21] {
+        let text = noise(document, 300);
+        let drafted = store.drafted("a", &text[80..100]).await;
+        assert_eq!(drafted, Some((text[100..110].to_vec(), document)));
+        assert_eq!(store.drafted("b", &text[80..100]).await, None);
+    }
+    // What is erased is not drafted from once that is answered, however new the view is.
+    let session = EraseRequest {
+        tenant: Some("a".into()),
+        session: Some("s1".into()),
+        ..EraseRequest::default()
+    };
+    store.handle().erase(session).await.unwrap();
+    for document in [7u128, 8, 21] {
+        let text = noise(document, 300);
+        let drafted = store.drafted("a", &text[80..100]).await;
+        assert_eq!(drafted.is_some(), document == 8, "{document}");
+    }
+    let mut many = lookup(store.sign("a"), vec![1]);
+    many.contexts = vec![many.contexts[0].clone(); 257];
+    let refused = store.handle().lookup(many).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::TooLarge);
     store.stop().await;
 }
