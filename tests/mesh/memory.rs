@@ -76,6 +76,35 @@ async fn a_second_time_is_drafted_from_the_first_for_its_tenant_alone() -> anyho
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_predicted_output_is_drafted_and_reported() -> anyhow::Result<()> {
+    let mesh = UpMesh::start().await?;
+    let said = mesh.client().chat(&chat(6)).await?;
+    // Nobody said it to this tenant: only the prediction can know.
+    let prediction = serde_json::json!({"type": "content", "content": said.text.clone()});
+    let predicted = mesh
+        .client_of_another()
+        .chat(&chat(6).set("prediction", prediction))
+        .await?;
+    mesh.stop().await;
+    ensure!(
+        predicted.text == said.text,
+        "a prediction changed the output"
+    );
+    let accepted = predicted.number("/usage/completion_tokens_details/accepted_prediction_tokens");
+    ensure!(
+        accepted == predicted.accepted_from("prediction") && accepted > u64::from(TOKENS) / 2,
+        "{accepted} tokens of the prediction accepted"
+    );
+    ensure!(
+        said.body
+            .pointer("/usage/completion_tokens_details")
+            .is_none(),
+        "told of a prediction that was not made"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_tenant_said_changes_nothing_for_another() -> anyhow::Result<()> {
     let mut counts = Vec::new();
     for said_before in [0, 3] {

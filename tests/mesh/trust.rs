@@ -160,6 +160,7 @@ async fn calls(
         max_new_tokens: 1,
         chunk_tokens: None,
         speculation: Speculation::Off,
+        prediction: Vec::new(),
     };
     let append = AppendRequest {
         namespace: namespace.clone(),

@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use refrain_clients::{Scheduler, Workers};
-use refrain_protocol::openai::{PromptTokensDetails, ResponseMetrics, Usage};
+use refrain_protocol::chunk::DraftSource;
+use refrain_protocol::openai::{
+    CompletionTokensDetails, PromptTokensDetails, ResponseMetrics, Usage,
+};
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, RequestId};
 use refrain_service_kit::random;
@@ -276,12 +279,24 @@ fn summarize(request: &GenerateRequest, choices: &[ChoiceSummary]) -> RequestSum
                 .add(*counts);
         }
     }
+    let predicted = metrics
+        .speculative_decoding
+        .by_source
+        .get(&DraftSource::Prediction)
+        .copied()
+        .unwrap_or_default();
     RequestSummary {
         usage: Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            completion_tokens_details: request.prediction.as_ref().map(|_| {
+                CompletionTokensDetails {
+                    accepted_prediction_tokens: predicted.accepted,
+                    rejected_prediction_tokens: predicted.drafted - predicted.accepted,
+                }
+            }),
         },
         metrics,
     }

@@ -59,6 +59,8 @@ pub(crate) struct GenerateRequest {
     pub(crate) session: Option<String>,
     pub(crate) group: Option<String>,
     pub(crate) speculation: Speculation,
+    /// What the client predicts as the output.
+    pub(crate) prediction: Option<Arc<[TokenId]>>,
     /// `None`: one chunk.
     pub(crate) chunk_tokens: Option<u32>,
     /// Keeps others from writing one down.
@@ -108,6 +110,7 @@ impl GenerateRequest {
         let context = models.max_context(&request.model);
         let max_new_tokens =
             prompt::output_limit("messages", tokens.len(), asked, fallback, context)?;
+        request.prediction = prompt::prediction(&chat, &request.model, context)?;
         request.prompts = vec![PreparedPrompt {
             tokens: tokens.into(),
             max_new_tokens,
@@ -191,6 +194,7 @@ impl GenerateRequest {
             session: parameters.session.clone(),
             group: parameters.group.clone(),
             speculation: parameters.speculation.unwrap_or_default(),
+            prediction: None,
             chunk_tokens: (chunk_tokens > 0).then_some(chunk_tokens),
             model,
             _sealed: (),

@@ -278,6 +278,12 @@ impl WorkerHandle {
                 "prompt_len is past the end of tokens",
             ));
         }
+        if request.prediction.len() as u64 > u64::from(served.max_context) {
+            return Err(ApiError::invalid(
+                "prediction",
+                "a prediction is no longer than the model's context",
+            ));
+        }
         if request.max_new_tokens == 0 {
             return Err(ApiError::invalid(
                 "max_new_tokens",

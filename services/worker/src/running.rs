@@ -61,6 +61,8 @@ pub(crate) struct Running {
     start_len: u32,
     /// The request's own tree: prompt and output.
     own: Index,
+    /// What the client predicts as its output, if it does.
+    predicted: Option<Index>,
     head: DocumentHead,
     /// Whether the engine's sessions are opened for drafts of its own head.
     self_drafts: bool,
@@ -109,23 +111,37 @@ impl Running {
     ) -> Result<Self, ApiError> {
         let prompt_len = request.prompt_len as usize;
         let text = std::mem::take(&mut request.tokens);
-        let mut own = Index::new(index);
+        let mut own = Index::new(index.clone());
         own.open(OWN, &[])
             .and_then(|()| own.append(OWN, &text))
             .map_err(ApiError::internal)?;
+        let prompt_end = &text[prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS)..prompt_len];
+        let predicted = match std::mem::take(&mut request.prediction) {
+            tokens if tokens.is_empty() => None,
+            tokens => {
+                // The end of the prompt stands before it, so that the first token is drafted as the others are.
+                let mut predicted = Index::new(index);
+                predicted
+                    .open(OWN, prompt_end)
+                    .and_then(|()| predicted.append(OWN, &tokens))
+                    .map_err(ApiError::internal)?;
+                Some(predicted)
+            }
+        };
         let head = DocumentHead {
             session: request.session.clone(),
             group: request.group.clone(),
             choice: request.sampling.choice,
             weight_version: 0,
             created_ms,
-            left_context: text[prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS)..prompt_len].to_vec(),
+            left_context: prompt_end.to_vec(),
         };
         let running = Running {
             start_len: text.len() as u32,
             engine_len: 0,
             text,
             own,
+            predicted,
             head,
             self_drafts,
             head_len: 0,

@@ -30,6 +30,8 @@ pub enum DraftSource {
     Suffix,
     /// An EAGLE-3 head.
     Eagle3,
+    /// The output that the client predicted.
+    Prediction,
     /// No draft: a plain decoding step.
     None,
 }
@@ -40,6 +42,7 @@ impl DraftSource {
         match self {
             DraftSource::Suffix => "suffix",
             DraftSource::Eagle3 => "eagle3",
+            DraftSource::Prediction => "prediction",
             DraftSource::None => "none",
         }
     }
@@ -124,6 +127,9 @@ pub struct ChunkRequest {
     pub chunk_tokens: Option<u32>,
     /// Which drafts it may use.
     pub speculation: Speculation,
+    /// What the client predicts as the output, from its first token on; empty if it predicts nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prediction: Vec<TokenId>,
     /// It comes from a worker that handed it over to its fallback, and is not handed over again.
     #[serde(default)]
     pub handed_over: bool,

@@ -94,6 +94,18 @@ pub struct ChatRequest {
     pub tools: Option<Vec<Value>>,
     /// Whether it has to.
     pub tool_choice: Option<Value>,
+    /// What most of the answer will be, as far as the client knows.
+    pub prediction: Option<Prediction>,
+}
+
+/// `prediction`: OpenAI's Predicted Outputs.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Prediction {
+    /// `content`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The predicted text.
+    pub content: Content,
 }
 
 /// One message. Fields that only the template reads are not listed.
@@ -175,6 +187,18 @@ pub struct Usage {
     pub total_tokens: u64,
     /// More on the prompts.
     pub prompt_tokens_details: PromptTokensDetails,
+    /// More on the outputs, of requests that predicted theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+/// More on the outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompletionTokensDetails {
+    /// Tokens of the prediction that were offered as drafts and became output.
+    pub accepted_prediction_tokens: u64,
+    /// Those that were offered and did not. They are not part of `completion_tokens`.
+    pub rejected_prediction_tokens: u64,
 }
 
 /// More on the prompts.

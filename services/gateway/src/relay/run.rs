@@ -81,6 +81,12 @@ impl ChoiceRun<'_> {
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
             chunk_tokens: self.request.chunk_tokens,
             speculation: self.request.speculation,
+            prediction: self
+                .request
+                .prediction
+                .as_deref()
+                .unwrap_or_default()
+                .to_vec(),
             handed_over: attempts.is_handed_over(),
         }
     }

@@ -220,17 +220,7 @@ pub(super) fn check_chat(chat: &ChatRequest) -> Result<(), ApiError> {
             );
         }
         match &message.content {
-            Some(Content::Text(_)) => {}
-            Some(Content::Parts(parts)) => {
-                if let Some(part) = parts.iter().position(|part| part.kind != "text") {
-                    let param = at(&format!("content[{part}].type"));
-                    return invalid(&param, format!("{param}: only text parts are supported"));
-                }
-                if let Some(part) = parts.iter().position(|part| part.text.is_none()) {
-                    let param = at(&format!("content[{part}].text"));
-                    return invalid(&param, format!("{param}: a text part needs a text"));
-                }
-            }
+            Some(content) => check_content(content, &at("content"))?,
             None if message.role == "assistant" && message.tool_calls.is_some() => {}
             None => {
                 return invalid(
@@ -239,6 +229,12 @@ pub(super) fn check_chat(chat: &ChatRequest) -> Result<(), ApiError> {
                 );
             }
         }
+    }
+    if let Some(prediction) = &chat.prediction {
+        if prediction.kind != "content" {
+            return invalid("prediction.type", "prediction.type: only \"content\"");
+        }
+        check_content(&prediction.content, "prediction.content")?;
     }
     if let Some(format) = &chat.response_format
         && format.kind != "text"
@@ -256,6 +252,24 @@ pub(super) fn check_chat(chat: &ChatRequest) -> Result<(), ApiError> {
             "tool_choice: only \"none\" and \"auto\"; a call cannot be forced, since output is not constrained",
         ),
     }
+}
+
+/// Only text is understood.
+fn check_content(content: &Content, name: &str) -> Result<(), ApiError> {
+    let Content::Parts(parts) = content else {
+        return Ok(());
+    };
+    for (place, part) in parts.iter().enumerate() {
+        if part.kind != "text" {
+            let param = format!("{name}[{place}].type");
+            return invalid(&param, format!("{param}: only text parts are supported"));
+        }
+        if part.text.is_none() {
+            let param = format!("{name}[{place}].text");
+            return invalid(&param, format!("{param}: a text part needs a text"));
+        }
+    }
+    Ok(())
 }
 
 /// `logprobs` and `top_logprobs` of a chat.

@@ -1,6 +1,8 @@
-//! Prompts to tokens, and what the context leaves for the output.
+//! Prompts to tokens, what the context leaves for the output, and what the client predicts of it.
 
-use refrain_protocol::openai::{ChatRequest, Prompt};
+use std::sync::Arc;
+
+use refrain_protocol::openai::{ChatRequest, Content, Prompt};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{ChatInput, TokenizationError};
 
@@ -69,6 +71,38 @@ pub(super) fn completions(
         check_ids("prompt", tokens, model)?;
     }
     Ok(prompts)
+}
+
+/// `prediction`: the tokens that the answer is predicted to be. `None` if nothing is predicted.
+pub(super) fn prediction(
+    chat: &ChatRequest,
+    model: &Model,
+    context: u32,
+) -> Result<Option<Arc<[TokenId]>>, ApiError> {
+    let Some(prediction) = &chat.prediction else {
+        return Ok(None);
+    };
+    let text = match &prediction.content {
+        Content::Text(text) => text.clone(),
+        Content::Parts(parts) => parts
+            .iter()
+            .filter_map(|part| part.text.as_deref())
+            .collect(),
+    };
+    let tokens = model
+        .tokenizer
+        .encode(&text)
+        .map_err(|error| refused("prediction.content", &error))?;
+    if tokens.len() > context as usize {
+        return Err(ApiError::invalid(
+            "prediction.content",
+            format!(
+                "prediction.content: {} tokens, more than the model's context of {context}",
+                tokens.len()
+            ),
+        ));
+    }
+    Ok(Some(tokens.into()))
 }
 
 /// How many tokens the output may have: as many as asked for, else the fallback or what the context leaves,

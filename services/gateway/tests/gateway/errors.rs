@@ -160,6 +160,27 @@ async fn bad_requests_are_refused_with_the_field_at_fault() {
         ),
         (
             CHAT,
+            chat(json!({"prediction": {"type": "thought", "content": "a"}})),
+            400,
+            Some("prediction.type"),
+            None,
+        ),
+        (
+            CHAT,
+            chat(json!({"prediction": {"type": "content", "content": [{"type": "image_url"}]}})),
+            400,
+            Some("prediction.content[0].type"),
+            None,
+        ),
+        (
+            CHAT,
+            chat(json!({"prediction": {"type": "content", "content": "a".repeat(300)}})),
+            400,
+            Some("prediction.content"),
+            None,
+        ),
+        (
+            CHAT,
             chat(json!({"response_format": {"type": "json_object"}})),
             400,
             Some("response_format"),

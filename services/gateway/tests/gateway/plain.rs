@@ -115,6 +115,34 @@ async fn sampling_and_the_meshs_own_fields_reach_the_worker() {
 }
 
 #[tokio::test]
+async fn a_prediction_reaches_the_worker_and_usage_tells_of_it() {
+    let bench = Bench::new().await;
+    let (status, body) = bench
+        .chat(json!({"prediction": {"type": "content", "content": "xyz"}}))
+        .await;
+    assert_eq!(status, 200);
+    // The script drafts from elsewhere.
+    assert_eq!(
+        body["usage"]["completion_tokens_details"],
+        json!({"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0})
+    );
+    let parts = json!([{"type": "text", "text": "x"}, {"type": "text", "text": "yz"}]);
+    bench
+        .chat(json!({"prediction": {"type": "content", "content": parts}}))
+        .await;
+    let (_, body) = bench.chat(json!({"prediction": null})).await;
+    assert_eq!(body["usage"].get("completion_tokens_details"), None);
+    let log = bench.mesh.log();
+    let spelled: Vec<u32> = "xyz"
+        .bytes()
+        .map(|byte| FIRST_BYTE + u32::from(byte))
+        .collect();
+    assert_eq!(log.chunks[0].prediction, spelled);
+    assert_eq!(log.chunks[1].prediction, spelled);
+    assert!(log.chunks[2].prediction.is_empty());
+}
+
+#[tokio::test]
 async fn choices_are_requests_of_their_own_with_one_seed() {
     let bench = Bench::new().await;
     let (_, body) = bench.chat(json!({"n": 3})).await;

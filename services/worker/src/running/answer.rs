@@ -89,7 +89,7 @@ impl Running {
             accepted: u64::from(accepted),
             emitted: output.emitted.len() as u64,
         });
-        if source == DraftSource::Suffix {
+        if matches!(source, DraftSource::Suffix | DraftSource::Prediction) {
             self.suffix_emitted += output.emitted.len() as u64;
         }
         let end = if output.stopped {

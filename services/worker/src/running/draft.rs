@@ -138,6 +138,9 @@ impl Offer {
     pub(super) fn labels(&self) -> (DraftSource, DraftScope) {
         match self {
             Offer::Nothing => (DraftSource::None, DraftScope::None),
+            Offer::Suffix(candidate) if candidate.source == Source::Prediction => {
+                (DraftSource::Prediction, DraftScope::Request)
+            }
             Offer::Suffix(candidate) => (DraftSource::Suffix, wire_scope(candidate.scope)),
             Offer::Own(_) => (DraftSource::Eagle3, DraftScope::None),
         }
@@ -214,7 +217,12 @@ impl Running {
             cursor,
             context: &self.text,
         };
-        let mut lookups = Vec::with_capacity(3);
+        let mut lookups = Vec::with_capacity(4);
+        // First: where it says the same as others, it is what the client wants to be told of.
+        lookups.extend(self.predicted.as_ref().map(|predicted| Lookup {
+            source: Source::Prediction,
+            ..lookup(Scope::Request, predicted, predicted.start(&self.text))
+        }));
         lookups.extend(
             self.own
                 .tip(OWN)

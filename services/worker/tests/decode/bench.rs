@@ -126,6 +126,7 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
         tokenizer: "fake".into(),
     };
     ChunkRequest {
+        prediction: Vec::new(),
         handed_over: false,
         lease: LeaseId(number),
         epoch: 1,

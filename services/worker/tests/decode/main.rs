@@ -8,6 +8,7 @@ mod goodput;
 mod groups;
 mod guard;
 mod handover;
+mod prediction;
 mod streaming;
 
 use std::sync::atomic::Ordering;
