@@ -128,9 +128,9 @@ impl Goodput {
         let mut allotments: Vec<Option<Allotment>> = Vec::with_capacity(prospects.len());
         let mut open = Vec::new();
         for (at, prospect) in prospects.into_iter().enumerate() {
-            let decided = if self.probes_head(&prospect, router) {
+            let decided = if self.probes_head(&prospect, frame, router) {
                 self.head_refusals = 0;
-                Some(by_head(prospect, RouteReason::Probe, router))
+                Some(by_head(prospect, RouteReason::Probe, frame.room, router))
             } else if prospect.asked != Asked::Auto || prospect.draft_max == 0 {
                 Some(router.by_score(prospect, frame.room))
             } else {
@@ -166,7 +166,8 @@ impl Goodput {
                 Share::Plain => self.without_draft(prospect, frame.batch, router),
                 Share::Tree(nodes) => within_budget(prospect, &nodes, &f),
                 Share::Head => {
-                    let mut allotment = by_head(prospect, RouteReason::WithinBudget, router);
+                    let reason = RouteReason::WithinBudget;
+                    let mut allotment = by_head(prospect, reason, frame.room, router);
                     allotment.lesson.expected = head.map(|head| head.gain);
                     allotment
                 }
@@ -177,8 +178,11 @@ impl Goodput {
     }
 
     /// Whether this request tries the head, because nobody has for long.
-    fn probes_head(&self, prospect: &Prospect, router: &Router) -> bool {
-        self.head_refusals >= HEAD_REFUSALS_MAX && may_use_head(prospect, router)
+    fn probes_head(&self, prospect: &Prospect, frame: StepFrame, router: &Router) -> bool {
+        self.head_refusals >= HEAD_REFUSALS_MAX
+            && frame.room > 0
+            && !self.is_off(frame.batch)
+            && may_use_head(prospect, router)
     }
 
     fn divide(
@@ -196,7 +200,8 @@ impl Goodput {
                 head: *head,
             })
             .collect();
-        let is_off = self.is_off(frame.batch);
+        // What counts is who decodes, not who leaves it to the router.
+        let off_above_batch = self.is_off(frame.batch).then_some(0);
         let step = BudgetStep {
             tokens: frame.tokens,
             slots_max: frame.room,
@@ -205,7 +210,7 @@ impl Goodput {
                 .get(&batch_bucket(frame.batch))
                 .filter(|rate| rate.steps >= RATE_STEPS_MIN)
                 .and_then(|rate| rate.tokens_s.value()),
-            off_above_batch: is_off.then_some(0),
+            off_above_batch,
         };
         divide(
             &requests,
@@ -320,12 +325,12 @@ fn may_use_head(prospect: &Prospect, router: &Router) -> bool {
         && router.threshold.allows_fallback()
 }
 
-fn by_head(prospect: Prospect, reason: RouteReason, router: &Router) -> Allotment {
+fn by_head(prospect: Prospect, reason: RouteReason, room: u32, router: &Router) -> Allotment {
     let decision = Decision {
         route: Route::Fallback,
         reason,
     };
-    let draft_max = prospect.draft_max;
+    let draft_max = prospect.draft_max.min(room);
     router.carry_out(decision, prospect, draft_max)
 }
 
