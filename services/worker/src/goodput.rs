@@ -3,7 +3,6 @@
 //!
 //! No clock and no I/O: the decode loop says what each step was made of and what came of it.
 
-use std::collections::HashMap;
 use std::num::NonZeroUsize;
 
 use lru::LruCache;
@@ -12,7 +11,7 @@ use refrain_protocol::chunk::StepMessage;
 use refrain_protocol::engine::SelfDraft;
 use refrain_speculation::{
     Asked, BudgetRequest, BudgetStep, Budgeted, Calibration, Candidate, Decision, Fallback,
-    HeadCost, HeadDrafted, HeadOffer, Route, RouteReason, Share, StepCost, batch_bucket, divide,
+    GoingRate, HeadCost, HeadDrafted, HeadOffer, Route, RouteReason, Share, StepCost, divide,
     route,
 };
 
@@ -21,9 +20,6 @@ use crate::fallback::Recent;
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
 use crate::running::{Allotment, Lesson, Offer, Prospect};
-
-/// Steps at a size of batch before what time brings there is believed.
-const RATE_STEPS_MIN: f64 = 32.0;
 
 /// Steps that a text is taken to serve the head once it has read it.
 const READ_ONCE_STEPS: f64 = 8.0;
@@ -75,16 +71,9 @@ pub(crate) struct Goodput {
     head_cost: HeadCost,
     /// Times in a row that the head could have drafted and something else was better.
     head_refusals: u32,
-    /// Tokens per second, by the largest batch measured together.
-    rates: HashMap<u32, Rate>,
+    going_rate: GoingRate,
     cost_error: Recent,
     metrics: WorkerMetrics,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Rate {
-    steps: f64,
-    tokens_s: Recent,
 }
 
 impl Goodput {
@@ -98,7 +87,7 @@ impl Goodput {
             cost: StepCost::new(),
             head_cost: HeadCost::new(),
             head_refusals: 0,
-            rates: HashMap::new(),
+            going_rate: GoingRate::default(),
             cost_error: Recent::default(),
             metrics,
         }
@@ -205,11 +194,7 @@ impl Goodput {
         let step = BudgetStep {
             tokens: frame.tokens,
             slots_max: frame.room,
-            rate: self
-                .rates
-                .get(&batch_bucket(frame.batch))
-                .filter(|rate| rate.steps >= RATE_STEPS_MIN)
-                .and_then(|rate| rate.tokens_s.value()),
+            rate: self.going_rate.tokens_per_s(frame.batch),
             off_above_batch,
         };
         divide(
@@ -310,9 +295,7 @@ impl Goodput {
                 .observe(requests, depth, drafted, step.draft_seconds);
         }
         if let Some((batch, emitted)) = step.routed {
-            let rate = self.rates.entry(batch_bucket(batch)).or_default();
-            rate.steps += 1.0;
-            rate.tokens_s.add(f64::from(emitted), step.seconds);
+            self.going_rate.observe(batch, emitted, step.seconds);
         }
     }
 }

@@ -28,6 +28,16 @@ impl Acceptance {
         };
     }
 
+    /// What was counted after `earlier`, a state of these same counters.
+    pub fn since(&self, earlier: &Acceptance) -> Acceptance {
+        Acceptance {
+            steps: self.steps - earlier.steps,
+            drafted: self.drafted - earlier.drafted,
+            accepted: self.accepted - earlier.accepted,
+            emitted: self.emitted - earlier.emitted,
+        }
+    }
+
     /// Accepted draft tokens per draft token, once there was one.
     pub fn acceptance_rate(&self) -> Option<f64> {
         (self.drafted > 0).then(|| self.accepted as f64 / self.drafted as f64)

@@ -38,8 +38,9 @@
 //! Where to go on: [`propose`] is Algorithm 1 of SuffixDecoding (arXiv 2411.04975), steered by
 //! [`ProposeParams`]; [`route`] is its hybrid rule, a [`Gate`] says whether the fallback that it knows pays, and
 //! [`hands_over`] whether a request is better off with that of another worker. For whole batches [`Calibration`] says
-//! what drafts are worth, [`StepCost`] what steps take, and [`divide`] who gets to verify how much. [`walk`] is the
-//! acceptance rule for drafts of certain tokens, [`sampled`] the one for tokens that were drawn. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
+//! what drafts are worth, [`StepCost`] what steps take, [`GoingRate`] what time is worth, and [`divide`] who gets to
+//! verify how much. [`walk`] is the acceptance rule for drafts of certain tokens, [`sampled`] the one for tokens that were
+//! drawn. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
 //!
 //! Deliberately absent: the model and its engine, sampling, wire formats.
 
@@ -50,6 +51,7 @@ mod cost;
 mod counts;
 mod expand;
 mod gate;
+mod going_rate;
 mod handover;
 mod propose;
 mod route;
@@ -63,6 +65,7 @@ pub use calibration::{Calibration, HALF_LIFE, NodeFeatures};
 pub use cost::{HeadCost, HeadDrafted, StepCost};
 pub use counts::{Acceptance, AcceptanceTable};
 pub use gate::{Gate, GateParams, GateStep, Mode, Passage, TRIAL_STEPS_MIN, batch_bucket};
+pub use going_rate::GoingRate;
 pub use handover::{Candidacy, HandOverParams, RecentRoutes, hands_over};
 pub use propose::{Candidate, Expansion, Lookup, ProposeParams, propose};
 pub use route::{
