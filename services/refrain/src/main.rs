@@ -257,6 +257,9 @@ fn run_replay(options: &ReplayOptions) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print!("{}", report.table());
+        if options.reliability {
+            print!("{}", report.reliability_table());
+        }
     }
     Ok(())
 }

@@ -5,11 +5,21 @@
 //! request drafts from its own text, from the samples of its group and from its namespace; what it says can be
 //! drafted from at once; requests under way at once take their steps together.
 //!
-//! Counts follow from the traces and settings alone; times are this machine's.
+//! With a modelled engine, policies are compared: what each chooses to draft, how many tokens it brings per second of
+//! modelled step time ([`EngineModel`]), and what it expected ([`PolicyReport`]).
+//!
+//! Counts and modelled times follow from the traces and settings alone; other times are this machine's.
 
+mod account;
 mod clock;
+mod compare;
+mod cores;
+mod eagle3;
+mod engine_model;
+mod judge;
 mod memory;
 mod namespace;
+mod options;
 mod report;
 mod serve;
 #[cfg(test)]
@@ -17,160 +27,28 @@ mod tests;
 pub(crate) mod trace;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
-use clap::{Args, ValueEnum};
-use refrain_speculation::{Expansion, ProposeParams};
-use refrain_suffix_index::IndexConfig;
+use anyhow::Context;
 use refrain_tokenization::Tokenizer;
-use serde::Serialize;
 
+pub use account::Reliability;
 pub use clock::DurationsUs;
-use memory::{Memory, MemoryConfig};
-pub use report::{ReplayReport, SourceCounts};
-use serve::{Serving, serve};
+pub(crate) use compare::Setup;
+pub(crate) use cores::on_cores;
+pub use eagle3::Eagle3;
+pub use engine_model::EngineModel;
+pub(crate) use judge::Judging;
+pub use options::{Policy, ReplayOptions, ReplaySource};
+pub use report::{PolicyReport, ReplayReport, SourceCounts, Window};
 use trace::Traces;
 
-/// What to replay, and how.
-#[derive(Args, Clone, Debug, Serialize)]
-pub struct ReplayOptions {
-    /// Files of recorded calls, in this order: a JSON object per line, plain or zstd.
-    #[arg(required = true, value_name = "TRACE")]
-    pub traces: Vec<PathBuf>,
-    /// Recorded calls that are known from the start and not measured; may be given several times.
-    #[arg(long, value_name = "TRACE")]
-    pub warm: Vec<PathBuf>,
-    /// Turns text into tokens, for traces that hold text.
-    #[arg(long, value_name = "TOKENIZER.JSON")]
-    pub tokenizer: Option<PathBuf>,
-    /// Replay no more calls than this.
-    #[arg(long, value_name = "N")]
-    pub docs: Option<usize>,
-    /// What to draft from.
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "request,group,global"
-    )]
-    pub sources: Vec<ReplaySource>,
-    /// A pattern of p tokens may draft alpha * p + offset tokens.
-    #[arg(long, default_value_t = ProposeParams::default().alpha)]
-    pub alpha: f32,
-    /// See --alpha.
-    #[arg(long, default_value_t = ProposeParams::default().offset)]
-    pub offset: f32,
-    /// Most draft tokens of a step.
-    #[arg(long, default_value_t = ProposeParams::default().max_spec_tokens)]
-    pub max_spec_tokens: usize,
-    /// Tokens less probable than this are not drafted.
-    #[arg(long, default_value_t = ProposeParams::default().min_token_prob)]
-    pub min_token_prob: f32,
-    /// Longest pattern that is looked for, tokens.
-    #[arg(long, default_value_t = ProposeParams::default().max_pattern)]
-    pub max_pattern: u32,
-    /// Draft one chain.
-    #[arg(long)]
-    pub linear: bool,
-    /// Draft a tree, best tokens first; the default.
-    #[arg(long, conflicts_with_all = ["linear", "paths"])]
-    #[serde(skip)]
-    pub tree: bool,
-    /// Draft up to K chains that may share their beginnings.
-    #[arg(long, value_name = "K", conflicts_with = "linear")]
-    pub paths: Option<usize>,
-    /// Most tokens of a pattern and its draft together, as in an index of limited depth; for comparison with one.
-    #[arg(long, value_name = "CAP")]
-    pub match_plus_draft: Option<u32>,
-    /// Draft from nothing but what was known from the start, and from the request's own text.
-    #[arg(long)]
-    pub frozen: bool,
-    /// Requests under way at once; those of one session come one after the other.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub concurrency: usize,
-    /// Seal what is finished once the live part of an index has N tokens, and what is known from the start at
-    /// once [default: everything stays live].
-    #[arg(long, value_name = "N")]
-    pub seal_tokens: Option<u64>,
-    /// Occurrences of a pattern that are read from sealed text, evenly spaced; 0 reads all of them.
-    #[arg(long, value_name = "N", default_value_t = ProposeParams::default().samples_max)]
-    pub samples: usize,
-    /// Print one JSON object instead of tables.
-    #[arg(long)]
-    #[serde(skip)]
-    pub json: bool,
-}
+/// The engine that policies are compared on unless another is named.
+pub(crate) const ENGINE_MODEL: &str = "h100-8b";
 
-/// Where drafts are read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum ReplaySource {
-    /// The request's own prompt and output so far.
-    Request,
-    /// The samples of the request's group.
-    Group,
-    /// All outputs of the tenant.
-    Global,
-}
-
-impl ReplayOptions {
-    fn has(&self, source: ReplaySource) -> bool {
-        self.sources.contains(&source)
-    }
-
-    fn index(&self) -> IndexConfig {
-        IndexConfig {
-            pattern_tokens_max: self.max_pattern,
-            ..IndexConfig::default()
-        }
-    }
-
-    fn serving(&self) -> Serving {
-        Serving {
-            params: ProposeParams {
-                expansion: match (self.linear, self.paths) {
-                    (true, _) => Expansion::Linear,
-                    (false, Some(paths)) => Expansion::Paths(paths),
-                    (false, None) => Expansion::Tree,
-                },
-                alpha: self.alpha,
-                offset: self.offset,
-                max_spec_tokens: self.max_spec_tokens,
-                min_token_prob: self.min_token_prob,
-                max_pattern: self.max_pattern,
-                match_plus_draft_cap: self.match_plus_draft,
-                samples_max: match self.samples {
-                    0 => usize::MAX,
-                    samples => samples,
-                },
-                ..ProposeParams::default()
-            },
-            request: self.has(ReplaySource::Request),
-            frozen: self.frozen,
-            concurrency: self.concurrency,
-        }
-    }
-
-    fn check(&self) -> anyhow::Result<()> {
-        ensure!(self.concurrency > 0, "--concurrency must be at least 1");
-        ensure!(self.paths != Some(0), "--paths must be at least 1");
-        ensure!(self.max_pattern > 0, "--max-pattern must be at least 1");
-        for (name, value) in [
-            ("--alpha", self.alpha),
-            ("--offset", self.offset),
-            ("--min-token-prob", self.min_token_prob),
-        ] {
-            ensure!(value.is_finite(), "{name} must be a number, not {value}");
-        }
-        Ok(())
-    }
-}
-
-/// How far a replay is.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How far a replay is, or several are together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
     /// Calls replayed.
     pub docs: u64,
@@ -199,35 +77,57 @@ pub fn run(
         anyhow::Ok(Arc::new(tokenizer))
     });
     let tokenizer = tokenizer.transpose()?;
-    let traces = Traces::new(&options.traces, tokenizer.clone())?;
-    let mut memory = Memory::new(MemoryConfig {
-        index: options.index(),
-        global: options.has(ReplaySource::Global),
-        groups: options.has(ReplaySource::Group),
-        seal_tokens: options.seal_tokens,
-    });
-    for call in Traces::new(&options.warm, tokenizer)? {
-        memory.add_known(&call?)?;
-    }
-    memory.warm_up()?;
-    let start = Instant::now();
-    let reading = traces.reading();
-    let docs_max = options.docs.unwrap_or(usize::MAX);
-    let tally = serve(
-        &mut traces.take(docs_max),
-        &mut memory,
-        &options.serving(),
-        |tally| {
+    let setup = Setup {
+        memory: options.memory(),
+        serving: options.serving(),
+        judging: Judging {
+            policy: Policy::Suffix,
+            engine: EngineModel::load(options.engine_model.as_deref().unwrap_or(ENGINE_MODEL))?,
+            head: options.eagle3.clone(),
+            seed: options.seed,
+            threshold: options.score_threshold,
+        },
+    };
+    let runs = runs(options);
+    // What remembers takes longest, so it goes first.
+    let mut order: Vec<usize> = (0..runs.len()).collect();
+    order.sort_by_key(|&run| !runs[run].0.remembers());
+    let one = |run: usize, told: &dyn Fn(Progress)| {
+        let (policy, concurrency) = runs[run];
+        let known = Traces::new(&options.warm, tokenizer.clone())?;
+        let traces = Traces::new(&options.traces, tokenizer.clone())?;
+        let reading = traces.reading();
+        let docs_max = options.docs.unwrap_or(usize::MAX);
+        let setup = setup.with(policy, concurrency);
+        setup.replay(known, traces.take(docs_max), |tally| {
             let total = tally.table.total();
-            progress(Progress {
+            told(Progress {
                 docs: tally.docs,
                 steps: total.steps,
                 output_tokens: total.emitted,
                 share: reading.share().max(tally.docs as f64 / docs_max as f64),
             });
-        },
-    )?;
-    Ok(ReplayReport::new(options, &memory, &tally, start.elapsed()))
+        })
+    };
+    let outcomes = on_cores(order, one, &mut progress)?;
+    Ok(ReplayReport::new(options, &outcomes))
+}
+
+/// The replay that most of the report tells of; then those that are compared with it and with each other, plain
+/// decoding among them, since speed-ups are measured against it.
+fn runs(options: &ReplayOptions) -> Vec<(Policy, usize)> {
+    let mut runs = vec![(Policy::Suffix, options.concurrency[0])];
+    if options.compared().is_empty() {
+        return runs;
+    }
+    for &concurrency in &options.concurrency {
+        for &policy in [Policy::Off].iter().chain(options.compared()) {
+            if !runs.contains(&(policy, concurrency)) {
+                runs.push((policy, concurrency));
+            }
+        }
+    }
+    runs
 }
 
 /// A line on the terminal that says how far a replay is; nothing where standard error is no terminal.

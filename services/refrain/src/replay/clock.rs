@@ -6,9 +6,9 @@ use serde::Serialize;
 
 /// Time spent on a number of tokens.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Spent {
-    pub(super) time: Duration,
-    pub(super) tokens: u64,
+pub(crate) struct Spent {
+    pub(crate) time: Duration,
+    pub(crate) tokens: u64,
 }
 
 impl Spent {
@@ -35,7 +35,7 @@ const KEPT_BITS: u32 = 7;
 
 /// Durations, counted in buckets whose width grows with them, since a trace may hold any number of calls.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Durations {
+pub(crate) struct Durations {
     buckets: Vec<u64>,
     count: u64,
     sum: Duration,

@@ -17,15 +17,15 @@ const GROUPS_MAX: usize = 4096;
 
 /// Which shared indexes there are, and how they are made.
 #[derive(Clone, Debug)]
-pub(super) struct MemoryConfig {
-    pub(super) index: IndexConfig,
+pub(crate) struct MemoryConfig {
+    pub(crate) index: IndexConfig,
     /// Keep an index per namespace.
-    pub(super) global: bool,
+    pub(crate) global: bool,
     /// Keep an index per group.
-    pub(super) groups: bool,
+    pub(crate) groups: bool,
     /// Seal what is finished of a namespace once its live part has this many tokens; what is known from the start
     /// is sealed then as well. `None` keeps everything live.
-    pub(super) seal_tokens: Option<u64>,
+    pub(crate) seal_tokens: Option<u64>,
 }
 
 /// Where a call's output goes.
@@ -47,13 +47,13 @@ pub(super) struct Memory {
     groups_evicted: u64,
     next_key: u128,
     /// Adding to namespaces.
-    pub(super) inserted: Spent,
+    inserted: Spent,
     /// Adding to groups.
-    pub(super) grouped: Spent,
+    grouped: Spent,
     /// Adding to namespaces what is known from the start.
-    pub(super) warmed: Spent,
+    warmed: Spent,
     /// Sealing and merging, by tokens that were sealed.
-    pub(super) sealed: Spent,
+    sealed: Spent,
 }
 
 struct Group {
@@ -65,14 +65,24 @@ struct Group {
 
 /// Sizes, for the report.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sizes {
-    pub(super) live_bytes: u64,
-    pub(super) segment_bytes: u64,
-    pub(super) segments: u64,
-    pub(super) group_bytes: u64,
-    pub(super) namespaces: u64,
-    pub(super) groups: u64,
-    pub(super) groups_evicted: u64,
+pub(crate) struct Sizes {
+    pub(crate) live_bytes: u64,
+    pub(crate) segment_bytes: u64,
+    pub(crate) segments: u64,
+    pub(crate) group_bytes: u64,
+    pub(crate) namespaces: u64,
+    pub(crate) groups: u64,
+    pub(crate) groups_evicted: u64,
+}
+
+/// What a memory takes and has taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryCosts {
+    pub(crate) sizes: Sizes,
+    pub(crate) inserted: Spent,
+    pub(crate) grouped: Spent,
+    pub(crate) warmed: Spent,
+    pub(crate) sealed: Spent,
 }
 
 impl Memory {
@@ -250,7 +260,17 @@ impl Memory {
         Some(&self.groups.get(home.group.as_ref()?)?.index)
     }
 
-    pub(super) fn sizes(&self) -> Sizes {
+    pub(super) fn costs(&self) -> MemoryCosts {
+        MemoryCosts {
+            sizes: self.sizes(),
+            inserted: self.inserted,
+            grouped: self.grouped,
+            warmed: self.warmed,
+            sealed: self.sealed,
+        }
+    }
+
+    fn sizes(&self) -> Sizes {
         let mut sizes = Sizes {
             group_bytes: self
                 .groups

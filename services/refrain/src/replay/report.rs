@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::time::Duration;
 
 use refrain_speculation::{Acceptance, Scope, Source};
 use serde::Serialize;
 
-use super::ReplayOptions;
+use super::account::Reliability;
 use super::clock::DurationsUs;
-use super::memory::Memory;
-use super::serve::Tally;
+use super::compare::Outcome;
+use super::options::{Policy, ReplayOptions};
 
 /// The outcome. What was not measured, since nothing of it happened, is absent or `null`.
 #[derive(Clone, Debug, Serialize)]
@@ -63,8 +62,53 @@ pub struct ReplayReport {
     pub wall_s: f64,
     /// Steps by what their draft was read from; `none` are plain steps.
     pub sources: BTreeMap<&'static str, SourceCounts>,
+    /// Tokens per step as the calls went by, with `--window`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Window>,
+    /// Policies compared on a modelled engine, with `--policies` or `--engine-model`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<PolicyReport>,
     /// What it was run with.
     pub settings: ReplayOptions,
+}
+
+/// Some calls, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Window {
+    /// Calls that had ended at its end.
+    pub docs: u64,
+    /// Output tokens per step within it.
+    pub tokens_per_step: Option<f64>,
+    /// Accepted / drafted within it.
+    pub acceptance_rate: Option<f64>,
+}
+
+/// One policy on the modelled engine. Steps are counted for each request that takes part in one.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PolicyReport {
+    /// Which.
+    pub policy: Policy,
+    /// Requests at once.
+    pub concurrency: usize,
+    /// Output tokens per second of modelled engine time: steps and the head's drafting, without prompts and without what
+    /// drafting from memory takes on this machine.
+    pub goodput_tokens_per_s: Option<f64>,
+    /// Goodput beside that of `off` at as many requests.
+    pub speedup: Option<f64>,
+    /// Output tokens per step, the bonus token included.
+    pub tokens_per_step: Option<f64>,
+    /// Draft tokens per step.
+    pub drafted_per_step: Option<f64>,
+    /// Tokens per step that were expected when the drafts were chosen, by calibrated chances, the bonus token included.
+    pub expected_per_step: Option<f64>,
+    /// Accepted draft tokens per step.
+    pub accepted_per_step: Option<f64>,
+    /// Share of the steps in which the head drafted.
+    pub head_share: Option<f64>,
+    /// Proposals from memory on this machine, microseconds per step.
+    pub propose_us_per_step: Option<f64>,
+    /// How often drafted tokens were accepted, by the chance that was seen in them.
+    pub reliability: Vec<Reliability>,
 }
 
 /// Steps whose draft came from one source.
@@ -91,9 +135,69 @@ impl From<&Acceptance> for SourceCounts {
     }
 }
 
+fn per_step(of: f64, total: &Acceptance) -> Option<f64> {
+    (total.steps > 0).then(|| of / total.steps as f64)
+}
+
+fn windows(outcome: &Outcome) -> Vec<Window> {
+    let mut before = Acceptance::default();
+    let ends = outcome.tally.windows.iter();
+    ends.map(|(docs, total)| {
+        let within = total.since(&before);
+        before = *total;
+        Window {
+            docs: *docs,
+            tokens_per_step: within.accepted_length(),
+            acceptance_rate: within.acceptance_rate(),
+        }
+    })
+    .collect()
+}
+
+/// In the order in which they were asked for, for each number of requests.
+fn policies(options: &ReplayOptions, outcomes: &[Outcome]) -> Vec<PolicyReport> {
+    let mut rows = Vec::new();
+    for &concurrency in &options.concurrency {
+        let of = |policy| {
+            let mut outcomes = outcomes.iter();
+            outcomes.find(|outcome| (outcome.policy, outcome.concurrency) == (policy, concurrency))
+        };
+        let plain = of(Policy::Off).and_then(Outcome::goodput_tokens_per_s);
+        let compared = options.compared().iter().filter_map(|policy| of(*policy));
+        rows.extend(compared.map(|outcome| PolicyReport::new(outcome, plain)));
+    }
+    rows
+}
+
+impl PolicyReport {
+    fn new(outcome: &Outcome, plain_tokens_per_s: Option<f64>) -> Self {
+        let Outcome { tally, account, .. } = outcome;
+        let total = tally.table.total();
+        let goodput = outcome.goodput_tokens_per_s();
+        let proposing_us = tally.proposing.us().map(|us| us.mean);
+        PolicyReport {
+            policy: outcome.policy,
+            concurrency: outcome.concurrency,
+            goodput_tokens_per_s: goodput,
+            speedup: goodput
+                .zip(plain_tokens_per_s)
+                .map(|(goodput, plain)| goodput / plain),
+            tokens_per_step: total.accepted_length(),
+            drafted_per_step: per_step(total.drafted as f64, &total),
+            expected_per_step: per_step(account.accepted_expected, &total)
+                .map(|accepted| 1.0 + accepted),
+            accepted_per_step: per_step(total.accepted as f64, &total),
+            head_share: per_step(account.head_steps as f64, &total),
+            propose_us_per_step: proposing_us,
+            reliability: account.reliability(),
+        }
+    }
+}
+
 fn name(source: Source, scope: Scope) -> &'static str {
     match (source, scope) {
         (Source::None, _) => "none",
+        (Source::Eagle3, _) => "eagle3",
         (_, Scope::Request) => "request",
         (_, Scope::Group) => "group",
         (_, Scope::Tenant) => "global",
@@ -101,14 +205,16 @@ fn name(source: Source, scope: Scope) -> &'static str {
 }
 
 impl ReplayReport {
-    pub(super) fn new(
-        options: &ReplayOptions,
-        memory: &Memory,
-        tally: &Tally,
-        wall: Duration,
-    ) -> Self {
+    /// The first outcome is what most of it tells of.
+    pub(super) fn new(options: &ReplayOptions, outcomes: &[Outcome]) -> Self {
+        let Outcome {
+            tally,
+            memory,
+            wall,
+            ..
+        } = &outcomes[0];
         let total = tally.table.total();
-        let sizes = memory.sizes();
+        let sizes = memory.sizes;
         let mut sources: BTreeMap<_, SourceCounts> = BTreeMap::new();
         for (source, scope, counts) in tally.table.iter() {
             sources.insert(name(source, scope), counts.into());
@@ -121,7 +227,7 @@ impl ReplayReport {
             output_tokens: total.emitted,
             steps: total.steps,
             tokens_per_step: total.accepted_length(),
-            drafted_per_step: (total.steps > 0).then(|| total.drafted as f64 / total.steps as f64),
+            drafted_per_step: per_step(total.drafted as f64, &total),
             acceptance_rate: total.acceptance_rate(),
             propose_us: tally.proposing.us(),
             insert_us_per_token: memory.inserted.us_per_token(),
@@ -141,6 +247,8 @@ impl ReplayReport {
             build_tokens_per_s: memory.warmed.tokens_per_s(),
             wall_s: wall.as_secs_f64(),
             sources,
+            windows: windows(&outcomes[0]),
+            policies: policies(options, outcomes),
             settings: options.clone(),
         }
     }
@@ -198,6 +306,89 @@ impl ReplayReport {
                 number(rate)
             );
         }
+        if !self.windows.is_empty() {
+            let _ = writeln!(
+                text,
+                "\n{:>10} {:>16} {:>16}",
+                "calls", "tokens per step", "acceptance rate"
+            );
+        }
+        for window in &self.windows {
+            let _ = writeln!(
+                text,
+                "{:>10} {:>16} {:>16}",
+                window.docs,
+                number(window.tokens_per_step),
+                number(window.acceptance_rate)
+            );
+        }
+        text + &policy_table(&self.policies)
+    }
+
+    /// How often drafted tokens were accepted that were held to be about as likely, for people.
+    pub fn reliability_table(&self) -> String {
+        let mut text = String::new();
+        for row in self
+            .policies
+            .iter()
+            .filter(|row| !row.reliability.is_empty())
+        {
+            let _ = writeln!(
+                text,
+                "\n{} at {}: {:>10} {:>10} {:>10}",
+                row.policy.as_str(),
+                row.concurrency,
+                "drafted",
+                "expected",
+                "accepted"
+            );
+            for cell in &row.reliability {
+                let _ = writeln!(
+                    text,
+                    "{:>4.1} to {:>3.1} {:>12} {:>10.3} {:>10.3}",
+                    cell.from,
+                    cell.from + 0.1,
+                    cell.drafted,
+                    cell.expected,
+                    cell.accepted
+                );
+            }
+        }
         text
     }
+}
+
+fn policy_table(rows: &[PolicyReport]) -> String {
+    let mut text = String::new();
+    let number = |value: Option<f64>, digits: usize| {
+        value.map_or("-".into(), |value| format!("{value:.digits$}"))
+    };
+    let mut concurrency = None;
+    for row in rows {
+        if concurrency.replace(row.concurrency) != Some(row.concurrency) {
+            let _ = writeln!(
+                text,
+                "\n{:<12} {:>12} {:>9} {:>10} {:>10} {:>10} {:>10}",
+                format!("at {}", row.concurrency),
+                "tokens/s",
+                "speed-up",
+                "tokens",
+                "expected",
+                "drafted",
+                "by head"
+            );
+        }
+        let _ = writeln!(
+            text,
+            "{:<12} {:>12} {:>8}x {:>10} {:>10} {:>10} {:>10}",
+            row.policy.as_str(),
+            number(row.goodput_tokens_per_s, 1),
+            number(row.speedup, 3),
+            number(row.tokens_per_step, 3),
+            number(row.expected_per_step, 3),
+            number(row.drafted_per_step, 3),
+            number(row.head_share, 3),
+        );
+    }
+    text
 }

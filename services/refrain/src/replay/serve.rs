@@ -4,11 +4,13 @@
 use std::collections::{HashSet, VecDeque};
 
 use refrain_speculation::{
-    AcceptanceTable, Candidate, DraftTree, Lookup, ProposeParams, Scope, Source, propose,
+    Acceptance, AcceptanceTable, Candidate, DraftTree, Lookup, ProposeParams, Scope, Source,
+    propose,
 };
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexError, Token};
 
 use super::clock::{Durations, Spent};
+use super::judge::{Choice, Draft, Judge, Turn, Verified};
 use super::memory::{Home, Memory};
 use super::trace::Call;
 
@@ -19,31 +21,39 @@ const OWN: DocumentKey = DocumentKey(0);
 
 /// How calls are served.
 #[derive(Clone, Debug)]
-pub(super) struct Serving {
-    pub(super) params: ProposeParams,
+pub(crate) struct Serving {
+    pub(crate) params: ProposeParams,
     /// Draft from the request's own prompt and output.
-    pub(super) request: bool,
+    pub(crate) request: bool,
+    /// Draft from the shared indexes.
+    pub(crate) shared: bool,
     /// Outputs are not added to the shared indexes.
-    pub(super) frozen: bool,
+    pub(crate) frozen: bool,
     /// Requests under way at once, at least 1.
-    pub(super) concurrency: usize,
+    pub(crate) concurrency: usize,
+    /// Count every so many calls apart as well.
+    pub(crate) window: Option<u64>,
 }
 
 /// What was counted.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tally {
-    pub(super) docs: u64,
-    pub(super) prompt_tokens: u64,
+pub(crate) struct Tally {
+    pub(crate) docs: u64,
+    pub(crate) prompt_tokens: u64,
     /// Steps and tokens, by what the draft was read from.
-    pub(super) table: AcceptanceTable,
+    pub(crate) table: AcceptanceTable,
+    /// Calls and counts at the end of each window.
+    pub(crate) windows: Vec<(u64, Acceptance)>,
     /// One call of `propose` with the look-ups it needs.
-    pub(super) proposing: Durations,
+    pub(crate) proposing: Durations,
     /// Growing the requests' own structures.
-    pub(super) extended: Spent,
+    pub(crate) extended: Spent,
 }
 
 /// A request under way.
 struct Running {
+    /// Its place in the traces.
+    number: u64,
     call: Call,
     home: Home,
     /// Prompt, and the whole recorded output.
@@ -52,7 +62,6 @@ struct Running {
     known: usize,
     own: Option<Index>,
     shared: Shared,
-    draft: Option<Candidate>,
 }
 
 /// Where the request stands in the shared indexes.
@@ -61,6 +70,8 @@ enum Shared {
     Document(DocumentKey),
     /// Nothing is added, so it follows by itself.
     Cursors { global: Cursor, group: Cursor },
+    /// It has nothing to do with them.
+    Apart,
 }
 
 /// Serves all calls. `ended` is told after each.
@@ -71,6 +82,7 @@ pub(super) fn serve(
     calls: &mut impl Iterator<Item = anyhow::Result<Call>>,
     memory: &mut Memory,
     serving: &Serving,
+    judge: &mut Judge,
     mut ended: impl FnMut(&Tally),
 ) -> anyhow::Result<Tally> {
     let mut tally = Tally::default();
@@ -78,29 +90,44 @@ pub(super) fn serve(
     let mut batch: Vec<Running> = Vec::new();
     loop {
         while batch.len() < serving.concurrency {
-            let Some(call) = queue.next(calls)? else {
+            let Some((number, call)) = queue.next(calls)? else {
                 break;
             };
-            let running = Running::begin(call, memory, serving, &mut tally)?;
+            let running = Running::begin(number, call, memory, serving, &mut tally)?;
             batch.push(running);
         }
         if batch.is_empty() {
             return Ok(tally);
         }
-        for running in &mut batch {
-            running.propose(memory, &serving.params, &mut tally);
+        // A call may have no output at all.
+        let mut going: Vec<&mut Running> = batch
+            .iter_mut()
+            .filter(|running| !running.is_over())
+            .collect();
+        let turns = going
+            .iter()
+            .map(|running| Turn {
+                context_tokens: running.known,
+                found: running.propose(memory, &serving.params, &mut tally),
+            })
+            .collect();
+        let choices = judge.choose(turns);
+        let mut verified = Vec::with_capacity(going.len());
+        for (running, choice) in going.iter_mut().zip(choices) {
+            verified.push(running.absorb(choice, judge, memory, &mut tally)?);
         }
-        for running in &mut batch {
-            running.absorb(memory, &mut tally)?;
-        }
-        for running in batch.extract_if(.., |running| running.known == running.text.len()) {
+        judge.settle(&verified);
+        for running in batch.extract_if(.., |running| running.is_over()) {
             let key = match running.shared {
                 Shared::Document(key) => Some(key),
-                Shared::Cursors { .. } => None,
+                Shared::Cursors { .. } | Shared::Apart => None,
             };
             memory.leave(&running.home, key)?;
             queue.end(&running.call);
             tally.docs += 1;
+            if serving.window.is_some_and(|calls| tally.docs % calls == 0) {
+                tally.windows.push((tally.docs, tally.table.total()));
+            }
             ended(&tally);
         }
     }
@@ -108,6 +135,7 @@ pub(super) fn serve(
 
 impl Running {
     fn begin(
+        number: u64,
         call: Call,
         memory: &mut Memory,
         serving: &Serving,
@@ -125,7 +153,9 @@ impl Running {
                 own.append(OWN, prompt)
             })?;
         }
-        let shared = if serving.frozen {
+        let shared = if !serving.shared {
+            Shared::Apart
+        } else if serving.frozen {
             let start = |index: Option<&Index>| {
                 index.map_or_else(Cursor::default, |index| index.start(prompt))
             };
@@ -137,21 +167,27 @@ impl Running {
             Shared::Document(memory.open(&home, prompt)?)
         };
         Ok(Running {
+            number,
             text: [&prompt[..], &call.output].concat(),
             known: prompt.len(),
             call,
             home,
             own,
             shared,
-            draft: None,
         })
     }
 
+    fn is_over(&self) -> bool {
+        self.known == self.text.len()
+    }
+
     /// Looks for a draft in all sources. How much of the recording is left is not for the draft to know.
-    fn propose(&mut self, memory: &Memory, params: &ProposeParams, tally: &mut Tally) {
-        if self.known == self.text.len() {
-            return;
-        }
+    fn propose(
+        &self,
+        memory: &Memory,
+        params: &ProposeParams,
+        tally: &mut Tally,
+    ) -> Option<Candidate> {
         let (global, group) = (memory.global(&self.home), memory.group(&self.home));
         let start = std::time::Instant::now();
         let context = &self.text[..self.known];
@@ -161,35 +197,51 @@ impl Running {
                 group.and_then(|index| index.tip(key)),
             ),
             Shared::Cursors { global, group } => (Some(global), Some(group)),
+            Shared::Apart => (None, None),
         };
         let at_own = self.own.as_ref().and_then(|own| own.tip(OWN));
         let mut lookups = Vec::with_capacity(Scope::ALL.len());
         lookups.extend(lookup(Scope::Request, self.own.as_ref(), at_own, context));
         lookups.extend(lookup(Scope::Group, group, at_group, context));
         lookups.extend(lookup(Scope::Tenant, global, at_global, context));
-        self.draft = propose(&lookups, params, params.max_spec_tokens);
+        if lookups.is_empty() {
+            return None;
+        }
+        let found = propose(&lookups, params, params.max_spec_tokens);
         drop(lookups);
         tally.proposing.add(start.elapsed());
+        found
     }
 
     /// Takes what the recorded model would have said to the draft.
-    fn absorb(&mut self, memory: &mut Memory, tally: &mut Tally) -> Result<(), IndexError> {
+    fn absorb(
+        &mut self,
+        choice: Choice,
+        judge: &Judge,
+        memory: &mut Memory,
+        tally: &mut Tally,
+    ) -> Result<Verified, IndexError> {
         let recorded = &self.text[self.known..];
-        if recorded.is_empty() {
-            return Ok(());
-        }
-        let draft = self.draft.take();
-        let accepted = draft
-            .as_ref()
-            .map_or(0, |draft| accepted(&draft.tree, recorded));
-        // Where the recording ends, nobody knows the model's next token.
-        let emitted = &recorded[..(accepted + 1).min(recorded.len())];
-        let cell = match &draft {
-            Some(draft) => tally.table.get_mut(draft.source, draft.scope),
-            None => tally.table.get_mut(Source::None, Scope::Request),
+        let said_before = self.known - self.call.prompt.len();
+        let (source, scope, path) = match &choice.draft {
+            Draft::Plain => (Source::None, Scope::Request, Vec::new()),
+            Draft::Suffix(tree) => {
+                let scope = choice
+                    .found
+                    .as_ref()
+                    .map_or(Scope::Request, |found| found.scope);
+                (Source::Suffix, scope, accepted(tree, recorded))
+            }
+            Draft::Head(depth) => {
+                let accepted = judge.head_accepts(self.number, said_before, *depth);
+                let path = (0..accepted.min(recorded.len()) as u32).collect();
+                (Source::Eagle3, Scope::Request, path)
+            }
         };
-        let drafted = draft.map_or(0, |draft| draft.tree.len());
-        cell.record(drafted, accepted, emitted.len());
+        // Where the recording ends, nobody knows the model's next token.
+        let emitted = &recorded[..(path.len() + 1).min(recorded.len())];
+        let cell = tally.table.get_mut(source, scope);
+        cell.record(choice.draft.tokens(), path.len(), emitted.len());
         if let Some(own) = &mut self.own {
             tally
                 .extended
@@ -212,9 +264,17 @@ impl Running {
                     }
                 });
             }
+            Shared::Apart => {}
         }
+        let verified = Verified {
+            context_tokens: self.known,
+            said: emitted.to_vec(),
+            is_last: emitted.len() == recorded.len(),
+            path,
+            choice,
+        };
         self.known += emitted.len();
-        Ok(())
+        Ok(verified)
     }
 }
 
@@ -234,22 +294,25 @@ fn lookup<'a>(
     })
 }
 
-/// How many tokens of the tree the recording went along with.
-fn accepted(tree: &DraftTree, recorded: &[Token]) -> usize {
-    let mut at = None;
-    for (depth, &token) in recorded.iter().enumerate() {
-        match tree.child(at, token) {
-            Some(child) => at = Some(child),
-            None => return depth,
-        }
+/// The nodes of the tree that the recording went along with, from the root down.
+fn accepted(tree: &DraftTree, recorded: &[Token]) -> Vec<u32> {
+    let mut path: Vec<u32> = Vec::new();
+    for &token in recorded {
+        let Some(child) = tree.child(path.last().copied(), token) else {
+            break;
+        };
+        path.push(child);
     }
-    recorded.len()
+    path
 }
 
 /// Calls that were read and have not begun.
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Call>,
+    /// Calls read so far.
+    read: u64,
+    /// Each with its place in the traces.
+    waiting: VecDeque<(u64, Call)>,
     /// Sessions of the calls that run.
     busy: HashSet<SessionKey>,
 }
@@ -265,17 +328,20 @@ impl Queue {
     fn next(
         &mut self,
         calls: &mut impl Iterator<Item = anyhow::Result<Call>>,
-    ) -> anyhow::Result<Option<Call>> {
+    ) -> anyhow::Result<Option<(u64, Call)>> {
         let mut at = 0;
         loop {
             if at == self.waiting.len() {
                 let next = if at < WAITING_MAX { calls.next() } else { None };
                 match next.transpose()? {
-                    Some(call) => self.waiting.push_back(call),
+                    Some(call) => {
+                        self.waiting.push_back((self.read, call));
+                        self.read += 1;
+                    }
                     None => return Ok(None),
                 }
             }
-            let key = session(&self.waiting[at]);
+            let key = session(&self.waiting[at].1);
             if key.as_ref().is_none_or(|key| !self.busy.contains(key)) {
                 self.busy.extend(key);
                 return Ok(self.waiting.remove(at));

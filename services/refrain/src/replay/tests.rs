@@ -2,6 +2,7 @@
 //! the next.
 
 mod naive;
+mod policies;
 
 use std::path::PathBuf;
 

@@ -22,12 +22,12 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// One recorded call.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Call {
-    pub(super) tenant: Option<String>,
-    pub(super) session: Option<String>,
-    pub(super) group: Option<String>,
-    pub(super) prompt: Vec<Token>,
-    pub(super) output: Vec<Token>,
+pub(crate) struct Call {
+    pub(crate) tenant: Option<String>,
+    pub(crate) session: Option<String>,
+    pub(crate) group: Option<String>,
+    pub(crate) prompt: Vec<Token>,
+    pub(crate) output: Vec<Token>,
 }
 
 #[derive(Deserialize)]
@@ -42,7 +42,7 @@ struct Line {
 }
 
 /// The calls of several files, in order.
-pub(super) struct Traces {
+pub(crate) struct Traces {
     /// Files that were not opened yet.
     paths: VecDeque<PathBuf>,
     tokenizer: Option<Arc<Tokenizer>>,

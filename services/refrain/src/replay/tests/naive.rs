@@ -91,7 +91,7 @@ pub(super) fn replay(calls: &[Value], args: &str) -> [[u64; 4]; 4] {
     let mut pending = all;
     let mut running: Vec<Document> = Vec::new();
     loop {
-        while running.len() < options.concurrency {
+        while running.len() < options.concurrency[0] {
             let is_free = |call: &Document| {
                 call.session.is_null()
                     || running.iter().all(|other| {

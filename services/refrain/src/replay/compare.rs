@@ -1,0 +1,78 @@
+//! Replays of the same calls with different policies.
+
+use std::time::{Duration, Instant};
+
+use super::account::Account;
+use super::judge::{Judge, Judging};
+use super::memory::{Memory, MemoryConfig, MemoryCosts};
+use super::options::Policy;
+use super::serve::{Serving, Tally, serve};
+use super::trace::Call;
+
+/// What a replay is run with.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) memory: MemoryConfig,
+    pub(crate) serving: Serving,
+    pub(crate) judging: Judging,
+}
+
+/// What came of it.
+pub(crate) struct Outcome {
+    pub(crate) policy: Policy,
+    pub(crate) concurrency: usize,
+    pub(crate) tally: Tally,
+    pub(crate) account: Account,
+    pub(crate) memory: MemoryCosts,
+    pub(crate) wall: Duration,
+}
+
+impl Setup {
+    /// The same with another policy and number of requests. What a policy does not draft from is not kept for it.
+    pub(crate) fn with(&self, policy: Policy, concurrency: usize) -> Self {
+        let mut setup = self.clone();
+        setup.judging.policy = policy;
+        setup.serving.concurrency = concurrency;
+        if !policy.remembers() {
+            setup.memory.global = false;
+            setup.memory.groups = false;
+            setup.serving.request = false;
+            setup.serving.shared = false;
+        }
+        setup
+    }
+
+    /// Replays the calls with a memory that holds those that are known. `ended` is told after each.
+    pub(crate) fn replay(
+        self,
+        known: impl Iterator<Item = anyhow::Result<Call>>,
+        mut calls: impl Iterator<Item = anyhow::Result<Call>>,
+        ended: impl FnMut(&Tally),
+    ) -> anyhow::Result<Outcome> {
+        let mut memory = Memory::new(self.memory);
+        for call in known {
+            memory.add_known(&call?)?;
+        }
+        memory.warm_up()?;
+        let (policy, concurrency) = (self.judging.policy, self.serving.concurrency);
+        let mut judge = Judge::new(self.judging);
+        let start = Instant::now();
+        let tally = serve(&mut calls, &mut memory, &self.serving, &mut judge, ended)?;
+        Ok(Outcome {
+            policy,
+            concurrency,
+            tally,
+            account: judge.account,
+            memory: memory.costs(),
+            wall: start.elapsed(),
+        })
+    }
+}
+
+impl Outcome {
+    /// Output tokens per second of modelled engine time, if there was a step.
+    pub(crate) fn goodput_tokens_per_s(&self) -> Option<f64> {
+        let engine_s = self.account.engine_s;
+        (engine_s > 0.0).then(|| self.tally.table.total().emitted as f64 / engine_s)
+    }
+}

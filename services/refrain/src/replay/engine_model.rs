@@ -1,0 +1,379 @@
+//! How long a step of an engine takes: a roofline.
+//!
+//! ```text
+//! step = fixed + requests * per request + tokens * per token
+//!      + max(weights / bandwidth, 2 * parameters * tokens / compute)
+//!      + KV of all contexts / bandwidth
+//! ```
+//!
+//! The weights are read once however many tokens are verified, so tokens are nearly free up to the *ridge*, where arithmetic
+//! takes as long as reading; past it the time climbs in stairs, one per tile of tokens. Attention is counted by the KV it
+//! reads: with grouped queries a draft of tens of tokens does not reach its ridge.
+//! Prompts are not part of it: reading one takes the same time whoever drafts.
+
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
+
+/// An engine on its hardware. Every field is a key of the TOML file that `--engine-model` takes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineModel {
+    /// Read in every step, gigabytes.
+    pub weights_gb: f64,
+    /// Each takes part in one multiplication and one addition per token, billions. Of a mixture of experts only the active
+    /// ones, with `weights_gb` what a typical batch reads.
+    pub parameters_b: f64,
+    /// Keys and values of one token over all layers: 2 * layers * KV heads * head size * bytes per number.
+    pub kv_bytes_per_token: f64,
+    /// Of the memory, as its maker prints it, terabytes per second; of several devices all together.
+    pub bandwidth_tb_per_s: f64,
+    /// Dense arithmetic at the weights' precision, as its maker prints it, 10^12 operations per second.
+    pub compute_tflop_per_s: f64,
+    /// Share of the bandwidth that is reached.
+    #[serde(default = "bandwidth_efficiency")]
+    pub bandwidth_efficiency: f64,
+    /// Share of the arithmetic that is reached.
+    #[serde(default = "compute_efficiency")]
+    pub compute_efficiency: f64,
+    /// Of every step: scheduling, launches, what is exchanged between devices, microseconds.
+    #[serde(default = "step_us")]
+    pub step_us: f64,
+    /// Of every request in the batch: its bookkeeping on the host, microseconds.
+    #[serde(default = "request_us")]
+    pub request_us: f64,
+    /// Of every token that is verified: its logits, sampled and compared, microseconds.
+    #[serde(default = "token_us")]
+    pub token_us: f64,
+    /// Tokens are multiplied in tiles of so many; 1 makes a slope of the stairs.
+    #[serde(default = "tile_tokens")]
+    pub tile_tokens: f64,
+}
+
+// Assumptions, not data sheets. With them the 8B model on an H200 decodes at 5.7, 6.5 and 9.9 ms per token for 1, 16
+// and 64 requests of 500 tokens, where vLLM was measured at 5.5, 6.7 and 10.4 on Spec-Bench (ArcticInference's figures
+// for its suffix decoding in vLLM; they include prompts).
+fn bandwidth_efficiency() -> f64 {
+    0.8
+}
+
+fn compute_efficiency() -> f64 {
+    0.6
+}
+
+fn step_us() -> f64 {
+    1400.0
+}
+
+fn request_us() -> f64 {
+    45.0
+}
+
+/// A softmax over 128 k logits reads them a few times over, and the host compares.
+fn token_us() -> f64 {
+    5.0
+}
+
+/// The narrow side of the tiles in which large matrices are multiplied.
+fn tile_tokens() -> f64 {
+    64.0
+}
+
+/// What a step has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct StepLoad {
+    pub(super) requests: usize,
+    /// Tokens to compute: one per request, and the draft tokens.
+    pub(super) tokens: usize,
+    /// Tokens of all contexts.
+    pub(super) kv_tokens: usize,
+}
+
+/// A device as its data sheet has it: terabytes and 10^12 operations per second.
+struct Device {
+    bandwidth_tb_per_s: f64,
+    compute_tflop_per_s: f64,
+}
+
+/// NVIDIA H100 SXM data sheet: HBM3 3.35 TB/s, bf16 989 TFLOP/s dense.
+const H100: Device = device(3.35, 989.0);
+/// NVIDIA H200 SXM data sheet: HBM3e 4.8 TB/s, arithmetic of the H100.
+const H200: Device = device(4.8, 989.0);
+/// The same, FP8: 1,979 TFLOP/s dense.
+const H200_FP8: Device = device(4.8, 1979.0);
+/// NVIDIA A100 80 GB SXM data sheet: 2,039 GB/s, bf16 312 TFLOP/s dense.
+const A100: Device = device(2.039, 312.0);
+/// NVIDIA L4 data sheet: 300 GB/s, bf16 242 TFLOP/s with sparsity, half of it dense.
+const L4: Device = device(0.3, 121.0);
+/// NVIDIA Ada architecture paper, GeForce RTX 4090: 1,008 GB/s, bf16 165.2 TFLOP/s dense.
+const RTX_4090: Device = device(1.008, 165.2);
+
+const fn device(bandwidth_tb_per_s: f64, compute_tflop_per_s: f64) -> Device {
+    Device {
+        bandwidth_tb_per_s,
+        compute_tflop_per_s,
+    }
+}
+
+/// A model as its published configuration has it.
+struct Weights {
+    parameters_b: f64,
+    bytes_per_parameter: f64,
+    layers: f64,
+    kv_heads: f64,
+}
+
+/// Llama-3.1-8B: 8.03 B parameters, 32 layers, 8 KV heads of 128.
+const LLAMA_8B: Weights = weights(8.03, 2.0, 32.0, 8.0);
+/// Qwen3-32B: 32.8 B parameters, 64 layers, 8 KV heads of 128.
+const QWEN_32B: Weights = weights(32.8, 2.0, 64.0, 8.0);
+/// Llama-3.1-70B: 70.6 B parameters, 80 layers, 8 KV heads of 128.
+const LLAMA_70B: Weights = weights(70.6, 2.0, 80.0, 8.0);
+/// The same with FP8 weights; KV stays bf16.
+const LLAMA_70B_FP8: Weights = weights(70.6, 1.0, 80.0, 8.0);
+
+const fn weights(
+    parameters_b: f64,
+    bytes_per_parameter: f64,
+    layers: f64,
+    kv_heads: f64,
+) -> Weights {
+    Weights {
+        parameters_b,
+        bytes_per_parameter,
+        layers,
+        kv_heads,
+    }
+}
+
+const HEAD_SIZE: f64 = 128.0;
+const KV_BYTES: f64 = 2.0;
+
+/// What two exchanges per layer between the four devices add to a step of 80 layers, at about 10 us each, us.
+const EXCHANGES_US: f64 = 1600.0;
+
+/// Name, device, how many of it, weights, what is added to a step in microseconds.
+const PRESETS: [(&str, Device, f64, Weights, f64); 8] = [
+    ("h100-8b", H100, 1.0, LLAMA_8B, 0.0),
+    ("h200-8b", H200, 1.0, LLAMA_8B, 0.0),
+    ("a100-8b", A100, 1.0, LLAMA_8B, 0.0),
+    ("l4-8b", L4, 1.0, LLAMA_8B, 0.0),
+    ("rtx4090-8b", RTX_4090, 1.0, LLAMA_8B, 0.0),
+    ("h100-32b", H100, 1.0, QWEN_32B, 0.0),
+    ("h200-70b", H200_FP8, 1.0, LLAMA_70B_FP8, 0.0),
+    ("h100x4-70b", H100, 4.0, LLAMA_70B, EXCHANGES_US),
+];
+
+impl EngineModel {
+    /// The preset of this name, or the model of this TOML file.
+    ///
+    /// # Errors
+    /// Neither; or a file with a key missing or unknown, or a number that no engine has.
+    pub fn load(name: &str) -> anyhow::Result<Self> {
+        if let Some(preset) = Self::preset(name) {
+            return Ok(preset);
+        }
+        let path = Path::new(name);
+        let text = std::fs::read_to_string(path).with_context(|| {
+            let names = Self::preset_names().collect::<Vec<_>>().join(", ");
+            format!("--engine-model {name}: neither a preset ({names}) nor a file that can be read")
+        })?;
+        let model: EngineModel =
+            toml::from_str(&text).with_context(|| path.display().to_string())?;
+        model.check().with_context(|| path.display().to_string())?;
+        Ok(model)
+    }
+
+    /// Names of the presets.
+    pub fn preset_names() -> impl Iterator<Item = &'static str> {
+        PRESETS.into_iter().map(|(name, ..)| name)
+    }
+
+    fn preset(name: &str) -> Option<Self> {
+        let (_, device, devices, weights, exchanges_us) =
+            PRESETS.into_iter().find(|(preset, ..)| *preset == name)?;
+        Some(EngineModel {
+            weights_gb: weights.parameters_b * weights.bytes_per_parameter,
+            parameters_b: weights.parameters_b,
+            kv_bytes_per_token: 2.0 * weights.layers * weights.kv_heads * HEAD_SIZE * KV_BYTES,
+            bandwidth_tb_per_s: device.bandwidth_tb_per_s * devices,
+            compute_tflop_per_s: device.compute_tflop_per_s * devices,
+            bandwidth_efficiency: bandwidth_efficiency(),
+            compute_efficiency: compute_efficiency(),
+            step_us: step_us() + exchanges_us,
+            request_us: request_us(),
+            token_us: token_us(),
+            tile_tokens: tile_tokens(),
+        })
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        for (key, value) in [
+            ("weights_gb", self.weights_gb),
+            ("parameters_b", self.parameters_b),
+            ("bandwidth_tb_per_s", self.bandwidth_tb_per_s),
+            ("compute_tflop_per_s", self.compute_tflop_per_s),
+            ("bandwidth_efficiency", self.bandwidth_efficiency),
+            ("compute_efficiency", self.compute_efficiency),
+        ] {
+            ensure!(
+                value.is_finite() && value > 0.0,
+                "{key} must be more than 0, not {value}"
+            );
+        }
+        for (key, value) in [
+            ("bandwidth_efficiency", self.bandwidth_efficiency),
+            ("compute_efficiency", self.compute_efficiency),
+        ] {
+            ensure!(value <= 1.0, "{key} is a share and at most 1, not {value}");
+        }
+        for (key, value) in [
+            ("kv_bytes_per_token", self.kv_bytes_per_token),
+            ("step_us", self.step_us),
+            ("request_us", self.request_us),
+            ("token_us", self.token_us),
+        ] {
+            ensure!(
+                value.is_finite() && value >= 0.0,
+                "{key} must be 0 or more, not {value}"
+            );
+        }
+        ensure!(
+            self.tile_tokens.is_finite() && self.tile_tokens >= 1.0,
+            "tile_tokens must be at least 1, not {}",
+            self.tile_tokens
+        );
+        Ok(())
+    }
+
+    /// Seconds of a step with this load; of none at all, 0.
+    pub(super) fn step_seconds(&self, load: StepLoad) -> f64 {
+        if load.tokens == 0 {
+            return 0.0;
+        }
+        let bytes_per_s = self.bandwidth_tb_per_s * 1e12 * self.bandwidth_efficiency;
+        let flop_per_s = self.compute_tflop_per_s * 1e12 * self.compute_efficiency;
+        let computed = (load.tokens as f64 / self.tile_tokens).ceil() * self.tile_tokens;
+        let reading = self.weights_gb * 1e9 / bytes_per_s;
+        let computing = 2.0 * self.parameters_b * 1e9 * computed / flop_per_s;
+        let attending = load.kv_tokens as f64 * self.kv_bytes_per_token / bytes_per_s;
+        let host_us = self.step_us
+            + load.requests as f64 * self.request_us
+            + load.tokens as f64 * self.token_us;
+        host_us / 1e6 + reading.max(computing) + attending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(name: &str, requests: usize, tokens: usize, context: usize) -> f64 {
+        let load = StepLoad {
+            requests,
+            tokens,
+            kv_tokens: requests * context,
+        };
+        EngineModel::preset(name)
+            .expect("a preset")
+            .step_seconds(load)
+            * 1e3
+    }
+
+    #[test]
+    fn plain_decoding_takes_what_was_published() {
+        // vLLM on an H200, Spec-Bench, ms per token at 1, 4, 16 and 64 requests.
+        for (requests, published) in [(1, 5.53), (4, 5.78), (16, 6.73), (64, 10.36)] {
+            let modelled = ms("h200-8b", requests, requests, 500);
+            let off = modelled / published - 1.0;
+            assert!(off.abs() < 0.06, "{requests}: {modelled} for {published}");
+        }
+        // One pass over the weights at the printed bandwidth is the least that any of them can take.
+        for name in EngineModel::preset_names() {
+            let model = EngineModel::preset(name).expect("a preset");
+            model.check().expect("a preset that makes sense");
+            let least = model.weights_gb / model.bandwidth_tb_per_s;
+            let plain = ms(name, 1, 1, 0);
+            assert!(
+                plain > least && plain < 1.6 * least + 3.1,
+                "{name}: {plain}"
+            );
+        }
+    }
+
+    #[test]
+    fn tokens_are_nearly_free_up_to_the_ridge_and_climb_in_stairs_after_it() {
+        let at = |tokens| ms("h100-8b", 1, tokens, 0);
+        // The ridge of 8 B parameters in bf16: 989 * 0.6 / (3.35 * 0.8) = 221 tokens.
+        assert!(at(192) < 1.15 * at(1), "{} {}", at(192), at(1));
+        let stairs: Vec<f64> = [256, 257, 320, 321].map(at).to_vec();
+        let token = 0.005;
+        assert!(stairs[1] - stairs[0] > 1.0, "{stairs:?}");
+        assert!(
+            (stairs[2] - stairs[1] - 63.0 * token).abs() < 1e-9,
+            "{stairs:?}"
+        );
+        assert!((stairs[3] - stairs[2] - (stairs[1] - stairs[0])).abs() < 1e-9);
+        assert!((1..2000).all(|tokens| at(tokens) < at(tokens + 1)));
+    }
+
+    #[test]
+    fn contexts_are_read() {
+        // 2 * 32 layers * 8 heads * 128 * 2 bytes = 128 KiB per token, at 2.68 TB/s.
+        let added = ms("h100-8b", 1, 1, 1_000_000) - ms("h100-8b", 1, 1, 0);
+        assert!((added - 131_072.0 * 1e6 / 2.68e12 * 1e3).abs() < 1e-9);
+        let idle = EngineModel::preset("h100-8b").expect("a preset");
+        assert_eq!(idle.step_seconds(StepLoad::default()), 0.0);
+    }
+
+    #[test]
+    fn a_file_has_the_keys_of_the_struct() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("engine.toml");
+        let name = path.to_str().expect("a path in UTF-8");
+        let least = "weights_gb = 16.06\nparameters_b = 8.03\nkv_bytes_per_token = 131072\n\
+                     bandwidth_tb_per_s = 3.35\ncompute_tflop_per_s = 989\n";
+        std::fs::write(&path, least)?;
+        assert_eq!(
+            Some(EngineModel::load(name)?),
+            EngineModel::preset("h100-8b")
+        );
+        for (text, wanted) in [
+            ("weights_gb = 1", "missing field"),
+            (&format!("{least}speed = 1"), "unknown field `speed`"),
+            (
+                &format!("{least}tile_tokens = 0"),
+                "tile_tokens must be at least 1, not 0",
+            ),
+            (
+                &format!("{least}bandwidth_efficiency = 1.5"),
+                "at most 1, not 1.5",
+            ),
+            (
+                &least.replace("16.06", "-1"),
+                "weights_gb must be more than 0, not -1",
+            ),
+            (
+                &least.replace("16.06", "nan"),
+                "weights_gb must be more than 0, not NaN",
+            ),
+        ] {
+            std::fs::write(&path, text)?;
+            let said = format!("{:#}", EngineModel::load(name).expect_err(text));
+            assert!(
+                said.contains(wanted) && said.contains("engine.toml"),
+                "{said}"
+            );
+        }
+        let said = format!(
+            "{:#}",
+            EngineModel::load("h1-8b").expect_err("no such model")
+        );
+        assert!(
+            said.contains("h1-8b") && said.contains("h100-8b, h200-8b"),
+            "{said}"
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,276 @@
+//! What `refrain replay` can be asked for.
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use clap::{Args, ValueEnum};
+use refrain_speculation::{Expansion, ProposeParams, Threshold};
+use refrain_suffix_index::IndexConfig;
+use serde::{Serialize, Serializer};
+
+use super::eagle3::Eagle3;
+use super::memory::MemoryConfig;
+use super::serve::Serving;
+
+/// What to replay, and how.
+#[derive(Args, Clone, Debug, Serialize)]
+pub struct ReplayOptions {
+    /// Files of recorded calls, in this order: a JSON object per line, plain or zstd.
+    #[arg(required = true, value_name = "TRACE")]
+    pub traces: Vec<PathBuf>,
+    /// Recorded calls that are known from the start and not measured; may be given several times.
+    #[arg(long, value_name = "TRACE")]
+    pub warm: Vec<PathBuf>,
+    /// Turns text into tokens, for traces that hold text.
+    #[arg(long, value_name = "TOKENIZER.JSON")]
+    pub tokenizer: Option<PathBuf>,
+    /// Replay no more calls than this.
+    #[arg(long, value_name = "N")]
+    pub docs: Option<usize>,
+    /// What to draft from.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "request,group,global"
+    )]
+    pub sources: Vec<ReplaySource>,
+    /// A pattern of p tokens may draft alpha * p + offset tokens.
+    #[arg(long, default_value_t = ProposeParams::default().alpha)]
+    pub alpha: f32,
+    /// See --alpha.
+    #[arg(long, default_value_t = ProposeParams::default().offset)]
+    pub offset: f32,
+    /// Most draft tokens of a step.
+    #[arg(long, default_value_t = ProposeParams::default().max_spec_tokens)]
+    pub max_spec_tokens: usize,
+    /// Tokens less probable than this are not drafted.
+    #[arg(long, default_value_t = ProposeParams::default().min_token_prob)]
+    pub min_token_prob: f32,
+    /// Longest pattern that is looked for, tokens.
+    #[arg(long, default_value_t = ProposeParams::default().max_pattern)]
+    pub max_pattern: u32,
+    /// Draft one chain.
+    #[arg(long)]
+    pub linear: bool,
+    /// Draft a tree, best tokens first; the default.
+    #[arg(long, conflicts_with_all = ["linear", "paths"])]
+    #[serde(skip)]
+    pub tree: bool,
+    /// Draft up to K chains that may share their beginnings.
+    #[arg(long, value_name = "K", conflicts_with = "linear")]
+    pub paths: Option<usize>,
+    /// Most tokens of a pattern and its draft together, as in an index of limited depth; for comparison with one.
+    #[arg(long, value_name = "CAP")]
+    pub match_plus_draft: Option<u32>,
+    /// Draft from nothing but what was known from the start, and from the request's own text.
+    #[arg(long)]
+    pub frozen: bool,
+    /// Requests under way at once; those of one session come one after the other. Several numbers are compared
+    /// with --policies.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub concurrency: Vec<usize>,
+    /// Seal what is finished once the live part of an index has N tokens, and what is known from the start at
+    /// once [default: everything stays live].
+    #[arg(long, value_name = "N")]
+    pub seal_tokens: Option<u64>,
+    /// Occurrences of a pattern that are read from sealed text, evenly spaced; 0 reads all of them.
+    #[arg(long, value_name = "N", default_value_t = ProposeParams::default().samples_max)]
+    pub samples: usize,
+    /// Compare ways to choose drafts on a modelled engine: each replays the traces with a memory of its own [default: all
+    /// of them, if --engine-model is given].
+    #[arg(long, value_enum, value_name = "POLICY", value_delimiter = ',')]
+    pub policies: Vec<Policy>,
+    /// What a step of the engine takes, for --policies: a preset or a file [default: h100-8b].
+    ///
+    /// Presets: h100-8b, h200-8b, a100-8b, l4-8b, rtx4090-8b (Llama-3.1-8B), h100-32b (Qwen3-32B), h200-70b
+    /// (Llama-3.1-70B, FP8 weights), h100x4-70b (on four devices). A file has the keys `weights_gb`, `parameters_b`,
+    /// `kv_bytes_per_token`, `bandwidth_tb_per_s`, `compute_tflop_per_s`, and may have `bandwidth_efficiency` (0.8),
+    /// `compute_efficiency` (0.6), `step_us` (1400), `request_us` (45), `token_us` (5), `tile_tokens` (64).
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub engine_model: Option<String>,
+    /// The EAGLE-3 head of that engine: `acc=0.72,0.63,...,cost=0.06`.
+    ///
+    /// `acc` has the chance that the token at each position of its draft is accepted once those before it were (where an
+    /// engine reports rates over all drafts, divide each by the one before); `cost` is the time of drafting one
+    /// position as a share of a plain step.
+    #[arg(long, value_name = "acc=A,A,...[,cost=SHARE]", default_value_t = Eagle3::default())]
+    pub eagle3: Eagle3,
+    /// For the policy `score`: the SCORE that a suffix draft must exceed, or `auto`, the head's measured tokens per step.
+    /// 0 keeps it from the head.
+    #[arg(long, value_name = "TAU|auto", value_parser = threshold, default_value = "auto")]
+    #[serde(serialize_with = "serialize_threshold")]
+    pub score_threshold: Threshold,
+    /// The luck of the head's drafts follows from it.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Print for each policy how often drafted tokens were accepted, by how likely it was held to be.
+    #[arg(long)]
+    #[serde(skip)]
+    pub reliability: bool,
+    /// Tell tokens per step for every N calls as well: how a memory grows, or gets used to other calls than it was
+    /// warmed with.
+    #[arg(long, value_name = "N")]
+    pub window: Option<u64>,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    #[serde(skip)]
+    pub json: bool,
+}
+
+/// Where drafts are read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplaySource {
+    /// The request's own prompt and output so far.
+    Request,
+    /// The samples of the request's group.
+    Group,
+    /// All outputs of the tenant.
+    Global,
+}
+
+/// How drafts are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// No drafts.
+    Off,
+    /// The EAGLE-3 head's, always.
+    Eagle3,
+    /// Suffix drafts wherever something is found.
+    Suffix,
+    /// SuffixDecoding's hybrid: the suffix draft if its SCORE exceeds tau, else the head's.
+    Score,
+    /// What brings most tokens per second for the whole batch, by chances and step times that were observed.
+    Goodput,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Policy; 5] = [
+        Policy::Off,
+        Policy::Eagle3,
+        Policy::Suffix,
+        Policy::Score,
+        Policy::Goodput,
+    ];
+
+    /// As on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Policy::Off => "off",
+            Policy::Eagle3 => "eagle3",
+            Policy::Suffix => "suffix",
+            Policy::Score => "score",
+            Policy::Goodput => "goodput",
+        }
+    }
+
+    /// Whether it drafts from what was said.
+    pub(super) fn remembers(self) -> bool {
+        !matches!(self, Policy::Off | Policy::Eagle3)
+    }
+}
+
+impl ReplayOptions {
+    /// What is compared: nothing, unless something was asked for that only a comparison has.
+    pub(super) fn compared(&self) -> &[Policy] {
+        match (&self.policies[..], &self.engine_model) {
+            ([], None) => &[],
+            ([], Some(_)) => &Policy::ALL,
+            (policies, _) => policies,
+        }
+    }
+
+    fn has(&self, source: ReplaySource) -> bool {
+        self.sources.contains(&source)
+    }
+
+    pub(super) fn index(&self) -> IndexConfig {
+        IndexConfig {
+            pattern_tokens_max: self.max_pattern,
+            ..IndexConfig::default()
+        }
+    }
+
+    /// What is kept.
+    pub(super) fn memory(&self) -> MemoryConfig {
+        MemoryConfig {
+            index: self.index(),
+            global: self.has(ReplaySource::Global),
+            groups: self.has(ReplaySource::Group),
+            seal_tokens: self.seal_tokens,
+        }
+    }
+
+    pub(super) fn serving(&self) -> Serving {
+        Serving {
+            params: ProposeParams {
+                expansion: match (self.linear, self.paths) {
+                    (true, _) => Expansion::Linear,
+                    (false, Some(paths)) => Expansion::Paths(paths),
+                    (false, None) => Expansion::Tree,
+                },
+                alpha: self.alpha,
+                offset: self.offset,
+                max_spec_tokens: self.max_spec_tokens,
+                min_token_prob: self.min_token_prob,
+                max_pattern: self.max_pattern,
+                match_plus_draft_cap: self.match_plus_draft,
+                samples_max: match self.samples {
+                    0 => usize::MAX,
+                    samples => samples,
+                },
+                ..ProposeParams::default()
+            },
+            request: self.has(ReplaySource::Request),
+            shared: true,
+            frozen: self.frozen,
+            concurrency: self.concurrency[0],
+            window: self.window,
+        }
+    }
+
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            !self.concurrency.contains(&0),
+            "--concurrency must be at least 1"
+        );
+        ensure!(
+            self.concurrency.len() == 1 || !self.compared().is_empty(),
+            "several numbers for --concurrency are compared with --policies"
+        );
+        ensure!(self.window != Some(0), "--window must be at least 1");
+        ensure!(self.paths != Some(0), "--paths must be at least 1");
+        ensure!(self.max_pattern > 0, "--max-pattern must be at least 1");
+        for (name, value) in [
+            ("--alpha", self.alpha),
+            ("--offset", self.offset),
+            ("--min-token-prob", self.min_token_prob),
+        ] {
+            ensure!(value.is_finite(), "{name} must be a number, not {value}");
+        }
+        Ok(())
+    }
+}
+
+fn threshold(text: &str) -> Result<Threshold, String> {
+    if text == "auto" {
+        return Ok(Threshold::Auto);
+    }
+    match text.parse() {
+        Ok(score) if f32::is_finite(score) && score >= 0.0 => Ok(Threshold::Fixed(score)),
+        _ => Err("neither `auto` nor a number from 0 up".into()),
+    }
+}
+
+fn serialize_threshold<S: Serializer>(
+    threshold: &Threshold,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match threshold {
+        Threshold::Auto => serializer.serialize_str("auto"),
+        Threshold::Fixed(score) => serializer.serialize_f32(*score),
+    }
+}
