@@ -1,0 +1,163 @@
+"""Real engines on this machine: how each is started and asked, apart from Refrain."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+SERVED = "shipped"
+END_TOKEN = 2
+
+
+def call(url, body=None, timeout=30):
+    """Posts JSON (or gets, without a body). Returns (status, parsed answer or text)."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            status, answer = response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        status, answer = error.code, error.read().decode()
+    try:
+        return status, json.loads(answer)
+    except ValueError:
+        return status, answer
+
+
+class Process:
+    """A child with its output in a file."""
+
+    def __init__(self, arguments, log, env=None):
+        self.log = log
+        with open(log, "ab") as out:
+            self.child = subprocess.Popen(arguments, stdout=out, stderr=out, env={**os.environ, **(env or {})})
+
+    def stop(self, how=signal.SIGTERM, timeout=30):
+        if self.child.poll() is None:
+            self.child.send_signal(how)
+            try:
+                self.child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+                self.child.wait()
+        return self.child.returncode
+
+    def cpu_seconds(self):
+        with open(f"/proc/{self.child.pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Engine:
+    """What both have in common."""
+
+    def __init__(self, work, port):
+        self.work, self.port = work, port
+        self.url = f"http://127.0.0.1:{port}"
+        self.process = None
+
+    def start(self):
+        self.process = Process(self.arguments(), self.work / f"{self.kind}.log", self.env())
+        until = time.monotonic() + self.start_seconds
+        while time.monotonic() < until:
+            if self.process.child.poll() is not None:
+                raise SystemExit(f"{self.kind} ended at once: see {self.process.log}")
+            try:
+                if call(self.url + "/health", timeout=5)[0] == 200:
+                    return
+            except OSError:
+                pass
+            time.sleep(0.05)
+        raise SystemExit(f"{self.kind} does not come up: see {self.process.log}")
+
+    def kill(self):
+        self.process.stop(signal.SIGKILL)
+
+    def env(self):
+        return {}
+
+    def metric(self, name):
+        """The sum of a series."""
+        _, text = call(self.url + "/metrics")
+        values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.M)
+        return sum(float(value) for value in values)
+
+
+class LlamaCpp(Engine):
+    kind = "llama-cpp"
+    start_seconds = 30
+    running_series = "llamacpp:requests_processing"
+    generated_series = "llamacpp:tokens_predicted_total"
+    generate_path = "/completion"
+
+    def arguments(self):
+        return [
+            self.work / "llama-server", "-m", self.work / "model.gguf", "--alias", SERVED, "--host", "127.0.0.1",
+            "--port", str(self.port), "-t", "1", "-tb", "1", "-c", "8192", "-np", "4", "--metrics", "--no-ui",
+        ]  # fmt: skip
+
+    def tokenize(self, text):
+        return call(self.url + "/tokenize", {"content": text, "parse_special": True})[1]["tokens"]
+
+    def body(self, prompt, tokens_max, stream=False):
+        return {
+            "prompt": prompt, "n_predict": tokens_max, "temperature": 0, "repeat_penalty": 1.0, "cache_prompt": True,
+            "return_tokens": True, "stream": stream, "response_fields": ["tokens", "stop", "stop_type"],
+        }  # fmt: skip
+
+    def greedy(self, prompt, tokens_max):
+        return call(self.url + self.generate_path, self.body(prompt, tokens_max))[1]["tokens"]
+
+    def margin(self, text):
+        """How much likelier the best next token is than the second, natural log."""
+        body = {"prompt": text, "n_predict": 1, "temperature": 0, "n_probs": 2}
+        best = call(self.url + "/completion", body)[1]["completion_probabilities"][0]["top_logprobs"]
+        return best[0]["logprob"] - best[1]["logprob"]
+
+
+class Vllm(Engine):
+    kind = "vllm"
+    start_seconds = 400
+    running_series = "vllm:num_requests_running"
+    generated_series = "vllm:generation_tokens_total"
+    generate_path = "/v1/completions"
+
+    def __init__(self, work, port, model):
+        super().__init__(work, port)
+        self.model = model
+
+    def arguments(self):
+        return [
+            self.work / "vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", self.model,
+            "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32",
+            "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details",
+        ]  # fmt: skip
+
+    def env(self):
+        return {
+            "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+        }  # fmt: skip
+
+    def tokenize(self, text):
+        body = {"model": SERVED, "prompt": text, "add_special_tokens": False}
+        return call(self.url + "/tokenize", body)[1]["tokens"]
+
+    def body(self, prompt, tokens_max, stream=False):
+        return {
+            "model": SERVED, "prompt": prompt, "max_tokens": tokens_max, "temperature": 0, "return_token_ids": True,
+            "stream": stream,
+        }  # fmt: skip
+
+    def greedy(self, prompt, tokens_max):
+        return call(self.url + self.generate_path, self.body(prompt, tokens_max))[1]["choices"][0]["token_ids"]
+
+    def margin(self, text):
+        body = {**self.body(text, 1), "logprobs": 2}
+        best = call(self.url + self.generate_path, body)[1]["choices"][0]["logprobs"]["top_logprobs"][0]
+        best = sorted(best.values(), reverse=True)
+        return best[0] - best[1]
