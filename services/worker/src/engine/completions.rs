@@ -36,7 +36,6 @@ pub(super) fn extended_body(model: &str, request: &GenerateRequest) -> Map<Strin
     let mut body = common_body(model, request);
     let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);
     set("prompt", json!(request.tokens));
-    // What was found in the cache stands in the usage, and that in every event.
     set(
         "stream_options",
         json!({ "include_usage": true, "continuous_usage_stats": true }),
@@ -67,7 +66,10 @@ pub(super) fn logit_bias(sampling: &Sampling) -> Value {
 /// An event of the stream.
 #[derive(Debug, Deserialize)]
 pub(super) struct Event {
-    pub(super) choices: Vec<Choice>,
+    choices: Option<Vec<Choice>>,
+    /// Instead of all else.
+    #[serde(default)]
+    error: Option<Value>,
     #[serde(default)]
     usage: Option<Usage>,
 }
@@ -109,18 +111,28 @@ struct UsageDetails {
 
 impl Event {
     pub(super) fn parse(data: &[u8]) -> Result<Self, ApiError> {
-        let value: Value = parse(data)?;
-        match error_event(&value) {
-            Some(error) => Err(error),
-            None => serde_json::from_value(value).map_err(no_engine),
+        let event: Event = parse(data)?;
+        match &event.error {
+            Some(error) => Err(error_event(error)),
+            None => Ok(event),
         }
+    }
+
+    /// The one choice of a request for one; the last event has none.
+    pub(super) fn choice(self) -> Result<Option<Choice>, ApiError> {
+        let choices = self.choices.ok_or_else(|| no_engine("no choices"))?;
+        Ok(choices.into_iter().next())
     }
 }
 
 /// Reads a stream whose choices hold token ids.
+///
+/// What was found in the cache stands in the usage: in every event, or in one of its own behind the last token. That token
+/// is held back until then, since with it the output may be over for whoever reads.
 pub(super) struct CompletionsDecoder {
     top: Option<u32>,
     has_begun: bool,
+    held: VecDeque<Generated>,
 }
 
 impl CompletionsDecoder {
@@ -128,6 +140,7 @@ impl CompletionsDecoder {
         CompletionsDecoder {
             top: sampling.top_logprobs,
             has_begun: false,
+            held: VecDeque::new(),
         }
     }
 }
@@ -135,14 +148,15 @@ impl CompletionsDecoder {
 impl Decoder for CompletionsDecoder {
     fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
         let event = Event::parse(data)?;
-        let details = event.usage.and_then(|usage| usage.prompt_tokens_details);
+        let details = event.usage.as_ref();
+        let details = details.and_then(|usage| usage.prompt_tokens_details.as_ref());
         if let Some(cached_tokens) = details.and_then(|details| details.cached_tokens)
             && !std::mem::replace(&mut self.has_begun, true)
         {
             out.push_back(Generated::Begun { cached_tokens });
         }
-        // The last event holds the usage and no choice.
-        let Some(choice) = event.choices.into_iter().next() else {
+        let Some(choice) = event.choice()? else {
+            self.done(out);
             return Ok(());
         };
         let end = choice.finish_reason.as_deref().map(end_of).transpose()?;
@@ -168,11 +182,17 @@ impl Decoder for CompletionsDecoder {
         {
             tokens.push(id);
         }
+        let waits = end.is_some() && !self.has_begun;
+        let out = if waits { &mut self.held } else { out };
         if !tokens.is_empty() {
             out.push_back(Generated::Tokens { tokens, logprobs });
         }
         out.extend(end.map(Generated::End));
         Ok(())
+    }
+
+    fn done(&mut self, out: &mut VecDeque<Generated>) {
+        out.append(&mut self.held);
     }
 }
 

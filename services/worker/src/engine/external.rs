@@ -8,10 +8,11 @@ use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 use refrain_tokenization::Tokenizer;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::client::{EngineClient, lost, no_engine, refusal};
+use super::identity::{Card, card, check_tokenizer};
+use super::load::LoadSeries;
 use super::sse::SseParser;
 use super::streaming::{
     GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
@@ -68,15 +69,9 @@ pub(super) trait Decoder: Send {
     /// # Errors
     /// It is nothing that such an engine says.
     fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError>;
-}
 
-/// Names of Prometheus series.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LoadSeries {
-    pub(super) path: &'static str,
-    pub(super) running: &'static str,
-    pub(super) waiting: &'static str,
-    pub(super) kv_usage: Option<&'static str>,
+    /// Takes `[DONE]`.
+    fn done(&mut self, _out: &mut VecDeque<Generated>) {}
 }
 
 /// What the worker knows of the model beforehand.
@@ -90,31 +85,6 @@ pub struct ServedAs {
     pub tokenizer: Arc<Tokenizer>,
     /// Longest text, tokens, if files or configuration say.
     pub max_context: Option<u32>,
-}
-
-/// An entry of an engine's list of models: of it, what tells one model from another.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-struct Card {
-    id: String,
-    #[serde(default)]
-    root: Option<String>,
-    #[serde(default)]
-    max_model_len: Option<u32>,
-    #[serde(default)]
-    meta: Option<CardMeta>,
-}
-
-/// What llama-server says of a model's shape.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-struct CardMeta {
-    n_vocab: Option<u32>,
-    n_params: Option<u64>,
-    size: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct Cards {
-    data: Vec<Card>,
 }
 
 /// An engine of another maker.
@@ -138,11 +108,7 @@ impl ExternalEngine {
         served: ServedAs,
     ) -> Result<Self, ApiError> {
         let card = card(&client, dialect.health(), &served.served_model).await?;
-        let vocabulary = card.meta.as_ref().and_then(|meta| meta.n_vocab);
-        if vocabulary.is_some_and(|size| size < served.tokenizer.vocab_size()) {
-            return Err(other_tokenizer(&client));
-        }
-        check_tokens(&client, &*dialect, &served.tokenizer).await?;
+        check_tokenizer(&client, &*dialect, &card, &served.tokenizer).await?;
         let mut said = card.max_model_len;
         if let Some((path, pointer)) = dialect.context() {
             let properties: Value = client.get_json(path).await?;
@@ -224,89 +190,8 @@ impl StreamingEngine for ExternalEngine {
         let Some(series) = self.dialect.load() else {
             return Ok(StreamingLoad::default());
         };
-        let shown = self.client.get(series.path).await?;
-        Ok(StreamingLoad {
-            running: sum_of(&shown, series.running),
-            waiting: sum_of(&shown, series.waiting),
-            kv_usage: series.kv_usage.and_then(|name| sum_of(&shown, name)),
-        })
+        Ok(series.read(&self.client.get(series.path).await?))
     }
-}
-
-/// The engine's entry for the model.
-async fn card(
-    client: &EngineClient,
-    health: Option<&'static str>,
-    model: &str,
-) -> Result<Card, ApiError> {
-    if let Some(path) = health {
-        client.get(path).await?;
-    }
-    let cards: Cards = client.get_json("/v1/models").await?;
-    let names: Vec<String> = cards.data.iter().map(|card| card.id.clone()).collect();
-    let found = cards.data.into_iter().find(|card| card.id == model);
-    found.ok_or_else(|| {
-        let message = format!(
-            "the engine at {} serves {}, not {model}; set worker.engine.served_model to its name for the model",
-            client.base_url(),
-            names.join(", ")
-        );
-        ApiError::invalid("worker.engine.served_model", message).with_code("model_not_found")
-    })
-}
-
-/// Tokens that are compared.
-const COMPARED_TOKENS: usize = 64;
-
-/// Compares what some tokens spell here and there. Names of vocabularies say little, their sizes not much more.
-async fn check_tokens(
-    client: &EngineClient,
-    dialect: &dyn Dialect,
-    tokenizer: &Tokenizer,
-) -> Result<(), ApiError> {
-    let plain = |token: &TokenId| {
-        let bytes = tokenizer.token_bytes(*token);
-        bytes.len() > 1 && bytes.iter().all(u8::is_ascii_alphanumeric)
-    };
-    let usable: Vec<TokenId> = (0..tokenizer.vocab_size())
-        .filter(|token| !tokenizer.is_special(*token))
-        .filter(plain)
-        .collect();
-    let every = usable.len().div_ceil(COMPARED_TOKENS).max(1);
-    let compared: Vec<TokenId> = usable.into_iter().step_by(every).collect();
-    let Some((path, body, field)) = dialect.detokenize(&compared) else {
-        return Ok(());
-    };
-    let answer: Value = client.post_json(path, &body).await?;
-    let text = answer[field]
-        .as_str()
-        .ok_or_else(|| no_engine(format!("{path} without {field}")))?;
-    if text.trim() == tokenizer.decode(&compared) {
-        Ok(())
-    } else {
-        Err(other_tokenizer(client))
-    }
-}
-
-fn other_tokenizer(client: &EngineClient) -> ApiError {
-    let message = format!(
-        "the engine at {} has another tokenizer than worker.engine.files: the same tokens spell another text there",
-        client.base_url()
-    );
-    ApiError::invalid("worker.engine.files", message)
-}
-
-/// The sum of a series over its labels.
-fn sum_of(shown: &str, name: &str) -> Option<f64> {
-    let values = shown.lines().filter_map(|line| {
-        let rest = line.strip_prefix(name)?;
-        let value = match rest.strip_prefix('{') {
-            Some(labels) => labels.rsplit_once('}')?.1,
-            None => rest,
-        };
-        value.strip_prefix(' ')?.trim().parse::<f64>().ok()
-    });
-    values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
 }
 
 /// Tells the engine to stop when it goes out of scope.
@@ -387,7 +272,9 @@ impl Answer {
                 Ok(None) => return Ok(()),
                 Err(_) => return Err(no_engine("an event without end")),
             };
-            if data != b"[DONE]" {
+            if data == b"[DONE]" {
+                self.decoder.done(&mut self.pieces);
+            } else {
                 self.decoder.decode(&data, &mut self.pieces)?;
             }
         }
@@ -395,13 +282,10 @@ impl Answer {
 }
 
 /// An error in the middle of a stream.
-pub(super) fn error_event(event: &Value) -> Option<ApiError> {
-    let error = event.get("error").filter(|error| !error.is_null())?;
-    let status = error["code"].as_u64().unwrap_or(500);
-    Some(refusal(
-        u16::try_from(status).unwrap_or(500),
-        event.to_string().as_bytes(),
-    ))
+pub(super) fn error_event(error: &Value) -> ApiError {
+    let status = error["code"].as_u64();
+    let status = status.and_then(|status| u16::try_from(status).ok());
+    refusal(status.unwrap_or(500), error.to_string().as_bytes())
 }
 
 /// `finish_reason`, in the words that all of them share.
@@ -426,7 +310,9 @@ pub(super) fn read_recorded(
     parser.push(recorded.as_bytes());
     let mut pieces = VecDeque::new();
     while let Some(data) = parser.next().expect("events of ordinary length") {
-        if data != b"[DONE]" {
+        if data == b"[DONE]" {
+            decoder.done(&mut pieces);
+        } else {
             decoder.decode(&data, &mut pieces)?;
         }
     }
@@ -445,19 +331,5 @@ pub(super) fn request(
         tokens: tokens.to_vec(),
         tokens_max: 7,
         sampling,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn series_are_summed_over_their_labels() {
-        let shown = "# HELP vllm:num_requests_running x\nvllm:num_requests_running{engine=\"0\",model_name=\"a b\"} 2.0\n\
-                     vllm:num_requests_running{engine=\"1\",model_name=\"a b\"} 3.0\nvllm:num_requests_running_other 9\nplain 1e-1\n";
-        assert_eq!(sum_of(shown, "vllm:num_requests_running"), Some(5.0));
-        assert_eq!(sum_of(shown, "plain"), Some(0.1));
-        assert_eq!(sum_of(shown, "missing"), None);
     }
 }

@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 
 use self::partial::Fragments;
 use super::client::{no_engine, parse};
-use super::external::{Decoder, Dialect, LoadSeries, error_event};
+use super::external::{Decoder, Dialect, error_event};
+use super::load::LoadSeries;
 use super::streaming::{GenerateRequest, Generated, GeneratedEnd, StreamingCapabilities};
 
 /// OpenAI's value for what is as good as impossible; JSON has no infinity.
@@ -124,7 +125,10 @@ struct Event {
     content: String,
     #[serde(default)]
     tokens: Vec<TokenId>,
-    stop: bool,
+    stop: Option<bool>,
+    /// Instead of all else.
+    #[serde(default)]
+    error: Option<Value>,
     /// Tokens drawn so far, those included whose ids were not sent.
     #[serde(default)]
     tokens_predicted: u64,
@@ -165,12 +169,11 @@ struct LlamaDecoder {
 
 impl Decoder for LlamaDecoder {
     fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
-        let value: Value = parse(data)?;
-        if let Some(error) = error_event(&value) {
-            return Err(error);
+        let event: Event = parse(data)?;
+        if let Some(error) = &event.error {
+            return Err(error_event(error));
         }
-        let event: Event = serde_json::from_value(value).map_err(no_engine)?;
-        if event.stop {
+        if event.stop.ok_or_else(|| no_engine("no stop"))? {
             // Tokens that end inside a character were drawn and never sent: what they would become is not known.
             out.push_back(Generated::End(match event.stop_type.as_deref() {
                 Some("limit") => GeneratedEnd::Length,

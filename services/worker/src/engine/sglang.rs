@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 
 use super::client::{no_engine, parse};
 use super::completions::logit_bias;
-use super::external::{Decoder, Dialect, LoadSeries, end_of, error_event};
+use super::external::{Decoder, Dialect, end_of, error_event};
 use super::llama_cpp::LOGPROB_MIN;
+use super::load::LoadSeries;
 use super::streaming::{GenerateRequest, Generated, GeneratedEnd, StreamingCapabilities};
 
 /// Most alternatives that are asked for.
@@ -58,7 +59,7 @@ impl Dialect for SgLang {
             parameters["logit_bias"] = logit_bias(sampling);
         }
         let mut body = json!({
-            "rid": rid(request),
+            "rid": request.name(),
             "input_ids": request.tokens,
             "sampling_params": parameters,
             "stream": true,
@@ -80,7 +81,7 @@ impl Dialect for SgLang {
     }
 
     fn abort(&self, request: &GenerateRequest) -> Option<(&'static str, Value)> {
-        Some(("/abort_request", json!({ "rid": rid(request) })))
+        Some(("/abort_request", json!({ "rid": request.name() })))
     }
 
     fn load(&self) -> Option<LoadSeries> {
@@ -93,17 +94,15 @@ impl Dialect for SgLang {
     }
 }
 
-/// A chunk's own: an abort must not hit the chunk that goes on from it.
-fn rid(request: &GenerateRequest) -> String {
-    format!("{}-{}", request.request, request.tokens.len())
-}
-
 /// An event of `/generate`.
 #[derive(Debug, Deserialize)]
 struct Event {
     #[serde(default)]
     output_ids: Vec<TokenId>,
-    meta_info: MetaInfo,
+    meta_info: Option<MetaInfo>,
+    /// Instead of all else.
+    #[serde(default)]
+    error: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -142,12 +141,11 @@ struct SgLangDecoder {
 
 impl Decoder for SgLangDecoder {
     fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
-        let value: Value = parse(data)?;
-        if let Some(error) = error_event(&value) {
-            return Err(error);
+        let event: Event = parse(data)?;
+        if let Some(error) = &event.error {
+            return Err(error_event(error));
         }
-        let event: Event = serde_json::from_value(value).map_err(no_engine)?;
-        let meta = event.meta_info;
+        let meta = event.meta_info.ok_or_else(|| no_engine("no meta_info"))?;
         if let Some(cached_tokens) = meta.cached_tokens
             && !std::mem::replace(&mut self.has_begun, true)
         {

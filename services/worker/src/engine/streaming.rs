@@ -73,6 +73,11 @@ pub struct GenerateRequest {
 }
 
 impl GenerateRequest {
+    /// A name for the engine's log and aborts: the chunk's own, so that an abort does not hit the chunk that goes on.
+    pub(super) fn name(&self) -> String {
+        format!("{}-{}", self.request, self.tokens.len())
+    }
+
     /// The engine's seed. Engines draw noise from a generator that starts anew with every call, so the same seed for
     /// two choices, or for two chunks of one output, would repeat the same noise: it is mixed with the choice and with
     /// where the call begins.

@@ -7,7 +7,8 @@ use refrain_protocol::ApiError;
 use serde_json::{Value, json};
 
 use super::completions::{CompletionsDecoder, extended_body};
-use super::external::{Decoder, Dialect, LoadSeries};
+use super::external::{Decoder, Dialect};
+use super::load::LoadSeries;
 use super::streaming::{GenerateRequest, StreamingCapabilities};
 
 pub(super) struct TensorRtLlm {

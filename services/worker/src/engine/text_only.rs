@@ -86,7 +86,7 @@ struct TextDecoder {
 
 impl Decoder for TextDecoder {
     fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
-        let Some(choice) = Event::parse(data)?.choices.into_iter().next() else {
+        let Some(choice) = Event::parse(data)?.choice()? else {
             return Ok(());
         };
         if !choice.text.is_empty() {

@@ -4,7 +4,8 @@ use refrain_protocol::{ApiError, TokenId};
 use serde_json::{Value, json};
 
 use super::completions::{CompletionsDecoder, extended_body};
-use super::external::{Decoder, Dialect, LoadSeries};
+use super::external::{Decoder, Dialect};
+use super::load::LoadSeries;
 use super::streaming::{GenerateRequest, StreamingCapabilities};
 
 /// `max_logprobs` of a server that was told nothing.
@@ -38,7 +39,7 @@ impl Dialect for Vllm {
         set("return_token_ids", json!(true));
         // Blocks of its KV cache are found again within the namespace only.
         set("cache_salt", json!(request.namespace.to_string()));
-        set("request_id", json!(request.request.to_string()));
+        set("request_id", json!(request.name()));
         if let Some(top) = request.sampling.top_logprobs {
             set("logprobs", json!(top));
             set("return_tokens_as_token_ids", json!(true));

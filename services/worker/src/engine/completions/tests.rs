@@ -1,4 +1,5 @@
-//! Streams in the documented shapes of vLLM and TensorRT-LLM, written out by hand.
+//! Streams of a real vLLM 0.32 with the shipped model; and, written out by hand, what of the documented shapes of vLLM and
+//! TensorRT-LLM they do not show.
 
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ErrorKind, TokenId};
@@ -32,6 +33,61 @@ fn tokens(tokens: &[TokenId]) -> Generated {
         tokens: tokens.to_vec(),
         logprobs: None,
     }
+}
+
+fn read_text(recorded: &str, sampling: Sampling) -> Result<Vec<Generated>, ApiError> {
+    read_recorded(Box::new(CompletionsDecoder::new(&sampling)), recorded)
+}
+
+#[test]
+fn a_real_stream_ends_with_its_stop_id_and_tells_of_the_cache_first() {
+    let recorded = include_str!("recorded/stop.sse");
+    let pieces = read_text(recorded, Sampling::default()).unwrap();
+    let said = pieces.iter().flat_map(|piece| match piece {
+        Generated::Tokens { tokens, .. } => tokens.clone(),
+        _ => Vec::new(),
+    });
+    let said: Vec<TokenId> = said.collect();
+    assert_eq!(said, [523, 524, 1354, 490, 295, 466, 359, 525]);
+    let place = pieces.len() - 3;
+    assert_eq!(pieces[place], Generated::Begun { cached_tokens: 0 });
+    assert_eq!(
+        pieces[place + 1..],
+        [tokens(&[525]), Generated::End(GeneratedEnd::Stop)]
+    );
+    // A server that sends no usage ends all the same.
+    let without: String = recorded
+        .split_inclusive("\n\n")
+        .filter(|event| !event.contains("\"choices\":[]"))
+        .collect();
+    let pieces = read_text(&without, Sampling::default()).unwrap();
+    assert_eq!(pieces.last(), Some(&Generated::End(GeneratedEnd::Stop)));
+}
+
+#[test]
+fn a_real_streams_log_probabilities_are_read() {
+    let asks = Sampling {
+        top_logprobs: Some(1),
+        ..Sampling::default()
+    };
+    let pieces = read_text(include_str!("recorded/logprobs.sse"), asks.clone()).unwrap();
+    let Generated::Tokens {
+        tokens,
+        logprobs: Some(logprobs),
+    } = &pieces[0]
+    else {
+        panic!("{pieces:?}");
+    };
+    assert_eq!((tokens[0], logprobs.len()), (523, 1));
+    assert!((logprobs[0].logprob + 2.379).abs() < 1e-3);
+    assert_eq!(logprobs[0].top, [(523, logprobs[0].logprob)]);
+    let error = read_text(include_str!("recorded/refused.sse"), asks).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::InvalidRequest);
+    assert!(
+        error.message.contains("max allowed: 20"),
+        "{}",
+        error.message
+    );
 }
 
 #[test]
