@@ -10,6 +10,7 @@ mod limits;
 mod lossless;
 mod memory;
 mod openai_client;
+mod other_engine;
 mod sealing;
 mod store_import;
 mod takeover;
