@@ -1,7 +1,8 @@
-//! A worker that starts takes over what the store has sealed, and drafts as the one before it did.
+//! A worker that starts takes over what the store has sealed, and drafts as the one before it did; one that has no
+//! room for it has the store draft.
 
 use anyhow::ensure;
-use e2e::{Chat, HttpMesh, Service, long_task, wait_until};
+use e2e::{Chat, HttpMesh, Service, UpMesh, long_task, wait_until};
 
 const TOKENS: u32 = 120;
 const CHATS: usize = 3;
@@ -82,4 +83,59 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
         "{new} accepted by the new worker, {warm} by the warm one"
     );
     mesh.stop().await
+}
+
+/// A worker with room for one answer, and all the time there is.
+const SMALL: &str = "
+    [worker.memory]
+    namespace_tokens_max = 150
+    upkeep_ms = 5
+    lookup_wait_us_max = 1000000
+    lookup_step_share_max = 1.0
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Result<()> {
+    let mesh = UpMesh::start_with(&format!("{SEALING}{SMALL}")).await?;
+    let client = mesh.client();
+    let mut said = Vec::new();
+    for number in 0..4 {
+        said.push(client.chat(&chat(number)).await?.text);
+    }
+    wait_until(
+        "the store has sealed it, and the worker holds the last alone",
+        async || {
+            let scrape = client.scrape().await.ok()?;
+            let figure = |name: &str| scrape.sum(name, &[]);
+            let stored = figure("refrain_draft_store_tokens");
+            let is_sealed = stored >= f64::from(TOKENS) * 4.0
+                && figure("refrain_draft_store_unsealed_tokens") < f64::from(TOKENS);
+            let is_small = figure("refrain_worker_index_tokens") < f64::from(TOKENS) * 2.0;
+            (is_sealed && is_small).then_some(())
+        },
+    )
+    .await;
+    // What the store knows of its segments may be a quarter of a second old.
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let before = client.scrape().await?;
+    let again = client.chat(&chat(0)).await?;
+    let after = client.scrape().await?;
+    ensure!(
+        again.text == said[0],
+        "another answer with drafts of the store"
+    );
+    let answered = |scrape: &e2e::Scrape| {
+        scrape.sum("refrain_worker_lookups_total", &[("outcome", "answered")])
+    };
+    ensure!(
+        answered(&after) > answered(&before),
+        "the store was not asked"
+    );
+    let gained = after.accepted_from("tenant") - before.accepted_from("tenant");
+    ensure!(
+        gained > f64::from(TOKENS) / 2.0,
+        "{gained} accepted of what only the store holds"
+    );
+    mesh.stop().await;
+    Ok(())
 }

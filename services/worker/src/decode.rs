@@ -22,6 +22,7 @@ use tracing::Instrument;
 
 use self::compose::{Composed, Member};
 use self::entry::{ENGINE_ROOM_PAUSE, Entry, Over, wait_for_room};
+use crate::elsewhere::{Elsewhere, FoundElsewhere};
 use crate::engine::Engine;
 use crate::fallback::{FallbackWatch, ItemDone, StepDone};
 use crate::goodput::{Goodput, HeadWork, StepTaken};
@@ -51,6 +52,7 @@ pub(crate) struct DecodeLoop {
     pub(crate) fallback: FallbackWatch,
     pub(crate) guard: Guard,
     pub(crate) goodput: Goodput,
+    pub(crate) elsewhere: Elsewhere,
     pub(crate) step_tokens_max: u32,
     pub(crate) prefill_chunk_tokens: u32,
     pub(crate) outlet: Outlet,
@@ -84,11 +86,12 @@ impl DecodeLoop {
             } else {
                 (first + 1) % batch.len()
             };
+            let found = self.ask_elsewhere(&batch).await;
             let Composed {
                 request,
                 members,
                 withholds,
-            } = self.compose(&mut batch, first);
+            } = self.compose(&mut batch, first, &found);
             if request.items.is_empty() {
                 // Nothing can move: a command, a reader that catches up or leaves, or the end of a pause.
                 let wait = wait_for_room(&batch);
@@ -138,6 +141,15 @@ impl DecodeLoop {
                 }
             }
         }
+    }
+
+    /// Drafts of the store for those that decode, of namespaces that are not all here.
+    async fn ask_elsewhere(&mut self, batch: &[Entry]) -> FoundElsewhere {
+        let context_tokens = self.elsewhere.context_tokens();
+        let wanted = batch
+            .iter()
+            .filter_map(|entry| entry.running.wanted_elsewhere(context_tokens));
+        self.elsewhere.ask(wanted.collect()).await
     }
 
     fn command(&mut self, command: Command, batch: &mut Vec<Entry>) {
@@ -296,6 +308,7 @@ impl DecodeLoop {
             seconds: response.step_s,
             draft_seconds: response.draft_s,
         };
+        self.elsewhere.step_took(response.step_s);
         self.goodput
             .step_done(&taken(&step, &response.results, members, batch));
         let batch = step.batch();

@@ -11,6 +11,7 @@
 mod config;
 mod decode;
 mod duty;
+mod elsewhere;
 mod engine;
 mod fallback;
 mod goodput;
@@ -45,6 +46,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::decode::{Command, DecodeLoop, Outlet, Slot, Start, StreamDriver};
 use crate::duty::Duty;
+use crate::elsewhere::Elsewhere;
 use crate::fallback::{FallbackWatch, Reports};
 use crate::goodput::Goodput;
 use crate::guard::Guard;
@@ -122,7 +124,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
     let memory = Memory::new(
         config.memory.clone(),
         config.speculation.max_pattern_tokens,
-        with.store,
+        with.store.clone(),
         metrics.memory.clone(),
     );
     let reports = Arc::new(Reports::default());
@@ -145,6 +147,12 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
                 ),
                 guard: Guard::new(&config.speculation, metrics.clone()),
                 goodput: Goodput::new(&config, metrics.clone()),
+                elsewhere: Elsewhere::new(
+                    with.store,
+                    &config.memory,
+                    &router.params,
+                    metrics.memory.clone(),
+                ),
                 step_tokens_max: config.step_tokens_max,
                 prefill_chunk_tokens: config.prefill_chunk_tokens,
                 outlet,

@@ -16,7 +16,7 @@ mod shared;
 mod takeover;
 mod upkeep;
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use refrain_clients::DraftStore;
@@ -44,6 +44,11 @@ pub(crate) struct NamespaceMemory {
     grant: Mutex<SignedNamespace>,
     /// The grant is a newer one now.
     renewed: Notify,
+    /// The store has more of it than is here: it is still being heard, or there is no room.
+    is_behind: AtomicBool,
+    lacks_room: AtomicBool,
+    /// A look-up in the store is under way.
+    pub(crate) is_asking: AtomicBool,
 }
 
 impl NamespaceMemory {
@@ -57,6 +62,11 @@ impl NamespaceMemory {
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
             .clone()
+    }
+
+    /// Whether the store has more of it than is here.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.is_behind.load(Ordering::Relaxed) || self.lacks_room.load(Ordering::Relaxed)
     }
 
     fn renew(&self, signed: &SignedNamespace) {
@@ -230,6 +240,9 @@ impl Space {
             drafts: Arc::new(SharedDrafts::new(self.index.clone())),
             grant: Mutex::new(signed.clone()),
             renewed: Notify::new(),
+            is_behind: AtomicBool::new(true),
+            lacks_room: AtomicBool::new(false),
+            is_asking: AtomicBool::new(false),
         });
         let follower = Follower {
             memory: memory.clone(),

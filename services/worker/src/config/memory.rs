@@ -38,6 +38,11 @@ pub struct MemoryConfig {
     pub follow_wait_ms: u32,
     /// Most tokens fetched at once.
     pub follow_tokens: u32,
+    /// Longest that a step waits for drafts from the store's index, where a namespace is not all here, microseconds.
+    /// 0: the store is never asked.
+    pub lookup_wait_us_max: u64,
+    /// The same as a share of a step.
+    pub lookup_step_share_max: f64,
 }
 
 /// Three times what a live token takes.
@@ -59,6 +64,8 @@ impl Default for MemoryConfig {
             group_ttl_ms: 600_000,
             follow_wait_ms: 10_000,
             follow_tokens: 65_536,
+            lookup_wait_us_max: 2_000,
+            lookup_step_share_max: 0.03,
         }
     }
 }
@@ -82,6 +89,10 @@ impl MemoryConfig {
         check(
             self.group_tokens_max >= 1,
             "memory.group_tokens_max: at least 1; groups_max = 0 turns the trees of groups off",
+        );
+        check(
+            (0.0..=1.0).contains(&self.lookup_step_share_max),
+            "memory.lookup_step_share_max: between 0 and 1",
         );
         check(self.follow_tokens >= 1, "memory.follow_tokens: at least 1");
         check(

@@ -7,6 +7,7 @@ use refrain_speculation::Route;
 
 use super::DecodeLoop;
 use super::entry::Entry;
+use crate::elsewhere::FoundElsewhere;
 use crate::fallback::ItemKind;
 use crate::goodput::StepFrame;
 use crate::router::Routed;
@@ -66,13 +67,18 @@ impl DecodeLoop {
     }
 
     /// One step out of every request that can move; the one at `first` comes first.
-    pub(super) fn compose(&mut self, batch: &mut [Entry], first: usize) -> Composed {
+    pub(super) fn compose(
+        &mut self,
+        batch: &mut [Entry],
+        first: usize,
+        found: &FoundElsewhere,
+    ) -> Composed {
         let (parts, room) = self.parts(batch, first);
         let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
         let withholds = self
             .guard
             .withholds(decoding, self.fallback.is_on_trial(decoding));
-        let prospects = self.prospects(batch, &parts, room, withholds);
+        let prospects = self.prospects(batch, &parts, (room, withholds), found);
         let frame = StepFrame {
             tokens: parts.iter().map(|part| part.context).sum(),
             kv_tokens: parts
@@ -157,8 +163,8 @@ impl DecodeLoop {
         &self,
         batch: &[Entry],
         parts: &[Part],
-        room: u32,
-        withholds: bool,
+        (room, withholds): (u32, bool),
+        found: &FoundElsewhere,
     ) -> Vec<Prospect> {
         let limits = self.limits();
         let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
@@ -174,7 +180,11 @@ impl DecodeLoop {
                 continue;
             }
             let started = Instant::now();
-            prospects.push(running.prospect(room, limits, routing));
+            let mut prospect = running.prospect(room, limits, routing);
+            if let Some(candidate) = found.get(&running.document()) {
+                prospect.consider(candidate);
+            }
+            prospects.push(prospect);
             self.metrics
                 .propose_seconds
                 .observe(started.elapsed().as_secs_f64());

@@ -36,6 +36,10 @@ const SEAL_WAIT_MAX: Duration = Duration::from_secs(60);
 impl Follower {
     pub(super) async fn run(self) {
         let mut cursor = self.take_over().await;
+        if cursor != FeedCursor::default() {
+            // All that is missing is what changed since.
+            self.memory.is_behind.store(false, Ordering::Relaxed);
+        }
         let mut failures = 0u32;
         loop {
             self.wait_for_seals().await;
@@ -56,7 +60,11 @@ impl Follower {
                 Ok(reply) => {
                     failures = 0;
                     cursor = reply.cursor;
+                    let caught_up = reply.caught_up;
                     self.apply(reply).await;
+                    if caught_up {
+                        self.memory.is_behind.store(false, Ordering::Relaxed);
+                    }
                 }
                 Err(error) if error.kind == ErrorKind::Unauthorized => {
                     self.metrics.follow_failures.inc();
@@ -101,6 +109,7 @@ impl Follower {
 
     /// Forgets all but what runs here.
     fn forget(&self) {
+        self.memory.is_behind.store(true, Ordering::Relaxed);
         self.memory.lock().reset();
         self.groups.reset(self.memory.id);
     }

@@ -49,7 +49,11 @@ impl Keeper {
         let mut sizes = Vec::new();
         for memory in self.space.namespaces() {
             let mut drafts = memory.lock();
-            evicted += drafts.evict(config.namespace_tokens_max);
+            let gone = drafts.evict(config.namespace_tokens_max);
+            if gone > 0 {
+                memory.lacks_room.store(true, Ordering::Relaxed);
+            }
+            evicted += gone;
             sizes.push((drafts.index.tokens(), settled_bytes(&drafts.index.sizes())));
         }
         // The one used last stays; of it the oldest documents go.
@@ -62,6 +66,7 @@ impl Keeper {
             if others.is_empty() {
                 let tokens_max = tokens_within(last.0, last.1, config);
                 if let Some(memory) = self.space.namespaces().last() {
+                    memory.lacks_room.store(true, Ordering::Relaxed);
                     evicted += memory.lock().evict(tokens_max);
                 }
                 break;

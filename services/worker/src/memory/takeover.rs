@@ -5,6 +5,7 @@
 //! fails, the feed from its beginning brings the same, only later.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use refrain_protocol::document::FeedCursor;
@@ -67,7 +68,11 @@ impl Follower {
             segments,
             unsealed,
         } = listed;
+        let all = segments.len();
         let wanted = affordable(segments, &self.config);
+        if wanted.len() < all {
+            self.memory.lacks_room.store(true, Ordering::Relaxed);
+        }
         if wanted.is_empty() {
             return Ok(None);
         }

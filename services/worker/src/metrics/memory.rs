@@ -21,6 +21,7 @@ pub(crate) struct MemoryMetrics {
     pub(crate) index_lock_seconds: HistogramVec,
     pub(crate) follow_failures: IntCounter,
     take_overs: IntCounterVec,
+    lookups: IntCounterVec,
     pub(crate) take_over_bytes: IntCounter,
     groups: IntGauge,
     group_tokens: IntGauge,
@@ -46,6 +47,11 @@ impl MemoryMetrics {
             "Times the store's segments of a namespace were asked for, to be taken over as they are.",
             &["outcome"],
         )?;
+        let lookups = metrics.counter_vec(
+            "refrain_worker_lookups_total",
+            "Calls for drafts from the store's index, for namespaces that are not all here.",
+            &["outcome"],
+        )?;
         let group_rejections = metrics.counter_vec(
             "refrain_worker_group_rejections_total",
             "Requests that drafted without their group, and pieces of output that were left out of it.",
@@ -57,6 +63,9 @@ impl MemoryMetrics {
         }
         for outcome in ["done", "nothing", "failed"] {
             take_overs.with_label_values(&[outcome]);
+        }
+        for outcome in ["asked", "answered", "late", "failed"] {
+            lookups.with_label_values(&[outcome]);
         }
         for limit in [GROUPS_MAX, GROUP_TOKENS_MAX] {
             group_rejections.with_label_values(&[limit]);
@@ -110,6 +119,7 @@ impl MemoryMetrics {
                 "Times the draft store could not be followed.",
             )?,
             take_overs,
+            lookups,
             take_over_bytes: metrics.counter(
                 "refrain_worker_take_over_bytes_total",
                 "Bytes of segments that were taken over from the store.",
@@ -136,6 +146,11 @@ impl MemoryMetrics {
     /// The store was asked for its segments of a namespace.
     pub(crate) fn take_over(&self, outcome: &str) {
         self.take_overs.with_label_values(&[outcome]).inc();
+    }
+
+    /// The store was asked for drafts, or what became of that.
+    pub(crate) fn lookup(&self, outcome: &str) {
+        self.lookups.with_label_values(&[outcome]).inc();
     }
 
     /// A request drafts without its group.

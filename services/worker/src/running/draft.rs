@@ -9,6 +9,7 @@ use refrain_speculation::{
 use refrain_suffix_index::{Cursor, DocumentKey};
 
 use super::{EngineLimits, OWN, Routing, Running};
+use crate::elsewhere::Wanted;
 use crate::memory::Drafts;
 use crate::router::{Router, asked};
 
@@ -32,6 +33,21 @@ pub(crate) struct Prospect {
 }
 
 impl Prospect {
+    /// Takes a suffix draft that was found elsewhere, if it is better and one was looked for here.
+    pub(crate) fn consider(&mut self, other: &Candidate) {
+        let looks = matches!(self.asked, Asked::Auto | Asked::Suffix) && !self.withheld;
+        if self.draft_max == 0 || !looks {
+            return;
+        }
+        let mut other = other.clone();
+        other.tree.truncate(self.draft_max as usize);
+        other.score = other.tree.score();
+        let is_better = |candidate: &Candidate| other.score > candidate.score;
+        if self.candidate.as_ref().is_none_or(is_better) {
+            self.candidate = Some(other);
+        }
+    }
+
     pub(crate) fn found(&self) -> Found {
         match &self.candidate {
             Some(candidate) => Found::Score(candidate.score),
@@ -169,6 +185,20 @@ impl Offer {
 }
 
 impl Running {
+    /// What to ask the store for: while it decodes and not all of its namespace is here.
+    pub(crate) fn wanted_elsewhere(&self, context_tokens: usize) -> Option<Wanted> {
+        let asks = matches!(asked(self.request.speculation), Asked::Auto | Asked::Suffix);
+        if !asks || !self.is_decoding() || !self.memory.is_partial() {
+            return None;
+        }
+        let from = self.text.len().saturating_sub(context_tokens);
+        Some(Wanted {
+            memory: self.memory.clone(),
+            document: self.document(),
+            context: self.text[from..].to_vec(),
+        })
+    }
+
     /// What the request could do in a step with room for `room` draft tokens.
     pub(crate) fn prospect(
         &self,
