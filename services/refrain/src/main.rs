@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+use refrain::analyze::{self, AnalyzeOptions};
 use refrain::bench::{self, BenchOptions};
 use refrain::config::{MeshFile, Role, dev_keys};
 use refrain::replay::{self, ProgressLine, ReplayOptions};
@@ -41,6 +42,8 @@ enum Command {
     Bench(BenchArgs),
     /// Tell what drafting would be worth on recorded calls, without an engine.
     Replay(ReplayOptions),
+    /// Tell of recorded calls, by workload and tenant, whether drafting would help.
+    Analyze(AnalyzeOptions),
     /// Look at a draft store, fill it, or take out of it: a running one or its directory.
     Store(StoreArgs),
 }
@@ -108,6 +111,7 @@ fn main() -> anyhow::Result<()> {
         Command::Bench(args) => run_bench(args),
         Command::Store(args) => store::run(args),
         Command::Replay(options) => run_replay(&options),
+        Command::Analyze(options) => run_analyze(&options),
     }
 }
 
@@ -260,6 +264,22 @@ fn run_replay(options: &ReplayOptions) -> anyhow::Result<()> {
         if options.reliability {
             print!("{}", report.reliability_table());
         }
+    }
+    Ok(())
+}
+
+fn run_analyze(options: &AnalyzeOptions) -> anyhow::Result<()> {
+    let mut line = ProgressLine::default();
+    let report = analyze::run(options, |progress| line.show(progress))?;
+    drop(line);
+    if let Some(path) = &options.html {
+        std::fs::write(path, analyze::html(&report)?)
+            .with_context(|| path.display().to_string())?;
+    }
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.table());
     }
     Ok(())
 }

@@ -27,22 +27,21 @@ mod tests;
 pub(crate) mod trace;
 
 use std::io::{IsTerminal, Write};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use anyhow::Context;
-use refrain_tokenization::Tokenizer;
 
 pub use account::Reliability;
 pub use clock::DurationsUs;
-pub(crate) use compare::Setup;
+pub(crate) use compare::{Outcome, Setup};
+
 pub(crate) use cores::on_cores;
 pub use eagle3::Eagle3;
 pub use engine_model::EngineModel;
 pub(crate) use judge::Judging;
+pub(crate) use memory::MemoryConfig;
 pub use options::{Policy, ReplayOptions, ReplaySource};
 pub use report::{PolicyReport, ReplayReport, SourceCounts, Window};
-use trace::Traces;
+pub(crate) use serve::{Serving, Tally};
+use trace::{Traces, tokenizer};
 
 /// The engine that policies are compared on unless another is named.
 pub(crate) const ENGINE_MODEL: &str = "h100-8b";
@@ -70,13 +69,7 @@ pub fn run(
     mut progress: impl FnMut(Progress),
 ) -> anyhow::Result<ReplayReport> {
     options.check()?;
-    let tokenizer = options.tokenizer.as_ref().map(|path| {
-        let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
-        let tokenizer =
-            Tokenizer::from_bytes(&bytes).with_context(|| path.display().to_string())?;
-        anyhow::Ok(Arc::new(tokenizer))
-    });
-    let tokenizer = tokenizer.transpose()?;
+    let tokenizer = tokenizer(options.tokenizer.as_deref())?;
     let setup = Setup {
         memory: options.memory(),
         serving: options.serving(),

@@ -139,19 +139,22 @@ fn per_step(of: f64, total: &Acceptance) -> Option<f64> {
     (total.steps > 0).then(|| of / total.steps as f64)
 }
 
-fn windows(outcome: &Outcome) -> Vec<Window> {
-    let mut before = Acceptance::default();
-    let ends = outcome.tally.windows.iter();
-    ends.map(|(docs, total)| {
-        let within = total.since(&before);
-        before = *total;
-        Window {
-            docs: *docs,
-            tokens_per_step: within.accepted_length(),
-            acceptance_rate: within.acceptance_rate(),
-        }
-    })
-    .collect()
+impl Window {
+    /// Those of a replay.
+    pub(crate) fn of(outcome: &Outcome) -> Vec<Window> {
+        let mut before = Acceptance::default();
+        let ends = outcome.tally.windows.iter();
+        ends.map(|(docs, total)| {
+            let within = total.since(&before);
+            before = *total;
+            Window {
+                docs: *docs,
+                tokens_per_step: within.accepted_length(),
+                acceptance_rate: within.acceptance_rate(),
+            }
+        })
+        .collect()
+    }
 }
 
 /// In the order in which they were asked for, for each number of requests.
@@ -170,7 +173,7 @@ fn policies(options: &ReplayOptions, outcomes: &[Outcome]) -> Vec<PolicyReport> 
 }
 
 impl PolicyReport {
-    fn new(outcome: &Outcome, plain_tokens_per_s: Option<f64>) -> Self {
+    pub(crate) fn new(outcome: &Outcome, plain_tokens_per_s: Option<f64>) -> Self {
         let Outcome { tally, account, .. } = outcome;
         let total = tally.table.total();
         let goodput = outcome.goodput_tokens_per_s();
@@ -247,7 +250,7 @@ impl ReplayReport {
             build_tokens_per_s: memory.warmed.tokens_per_s(),
             wall_s: wall.as_secs_f64(),
             sources,
-            windows: windows(&outcomes[0]),
+            windows: Window::of(&outcomes[0]),
             policies: policies(options, outcomes),
             settings: options.clone(),
         }

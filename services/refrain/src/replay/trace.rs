@@ -1,7 +1,7 @@
 //! Trace files: one completed call per line, as JSON, plain or compressed with zstd.
 //!
 //! A line has `output_token_ids`, or text in `output`, and may have `prompt_token_ids` or `prompt`, `tenant`,
-//! `session` and `group`; other keys are ignored. Files are read as they are replayed, a line at a time.
+//! `workload`, `session` and `group`; other keys are ignored. Files are read as they are replayed, a line at a time.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -23,6 +23,7 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// One recorded call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Call {
+    pub(crate) workload: Option<String>,
     pub(crate) tenant: Option<String>,
     pub(crate) session: Option<String>,
     pub(crate) group: Option<String>,
@@ -32,6 +33,7 @@ pub(crate) struct Call {
 
 #[derive(Deserialize)]
 struct Line {
+    workload: Option<String>,
     tenant: Option<String>,
     session: Option<String>,
     group: Option<String>,
@@ -82,7 +84,7 @@ pub(crate) struct Open {
 
 impl Traces {
     /// Looks at all files at once, so that a name that is wrong is told before hours of work.
-    pub(super) fn new(
+    pub(crate) fn new(
         paths: &[PathBuf],
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> anyhow::Result<Self> {
@@ -100,7 +102,7 @@ impl Traces {
         })
     }
 
-    pub(super) fn reading(&self) -> Reading {
+    pub(crate) fn reading(&self) -> Reading {
         self.reading.clone()
     }
 
@@ -168,6 +170,14 @@ impl Open {
     }
 }
 
+/// The tokenizer of this file, if one is named.
+pub(crate) fn tokenizer(path: Option<&Path>) -> anyhow::Result<Option<Arc<Tokenizer>>> {
+    let Some(path) = path else { return Ok(None) };
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    let tokenizer = Tokenizer::from_bytes(&bytes).with_context(|| path.display().to_string())?;
+    Ok(Some(Arc::new(tokenizer)))
+}
+
 fn unreadable(path: &Path) -> String {
     format!("{}: the trace cannot be read", path.display())
 }
@@ -222,6 +232,7 @@ fn parse(line: &[u8], tokenizer: Option<&Tokenizer>) -> anyhow::Result<Call> {
         (None, None) => bail!("the call has neither output_token_ids nor output"),
     };
     Ok(Call {
+        workload: line.workload,
         tenant: line.tenant,
         session: line.session,
         group: line.group,

@@ -1,0 +1,113 @@
+//! How much of what comes next is open: the empirical entropy of outputs (SuffixDecoding, arXiv 2411.04975, A.2.3).
+
+use refrain_suffix_index::Token;
+
+/// Longest pattern that is looked at, tokens: what follows a longer one is hardly ever open.
+const PATTERN_TOKENS_MAX: usize = 64;
+
+/// Mean entropy of the token that follows, bits, over the nodes of the outputs' suffix tree that something follows: each
+/// pattern that can go on in more than one way, the empty one among them, weighted by how often it goes on.
+///
+/// The paper says neither the base nor which nodes count, so compare its figures among each other and these among each
+/// other. About a hundred outputs are enough. `None` if there is no token.
+pub(super) fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
+    let mut suffixes: Vec<&[Token]> = outputs
+        .iter()
+        .flat_map(|output| (0..output.len()).map(|at| &output[at..]))
+        .collect();
+    suffixes.sort_unstable_by(|a, b| capped(a).cmp(capped(b)));
+    let (mut bits, mut weight) = (0.0, 0.0);
+    // Suffixes that begin with the same pattern stand together: (first, one past the last, the pattern's length).
+    let mut patterns = vec![(0, suffixes.len(), 0)];
+    let mut counts = Vec::new();
+    while let Some((mut from, to, len)) = patterns.pop() {
+        // Those that end with the pattern stand first.
+        from += suffixes[from..to].partition_point(|suffix| suffix.len() == len);
+        counts.clear();
+        let mut first = from;
+        while first < to {
+            let token = suffixes[first][len];
+            let same = suffixes[first..to].partition_point(|suffix| suffix[len] == token);
+            counts.push(same);
+            if same > 1 && len + 1 < PATTERN_TOKENS_MAX {
+                patterns.push((first, first + same, len + 1));
+            }
+            first += same;
+        }
+        if len == 0 || counts.len() > 1 {
+            let total = (to - from) as f64;
+            bits += counts
+                .iter()
+                .map(|&count| surprise_bits(count, total))
+                .sum::<f64>();
+            weight += total;
+        }
+    }
+    (weight > 0.0).then(|| bits / weight)
+}
+
+/// Bits of all tokens of one kind together.
+fn surprise_bits(count: usize, total: f64) -> f64 {
+    let count = count as f64;
+    count * (total / count).log2()
+}
+
+fn capped(suffix: &[Token]) -> &[Token] {
+    &suffix[..suffix.len().min(PATTERN_TOKENS_MAX)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_certain_has_none_and_what_is_open_has_its_bits() {
+        let entropy = |outputs: &[&[Token]]| empirical_entropy_bits(outputs);
+        assert_eq!(entropy(&[]), None);
+        assert_eq!(entropy(&[&[], &[]]), None);
+        assert_eq!(entropy(&[&[7; 10]]), Some(0.0));
+        // Two tokens by turns: only the empty pattern is open, with one bit.
+        assert_eq!(entropy(&[&[1, 2, 1, 2, 1, 2]]), Some(1.0));
+        // Of the empty pattern 2 bits and 4 tokens; 1 goes on with 2 or 3, which is one bit and 2 tokens.
+        let found = entropy(&[&[1, 2], &[1, 3]]).expect("there are tokens");
+        let root = (2.0 * 1.0 + 1.0 * 2.0 + 1.0 * 2.0) / 4.0;
+        assert!(
+            (found - (4.0 * root + 2.0 * 1.0) / 6.0).abs() < 1e-12,
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn text_that_repeats_has_less() {
+        let mut state = 1u64;
+        let mut random = |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            ((state >> 33) % below) as Token
+        };
+        let phrases: Vec<Vec<Token>> = (0..5)
+            .map(|_| (0..12).map(|_| random(1000)).collect())
+            .collect();
+        let repeated: Vec<Vec<Token>> = (0..50)
+            .map(|_| {
+                (0..5)
+                    .flat_map(|_| phrases[random(5) as usize].clone())
+                    .collect()
+            })
+            .collect();
+        let fresh: Vec<Vec<Token>> = (0..50)
+            .map(|_| (0..60).map(|_| random(60)).collect())
+            .collect();
+        let of = |outputs: &[Vec<Token>]| {
+            let outputs: Vec<&[Token]> = outputs.iter().map(Vec::as_slice).collect();
+            empirical_entropy_bits(&outputs).expect("there are tokens")
+        };
+        assert!(
+            of(&repeated) < 0.8 * of(&fresh),
+            "{} {}",
+            of(&repeated),
+            of(&fresh)
+        );
+    }
+}

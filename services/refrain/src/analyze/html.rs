@@ -1,0 +1,180 @@
+//! The report as one page that needs nothing else: a table, and plots as SVG.
+
+use std::fmt::Write;
+
+use anyhow::anyhow;
+use plotters::prelude::*;
+
+use super::{AnalyzeReport, Policy, RowReport};
+
+/// Lines of one plot; more would not be told apart.
+const LINES_MAX: usize = 9;
+const SIZE: (u32, u32) = (760, 340);
+
+/// A line of a plot.
+struct Line {
+    name: String,
+    points: Vec<(f64, f64)>,
+}
+
+/// The page.
+///
+/// # Errors
+/// A plot that cannot be drawn.
+pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
+    let settings = &report.settings;
+    let first = settings.concurrency[0];
+    let mut page = String::from(HEAD);
+    let _ = write!(
+        page,
+        "<h1>Would drafts from memory help?</h1>\n<p>Recorded calls, replayed from an empty memory on a modelled engine \
+         (<code>{}</code>). Speed-ups are those of the policy <code>goodput</code> beside plain decoding, by \
+         requests at once; tokens per step, alpha and tau are at {first}. A month is at {} output tokens per \
+         second.</p>\n<table>\n",
+        escaped(&settings.engine_model),
+        settings.tokens_per_s
+    );
+    for (at, line) in report.lines().iter().enumerate() {
+        let tag = if at == 0 { "th" } else { "td" };
+        page.push_str("<tr>");
+        for cell in line {
+            let _ = write!(page, "<{tag}>{}</{tag}>", escaped(cell));
+        }
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</table>\n");
+    let of_rows = |points: &dyn Fn(&RowReport) -> Vec<(f64, f64)>| -> Vec<Line> {
+        let lines = report.rows.iter().map(|row| Line {
+            name: row.name.clone(),
+            points: points(row),
+        });
+        lines.take(LINES_MAX).collect()
+    };
+    let plots = [
+        (
+            "Speed-up by requests at once",
+            "requests at once",
+            "speed-up",
+            of_rows(&|row| {
+                let at = settings.concurrency.iter();
+                at.filter_map(|&at| Some((at as f64, row.speedup(Policy::Goodput, at)?)))
+                    .collect()
+            }),
+        ),
+        (
+            "Tokens per step while the memory grows",
+            "calls",
+            "tokens per step",
+            of_rows(&|row| {
+                let windows = row.windows.iter();
+                windows
+                    .filter_map(|window| Some((window.docs as f64, window.tokens_per_step?)))
+                    .collect()
+            }),
+        ),
+        (
+            "Goodput of suffix drafts by alpha, beside the best",
+            "alpha",
+            "share of the best",
+            of_rows(&|row| {
+                let goodput = row.alphas.iter().filter_map(|choice| {
+                    Some((f64::from(choice.value), choice.goodput_tokens_per_s?))
+                });
+                let best = goodput
+                    .clone()
+                    .fold(f64::MIN_POSITIVE, |best, (_, at)| best.max(at));
+                goodput.map(|(alpha, at)| (alpha, at / best)).collect()
+            }),
+        ),
+        (
+            "Drafted tokens that were accepted, by how likely they were held to be",
+            "expected",
+            "accepted",
+            of_rows(&|row| {
+                let wanted = (Policy::Goodput, first);
+                let mut rows = row.policies.iter();
+                let found = rows.find(|row| (row.policy, row.concurrency) == wanted);
+                let cells = found.into_iter().flat_map(|row| &row.reliability);
+                cells.map(|cell| (cell.expected, cell.accepted)).collect()
+            }),
+        ),
+    ];
+    for (caption, x, y, lines) in &plots {
+        page.push_str(&plot(caption, x, y, lines).map_err(|error| anyhow!("{caption}: {error}"))?);
+    }
+    page.push_str("</body>\n</html>\n");
+    Ok(page)
+}
+
+fn plot(
+    caption: &str,
+    x: &str,
+    y: &str,
+    lines: &[Line],
+) -> Result<String, Box<dyn std::error::Error>> {
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let x_max = points().map(|point| point.0).fold(1.0, f64::max);
+    let y_max = points().map(|point| point.1).fold(1.0, f64::max) * 1.05;
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let mut chart = ChartBuilder::on(&area)
+            .caption(caption, ("sans-serif", 17))
+            .margin(10)
+            .x_label_area_size(36)
+            .y_label_area_size(48)
+            .build_cartesian_2d(0.0..x_max, 0.0..y_max)?;
+        chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
+        for (at, line) in lines.iter().enumerate() {
+            let color = Palette99::pick(at).to_rgba();
+            let drawn =
+                LineSeries::new(line.points.iter().copied(), color.stroke_width(2)).point_size(3);
+            chart
+                .draw_series(drawn)?
+                .label(line.name.as_str())
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 14, y)], color.stroke_width(2))
+                });
+        }
+        if !lines.is_empty() {
+            chart
+                .configure_series_labels()
+                .background_style(WHITE.mix(0.8))
+                .border_style(BLACK.mix(0.2))
+                .position(SeriesLabelPosition::LowerRight)
+                .draw()?;
+        }
+        area.present()?;
+    }
+    Ok(svg)
+}
+
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '&' => out.push_str("&amp;"),
+            '"' => out.push_str("&quot;"),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+const HEAD: &str = r#"<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Refrain: would it help?</title>
+<style>
+body { font: 15px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
+table { border-collapse: collapse; margin: 1em 0 }
+th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+svg { display: block; max-width: 100%; height: auto; margin: 1.5em 0 }
+</style>
+</head>
+<body>
+"#;

@@ -1,0 +1,252 @@
+//! What an analysis came to, for people and for programs.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::entropy::empirical_entropy_bits;
+use super::rows::Row;
+use super::{AnalyzeOptions, Outcome, Policy, PolicyReport, Question, Window};
+
+/// Outputs that the entropy is taken of, evenly spread over the calls: more change little.
+const ENTROPY_OUTPUTS: usize = 100;
+const MONTH_S: f64 = 31.0 * 24.0 * 3600.0;
+/// A predicted speed-up from which drafting helps, and one below which it hardly does.
+const HELPS: f64 = 1.3;
+const HARDLY: f64 = 1.05;
+
+/// The outcome. What was not measured, since nothing of it happened, is `null`.
+#[derive(Clone, Debug, Serialize)]
+pub struct AnalyzeReport {
+    /// One per workload and tenant, in the order in which they were met.
+    pub rows: Vec<RowReport>,
+    /// What it was run with.
+    pub settings: AnalyzeOptions,
+}
+
+/// One workload of one tenant.
+#[derive(Clone, Debug, Serialize)]
+pub struct RowReport {
+    /// What it is called in the table.
+    pub name: String,
+    /// Of its calls; `null` if they say none.
+    pub workload: Option<String>,
+    /// Of its calls; `null` if they say none.
+    pub tenant: Option<String>,
+    /// Calls that were read.
+    pub docs_read: u64,
+    /// Their output tokens.
+    pub tokens_read: u64,
+    /// Calls that were replayed.
+    pub docs: u64,
+    /// Their output tokens.
+    pub output_tokens: u64,
+    /// Mean entropy of what follows, bits (SuffixDecoding, A.2.3): the less, the more text repeats itself.
+    pub entropy_bits: Option<f64>,
+    /// Whether drafting helps at any of the numbers of requests: `yes`, `a little` or `hardly`.
+    pub helps: &'static str,
+    /// Output tokens per step with the policy `goodput` at the first number of requests.
+    pub accepted_length: Option<f64>,
+    /// `off`, `suffix` and `goodput` at each number of requests.
+    pub policies: Vec<PolicyReport>,
+    /// The policy `suffix` by alpha, at the first number of requests.
+    pub alphas: Vec<Choice>,
+    /// The alpha with the highest goodput.
+    pub best_alpha: Option<f32>,
+    /// The policy `score` by tau, at the first number of requests.
+    pub taus: Vec<Choice>,
+    /// The tau with the highest goodput.
+    pub best_tau: Option<f32>,
+    /// Bytes of the sealed index of all outputs, per output token.
+    pub index_bytes_per_token: Option<f64>,
+    /// Bytes of a month of it at `tokens_per_s`, if this were all that is said.
+    pub month_bytes: Option<f64>,
+    /// Tokens per step of the policy `suffix` as the calls went by, at the first number of requests.
+    pub windows: Vec<Window>,
+}
+
+/// A setting that was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// Its value.
+    pub value: f32,
+    /// Output tokens per second of modelled engine time.
+    pub goodput_tokens_per_s: Option<f64>,
+    /// Output tokens per step.
+    pub tokens_per_step: Option<f64>,
+}
+
+impl RowReport {
+    pub(super) fn new(
+        row: &Row,
+        answers: &[(Question, Outcome)],
+        options: &AnalyzeOptions,
+    ) -> Self {
+        let first = options.concurrency[0];
+        let of = |wanted: Question| {
+            let mut answers = answers.iter();
+            answers.find_map(|(question, outcome)| (*question == wanted).then_some(outcome))
+        };
+        let mut policies = Vec::new();
+        for (question, outcome) in answers {
+            if let Question::Policy(_, concurrency) = question {
+                let plain = of(Question::Policy(Policy::Off, *concurrency))
+                    .and_then(Outcome::goodput_tokens_per_s);
+                policies.push(PolicyReport::new(outcome, plain));
+            }
+        }
+        let tried = |value: fn(Question) -> Option<f32>| -> Vec<Choice> {
+            let choices = answers.iter().filter_map(|(question, outcome)| {
+                Some(Choice {
+                    value: value(*question)?,
+                    goodput_tokens_per_s: outcome.goodput_tokens_per_s(),
+                    tokens_per_step: outcome.tally.table.total().accepted_length(),
+                })
+            });
+            choices.collect()
+        };
+        let alphas = tried(|question| match question {
+            Question::Alpha(alpha) => Some(alpha),
+            _ => None,
+        });
+        let taus = tried(|question| match question {
+            Question::Tau(tau) => Some(tau),
+            _ => None,
+        });
+        let index_bytes_per_token = of(Question::Size).and_then(|outcome| {
+            let memory = &outcome.memory;
+            let (bytes, tokens) = (memory.sizes.segment_bytes, memory.warmed.tokens);
+            (tokens > 0).then(|| bytes as f64 / tokens as f64)
+        });
+        let suffix = of(Question::Policy(Policy::Suffix, first));
+        let best = policies
+            .iter()
+            .filter_map(|row: &PolicyReport| row.speedup)
+            .fold(1.0, f64::max);
+        let goodput = policies
+            .iter()
+            .find(|row| (row.policy, row.concurrency) == (Policy::Goodput, first));
+        RowReport {
+            name: row.name(),
+            workload: row.workload.clone(),
+            tenant: row.tenant.clone(),
+            docs_read: row.calls_read,
+            tokens_read: row.tokens_read,
+            docs: row.calls.len() as u64,
+            output_tokens: row.calls.iter().map(|call| call.output.len() as u64).sum(),
+            entropy_bits: entropy_bits(row),
+            helps: match best {
+                best if best >= HELPS => "yes",
+                best if best >= HARDLY => "a little",
+                _ => "hardly",
+            },
+            accepted_length: goodput.and_then(|row| row.tokens_per_step),
+            best_alpha: best_of(&alphas),
+            alphas,
+            best_tau: best_of(&taus),
+            taus,
+            index_bytes_per_token,
+            month_bytes: index_bytes_per_token.map(|bytes| bytes * options.tokens_per_s * MONTH_S),
+            windows: suffix.map(Window::of).unwrap_or_default(),
+            policies,
+        }
+    }
+
+    /// Speed-up of the policy at so many requests.
+    pub fn speedup(&self, policy: Policy, concurrency: usize) -> Option<f64> {
+        let mut rows = self.policies.iter();
+        rows.find(|row| (row.policy, row.concurrency) == (policy, concurrency))?
+            .speedup
+    }
+}
+
+fn entropy_bits(row: &Row) -> Option<f64> {
+    let apart = row.calls.len().div_ceil(ENTROPY_OUTPUTS).max(1);
+    let outputs: Vec<&[_]> = row
+        .calls
+        .iter()
+        .step_by(apart)
+        .map(|call| &call.output[..])
+        .collect();
+    empirical_entropy_bits(&outputs)
+}
+
+/// The smallest of those that are within a thousandth of the best.
+fn best_of(choices: &[Choice]) -> Option<f32> {
+    let goodput = |choice: &Choice| choice.goodput_tokens_per_s;
+    let best = choices.iter().filter_map(goodput).fold(0.0, f64::max);
+    let mut choices = choices.iter();
+    let found =
+        choices.find(|choice| goodput(choice).is_some_and(|goodput| goodput >= 0.999 * best))?;
+    Some(found.value)
+}
+
+impl AnalyzeReport {
+    /// The report as a table for people.
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        let lines = self.lines();
+        for line in &lines {
+            for (column, cell) in line.iter().enumerate() {
+                let width = lines
+                    .iter()
+                    .map(|line| line[column].chars().count())
+                    .max()
+                    .unwrap_or(0);
+                let _ = match column {
+                    0 => write!(text, "{cell:<width$}"),
+                    _ => write!(text, "  {cell:>width$}"),
+                };
+            }
+            text.push('\n');
+        }
+        let AnalyzeOptions {
+            engine_model,
+            concurrency,
+            tokens_per_s,
+            ..
+        } = &self.settings;
+        let _ = writeln!(
+            text,
+            "\nspeed-ups of `goodput` on {engine_model}; tokens per step, alpha and tau at {} at once; \
+             GB a month at {tokens_per_s} tokens/s",
+            concurrency[0]
+        );
+        text
+    }
+
+    /// The table's cells, its head first.
+    pub(super) fn lines(&self) -> Vec<Vec<String>> {
+        let number = |value: Option<f64>, digits: usize| {
+            value.map_or("-".into(), |value| format!("{value:.digits$}"))
+        };
+        let mut head: Vec<String> = ["", "calls", "tokens", "entropy", "helps", "tok/step"]
+            .map(str::to_owned)
+            .to_vec();
+        for concurrency in &self.settings.concurrency {
+            head.push(format!("at {concurrency}"));
+        }
+        head.extend(["alpha", "tau", "B/token", "GB/month"].map(str::to_owned));
+        let mut lines = vec![head];
+        for row in &self.rows {
+            let mut line = vec![
+                row.name.clone(),
+                row.docs.to_string(),
+                row.output_tokens.to_string(),
+                number(row.entropy_bits, 2),
+                row.helps.to_owned(),
+                number(row.accepted_length, 2),
+            ];
+            for &concurrency in &self.settings.concurrency {
+                let speedup = row.speedup(Policy::Goodput, concurrency);
+                line.push(format!("{}x", number(speedup, 2)));
+            }
+            line.push(number(row.best_alpha.map(f64::from), 1));
+            line.push(number(row.best_tau.map(f64::from), 1));
+            line.push(number(row.index_bytes_per_token, 1));
+            line.push(number(row.month_bytes.map(|bytes| bytes / 1e9), 1));
+            lines.push(line);
+        }
+        lines
+    }
+}

@@ -1,0 +1,169 @@
+//! Analyses of small logs that are made up here.
+
+use clap::Parser;
+use serde_json::{Value, json};
+
+use super::*;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    options: AnalyzeOptions,
+}
+
+/// Writes the calls to a file and analyzes it with these arguments.
+fn analyze(calls: &[Value], args: &str) -> anyhow::Result<AnalyzeReport> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("calls.jsonl");
+    let lines: Vec<String> = calls.iter().map(Value::to_string).collect();
+    std::fs::write(&path, lines.join("\n"))?;
+    let path = path.to_str().expect("a path in UTF-8");
+    let args = ["analyze", path].into_iter().chain(args.split_whitespace());
+    run(&Cli::try_parse_from(args)?.options, |_| {})
+}
+
+/// Tokens that nothing is like, the same in every run.
+fn open(call: u32, len: u32) -> Vec<u32> {
+    (0..len)
+        .map(|at| (call * 7919 + at * 104_729) % 50_021)
+        .collect()
+}
+
+/// One workload says the same song again and again, the other nothing twice; a second tenant says the song as well.
+fn calls() -> Vec<Value> {
+    let mut calls = Vec::new();
+    for call in 0..30 {
+        calls.push(json!({"workload": "songs", "output_token_ids": open(1000, 60)}));
+        calls.push(json!({"workload": "news", "output_token_ids": open(call, 40)}));
+        calls.push(json!({"workload": "songs", "tenant": "t", "output_token_ids": open(1000, 60)}));
+    }
+    calls
+}
+
+#[test]
+fn workloads_and_tenants_are_told_apart() -> anyhow::Result<()> {
+    let report = analyze(&calls(), "--concurrency 1,4 --tokens-per-s 1000")?;
+    let told: Vec<_> = report
+        .rows
+        .iter()
+        .map(|row| (row.name.as_str(), row.docs, row.output_tokens, row.helps))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("songs", 30, 1800, "yes"),
+            ("news", 30, 1200, "hardly"),
+            ("songs / t", 30, 1800, "yes")
+        ]
+    );
+    let [songs, news, _] = &report.rows[..] else {
+        panic!("three rows")
+    };
+    assert!(
+        songs.entropy_bits < news.entropy_bits,
+        "{:?}",
+        news.entropy_bits
+    );
+    for concurrency in [1, 4] {
+        let of = |row: &RowReport| row.speedup(Policy::Goodput, concurrency).expect("steps");
+        assert!(
+            of(songs) > 3.0 && of(news) > 0.97,
+            "{} {}",
+            of(songs),
+            of(news)
+        );
+    }
+    // All but the first song is drafted, in 1, 2, 4, 8, 16 and 29 tokens.
+    let suffix = songs
+        .policies
+        .iter()
+        .find(|row| row.policy == Policy::Suffix);
+    let steps = 60.0 + 29.0 * 6.0;
+    assert_eq!(
+        suffix.and_then(|row| row.tokens_per_step),
+        Some(1800.0 / steps)
+    );
+    // With more of it per token of the match it takes fewer steps.
+    assert_eq!(songs.best_alpha, Some(4.0));
+    let month = songs.month_bytes.expect("there are tokens");
+    let per_token = songs.index_bytes_per_token.expect("there are tokens");
+    assert!((month / (per_token * 1000.0 * 31.0 * 86_400.0) - 1.0).abs() < 1e-12);
+    assert!(per_token > 4.0 && per_token < 200.0, "{per_token}");
+    assert_eq!(songs.windows.last().map(|window| window.docs), Some(30));
+    Ok(())
+}
+
+#[test]
+fn what_is_printed_holds_every_row() -> anyhow::Result<()> {
+    let mut calls = calls();
+    calls.truncate(6);
+    calls.push(json!({"workload": "<script>alert(1)</script>", "output_token_ids": []}));
+    let report = analyze(&calls, "--docs 1 --concurrency 2")?;
+    let row = &report.rows[0];
+    assert_eq!((row.docs_read, row.docs, row.tokens_read), (2, 1, 120));
+    let json = serde_json::to_value(&report)?;
+    for key in [
+        "name",
+        "docs_read",
+        "tokens_read",
+        "docs",
+        "output_tokens",
+        "entropy_bits",
+        "helps",
+        "accepted_length",
+        "policies",
+        "alphas",
+        "best_alpha",
+        "taus",
+        "best_tau",
+        "index_bytes_per_token",
+        "month_bytes",
+        "windows",
+    ] {
+        assert!(!json["rows"][0][key].is_null(), "{key}");
+    }
+    assert_eq!(json["rows"][0]["workload"], "songs");
+    assert_eq!(json["rows"][0]["tenant"], Value::Null);
+    // Nothing was said there, so nothing is told.
+    assert_eq!(json["rows"][3]["entropy_bits"], Value::Null);
+    let table = report.table();
+    for wanted in ["songs / t", "entropy", "at 2", "GB/month"] {
+        assert!(table.contains(wanted), "{wanted} is missing:\n{table}");
+    }
+    let page = html(&report)?;
+    assert_eq!(page.matches("<svg").count(), 4);
+    assert!(page.contains("songs / t") && page.ends_with("</html>\n"));
+    assert!(!page.contains("<script") && !page.contains("http://localhost"));
+    Ok(())
+}
+
+#[test]
+fn an_engine_with_a_head_is_better_off() -> anyhow::Result<()> {
+    let report = analyze(&calls(), "--concurrency 1 --eagle3 acc=0.8,0.8,0.8")?;
+    let news = report.rows[1].speedup(Policy::Goodput, 1).expect("steps");
+    assert!(news > 1.5, "{news}");
+    Ok(())
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let bad = [json!({"output_token_ids": [1]}), json!({"output": "two"})];
+    for (args, wanted) in [
+        (
+            "",
+            "calls.jsonl, line 2: output is text: say with --tokenizer",
+        ),
+        ("--concurrency 0", "--concurrency must be at least 1"),
+        ("--docs 0", "--docs must be at least 1"),
+        ("--rows 0", "--rows must be at least 1"),
+        ("--tokens-per-s 0", "--tokens-per-s must be more than 0"),
+        ("--engine-model no/such", "neither a preset"),
+        ("--tokenizer no/such/file", "no/such/file"),
+    ] {
+        let said = match analyze(&bad, args) {
+            Ok(_) => panic!("{args} was taken"),
+            Err(error) => format!("{error:#}"),
+        };
+        assert!(said.contains(wanted), "{args}: {said}");
+    }
+}
