@@ -23,8 +23,10 @@ use crate::running::{Allotment, Lesson, Offer, Prospect};
 
 /// Steps that a text is taken to serve the head once it has read it.
 const READ_ONCE_STEPS: f64 = 8.0;
-/// Times that the budget may refuse a head in a row before the head is tried again: what it brings is only seen by asking it.
+/// Times that the budget may refuse a head in a row before the head is tried again, since what it brings is only seen by
+/// asking it: at most, and for each draft that was seen of it. A few drafts are soon doubted, many are not.
 const HEAD_REFUSALS_MAX: u32 = 512;
+const HEAD_REFUSALS_PER_DRAFT: u32 = 4;
 
 /// The step around the drafts.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +73,8 @@ pub(crate) struct Goodput {
     head_cost: HeadCost,
     /// Times in a row that the head could have drafted and something else was better.
     head_refusals: u32,
+    /// Drafts that it made, of requests that leave it to the router.
+    head_drafts: u32,
     going_rate: GoingRate,
     cost_error: Recent,
     metrics: WorkerMetrics,
@@ -87,6 +91,7 @@ impl Goodput {
             cost: StepCost::new(),
             head_cost: HeadCost::new(),
             head_refusals: 0,
+            head_drafts: 0,
             going_rate: GoingRate::default(),
             cost_error: Recent::default(),
             metrics,
@@ -119,6 +124,7 @@ impl Goodput {
         for (at, prospect) in prospects.into_iter().enumerate() {
             let decided = if self.probes_head(&prospect, frame, router) {
                 self.head_refusals = 0;
+                self.head_drafts = self.head_drafts.saturating_add(1);
                 Some(by_head(prospect, RouteReason::Probe, frame.room, router))
             } else if prospect.asked != Asked::Auto || prospect.draft_max == 0 {
                 Some(router.by_score(prospect, frame.room))
@@ -146,11 +152,12 @@ impl Goodput {
         self.metrics.budget(budgeted.admitted, budgeted.refused);
         let shares = budgeted.shares.into_iter().zip(chances).zip(heads);
         for ((at, prospect), ((share, f), head)) in open.into_iter().zip(shares) {
-            self.head_refusals = match (&share, head) {
-                (Share::Head, _) => 0,
-                (_, Some(_)) => self.head_refusals.saturating_add(1),
-                (_, None) => self.head_refusals,
-            };
+            if share == Share::Head {
+                self.head_refusals = 0;
+                self.head_drafts = self.head_drafts.saturating_add(1);
+            } else if head.is_some() {
+                self.head_refusals = self.head_refusals.saturating_add(1);
+            }
             let allotment = match share {
                 Share::Plain => self.without_draft(prospect, frame.batch, router),
                 Share::Tree(nodes) => within_budget(prospect, &nodes, &f),
@@ -168,7 +175,8 @@ impl Goodput {
 
     /// Whether this request tries the head, because nobody has for long.
     fn probes_head(&self, prospect: &Prospect, frame: StepFrame, router: &Router) -> bool {
-        self.head_refusals >= HEAD_REFUSALS_MAX
+        let patience = HEAD_REFUSALS_PER_DRAFT.saturating_mul(self.head_drafts.saturating_add(1));
+        self.head_refusals >= patience.min(HEAD_REFUSALS_MAX)
             && frame.room > 0
             && !self.is_off(frame.batch)
             && may_use_head(prospect, router)

@@ -154,7 +154,7 @@ impl WorkerMetrics {
             )?,
             eagle3_in_use: metrics.gauge_vec(
                 "refrain_eagle3_in_use",
-                "1 while the engine's own head is in use, by the largest batch measured together.",
+                "1 while the engine's own head may be used, by the largest batch measured together.",
                 &["model", "batch"],
             )?,
             gain: metrics.float_gauge_vec(

@@ -131,6 +131,33 @@ async fn above_a_size_of_batch_nothing_is_drafted_and_all_of_it_is_remembered() 
 }
 
 #[tokio::test]
+async fn a_head_that_disappointed_is_tried_again_and_less_and_less_often() {
+    /// Knows nothing of how a text begins.
+    fn late(text: &[TokenId]) -> TokenId {
+        if text.len() < 300 {
+            999
+        } else {
+            counting(text)
+        }
+    }
+    let with_head = |head: Target| FakeEngine::new(counting).with_head(head, 0.000_3);
+    let late_head = bench(with_head(late), |_| {}).await;
+    run(&late_head, chunk(&late_head, &[1, 2, 3], 290)).await;
+    let doubted = late_head.decisions("eagle3", "probe");
+    assert!((3.0..=30.0).contains(&doubted), "{doubted} trials");
+    assert!(late_head.decisions("plain", "over_budget") > 200.0);
+    // It knows the rest, and comes to be believed.
+    run(&late_head, chunk(&late_head, &[1, 2, 3, 4], 1900)).await;
+    let believed = late_head.decisions("eagle3", "within_budget");
+    assert!(believed > 50.0, "{believed} drafts");
+    // One that never knows costs little.
+    let wrong = bench(with_head(|_| 999), |_| {}).await;
+    run(&wrong, chunk(&wrong, &[1, 2, 3], 1900)).await;
+    let trials = wrong.decisions("eagle3", "probe");
+    assert!(trials < 40.0, "{trials} trials");
+}
+
+#[tokio::test]
 async fn a_head_in_use_shares_the_budget_with_suffix_drafts() {
     // The head always knows, at a third of a step per draft; what was said before comes for nothing.
     let mut engine = FakeEngine::new(counting).with_head(counting, 0.000_3);
