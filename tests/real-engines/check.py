@@ -30,7 +30,7 @@ def free_port():
 class Mesh:
     """`refrain up` in front of an engine."""
 
-    def __init__(self, options, kind, engine_url, name, settings="", served=SERVED):
+    def __init__(self, options, kind, engine_url, name, settings="", served=SERVED, env=None):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.refrain = options.refrain
@@ -56,7 +56,7 @@ served_model = "{served}"
 files = "{options.model}"
 {settings}
 """)
-        self.process = Process([options.refrain, "up", "--config", config], options.work / f"{name}.log")
+        self.process = Process([options.refrain, "up", "--config", config], options.work / f"{name}.log", env)
 
     def ready(self, seconds=30):
         until = time.monotonic() + seconds
@@ -144,15 +144,16 @@ class Table:
         print(f"{engine:<10} {name:<34} {'holds' if holds else 'FAILS':<6} {detail}", flush=True)
 
 
-def same_tokens(table, engine, options):
-    mesh = Mesh(options, engine.kind, engine.url, f"{engine.kind}-tokens").ready()
+def same_tokens(table, engine, options, what, env):
+    mesh = Mesh(options, engine.kind, engine.url, f"{engine.kind}-{what.split()[-1]}", env=env).ready()
     asked = prompts(engine)
     expected = [engine.greedy(prompt, TOKENS) for prompt in asked]
     for number, prompt in enumerate(asked):
         status, answer = mesh.ask(prompt, session=f"p{number}")
         if status != 200:
-            table.row(engine.kind, "same greedy tokens", False, f"status {status}: {answer}")
+            table.row(engine.kind, what, False, f"status {status}: {answer}")
             return
+    chunks = mesh.metric("refrain_worker_chunks_total")
     kept = mesh.outputs()
     same, ties, wrong = 0, 0, []
     for number, prompt in enumerate(asked):
@@ -165,8 +166,29 @@ def same_tokens(table, engine, options):
             ties += 1
         else:
             wrong.append(number)
-    detail = f"{same} of {len(asked)} prompts, {sum(map(len, expected))} tokens; {ties} part at near-ties; {len(wrong)} differ"
-    table.row(engine.kind, "same greedy tokens", not wrong, detail)
+    detail = (
+        f"{same} of {len(asked)} prompts, {sum(map(len, expected))} tokens in {chunks:.0f} chunks; "
+        f"{ties} part at near-ties; {len(wrong)} differ"
+    )
+    table.row(engine.kind, what, not wrong, detail)
+
+
+def seeds(table, engine, mesh, prompt):
+    """The same seed gives the same output, another seed and another choice another.
+
+    Alone, that is: these engines' arithmetic depends on the batch, so a choice beside others may part from the same one alone.
+    """
+
+    def said(**fields):
+        answer = mesh.ask(prompt, temperature=1.5, logit_bias={str(END_TOKEN): -100}, **fields)[1]
+        return [choice["text"] for choice in answer["choices"]]
+
+    # Before the first the engine may not have the prompt in its cache, and then it is read in another batch.
+    said(seed=7)
+    first, again, other, choices = said(seed=7), said(seed=7), said(seed=8), said(seed=7, n=3)
+    holds = first == again and first != other and len(set(choices)) == 3
+    detail = f"again {first == again}, another seed differs {first != other}, {len(set(choices))} of 3 choices differ"
+    table.row(engine.kind, "seeds", holds, detail)
 
 
 def streaming(table, engine, mesh, prompt):
@@ -356,10 +378,13 @@ def cpu_time(table, engine, mesh, asked):
 def check(table, engine, options):
     engine.start()
     try:
-        same_tokens(table, engine, options)
+        same_tokens(table, engine, options, "same greedy tokens", None)
+        in_chunks = {"REFRAIN_GATEWAY__CHUNK_TOKENS": "7"}
+        same_tokens(table, engine, options, "same greedy tokens in chunks", in_chunks)
         mesh = Mesh(options, engine.kind, engine.url, f"{engine.kind}-mesh").ready()
         options.mesh_url = mesh.url
         asked = prompts(engine)
+        seeds(table, engine, mesh, asked[3])
         streaming(table, engine, mesh, asked[0])
         cancelling(table, engine, mesh, asked[1])
         added_time(table, engine, mesh, asked)

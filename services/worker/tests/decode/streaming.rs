@@ -366,15 +366,23 @@ async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
         config.engine.breaker_open_ms = 300;
     })
     .await;
-    engine.refusals.store(2, Ordering::SeqCst);
-    for _ in 0..2 {
-        run(&bench, chunk(&bench, &[1], 5)).await.error.unwrap();
+    // Two in a row, that is: an engine that refuses a request in between is there.
+    for kind in [
+        ErrorKind::Upstream,
+        ErrorKind::InvalidRequest,
+        ErrorKind::Upstream,
+        ErrorKind::Unavailable,
+    ] {
+        *engine.refusal.lock().unwrap() = kind;
+        engine.refusals.store(1, Ordering::SeqCst);
+        let error = run(&bench, chunk(&bench, &[1], 5)).await.error.unwrap();
+        assert_eq!(error.kind, kind);
     }
     let said = run(&bench, chunk(&bench, &[1], 5)).await;
     let error = said.error.unwrap();
     assert_eq!(error.code.as_deref(), Some("engine_breaker_open"));
     assert!(error.retry_after_ms.is_some_and(|wait| wait <= 301));
-    assert_eq!(engine.asked.lock().unwrap().len(), 2);
+    assert_eq!(engine.asked.lock().unwrap().len(), 4);
     assert_eq!(
         bench.figure("refrain_worker_rejections_total{limit=\"breaker\"}"),
         1.0

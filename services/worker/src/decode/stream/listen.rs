@@ -259,11 +259,10 @@ impl Chunks {
     }
 
     fn failed(&self, error: ApiError) -> Outcome {
-        let engines_fault = match error.kind {
-            ErrorKind::InvalidRequest => false,
-            _ => error.code.as_deref() != Some("engine_breaker_open"),
-        };
-        if engines_fault {
+        if error.kind == ErrorKind::InvalidRequest {
+            // An engine that refuses a request is there.
+            self.works();
+        } else if error.code.as_deref() != Some("engine_breaker_open") {
             self.metrics.engine_failures.inc();
             // Its own words are not logged: they may repeat the request.
             tracing::warn!(kind = ?error.kind, code = error.code, detail = error.detail, "engine failed");
