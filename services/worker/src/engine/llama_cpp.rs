@@ -194,14 +194,15 @@ impl Decoder for LlamaDecoder {
         let [token] = event.tokens[..] else {
             return Err(no_engine(format!("{} tokens", event.tokens.len())));
         };
-        let unsent = event.tokens_predicted.saturating_sub(self.seen + 1);
+        let drawn = self.seen.saturating_add(1);
+        let unsent = event.tokens_predicted.saturating_sub(drawn);
         let mut tokens = match unsent {
             0 => Vec::with_capacity(1),
             // The text of all of them, now that it ends with a character.
             _ => self.fragments.spell(&event.content, token, unsent)?,
         };
         tokens.push(token);
-        self.seen = event.tokens_predicted.max(self.seen + 1);
+        self.seen = event.tokens_predicted.max(drawn);
         let logprobs = match self.top {
             None => None,
             Some(_) if unsent > 0 => {

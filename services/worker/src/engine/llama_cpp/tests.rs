@@ -92,6 +92,21 @@ fn errors_are_told_apart_from_garbage() {
         read(&event, None).unwrap_err().kind,
         ErrorKind::InvalidRequest
     );
+    // Numbers that no server counts to.
+    let event = |drawn: u64| {
+        let content = if drawn > 1 { "é" } else { "a" };
+        format!(
+            "data: {{\"content\":\"{content}\",\"tokens\":[105],\"stop\":false,\"tokens_predicted\":{drawn}}}\n\n"
+        )
+    };
+    for counts in [&[u64::MAX][..], &[1, u64::MAX], &[1, 0, 0]] {
+        let recorded: String = counts.iter().map(|drawn| event(*drawn)).collect();
+        assert_eq!(
+            read(&recorded, None).is_ok(),
+            counts.len() == 3,
+            "{counts:?}"
+        );
+    }
     for garbage in [
         "data: {\n\n",
         "data: {\"stop\": 1}\n\n",
