@@ -108,6 +108,7 @@ async fn main() -> anyhow::Result<()> {
     for first in (0..documents).step_by(CALL_DOCUMENTS as usize) {
         let last = (first + CALL_DOCUMENTS).min(documents);
         let request = ImportRequest {
+            is_static: false,
             namespace: names.clone(),
             updates: (first..last).map(document).collect(),
         };

@@ -289,7 +289,8 @@ impl Catalog {
             Sizes::new(tokens, bytes),
             Sizes::new(state.len, state.bytes),
         );
-        self.uses.put(&tenant, key, before, after);
+        self.uses
+            .put(&tenant, key, (before, after), state.is_static());
     }
 
     /// Takes a document out. Followers do not hear of it by this alone; see [`Self::bury`].
@@ -332,9 +333,10 @@ impl Catalog {
         };
         document.state.used_ms = now_ms;
         let stale = document.used_ms_stored < before_ms;
+        let is_static = document.state.is_static();
         let tenant = self.tenant_of(key.namespace);
-        self.uses
-            .put(&tenant, key, Sizes::default(), Sizes::default());
+        let unchanged = (Sizes::default(), Sizes::default());
+        self.uses.put(&tenant, key, unchanged, is_static);
         stale
     }
 
@@ -370,6 +372,9 @@ impl Catalog {
         for (namespace, entry) in &self.namespaces {
             for (document, known) in &entry.documents {
                 let stored_ms = known.state.stored_ms;
+                if known.state.is_static() {
+                    continue;
+                }
                 if stored_ms < before_ms && expired.len() < limit {
                     expired.push(DocumentKey {
                         namespace: *namespace,

@@ -35,8 +35,8 @@ use crate::lookup::Lookups;
 use crate::metrics::{Limit, StoreMetrics};
 use crate::record::DocumentKey;
 use crate::shared::{FeedName, FeedRead, Shared, unavailable};
-use crate::writer::Append;
 use crate::writer::call::{Call, PendingTokens};
+use crate::writer::{Append, By};
 
 /// Longest session or group name, and part of a namespace's name: they are stored in one small record.
 const NAME_BYTES_MAX: usize = 512;
@@ -336,7 +336,7 @@ impl DraftStore for DraftStoreHandle {
             namespace,
             names: request.namespace.namespace,
             updates: request.updates,
-            imported: false,
+            by: By::Worker,
         })
         .await
     }

@@ -192,6 +192,16 @@ pub(crate) const GONE: u32 = u32::MAX;
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct MarksRecord(pub(crate) Vec<u32>);
 
+/// Beside the reason: the document is part of a static corpus, which nothing but an erasure removes.
+pub(crate) const STATIC: u8 = 0x80;
+
+impl StateRecord {
+    /// See [`STATIC`].
+    pub(crate) fn is_static(&self) -> bool {
+        self.finish & STATIC != 0
+    }
+}
+
 /// The reason as stored; 0 is none.
 pub(crate) fn finish_code(finish: Option<FinishReason>) -> u8 {
     match finish {
@@ -205,7 +215,7 @@ pub(crate) fn finish_code(finish: Option<FinishReason>) -> u8 {
 
 /// The reason behind a stored code.
 pub(crate) fn finish_of(code: u8) -> Option<FinishReason> {
-    match code {
+    match code & !STATIC {
         1 => Some(FinishReason::Stop),
         2 => Some(FinishReason::Length),
         3 => Some(FinishReason::Cancelled),
@@ -335,6 +345,7 @@ mod tests {
     fn finish_codes_round_trip() {
         for code in 0..=4 {
             assert_eq!(finish_code(finish_of(code)), code);
+            assert_eq!(finish_of(code | STATIC), finish_of(code));
         }
     }
 }

@@ -39,8 +39,17 @@ pub(crate) struct Append {
     pub(crate) namespace: NamespaceId,
     pub(crate) names: Namespace,
     pub(crate) updates: Vec<DocumentUpdate>,
-    /// An operator wants them stored, whatever was erased before.
-    pub(crate) imported: bool,
+    pub(crate) by: By,
+}
+
+/// Who stores updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// A worker, which does not know what was erased.
+    Worker,
+    /// An operator, who wants them stored whatever was erased before; with `is_static`, for good: no budget and no age
+    /// removes them.
+    Operator { is_static: bool },
 }
 
 /// A group as it is registered.

@@ -31,7 +31,7 @@ pub struct StoreArgs {
 enum StoreCommand {
     /// Print the store in numbers.
     Stats(PlainArgs),
-    /// Store the outputs of a trace file: a JSON object per line, plain or zstd.
+    /// Store the outputs of a trace file: a JSON object per line, plain or zstd. What was erased comes back by this.
     Import(ImportArgs),
     /// Write a tenant's documents as a trace file.
     Export(ExportArgs),
@@ -72,6 +72,9 @@ struct ImportArgs {
     /// The tokenizer's identity, where the file is not at hand [default: each line's `tokenizer`, else `unknown`].
     #[arg(long, conflicts_with = "tokenizer")]
     tokenizer_id: Option<String>,
+    /// For good: no budget and no age removes them, only `erase`.
+    #[arg(long = "static")]
+    is_static: bool,
     /// Print one JSON object per acknowledged batch: {"acknowledged": documents durable so far}.
     #[arg(long)]
     json: bool,

@@ -50,6 +50,8 @@ pub struct ImportRequest {
     pub namespace: Namespace,
     /// As a worker would send them; repeats are harmless.
     pub updates: Vec<DocumentUpdate>,
+    /// For good: no budget and no age removes them, only an erasure.
+    pub is_static: bool,
 }
 
 /// A place in an export: after the document of `namespace` whose last change was `sequence`.

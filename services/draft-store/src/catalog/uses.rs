@@ -56,13 +56,24 @@ impl Uses {
         self.tenants.entry(name.clone()).or_default()
     }
 
-    /// A document was used now, and takes `after` instead of `before`.
-    pub(super) fn put(&mut self, tenant: &Arc<str>, key: DocumentKey, before: Sizes, after: Sizes) {
+    /// A document was used now, and takes the second of the sizes instead of the first. A static one has no place in
+    /// the order: nothing pushes it out.
+    pub(super) fn put(
+        &mut self,
+        tenant: &Arc<str>,
+        key: DocumentKey,
+        (before, after): (Sizes, Sizes),
+        is_static: bool,
+    ) {
         self.clock += 1;
         let stamp = self.clock;
         let tenant = self.tenant(tenant);
         tenant.sizes.change(before, after);
-        tenant.order.push(key, stamp);
+        if is_static {
+            tenant.order.pop(&key);
+        } else {
+            tenant.order.push(key, stamp);
+        }
     }
 
     /// A document takes `after` instead of `before`.
@@ -87,16 +98,16 @@ impl Uses {
         let source = self.tenant(from);
         let mut uses = Vec::new();
         for (key, sizes) in documents {
-            if let Some(stamp) = source.order.pop(&key) {
-                source.sizes.change(sizes, Sizes::default());
-                uses.push((stamp, key, sizes));
-            }
+            source.sizes.change(sizes, Sizes::default());
+            uses.push((source.order.pop(&key), key, sizes));
         }
         uses.sort_unstable_by_key(|(stamp, ..)| *stamp);
         let target = self.tenant(to);
         for (stamp, key, sizes) in uses {
             target.sizes.change(Sizes::default(), sizes);
-            target.order.push(key, stamp);
+            if let Some(stamp) = stamp {
+                target.order.push(key, stamp);
+            }
         }
     }
 
@@ -106,11 +117,12 @@ impl Uses {
         let mut over = self.tenants.iter().filter_map(|(name, tenant)| {
             let (tokens_max, bytes_max) = quota(name);
             let in_tokens = tenant.sizes.tokens > tokens_max;
-            (in_tokens || tenant.sizes.bytes > bytes_max).then_some((tenant, in_tokens))
+            let is_over = in_tokens || tenant.sizes.bytes > bytes_max;
+            // One that holds nothing but static documents has none to give.
+            let (key, _) = tenant.order.peek_lru().filter(|_| is_over)?;
+            Some((*key, in_tokens))
         });
-        let (tenant, in_tokens) = over.next()?;
-        let (key, _) = tenant.order.peek_lru()?;
-        Some((*key, in_tokens))
+        over.next()
     }
 
     /// The least recently used document of all.

@@ -13,10 +13,10 @@ use super::DraftStoreHandle;
 use crate::admin;
 use crate::directory::Rewritten;
 use crate::shared::{Shared, unavailable};
-use crate::writer::Append;
 use crate::writer::actor::rewriting::RewriteCall;
 use crate::writer::actor::sealing::SealCall;
 use crate::writer::call::Call;
+use crate::writer::{Append, By};
 
 impl DraftStoreHandle {
     /// Reads off the async threads, as one of the reads that may run at once.
@@ -73,7 +73,9 @@ impl StoreAdmin for DraftStoreHandle {
             namespace: request.namespace.id(),
             names: request.namespace,
             updates: request.updates,
-            imported: true,
+            by: By::Operator {
+                is_static: request.is_static,
+            },
         })
         .await
     }

@@ -15,7 +15,7 @@ use crate::directory::{Opened, open};
 use crate::record::DocumentKey;
 use crate::shared::{Open, Shared};
 use crate::text;
-use crate::writer::{Append, Core, Removal};
+use crate::writer::{Append, By, Core, Removal};
 
 const CACHE_BYTES: u64 = 4 << 20;
 const TOKENS: u32 = 300;
@@ -94,7 +94,7 @@ impl Store {
             namespace: names(tenant).id(),
             names: names(tenant),
             updates: vec![update],
-            imported: false,
+            by: By::Worker,
         };
         let mut open = self.shared.write();
         let catalog = &mut open.as_mut().unwrap().catalog;

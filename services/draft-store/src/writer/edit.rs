@@ -10,15 +10,15 @@ use std::sync::Arc;
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 use refrain_protocol::{Namespace, NamespaceId, TokenId};
 
-use super::{Append, Outcome, Registration, Removal};
+use super::{Append, By, Outcome, Registration, Removal};
 use crate::catalog::Catalog;
 use crate::codec::{self, Damage};
 use crate::log::{Batch, LogError, RecordLog};
 use crate::placement::{Placement, place};
 use crate::record::{
-    DocumentKey, ErasedRecord, ErasureRecord, GONE, HeadRecord, Kind, NamespaceRecord, StateRecord,
-    StoreRecord, TombstoneRecord, document_key, erasure_key, finish_code, finish_of, namespace_key,
-    piece_key, store_key, tombstone_key,
+    DocumentKey, ErasedRecord, ErasureRecord, GONE, HeadRecord, Kind, NamespaceRecord, STATIC,
+    StateRecord, StoreRecord, TombstoneRecord, document_key, erasure_key, finish_code, finish_of,
+    namespace_key, piece_key, store_key, tombstone_key,
 };
 use crate::segments::Marks;
 use crate::text::TextError;
@@ -47,6 +47,8 @@ pub(super) struct Edit<'a> {
     states: BTreeSet<DocumentKey>,
     /// Marks of sealed documents, as they will be.
     marks: Marks,
+    /// What the append at hand adds to the finish code: [`STATIC`] or nothing.
+    static_code: u8,
 }
 
 impl<'a> Edit<'a> {
@@ -67,6 +69,7 @@ impl<'a> Edit<'a> {
             batch: Batch::default(),
             states: BTreeSet::new(),
             marks: Marks::default(),
+            static_code: 0,
         }
     }
 
@@ -164,7 +167,11 @@ impl<'a> Edit<'a> {
         };
         let known = self.catalog.document(key).is_some();
         let erasures = self.catalog.erasures();
-        if !append.imported && erasures.refuses(key, known, &append.names, &update.head) {
+        self.static_code = match append.by {
+            By::Operator { is_static: true } => STATIC,
+            _ => 0,
+        };
+        if append.by == By::Worker && erasures.refuses(key, known, &append.names, &update.head) {
             // Answered as if it were stored: less would have the worker send all of it again, for ever.
             let added = u32::try_from(update.tokens.len()).unwrap_or(u32::MAX);
             return Ok(update.prev_len.saturating_add(added));
@@ -192,6 +199,8 @@ impl<'a> Edit<'a> {
                     self.unseal(key)?;
                     let state = self.state(key)?;
                     self.write(key, state, update, state.len, &[])?;
+                } else if at_end && known.is_some_and(|known| !known.state.is_static()) {
+                    self.make_static(key)?;
                 }
                 Ok(())
             }
@@ -222,6 +231,20 @@ impl<'a> Edit<'a> {
             }
             Placement::Overwrite { epoch_start } => self.overwrite(key, update, epoch_start),
         }
+    }
+
+    /// Makes a document that is there static, if that is what the append wants.
+    fn make_static(&mut self, key: DocumentKey) -> Result<(), TextError> {
+        if self.static_code == 0 {
+            return Ok(());
+        }
+        // A segment's records do not change: it is sealed again from the log.
+        self.unseal(key)?;
+        let mut state = self.state(key)?;
+        state.finish |= self.static_code;
+        self.catalog.put(key, state, None);
+        self.states.insert(key);
+        Ok(())
     }
 
     fn create(&mut self, key: DocumentKey, update: &DocumentUpdate) -> StateRecord {
@@ -301,7 +324,7 @@ impl<'a> Edit<'a> {
         tokens: &[TokenId],
     ) -> Result<(), TextError> {
         self.store_text(key, &mut state, to, tokens, update.finish.is_some())?;
-        state.finish = finish_code(update.finish);
+        state.finish = finish_code(update.finish) | state.finish & STATIC | self.static_code;
         state.used_ms = self.now_ms;
         state.sequence = self.next_sequence();
         self.outcome.appended_tokens += tokens.len() as u64;

@@ -174,12 +174,20 @@ impl Store {
             namespace: names(tenant).id(),
             names: names(tenant),
             updates: updates.to_vec(),
-            imported: false,
+            by: By::Worker,
         };
+        let now_ms = self.now_ms;
+        let outcome = self.run(|core, catalog| core.append(catalog, &[append], now_ms));
+        outcome.lengths[0].clone().unwrap()
+    }
+
+    fn run(
+        &mut self,
+        action: impl FnOnce(&mut Core, &mut Catalog) -> Result<Outcome, LogError>,
+    ) -> Outcome {
         let mut open = self.shared.write();
         let catalog = &mut open.as_mut().unwrap().catalog;
-        let outcome = self.core.append(catalog, &[append], self.now_ms).unwrap();
-        outcome.lengths[0].clone().unwrap()
+        action(&mut self.core, catalog).unwrap()
     }
 
     fn tick(&mut self, elapsed_ms: u64) -> Outcome {

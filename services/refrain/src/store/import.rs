@@ -307,6 +307,7 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
                 ImportRequest {
                     namespace,
                     updates: Vec::new(),
+                    is_static: args.is_static,
                 }
             });
             tokens += update.tokens.len();

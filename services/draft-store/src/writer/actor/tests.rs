@@ -5,6 +5,7 @@ use refrain_service_kit::telemetry::Metrics;
 use super::*;
 use crate::record::DocumentKey;
 use crate::shared::FeedName;
+use crate::writer::By;
 
 fn append(document: u128) -> Append {
     let names = Namespace {
@@ -24,7 +25,7 @@ fn append(document: u128) -> Append {
         namespace: names.id(),
         names,
         updates: vec![update],
-        imported: false,
+        by: By::Worker,
     }
 }
 

@@ -202,6 +202,47 @@ fn a_tenant_may_have_a_quota_of_its_own_in_tokens_or_bytes() {
 }
 
 #[test]
+fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
+    let mut store = Store::new(DraftStoreConfig {
+        tenant_tokens_max: 35,
+        retention_days: 1,
+        ..small()
+    });
+    let import = |store: &mut Store, document, is_static| {
+        let append = Append {
+            namespace: names("a").id(),
+            names: names("a"),
+            updates: vec![finished(update(document, 1, 0, &[1; 10]))],
+            by: By::Operator { is_static },
+        };
+        let now_ms = store.now_ms;
+        store.run(|core, catalog| core.append(catalog, &[append], now_ms));
+    };
+    import(&mut store, 0, true);
+    import(&mut store, 1, false);
+    store.seal("a");
+    // What is there and sealed is made static by importing it so.
+    import(&mut store, 1, true);
+    for document in 2..6 {
+        store.append("a", &[finished(update(document, 1, 0, &[1; 10]))]);
+    }
+    assert_eq!(store.documents("a"), [0, 1, 5]);
+    // It is known after a restart and a seal, and a use leaves it where it is.
+    store.touch("a", 0);
+    store.seal("a");
+    let mut store = store.reopen();
+    store.tick(3 * 24 * 3600 * 1000);
+    assert_eq!(store.documents("a"), [0, 1]);
+    assert_eq!(store.text("a", 1), Some(vec![1; 10]));
+    store.append("a", &[finished(update(6, 1, 0, &[1; 10]))]);
+    store.append("a", &[finished(update(7, 1, 0, &[1; 10]))]);
+    assert_eq!(store.documents("a"), [0, 1, 7]);
+    let now_ms = store.now_ms;
+    store.run(|core, catalog| core.remove(catalog, &[key("a", 0)], Removal::Erased, now_ms));
+    assert_eq!(store.documents("a"), [1, 7]);
+}
+
+#[test]
 fn bytes_are_a_budget_too_and_eviction_goes_in_steps() {
     let mut store = Store::new(DraftStoreConfig {
         eviction_step: 2,
@@ -383,7 +424,7 @@ fn a_refusing_disk_acknowledges_nothing() {
         namespace: names("a").id(),
         names: names("a"),
         updates: vec![update(1, 1, 1, &[2])],
-        imported: false,
+        by: By::Worker,
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;
@@ -423,7 +464,7 @@ fn one_namespace_too_many_is_refused() {
         namespace: names("b").id(),
         names: names("b"),
         updates: vec![update(1, 1, 0, &[2])],
-        imported: false,
+        by: By::Worker,
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;

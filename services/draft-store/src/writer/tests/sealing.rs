@@ -112,7 +112,7 @@ fn what_changes_while_it_is_sealed_stays_in_the_log() {
             namespace: names("a").id(),
             names: names("a"),
             updates: vec![update(1, 1, 50, &[9])],
-            imported: false,
+            by: By::Worker,
         };
         core.append(catalog, &[append], 1_000_000_000_500).unwrap();
         let erased = [key("a", 2)];
