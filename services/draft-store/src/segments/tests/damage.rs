@@ -21,7 +21,9 @@ fn sealed(dir: &Path) -> (Store, [SegmentId; 3]) {
 
 #[test]
 fn a_damaged_or_missing_file_costs_itself_alone() {
-    for case in ["missing", "empty", "short", "index", "records", "footer"] {
+    for case in [
+        "missing", "empty", "short", "index", "records", "version", "footer",
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let (store, [first, second, theirs]) = sealed(dir.path());
         let mut expected = store.expected.take();
@@ -46,6 +48,8 @@ fn a_damaged_or_missing_file_costs_itself_alone() {
             "short" => bytes.truncate(len / 2),
             "index" => bytes[1_000] ^= 1,
             "records" => bytes[len - 600] ^= 1,
+            // Written by a later program.
+            "version" => bytes[len - 68] += 1,
             _ => bytes[len - 40] ^= 1,
         }
         std::fs::write(&file, bytes).unwrap();
