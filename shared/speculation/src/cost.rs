@@ -6,8 +6,8 @@
 //!
 //! [`StepCost`] is a line fitted to everything seen (seconds from tokens and KV tokens, least squares of the
 //! *relative* error, so that prompts do not decide what decoding costs) and on top of it, by number of tokens, how
-//! far the steps of just that size were from the line. Sizes that were never seen lie between their neighbours. What
-//! comes out never falls as tokens grow.
+//! far the steps of just that size were from the line. Sizes that were never seen lie between their neighbours, nearer
+//! to the smaller. What comes out never falls as tokens grow.
 
 /// Steps after which an older one counts half.
 const HALF_LIFE_STEPS: f64 = 512.0;
@@ -157,12 +157,13 @@ impl StepCost {
     /// Draws the curve anew.
     fn draw(&mut self) {
         let fit = self.line.fit();
+        let line = |at: usize| fit.at_zero + fit.per_token * middle(at);
         let seen: Vec<(usize, f64)> = self
             .buckets
             .iter()
             .enumerate()
             .filter(|(_, bucket)| bucket.weight >= WEIGHT_MIN)
-            .map(|(at, bucket)| (at, bucket.off(fit)))
+            .map(|(at, bucket)| (at, line(at) + bucket.off(fit)))
             .collect();
         let (mut left, mut next) = (None, 0);
         let mut weights = Vec::with_capacity(self.curve.len());
@@ -171,15 +172,19 @@ impl StepCost {
                 left = Some(seen[next]);
                 next += 1;
             }
-            let off = match (left, seen.get(next)) {
-                (Some((from, off)), Some(&(to, other))) => {
+            self.curve[at] = match (left, seen.get(next)) {
+                (Some((from, seconds)), Some(&(to, other))) => {
                     let share = (middle(at) - middle(from)) / (middle(to) - middle(from));
-                    off + (other - off) * share
+                    // Squared: what was not seen is taken to cost little until near what was. A straight line from small
+                    // steps over a ridge to large ones would price every step between them out, and none
+                    // would ever be made to show that it is cheap.
+                    seconds + (other - seconds) * share * share
                 }
-                (Some((_, off)), None) | (None, Some(&(_, off))) => off,
-                (None, None) => 0.0,
+                (Some((near, seconds)), None) | (None, Some(&(near, seconds))) => {
+                    seconds + line(at) - line(near)
+                }
+                (None, None) => line(at),
             };
-            self.curve[at] = fit.at_zero + fit.per_token * middle(at) + off;
             weights.push(self.buckets[at].weight.max(WEIGHT_MIN));
         }
         never_falling(&mut self.curve, &weights);
@@ -259,10 +264,18 @@ impl Line {
             [ts - tokens * seconds, ks - kv_tokens * seconds],
             [tt, kk],
         );
+        // A step over an edge can tilt the line until it meets zero before there is nothing to do. Small steps would then
+        // be free, and what they take would look held up.
+        let sloped = per_token * tokens + per_kv_token * kv_tokens;
+        let scale = if sloped > seconds {
+            seconds / sloped
+        } else {
+            1.0
+        };
         Fit {
-            at_zero: seconds - per_token * tokens - per_kv_token * kv_tokens,
-            per_token,
-            per_kv_token,
+            at_zero: (seconds - sloped).max(0.0),
+            per_token: per_token * scale,
+            per_kv_token: per_kv_token * scale,
         }
     }
 }
