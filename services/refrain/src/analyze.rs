@@ -22,7 +22,7 @@ use serde::Serialize;
 use crate::replay::trace::{Traces, tokenizer};
 use crate::replay::{
     ENGINE_MODEL, Eagle3, EngineModel, Judging, MemoryConfig, Outcome, Policy, PolicyReport,
-    Progress, Serving, Setup, Window, on_cores,
+    Progress, Serving, Setup, Window, on_cores, once,
 };
 
 pub use html::html;
@@ -98,6 +98,10 @@ pub fn run(
     options: &AnalyzeOptions,
     progress: impl FnMut(Progress),
 ) -> anyhow::Result<AnalyzeReport> {
+    let options = &AnalyzeOptions {
+        concurrency: once(&options.concurrency),
+        ..options.clone()
+    };
     options.check()?;
     let setup = options.setup()?;
     let tokenizer = tokenizer(options.tokenizer.as_deref())?;

@@ -1,9 +1,12 @@
 //! `refrain replay`: what drafting would be worth on recorded calls, without an engine.
 //!
 //! The recording stands in for the model: a draft is accepted as far as the recorded output goes along with it, and the
-//! recording's next token is the one that the model would have added. Everything else is what a worker does: a
-//! request drafts from its own text, from the samples of its group and from its namespace; what it says can be
-//! drafted from at once; requests under way at once take their steps together.
+//! recording's next token is the one that the model would have added. The rest is as at a worker: a request drafts from
+//! its own text, from the samples of its group and from its namespace; what it says can be drafted from at once;
+//! requests under way at once take their steps together; chances of drafts are learnt for each namespace apart.
+//!
+//! What a worker does and a replay does not: it spends no steps on trying out the head, no guard turns drafts off that
+//! lose, the draft tokens of a step have no limit, nothing is evicted but groups, and prompts take no steps.
 //!
 //! With a modelled engine, policies are compared: what each chooses to draft, how many tokens it brings per second of
 //! modelled step time ([`EngineModel`]), and what it expected ([`PolicyReport`]).
@@ -25,6 +28,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trace;
+mod window;
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -38,10 +42,12 @@ pub use eagle3::Eagle3;
 pub use engine_model::EngineModel;
 pub(crate) use judge::Judging;
 pub(crate) use memory::MemoryConfig;
+pub(crate) use options::once;
 pub use options::{Policy, ReplayOptions, ReplaySource};
-pub use report::{PolicyReport, ReplayReport, SourceCounts, Window};
+pub use report::{PolicyReport, ReplayReport, SourceCounts};
 pub(crate) use serve::{Serving, Tally};
 use trace::{Traces, tokenizer};
+pub use window::Window;
 
 /// The engine that policies are compared on unless another is named.
 pub(crate) const ENGINE_MODEL: &str = "h100-8b";
@@ -68,6 +74,7 @@ pub fn run(
     options: &ReplayOptions,
     mut progress: impl FnMut(Progress),
 ) -> anyhow::Result<ReplayReport> {
+    let options = &options.settled();
     options.check()?;
     let tokenizer = tokenizer(options.tokenizer.as_deref())?;
     let setup = Setup {
@@ -110,11 +117,11 @@ pub fn run(
 /// decoding among them, since speed-ups are measured against it.
 fn runs(options: &ReplayOptions) -> Vec<(Policy, usize)> {
     let mut runs = vec![(Policy::Suffix, options.concurrency[0])];
-    if options.compared().is_empty() {
+    if options.policies.is_empty() {
         return runs;
     }
     for &concurrency in &options.concurrency {
-        for &policy in [Policy::Off].iter().chain(options.compared()) {
+        for &policy in [Policy::Off].iter().chain(&options.policies) {
             if !runs.contains(&(policy, concurrency)) {
                 runs.push((policy, concurrency));
             }

@@ -3,6 +3,8 @@
 
 mod goodput;
 
+use std::collections::HashMap;
+
 use goodput::Goodput;
 use refrain_speculation::{
     Acceptance, Asked, Calibration, Candidate, DraftTree, Fallback, Found, Route, Threshold, route,
@@ -29,6 +31,8 @@ pub(crate) struct Judging {
 
 /// A request that takes part in a step.
 pub(super) struct Turn {
+    /// Whose chances its drafts have.
+    pub(super) namespace: usize,
     /// Tokens of its prompt and output so far.
     pub(super) context_tokens: usize,
     /// The best suffix draft, if one was looked for and found.
@@ -57,6 +61,7 @@ enum Routed {
 
 /// A [`Turn`] with what was chosen for it.
 pub(super) struct Choice {
+    namespace: usize,
     pub(super) draft: Draft,
     pub(super) found: Option<Candidate>,
     /// The chance that was seen in each drafted token.
@@ -89,8 +94,9 @@ impl Draft {
 /// A policy at work.
 pub(super) struct Judge {
     judging: Judging,
-    /// Chances of drafts as they were observed; every policy has them, to say what it expects, and one goes by them.
-    calibration: Calibration,
+    /// Chances of drafts as they were observed in each namespace; every policy has them, to say what it expects, and one
+    /// goes by them.
+    calibrations: HashMap<usize, Calibration>,
     goodput: Goodput,
     /// What came of the head's drafts.
     head: Acceptance,
@@ -101,7 +107,7 @@ impl Judge {
     pub(super) fn new(judging: Judging) -> Self {
         Judge {
             judging,
-            calibration: Calibration::new(),
+            calibrations: HashMap::new(),
             goodput: Goodput::default(),
             head: Acceptance::default(),
             account: Account::default(),
@@ -115,12 +121,16 @@ impl Judge {
     }
 
     /// Chooses for all requests of a step together.
-    pub(super) fn choose(&self, turns: Vec<Turn>) -> Vec<Choice> {
+    pub(super) fn choose(&mut self, turns: Vec<Turn>) -> Vec<Choice> {
+        for turn in &turns {
+            let unknown = self.calibrations.entry(turn.namespace);
+            unknown.or_default();
+        }
         let depth = self.judging.head.acceptance.len();
         let chances: Vec<Vec<f32>> = turns
             .iter()
             .map(|turn| match &turn.found {
-                Some(found) => self.calibration.expect(found),
+                Some(found) => self.calibrations[&turn.namespace].expect(found),
                 None => Vec::new(),
             })
             .collect();
@@ -138,7 +148,7 @@ impl Judge {
             Policy::Goodput => {
                 let heads = turns.iter().map(|turn| {
                     let context = turn.context_tokens as u32;
-                    self.calibration.expect_head(context, depth as u32)
+                    self.calibrations[&turn.namespace].expect_head(context, depth as u32)
                 });
                 let kv_tokens = turns.iter().map(|turn| turn.context_tokens).sum();
                 self.goodput
@@ -162,13 +172,11 @@ impl Judge {
                 let kept = nodes.iter().map(|&node| chances[node as usize]).collect();
                 (Draft::Suffix(found.tree.select(is_in)), kept)
             }
-            (Routed::Head, _) => (
-                Draft::Head(depth),
-                self.head_chances(turn.context_tokens, depth),
-            ),
+            (Routed::Head, _) => (Draft::Head(depth), self.head_chances(&turn, depth)),
             (Routed::Plain | Routed::Whole | Routed::Part(_), _) => (Draft::Plain, Vec::new()),
         };
         Choice {
+            namespace: turn.namespace,
             draft,
             found: turn.found,
             chances,
@@ -190,11 +198,10 @@ impl Judge {
         }
     }
 
-    fn head_chances(&self, context_tokens: usize, depth: usize) -> Vec<f32> {
-        let up_to = |depth: usize| {
-            let (context, depth) = (context_tokens as u32, depth as u32);
-            self.calibration.expect_head(context, depth)
-        };
+    fn head_chances(&self, turn: &Turn, depth: usize) -> Vec<f32> {
+        let calibration = &self.calibrations[&turn.namespace];
+        let context = turn.context_tokens as u32;
+        let up_to = |depth: usize| calibration.expect_head(context, depth as u32);
         (0..depth).map(|at| up_to(at + 1) - up_to(at)).collect()
     }
 
@@ -210,6 +217,7 @@ impl Judge {
             is_last,
         } in verified
         {
+            let calibration = self.calibrations.entry(choice.namespace).or_default();
             load.requests += 1;
             load.tokens += 1 + choice.draft.tokens();
             load.kv_tokens += context_tokens;
@@ -219,16 +227,13 @@ impl Judge {
             if let Draft::Head(depth) = choice.draft {
                 depths.push(depth);
                 self.head.record(depth, path.len(), said.len());
-                self.calibration.observe_head(
-                    *context_tokens as u32,
-                    depth as u32,
-                    path.len() as u32,
-                );
+                let context = *context_tokens as u32;
+                calibration.observe_head(context, depth as u32, path.len() as u32);
             }
             if let Some(found) = &choice.found {
                 let mut said = said.clone();
                 said.extend(is_last.then_some(END));
-                self.calibration.observe(found, &said);
+                calibration.observe(found, &said);
             }
         }
         if load.requests == 0 {

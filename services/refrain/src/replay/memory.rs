@@ -37,6 +37,13 @@ pub(super) struct Home {
 
 type GroupKey = (usize, Rc<str>);
 
+impl Home {
+    /// Which namespace it is, counted as they were met.
+    pub(super) fn namespace(&self) -> usize {
+        self.namespace
+    }
+}
+
 /// All shared indexes of a replay.
 pub(super) struct Memory {
     config: MemoryConfig,

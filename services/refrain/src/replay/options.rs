@@ -3,17 +3,19 @@
 use std::path::PathBuf;
 
 use anyhow::ensure;
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use refrain_speculation::{Expansion, ProposeParams, Threshold};
 use refrain_suffix_index::IndexConfig;
 use serde::{Serialize, Serializer};
 
+use super::ENGINE_MODEL;
 use super::eagle3::Eagle3;
 use super::memory::MemoryConfig;
 use super::serve::Serving;
 
 /// What to replay, and how.
 #[derive(Args, Clone, Debug, Serialize)]
+#[command(group(ArgGroup::new("comparison").args(["policies", "engine_model"]).multiple(true)))]
 pub struct ReplayOptions {
     /// Files of recorded calls, in this order: a JSON object per line, plain or zstd.
     #[arg(required = true, value_name = "TRACE")]
@@ -94,22 +96,33 @@ pub struct ReplayOptions {
     /// `acc` has the chance that the token at each position of its draft is accepted once those before it were (where an
     /// engine reports rates over all drafts, divide each by the one before); `cost` is the time of drafting one
     /// position as a share of a plain step.
-    #[arg(long, value_name = "acc=A,A,...[,cost=SHARE]", default_value_t = Eagle3::default())]
+    #[arg(
+        long,
+        value_name = "acc=A,A,...[,cost=SHARE]",
+        default_value_t = Eagle3::default(),
+        requires = "comparison"
+    )]
     pub eagle3: Eagle3,
     /// For the policy `score`: the SCORE that a suffix draft must exceed, or `auto`, the head's measured tokens per step.
     /// 0 keeps it from the head.
-    #[arg(long, value_name = "TAU|auto", value_parser = threshold, default_value = "auto")]
+    #[arg(
+        long,
+        value_name = "TAU|auto",
+        value_parser = threshold,
+        default_value = "auto",
+        requires = "comparison"
+    )]
     #[serde(serialize_with = "serialize_threshold")]
     pub score_threshold: Threshold,
     /// The luck of the head's drafts follows from it.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "comparison")]
     pub seed: u64,
     /// Print for each policy how often drafted tokens were accepted, by how likely it was held to be.
-    #[arg(long)]
+    #[arg(long, requires = "comparison")]
     #[serde(skip)]
     pub reliability: bool,
-    /// Tell tokens per step for every N calls as well: how a memory grows, or gets used to other calls than it was
-    /// warmed with.
+    /// Tell tokens per step for every N calls as well, for each policy if some are compared: how a memory grows, or gets
+    /// used to other calls than it was warmed with.
     #[arg(long, value_name = "N")]
     pub window: Option<u64>,
     /// Print one JSON object instead of tables.
@@ -174,13 +187,20 @@ impl Policy {
 }
 
 impl ReplayOptions {
-    /// What is compared: nothing, unless something was asked for that only a comparison has.
-    pub(super) fn compared(&self) -> &[Policy] {
-        match (&self.policies[..], &self.engine_model) {
-            ([], None) => &[],
-            ([], Some(_)) => &Policy::ALL,
-            (policies, _) => policies,
+    /// The same with each value once, and for a comparison with what it leaves open: `policies` are those that are
+    /// compared then, none if nothing is.
+    pub(super) fn settled(&self) -> Self {
+        let mut settled = self.clone();
+        settled.concurrency = once(&self.concurrency);
+        settled.policies = match (&self.policies[..], &self.engine_model) {
+            ([], Some(_)) => Policy::ALL.to_vec(),
+            (policies, _) => once(policies),
+        };
+        if !settled.policies.is_empty() {
+            let name = || ENGINE_MODEL.to_owned();
+            settled.engine_model.get_or_insert_with(name);
         }
+        settled
     }
 
     fn has(&self, source: ReplaySource) -> bool {
@@ -238,7 +258,7 @@ impl ReplayOptions {
             "--concurrency must be at least 1"
         );
         ensure!(
-            self.concurrency.len() == 1 || !self.compared().is_empty(),
+            self.concurrency.len() == 1 || !self.policies.is_empty(),
             "several numbers for --concurrency are compared with --policies"
         );
         ensure!(self.window != Some(0), "--window must be at least 1");
@@ -253,6 +273,17 @@ impl ReplayOptions {
         }
         Ok(())
     }
+}
+
+/// The values without repeats, in their order.
+pub(crate) fn once<T: Clone + PartialEq>(values: &[T]) -> Vec<T> {
+    let mut once = Vec::with_capacity(values.len());
+    for value in values {
+        if !once.contains(value) {
+            once.push(value.clone());
+        }
+    }
+    once
 }
 
 fn threshold(text: &str) -> Result<Threshold, String> {

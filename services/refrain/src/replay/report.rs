@@ -10,6 +10,7 @@ use super::account::Reliability;
 use super::clock::DurationsUs;
 use super::compare::Outcome;
 use super::options::{Policy, ReplayOptions};
+use super::window::{self, Window};
 
 /// The outcome. What was not measured, since nothing of it happened, is absent or `null`.
 #[derive(Clone, Debug, Serialize)]
@@ -62,7 +63,7 @@ pub struct ReplayReport {
     pub wall_s: f64,
     /// Steps by what their draft was read from; `none` are plain steps.
     pub sources: BTreeMap<&'static str, SourceCounts>,
-    /// Tokens per step as the calls went by, with `--window`.
+    /// Tokens per step as the calls went by, with `--window`: of `suffix` at the first number of requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
     /// Policies compared on a modelled engine, with `--policies` or `--engine-model`.
@@ -70,17 +71,6 @@ pub struct ReplayReport {
     pub policies: Vec<PolicyReport>,
     /// What it was run with.
     pub settings: ReplayOptions,
-}
-
-/// Some calls, one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Window {
-    /// Calls that had ended at its end.
-    pub docs: u64,
-    /// Output tokens per step within it.
-    pub tokens_per_step: Option<f64>,
-    /// Accepted / drafted within it.
-    pub acceptance_rate: Option<f64>,
 }
 
 /// One policy on the modelled engine. Steps are counted for each request that takes part in one.
@@ -109,6 +99,9 @@ pub struct PolicyReport {
     pub propose_us_per_step: Option<f64>,
     /// How often drafted tokens were accepted, by the chance that was seen in them.
     pub reliability: Vec<Reliability>,
+    /// Its tokens per step as the calls went by, with `--window`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Window>,
 }
 
 /// Steps whose draft came from one source.
@@ -139,24 +132,6 @@ fn per_step(of: f64, total: &Acceptance) -> Option<f64> {
     (total.steps > 0).then(|| of / total.steps as f64)
 }
 
-impl Window {
-    /// Those of a replay.
-    pub(crate) fn of(outcome: &Outcome) -> Vec<Window> {
-        let mut before = Acceptance::default();
-        let ends = outcome.tally.windows.iter();
-        ends.map(|(docs, total)| {
-            let within = total.since(&before);
-            before = *total;
-            Window {
-                docs: *docs,
-                tokens_per_step: within.accepted_length(),
-                acceptance_rate: within.acceptance_rate(),
-            }
-        })
-        .collect()
-    }
-}
-
 /// In the order in which they were asked for, for each number of requests.
 fn policies(options: &ReplayOptions, outcomes: &[Outcome]) -> Vec<PolicyReport> {
     let mut rows = Vec::new();
@@ -166,7 +141,7 @@ fn policies(options: &ReplayOptions, outcomes: &[Outcome]) -> Vec<PolicyReport> 
             outcomes.find(|outcome| (outcome.policy, outcome.concurrency) == (policy, concurrency))
         };
         let plain = of(Policy::Off).and_then(Outcome::goodput_tokens_per_s);
-        let compared = options.compared().iter().filter_map(|policy| of(*policy));
+        let compared = options.policies.iter().filter_map(|policy| of(*policy));
         rows.extend(compared.map(|outcome| PolicyReport::new(outcome, plain)));
     }
     rows
@@ -193,6 +168,7 @@ impl PolicyReport {
             head_share: per_step(account.head_steps as f64, &total),
             propose_us_per_step: proposing_us,
             reliability: account.reliability(),
+            windows: Window::of(outcome),
         }
     }
 }
@@ -309,23 +285,15 @@ impl ReplayReport {
                 number(rate)
             );
         }
-        if !self.windows.is_empty() {
-            let _ = writeln!(
-                text,
-                "\n{:>10} {:>16} {:>16}",
-                "calls", "tokens per step", "acceptance rate"
-            );
+        if self.policies.is_empty() {
+            text += &window::table("", &self.windows);
         }
-        for window in &self.windows {
-            let _ = writeln!(
-                text,
-                "{:>10} {:>16} {:>16}",
-                window.docs,
-                number(window.tokens_per_step),
-                number(window.acceptance_rate)
-            );
+        text += &policy_table(&self.policies);
+        for row in &self.policies {
+            let name = format!("{} at {}", row.policy.as_str(), row.concurrency);
+            text += &window::table(&name, &row.windows);
         }
-        text + &policy_table(&self.policies)
+        text
     }
 
     /// How often drafted tokens were accepted that were held to be about as likely, for people.

@@ -107,6 +107,7 @@ pub(super) fn serve(
         let turns = going
             .iter()
             .map(|running| Turn {
+                namespace: running.home.namespace(),
                 context_tokens: running.known,
                 found: running.propose(memory, &serving.params, &mut tally),
             })

@@ -202,6 +202,58 @@ fn windows_tell_how_a_memory_gets_used_to_its_calls() -> anyhow::Result<()> {
 }
 
 #[test]
+fn policies_in_one_call_each_once_and_with_windows() -> anyhow::Result<()> {
+    let args = "--policies off,eagle3,suffix,score,goodput,off --concurrency 1,16,64,1 --window 9";
+    let report = replay(&calls(), args)?;
+    let told: Vec<_> = report
+        .policies
+        .iter()
+        .map(|row| (row.concurrency, row.policy))
+        .collect();
+    let all = [1, 16, 64].map(|at| Policy::ALL.map(|policy| (at, policy)));
+    assert_eq!(told, all.concat());
+    for row in &report.policies {
+        let windows = row.windows.last().map(|window| window.docs);
+        assert_eq!(windows, Some(report.docs / 9 * 9), "{row:?}");
+    }
+    assert_eq!(row(&report, Policy::Suffix, 1).windows, report.windows);
+    assert!(report.table().contains("\ngoodput at 64 "));
+    let json = serde_json::to_value(&report)?;
+    assert_eq!(json["settings"]["engine_model"], "h100-8b");
+    assert_eq!(json["settings"]["concurrency"], json!([1, 16, 64]));
+    assert_eq!(json["settings"]["policies"], json!(Policy::ALL));
+    // There are none where nothing is compared, and repeats are no comparison.
+    let report = replay(&calls(), "--concurrency 2,2")?;
+    assert!(report.policies.is_empty());
+    Ok(())
+}
+
+#[test]
+fn tenants_learn_chances_of_their_own() -> anyhow::Result<()> {
+    // One at whom all copies go on alike, and one at whom they do not.
+    let (mut steady, mut fickle, mut mixed) = (Vec::new(), Vec::new(), Vec::new());
+    for call in 0..40 {
+        let song = |turn: u32| (0..20).map(|at| at + turn * (at % 3)).collect::<Vec<u32>>();
+        steady.push(json!({"tenant": "a", "output_token_ids": song(0)}));
+        fickle.push(json!({"tenant": "b", "output_token_ids": song(call * 100)}));
+        mixed.extend(
+            [steady.last().cloned(), fickle.last().cloned()]
+                .into_iter()
+                .flatten(),
+        );
+    }
+    // These drafts do not depend on chances, so nothing but them could be shared.
+    let expected = |calls: &[Value]| -> anyhow::Result<f64> {
+        let report = replay(calls, "--policies suffix")?;
+        let row = row(&report, Policy::Suffix, 1);
+        Ok((row.expected_per_step.expect("steps") - 1.0) * report.steps as f64)
+    };
+    let (apart, together) = (expected(&steady)? + expected(&fickle)?, expected(&mixed)?);
+    assert!((together / apart - 1.0).abs() < 1e-6, "{together} {apart}");
+    Ok(())
+}
+
+#[test]
 fn what_makes_no_sense_is_refused() {
     for (args, wanted) in [
         ("--engine-model tpu", "neither a preset (h100-8b"),
@@ -215,6 +267,10 @@ fn what_makes_no_sense_is_refused() {
         ("--score-threshold -1", "neither `auto` nor a number"),
         ("--eagle3 acc=2", "a chance is from 0 to 1"),
         ("--window 0", "--window must be at least 1"),
+        ("--eagle3 acc=0.5", "<--policies <POLICY>|--engine-model"),
+        ("--score-threshold 2", "<--policies <POLICY>|--engine-model"),
+        ("--seed 2", "<--policies <POLICY>|--engine-model"),
+        ("--reliability", "<--policies <POLICY>|--engine-model"),
     ] {
         let args = args.replace(" -1", "=-1");
         let said = match replay(&[json!({"output_token_ids": [1]})], &args) {
