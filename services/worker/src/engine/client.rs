@@ -224,12 +224,24 @@ pub(super) fn refusal(status: u16, body: &[u8]) -> ApiError {
 }
 
 pub(super) fn parse<A: DeserializeOwned>(body: &[u8]) -> Result<A, ApiError> {
-    serde_json::from_slice(body).map_err(no_engine)
+    serde_json::from_slice(body).map_err(|error| {
+        // Its message quotes what it stumbled over, which may be someone's text; details are logged.
+        let place = (error.line(), error.column());
+        no_engine(format!("{:?} error at {place:?}", error.classify()))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_an_engine_said_is_not_quoted_in_details() {
+        let error = parse::<u32>(br#""someone's text""#).unwrap_err();
+        let detail = error.detail.unwrap();
+        assert!(!detail.contains("someone"), "{detail}");
+        assert!(detail.contains("Data error at (1, "), "{detail}");
+    }
 
     #[test]
     fn errors_keep_the_engines_words_and_say_whose_matter_it_is() {
