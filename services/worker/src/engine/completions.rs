@@ -15,7 +15,14 @@ use super::external::{Decoder, end_of, error_event};
 use super::llama_cpp::LOGPROB_MIN;
 use super::streaming::{GenerateRequest, Generated, GeneratedEnd};
 
-/// The fields that all of them take. What a request leaves alone is not sent.
+/// The mesh has no penalties, and lets no engine add its own.
+pub(super) const NO_PENALTIES: [(&str, f32); 3] = [
+    ("repetition_penalty", 1.0),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+];
+
+/// The fields that all of them take.
 pub(super) fn common_body(model: &str, request: &GenerateRequest) -> Map<String, Value> {
     let sampling = &request.sampling;
     let mut body = Map::new();
@@ -31,6 +38,9 @@ pub(super) fn common_body(model: &str, request: &GenerateRequest) -> Map<String,
 }
 
 /// What vLLM and TensorRT-LLM take beyond it.
+///
+/// Values that change nothing are sent too: what is left out, vLLM takes from the model's `generation_config.json`, and
+/// samples from another distribution than was asked for.
 pub(super) fn extended_body(model: &str, request: &GenerateRequest) -> Map<String, Value> {
     let sampling = &request.sampling;
     let mut body = common_body(model, request);
@@ -38,11 +48,10 @@ pub(super) fn extended_body(model: &str, request: &GenerateRequest) -> Map<Strin
     set("prompt", json!(request.tokens));
     set("stream_options", json!({ "include_usage": true }));
     set("stop_token_ids", json!(sampling.stop_token_ids));
-    if sampling.top_k > 0 {
-        set("top_k", json!(sampling.top_k));
-    }
-    if sampling.min_p > 0.0 {
-        set("min_p", json!(sampling.min_p));
+    set("top_k", json!(sampling.top_k));
+    set("min_p", json!(sampling.min_p));
+    for (name, value) in NO_PENALTIES {
+        set(name, json!(value));
     }
     if !sampling.logit_bias.is_empty() {
         set("logit_bias", logit_bias(sampling));

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::client::{no_engine, parse};
-use super::completions::logit_bias;
+use super::completions::{NO_PENALTIES, logit_bias};
 use super::external::{Decoder, Dialect, end_of, error_event};
 use super::llama_cpp::LOGPROB_MIN;
 use super::load::LoadSeries;
@@ -55,6 +55,10 @@ impl Dialect for SgLang {
             "no_stop_trim": true,
             "skip_special_tokens": false,
         });
+        // A server may have been started with other values for what a request leaves out.
+        for (name, value) in NO_PENALTIES {
+            parameters[name] = json!(value);
+        }
         if !sampling.logit_bias.is_empty() {
             parameters["logit_bias"] = logit_bias(sampling);
         }

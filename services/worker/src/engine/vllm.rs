@@ -17,7 +17,7 @@ pub(super) struct Vllm {
 
 impl Dialect for Vllm {
     fn capabilities(&self) -> StreamingCapabilities {
-        // With speculation of its own it refuses min_p and logit_bias itself, by name.
+        // With speculation of its own it refuses a min_p above 0 and logit_bias itself, by name.
         StreamingCapabilities {
             model: String::new(),
             tokenizer: String::new(),

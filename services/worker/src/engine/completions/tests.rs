@@ -165,11 +165,30 @@ fn what_is_no_such_stream_is_an_error() {
 }
 
 #[test]
+fn nothing_of_the_sampling_is_left_to_the_models_defaults() {
+    let plain = request(&[1, 2], Sampling::default());
+    let vllm = Vllm { model: "m".into() }.body(&plain).unwrap();
+    let tensorrt = TensorRtLlm { model: "m".into() }.body(&plain).unwrap();
+    for body in [vllm, tensorrt] {
+        for (field, off) in [
+            ("top_k", 0.0),
+            ("top_p", 1.0),
+            ("min_p", 0.0),
+            ("repetition_penalty", 1.0),
+            ("presence_penalty", 0.0),
+            ("frequency_penalty", 0.0),
+        ] {
+            assert_eq!(body[field].as_f64(), Some(off), "{field}");
+        }
+    }
+}
+
+#[test]
 fn only_what_was_asked_for_is_sent() {
     let plain = request(&[1, 2], Sampling::default());
     let vllm = Vllm { model: "m".into() };
     let body = vllm.body(&plain).unwrap();
-    for absent in ["top_k", "min_p", "logit_bias", "logprobs", "priority"] {
+    for absent in ["logit_bias", "logprobs", "priority"] {
         assert!(body.get(absent).is_none(), "{absent}");
     }
     assert_eq!(body["prompt"], json!([1, 2]));

@@ -119,4 +119,5 @@ fn a_chunk_is_aborted_by_its_own_name() {
     assert_eq!(abort["rid"], body["rid"]);
     assert_eq!(body["extra_key"], "000000000000000000000000000000cd");
     assert_eq!(body["sampling_params"]["top_k"], -1);
+    assert_eq!(body["sampling_params"]["repetition_penalty"], 1.0);
 }
