@@ -141,7 +141,15 @@ class Table:
 
     def row(self, engine, name, holds, detail):
         self.failed |= not holds
-        print(f"{engine:<10} {name:<34} {'holds' if holds else 'FAILS':<6} {detail}", flush=True)
+        self.line(engine, name, "holds" if holds else "FAILS", detail)
+
+    def measured(self, engine, name, detail):
+        """A figure that nothing is promised about."""
+        self.line(engine, name, "measured", detail)
+
+    @staticmethod
+    def line(engine, name, verdict, detail):
+        print(f"{engine:<10} {name:<34} {verdict:<8} {detail}", flush=True)
 
 
 def same_tokens(table, engine, options, what, env):
@@ -251,7 +259,8 @@ def restart(table, engine, mesh, asked):
             with lock:
                 if status != 200:
                     shaped = isinstance(answer, dict) and set(answer.get("error", {})) >= {"message", "type", "param", "code"}
-                    (errors if shaped else wrong).append((time.monotonic(), answer))
+                    passes = shaped and status in (502, 503, 504)
+                    (errors if passes else wrong).append((time.monotonic(), answer))
                     # As a client's library does.
                     time.sleep(0.2)
                 elif answer["choices"][0]["text"] == expected[place]:
@@ -264,6 +273,7 @@ def restart(table, engine, mesh, asked):
         thread.start()
     time.sleep(1)
     before = len(right)
+    killed = time.monotonic()
     engine.kill()
     time.sleep(0.3)
     engine.start()
@@ -276,7 +286,10 @@ def restart(table, engine, mesh, asked):
         thread.join()
     after = [at for at in right if at > back]
     late = [at for at, _ in errors if after and at > after[0] + 3]
-    holds = not wrong and before > 0 and len(after) >= 20 and not late and mesh.process.child.poll() is None
+    # Four clients that wait 200 ms after each: no more than that, from the kill until all is well.
+    most = 4 * (1 + (back - killed + 3) / 0.2)
+    holds = not wrong and before > 0 and len(after) >= 20 and not late and len(errors) <= most
+    holds = holds and mesh.process.child.poll() is None
     detail = f"{len(right)} answers right, {len(wrong)} wrong, {len(errors)} told of an error meanwhile"
     if after:
         detail += f"; serving {after[0] - back:.1f} s after the engine"
@@ -376,8 +389,8 @@ def cpu_time(table, engine, mesh, asked):
         body = mesh.body(asked[number % len(asked)], 200, stream=True, logit_bias={str(END_TOKEN): -100})
         tokens += sum(1 for event in Stream(mesh.url, "/v1/completions", body) if event != b"[DONE]")
     spent = (mesh.process.cpu_seconds() - before) / tokens
-    # Reported and not judged: on a shared machine the clock ticks of others' work end up in it.
-    table.row(engine.kind, "CPU time of the mesh per token", True, f"{spent * 1e6:.0f} us over {tokens} tokens, one event each")
+    # Not judged: on a shared machine the clock ticks of others' work end up in it.
+    table.measured(engine.kind, "CPU time of the mesh per token", f"{spent * 1e6:.0f} us over {tokens} tokens, one event each")
 
 
 def check(table, engine, options):
