@@ -196,6 +196,12 @@ impl MeshFile {
                 faults.extend(within("draft_store", self.draft_store.faults()));
                 if self.worker.engine.is_external() {
                     faults.extend(url("engine", &self.urls.engine));
+                    if self.worker.engine.first_token_ms_max >= self.gateway.worker_idle_ms_max {
+                        faults.push(
+                            "worker.engine.first_token_ms_max: less than gateway.worker_idle_ms_max, or the gateway gives the worker up first"
+                                .to_owned(),
+                        );
+                    }
                 } else {
                     faults.extend(within("engine", self.engine.faults()));
                 }
@@ -254,6 +260,28 @@ mod tests {
         assert_eq!(file.faults(Role::Up), Vec::<String>::new());
         file.mesh.namespace_signing_key.clear();
         assert_eq!(file.faults(Role::Up).len(), 1);
+    }
+
+    #[test]
+    fn a_worker_gives_its_engine_up_before_the_gateway_gives_up_the_worker() {
+        let with = |first_token_ms_max: u64| {
+            let engine = format!(
+                "[urls]\nengine = \"http://127.0.0.1:1\"\n[gateway]\nworker_idle_ms_max = 5000\n\
+                 [worker.engine]\nkind = \"vllm\"\nfirst_token_ms_max = {first_token_ms_max}"
+            );
+            faults(Role::Up, &engine).contains("worker.engine.first_token_ms_max")
+        };
+        assert!(with(5_000) && !with(4_999));
+        // The reference engine is driven step by step: nothing waits for its first token.
+        let driven = "[gateway]\nworker_idle_ms_max = 5000";
+        assert_eq!(faults(Role::Up, driven), "");
+        assert_eq!(
+            faults(
+                Role::Up,
+                "[urls]\nengine = \"http://127.0.0.1:1\"\n[worker.engine]\nkind = \"vllm\"\nmodel = \"m\"\nfiles = \"builtin:refrain-tiny\""
+            ),
+            ""
+        );
     }
 
     #[test]

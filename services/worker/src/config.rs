@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
-pub use engine::{EngineConfig, EngineKind};
+pub use engine::{ApiKey, EngineConfig, EngineKind};
 pub use memory::MemoryConfig;
 pub use speculation::{
     Eagle3Config, FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig,

@@ -58,7 +58,7 @@ use crate::running::Running;
 use crate::slots::Slots;
 
 pub use config::{
-    Eagle3Config, EngineConfig, EngineKind, FallbackChoice, HarvestConfig, MemoryConfig,
+    ApiKey, Eagle3Config, EngineConfig, EngineKind, FallbackChoice, HarvestConfig, MemoryConfig,
     RouterChoice, ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{

@@ -16,14 +16,15 @@ pub struct EngineConfig {
     /// name the same tokenizer.
     pub files: String,
     /// The engine's own key, if it wants one.
-    pub api_key: Option<String>,
+    pub api_key: Option<ApiKey>,
     /// Longest text, tokens, where neither the engine nor `config.json` says; else it can only lower it.
     pub max_context: Option<u32>,
     /// llama-server has one prompt cache for all requests; without it no tenant can measure what another asked.
     pub prompt_cache: bool,
     /// Deadline of calls that generate nothing, milliseconds.
     pub call_ms_max: u64,
-    /// How long a chunk waits for its first token, milliseconds.
+    /// How long a chunk waits for its first token, milliseconds. Less than the gateway waits for a worker
+    /// (`worker_idle_ms_max`), which else takes the worker for lost.
     pub first_token_ms_max: u64,
     /// How long it waits for each further one, milliseconds.
     pub idle_ms_max: u64,
@@ -35,6 +36,30 @@ pub struct EngineConfig {
     pub breaker_failures_max: u32,
     /// How long it is left alone, milliseconds.
     pub breaker_open_ms: u64,
+}
+
+/// A key that no log shows.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct ApiKey(String);
+
+impl ApiKey {
+    /// What the engine is told.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for ApiKey {
+    fn from(key: &str) -> Self {
+        ApiKey(key.to_owned())
+    }
+}
+
+impl std::fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ApiKey(..)")
+    }
 }
 
 /// Whose engine it is.
@@ -67,7 +92,7 @@ impl Default for EngineConfig {
             max_context: None,
             prompt_cache: true,
             call_ms_max: 5_000,
-            first_token_ms_max: 120_000,
+            first_token_ms_max: 100_000,
             idle_ms_max: 30_000,
             attempts_max: 3,
             retry_backoff_ms: 50,
@@ -116,5 +141,20 @@ impl EngineConfig {
             self.max_context.is_none_or(|tokens| tokens >= 2),
             "engine.max_context: at least 2",
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_is_read_and_never_shown() {
+        let config: EngineConfig = serde_json::from_str("{\"api_key\":\"engine-key\"}").unwrap();
+        assert_eq!(
+            config.api_key.as_ref().map(ApiKey::as_str),
+            Some("engine-key")
+        );
+        assert!(!format!("{config:?}").contains("engine-key"));
     }
 }

@@ -8,6 +8,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::config::ApiKey;
+
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an unused connection is kept. Short of what engines keep theirs (uvicorn: 5 s).
@@ -22,14 +24,14 @@ const MESSAGE_CHARS_MAX: usize = 500;
 pub(super) struct EngineClient {
     http: reqwest::Client,
     base_url: String,
-    api_key: Option<String>,
+    api_key: Option<ApiKey>,
     call_timeout: Duration,
 }
 
 impl EngineClient {
     pub(super) fn new(
         base_url: &str,
-        api_key: Option<String>,
+        api_key: Option<ApiKey>,
         call_timeout: Duration,
     ) -> anyhow::Result<Self> {
         refrain_service_kit::telemetry::install_crypto_provider();
@@ -105,7 +107,7 @@ impl EngineClient {
             .http
             .request(method, format!("{}{path}", self.base_url));
         match &self.api_key {
-            Some(key) => request.bearer_auth(key),
+            Some(key) => request.bearer_auth(key.as_str()),
             None => request,
         }
     }

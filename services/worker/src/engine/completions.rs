@@ -12,8 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::client::{no_engine, parse};
 use super::external::{Decoder, end_of, error_event};
-use super::llama_cpp::LOGPROB_MIN;
-use super::streaming::{GenerateRequest, Generated, GeneratedEnd};
+use super::streaming::{GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN};
 
 /// The mesh has no penalties, and lets no engine add its own.
 pub(super) const NO_PENALTIES: [(&str, f32); 3] = [

@@ -328,8 +328,10 @@ pub(super) fn request(
 ) -> GenerateRequest {
     GenerateRequest {
         request: refrain_protocol::RequestId(0xab),
+        call: 0xef,
         namespace: refrain_protocol::NamespaceId(0xcd),
         tokens: tokens.to_vec(),
+        prompt_len: tokens.len() as u32,
         tokens_max: 7,
         sampling,
     }

@@ -20,13 +20,13 @@ use self::partial::Fragments;
 use super::client::{no_engine, parse};
 use super::external::{Decoder, Dialect, error_event};
 use super::load::LoadSeries;
-use super::streaming::{GenerateRequest, Generated, GeneratedEnd, StreamingCapabilities};
+use super::streaming::{
+    GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX,
+};
 
-/// OpenAI's value for what is as good as impossible; JSON has no infinity.
-pub(super) const LOGPROB_MIN: f32 = -9999.0;
-
-/// Most alternatives that are asked for: the server sorts the whole vocabulary for them.
-const TOP_LOGPROBS_MAX: u32 = 128;
+/// Most tokens of one character, a byte each. A call for fewer may end inside a character, and then says nothing at all; what
+/// is too much, the worker drops.
+const CHARACTER_TOKENS_MAX: u32 = 4;
 
 pub(super) struct LlamaCpp {
     fragments: Arc<Fragments>,
@@ -65,7 +65,7 @@ impl Dialect for LlamaCpp {
         let seed = request.engine_seed() % u64::from(u32::MAX);
         let mut body = json!({
             "prompt": request.tokens,
-            "n_predict": request.tokens_max,
+            "n_predict": request.tokens_max.max(CHARACTER_TOKENS_MAX),
             "stream": true,
             "return_tokens": true,
             "return_progress": true,

@@ -15,12 +15,10 @@ use serde_json::{Value, json};
 use super::client::{no_engine, parse};
 use super::completions::{NO_PENALTIES, logit_bias};
 use super::external::{Decoder, Dialect, end_of, error_event};
-use super::llama_cpp::LOGPROB_MIN;
 use super::load::LoadSeries;
-use super::streaming::{GenerateRequest, Generated, GeneratedEnd, StreamingCapabilities};
-
-/// Most alternatives that are asked for.
-const TOP_LOGPROBS_MAX: u32 = 128;
+use super::streaming::{
+    GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX,
+};
 
 pub(super) struct SgLang;
 

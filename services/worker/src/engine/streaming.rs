@@ -5,6 +5,12 @@ use futures_util::stream::BoxStream;
 use refrain_protocol::engine::{Sampling, TokenLogprob};
 use refrain_protocol::{ApiError, NamespaceId, RequestId, TokenId};
 
+/// OpenAI's value for what is as good as impossible; JSON has no infinity.
+pub(super) const LOGPROB_MIN: f32 = -9999.0;
+
+/// Most alternatives that are asked for where the engine names no limit: it sorts the whole vocabulary for them.
+pub(super) const TOP_LOGPROBS_MAX: u32 = 128;
+
 /// What a streaming engine can do. What it cannot is refused by name, never dropped in silence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamingCapabilities {
@@ -62,10 +68,14 @@ impl StreamingCapabilities {
 pub struct GenerateRequest {
     /// The request that it belongs to, for the engine's log.
     pub request: RequestId,
+    /// Tells this call from all others of the request.
+    pub call: u64,
     /// Whose it is: an engine that shares KV between requests does so within a namespace only.
     pub namespace: NamespaceId,
-    /// The text so far.
+    /// The text so far: prompt and output.
     pub tokens: Vec<TokenId>,
+    /// How much of it is the prompt.
+    pub prompt_len: u32,
     /// Most tokens (at least 1).
     pub tokens_max: u32,
     /// How to sample.
@@ -73,9 +83,11 @@ pub struct GenerateRequest {
 }
 
 impl GenerateRequest {
-    /// A name for the engine's log and aborts: the chunk's own, so that an abort does not hit the chunk that goes on.
+    /// A name for the engine's log and aborts, every call's own: an abort may come late, and must not hit the call that
+    /// goes on. SGLang aborts all whose names begin with what it is told, so all are of one length.
     pub(super) fn name(&self) -> String {
-        format!("{}-{}", self.request, self.tokens.len())
+        let place = self.tokens.len();
+        format!("{}-{place:010}-{:016x}", self.request, self.call)
     }
 
     /// The engine's seed. Engines draw noise from a generator that starts anew with every call, so the same seed for
@@ -234,8 +246,10 @@ mod tests {
     fn noise_is_never_drawn_twice() {
         let request = |seed, choice, len| GenerateRequest {
             request: RequestId(1),
+            call: 1,
             namespace: NamespaceId(1),
             tokens: vec![0; len],
+            prompt_len: len as u32,
             tokens_max: 1,
             sampling: Sampling {
                 seed,

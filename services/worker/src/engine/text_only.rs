@@ -24,25 +24,32 @@ pub(super) struct TextOnly {
 }
 
 impl TextOnly {
-    /// The text of a prompt, markers included.
-    fn text(&self, tokens: &[TokenId]) -> Result<String, ApiError> {
+    /// The text of a prompt, markers included, and of what has been said since.
+    ///
+    /// What was said came as text, and was read piece by piece: as a whole it may be read as other tokens, and need not be
+    /// read as the same.
+    fn text(&self, tokens: &[TokenId], prompt_len: u32) -> Result<String, ApiError> {
+        let (prompt, said) = tokens.split_at(tokens.len().min(prompt_len as usize));
+        let same = self.spell(prompt).filter(|text| {
+            let read = self.tokenizer.encode_trusted(text);
+            read.is_ok_and(|read| read == prompt)
+        });
+        let prompt = same.ok_or_else(|| {
+            refused("this prompt, as text, would be read as other tokens; leave out the model's own markers and incomplete characters")
+        })?;
+        let said = self.spell(said);
+        let said =
+            said.ok_or_else(|| refused("the output to go on from ends inside a character"))?;
+        Ok(prompt + &said)
+    }
+
+    fn spell(&self, tokens: &[TokenId]) -> Option<String> {
         let bytes = tokens
             .iter()
             .flat_map(|token| self.tokenizer.token_bytes(*token))
             .copied()
             .collect();
-        let text = String::from_utf8(bytes).ok();
-        let same = text.filter(|text| {
-            let read = self.tokenizer.encode_trusted(text);
-            read.is_ok_and(|read| read == tokens)
-        });
-        same.ok_or_else(|| {
-            ApiError::invalid(
-                "messages",
-                "the engine takes text only, and this prompt, as text, would be read as other tokens; leave out the model's own markers and incomplete characters",
-            )
-            .with_code("unsupported_by_engine")
-        })
+        String::from_utf8(bytes).ok()
     }
 }
 
@@ -65,7 +72,10 @@ impl Dialect for TextOnly {
 
     fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
         let mut body = common_body(&self.model, request);
-        body.insert("prompt".to_owned(), json!(self.text(&request.tokens)?));
+        body.insert(
+            "prompt".to_owned(),
+            json!(self.text(&request.tokens, request.prompt_len)?),
+        );
         Ok(body.into())
     }
 
@@ -80,6 +90,11 @@ impl Dialect for TextOnly {
     }
 }
 
+fn refused(why: &str) -> ApiError {
+    ApiError::invalid("messages", format!("the engine takes text only, and {why}"))
+        .with_code("unsupported_by_engine")
+}
+
 struct TextDecoder {
     tokenizer: Arc<Tokenizer>,
 }
@@ -90,8 +105,10 @@ impl Decoder for TextDecoder {
             return Ok(());
         };
         if !choice.text.is_empty() {
-            let tokens = self.tokenizer.encode(&choice.text).map_err(|error| {
-                ApiError::internal(format!("the engine's text cannot be read: {error}"))
+            // The tokenizer's words may quote the text, and details are logged.
+            let tokens = self.tokenizer.encode(&choice.text);
+            let tokens = tokens.map_err(|_| {
+                ApiError::internal("the model's vocabulary cannot spell the engine's text")
             })?;
             out.push_back(Generated::Tokens {
                 tokens,

@@ -172,8 +172,10 @@ fn llama() -> Vec<(&'static str, Answer)> {
 fn request() -> GenerateRequest {
     GenerateRequest {
         request: RequestId(1),
+        call: 3,
         namespace: NamespaceId(2),
         tokens: vec![5, 6],
+        prompt_len: 2,
         tokens_max: 4,
         sampling: Sampling::default(),
     }
@@ -375,7 +377,7 @@ async fn dropping_an_answer_closes_its_connection_and_aborts_where_that_is_asked
         sglang
             .heard("/abort_request")
             .iter()
-            .any(|text| text.contains("-2\""))
+            .any(|text| text.contains("-0000000002-0000000000000003\""))
     })
     .await;
 }

@@ -33,6 +33,8 @@ pub(crate) struct FakeStream {
     /// Breaks off after this many pieces, in this many of the coming calls.
     breaks: AtomicU32,
     breaks_after: usize,
+    /// Longest text that it takes, whatever it says.
+    context: usize,
     /// Leaves its own end token out.
     hides_stop: bool,
     asked: Mutex<VecDeque<GenerateRequest>>,
@@ -58,6 +60,7 @@ impl FakeStream {
             refusal: Mutex::new(ErrorKind::Unavailable),
             breaks: AtomicU32::new(0),
             breaks_after: 3,
+            context: 2000,
             hides_stop: false,
             asked: Mutex::default(),
             at_work: Arc::default(),
@@ -103,7 +106,9 @@ impl StreamingEngine for FakeStream {
                 "planned refusal",
             ));
         }
-        let mut said = plainly(self.target, &request.tokens, request.tokens_max as usize);
+        let room = self.context.saturating_sub(request.tokens.len());
+        let most = room.min(request.tokens_max as usize);
+        let mut said = plainly(self.target, &request.tokens, most);
         let end = match said.last() == Some(&STOP) {
             true => GeneratedEnd::Stop,
             false => GeneratedEnd::Length,
@@ -242,6 +247,20 @@ async fn chunks_join_and_draw_fresh_noise() {
 }
 
 #[tokio::test]
+async fn an_engine_that_has_no_more_room_ends_the_output_and_not_the_chunk() {
+    let engine = FakeStream {
+        context: 13,
+        ..FakeStream::new(repetitive)
+    };
+    let (_, bench) = listening(engine, |_| {}).await;
+    let mut request = chunk(&bench, &[4, 5, 6], 45);
+    request.chunk_tokens = Some(20);
+    let said = run(&bench, request).await;
+    assert_eq!(said.tokens.len(), 10);
+    assert_eq!(said.end.unwrap().reason, ChunkEndReason::Length);
+}
+
+#[tokio::test]
 async fn a_reader_that_leaves_stops_the_engine() {
     let engine = FakeStream {
         pause: Duration::from_millis(5),
@@ -366,10 +385,12 @@ async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
         config.engine.breaker_open_ms = 300;
     })
     .await;
-    // Two in a row, that is: an engine that refuses a request in between is there.
+    // Two in a row, that is: an engine that refuses a request in between is there, and so is one that has no room.
     for kind in [
         ErrorKind::Upstream,
         ErrorKind::InvalidRequest,
+        ErrorKind::Upstream,
+        ErrorKind::Overloaded,
         ErrorKind::Upstream,
         ErrorKind::Unavailable,
     ] {
@@ -382,7 +403,7 @@ async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
     let error = said.error.unwrap();
     assert_eq!(error.code.as_deref(), Some("engine_breaker_open"));
     assert!(error.retry_after_ms.is_some_and(|wait| wait <= 301));
-    assert_eq!(engine.asked.lock().unwrap().len(), 4);
+    assert_eq!(engine.asked.lock().unwrap().len(), 6);
     assert_eq!(
         bench.figure("refrain_worker_rejections_total{limit=\"breaker\"}"),
         1.0
@@ -390,6 +411,33 @@ async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
     tokio::time::sleep(Duration::from_millis(320)).await;
     let said = run(&bench, chunk(&bench, &[1], 5)).await;
     assert_eq!(said.tokens, plainly(erratic, &[1], 5));
+}
+
+#[tokio::test]
+async fn a_chunk_is_told_what_failed_for_it_when_the_breaker_opens_meanwhile() {
+    let (engine, bench) = listening(FakeStream::new(erratic), |config| {
+        config.engine.breaker_failures_max = 1;
+        config.engine.breaker_open_ms = 60_000;
+        config.engine.retry_backoff_ms = 100;
+    })
+    .await;
+    // A chunk fails once and waits; meanwhile another one opens the breaker.
+    *engine.refusal.lock().unwrap() = ErrorKind::Overloaded;
+    engine.refusals.store(1, Ordering::SeqCst);
+    let waits = run(&bench, chunk(&bench, &[1], 5));
+    let opens = async {
+        eventually("the first one has failed once", || {
+            engine.asked.lock().unwrap().len() == 1
+        })
+        .await;
+        *engine.refusal.lock().unwrap() = ErrorKind::Timeout;
+        engine.refusals.store(1, Ordering::SeqCst);
+        run(&bench, chunk(&bench, &[2], 5)).await
+    };
+    let (waited, opened) = tokio::join!(waits, opens);
+    assert_eq!(opened.error.unwrap().kind, ErrorKind::Timeout);
+    assert_eq!(waited.error.unwrap().kind, ErrorKind::Overloaded);
+    assert_eq!(engine.asked.lock().unwrap().len(), 2);
 }
 
 #[tokio::test]

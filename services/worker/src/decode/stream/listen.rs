@@ -17,6 +17,8 @@ use crate::running::EngineLimits;
 
 /// How long a chunk that has ended waits for its engine's last word, which frees the connection for the next one.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(100);
+/// Most tokens that an engine draws and does not send: those of a character that lacks its last byte.
+const UNSENT_TOKENS_MAX: u32 = 3;
 /// Longest pause between two attempts.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -138,13 +140,17 @@ impl Chunks {
     async fn begin(&self, entry: &Entry) -> Result<GeneratedStream, ApiError> {
         let mut pause = Duration::from_millis(self.config.retry_backoff_ms);
         let mut attempts = 1;
+        self.admit()?;
         loop {
-            self.admit()?;
-            let request = self.request(entry);
+            let request = self.request(entry)?;
             let error = match self.engine.generate(request).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
+            if error.kind == ErrorKind::Overloaded {
+                // An engine that has no room is there.
+                self.works();
+            }
             let may_pass = matches!(
                 error.kind,
                 ErrorKind::Unavailable | ErrorKind::Overloaded | ErrorKind::Upstream
@@ -157,19 +163,23 @@ impl Chunks {
             let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
             tokio::time::sleep(pause.max(hint).min(RETRY_PAUSE_MAX)).await;
             pause = pause.saturating_mul(2);
+            // What failed here says more than that others failed meanwhile.
+            self.admit().map_err(|_| error)?;
         }
     }
 
-    fn request(&self, entry: &Entry) -> GenerateRequest {
+    fn request(&self, entry: &Entry) -> Result<GenerateRequest, ApiError> {
         let running = &entry.running;
         let left = running.may_emit(self.limits());
-        GenerateRequest {
+        Ok(GenerateRequest {
             request: running.request.request,
+            call: refrain_service_kit::random::u64()?,
             namespace: running.memory.id,
             tokens: running.text().to_vec(),
+            prompt_len: running.request.prompt_len,
             tokens_max: running.request.chunk_tokens.unwrap_or(left).clamp(1, left),
             sampling: running.request.sampling.clone(),
-        }
+        })
     }
 
     fn limits(&self) -> EngineLimits {
@@ -221,12 +231,12 @@ impl Chunks {
                 let nothing = "the engine ended for want of room without a token";
                 return self.failed(ApiError::new(ErrorKind::Upstream, nothing));
             }
-            // Short of the chunk's limit by tokens that were drawn and never sent.
+            // Short of the chunk's limit by tokens that were drawn and never sent. Else it is the engine's own limit.
             GeneratedEnd::Length
-                if running
-                    .request
-                    .chunk_tokens
-                    .is_some_and(|tokens| tokens < running.request.max_new_tokens) =>
+                if running.request.chunk_tokens.is_some_and(|tokens| {
+                    tokens < running.request.max_new_tokens
+                        && running.emitted() + UNSENT_TOKENS_MAX >= tokens
+                }) =>
             {
                 ChunkEndReason::ChunkLimit
             }
@@ -262,6 +272,10 @@ impl Chunks {
         if error.kind == ErrorKind::InvalidRequest {
             // An engine that refuses a request is there.
             self.works();
+        } else if error.kind == ErrorKind::Overloaded {
+            // It may have got worse since: `begin` has told the breaker.
+            self.metrics.engine_failures.inc();
+            tracing::warn!("engine overloaded");
         } else if error.code.as_deref() != Some("engine_breaker_open") {
             self.metrics.engine_failures.inc();
             // Its own words are not logged: they may repeat the request.

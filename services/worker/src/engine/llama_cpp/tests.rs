@@ -140,3 +140,14 @@ fn what_is_asked_is_all_that_is_sampled_by() {
     assert_eq!(body["n_probs"], 1);
     assert!(body["seed"].as_u64().unwrap() < u64::from(u32::MAX));
 }
+
+#[test]
+fn a_call_is_long_enough_for_a_whole_character() {
+    for (tokens_max, asked) in [(1, 4), (4, 4), (50, 50)] {
+        let request = GenerateRequest {
+            tokens_max,
+            ..request(&[1], Sampling::default())
+        };
+        assert_eq!(dialect().body(&request).unwrap()["n_predict"], asked);
+    }
+}

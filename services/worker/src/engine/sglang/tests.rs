@@ -112,11 +112,32 @@ fn aborts_and_nonsense_are_errors() {
 
 #[test]
 fn a_chunk_is_aborted_by_its_own_name() {
-    let request = request(&[1, 2, 3], Sampling::default());
+    let request_of = |tokens: &[TokenId]| request(tokens, Sampling::default());
+    let request = request_of(&[1, 2, 3]);
     let body = SgLang.body(&request).unwrap();
     let (path, abort) = SgLang.abort(&request).unwrap();
     assert_eq!(path, "/abort_request");
     assert_eq!(abort["rid"], body["rid"]);
+    // Aborts match by prefix: neither another attempt nor a later chunk may be hit.
+    let name = |len: usize, call| {
+        let request = GenerateRequest {
+            call,
+            ..request_of(&vec![1; len])
+        };
+        SgLang.body(&request).unwrap()["rid"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let names = [name(3, 1), name(3, 2), name(30, 3), name(30_000, u64::MAX)];
+    for (place, one) in names.iter().enumerate() {
+        for other in names.iter().skip(place + 1) {
+            assert!(
+                !one.starts_with(other) && !other.starts_with(one),
+                "{one} {other}"
+            );
+        }
+    }
     assert_eq!(body["extra_key"], "000000000000000000000000000000cd");
     assert_eq!(body["sampling_params"]["top_k"], -1);
     assert_eq!(body["sampling_params"]["repetition_penalty"], 1.0);

@@ -44,6 +44,37 @@ fn prompts_go_as_text_if_the_text_says_the_same() {
 }
 
 #[test]
+fn an_output_in_pieces_that_cut_words_is_gone_on_from() {
+    // The shipped model's tokenizer has whole words, so that where text is cut matters.
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../reference-engine/model");
+    let files = refrain_tokenization::ModelFiles::from_dir(model).unwrap();
+    let dialect = TextOnly {
+        model: "m".into(),
+        tokenizer: Arc::new(files.tokenizer().unwrap()),
+    };
+    let prompt = dialect.tokenizer.encode("CREATE TABLE orders").unwrap();
+    let mut tokens = prompt.clone();
+    let recorded: String = ["SEL", "ECT ave", "rage", " FRO", "M é"]
+        .map(|text| json!({ "choices": [{ "text": text, "finish_reason": null }] }))
+        .map(|event| format!("data: {event}\n\n"))
+        .concat();
+    let decoder = dialect.decoder(&request(&prompt, Sampling::default()));
+    for piece in read_recorded(decoder, &recorded).unwrap() {
+        if let Generated::Tokens { tokens: said, .. } = piece {
+            tokens.extend(said);
+        }
+    }
+    let whole = "CREATE TABLE ordersSELECT average FROM é";
+    assert_ne!(tokens, dialect.tokenizer.encode(whole).unwrap());
+    let mut goes_on = request(&tokens, Sampling::default());
+    goes_on.prompt_len = prompt.len() as u32;
+    assert_eq!(dialect.body(&goes_on).unwrap()["prompt"], whole);
+    // Half a character is no text.
+    goes_on.tokens.pop();
+    assert!(dialect.body(&goes_on).is_err());
+}
+
+#[test]
 fn text_is_read_with_our_tokenizer() {
     let dialect = dialect();
     let recorded = "data: {\"choices\":[{\"text\":\"hello é\",\"index\":0,\"finish_reason\":null}]}\n\n\
