@@ -31,7 +31,6 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::config::DraftStoreConfig;
-use crate::lookup::Lookups;
 use crate::metrics::{Limit, StoreMetrics};
 use crate::record::DocumentKey;
 use crate::shared::{FeedName, FeedRead, Shared, unavailable};
@@ -57,7 +56,6 @@ struct Inner {
     pending_tokens: Arc<AtomicU64>,
     waiters: AtomicI64,
     reads: Arc<Semaphore>,
-    lookups: Arc<Lookups>,
     /// Calls for drafts that may still begin.
     lookup_permits: Arc<Semaphore>,
     /// One erasure at a time.
@@ -111,7 +109,6 @@ impl DraftStoreHandle {
                 pending_tokens,
                 waiters: AtomicI64::new(0),
                 reads,
-                lookups: Arc::default(),
                 lookup_permits,
                 erasing: tokio::sync::Mutex::new(()),
             }),

@@ -85,6 +85,7 @@ pub(crate) struct StoreMetrics {
     pub(crate) lookup_seconds: Histogram,
     pub(crate) lookup_contexts: IntCounterVec,
     pub(crate) lookups_running: IntGauge,
+    pub(crate) lookup_views: IntGauge,
     pub(crate) append_seconds: Histogram,
     pub(crate) appended_tokens: IntCounter,
     pub(crate) evictions: IntCounterVec,
@@ -159,6 +160,10 @@ impl StoreMetrics {
                 &["result"],
             )?,
             lookups_running: gauge("lookups_running", "Calls for drafts under way.")?,
+            lookup_views: gauge(
+                "lookup_views",
+                "Namespaces whose segments are held open for look-ups.",
+            )?,
             append_seconds: metrics.histogram(
                 &name("append_seconds"),
                 "Time from the arrival of an append at the writer until it is durable.",

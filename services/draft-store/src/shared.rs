@@ -8,9 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StoreStats};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
@@ -18,6 +16,7 @@ use tokio::sync::watch;
 
 use crate::catalog::{Catalog, Change, GroupKey};
 use crate::log::RecordLog;
+use crate::lookup::Lookups;
 use crate::record::{DocumentKey, finish_of};
 use crate::text::{self, TextError};
 
@@ -38,6 +37,8 @@ pub(crate) struct Shared {
     /// Whether it is open, for who must not wait for a commit.
     is_open: AtomicBool,
     waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
+    /// What look-ups read, beside the lock.
+    pub(crate) lookups: Lookups,
     stats: Mutex<StoreStats>,
 }
 
@@ -96,15 +97,6 @@ impl Shared {
     /// The store for reading. After a panic of the writer the slot is empty, so a poisoned lock is no harm.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Option<Open>> {
         self.open.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The store for who must not wait for a commit.
-    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, Option<Open>>> {
-        match self.open.try_read() {
-            Ok(open) => Some(open),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 
     /// The store for the writer.

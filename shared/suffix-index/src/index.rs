@@ -240,10 +240,7 @@ impl Index {
         segment: Arc<Segment>,
         masked: impl IntoIterator<Item = DocumentKey>,
     ) -> usize {
-        let mut mounted = Mounted::new(segment);
-        for key in masked {
-            mounted.mask(key);
-        }
+        let mut mounted = Mounted::without(segment, masked);
         let known: Vec<DocumentKey> = mounted
             .keys(false)
             .filter(|&key| self.contains(key))
@@ -253,6 +250,20 @@ impl Index {
         }
         self.sealed.push(mounted);
         known.len()
+    }
+
+    /// Adds many segments, no two of which have a document in common, but for masked ones. As for [`mount`](Self::mount)
+    /// what is there already stays, but the cost is a look into each segment for each document that is there already,
+    /// however many documents come: little for an index that is nearly empty.
+    pub fn mount_all(&mut self, mut segments: Vec<Mounted>) {
+        let live = self.live.present().map(|(_, document)| document.key);
+        let sealed = self.sealed.iter().flat_map(|mounted| mounted.keys(false));
+        for key in live.chain(sealed) {
+            for mounted in &mut segments {
+                mounted.mask(key);
+            }
+        }
+        self.sealed.append(&mut segments);
     }
 
     /// The segments and their sizes, in the order in which they came.

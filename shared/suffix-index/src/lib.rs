@@ -56,7 +56,7 @@ pub use index::{Index, IndexConfig, IndexSizes};
 pub use live::automaton::Work;
 pub use merge::{Merge, MergePolicy, Merged};
 pub use rebuild::{Rebuild, Rebuilt, Retired};
-pub use sealed::SegmentStats;
+pub use sealed::{Mounted, SegmentStats};
 pub use search::{Continuation, Cursor, Match, Node, Origin, Search, SearchLimits, Sighting};
 pub use segment::{SealedDocument, Segment, SegmentBuilder, SegmentError};
 

@@ -6,7 +6,7 @@ use crate::{DocumentKey, Origin, Segment};
 
 /// A segment, and a mask over its documents. The segment never changes; removing a document sets its bit.
 #[derive(Clone)]
-pub(crate) struct Mounted {
+pub struct Mounted {
     pub(crate) segment: Arc<Segment>,
     /// A bit for each document that is gone. Empty while none is.
     masked: Vec<u64>,
@@ -35,6 +35,15 @@ impl Mounted {
             masked_documents: 0,
             masked_tokens: 0,
         }
+    }
+
+    /// A segment without its `masked` documents. Costs a look for each of these.
+    pub fn without(segment: Arc<Segment>, masked: impl IntoIterator<Item = DocumentKey>) -> Self {
+        let mut mounted = Mounted::new(segment);
+        for key in masked {
+            mounted.mask(key);
+        }
+        mounted
     }
 
     /// Whether no document is masked.

@@ -53,35 +53,39 @@ impl Catalog {
         self.namespaces.get(&namespace)?.names.as_ref()
     }
 
+    /// The numbers of a segment's documents that do not count, in order. Costs a look at each of its documents, where
+    /// there are any such.
+    pub(crate) fn gone_of(&self, mounted: &Mounted) -> Vec<u32> {
+        if !mounted.is_worn() {
+            return Vec::new();
+        }
+        let (segment, namespace) = (mounted.sealed.id(), mounted.sealed.namespace());
+        let is_gone = |(number, document): &(u32, DocumentId)| {
+            let place = Place {
+                segment,
+                number: *number,
+            };
+            let known = self.document(DocumentKey {
+                namespace,
+                document: *document,
+            });
+            known.is_none_or(|known| known.place != Some(place))
+        };
+        let documents = (0..).zip(mounted.sealed.ids()).filter(is_gone);
+        documents.map(|(number, _)| number).collect()
+    }
+
     /// The segments of a namespace, oldest first, each with the numbers of its documents that do not count, and the
-    /// documents that are in none, the longest unchanged first. Costs a look at each of those, and at each document of
-    /// a segment in which some do not count.
+    /// documents that are in none, the longest unchanged first. Costs a look at each of those beside what
+    /// [`gone_of`](Self::gone_of) does.
     pub(crate) fn sealed_and_others(
         &self,
         namespace: NamespaceId,
     ) -> (Vec<(&Mounted, Vec<u32>)>, Vec<DocumentId>) {
-        let gone_of = |segment: SegmentId, mounted: &Mounted| {
-            let is_gone = |(number, document): &(u32, DocumentId)| {
-                let place = Place {
-                    segment,
-                    number: *number,
-                };
-                let known = self.document(DocumentKey {
-                    namespace,
-                    document: *document,
-                });
-                known.is_none_or(|known| known.place != Some(place))
-            };
-            let documents = (0..).zip(mounted.sealed.ids()).filter(is_gone);
-            documents.map(|(number, _)| number).collect()
-        };
         let segments = self.segments.iter();
         let sealed = segments
             .filter(|(_, mounted)| mounted.sealed.namespace() == namespace)
-            .map(|(segment, mounted)| match mounted.is_worn() {
-                true => (mounted, gone_of(segment, mounted)),
-                false => (mounted, Vec::new()),
-            });
+            .map(|(_, mounted)| (mounted, self.gone_of(mounted)));
         let unsealed = self.segments.unsealed_of(namespace);
         let mut others: Vec<(u64, DocumentId)> = unsealed
             .map(|unsealed| &unsealed.documents)

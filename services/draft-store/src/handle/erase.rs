@@ -107,7 +107,7 @@ impl DraftStoreHandle {
         // What was removed still stands in the files until they are gone: in those of segments, and in the log.
         self.purge(false).await?;
         self.rewrite().await?;
-        self.inner.lookups.forget();
+        self.inner.shared.lookups.forget();
         tracing::info!(documents, quarantines, "draft store documents erased");
         Ok(EraseReply {
             erased_at_ms,

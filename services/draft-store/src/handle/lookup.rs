@@ -2,11 +2,13 @@
 
 use std::time::Instant;
 
+use prometheus::IntGauge;
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::{ApiError, ErrorKind};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{DraftStoreHandle, overloaded};
-use crate::metrics::Limit;
+use crate::metrics::{Limit, StoreMetrics};
 
 impl DraftStoreHandle {
     pub(super) async fn look_up(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
@@ -24,20 +26,21 @@ impl DraftStoreHandle {
             let error = overloaded("too many look-ups at once", Limit::Lookups);
             return Err(self.reject(Limit::Lookups, error));
         };
-        inner.metrics.lookups_running.inc();
-        let (lookups, shared) = (inner.lookups.clone(), inner.shared.clone());
-        let metrics = inner.metrics.clone();
+        let running = Running::begin(&inner.metrics, permit);
+        let shared = inner.shared.clone();
+        let seconds = inner.metrics.lookup_seconds.clone();
         let run = tokio::task::spawn_blocking(move || {
+            let _running = running;
             let started = Instant::now();
-            let reply = lookups.run(&shared, namespace, &request);
-            metrics
-                .lookup_seconds
-                .observe(started.elapsed().as_secs_f64());
-            metrics.lookups_running.dec();
-            drop(permit);
+            let reply = shared.lookups.run(&shared, namespace, &request);
+            seconds.observe(started.elapsed().as_secs_f64());
             reply
         });
-        let reply = run.await.map_err(ApiError::internal)??;
+        let (reply, is_due) = run.await.map_err(ApiError::internal)??;
+        if is_due {
+            let shared = inner.shared.clone();
+            tokio::task::spawn_blocking(move || shared.lookups.compare(&shared, namespace));
+        }
         for draft in &reply.drafts {
             let result = if draft.is_some() { "found" } else { "nothing" };
             inner
@@ -47,5 +50,27 @@ impl DraftStoreHandle {
                 .inc();
         }
         Ok(reply)
+    }
+}
+
+/// A call for drafts, counted as long as it runs, also if it panics or nobody waits for it any more.
+struct Running {
+    calls: IntGauge,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Running {
+    fn begin(metrics: &StoreMetrics, permit: OwnedSemaphorePermit) -> Self {
+        metrics.lookups_running.inc();
+        Running {
+            calls: metrics.lookups_running.clone(),
+            _permit: permit,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.calls.dec();
     }
 }

@@ -12,7 +12,6 @@ use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId};
 
 use super::DraftStoreHandle;
 use crate::catalog::Change;
-use crate::metrics::Limit;
 use crate::record::DocumentKey;
 use crate::shared::{Open, Shared, event, unavailable};
 use crate::text::TextError;
@@ -47,15 +46,12 @@ impl DraftStoreHandle {
 
     pub(super) async fn read_documents(
         &self,
-        request: DocumentsRequest,
+        mut request: DocumentsRequest,
     ) -> Result<DocumentsReply, ApiError> {
         let _running = self.enter()?;
         let namespace = self.inner.mesh.verify(&request.namespace)?;
-        let most = self.inner.config.updates_max;
-        if request.documents.len() > most {
-            let message = format!("more than {most} documents in one call");
-            return Err(self.reject(Limit::Updates, ApiError::new(ErrorKind::TooLarge, message)));
-        }
+        // `covered` tells the caller to ask for the rest.
+        request.documents.truncate(self.inner.config.updates_max);
         let tokens_max = request.max_tokens.min(self.inner.config.follow_tokens_max);
         let (reply, damaged) = self
             .read_blocking(move |shared| {

@@ -299,6 +299,7 @@ impl Writer {
             return;
         }
         let more = self.run(Core::tick).is_ok_and(|outcome| outcome.more);
+        self.drop_views();
         self.observe_disk();
         self.refresh_manifest();
         self.rewrite_if_due(ctx);

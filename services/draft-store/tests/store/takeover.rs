@@ -243,3 +243,59 @@ async fn the_store_drafts_from_what_is_sealed_of_the_namespace_and_still_there()
     assert_eq!(refused.kind, ErrorKind::TooLarge);
     store.stop().await;
 }
+
+/// Files of the store that are deleted, and whose blocks the disk still holds for this process.
+#[cfg(target_os = "linux")]
+fn deleted_files_held(dir: &Path) -> Vec<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let dir = dir.to_str().unwrap();
+    let held = maps.lines().filter(|line| line.contains(dir));
+    let deleted = held.filter(|line| line.ends_with("(deleted)"));
+    deleted.map(str::to_owned).collect()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn what_is_looked_up_keeps_no_deleted_segment_on_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(sealing(dir.path())).await;
+    let documents: Vec<DocumentUpdate> = (0..10).map(whole).collect();
+    store.append("a", documents).await.unwrap();
+    store.handle().compact().await.unwrap();
+    let text = noise(7, 310);
+    let expected = Some((text[100..110].to_vec(), 7));
+    assert_eq!(store.drafted("a", &text[80..100]).await, expected);
+    // Gone on with: taken out of its segment, which is made anew without it.
+    store
+        .append("a", vec![update(3, 300, &[1, 2, 3])])
+        .await
+        .unwrap();
+    store.handle().compact().await.unwrap();
+    // By then the file is gone, sooner than a view goes for want of use.
+    assert_eq!(deleted_files_held(dir.path()), [""; 0]);
+    assert_eq!(store.metric("refrain_draft_store_lookup_views"), 0.0);
+    assert_eq!(store.drafted("a", &text[80..100]).await, expected);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn look_ups_find_what_is_sealed_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(sealing(dir.path())).await;
+    let old = noise(0, 300);
+    for document in [0, 20] {
+        let documents = (document..document + 20).map(whole).collect();
+        store.append("a", documents).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        store.handle().compact().await.unwrap();
+        let text = noise(document, 300);
+        let found = tokio::time::timeout(Duration::from_secs(10), async {
+            while store.drafted("a", &text[80..100]).await.is_none() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        found.await.expect("the view is not made anew");
+    }
+    assert!(store.drafted("a", &old[80..100]).await.is_some());
+    store.stop().await;
+}

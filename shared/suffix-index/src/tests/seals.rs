@@ -1,5 +1,5 @@
 use super::*;
-use crate::IndexError;
+use crate::{IndexError, Mounted};
 
 #[test]
 fn sealed_documents_answer_for_themselves() {
@@ -177,6 +177,29 @@ fn a_mounted_segment_adds_only_what_is_not_there() {
     assert_eq!(index.mount(segment, []), 2);
     assert_eq!(show(&index, "ab"), "2:Y1,Z1,c1");
     assert_eq!((index.documents(), index.tokens()), (3, 9));
+}
+
+#[test]
+fn many_mounted_segments_add_only_what_is_not_there() {
+    let sealed = |texts: &[&str], first: usize| {
+        let mut other = Index::new(IndexConfig::default());
+        for (number, said) in (first..).zip(texts) {
+            other.open(key(number), &[]).expect("new");
+            other.append(key(number), &tokens(said)).expect("room");
+        }
+        other.seal(|_| true).expect("room");
+        other.segments().next().expect("one").0.clone()
+    };
+    let mut index = index_of(&["abc", "abd"]);
+    index.seal(|other| other == key(1)).expect("room");
+    let (one, two) = (
+        sealed(&["abV", "abW", "abX"], 0),
+        sealed(&["abY", "abZ"], 3),
+    );
+    let two = Mounted::without(two, [key(4)]);
+    index.mount_all(vec![Mounted::without(one, []), two]);
+    assert_eq!(show(&index, "ab"), "2:X1,Y1,c1,d1");
+    assert_eq!((index.documents(), index.tokens()), (4, 12));
 }
 
 /// The running request's own newest occurrence is not its context, in whatever part the others are.

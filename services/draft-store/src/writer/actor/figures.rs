@@ -1,6 +1,7 @@
 //! What the writer tells of itself.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use refrain_protocol::document::StoreStats;
 
@@ -45,6 +46,15 @@ impl Writer {
         self.metrics
             .pending_tokens
             .set(self.pending_tokens.load(Ordering::Relaxed) as i64);
+    }
+
+    /// Lets go of look-ups' views that hold on to files for nothing.
+    pub(super) fn drop_views(&self) {
+        let open = self.shared.read();
+        let segments = open.as_ref().map(|open| open.catalog.segments());
+        let is_mounted = |segment| segments.is_some_and(|segments| segments.get(segment).is_some());
+        let left = self.shared.lookups.keep(is_mounted, Instant::now());
+        self.metrics.lookup_views.set(left as i64);
     }
 
     /// Figures that need a look at the disk.

@@ -340,8 +340,10 @@ impl Writer {
             return Err(outdated());
         }
         self.run(|core, catalog, now_ms| core.install(catalog, product, now_ms))
-            .map(drop)
-            .map_err(|error| LogError::Refused(error.to_string()))
+            .map_err(|error| LogError::Refused(error.to_string()))?;
+        // Before the files of what was merged are deleted, so that their room comes back.
+        self.drop_views();
+        Ok(())
     }
 
     fn end_sealing(&mut self, outcome: Result<Made, LogError>, ctx: &mut Context<Self>) {
