@@ -2,7 +2,7 @@
 //! from memory would bring on a modelled engine, which settings suit it, and what a month of it takes to keep.
 //!
 //! Each workload of each tenant is replayed by itself, in order and from an empty memory, so what is predicted is the
-//! beginning; [`Window`]s show how it grows.
+//! beginning; [`Window`]s show how it grows. Drafts are made with a worker's default settings.
 
 mod entropy;
 mod html;
@@ -15,8 +15,9 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::Args;
-use refrain_speculation::{ProposeParams, Threshold};
+use refrain_speculation::{Expansion, Threshold};
 use refrain_suffix_index::IndexConfig;
+use refrain_worker::SpeculationConfig;
 use serde::Serialize;
 
 use crate::replay::trace::{Traces, tokenizer};
@@ -88,6 +89,17 @@ enum Question {
     Tau(f32),
     /// How large the index of all of it is.
     Size,
+}
+
+impl Question {
+    /// What drafts with this alpha bring at so many requests. A worker's own alpha is that of the policy.
+    fn alpha(alpha: f32, concurrency: usize) -> Self {
+        if alpha == SpeculationConfig::default().alpha {
+            Question::Policy(Policy::Suffix, concurrency)
+        } else {
+            Question::Alpha(alpha)
+        }
+    }
 }
 
 /// Analyzes the logs. `progress` is told of all replays together.
@@ -170,7 +182,12 @@ fn ask(
         Question::Size => {
             // What is known from the start goes into one segment.
             setup.memory.seal_tokens = Some(1);
-            return setup.replay(calls(), nothing, ended);
+            let outcome = setup.replay(calls(), nothing, ended)?;
+            told(Progress {
+                share: 1.0,
+                ..Progress::default()
+            });
+            return Ok(outcome);
         }
     }
     setup.replay(nothing, calls(), ended)
@@ -197,15 +214,19 @@ impl AnalyzeOptions {
             acceptance: Vec::new(),
             cost: 0.0,
         };
+        let params = SpeculationConfig::default().params();
         Ok(Setup {
             memory: MemoryConfig {
-                index: IndexConfig::default(),
+                index: IndexConfig {
+                    pattern_tokens_max: params.max_pattern,
+                    ..IndexConfig::default()
+                },
                 global: true,
                 groups: true,
                 seal_tokens: None,
             },
             serving: Serving {
-                params: ProposeParams::default(),
+                params,
                 request: true,
                 shared: true,
                 frozen: false,
@@ -227,9 +248,29 @@ impl AnalyzeOptions {
         for &concurrency in &self.concurrency {
             questions.extend(POLICIES.map(|policy| Question::Policy(policy, concurrency)));
         }
-        questions.extend(ALPHAS.map(Question::Alpha));
+        questions.extend(ALPHAS.map(|alpha| Question::alpha(alpha, self.concurrency[0])));
         questions.extend(TAUS.map(Question::Tau));
         questions.push(Question::Size);
-        questions
+        once(&questions)
+    }
+
+    /// What the figures hold for, in words.
+    fn terms(&self) -> String {
+        let params = SpeculationConfig::default().params();
+        let shape = match params.expansion {
+            Expansion::Linear => "one chain",
+            Expansion::Tree | Expansion::Paths(_) => "a tree",
+        };
+        format!(
+            "Speed-ups are those of `goodput` beside plain decoding on {}, by requests at once. They are of decoding alone: \
+             prompts are left out, so a whole call gains less. Drafts are made as a worker makes them by default: {shape} of \
+             at most {} tokens, none less likely than {}. Tokens per step, alpha and tau are at {} at once; GB a month at \
+             {} output tokens per second.",
+            self.engine_model,
+            params.max_spec_tokens,
+            params.min_token_prob,
+            self.concurrency[0],
+            self.tokens_per_s
+        )
     }
 }

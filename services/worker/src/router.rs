@@ -21,21 +21,10 @@ pub(crate) struct Router {
 
 impl Router {
     pub(crate) fn new(config: &SpeculationConfig, capabilities: &EngineCapabilities) -> Self {
-        let tree = config.tree && capabilities.tree_drafts;
-        let params = ProposeParams {
-            alpha: config.alpha,
-            offset: config.offset,
-            max_spec_tokens: config.max_spec_tokens,
-            min_token_prob: config.min_token_prob,
-            min_match_len: config.min_match_tokens,
-            max_pattern: config.max_pattern_tokens,
-            expansion: if tree {
-                Expansion::Tree
-            } else {
-                Expansion::Linear
-            },
-            ..ProposeParams::default()
-        };
+        let mut params = config.params();
+        if !capabilities.tree_drafts {
+            params.expansion = Expansion::Linear;
+        }
         let head = capabilities
             .eagle3
             .filter(|_| config.fallback == FallbackChoice::Own);

@@ -27,12 +27,9 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
     let mut page = String::from(HEAD);
     let _ = write!(
         page,
-        "<h1>Would drafts from memory help?</h1>\n<p>Recorded calls, replayed from an empty memory on a modelled engine \
-         (<code>{}</code>). Speed-ups are those of the policy <code>goodput</code> beside plain decoding, by \
-         requests at once; tokens per step, alpha and tau are at {first}. A month is at {} output tokens per \
-         second.</p>\n<table>\n",
-        escaped(&settings.engine_model),
-        settings.tokens_per_s
+        "<h1>Would drafts from memory help?</h1>\n<p>Recorded calls, replayed from an empty memory on a modelled engine. \
+         {}</p>\n<table>\n",
+        escaped(&settings.terms())
     );
     for (at, line) in report.lines().iter().enumerate() {
         let tag = if at == 0 { "th" } else { "td" };
@@ -43,6 +40,13 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
         page.push_str("</tr>\n");
     }
     page.push_str("</table>\n");
+    if report.rows.len() > LINES_MAX {
+        let _ = writeln!(
+            page,
+            "<p>The plots show the first {LINES_MAX} of {} rows.</p>",
+            report.rows.len()
+        );
+    }
     let of_rows = |points: &dyn Fn(&RowReport) -> Vec<(f64, f64)>| -> Vec<Line> {
         let lines = report.rows.iter().map(|row| Line {
             name: row.name.clone(),

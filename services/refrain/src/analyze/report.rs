@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::entropy::empirical_entropy_bits;
 use super::rows::Row;
-use super::{AnalyzeOptions, Outcome, Policy, PolicyReport, Question, Window};
+use super::{ALPHAS, AnalyzeOptions, Outcome, Policy, PolicyReport, Question, TAUS, Window};
 
 /// Outputs that the entropy is taken of, evenly spread over the calls: more change little.
 const ENTROPY_OUTPUTS: usize = 100;
@@ -92,27 +92,26 @@ impl RowReport {
             if let Question::Policy(_, concurrency) = question {
                 let plain = of(Question::Policy(Policy::Off, *concurrency))
                     .and_then(Outcome::goodput_tokens_per_s);
-                policies.push(PolicyReport::new(outcome, plain));
+                policies.push(PolicyReport {
+                    // Those of the row are all that is told.
+                    windows: Vec::new(),
+                    ..PolicyReport::new(outcome, plain)
+                });
             }
         }
-        let tried = |value: fn(Question) -> Option<f32>| -> Vec<Choice> {
-            let choices = answers.iter().filter_map(|(question, outcome)| {
+        let tried = |values: &[f32], question: &dyn Fn(f32) -> Question| -> Vec<Choice> {
+            let choices = values.iter().filter_map(|&value| {
+                let outcome = of(question(value))?;
                 Some(Choice {
-                    value: value(*question)?,
+                    value,
                     goodput_tokens_per_s: outcome.goodput_tokens_per_s(),
                     tokens_per_step: outcome.tally.table.total().accepted_length(),
                 })
             });
             choices.collect()
         };
-        let alphas = tried(|question| match question {
-            Question::Alpha(alpha) => Some(alpha),
-            _ => None,
-        });
-        let taus = tried(|question| match question {
-            Question::Tau(tau) => Some(tau),
-            _ => None,
-        });
+        let alphas = tried(&ALPHAS, &|alpha| Question::alpha(alpha, first));
+        let taus = tried(&TAUS, &Question::Tau);
         let index_bytes_per_token = of(Question::Size).and_then(|outcome| {
             let memory = &outcome.memory;
             let (bytes, tokens) = (memory.sizes.segment_bytes, memory.warmed.tokens);
@@ -200,18 +199,10 @@ impl AnalyzeReport {
             }
             text.push('\n');
         }
-        let AnalyzeOptions {
-            engine_model,
-            concurrency,
-            tokens_per_s,
-            ..
-        } = &self.settings;
-        let _ = writeln!(
-            text,
-            "\nspeed-ups of `goodput` on {engine_model}; tokens per step, alpha and tau at {} at once; \
-             GB a month at {tokens_per_s} tokens/s",
-            concurrency[0]
-        );
+        for sentence in self.settings.terms().split_inclusive(". ") {
+            let _ = write!(text, "\n{}", sentence.trim_end());
+        }
+        text.push('\n');
         text
     }
 

@@ -70,9 +70,9 @@ impl Row {
     pub(super) fn name(&self) -> String {
         match (&self.workload, &self.tenant) {
             _ if self.is_rest => "(others)".into(),
-            (None, None) => "(all)".into(),
+            (None, None) => "(unnamed)".into(),
             (Some(workload), None) => workload.clone(),
-            (None, Some(tenant)) => tenant.clone(),
+            (None, Some(tenant)) => format!("(unnamed) / {tenant}"),
             (Some(workload), Some(tenant)) => format!("{workload} / {tenant}"),
         }
     }
@@ -116,5 +116,20 @@ mod tests {
                 row("(others)", 2, 2, 4)
             ]
         );
+    }
+
+    #[test]
+    fn a_workload_and_a_tenant_of_one_name_are_told_apart() {
+        let mut rows = Rows::new(3, 1);
+        let x = Some("x".to_owned());
+        for (workload, tenant) in [(&x, &None), (&None, &x), (&None, &None)] {
+            rows.add(Call {
+                workload: workload.clone(),
+                tenant: tenant.clone(),
+                ..Call::default()
+            });
+        }
+        let names: Vec<_> = rows.into_rows().iter().map(Row::name).collect();
+        assert_eq!(names, ["x", "(unnamed) / x", "(unnamed)"]);
     }
 }

@@ -73,18 +73,23 @@ fn workloads_and_tenants_are_told_apart() -> anyhow::Result<()> {
             of(news)
         );
     }
-    // All but the first song is drafted, in 1, 2, 4, 8, 16 and 29 tokens.
+    // All but the first song is drafted, in 1, 2, 4, 8 and 16 tokens, 17 with a draft of the longest, and the 12 left.
     let suffix = songs
         .policies
         .iter()
         .find(|row| row.policy == Policy::Suffix);
-    let steps = 60.0 + 29.0 * 6.0;
+    let steps = 60.0 + 29.0 * 7.0;
     assert_eq!(
         suffix.and_then(|row| row.tokens_per_step),
         Some(1800.0 / steps)
     );
-    // With more of it per token of the match it takes fewer steps.
-    assert_eq!(songs.best_alpha, Some(4.0));
+    // With more of it per token of the match it takes fewer steps, until the longest draft ends that.
+    assert_eq!(songs.best_alpha, Some(2.0));
+    let own = songs.alphas.iter().find(|choice| choice.value == 1.0);
+    assert_eq!(
+        own.and_then(|choice| choice.goodput_tokens_per_s),
+        suffix.and_then(|row| row.goodput_tokens_per_s)
+    );
     let month = songs.month_bytes.expect("there are tokens");
     let per_token = songs.index_bytes_per_token.expect("there are tokens");
     assert!((month / (per_token * 1000.0 * 31.0 * 86_400.0) - 1.0).abs() < 1e-12);
@@ -134,6 +139,33 @@ fn what_is_printed_holds_every_row() -> anyhow::Result<()> {
     assert_eq!(page.matches("<svg").count(), 4);
     assert!(page.contains("songs / t") && page.ends_with("</html>\n"));
     assert!(!page.contains("<script") && !page.contains("http://localhost"));
+    Ok(())
+}
+
+#[test]
+fn many_rows_are_told_of_and_progress_ends_at_all_of_it() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("calls.jsonl");
+    let lines: Vec<String> = (0..10)
+        .map(|row| json!({"workload": format!("w{row}"), "output_token_ids": [1]}).to_string())
+        .collect();
+    std::fs::write(&path, lines.join("\n"))?;
+    let path = path.to_str().expect("a path in UTF-8");
+    let args = ["analyze", path, "--concurrency", "1,1"];
+    let mut last = Progress::default();
+    let report = run(&Cli::try_parse_from(args)?.options, |progress| {
+        last = progress
+    })?;
+    assert!((last.share - 1.0).abs() < 1e-9, "{last:?}");
+    assert_eq!(report.rows[9].policies.len(), POLICIES.len());
+    let page = html(&report)?;
+    assert!(page.contains("the first 9 of 10 rows"));
+    for wanted in ["prompts are left out", "at most 16 tokens"] {
+        assert!(
+            page.contains(wanted) && report.table().contains(wanted),
+            "{wanted}"
+        );
+    }
     Ok(())
 }
 

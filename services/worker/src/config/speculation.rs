@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use refrain_speculation::{GateParams, HandOverParams, Mode, TRIAL_STEPS_MIN, Threshold};
+use refrain_speculation::{
+    Expansion, GateParams, HandOverParams, Mode, ProposeParams, TRIAL_STEPS_MIN, Threshold,
+};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
@@ -146,6 +148,23 @@ impl Default for Eagle3Config {
 }
 
 impl SpeculationConfig {
+    /// How drafts are made from memory, for an engine that verifies trees.
+    pub fn params(&self) -> ProposeParams {
+        ProposeParams {
+            alpha: self.alpha,
+            offset: self.offset,
+            max_spec_tokens: self.max_spec_tokens,
+            min_token_prob: self.min_token_prob,
+            min_match_len: self.min_match_tokens,
+            max_pattern: self.max_pattern_tokens,
+            expansion: match self.tree {
+                true => Expansion::Tree,
+                false => Expansion::Linear,
+            },
+            ..ProposeParams::default()
+        }
+    }
+
     /// Checks the section; `worker` is the name of the worker that it belongs to.
     pub(super) fn check(&self, worker: &str, check: &mut impl FnMut(bool, &str)) {
         check(self.alpha >= 0.0, "speculation.alpha: not negative");
