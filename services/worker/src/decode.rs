@@ -324,7 +324,7 @@ impl DecodeLoop {
     /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.
     fn emit(&mut self, entry: &mut Entry, absorbed: Absorbed) -> Option<&'static str> {
         self.goodput
-            .learn(entry.running.memory.id, &absorbed.lesson, &absorbed.message);
+            .learn(entry.running.namespace, &absorbed.lesson, &absorbed.message);
         let (message, end) = self.outlet.keep(&entry.running, absorbed);
         // There was room when the step was composed, and this loop is the only sender; a reader that left
         // meanwhile is noticed by the next reap.

@@ -42,7 +42,9 @@ impl Duty {
     /// Reports once. Returns when to report again.
     pub(crate) async fn report(&self) -> Duration {
         let inner = &self.worker.inner;
-        inner.memory.observe();
+        if let Some(memory) = &inner.memory {
+            memory.observe();
+        }
         let confirmed = tokio::time::timeout(CALL_TIMEOUT, inner.engine.confirm()).await;
         let confirmed = confirmed.unwrap_or_else(|_| Err(late("the engine")));
         if let Err(error) = &confirmed {

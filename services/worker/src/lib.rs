@@ -33,7 +33,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use refrain_clients::{ChunkStream, DraftStore, Scheduler, Worker};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_service_kit::clock;
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
@@ -54,7 +54,7 @@ use crate::harvest::Harvest;
 use crate::memory::Memory;
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
-use crate::running::Running;
+use crate::running::{Running, Sources};
 use crate::slots::Slots;
 
 pub use config::{
@@ -97,7 +97,8 @@ pub struct WorkerHandle {
 struct Inner {
     commands: mpsc::Sender<Command>,
     slots: Arc<Slots>,
-    memory: Memory,
+    /// What the worker drafts from, where it drafts.
+    memory: Option<Memory>,
     harvest: Harvest,
     auth: MeshAuth,
     drain: Drain,
@@ -121,20 +122,20 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         metrics.chunks_running.clone(),
     ));
     let harvest = Harvest::start(config.harvest.clone(), with.store.clone(), metrics.clone());
-    let memory = Memory::new(
-        config.memory.clone(),
-        config.speculation.max_pattern_tokens,
-        with.store.clone(),
-        metrics.memory.clone(),
-    );
     let reports = Arc::new(Reports::default());
     let engine_ready = Arc::new(AtomicBool::new(true));
     let reader_stall_max = Duration::from_millis(config.reader_stall_ms_max);
     let outlet = Outlet::new(harvest.clone(), metrics.clone());
     // A chunk holds a slot before its command is sent, so this never fills: starts, their cuts, a hand-over.
     let (commands, inbox) = mpsc::channel(2 * config.running_max as usize + 2);
-    let (router, decoding) = match &with.engine {
+    let (router, memory, decoding) = match &with.engine {
         WorkerEngine::Verifying(engine) => {
+            let memory = Memory::new(
+                config.memory.clone(),
+                config.speculation.max_pattern_tokens,
+                with.store.clone(),
+                metrics.memory.clone(),
+            );
             let router = Arc::new(Router::new(&config.speculation, engine.capabilities()));
             let decode = DecodeLoop {
                 engine: engine.clone(),
@@ -160,7 +161,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
                 engine_ready: engine_ready.clone(),
                 reader_stall_max,
             };
-            (Some(router), tokio::spawn(decode.run(inbox)))
+            (Some(router), Some(memory), tokio::spawn(decode.run(inbox)))
         }
         WorkerEngine::Streaming(engine) => {
             let driver = StreamDriver::new(
@@ -171,7 +172,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
                 config.engine.clone(),
                 reader_stall_max,
             );
-            (None, tokio::spawn(driver.run(inbox)))
+            (None, None, tokio::spawn(driver.run(inbox)))
         }
     };
     let handle = WorkerHandle {
@@ -236,7 +237,9 @@ impl RunningWorker {
         if !inner.harvest.drain(HARVEST_GRACE).await {
             tracing::warn!("outputs are left that the draft store did not take");
         }
-        inner.memory.stop();
+        if let Some(memory) = &inner.memory {
+            memory.stop();
+        }
         self.duty.abort();
         if let Some(server) = &self.server {
             server.stop(true).await;
@@ -317,9 +320,30 @@ impl WorkerHandle {
     }
 }
 
+impl Inner {
+    /// What a request that begins may draft from.
+    fn sources(
+        &self,
+        memory: &Memory,
+        namespace: NamespaceId,
+        request: &mut ChunkRequest,
+    ) -> Result<Sources, ApiError> {
+        let drafts = memory.namespace(namespace, &request.namespace);
+        let group = request.group.as_deref().and_then(|group| {
+            let document = request.request.into();
+            memory.group(namespace, group, document)
+        });
+        let index = IndexConfig {
+            pattern_tokens_max: self.config.speculation.max_pattern_tokens,
+            ..IndexConfig::default()
+        };
+        Sources::new(request, drafts, group, index)
+    }
+}
+
 #[async_trait]
 impl Worker for WorkerHandle {
-    async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError> {
+    async fn chunk(&self, mut request: ChunkRequest) -> Result<ChunkStream, ApiError> {
         let inner = &self.inner;
         let namespace_id = inner.auth.verify(&request.namespace)?;
         self.check(&request)?;
@@ -353,11 +377,6 @@ impl Worker for WorkerHandle {
             slots: inner.slots.clone(),
             _running: running,
         };
-        let memory = inner.memory.namespace(namespace_id, &request.namespace);
-        let group = request.group.as_deref().and_then(|group| {
-            let document = request.request.into();
-            inner.memory.group(namespace_id, group, document)
-        });
         let (events, receiver) = mpsc::channel(inner.config.event_queue);
         let span = tracing::info_span!(
             "chunk",
@@ -365,22 +384,21 @@ impl Worker for WorkerHandle {
             context_tokens = request.tokens.len(),
             speculation = ?request.speculation,
         );
-        let index = IndexConfig {
-            pattern_tokens_max: inner.config.speculation.max_pattern_tokens,
-            ..IndexConfig::default()
+        // Indexing a long prompt takes milliseconds: here, and not in the loop that all requests share.
+        let sources = match &inner.memory {
+            Some(memory) => Some(inner.sources(memory, namespace_id, &mut request)?),
+            None => None,
         };
         let self_drafts = inner
             .router
             .as_ref()
             .is_some_and(|router| router.self_drafts(request.speculation));
         let start = Start {
-            // Indexing a long prompt takes milliseconds: here, and not in the loop that all requests share.
             running: Running::new(
                 request,
-                memory,
-                group,
+                namespace_id,
+                sources,
                 clock::unix_ms(),
-                index,
                 self_drafts,
                 Instant::now(),
             )?,

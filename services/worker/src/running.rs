@@ -12,7 +12,7 @@ use std::time::Instant;
 use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculation, StepCounts};
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason, LEFT_CONTEXT_TOKENS};
 use refrain_protocol::engine::{SelfDraft, SessionSpec, StepItem};
-use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, WorkerId};
+use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, WorkerId};
 use refrain_speculation::{Candidacy, Decision, Fallback, RecentRoutes, RouteReason};
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 
@@ -49,9 +49,9 @@ pub(crate) struct Rates {
 /// A request in the batch.
 pub(crate) struct Running {
     pub(crate) request: ChunkRequest,
-    pub(crate) memory: Arc<NamespaceMemory>,
-    /// What its group of samples said here, if it is one of a group.
-    pub(crate) group: Option<Membership>,
+    pub(crate) namespace: NamespaceId,
+    /// What it may draft from; none where the engine generates by itself.
+    pub(crate) sources: Option<Sources>,
     pub(crate) session: EngineSessionId,
     /// Prompt and output.
     text: Vec<u32>,
@@ -59,10 +59,6 @@ pub(crate) struct Running {
     engine_len: u32,
     /// Length of `text` when the chunk began.
     start_len: u32,
-    /// The request's own tree: prompt and output.
-    own: Index,
-    /// What the client predicts as its output, if it does.
-    predicted: Option<Index>,
     head: DocumentHead,
     /// Whether the engine's sessions are opened for drafts of its own head.
     self_drafts: bool,
@@ -90,6 +86,59 @@ pub(crate) struct Running {
     reopened: u32,
 }
 
+/// What a request may draft from.
+pub(crate) struct Sources {
+    pub(crate) memory: Arc<NamespaceMemory>,
+    /// What its group of samples said here, if it is one of a group.
+    pub(crate) group: Option<Membership>,
+    /// The request's own tree: prompt and output.
+    own: Index,
+    /// What the client predicts as its output, if it does.
+    predicted: Option<Index>,
+}
+
+impl Sources {
+    /// Reads the text of a request that begins.
+    ///
+    /// # Errors
+    /// A text that is too long for an index.
+    pub(crate) fn new(
+        request: &mut ChunkRequest,
+        memory: Arc<NamespaceMemory>,
+        group: Option<Membership>,
+        index: IndexConfig,
+    ) -> Result<Self, ApiError> {
+        let mut own = Index::new(index.clone());
+        own.open(OWN, &[])
+            .and_then(|()| own.append(OWN, &request.tokens))
+            .map_err(ApiError::internal)?;
+        let predicted = match std::mem::take(&mut request.prediction) {
+            tokens if tokens.is_empty() => None,
+            tokens => {
+                // The end of the prompt stands before it, so that the first token is drafted as the others are.
+                let mut predicted = Index::new(index);
+                predicted
+                    .open(OWN, prompt_end(request))
+                    .and_then(|()| predicted.append(OWN, &tokens))
+                    .map_err(ApiError::internal)?;
+                Some(predicted)
+            }
+        };
+        Ok(Sources {
+            memory,
+            group,
+            own,
+            predicted,
+        })
+    }
+}
+
+/// The end of the prompt, which stands before an output wherever that is kept.
+fn prompt_end(request: &ChunkRequest) -> &[u32] {
+    let prompt_len = request.prompt_len as usize;
+    &request.tokens[prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS)..prompt_len]
+}
+
 /// A session that is lost this often within one chunk is the engine's fault, not bad luck.
 const REOPENED_MAX: u32 = 3;
 
@@ -102,46 +151,25 @@ const OWN: DocumentKey = DocumentKey(0);
 impl Running {
     pub(crate) fn new(
         mut request: ChunkRequest,
-        memory: Arc<NamespaceMemory>,
-        group: Option<Membership>,
+        namespace: NamespaceId,
+        sources: Option<Sources>,
         created_ms: u64,
-        index: IndexConfig,
         self_drafts: bool,
         now: Instant,
     ) -> Result<Self, ApiError> {
-        let prompt_len = request.prompt_len as usize;
-        let text = std::mem::take(&mut request.tokens);
-        let mut own = Index::new(index.clone());
-        own.open(OWN, &[])
-            .and_then(|()| own.append(OWN, &text))
-            .map_err(ApiError::internal)?;
-        let prompt_end = &text[prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS)..prompt_len];
-        let predicted = match std::mem::take(&mut request.prediction) {
-            tokens if tokens.is_empty() => None,
-            tokens => {
-                // The end of the prompt stands before it, so that the first token is drafted as the others are.
-                let mut predicted = Index::new(index);
-                predicted
-                    .open(OWN, prompt_end)
-                    .and_then(|()| predicted.append(OWN, &tokens))
-                    .map_err(ApiError::internal)?;
-                Some(predicted)
-            }
-        };
         let head = DocumentHead {
             session: request.session.clone(),
             group: request.group.clone(),
             choice: request.sampling.choice,
             weight_version: 0,
             created_ms,
-            left_context: prompt_end.to_vec(),
+            left_context: prompt_end(&request).to_vec(),
         };
+        let text = std::mem::take(&mut request.tokens);
         let running = Running {
             start_len: text.len() as u32,
             engine_len: 0,
             text,
-            own,
-            predicted,
             head,
             self_drafts,
             head_len: 0,
@@ -161,21 +189,24 @@ impl Running {
             last_token_at: None,
             reopened: 0,
             request,
-            memory,
-            group,
+            namespace,
+            sources,
             session: new_session()?,
+        };
+        let Some(sources) = &running.sources else {
+            return Ok(running);
         };
         // What a continued request has said so far can be drafted from here as well; a worker that heard it
         // said has it already.
-        running.memory.begin(running.document());
+        sources.memory.begin(running.document());
         let from = |held: Option<u32>| {
             let output = running.output();
             let held = held.unwrap_or(0).min(output.len() as u32);
             running.update(held, output[held as usize..].to_vec(), None)
         };
-        let held = running.memory.lock().len_of(running.document());
-        running.memory.merge(&from(held));
-        if let Some(group) = running.group.as_ref().map(Membership::group) {
+        let held = sources.memory.lock().len_of(running.document());
+        sources.memory.merge(&from(held));
+        if let Some(group) = sources.group.as_ref().map(Membership::group) {
             let held = group.lock().len_of(running.document());
             group.merge(&from(held));
         }
@@ -311,7 +342,7 @@ impl Running {
         StepItem {
             session: self.session,
             open: (self.engine_len == 0).then(|| SessionSpec {
-                namespace: self.memory.id,
+                namespace: self.namespace,
                 sampling: self.request.sampling.clone(),
                 self_drafts: self.self_drafts,
             }),
@@ -384,8 +415,11 @@ impl Running {
 
     /// Lets others draft from a piece of the output.
     pub(crate) fn remember(&self, update: &DocumentUpdate) {
-        self.memory.merge(update);
-        if let Some(membership) = &self.group {
+        let Some(sources) = &self.sources else {
+            return;
+        };
+        sources.memory.merge(update);
+        if let Some(membership) = &sources.group {
             membership.group().merge(update);
         }
     }
@@ -419,7 +453,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.memory.end(self.document());
+        if let Some(sources) = &self.sources {
+            sources.memory.end(self.document());
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::ChunkEvent;
 use refrain_protocol::document::DocumentUpdate;
-use refrain_protocol::{ApiError, ErrorKind, LeaseId, SignedNamespace};
+use refrain_protocol::{ApiError, ErrorKind, LeaseId, NamespaceId, SignedNamespace};
 use refrain_service_kit::drain::Running as DrainToken;
 use tokio::sync::mpsc;
 
@@ -54,7 +54,8 @@ pub(super) struct Entry {
 
 /// What is needed to shorten an output after its chunk has ended.
 pub(crate) struct EndedChunk {
-    pub(super) memory: Arc<NamespaceMemory>,
+    pub(super) namespace_id: NamespaceId,
+    pub(super) memory: Option<Arc<NamespaceMemory>>,
     /// Not held on to: many chunks are remembered, and a group is let go when nobody needs it.
     pub(super) group: Option<Weak<GroupMemory>>,
     pub(super) namespace: SignedNamespace,
@@ -110,11 +111,12 @@ impl Entry {
     /// How to shorten the output to `output_len`.
     pub(super) fn ended(&self, output_len: u32) -> EndedChunk {
         let running = &self.running;
+        let sources = running.sources.as_ref();
         EndedChunk {
-            memory: running.memory.clone(),
-            group: running
-                .group
-                .as_ref()
+            namespace_id: running.namespace,
+            memory: sources.map(|sources| sources.memory.clone()),
+            group: sources
+                .and_then(|sources| sources.group.as_ref())
                 .map(|member| Arc::downgrade(member.group())),
             namespace: running.request.namespace.clone(),
             update: running.cut(output_len),

@@ -42,7 +42,7 @@ impl Outlet {
         if !running.output().is_empty() {
             let said = running.update(0, running.output().to_vec(), None);
             self.harvest
-                .adopt(running.memory.id, &running.request.namespace, said);
+                .adopt(running.namespace, &running.request.namespace, said);
         }
     }
 
@@ -72,9 +72,9 @@ impl Outlet {
         running.remember(&update);
         let namespace = &running.request.namespace;
         for document in credited {
-            self.harvest.touch(running.memory.id, namespace, document);
+            self.harvest.touch(running.namespace, namespace, document);
         }
-        self.harvest.push(running.memory.id, namespace, update);
+        self.harvest.push(running.namespace, namespace, update);
         (message, end)
     }
 
@@ -89,7 +89,7 @@ impl Outlet {
         };
         if goes_on {
             let running = &entry.running;
-            self.harvest.release(running.memory.id, running.document());
+            self.harvest.release(running.namespace, running.document());
         }
         self.ended().put(entry.lease, entry.ended(u32::MAX));
         entry.send_last(Ok(ChunkEvent::End(end)));
@@ -108,14 +108,14 @@ impl Outlet {
         let update = running.update(running.output().len() as u32, Vec::new(), Some(finish));
         running.remember(&update);
         self.harvest
-            .push(running.memory.id, &running.request.namespace, update);
+            .push(running.namespace, &running.request.namespace, update);
     }
 
     /// Tells the reader of an error. The output so far stays as an unfinished document: whoever continues the
     /// request continues it.
     pub(super) fn fail(&self, entry: &mut Entry, error: ApiError) {
         self.harvest
-            .release(entry.running.memory.id, entry.running.document());
+            .release(entry.running.namespace, entry.running.document());
         entry.send_last(Err(error));
     }
 
@@ -124,7 +124,7 @@ impl Outlet {
         let len = running.output().len() as u32;
         let update = running.update(len, Vec::new(), Some(FinishReason::Cancelled));
         self.harvest
-            .push(running.memory.id, &running.request.namespace, update);
+            .push(running.namespace, &running.request.namespace, update);
     }
 
     /// A reader stood still for too long.
@@ -154,16 +154,19 @@ impl Outlet {
     /// Shortens an output in index and store.
     pub(super) fn shorten(&self, ended: EndedChunk) {
         let EndedChunk {
+            namespace_id,
             memory,
             group,
             namespace,
             update,
         } = ended;
-        memory.merge(&update);
+        if let Some(memory) = memory {
+            memory.merge(&update);
+        }
         if let Some(group) = group.and_then(|group| group.upgrade()) {
             group.merge(&update);
         }
-        self.harvest.push(memory.id, &namespace, update);
+        self.harvest.push(namespace_id, &namespace, update);
     }
 
     fn ended(&self) -> MutexGuard<'_, LruCache<LeaseId, EndedChunk>> {

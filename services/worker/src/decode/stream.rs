@@ -1,7 +1,7 @@
 //! The streaming driver: one task per chunk listens to an engine that generates by itself.
 //!
-//! Nothing is drafted here. What is said goes the same ways as in the decode loop: to the reader, into the index, and to
-//! the store. A chunk's task ends, and with it the engine's work, as soon as the reader leaves.
+//! Nothing is drafted here, so nothing is indexed. What is said goes to the reader and to the store, as in the decode
+//! loop. A chunk's task ends, and with it the engine's work, as soon as the reader leaves.
 
 mod listen;
 

@@ -75,9 +75,10 @@ impl Running {
         }
         self.engine_len = output.text_len;
         self.text.extend_from_slice(&output.emitted);
-        self.own
-            .append(OWN, &output.emitted)
-            .map_err(ApiError::internal)?;
+        if let Some(sources) = &mut self.sources {
+            let appended = sources.own.append(OWN, &output.emitted);
+            appended.map_err(ApiError::internal)?;
+        }
         if self.first_token_at.is_none() {
             self.first_token_at = Some(now);
             self.first_step_tokens = output.emitted.len() as u32;

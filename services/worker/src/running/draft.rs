@@ -188,12 +188,13 @@ impl Running {
     /// What to ask the store for: while it decodes and not all of its namespace is here.
     pub(crate) fn wanted_elsewhere(&self, context_tokens: usize) -> Option<Wanted> {
         let asks = matches!(asked(self.request.speculation), Asked::Auto | Asked::Suffix);
-        if !asks || !self.is_decoding() || !self.memory.is_partial() {
+        let memory = &self.sources.as_ref()?.memory;
+        if !asks || !self.is_decoding() || !memory.is_partial() {
             return None;
         }
         let from = self.text.len().saturating_sub(context_tokens);
         Some(Wanted {
-            memory: self.memory.clone(),
+            memory: memory.clone(),
             document: self.document(),
             context: self.text[from..].to_vec(),
         })
@@ -213,7 +214,7 @@ impl Running {
         let withheld = routing.withholds && asked == Asked::Auto;
         let looks = draft_max > 0 && !withheld && matches!(asked, Asked::Auto | Asked::Suffix);
         Prospect {
-            namespace: self.memory.id,
+            namespace: self.namespace,
             context_tokens: self.text.len() as u32,
             asked,
             draft_max,
@@ -238,8 +239,9 @@ impl Running {
     }
 
     fn suffix_draft(&self, draft_max: u32, router: &Router) -> Option<Candidate> {
-        let drafts = self.memory.lock();
-        let group = self.group.as_ref().map(|member| member.group().lock());
+        let sources = self.sources.as_ref()?;
+        let drafts = sources.memory.lock();
+        let group = sources.group.as_ref().map(|member| member.group().lock());
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,
@@ -249,14 +251,15 @@ impl Running {
         };
         let mut lookups = Vec::with_capacity(4);
         // First: where it says the same as others, it is what the client wants to be told of.
-        lookups.extend(self.predicted.as_ref().map(|predicted| Lookup {
+        lookups.extend(sources.predicted.as_ref().map(|predicted| Lookup {
             source: Source::Prediction,
             ..lookup(Scope::Request, predicted, predicted.start(&self.text))
         }));
         lookups.extend(
-            self.own
+            sources
+                .own
                 .tip(OWN)
-                .map(|cursor| lookup(Scope::Request, &self.own, cursor)),
+                .map(|cursor| lookup(Scope::Request, &sources.own, cursor)),
         );
         // Alone in its group it would read its own output again.
         if let Some(group) = group.as_ref().filter(|group| group.index.documents() > 1) {

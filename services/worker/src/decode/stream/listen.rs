@@ -174,7 +174,7 @@ impl Chunks {
         Ok(GenerateRequest {
             request: running.request.request,
             call: refrain_service_kit::random::u64()?,
-            namespace: running.memory.id,
+            namespace: running.namespace,
             tokens: running.text().to_vec(),
             prompt_len: running.request.prompt_len,
             tokens_max: running.request.chunk_tokens.unwrap_or(left).clamp(1, left),
