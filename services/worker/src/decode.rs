@@ -1,8 +1,9 @@
 //! The decode loop: one task owns the batch and drives the engine step by step.
 //!
 //! Each turn takes in what arrived, drops what nobody reads any more, composes a step out of every request
-//! that can move, waits for the engine, and hands the tokens out. Nothing else awaits here: drafting takes
-//! microseconds, the harvest and the readers have queues of their own.
+//! that can move, waits for the engine, and hands the tokens out. Beside the engine it awaits the store's look-ups
+//! alone, for a small share of a step: drafting takes microseconds, the harvest and the readers have queues of their
+//! own.
 
 mod compose;
 mod entry;

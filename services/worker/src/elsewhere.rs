@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use refrain_clients::DraftStore;
 use refrain_protocol::lookup::{FoundDraft, LookupContext, LookupRequest, LookupRules};
-use refrain_protocol::{ApiError, DocumentId};
+use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId};
 use refrain_speculation::{
     Candidate, DraftNode, DraftTree, Expansion, Origin, ProposeParams, Scope, Source,
 };
@@ -24,8 +24,12 @@ use crate::metrics::MemoryMetrics;
 
 /// A shorter wait than this is not worth a call.
 const WAIT_MIN: Duration = Duration::from_micros(100);
-/// How long nothing is asked after a call that failed.
+/// How long nothing is asked of a namespace after a call that failed.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The same where the store has too much to do, which passes.
+const PAUSE_OVERLOADED: Duration = Duration::from_millis(20);
+/// Contexts of one call, which the store takes unless it is told to take fewer.
+const CONTEXTS_MAX: usize = 256;
 /// Weight of the latest step in the mean.
 const STEP_WEIGHT: f64 = 0.1;
 
@@ -49,7 +53,8 @@ pub(crate) struct Elsewhere {
     step_share_max: f64,
     metrics: MemoryMetrics,
     step_s: Option<f64>,
-    not_before: Option<Instant>,
+    /// Namespaces of which nothing is asked before a time.
+    not_before: HashMap<NamespaceId, Instant>,
 }
 
 impl Elsewhere {
@@ -74,7 +79,7 @@ impl Elsewhere {
             step_share_max: config.lookup_step_share_max,
             metrics,
             step_s: None,
-            not_before: None,
+            not_before: HashMap::new(),
         }
     }
 
@@ -90,10 +95,7 @@ impl Elsewhere {
     }
 
     /// How long a step may wait; `None` where that is not worth a call.
-    fn wait(&self, now: Instant) -> Option<Duration> {
-        if self.not_before.is_some_and(|at| now < at) {
-            return None;
-        }
+    fn wait(&self) -> Option<Duration> {
         let share = Duration::try_from_secs_f64(self.step_s? * self.step_share_max).ok()?;
         Some(share.min(self.wait_max)).filter(|wait| *wait >= WAIT_MIN)
     }
@@ -101,11 +103,18 @@ impl Elsewhere {
     /// Asks for drafts and waits for them as long as a step may.
     pub(crate) async fn ask(&mut self, wanted: Vec<Wanted>) -> FoundElsewhere {
         let mut found = FoundElsewhere::new();
-        let Some(wait) = self.wait(Instant::now()).filter(|_| !wanted.is_empty()) else {
+        let Some(wait) = self.wait().filter(|_| !wanted.is_empty()) else {
             return found;
         };
+        let now = Instant::now();
+        self.not_before.retain(|_, at| now < *at);
         let mut calls = JoinSet::new();
-        for (memory, wanted) in by_namespace(wanted) {
+        for (memory, mut wanted) in by_namespace(wanted) {
+            if self.not_before.contains_key(&memory.id) {
+                continue;
+            }
+            wanted.truncate(CONTEXTS_MAX);
+            let namespace = memory.id;
             let Some(asking) = Asking::begin(&memory) else {
                 continue;
             };
@@ -123,7 +132,8 @@ impl Elsewhere {
             calls.spawn(async move {
                 let reply = store.lookup(request).await;
                 drop(asking);
-                reply.map(|reply| (documents, reply.drafts))
+                let reply = reply.map(|reply| (documents, reply.drafts));
+                reply.map_err(|error| (namespace, error))
             });
         }
         let deadline = tokio::time::Instant::now() + wait;
@@ -136,7 +146,7 @@ impl Elsewhere {
                         Some((document, candidate(draft.as_ref()?)?))
                     }));
                 }
-                Ok(Some(Ok(Err(error)))) => self.failed(&error),
+                Ok(Some(Ok(Err((namespace, error))))) => self.failed(namespace, &error),
                 Ok(_) => {}
                 Err(_) => {
                     for _ in 0..calls.len() {
@@ -150,9 +160,13 @@ impl Elsewhere {
         found
     }
 
-    fn failed(&mut self, error: &ApiError) {
+    fn failed(&mut self, namespace: NamespaceId, error: &ApiError) {
         self.metrics.lookup("failed");
-        self.not_before = Some(Instant::now() + PAUSE);
+        let pause = match error.kind {
+            ErrorKind::Overloaded => PAUSE_OVERLOADED,
+            _ => PAUSE,
+        };
+        self.not_before.insert(namespace, Instant::now() + pause);
         tracing::debug!(%error, "the draft store did not look up");
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::Mutex;
 
 use async_trait::async_trait;
+use refrain_protocol::Namespace;
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
 use refrain_protocol::lookup::{FoundNode, LookupReply};
-use refrain_protocol::{ErrorKind, Namespace, NamespaceId};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::Semaphore;
@@ -44,7 +44,7 @@ impl DraftStore for Slow {
     async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
         self.asked.lock().unwrap().push(request.contexts.len());
         if self.refuses.load(Ordering::Relaxed) {
-            return Err(ApiError::new(ErrorKind::Overloaded, "busy"));
+            return Err(ApiError::new(ErrorKind::Unavailable, "opening"));
         }
         self.permits.acquire().await.unwrap().forget();
         let drafts = request.contexts.iter().map(|context| {
@@ -187,6 +187,9 @@ async fn a_step_is_not_held_up_for_a_share_of_it_that_is_too_short_nor_by_a_stor
     assert!(bench.ask(&[(1, 5)]).await.is_empty());
     assert_eq!(bench.asked(), [1], "asked again at once");
     assert!(bench.count("failed"));
+    // Of another namespace it may know.
+    bench.store.refuses.store(false, Ordering::Relaxed);
+    assert_eq!(bench.ask(&[(1, 5), (2, 8)]).await, [8]);
     bench.memory.stop();
 }
 

@@ -5,12 +5,14 @@ mod tests;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::DocumentId;
 use refrain_protocol::document::DocumentUpdate;
 use refrain_suffix_index::{
-    DocumentKey, Index, IndexConfig, IndexError, IndexSizes, Rebuild, Rebuilt, Retired,
+    DocumentKey, Index, IndexConfig, IndexError, IndexSizes, Mounted, Rebuild, Rebuilt, Retired,
+    Segment,
 };
 
 /// What can be drafted from in one place. No clock, no I/O.
@@ -38,6 +40,37 @@ struct Live {
     /// When it grew or was shortened last.
     changed: Instant,
     ended: bool,
+}
+
+/// Segments that are to be taken in, and what is noted of their documents: made ready beside the lock.
+#[derive(Default)]
+pub(super) struct Arrivals {
+    segments: Vec<Mounted>,
+    held: HashMap<DocumentId, Held>,
+    order: BTreeMap<u64, DocumentId>,
+}
+
+impl Arrivals {
+    /// Adds a segment without the documents of these numbers, which ascend, and without those that came with another
+    /// one. Returns whether there are documents of all these numbers.
+    pub(super) fn add(&mut self, segment: Segment, masked: &[u32]) -> bool {
+        let mut masked = masked.iter().copied().peekable();
+        let mut gone = Vec::new();
+        for (number, sealed) in (0u32..).zip(segment.iter()) {
+            let is_gone = masked.next_if_eq(&number).is_some();
+            match self.held.entry(DocumentId(sealed.key.0)) {
+                Entry::Vacant(vacant) if !is_gone => {
+                    let began = self.order.len() as u64;
+                    self.order.insert(began, *vacant.key());
+                    vacant.insert(Held { epoch: 0, began });
+                }
+                _ => gone.push(sealed.key),
+            }
+        }
+        self.segments
+            .push(Mounted::without(Arc::new(segment), gone));
+        masked.next().is_none()
+    }
 }
 
 /// Documents that are evicted under one hold of the lock.
@@ -115,18 +148,27 @@ impl Drafts {
         Ok(())
     }
 
-    /// Notes documents of a segment that was mounted: the latest in the order, and of an epoch that every other follows.
-    pub(super) fn hold(&mut self, documents: &[DocumentId]) {
-        for &document in documents {
-            if let Entry::Vacant(vacant) = self.held.entry(document) {
-                self.order.insert(self.next, document);
-                vacant.insert(Held {
-                    epoch: 0,
-                    began: self.next,
-                });
-                self.next += 1;
+    /// Takes in segments, as the oldest of all and of an epoch that every other follows. What is here already stays as it
+    /// is. Costs a look at each document that is here, however many come.
+    pub(super) fn install(&mut self, arrivals: Arrivals) {
+        let Arrivals {
+            segments,
+            mut held,
+            mut order,
+        } = arrivals;
+        self.index.mount_all(segments);
+        let mut next = order.len() as u64;
+        for document in std::mem::take(&mut self.order).into_values() {
+            let epoch = self.held.get(&document).map_or(0, |held| held.epoch);
+            if let Some(known) = held.insert(document, Held { epoch, began: next }) {
+                order.remove(&known.began);
             }
+            order.insert(next, document);
+            next += 1;
         }
+        self.next = next;
+        self.held = held;
+        self.order = order;
     }
 
     /// Length of a document's output, if all of it is here.

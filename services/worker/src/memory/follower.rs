@@ -36,26 +36,30 @@ const SEAL_WAIT_MAX: Duration = Duration::from_secs(60);
 impl Follower {
     pub(super) async fn run(self) {
         let mut cursor = self.take_over().await;
-        if cursor != FeedCursor::default() {
-            // All that is missing is what changed since.
-            self.memory.is_behind.store(false, Ordering::Relaxed);
-        }
+        // What was removed while it was taken over is drafted from until the feed says so: that comes first.
+        let mut is_taken_over = cursor != FeedCursor::default();
         let mut failures = 0u32;
         loop {
-            self.wait_for_seals().await;
+            if !is_taken_over {
+                self.wait_for_seals().await;
+            }
             let request = FollowRequest {
                 namespace: self.memory.grant(),
                 after: cursor,
                 max_tokens: self.config.follow_tokens,
-                wait_ms: self.config.follow_wait_ms,
+                wait_ms: match is_taken_over {
+                    true => 0,
+                    false => self.config.follow_wait_ms,
+                },
             };
             match self.store.follow(request).await {
                 Ok(reply) if reply.reset && cursor != FeedCursor::default() => {
                     // The beginning of the feed would bring it all as well, document by document.
                     self.forget();
-                    cursor = self.take_over().await;
                     failures = (failures + 1).min(6);
-                    tokio::time::sleep(Duration::from_millis(50 << failures)).await;
+                    tokio::time::sleep(backoff(failures)).await;
+                    cursor = self.take_over().await;
+                    is_taken_over = cursor != FeedCursor::default();
                 }
                 Ok(reply) => {
                     failures = 0;
@@ -63,6 +67,7 @@ impl Follower {
                     let caught_up = reply.caught_up;
                     self.apply(reply).await;
                     if caught_up {
+                        is_taken_over = false;
                         self.memory.is_behind.store(false, Ordering::Relaxed);
                     }
                 }
@@ -75,7 +80,7 @@ impl Follower {
                     self.metrics.follow_failures.inc();
                     tracing::warn!(%error, "the draft store cannot be followed; trying again");
                     failures = (failures + 1).min(6);
-                    tokio::time::sleep(Duration::from_millis(50 << failures)).await;
+                    tokio::time::sleep(backoff(failures)).await;
                 }
             }
         }
@@ -147,6 +152,11 @@ impl Follower {
             tokio::time::sleep(pause).await;
         }
     }
+}
+
+/// How long nothing is asked after so many failures in a row.
+pub(super) fn backoff(failures: u32) -> Duration {
+    Duration::from_millis(50 << failures.min(6))
 }
 
 /// An update in pieces, of which the last one ends the document, if any does. One without tokens stays whole: it may

@@ -1,10 +1,11 @@
 //! A worker that meets a namespace takes over the store's segments as they lie, instead of hearing every document
 //! once more: a call for each few megabytes, and no building of what was built before.
 //!
-//! What is in no segment comes as documents, and all that changed since as news of the feed. Where anything of this
-//! fails, the feed from its beginning brings the same, only later.
+//! What is in no segment comes as documents, and all that changed since as news of the feed. The segments are mounted
+//! last, and the feed is heard at once: what was erased meanwhile must not be drafted from. A store that does not answer is
+//! asked again, for the piece that is missing. Where anything else fails, the feed from its beginning brings the same,
+//! only later.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
@@ -13,24 +14,20 @@ use refrain_protocol::segment::{
     DocumentsRequest, SegmentInfo, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
 };
 use refrain_protocol::{ApiError, DocumentId, ErrorKind};
-use refrain_suffix_index::{DocumentKey, Segment};
+use refrain_suffix_index::Segment;
 
-use super::follower::{Follower, pieces};
+use super::drafts::Arrivals;
+use super::follower::{Follower, backoff, pieces};
 use crate::config::MemoryConfig;
 
 /// How often the worker begins again when a segment was merged away meanwhile.
 const TRIES_MAX: u32 = 3;
+/// How often in a row one call may fail because the store is not there: some five minutes.
+const FAILURES_MAX: u32 = 100;
 /// Words of one answer: 4 MiB, which is what is held twice.
 const PIECE_WORDS: u32 = 1 << 20;
-/// Documents asked for at once, and noted under one hold of the lock.
+/// Documents asked for at once.
 const DOCUMENTS_AT_ONCE: usize = 1_024;
-
-/// A segment as it was taken over.
-struct Taken {
-    segment: Arc<Segment>,
-    masked: Vec<DocumentKey>,
-    present: Vec<DocumentId>,
-}
 
 impl Follower {
     /// Takes over what the store has sealed. Answers where the feed goes on: at its beginning where there is nothing
@@ -56,10 +53,12 @@ impl Follower {
     }
 
     async fn try_take_over(&self) -> anyhow::Result<Option<FeedCursor>> {
-        let request = SegmentsRequest {
-            namespace: self.memory.grant(),
+        let call = || {
+            self.store.segments(SegmentsRequest {
+                namespace: self.memory.grant(),
+            })
         };
-        let listed = match self.store.segments(request).await {
+        let listed = match self.persist(call).await {
             Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
             listed => listed?,
         };
@@ -70,37 +69,60 @@ impl Follower {
         } = listed;
         let all = segments.len();
         let wanted = affordable(segments, &self.config);
-        if wanted.len() < all {
-            self.memory.lacks_room.store(true, Ordering::Relaxed);
-        }
+        let lacks_room = wanted.len() < all;
+        self.memory.lacks_room.store(lacks_room, Ordering::Relaxed);
         if wanted.is_empty() {
             return Ok(None);
         }
         // All of them before the first is mounted: only together are they the namespace at one moment.
         let mut taken = Vec::with_capacity(wanted.len());
         for info in wanted {
-            taken.push(self.fetch(info).await?);
+            let segment = self.fetch(&info).await?;
+            taken.push((segment, info.masked));
         }
-        for one in taken {
-            self.mount(one).await;
-        }
+        let arrivals = tokio::task::spawn_blocking(move || arrivals(taken)).await??;
         self.fetch_documents(&unsealed).await?;
+        let held = self
+            .metrics
+            .index_lock_seconds
+            .with_label_values(&["mount"]);
+        self.memory
+            .drafts
+            .timed(&held, |drafts| drafts.install(arrivals));
         Ok(Some(cursor))
     }
 
-    async fn fetch(&self, info: SegmentInfo) -> anyhow::Result<Taken> {
+    /// Calls the store, and again while it is not there.
+    async fn persist<T, F>(&self, call: impl Fn() -> F) -> Result<T, ApiError>
+    where
+        F: Future<Output = Result<T, ApiError>>,
+    {
+        let mut failures = 0;
+        loop {
+            match call().await {
+                Err(error) if is_passing(error.kind) && failures < FAILURES_MAX => {
+                    self.metrics.follow_failures.inc();
+                    failures += 1;
+                    tokio::time::sleep(backoff(failures)).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn fetch(&self, info: &SegmentInfo) -> anyhow::Result<Segment> {
         let mut bytes = Vec::with_capacity(usize::try_from(info.words)? * 4);
         let mut offset = 0;
         while offset < info.words {
-            let piece = self
-                .store
-                .segment_piece(SegmentPieceRequest {
+            let call = || {
+                self.store.segment_piece(SegmentPieceRequest {
                     namespace: self.memory.grant(),
                     segment: info.segment,
                     offset,
                     max_words: PIECE_WORDS,
                 })
-                .await?;
+            };
+            let piece = self.persist(call).await?;
             anyhow::ensure!(
                 !piece.words.is_empty(),
                 "a segment is shorter than was told"
@@ -110,42 +132,22 @@ impl Follower {
             bytes.extend(piece.words.iter().flat_map(|word| word.to_le_bytes()));
         }
         self.metrics.take_over_bytes.inc_by(bytes.len() as u64);
-        let opened = tokio::task::spawn_blocking(move || open(bytes, &info.masked));
-        opened.await?
-    }
-
-    /// Makes a segment part of the index. The lock is held for a look at each of its documents.
-    async fn mount(&self, taken: Taken) {
-        let Taken {
-            segment,
-            masked,
-            present,
-        } = taken;
-        let held = self
-            .metrics
-            .index_lock_seconds
-            .with_label_values(&["mount"]);
-        self.memory
-            .drafts
-            .timed(&held, |drafts| drafts.index.mount(segment, masked));
-        for documents in present.chunks(DOCUMENTS_AT_ONCE) {
-            self.memory.lock().hold(documents);
-            tokio::task::yield_now().await;
-        }
+        let opened = tokio::task::spawn_blocking(move || Segment::open(bytes));
+        opened.await?.context("a segment of the store")
     }
 
     async fn fetch_documents(&self, documents: &[DocumentId]) -> anyhow::Result<()> {
         let mut left = documents;
         while !left.is_empty() {
             self.wait_for_seals().await;
-            let reply = self
-                .store
-                .documents(DocumentsRequest {
+            let call = || {
+                self.store.documents(DocumentsRequest {
                     namespace: self.memory.grant(),
                     documents: left[..left.len().min(DOCUMENTS_AT_ONCE)].to_vec(),
                     max_tokens: self.config.follow_tokens,
                 })
-                .await?;
+            };
+            let reply = self.persist(call).await?;
             anyhow::ensure!(reply.covered > 0, "the store answers for no document");
             left = left.get(reply.covered as usize..).unwrap_or_default();
             for update in reply.updates {
@@ -176,24 +178,19 @@ fn affordable(mut segments: Vec<SegmentInfo>, config: &MemoryConfig) -> Vec<Segm
     segments.split_off(segments.len() - count)
 }
 
-/// Checks the bytes of a segment, and tells its documents apart.
-fn open(bytes: Vec<u8>, masked: &[u32]) -> anyhow::Result<Taken> {
-    let segment = Segment::open(bytes).context("a segment of the store")?;
-    let (mut gone, mut present) = (Vec::new(), Vec::new());
-    let mut masked = masked.iter().copied().peekable();
-    for (number, document) in (0u32..).zip(segment.iter()) {
-        if masked.next_if_eq(&number).is_some() {
-            gone.push(document.key);
-        } else {
-            present.push(DocumentId(document.key.0));
-        }
+/// Whether the same call may succeed later.
+fn is_passing(kind: ErrorKind) -> bool {
+    use ErrorKind::{Overloaded, Timeout, Unavailable, Upstream};
+    matches!(kind, Unavailable | Overloaded | Timeout | Upstream)
+}
+
+fn arrivals(taken: Vec<(Segment, Vec<u32>)>) -> anyhow::Result<Arrivals> {
+    let mut arrivals = Arrivals::default();
+    for (segment, masked) in taken {
+        let fits = arrivals.add(segment, &masked);
+        anyhow::ensure!(fits, "masks that fit no document");
     }
-    anyhow::ensure!(masked.next().is_none(), "masks that fit no document");
-    Ok(Taken {
-        segment: Arc::new(segment),
-        masked: gone,
-        present,
-    })
+    Ok(arrivals)
 }
 
 #[cfg(test)]

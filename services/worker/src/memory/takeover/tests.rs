@@ -1,7 +1,7 @@
 //! What a worker does with a store that has segments, that loses them, and that tells nonsense.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,7 +14,7 @@ use refrain_protocol::segment::{DocumentsReply, SegmentPiece};
 use refrain_protocol::{Namespace, NamespaceId};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
-use refrain_suffix_index::SegmentBuilder;
+use refrain_suffix_index::{DocumentKey, SegmentBuilder};
 
 use super::*;
 use crate::memory::{Memory, NamespaceMemory};
@@ -33,6 +33,8 @@ enum Fault {
     None,
     /// So many pieces are asked for in vain, since the segment was merged away.
     Merged(usize),
+    /// Every other call fails for now.
+    Flaky,
     Damaged,
     Short,
     WrongMask,
@@ -144,6 +146,9 @@ impl DraftStore for Sealed {
     async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
         self.note("piece");
         let asked = self.pieces.fetch_add(1, Ordering::Relaxed);
+        if self.fault == Fault::Flaky && asked.is_multiple_of(2) {
+            return Err(ApiError::new(ErrorKind::Unavailable, "later"));
+        }
         if let Fault::Merged(times) = self.fault
             && asked < times
         {
@@ -274,6 +279,17 @@ async fn a_segment_that_is_merged_away_has_the_worker_begin_again() {
     let in_vain = met(Fault::Merged(3), MemoryConfig::default()).await;
     in_vain.assert_all_there();
     assert!(in_vain.outcome("failed"));
+}
+
+#[tokio::test]
+async fn a_call_that_fails_for_now_is_made_again_where_it_was() {
+    let met = met(Fault::Flaky, MemoryConfig::default()).await;
+    met.assert_all_there();
+    assert!(met.outcome("done"));
+    let calls = met.calls();
+    let pieces = calls.iter().filter(|call| **call == "piece").count();
+    assert_eq!(pieces, segment(0).len().div_ceil(300) * 2 * 2);
+    assert_eq!(calls.iter().filter(|call| **call == "segments").count(), 1);
 }
 
 #[tokio::test]
