@@ -190,13 +190,14 @@ impl Choice {
         if is_first {
             self.chunk.output_after_first = self.output.len();
         }
+        let drafted = u64::from(message.drafted);
         self.counts
             .entry(message.source)
             .or_default()
             .add(StepCounts {
                 steps: 1,
-                drafted: u64::from(message.drafted),
-                accepted: u64::from(message.accepted).min(kept as u64),
+                drafted,
+                accepted: u64::from(message.accepted).min(kept as u64).min(drafted),
                 emitted: kept as u64,
             });
         if kept < emitted && !progress.needs_cut {

@@ -174,3 +174,13 @@ fn gaps_and_empty_steps_are_faults() {
             .is_err()
     );
 }
+
+#[test]
+fn no_more_is_accepted_than_was_drafted_whatever_a_worker_says() {
+    let mut choice = choice(&[], 100);
+    let mut said = message(0, bytes("abcd"));
+    (said.drafted, said.accepted) = (1, u32::MAX);
+    choice.step(Duration::from_secs(2), said).unwrap();
+    let counts = choice.summary().counts[&DraftSource::Suffix];
+    assert_eq!((counts.drafted, counts.accepted), (1, 1));
+}
