@@ -14,7 +14,7 @@ use serde::de::{self, Deserializer, Visitor};
 pub struct SpeculationConfig {
     /// How `auto` requests are routed.
     pub router: RouterChoice,
-    /// Requests in a step above which `auto` requests draft nothing, by the goodput router; 0 never stops them.
+    /// Requests in a step above which `auto` requests draft nothing; 0 never stops them. Of the goodput router alone.
     pub off_above_batch: u32,
     /// MAX_SPEC(p) = alpha * p + offset.
     pub alpha: f32,
@@ -91,17 +91,18 @@ pub struct Eagle3Config {
     /// at higher temperatures, and the output keeps the engine's law, but not, token for token, what it is without
     /// drafts. Needs `top_k` 1.
     pub sampled: bool,
-    /// Steps of a trial, of the head or of doing without.
+    /// The score router: steps of a trial, of the head or of doing without. The goodput router weighs the head step by step, so
+    /// that neither this nor what follows changes what it does.
     pub probe_steps: u32,
-    /// Steps between trials at first.
+    /// The score router: steps between trials at first.
     pub backoff_steps: u32,
-    /// Steps between trials at most.
+    /// The score router: steps between trials at most.
     pub backoff_steps_max: u32,
-    /// Time that trials may lose, of all time.
+    /// The score router: time that trials may lose, of all time.
     pub trial_cost_share_max: f64,
-    /// Tokens per second with the head / without, above which it comes into use.
+    /// The score router: tokens per second with the head / without, above which it comes into use.
     pub gain_enter: f64,
-    /// The same, below which it goes out of use.
+    /// The score router: the same, below which it goes out of use.
     pub gain_leave: f64,
 }
 
@@ -167,7 +168,18 @@ impl SpeculationConfig {
 
     /// Checks the section; `worker` is the name of the worker that it belongs to.
     pub(super) fn check(&self, worker: &str, check: &mut impl FnMut(bool, &str)) {
-        check(self.alpha >= 0.0, "speculation.alpha: not negative");
+        check(
+            self.alpha >= 0.0 && self.alpha.is_finite(),
+            "speculation.alpha: a number that is not negative",
+        );
+        check(
+            self.offset.is_finite(),
+            "speculation.offset: a finite number",
+        );
+        check(
+            self.off_above_batch == 0 || self.router == RouterChoice::Goodput,
+            "speculation.off_above_batch: the score router has no such limit; 0, or router = \"goodput\"",
+        );
         check(
             (0.0..=1.0).contains(&self.min_token_prob),
             "speculation.min_token_prob: between 0 and 1",
@@ -382,7 +394,16 @@ mod tests {
             config.faults().join("\n")
         };
         assert_eq!(faults(|_| {}), "");
-        let cases: [(Change, &str); 9] = [
+        let cases: [(Change, &str); 12] = [
+            (|of| of.alpha = f32::INFINITY, "alpha"),
+            (|of| of.offset = f32::NAN, "offset"),
+            (
+                |of| {
+                    of.router = RouterChoice::Score;
+                    of.off_above_batch = 8;
+                },
+                "off_above_batch",
+            ),
             (
                 |of| of.score_threshold = ScoreThreshold::Fixed(f32::NAN),
                 "score_threshold",
