@@ -219,10 +219,30 @@ async fn traffic(client: Client) {
     }
 }
 
+/// What only the score router tells.
+const OF_SCORE: &str = "refrain_spec_threshold";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_query_of_the_dashboards_returns_data() -> anyhow::Result<()> {
-    let queries = queries()?;
-    let mesh = UpMesh::start_with(SETTINGS).await?;
+    let (_, usual) = split()?;
+    all_return_data(SETTINGS, &usual).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queries_about_the_score_router_return_data_with_it() -> anyhow::Result<()> {
+    let (of_score, _) = split()?;
+    ensure!(!of_score.is_empty(), "no query asks for {OF_SCORE}");
+    all_return_data("[worker.speculation]\nrouter = \"score\"", &of_score).await
+}
+
+/// The queries that need the score router, and the others.
+fn split() -> anyhow::Result<(Vec<Query>, Vec<Query>)> {
+    let is_of_score = |query: &Query| query.expression.contains(OF_SCORE);
+    Ok(queries()?.into_iter().partition(is_of_score))
+}
+
+async fn all_return_data(settings: &str, queries: &[Query]) -> anyhow::Result<()> {
+    let mesh = UpMesh::start_with(settings).await?;
     let dir = tempfile::tempdir()?;
     let prometheus = Prometheus::start(dir.path(), mesh.client().url()).await?;
     let traffic = tokio::spawn(traffic(Client::new(mesh.client().url(), KEY)));
@@ -230,7 +250,7 @@ async fn every_query_of_the_dashboards_returns_data() -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let silent = loop {
         let mut silent = Vec::new();
-        for query in &queries {
+        for query in queries {
             if prometheus.ask(query).await? == 0 {
                 silent.push(format!("{}: {}", query.place, query.expression));
             }
@@ -242,7 +262,7 @@ async fn every_query_of_the_dashboards_returns_data() -> anyhow::Result<()> {
     };
     traffic.abort();
     let scrape = mesh.client().scrape().await?;
-    for query in &queries {
+    for query in queries {
         for metric in metrics_of(&query.expression, &scrape) {
             ensure!(
                 scrape.kind(&metric).is_some(),

@@ -312,8 +312,10 @@ impl FallbackWatch {
     }
 
     fn publish(&self, batch: u32) {
-        let state = self.state(batch);
-        self.metrics.threshold(self.threshold.in_force(state));
+        if !self.budgeted {
+            let state = self.state(batch);
+            self.metrics.threshold(self.threshold.in_force(state));
+        }
         if let Some(length) = self.accepted_length.value() {
             self.metrics.eagle3_accepted_length(length);
         }

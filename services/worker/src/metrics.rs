@@ -129,7 +129,7 @@ impl WorkerMetrics {
             )?,
             budget_slots: metrics.counter_vec(
                 "refrain_spec_budget_tokens_total",
-                "Tokens of suffix drafts, by whether the budget of their step had room for them.",
+                "Tokens of suffix drafts, by whether the goodput router found them worth their time; those of requests that the head drafts for apart.",
                 &["model", "outcome"],
             )?,
             step_cost_error: metrics.float_gauge_vec(
@@ -139,7 +139,7 @@ impl WorkerMetrics {
             )?,
             threshold: metrics.float_gauge_vec(
                 "refrain_spec_threshold",
-                "SCORE that a suffix draft had to exceed in the last step.",
+                "SCORE that a suffix draft had to exceed in the last step, by the score router.",
                 &["model"],
             )?,
             eagle3_accepted_length: metrics.float_gauge_vec(
@@ -314,7 +314,7 @@ impl WorkerMetrics {
         self.gate(&self.eagle3_in_use, &self.eagle3_gain, batch, in_use, gain);
     }
 
-    /// What the guard knows of suffix drafts in batches of up to `batch`.
+    /// What the guard knows of drafts in batches of up to `batch`.
     pub(crate) fn guard_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
         self.gate(&self.drafts_in_use, &self.gain, batch, in_use, gain);
     }
