@@ -23,7 +23,7 @@ use tracing::Instrument;
 
 use self::compose::{Composed, Member};
 use self::entry::{ENGINE_ROOM_PAUSE, Entry, Over, wait_for_room};
-use crate::elsewhere::{Elsewhere, FoundElsewhere};
+use crate::elsewhere::Elsewhere;
 use crate::engine::Engine;
 use crate::fallback::{FallbackWatch, ItemDone, StepDone};
 use crate::goodput::{Goodput, HeadWork, StepTaken};
@@ -62,6 +62,15 @@ pub(crate) struct DecodeLoop {
     pub(crate) reader_stall_max: Duration,
 }
 
+/// How a step was composed.
+#[derive(Clone, Copy, Debug)]
+struct HowComposed {
+    /// Drafts were held back.
+    withholds: bool,
+    /// What it took, the wait for drafts of the store included.
+    seconds: f64,
+}
+
 /// How often stalled readers are looked at when nothing else happens.
 const STALL_CHECK: Duration = Duration::from_secs(1);
 /// Pauses after failed steps.
@@ -87,12 +96,13 @@ impl DecodeLoop {
             } else {
                 (first + 1) % batch.len()
             };
-            let found = self.ask_elsewhere(&batch).await;
-            let Composed {
-                request,
-                members,
-                withholds,
-            } = self.compose(&mut batch, first, &found);
+            let began = Instant::now();
+            let movers = self.movers(&batch, first);
+            let withholds = movers.withholds;
+            let wanted = self.wanted_elsewhere(&batch, &movers);
+            let found = self.elsewhere.ask(wanted).await;
+            let Composed { request, members } = self.compose(&mut batch, movers, &found);
+            let compose_seconds = began.elapsed().as_secs_f64();
             if request.items.is_empty() {
                 // Nothing can move: a command, a reader that catches up or leaves, or the end of a pause.
                 let wait = wait_for_room(&batch);
@@ -116,7 +126,11 @@ impl DecodeLoop {
                 Ok(response) if response.results.len() == members.len() => {
                     refusals = 0;
                     self.engine_ready.store(true, Ordering::Relaxed);
-                    self.observe(&response, &members, withholds, &batch);
+                    let composed = HowComposed {
+                        withholds,
+                        seconds: compose_seconds,
+                    };
+                    self.observe(&response, &members, composed, &batch);
                     self.take(response, &members, &mut batch);
                 }
                 Ok(_) => {
@@ -142,15 +156,6 @@ impl DecodeLoop {
                 }
             }
         }
-    }
-
-    /// Drafts of the store for those that decode, of namespaces that are not all here.
-    async fn ask_elsewhere(&mut self, batch: &[Entry]) -> FoundElsewhere {
-        let context_tokens = self.elsewhere.context_tokens();
-        let wanted = batch
-            .iter()
-            .filter_map(|entry| entry.running.wanted_elsewhere(context_tokens));
-        self.elsewhere.ask(wanted.collect()).await
     }
 
     fn command(&mut self, command: Command, batch: &mut Vec<Entry>) {
@@ -286,7 +291,7 @@ impl DecodeLoop {
         &mut self,
         response: &StepResponse,
         members: &[Member],
-        withholds: bool,
+        composed: HowComposed,
         batch: &[Entry],
     ) {
         let done = |(member, result): (&Member, &StepResult)| ItemDone {
@@ -310,8 +315,10 @@ impl DecodeLoop {
             draft_seconds: response.draft_s,
         };
         self.elsewhere.step_took(response.step_s);
-        self.goodput
-            .step_done(&taken(&step, &response.results, members, batch));
+        self.goodput.step_done(&StepTaken {
+            compose_seconds: composed.seconds,
+            ..taken(&step, &response.results, members, batch)
+        });
         let batch = step.batch();
         self.fallback
             .step_done(&step, self.guard.is_on_trial(batch));
@@ -319,7 +326,12 @@ impl DecodeLoop {
             on_trial: self.fallback.is_on_trial(batch),
             in_use: self.fallback.is_in_use(batch),
         };
-        self.guard.step_done(&step, withholds, head);
+        // Doing without drafts also saves what it takes to find them.
+        let step = StepDone {
+            seconds: step.seconds + composed.seconds,
+            ..step
+        };
+        self.guard.step_done(&step, composed.withholds, head);
     }
 
     /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.
@@ -407,5 +419,6 @@ fn taken(
         draft_seconds: step.draft_seconds,
         head,
         routed: routed.then_some((figures.batch, figures.tokens)),
+        ..StepTaken::default()
     }
 }

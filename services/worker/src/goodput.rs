@@ -3,6 +3,9 @@
 //!
 //! No clock and no I/O: the decode loop says what each step was made of and what came of it.
 
+mod head_trials;
+
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 
 use lru::LruCache;
@@ -11,10 +14,11 @@ use refrain_protocol::chunk::StepMessage;
 use refrain_protocol::engine::SelfDraft;
 use refrain_speculation::{
     Asked, BudgetRequest, BudgetStep, Budgeted, Calibration, Candidate, Decision, Fallback,
-    GoingRate, HeadCost, HeadDrafted, HeadOffer, Route, RouteReason, Share, StepCost, divide,
-    route,
+    GoingRate, HeadCost, HeadDrafted, HeadOffer, Route, RouteReason, STEP_SECONDS_MIN, Share,
+    StepCost, divide, route,
 };
 
+use self::head_trials::HeadTrials;
 use crate::config::{RouterChoice, WorkerConfig};
 use crate::fallback::Recent;
 use crate::metrics::WorkerMetrics;
@@ -23,10 +27,6 @@ use crate::running::{Allotment, Lesson, Offer, Prospect};
 
 /// Steps that a text is taken to serve the head once it has read it.
 const READ_ONCE_STEPS: f64 = 8.0;
-/// Times that the budget may refuse a head in a row before the head is tried again, since what it brings is only seen by
-/// asking it: at most, and for each draft that was seen of it. A few drafts are soon doubted, many are not.
-const HEAD_REFUSALS_MAX: u32 = 512;
-const HEAD_REFUSALS_PER_DRAFT: u32 = 4;
 
 /// The step around the drafts.
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +46,12 @@ pub(crate) struct StepFrame {
 pub(crate) struct StepTaken {
     pub(crate) batched_tokens: u32,
     pub(crate) kv_tokens: u64,
+    /// What the engine took.
     pub(crate) seconds: f64,
     /// Of them, seconds of the head.
     pub(crate) draft_seconds: f64,
+    /// What the worker took beside that to find drafts and to compose it.
+    pub(crate) compose_seconds: f64,
     /// What the head was asked for in all, and drafted.
     pub(crate) head: HeadWork,
     /// Tokens that the step emitted for so many requests, if the router decided for all and none read a prompt.
@@ -63,18 +66,22 @@ pub(crate) struct HeadWork {
     pub(crate) drafted: HeadDrafted,
 }
 
+/// What is known of a namespace.
+#[derive(Default)]
+struct Known {
+    /// What drafts are worth.
+    calibration: Calibration,
+    head_trials: HeadTrials,
+}
+
 /// See the module. One per engine.
 pub(crate) struct Goodput {
     choice: RouterChoice,
     off_above_batch: Option<u32>,
-    /// What drafts are worth, by namespace; the one unused longest goes first.
-    calibrations: LruCache<NamespaceId, Calibration>,
+    /// The one unused longest goes first.
+    namespaces: LruCache<NamespaceId, Known>,
     cost: StepCost,
     head_cost: HeadCost,
-    /// Times in a row that the head could have drafted and something else was better.
-    head_refusals: u32,
-    /// Drafts that it made, of requests that leave it to the router.
-    head_drafts: u32,
     going_rate: GoingRate,
     cost_error: Recent,
     metrics: WorkerMetrics,
@@ -87,11 +94,9 @@ impl Goodput {
         Goodput {
             choice: speculation.router,
             off_above_batch: Some(speculation.off_above_batch).filter(|batch| *batch > 0),
-            calibrations: LruCache::new(namespaces.unwrap_or(NonZeroUsize::MIN)),
+            namespaces: LruCache::new(namespaces.unwrap_or(NonZeroUsize::MIN)),
             cost: StepCost::new(),
             head_cost: HeadCost::new(),
-            head_refusals: 0,
-            head_drafts: 0,
             going_rate: GoingRate::default(),
             cost_error: Recent::default(),
             metrics,
@@ -121,10 +126,12 @@ impl Goodput {
         // Who asked for one way gets it; the rest is divided among the others.
         let mut allotments: Vec<Option<Allotment>> = Vec::with_capacity(prospects.len());
         let mut open = Vec::new();
+        let is_off = self.is_off(frame.batch);
         for (at, prospect) in prospects.into_iter().enumerate() {
-            let decided = if self.probes_head(&prospect, frame, router) {
-                self.head_refusals = 0;
-                self.head_drafts = self.head_drafts.saturating_add(1);
+            let decided = if is_off && prospect.asked == Asked::Auto && prospect.draft_max > 0 {
+                Some(Allotment::plain(RouteReason::LargeBatch, prospect))
+            } else if self.probes_head(&prospect, frame.room, router) {
+                self.known(prospect.namespace).head_trials.tried();
                 Some(by_head(prospect, RouteReason::Probe, frame.room, router))
             } else if prospect.asked != Asked::Auto || prospect.draft_max == 0 {
                 Some(router.by_score(prospect, frame.room))
@@ -140,7 +147,7 @@ impl Goodput {
         let chances: Vec<Vec<f32>> = open
             .iter()
             .map(|(_, prospect)| match &prospect.candidate {
-                Some(candidate) => self.calibration(prospect.namespace).expect(candidate),
+                Some(candidate) => self.known(prospect.namespace).calibration.expect(candidate),
                 None => Vec::new(),
             })
             .collect();
@@ -150,16 +157,15 @@ impl Goodput {
             .collect();
         let budgeted = self.divide(&chances, &heads, frame);
         self.metrics.budget(budgeted.admitted, budgeted.refused);
+        // By namespace whose head could have drafted: whether it is to.
+        let mut heads_chosen: HashMap<NamespaceId, bool> = HashMap::new();
         let shares = budgeted.shares.into_iter().zip(chances).zip(heads);
         for ((at, prospect), ((share, f), head)) in open.into_iter().zip(shares) {
-            if share == Share::Head {
-                self.head_refusals = 0;
-                self.head_drafts = self.head_drafts.saturating_add(1);
-            } else if head.is_some() {
-                self.head_refusals = self.head_refusals.saturating_add(1);
+            if head.is_some() {
+                *heads_chosen.entry(prospect.namespace).or_default() |= share == Share::Head;
             }
             let allotment = match share {
-                Share::Plain => self.without_draft(prospect, frame.batch, router),
+                Share::Plain => without_draft(prospect, router),
                 Share::Tree(nodes) => within_budget(prospect, &nodes, &f),
                 Share::Head => {
                     let reason = RouteReason::WithinBudget;
@@ -170,15 +176,17 @@ impl Goodput {
             };
             allotments[at] = Some(allotment);
         }
+        for (namespace, chosen) in heads_chosen {
+            self.known(namespace).head_trials.offered(chosen);
+        }
         allotments.into_iter().flatten().collect()
     }
 
-    /// Whether this request tries the head, because nobody has for long.
-    fn probes_head(&self, prospect: &Prospect, frame: StepFrame, router: &Router) -> bool {
-        let patience = HEAD_REFUSALS_PER_DRAFT.saturating_mul(self.head_drafts.saturating_add(1));
-        self.head_refusals >= patience.min(HEAD_REFUSALS_MAX)
-            && frame.room > 0
-            && !self.is_off(frame.batch)
+    /// Whether this request tries the head, because nobody of its namespace has for long.
+    fn probes_head(&self, prospect: &Prospect, room: u32, router: &Router) -> bool {
+        let known = self.namespaces.peek(&prospect.namespace);
+        known.is_some_and(|known| known.head_trials.is_due())
+            && prospect.draft_max.min(room) > 0
             && may_use_head(prospect, router)
     }
 
@@ -197,13 +205,10 @@ impl Goodput {
                 head: *head,
             })
             .collect();
-        // What counts is who decodes, not who leaves it to the router.
-        let off_above_batch = self.is_off(frame.batch).then_some(0);
         let step = BudgetStep {
             tokens: frame.tokens,
             slots_max: frame.room,
             rate: self.going_rate.tokens_per_s(frame.batch),
-            off_above_batch,
         };
         divide(
             &requests,
@@ -213,13 +218,13 @@ impl Goodput {
         )
     }
 
-    fn is_off(&self, batch: u32) -> bool {
+    /// Whether nothing is drafted for `auto` requests where so many decode, whoever decides for them.
+    pub(crate) fn is_off(&self, batch: u32) -> bool {
         self.off_above_batch.is_some_and(|most| batch > most)
     }
 
-    fn calibration(&mut self, namespace: NamespaceId) -> &mut Calibration {
-        self.calibrations
-            .get_or_insert_mut(namespace, Calibration::new)
+    fn known(&mut self, namespace: NamespaceId) -> &mut Known {
+        self.namespaces.get_or_insert_mut(namespace, Known::default)
     }
 
     /// What the head could draft for the request; `None` where it is not in use.
@@ -230,33 +235,15 @@ impl Goodput {
         let SelfDraft {
             depth, tokens_max, ..
         } = router.self_draft(prospect.draft_max)?;
-        let calibration = self.calibration(prospect.namespace);
+        let calibration = &self.known(prospect.namespace).calibration;
+        let gain = calibration.expect_head(prospect.context_tokens, depth);
         Some(HeadOffer {
             depth,
-            gain: calibration.expect_head(prospect.context_tokens, depth),
+            gain,
             slots: self.head_cost.tokens(tokens_max),
             slots_max: tokens_max,
             own_seconds: self.head_cost.reading_seconds(prospect.unread_tokens) / READ_ONCE_STEPS,
         })
-    }
-
-    fn without_draft(&self, prospect: Prospect, batch: u32, router: &Router) -> Allotment {
-        let by_itself = route(
-            prospect.asked,
-            prospect.found(),
-            router.threshold,
-            if may_use_head(&prospect, router) {
-                prospect.fallback
-            } else {
-                Fallback::Absent
-            },
-        );
-        let reason = match by_itself.route {
-            _ if self.is_off(batch) => RouteReason::LargeBatch,
-            Route::Plain if prospect.candidate.is_none() => by_itself.reason,
-            _ => RouteReason::OverBudget,
-        };
-        Allotment::plain(reason, prospect)
     }
 
     /// A request's step came to this.
@@ -264,7 +251,7 @@ impl Goodput {
         if self.choice == RouterChoice::Score {
             return;
         }
-        let calibration = self.calibration(namespace);
+        let calibration = &mut self.known(namespace).calibration;
         if let Some(found) = &lesson.found {
             calibration.observe(found, &said.tokens);
         }
@@ -280,7 +267,8 @@ impl Goodput {
     /// Takes a step into account.
     pub(crate) fn step_done(&mut self, step: &StepTaken) {
         let seconds = step.seconds - step.draft_seconds;
-        if !(seconds.is_finite() && seconds > 0.0) || self.choice == RouterChoice::Score {
+        let is_time = seconds.is_finite() && seconds >= STEP_SECONDS_MIN;
+        if !is_time || self.choice == RouterChoice::Score {
             return;
         }
         if self.cost.is_known() {
@@ -303,9 +291,28 @@ impl Goodput {
                 .observe(requests, depth, drafted, step.draft_seconds);
         }
         if let Some((batch, emitted)) = step.routed {
-            self.going_rate.observe(batch, emitted, step.seconds);
+            let seconds = step.seconds + step.compose_seconds;
+            self.going_rate.observe(batch, emitted, seconds);
         }
     }
+}
+
+fn without_draft(prospect: Prospect, router: &Router) -> Allotment {
+    let by_itself = route(
+        prospect.asked,
+        prospect.found(),
+        router.threshold,
+        if may_use_head(&prospect, router) {
+            prospect.fallback
+        } else {
+            Fallback::Absent
+        },
+    );
+    let reason = match by_itself.route {
+        Route::Plain if prospect.candidate.is_none() => by_itself.reason,
+        _ => RouteReason::OverBudget,
+    };
+    Allotment::plain(reason, prospect)
 }
 
 /// Whether the head may draft for a request that leaves it to the router.

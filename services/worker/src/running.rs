@@ -226,9 +226,9 @@ impl Running {
         self.counts
     }
 
-    /// Length of prompt and output.
-    pub(crate) fn text_len(&self) -> u32 {
-        self.text.len() as u32
+    /// How much of the text the engine's session holds once it was brought the next `context` tokens.
+    pub(crate) fn engine_len_with(&self, context: u32) -> u32 {
+        (self.engine_len + context).min(self.text.len() as u32)
     }
 
     /// What the step in progress asks of the engine's head.

@@ -93,7 +93,6 @@ fn main() {
         tokens: BATCH,
         slots_max: 4096,
         rate: None,
-        off_above_batch: None,
     };
     let requests = |head| -> Vec<BudgetRequest<'_>> {
         chances

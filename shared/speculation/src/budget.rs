@@ -17,7 +17,8 @@
 //!
 //! **Heads.** A draft of the engine's head is taken or left as a whole: it costs passes of the head before the step,
 //! and its tokens are not known before. Requests choose between their tree and the head at the price that slots have when
-//! all take trees; that choice is held against "none" and "all", and the best of the three wins.
+//! all take trees; that choice is held against "none" and "all", and the best of the three wins. A head's draft needs room
+//! for all that it may have; where there is not enough for every head, those that gain most by theirs have it.
 //!
 //! **What falls out.** Weights are priorities: Seer's two classes (arXiv 2511.14617) are two weights. Chains of one chance
 //! and a measured cost give the draft length of TurboSpec (arXiv 2406.14066).
@@ -59,8 +60,6 @@ pub struct BudgetStep {
     /// Tokens per second, weighted as the requests are, that time brings here; `None` looks at the step alone. What plain
     /// decoding would bring is the least that is believed.
     pub rate: Option<f64>,
-    /// In larger batches nothing is drafted.
-    pub off_above_batch: Option<u32>,
 }
 
 /// What a request has verified.
@@ -85,7 +84,7 @@ pub struct Budgeted {
     pub expected_seconds: f64,
     /// Draft tokens of trees that are verified.
     pub admitted: u32,
-    /// Those that are not.
+    /// Those that are not, though their request has no draft of the head instead.
     pub refused: u32,
 }
 
@@ -103,17 +102,10 @@ pub fn divide(
     seconds: impl Fn(u32) -> f64,
     head_seconds: impl Fn(u32, u32) -> f64,
 ) -> Budgeted {
-    let off = step
-        .off_above_batch
-        .is_some_and(|most| requests.len() as u64 > u64::from(most));
     let division = Division {
         requests,
         step,
-        order: if off {
-            Order::default()
-        } else {
-            Order::of(requests)
-        },
+        order: Order::of(requests),
         rate: step
             .rate
             .map(|rate| rate.max(worth(requests) / seconds(step.tokens))),
@@ -122,16 +114,11 @@ pub fn divide(
     };
     let nobody = vec![false; requests.len()];
     let trees = division.weigh(&nobody);
-    let eligible: Vec<bool> = requests
-        .iter()
-        .map(|request| request.head.is_some() && !off)
-        .collect();
-    if !eligible.contains(&true) {
-        return division.carry_out(&nobody, &trees);
-    }
-    let priced = division.priced(&eligible, &trees);
+    let advantages = division.advantages(&trees);
+    let priced = division.fitting(&advantages, 0.0);
+    let all = division.fitting(&advantages, f64::NEG_INFINITY);
     let mut best = (nobody, trees);
-    for heads in [priced, eligible] {
+    for heads in [priced, all] {
         if heads != best.0 && heads.contains(&true) {
             let weighed = division.weigh(&heads);
             if weighed.merit > best.1.merit {
@@ -151,7 +138,6 @@ fn worth(requests: &[BudgetRequest<'_>]) -> f64 {
 }
 
 /// All nodes, those that bring most first.
-#[derive(Default)]
 struct Order {
     slots: Vec<Slot>,
 }
@@ -265,10 +251,7 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             admitted: 0,
         };
         let reserved: u64 = chosen().map(|(_, head)| u64::from(head.slots_max)).sum();
-        let Some(room) = u64::from(self.step.slots_max).checked_sub(reserved) else {
-            best.merit = f64::NEG_INFINITY;
-            return best;
-        };
+        let room = u64::from(self.step.slots_max).saturating_sub(reserved);
         for (slot, admitted) in self.slots(heads).take(room as usize).zip(1..) {
             worth += f64::from(slot.worth);
             let seconds = (self.seconds)(tokens.saturating_add(admitted)) + head_seconds;
@@ -286,17 +269,16 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
         best
     }
 
-    /// Who of the eligible takes the head, if slots cost what they do at `trees`.
-    fn priced(&self, eligible: &[bool], trees: &Weighed) -> Vec<bool> {
+    /// What each request that may have the head gains by it over its tree, if slots cost what they do at `trees`.
+    fn advantages(&self, trees: &Weighed) -> Vec<Option<f64>> {
         let rate = self.rate.unwrap_or(trees.worth / trees.seconds);
         let at = trees.tokens.saturating_add(trees.admitted);
         let more = (self.seconds)(at.saturating_add(PRICE_SLOTS)) - (self.seconds)(at);
         let slot_price = rate * more / f64::from(PRICE_SLOTS);
-        let count = eligible.iter().filter(|eligible| **eligible).count() as u32;
-        let gains = |request: &BudgetRequest<'_>| {
-            let Some(head) = request.head else {
-                return false;
-            };
+        let offered = self.requests.iter().filter(|of| of.head.is_some());
+        let count = offered.count() as u32;
+        let advantage = |request: &BudgetRequest<'_>| {
+            let head = request.head?;
             let passes = (self.head_seconds)(count, head.depth) / f64::from(count);
             let head_price = rate * (passes + head.own_seconds);
             let weight = f64::from(request.weight);
@@ -307,13 +289,32 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
                 .iter()
                 .map(|f| (weight * f64::from(*f) - slot_price).max(0.0))
                 .sum();
-            by_head > by_tree
+            Some(by_head - by_tree)
         };
-        self.requests
+        self.requests.iter().map(advantage).collect()
+    }
+
+    /// Who takes the head of those with a greater advantage than `above`, the greatest first, as long as there is room.
+    fn fitting(&self, advantages: &[Option<f64>], above: f64) -> Vec<bool> {
+        let mut wanting: Vec<(f64, usize, u32)> = advantages
             .iter()
-            .zip(eligible)
-            .map(|(request, eligible)| *eligible && gains(request))
-            .collect()
+            .zip(self.requests)
+            .enumerate()
+            .filter_map(|(at, (advantage, request))| {
+                let advantage = advantage.filter(|advantage| *advantage > above)?;
+                Some((advantage, at, request.head?.slots_max))
+            })
+            .collect();
+        wanting.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let mut room = self.step.slots_max;
+        let mut heads = vec![false; advantages.len()];
+        for (_, at, slots_max) in wanting {
+            if let Some(left) = room.checked_sub(slots_max) {
+                room = left;
+                heads[at] = true;
+            }
+        }
+        heads
     }
 
     fn carry_out(&self, heads: &[bool], weighed: &Weighed) -> Budgeted {
@@ -338,13 +339,13 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
                 nodes.sort_unstable();
             }
         }
-        let offered: usize = self.requests.iter().map(|request| request.tree.len()).sum();
+        let offered = self.slots(heads).count() as u32;
         Budgeted {
             shares,
             expected_tokens,
             expected_seconds: weighed.seconds,
             admitted: weighed.admitted,
-            refused: offered as u32 - weighed.admitted,
+            refused: offered - weighed.admitted,
         }
     }
 }

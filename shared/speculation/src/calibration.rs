@@ -22,14 +22,14 @@
 //! no token, so a draft that was held back can be held against what was said instead. A source that is not
 //! trusted is therefore seen to recover.
 //!
-//! **Decay.** An observation halves the weight of those of its cell after [`HALF_LIFE`] more: workloads change.
+//! **Decay.** An observation halves the weight of those of its cell after `HALF_LIFE` more: workloads change.
 
 use refrain_suffix_index::Token;
 
 use crate::{Candidate, DraftNode, Scope, Source};
 
 /// Observations of a cell after which an older one counts half.
-pub const HALF_LIFE: f32 = 256.0;
+const HALF_LIFE: f32 = 256.0;
 
 /// The chance that each token of a head's draft is accepted after the one before it, until it was observed: a draft of
 /// any depth then brings one token at most, and the step the [`ACCEPTED_LENGTH_PRIOR`](crate::ACCEPTED_LENGTH_PRIOR).

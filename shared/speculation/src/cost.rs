@@ -24,8 +24,8 @@ const WEIGHT_MIN: f64 = 0.05;
 const PROFILE_STEPS: f64 = 8.0;
 /// What a step takes as long as nothing is known, seconds; whatever it holds, so that drafts are tried.
 const UNKNOWN_S: f64 = 1e-3;
-/// What no step takes less than, seconds.
-const SECONDS_MIN: f64 = 1e-9;
+/// What no step takes less than, seconds: what is said to have taken less was not measured.
+pub const STEP_SECONDS_MIN: f64 = 1e-6;
 
 /// Sizes up to `.0` tokens are measured together in buckets of `.1`, each closed above: edges of tiles are multiples of
 /// powers of two.
@@ -91,7 +91,7 @@ impl StepCost {
     /// Starts from measured points: tokens of a step, and its seconds with next to no KV.
     pub fn from_profile(points: &[(u32, f64)]) -> Self {
         let mut cost = StepCost::new();
-        for &(tokens, seconds) in points {
+        for &(tokens, seconds) in points.iter().filter(|(_, seconds)| is_time(*seconds)) {
             cost.add(PROFILE_STEPS, tokens, 0, seconds);
         }
         cost.draw();
@@ -115,9 +115,10 @@ impl StepCost {
         move |batched_tokens| self.without_kv(batched_tokens, fit) + kv
     }
 
-    /// Takes a step into account, without what a head took of it. One whose seconds are no time at all is left out.
+    /// Takes a step into account, without what a head took of it. One that took less than
+    /// [`STEP_SECONDS_MIN`] is left out.
     pub fn observe(&mut self, batched_tokens: u32, kv_tokens: u64, seconds: f64) {
-        if !(seconds.is_finite() && seconds > 0.0) || batched_tokens == 0 {
+        if !is_time(seconds) || batched_tokens == 0 {
             return;
         }
         let seconds = if self.line.steps < USUAL_STEPS_MIN {
@@ -189,9 +190,14 @@ impl StepCost {
         }
         never_falling(&mut self.curve, &weights);
         for seconds in &mut self.curve {
-            *seconds = seconds.max(SECONDS_MIN);
+            *seconds = seconds.max(STEP_SECONDS_MIN);
         }
     }
+}
+
+/// Whether a step can take that long.
+fn is_time(seconds: f64) -> bool {
+    seconds.is_finite() && seconds >= STEP_SECONDS_MIN
 }
 
 impl Bucket {
@@ -404,10 +410,12 @@ impl HeadCost {
             self.read_seconds = self.read_seconds * kept + reading;
             return;
         }
-        let seconds = if self.steps < USUAL_STEPS_MIN {
+        let usual = self.seconds(requests, depth);
+        // Where the first drafts took no time, nothing could ever take any.
+        let seconds = if self.steps < USUAL_STEPS_MIN || usual <= 0.0 {
             seconds
         } else {
-            seconds.min(self.seconds(requests, depth) * HELD_UP)
+            seconds.min(usual * HELD_UP)
         };
         let (passes, rows) = (f64::from(depth), f64::from(depth) * f64::from(requests));
         let add = |sum: &mut f64, what: f64| *sum = *sum * kept + what;

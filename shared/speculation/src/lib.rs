@@ -61,8 +61,8 @@ mod tree;
 
 pub use accept::{Walk, walk};
 pub use budget::{BudgetRequest, BudgetStep, Budgeted, HeadOffer, Share, divide};
-pub use calibration::{Calibration, HALF_LIFE, NodeFeatures};
-pub use cost::{HeadCost, HeadDrafted, StepCost};
+pub use calibration::{Calibration, NodeFeatures};
+pub use cost::{HeadCost, HeadDrafted, STEP_SECONDS_MIN, StepCost};
 pub use counts::{Acceptance, AcceptanceTable};
 pub use gate::{Gate, GateParams, GateStep, Mode, Passage, TRIAL_STEPS_MIN, batch_bucket};
 pub use going_rate::GoingRate;

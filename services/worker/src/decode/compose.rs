@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
+use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepItem, StepRequest};
 use refrain_speculation::Route;
 
 use super::DecodeLoop;
 use super::entry::Entry;
-use crate::elsewhere::FoundElsewhere;
+use crate::elsewhere::{FoundElsewhere, Wanted};
 use crate::fallback::ItemKind;
 use crate::goodput::StepFrame;
 use crate::router::Routed;
@@ -19,7 +20,16 @@ pub(super) struct Composed {
     pub(super) request: StepRequest,
     /// Whose the items are, in their order.
     pub(super) members: Vec<Member>,
-    /// Drafts were held back.
+}
+
+/// Who moves in a step.
+pub(super) struct Movers {
+    parts: Vec<Part>,
+    /// Most draft tokens beside what they owe.
+    room: u32,
+    /// Requests that decode.
+    pub(super) decoding: u32,
+    /// Drafts are held back.
     pub(super) withholds: bool,
 }
 
@@ -66,24 +76,55 @@ impl DecodeLoop {
         }
     }
 
-    /// One step out of every request that can move; the one at `first` comes first.
+    /// Every request that can move; the one at `first` comes first.
+    pub(super) fn movers(&self, batch: &[Entry], first: usize) -> Movers {
+        let (parts, room) = self.parts(batch, first);
+        let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
+        let others_try = self.fallback.is_on_trial(decoding);
+        Movers {
+            parts,
+            room,
+            decoding,
+            withholds: self.guard.withholds(decoding, others_try),
+        }
+    }
+
+    /// What to ask the store for: for those that may draft in this step, of namespaces that are not all here.
+    pub(super) fn wanted_elsewhere(&self, batch: &[Entry], movers: &Movers) -> Vec<Wanted> {
+        let limits = self.limits();
+        let context_tokens = self.elsewhere.context_tokens();
+        let no_auto = movers.withholds || self.goodput.is_off(movers.decoding);
+        let decoding = movers.parts.iter().filter(|part| part.decodes);
+        decoding
+            .map(|part| &batch[part.place].running)
+            .filter(|running| !(no_auto && running.request.speculation == Speculation::Auto))
+            .filter(|running| running.draft_max(movers.room, limits) > 0)
+            .filter_map(|running| running.wanted_elsewhere(context_tokens))
+            .collect()
+    }
+
+    /// One step out of everybody's part.
     pub(super) fn compose(
         &mut self,
         batch: &mut [Entry],
-        first: usize,
+        movers: Movers,
         found: &FoundElsewhere,
     ) -> Composed {
-        let (parts, room) = self.parts(batch, first);
-        let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
-        let withholds = self
-            .guard
-            .withholds(decoding, self.fallback.is_on_trial(decoding));
-        let prospects = self.prospects(batch, &parts, (room, withholds), found);
+        let prospects = self.prospects(batch, &movers, found);
+        let Movers {
+            parts,
+            room,
+            decoding,
+            ..
+        } = movers;
         let frame = StepFrame {
             tokens: parts.iter().map(|part| part.context).sum(),
             kv_tokens: parts
                 .iter()
-                .map(|part| u64::from(batch[part.place].running.text_len()))
+                .map(|part| {
+                    let running = &batch[part.place].running;
+                    u64::from(running.engine_len_with(part.context))
+                })
                 .sum(),
             room,
             batch: decoding,
@@ -92,10 +133,7 @@ impl DecodeLoop {
             .goodput
             .allot(prospects, frame, &self.router)
             .into_iter();
-        let mut composed = Composed {
-            withholds,
-            ..Composed::default()
-        };
+        let mut composed = Composed::default();
         let limits = self.limits();
         let kept = self.fallback.decisions_kept();
         for part in parts {
@@ -159,28 +197,21 @@ impl DecodeLoop {
     }
 
     /// What those that sample could draft, in their order. The piece that ends a prompt can verify a draft as well.
-    fn prospects(
-        &self,
-        batch: &[Entry],
-        parts: &[Part],
-        (room, withholds): (u32, bool),
-        found: &FoundElsewhere,
-    ) -> Vec<Prospect> {
+    fn prospects(&self, batch: &[Entry], movers: &Movers, found: &FoundElsewhere) -> Vec<Prospect> {
         let limits = self.limits();
-        let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
         let routing = Routing {
             router: &self.router,
-            fallback: self.fallback.state(decoding),
-            withholds,
+            fallback: self.fallback.state(movers.decoding),
+            withholds: movers.withholds,
         };
-        let mut prospects = Vec::with_capacity(parts.len());
-        for part in parts {
+        let mut prospects = Vec::with_capacity(movers.parts.len());
+        for part in &movers.parts {
             let running = &batch[part.place].running;
             if part.context < running.owed() {
                 continue;
             }
             let started = Instant::now();
-            let mut prospect = running.prospect(room, limits, routing);
+            let mut prospect = running.prospect(movers.room, limits, routing);
             if let Some(candidate) = found.get(&running.document()) {
                 prospect.consider(candidate);
             }

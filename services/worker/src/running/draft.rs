@@ -200,6 +200,12 @@ impl Running {
         })
     }
 
+    /// Most draft tokens that the request can use in a step with room for `room`.
+    pub(crate) fn draft_max(&self, room: u32, limits: EngineLimits) -> u32 {
+        room.min(limits.max_draft_tokens)
+            .min(self.emit_left(limits).saturating_sub(1))
+    }
+
     /// What the request could do in a step with room for `room` draft tokens.
     pub(crate) fn prospect(
         &self,
@@ -208,9 +214,7 @@ impl Running {
         routing: Routing<'_>,
     ) -> Prospect {
         let asked = asked(self.request.speculation);
-        let draft_max = room
-            .min(limits.max_draft_tokens)
-            .min(self.emit_left(limits).saturating_sub(1));
+        let draft_max = self.draft_max(room, limits);
         let withheld = routing.withholds && asked == Asked::Auto;
         let looks = draft_max > 0 && !withheld && matches!(asked, Asked::Auto | Asked::Suffix);
         Prospect {

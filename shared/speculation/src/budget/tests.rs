@@ -17,7 +17,6 @@ fn step(requests: usize) -> BudgetStep {
         tokens: requests as u32,
         slots_max: 10_000,
         rate: None,
-        off_above_batch: None,
     }
 }
 
@@ -64,20 +63,6 @@ fn free_tokens_are_all_admitted_and_dear_ones_not_at_all() {
         ..step(2)
     };
     assert_eq!(sizes(&divide(&requests, &few, |_| 0.01, no_head)), [3, 0]);
-    let off = BudgetStep {
-        off_above_batch: Some(1),
-        ..step(2)
-    };
-    assert_eq!(sizes(&divide(&requests, &off, |_| 0.01, no_head)), [0, 0]);
-    assert_eq!(
-        sizes(&divide(
-            &requests[..1],
-            &BudgetStep { tokens: 1, ..off },
-            |_| 0.01,
-            no_head
-        )),
-        [5]
-    );
     let nobody = divide(&[], &step(0), |_| 0.01, no_head);
     assert_eq!((nobody.shares.len(), nobody.expected_tokens), (0, 0.0));
 }
@@ -227,14 +212,38 @@ fn a_head_is_taken_where_it_brings_more() {
     };
     let budgeted = divide(&requests, &few, seconds, |_, _| 0.0);
     assert!(!budgeted.shares.contains(&Share::Head));
-    let off = BudgetStep {
-        off_above_batch: Some(2),
-        ..step(3)
+}
+
+#[test]
+fn where_there_is_no_room_for_all_heads_those_that_gain_most_have_theirs() {
+    let trees = [vec![], vec![0.9, 0.8], vec![0.1], vec![0.9, 0.7]];
+    let head = Some(HeadOffer {
+        depth: 4,
+        slots: 4.0,
+        slots_max: 4,
+        gain: 3.0,
+        own_seconds: 0.0,
+    });
+    let requests: Vec<BudgetRequest<'_>> = trees
+        .iter()
+        .map(|tree| BudgetRequest {
+            head,
+            ..request(tree)
+        })
+        .collect();
+    let heads = |slots_max| {
+        let step = BudgetStep {
+            slots_max,
+            ..step(4)
+        };
+        divide(&requests, &step, |_| 1.0, |_, _| 0.01)
     };
-    assert_eq!(
-        sizes(&divide(&requests, &off, seconds, |_, _| 0.0)),
-        [0, 0, 0]
-    );
+    assert!(heads(16).shares.iter().all(|share| *share == Share::Head));
+    let half = heads(9);
+    assert_eq!(sizes(&half), [1000, 1, 1000, 0]);
+    // What gave way to a head was not refused for its price.
+    assert_eq!((half.admitted, half.refused), (1, 3));
+    assert_eq!(sizes(&heads(3)), [0, 2, 0, 1]);
 }
 
 #[test]
@@ -323,7 +332,7 @@ proptest! {
             head: head.map(|(depth, gain)| HeadOffer { depth, slots: depth as f32, slots_max: depth, gain: gain.min(depth as f32), own_seconds: 0.0 }),
         }).collect();
         let without: Vec<BudgetRequest<'_>> = with_heads.iter().map(|request| BudgetRequest { head: None, ..*request }).collect();
-        let limits = BudgetStep { tokens: trees.len() as u32, slots_max: slots_max.min(20 - trees.len() as u32), rate, off_above_batch: None };
+        let limits = BudgetStep { tokens: trees.len() as u32, slots_max: slots_max.min(20 - trees.len() as u32), rate };
         let plain = worth(&without) / seconds(limits.tokens);
         let merit = |worth: f64, seconds: f64| match rate {
             Some(rate) => worth - rate.max(plain) * seconds,

@@ -264,3 +264,37 @@ fn a_head_is_known_by_its_passes_and_its_rows() {
     );
     assert_eq!(head.seconds(1, 6), before);
 }
+
+#[test]
+fn times_that_no_step_takes_spoil_nothing() {
+    let mut cost = StepCost::new();
+    // Squared, the first is nothing, and its weight infinite.
+    for seconds in [1e-200, f64::MIN_POSITIVE, 0.9 * STEP_SECONDS_MIN] {
+        cost.observe(4, 100, seconds);
+        assert!(!cost.is_known(), "{seconds}");
+    }
+    for _ in 0..20 {
+        cost.observe(4, 100, 0.01);
+    }
+    assert!(close(cost.seconds(4, 100), 0.01, 0.01));
+    let profile = StepCost::from_profile(&[(1, 0.0), (4, 0.01)]);
+    assert!(close(profile.seconds(4, 0), 0.01, 0.01));
+}
+
+#[test]
+fn a_head_whose_first_drafts_took_no_time_is_learnt_all_the_same() {
+    let mut head = HeadCost::new();
+    let drafted = HeadDrafted {
+        tokens: 4,
+        asked_tokens: 4,
+        read_tokens: 0,
+    };
+    for _ in 0..10 {
+        head.observe(1, 4, drafted, 0.0);
+    }
+    for _ in 0..4000 {
+        head.observe(1, 4, drafted, 0.004);
+    }
+    let seconds = head.seconds(1, 4);
+    assert!(close(seconds, 0.004, 0.05), "{seconds}");
+}

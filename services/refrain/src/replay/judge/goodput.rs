@@ -45,7 +45,6 @@ impl Goodput {
             tokens: batch,
             slots_max: u32::MAX,
             rate: self.going_rate.tokens_per_s(batch),
-            off_above_batch: None,
         };
         let seconds = self.step_cost.at_kv(kv_tokens as u64);
         let head_seconds = |requests, depth| self.head_cost.seconds(requests, depth);
