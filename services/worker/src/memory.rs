@@ -31,6 +31,7 @@ use self::follower::Follower;
 use self::groups::Groups;
 use self::keeper::Keeper;
 use self::shared::SharedDrafts;
+use self::takeover::Room;
 use crate::config::MemoryConfig;
 use crate::metrics::MemoryMetrics;
 
@@ -114,6 +115,7 @@ struct Space {
     groups: Arc<Groups>,
     /// Tokens of all live parts, when the keeper looked last.
     live_tokens: Arc<AtomicU64>,
+    room: Arc<Room>,
 }
 
 struct Followed {
@@ -155,6 +157,7 @@ impl Memory {
             namespaces: Mutex::default(),
             groups,
             live_tokens: Arc::default(),
+            room: Arc::default(),
         });
         let keeper = Keeper {
             space: space.clone(),
@@ -248,6 +251,7 @@ impl Space {
             memory: memory.clone(),
             groups: self.groups.clone(),
             live_tokens: self.live_tokens.clone(),
+            room: self.room.clone(),
             store: self.store.clone(),
             config: self.config.clone(),
             metrics: self.metrics.clone(),

@@ -12,6 +12,7 @@ use refrain_protocol::{DocumentId, ErrorKind};
 
 use super::NamespaceMemory;
 use super::groups::Groups;
+use super::takeover::Room;
 use crate::config::MemoryConfig;
 use crate::metrics::MemoryMetrics;
 
@@ -20,6 +21,7 @@ pub(super) struct Follower {
     pub(super) groups: Arc<Groups>,
     /// Tokens of the live parts of all namespaces.
     pub(super) live_tokens: Arc<AtomicU64>,
+    pub(super) room: Arc<Room>,
     pub(super) store: Arc<dyn DraftStore>,
     pub(super) config: MemoryConfig,
     pub(super) metrics: MemoryMetrics,

@@ -47,6 +47,7 @@ impl Keeper {
         groups.expire(Instant::now());
         let mut evicted = 0;
         let mut sizes = Vec::new();
+        let mut used = (0, 0);
         for memory in self.space.namespaces() {
             let mut drafts = memory.lock();
             let gone = drafts.evict(config.namespace_tokens_max);
@@ -54,8 +55,13 @@ impl Keeper {
                 memory.lacks_room.store(true, Ordering::Relaxed);
             }
             evicted += gone;
-            sizes.push((drafts.index.tokens(), settled_bytes(&drafts.index.sizes())));
+            let size = (drafts.index.tokens(), settled_bytes(&drafts.index.sizes()));
+            if drafts.is_running() {
+                used = (used.0 + size.0, used.1 + size.1);
+            }
+            sizes.push(size);
         }
+        self.space.room.set(used.0, used.1);
         // The one used last stays; of it the oldest documents go.
         while let Some((last, others)) = sizes.split_last() {
             let tokens: u64 = sizes.iter().map(|(tokens, _)| tokens).sum();

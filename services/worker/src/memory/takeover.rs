@@ -6,7 +6,7 @@
 //! asked again, for the piece that is missing. Where anything else fails, the feed from its beginning brings the same,
 //! only later.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context as _;
 use refrain_protocol::document::FeedCursor;
@@ -29,6 +29,39 @@ const PIECE_WORDS: u32 = 1 << 20;
 /// Documents asked for at once.
 const DOCUMENTS_AT_ONCE: usize = 1_024;
 
+/// What the namespaces that are in use hold together. The others go where a new one wants their place.
+#[derive(Default)]
+pub(super) struct Room {
+    turn: tokio::sync::Mutex<()>,
+    tokens: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Room {
+    /// Tells what is held.
+    pub(super) fn set(&self, tokens: u64, bytes: u64) {
+        self.tokens.store(tokens, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Adds to it until it is told anew.
+    fn take(&self, tokens: u64, bytes: u64) {
+        self.tokens.fetch_add(tokens, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Tokens and bytes that one namespace may take.
+    fn left(&self, config: &MemoryConfig) -> (u64, u64) {
+        let tokens = self.tokens.load(Ordering::Relaxed);
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        let tokens_left = config.tokens_max.saturating_sub(tokens);
+        (
+            config.namespace_tokens_max.min(tokens_left),
+            config.bytes_max.saturating_sub(bytes),
+        )
+    }
+}
+
 impl Follower {
     /// Takes over what the store has sealed. Answers where the feed goes on: at its beginning where there is nothing
     /// to be taken over.
@@ -48,6 +81,8 @@ impl Follower {
                 }
             }
         }
+        // The feed brings all of it; what there is no room for goes again.
+        self.memory.lacks_room.store(false, Ordering::Relaxed);
         self.metrics.take_over("failed");
         FeedCursor::default()
     }
@@ -68,12 +103,16 @@ impl Follower {
             unsealed,
         } = listed;
         let all = segments.len();
-        let wanted = affordable(segments, &self.config);
+        // One at a time: what another takes counts from when it is here.
+        let _turn = self.room.turn.lock().await;
+        let wanted = affordable(segments, self.room.left(&self.config));
         let lacks_room = wanted.len() < all;
         self.memory.lacks_room.store(lacks_room, Ordering::Relaxed);
-        if wanted.is_empty() {
+        if all == 0 {
             return Ok(None);
         }
+        let tokens = wanted.iter().map(|info| info.tokens).sum();
+        let bytes = wanted.iter().map(|info| info.words * 4).sum();
         // All of them before the first is mounted: only together are they the namespace at one moment.
         let mut taken = Vec::with_capacity(wanted.len());
         for info in wanted {
@@ -89,6 +128,7 @@ impl Follower {
         self.memory
             .drafts
             .timed(&held, |drafts| drafts.install(arrivals));
+        self.room.take(tokens, bytes);
         Ok(Some(cursor))
     }
 
@@ -166,13 +206,15 @@ fn is_gone(error: &anyhow::Error) -> bool {
 }
 
 /// The newest segments that the memory has room for, oldest first. What is left out, eviction would take first.
-fn affordable(mut segments: Vec<SegmentInfo>, config: &MemoryConfig) -> Vec<SegmentInfo> {
-    let tokens_max = config.namespace_tokens_max.min(config.tokens_max);
+fn affordable(
+    mut segments: Vec<SegmentInfo>,
+    (tokens_max, bytes_max): (u64, u64),
+) -> Vec<SegmentInfo> {
     let (mut tokens, mut bytes) = (0u64, 0u64);
     let room = |info: &&SegmentInfo| {
         tokens = tokens.saturating_add(info.tokens);
         bytes = bytes.saturating_add(info.words.saturating_mul(4));
-        tokens <= tokens_max && bytes <= config.bytes_max
+        tokens <= tokens_max && bytes <= bytes_max
     };
     let count = segments.iter().rev().take_while(room).count();
     segments.split_off(segments.len() - count)

@@ -322,7 +322,7 @@ fn the_newest_segments_that_fit_are_taken() {
     };
     let segments = vec![info(1, 50), info(2, 400), info(3, 500)];
     let taken = |config: MemoryConfig| -> Vec<u64> {
-        let taken = affordable(segments.clone(), &config);
+        let taken = affordable(segments.clone(), Room::default().left(&config));
         taken.iter().map(|info| info.segment).collect()
     };
     let limited = |namespace_tokens_max, bytes_max| MemoryConfig {
@@ -334,4 +334,15 @@ fn the_newest_segments_that_fit_are_taken() {
     assert_eq!(taken(limited(949, 950 * 8)), [2, 3]);
     assert_eq!(taken(limited(950, 899 * 8)), [3]);
     assert_eq!(taken(limited(499, 950 * 8)), [0u64; 0]);
+    // What others hold is not there to be taken.
+    let room = Room::default();
+    room.set(100, 50 * 8);
+    room.take(49, 0);
+    let config = MemoryConfig {
+        tokens_max: 1_099,
+        ..limited(4_000, 1_000 * 8)
+    };
+    assert_eq!(room.left(&config), (950, 950 * 8));
+    room.take(10_000, 1 << 40);
+    assert_eq!(room.left(&config), (0, 0));
 }
