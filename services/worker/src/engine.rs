@@ -91,23 +91,20 @@ pub(crate) struct Served<'a> {
 
 impl WorkerEngine {
     pub(crate) fn served(&self) -> Served<'_> {
-        match self {
+        let (model, tokenizer, max_context) = match self {
             WorkerEngine::Verifying(engine) => {
                 let able = engine.capabilities();
-                Served {
-                    model: &able.model,
-                    tokenizer: &able.tokenizer,
-                    max_context: able.max_context,
-                }
+                (&able.model, &able.tokenizer, able.max_context)
             }
             WorkerEngine::Streaming(engine) => {
                 let able = engine.capabilities();
-                Served {
-                    model: &able.model,
-                    tokenizer: &able.tokenizer,
-                    max_context: able.max_context,
-                }
+                (&able.model, &able.tokenizer, able.max_context)
             }
+        };
+        Served {
+            model,
+            tokenizer,
+            max_context,
         }
     }
 

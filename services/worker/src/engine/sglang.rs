@@ -24,15 +24,7 @@ pub(super) struct SgLang;
 
 impl Dialect for SgLang {
     fn capabilities(&self) -> StreamingCapabilities {
-        StreamingCapabilities {
-            model: String::new(),
-            tokenizer: String::new(),
-            max_context: 0,
-            top_logprobs_max: Some(TOP_LOGPROBS_MAX),
-            top_k: true,
-            min_p: true,
-            logit_bias: true,
-        }
+        StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
     }
 
     fn path(&self) -> &'static str {

@@ -31,6 +31,19 @@ pub struct StreamingCapabilities {
 }
 
 impl StreamingCapabilities {
+    /// What an engine can do that samples by all fields; its names and its longest text are filled in by who connects.
+    pub(super) fn of_dialect(top_logprobs_max: Option<u32>) -> Self {
+        StreamingCapabilities {
+            model: String::new(),
+            tokenizer: String::new(),
+            max_context: 0,
+            top_logprobs_max,
+            top_k: true,
+            min_p: true,
+            logit_bias: true,
+        }
+    }
+
     /// Whether it can do what a request asks for.
     ///
     /// # Errors

@@ -17,16 +17,8 @@ pub(super) struct TensorRtLlm {
 
 impl Dialect for TensorRtLlm {
     fn capabilities(&self) -> StreamingCapabilities {
-        StreamingCapabilities {
-            model: String::new(),
-            tokenizer: String::new(),
-            max_context: 0,
-            // It names alternatives by their text, of which two tokens may have the same.
-            top_logprobs_max: None,
-            top_k: true,
-            min_p: true,
-            logit_bias: true,
-        }
+        // It names alternatives by their text, of which two tokens may have the same.
+        StreamingCapabilities::of_dialect(None)
     }
 
     fn path(&self) -> &'static str {

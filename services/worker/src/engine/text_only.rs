@@ -56,13 +56,11 @@ impl TextOnly {
 impl Dialect for TextOnly {
     fn capabilities(&self) -> StreamingCapabilities {
         StreamingCapabilities {
-            model: String::new(),
             tokenizer: TEXT_ONLY_PREFIX.to_owned(),
-            max_context: 0,
-            top_logprobs_max: None,
             top_k: false,
             min_p: false,
             logit_bias: false,
+            ..StreamingCapabilities::of_dialect(None)
         }
     }
 

@@ -18,15 +18,7 @@ pub(super) struct Vllm {
 impl Dialect for Vllm {
     fn capabilities(&self) -> StreamingCapabilities {
         // With speculation of its own it refuses a min_p above 0 and logit_bias itself, by name.
-        StreamingCapabilities {
-            model: String::new(),
-            tokenizer: String::new(),
-            max_context: 0,
-            top_logprobs_max: Some(TOP_LOGPROBS_MAX),
-            top_k: true,
-            min_p: true,
-            logit_bias: true,
-        }
+        StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
     }
 
     fn path(&self) -> &'static str {
