@@ -133,6 +133,8 @@ async fn what_is_erased_or_evicted_is_masked_and_a_segment_that_is_gone_is_told(
     let store = Store::start(DraftStoreConfig {
         document_tokens_max: 1_000,
         tokens_max: 12_000,
+        // Sealed when it is asked for, all of it: a last one alone would stay in the log.
+        seal_tokens: 1_000_000,
         ..sealing(dir.path())
     })
     .await;
