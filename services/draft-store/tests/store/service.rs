@@ -146,7 +146,8 @@ async fn a_drain_releases_who_waits_and_keeps_what_was_sent() {
     let (handle, late) = (store.handle(), store.sign("a"));
     let started = Instant::now();
     store.stop().await;
-    assert!(started.elapsed() < Duration::from_secs(4));
+    // The one that waits would do so for 20.
+    assert!(started.elapsed() < Duration::from_secs(15));
     assert!(waiting.await.unwrap().is_ok());
     assert_eq!(appending.await.unwrap().unwrap().lengths, [1]);
     let refused = handle

@@ -106,8 +106,8 @@ impl FakeMesh {
         &self.tokenizer
     }
 
-    /// Waits until every lease is given back and no stream is open; returns how long that took.
-    pub(crate) async fn settled(&self) -> Duration {
+    /// Waits until every lease is given back and no stream is open.
+    pub(crate) async fn settled(&self) {
         let started = std::time::Instant::now();
         loop {
             let (granted, finished) = {
@@ -122,10 +122,10 @@ impl FakeMesh {
                     granted,
                     "a lease was given back twice"
                 );
-                return started.elapsed();
+                return;
             }
             assert!(
-                started.elapsed() < Duration::from_secs(5),
+                started.elapsed() < Duration::from_secs(30),
                 "{granted} leases, {finished} given back"
             );
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -196,7 +196,7 @@ pub(crate) fn plainly(target: Target, prompt: &[TokenId], len: usize) -> Vec<Tok
 }
 
 pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let waited = tokio::time::timeout(Duration::from_secs(10), async {
+    let waited = tokio::time::timeout(Duration::from_secs(60), async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

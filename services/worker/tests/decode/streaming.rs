@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -264,8 +264,9 @@ async fn an_engine_that_has_no_more_room_ends_the_output_and_not_the_chunk() {
 
 #[tokio::test]
 async fn a_reader_that_leaves_stops_the_engine() {
+    // By itself it would be at work for minutes.
     let engine = FakeStream {
-        pause: Duration::from_millis(5),
+        pause: Duration::from_millis(200),
         ..FakeStream::new(erratic)
     };
     let (engine, bench) = listening(engine, |_| {}).await;
@@ -276,16 +277,10 @@ async fn a_reader_that_leaves_stops_the_engine() {
     }
     assert_eq!(engine.at_work.load(Ordering::SeqCst), 1);
     drop(stream);
-    let left = Instant::now();
     eventually("the engine is free", || {
         engine.at_work.load(Ordering::SeqCst) == 0
     })
     .await;
-    assert!(
-        left.elapsed() < Duration::from_millis(100),
-        "{:?}",
-        left.elapsed()
-    );
     eventually("what was said is kept", || {
         stored(&bench, &request).is_some_and(|(tokens, finish)| {
             tokens.len() >= 3 && finish == Some(FinishReason::Cancelled)
