@@ -1,16 +1,15 @@
 //! The worker's configuration: every limit has its name here.
 
 mod engine;
-mod memory;
 mod speculation;
 
 use std::net::SocketAddr;
 
+use refrain_draft_memory::{HarvestConfig, MemoryConfig};
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
 pub use engine::{ApiKey, EngineConfig, EngineKind};
-pub use memory::MemoryConfig;
 pub use speculation::{
     Eagle3Config, FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig,
 };
@@ -53,18 +52,6 @@ pub struct WorkerConfig {
     pub harvest: HarvestConfig,
 }
 
-/// What is sent to the draft store.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct HarvestConfig {
-    /// How often, milliseconds.
-    pub interval_ms: u64,
-    /// Most tokens of one message.
-    pub batch_tokens: usize,
-    /// Most tokens held while the store is away; then the oldest finished outputs are dropped.
-    pub pending_tokens_max: usize,
-}
-
 impl Default for WorkerConfig {
     fn default() -> Self {
         WorkerConfig {
@@ -84,16 +71,6 @@ impl Default for WorkerConfig {
             speculation: SpeculationConfig::default(),
             memory: MemoryConfig::default(),
             harvest: HarvestConfig::default(),
-        }
-    }
-}
-
-impl Default for HarvestConfig {
-    fn default() -> Self {
-        HarvestConfig {
-            interval_ms: 100,
-            batch_tokens: 65_536,
-            pending_tokens_max: 4_000_000,
         }
     }
 }
@@ -121,14 +98,7 @@ impl Validate for WorkerConfig {
         self.engine.check(&mut check);
         self.speculation.check(&self.id, &mut check);
         self.memory.check(&mut check);
-        check(
-            self.harvest.interval_ms >= 1,
-            "harvest.interval_ms: at least 1",
-        );
-        check(
-            self.harvest.batch_tokens >= 1,
-            "harvest.batch_tokens: at least 1",
-        );
+        self.harvest.check(&mut check);
         check(
             self.listen.is_none()
                 || self.advertise_url.starts_with("http://")

@@ -23,7 +23,6 @@ use tracing::Instrument;
 
 use self::compose::{Composed, Member};
 use self::entry::{ENGINE_ROOM_PAUSE, Entry, Over, wait_for_room};
-use crate::elsewhere::Elsewhere;
 use crate::engine::Engine;
 use crate::fallback::{FallbackWatch, ItemDone, StepDone};
 use crate::goodput::{Goodput, HeadWork, StepTaken};
@@ -31,6 +30,7 @@ use crate::guard::{Guard, HeadUse};
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
 use crate::running::Absorbed;
+use refrain_draft_memory::Elsewhere;
 
 pub(crate) use self::entry::{Slot, Start};
 pub(crate) use self::outlet::Outlet;

@@ -3,22 +3,18 @@
 //! One worker drives one engine and composes its batch. [`start`] wires the parts: admission and fencing
 //! (`slots`), the decode loop (`decode`, read it first) or, for engines that generate by themselves, the streaming
 //! driver (`decode::stream`), one chunk's state (`running`), what is known of the
-//! fallback (`fallback`), of what drafts are worth and steps take (`goodput`) and of what drafting brings (`guard`), the
-//! worker's copy of the drafts (`memory`), outputs
-//! on their way to the store (`harvest`), and the reports to the scheduler (`duty`). What an engine is stands in
-//! [`Engine`].
+//! fallback (`fallback`), of what drafts are worth and steps take (`goodput`) and of what drafting brings (`guard`), and the
+//! reports to the scheduler (`duty`). The worker's copy of the drafts and outputs on their way to the store are
+//! `refrain-draft-memory`. What an engine is stands in [`Engine`].
 
 mod config;
 mod decode;
 mod duty;
-mod elsewhere;
 mod engine;
 mod fallback;
 mod goodput;
 mod guard;
-mod harvest;
 mod http;
-mod memory;
 mod metrics;
 mod router;
 mod running;
@@ -32,6 +28,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use refrain_clients::{ChunkStream, DraftStore, Scheduler, Worker};
+use refrain_draft_memory::{Elsewhere, Harvest, Memory};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_service_kit::clock;
@@ -46,25 +43,23 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::decode::{Command, DecodeLoop, Outlet, Slot, Start, StreamDriver};
 use crate::duty::Duty;
-use crate::elsewhere::Elsewhere;
 use crate::fallback::{FallbackWatch, Reports};
 use crate::goodput::Goodput;
 use crate::guard::Guard;
-use crate::harvest::Harvest;
-use crate::memory::Memory;
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
 use crate::running::{Running, Sources};
 use crate::slots::Slots;
 
 pub use config::{
-    ApiKey, Eagle3Config, EngineConfig, EngineKind, FallbackChoice, HarvestConfig, MemoryConfig,
-    RouterChoice, ScoreThreshold, SpeculationConfig, WorkerConfig,
+    ApiKey, Eagle3Config, EngineConfig, EngineKind, FallbackChoice, RouterChoice, ScoreThreshold,
+    SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
     Engine, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, HttpEngine, ServedAs,
     StreamingCapabilities, StreamingEngine, StreamingLoad, WorkerEngine, connect_external,
 };
+pub use refrain_draft_memory::{HarvestConfig, MemoryConfig};
 
 /// What a worker works with.
 pub struct Dependencies {
@@ -121,7 +116,11 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         config.running_max,
         metrics.chunks_running.clone(),
     ));
-    let harvest = Harvest::start(config.harvest.clone(), with.store.clone(), metrics.clone());
+    let harvest = Harvest::start(
+        config.harvest.clone(),
+        with.store.clone(),
+        metrics.harvest.clone(),
+    );
     let reports = Arc::new(Reports::default());
     let engine_ready = Arc::new(AtomicBool::new(true));
     let reader_stall_max = Duration::from_millis(config.reader_stall_ms_max);

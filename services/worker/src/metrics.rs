@@ -1,17 +1,14 @@
 //! What a worker tells Prometheus.
 
-mod memory;
-
 use prometheus::{
     CounterVec, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
 };
+use refrain_draft_memory::{HarvestMetrics, MemoryMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::engine::StreamingLoad;
 use crate::router::Routed;
-
-pub(crate) use self::memory::MemoryMetrics;
 
 /// The worker's collectors. Cheap to clone.
 #[derive(Clone)]
@@ -46,9 +43,7 @@ pub(crate) struct WorkerMetrics {
     engine_requests: IntGaugeVec,
     engine_kv_usage: GaugeVec,
     pub(crate) memory: MemoryMetrics,
-    pub(crate) harvest_pending_tokens: IntGauge,
-    pub(crate) harvest_dropped_tokens: IntCounter,
-    pub(crate) harvest_failures: IntCounter,
+    pub(crate) harvest: HarvestMetrics,
 }
 
 impl WorkerMetrics {
@@ -206,18 +201,7 @@ impl WorkerMetrics {
                 &["model"],
             )?,
             memory: MemoryMetrics::new(metrics)?,
-            harvest_pending_tokens: metrics.gauge(
-                "refrain_worker_harvest_pending_tokens",
-                "Output tokens held for the draft store: not yet acknowledged, or of outputs that still run.",
-            )?,
-            harvest_dropped_tokens: metrics.counter(
-                "refrain_worker_harvest_dropped_tokens_total",
-                "Output tokens that never reached the draft store.",
-            )?,
-            harvest_failures: metrics.counter(
-                "refrain_worker_harvest_failures_total",
-                "Messages that the draft store did not take.",
-            )?,
+            harvest: HarvestMetrics::new(metrics)?,
         })
     }
 

@@ -16,8 +16,8 @@ use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, Namespa
 use refrain_speculation::{Candidacy, Decision, Fallback, RecentRoutes, RouteReason};
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 
-use crate::memory::{Membership, NamespaceMemory};
 use crate::router::{Router, asked};
+use refrain_draft_memory::{Membership, NamespaceMemory};
 
 pub(crate) use self::answer::Absorbed;
 pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect};

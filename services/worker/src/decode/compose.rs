@@ -8,11 +8,11 @@ use refrain_speculation::Route;
 
 use super::DecodeLoop;
 use super::entry::Entry;
-use crate::elsewhere::{FoundElsewhere, Wanted};
 use crate::fallback::ItemKind;
 use crate::goodput::StepFrame;
 use crate::router::Routed;
 use crate::running::{EngineLimits, Prospect, Routing};
+use refrain_draft_memory::{FoundElsewhere, Wanted};
 
 /// A step to be made.
 #[derive(Default)]

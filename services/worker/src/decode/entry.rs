@@ -9,8 +9,8 @@ use refrain_protocol::{ApiError, ErrorKind, LeaseId, NamespaceId, SignedNamespac
 use refrain_service_kit::drain::Running as DrainToken;
 use tokio::sync::mpsc;
 
-use crate::memory::{GroupMemory, NamespaceMemory};
 use crate::running::Running;
+use refrain_draft_memory::{GroupMemory, NamespaceMemory};
 
 /// How long the engine may refuse a request for want of room before the request fails.
 const ENGINE_ROOM_WAIT: Duration = Duration::from_secs(20);

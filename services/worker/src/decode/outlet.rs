@@ -11,9 +11,9 @@ use refrain_protocol::document::FinishReason;
 use refrain_protocol::{ApiError, LeaseId};
 
 use super::entry::{EndedChunk, Entry};
-use crate::harvest::Harvest;
 use crate::metrics::WorkerMetrics;
 use crate::running::{Absorbed, Running};
+use refrain_draft_memory::Harvest;
 
 /// Ended chunks that are remembered. A cut follows within milliseconds.
 const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();

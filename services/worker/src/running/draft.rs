@@ -9,9 +9,9 @@ use refrain_speculation::{
 use refrain_suffix_index::{Cursor, DocumentKey};
 
 use super::{EngineLimits, OWN, Routing, Running};
-use crate::elsewhere::Wanted;
-use crate::memory::Drafts;
 use crate::router::{Router, asked};
+use refrain_draft_memory::Drafts;
+use refrain_draft_memory::Wanted;
 
 /// What a request could have verified in a step that samples for it.
 #[derive(Clone, Debug)]
@@ -266,12 +266,12 @@ impl Running {
                 .map(|cursor| lookup(Scope::Request, &sources.own, cursor)),
         );
         // Alone in its group it would read its own output again.
-        if let Some(group) = group.as_ref().filter(|group| group.index.documents() > 1) {
-            lookups.push(lookup(Scope::Group, &group.index, self.cursor_in(group)));
+        if let Some(group) = group.as_ref().filter(|group| group.index().documents() > 1) {
+            lookups.push(lookup(Scope::Group, group.index(), self.cursor_in(group)));
         }
         lookups.push(lookup(
             Scope::Tenant,
-            &drafts.index,
+            drafts.index(),
             self.cursor_in(&drafts),
         ));
         propose(&lookups, &router.params, draft_max as usize)
@@ -282,8 +282,8 @@ impl Running {
     fn cursor_in(&self, drafts: &Drafts) -> Cursor {
         let is_whole = drafts.len_of(self.document()) == Some(self.output().len() as u32);
         let key = DocumentKey(self.document().0);
-        let tip = drafts.index.tip(key).filter(|_| is_whole);
-        tip.unwrap_or_else(|| drafts.index.start(&self.text))
+        let tip = drafts.index().tip(key).filter(|_| is_whole);
+        tip.unwrap_or_else(|| drafts.index().start(&self.text))
     }
 }
 

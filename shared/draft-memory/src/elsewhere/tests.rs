@@ -14,7 +14,6 @@ use tokio::sync::Semaphore;
 
 use super::*;
 use crate::memory::Memory;
-use crate::metrics::WorkerMetrics;
 
 /// Answers as many look-ups as there are permits, each context with its last token twice.
 struct Slow {
@@ -93,7 +92,7 @@ impl Bench {
             ..MemoryConfig::default()
         };
         let metrics = Metrics::new().unwrap();
-        let own = WorkerMetrics::new(&metrics, "fake").unwrap().memory;
+        let own = MemoryMetrics::new(&metrics).unwrap();
         let params = ProposeParams::default();
         Bench {
             elsewhere: Elsewhere::new(store.clone(), &config, &params, own.clone()),

@@ -2,7 +2,6 @@ use refrain_protocol::document::DocumentHead;
 use refrain_service_kit::telemetry::Metrics;
 
 use super::*;
-use crate::metrics::WorkerMetrics;
 
 const ONE: NamespaceId = NamespaceId(1);
 const ANOTHER: NamespaceId = NamespaceId(2);
@@ -10,8 +9,8 @@ const ANOTHER: NamespaceId = NamespaceId(2);
 fn groups(change: impl FnOnce(&mut MemoryConfig)) -> Groups {
     let mut config = MemoryConfig::default();
     change(&mut config);
-    let metrics = WorkerMetrics::new(&Metrics::new().unwrap(), "fake").unwrap();
-    Groups::new(&config, IndexConfig::default(), metrics.memory)
+    let metrics = MemoryMetrics::new(&Metrics::new().unwrap()).unwrap();
+    Groups::new(&config, IndexConfig::default(), metrics)
 }
 
 fn update(document: u128, prev_len: u32, tokens: &[u32], weight_version: u64) -> DocumentUpdate {

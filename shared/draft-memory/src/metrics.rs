@@ -1,4 +1,4 @@
-//! What the worker tells of its copy of the drafts.
+//! What is told of the copy of the drafts, and of outputs on their way.
 
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::Metrics;
@@ -6,7 +6,7 @@ use refrain_suffix_index::IndexSizes;
 
 /// Collectors of namespaces and groups. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct MemoryMetrics {
+pub struct MemoryMetrics {
     index_tokens: IntGauge,
     index_bytes: IntGauge,
     index_documents: IntGauge,
@@ -35,7 +35,7 @@ impl MemoryMetrics {
     ///
     /// # Errors
     /// A name is taken.
-    pub(super) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
+    pub fn new(metrics: &Metrics) -> anyhow::Result<Self> {
         let gauge = |name: &str, help: &str| metrics.gauge(name, help);
         let index_jobs = metrics.counter_vec(
             "refrain_worker_index_jobs_total",
@@ -190,3 +190,34 @@ impl MemoryMetrics {
 
 const GROUPS_MAX: &str = "groups_max";
 const GROUP_TOKENS_MAX: &str = "group_tokens_max";
+
+/// Collectors of outputs on their way to the store. Cheap to clone.
+#[derive(Clone)]
+pub struct HarvestMetrics {
+    pub(crate) pending_tokens: IntGauge,
+    pub(crate) dropped_tokens: IntCounter,
+    pub(crate) failures: IntCounter,
+}
+
+impl HarvestMetrics {
+    /// Registers everything.
+    ///
+    /// # Errors
+    /// A name is taken.
+    pub fn new(metrics: &Metrics) -> anyhow::Result<Self> {
+        Ok(HarvestMetrics {
+            pending_tokens: metrics.gauge(
+                "refrain_worker_harvest_pending_tokens",
+                "Output tokens held for the draft store: not yet acknowledged, or of outputs that still run.",
+            )?,
+            dropped_tokens: metrics.counter(
+                "refrain_worker_harvest_dropped_tokens_total",
+                "Output tokens that never reached the draft store.",
+            )?,
+            failures: metrics.counter(
+                "refrain_worker_harvest_failures_total",
+                "Messages that the draft store did not take.",
+            )?,
+        })
+    }
+}

@@ -1,4 +1,4 @@
-//! Drafts from the draft store's own index, for requests of namespaces that this worker does not hold all of.
+//! Drafts from the draft store's own index, for requests of namespaces that are not all here.
 //!
 //! Before a step is composed the store is asked once for each such namespace, for all its requests together, and the
 //! loop waits for the answers: never longer than a small share of a step. An answer that comes later is dropped, and
@@ -34,18 +34,20 @@ const CONTEXTS_MAX: usize = 256;
 const STEP_WEIGHT: f64 = 0.1;
 
 /// What the store found, by the requests' documents.
-pub(crate) type FoundElsewhere = HashMap<DocumentId, Candidate>;
+pub type FoundElsewhere = HashMap<DocumentId, Candidate>;
 
 /// A request that could use a draft.
-pub(crate) struct Wanted {
-    pub(crate) memory: Arc<NamespaceMemory>,
-    pub(crate) document: DocumentId,
+pub struct Wanted {
+    /// The drafts of its namespace, as far as they are here.
+    pub memory: Arc<NamespaceMemory>,
+    /// Its output.
+    pub document: DocumentId,
     /// The end of its text.
-    pub(crate) context: Vec<u32>,
+    pub context: Vec<u32>,
 }
 
 /// Asks the store.
-pub(crate) struct Elsewhere {
+pub struct Elsewhere {
     store: Arc<dyn DraftStore>,
     rules: LookupRules,
     draft_tokens_max: u32,
@@ -58,7 +60,8 @@ pub(crate) struct Elsewhere {
 }
 
 impl Elsewhere {
-    pub(crate) fn new(
+    /// Drafts are made as `params` say, within the waits of `config`.
+    pub fn new(
         store: Arc<dyn DraftStore>,
         config: &MemoryConfig,
         params: &ProposeParams,
@@ -84,13 +87,13 @@ impl Elsewhere {
     }
 
     /// Tells how long a step of the engine took.
-    pub(crate) fn step_took(&mut self, seconds: f64) {
+    pub fn step_took(&mut self, seconds: f64) {
         let mean = self.step_s.get_or_insert(seconds);
         *mean += STEP_WEIGHT * (seconds - *mean);
     }
 
     /// How many tokens of context it wants.
-    pub(crate) fn context_tokens(&self) -> usize {
+    pub fn context_tokens(&self) -> usize {
         self.rules.max_pattern_tokens as usize
     }
 
@@ -101,7 +104,7 @@ impl Elsewhere {
     }
 
     /// Asks for drafts and waits for them as long as a step may.
-    pub(crate) async fn ask(&mut self, wanted: Vec<Wanted>) -> FoundElsewhere {
+    pub async fn ask(&mut self, wanted: Vec<Wanted>) -> FoundElsewhere {
         let mut found = FoundElsewhere::new();
         let Some(wait) = self.wait().filter(|_| !wanted.is_empty()) else {
             return found;

@@ -1,5 +1,5 @@
 //! What sealing costs those who draft, and what it saves. Run by name:
-//! `cargo test --release -p refrain-worker figures_of_sealing -- --ignored --nocapture`.
+//! `cargo test --release -p refrain-draft-memory figures_of_sealing -- --ignored --nocapture`.
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -18,7 +18,6 @@ use refrain_suffix_index::DocumentKey;
 
 use super::super::{Memory, NamespaceMemory};
 use super::*;
-use crate::metrics::WorkerMetrics;
 
 /// A store whose feed holds these documents, each whole and ended.
 #[derive(Default)]
@@ -106,7 +105,7 @@ impl Bench {
         };
         change(&mut config);
         let metrics = Metrics::new().unwrap();
-        let own = WorkerMetrics::new(&metrics, "fake").unwrap().memory;
+        let own = MemoryMetrics::new(&metrics).unwrap();
         let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
         Bench {
             memory: Memory::new(config, 64, store, own),

@@ -16,7 +16,7 @@ use refrain_suffix_index::{
 };
 
 /// What can be drafted from in one place. No clock, no I/O.
-pub(crate) struct Drafts {
+pub struct Drafts {
     pub(crate) index: Index,
     held: HashMap<DocumentId, Held>,
     /// Documents in the order in which they began.
@@ -88,16 +88,17 @@ impl Drafts {
         }
     }
 
+    /// What is searched for drafts.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
     /// Takes a piece of a document from whatever side it comes first: overlaps are cut off, a higher epoch
     /// may shorten, an older one and a piece after a gap are ignored.
     ///
     /// # Errors
     /// The index has no room for more states.
-    pub(crate) fn merge(
-        &mut self,
-        update: &DocumentUpdate,
-        now: Instant,
-    ) -> Result<(), IndexError> {
+    pub fn merge(&mut self, update: &DocumentUpdate, now: Instant) -> Result<(), IndexError> {
         let (document, key) = (update.document, key(update.document));
         let known = self.held.get(&document).map(|held| held.epoch);
         if known.is_some_and(|epoch| update.epoch < epoch) {
@@ -172,7 +173,7 @@ impl Drafts {
     }
 
     /// Length of a document's output, if all of it is here.
-    pub(crate) fn len_of(&self, document: DocumentId) -> Option<u32> {
+    pub fn len_of(&self, document: DocumentId) -> Option<u32> {
         self.index.len_of(key(document))
     }
 

@@ -1,4 +1,4 @@
-//! The worker's copy of the drafts: one suffix index per namespace, fed by the requests that run here and
+//! A copy of the drafts: one suffix index per namespace, fed by the requests that run here and
 //! by the draft store's feed, which carries everybody else's and survives restarts; and a small one per group of
 //! samples.
 //!
@@ -35,11 +35,11 @@ use self::takeover::Room;
 use crate::config::MemoryConfig;
 use crate::metrics::MemoryMetrics;
 
-pub(crate) use self::drafts::Drafts;
-pub(crate) use self::groups::{GroupMemory, Membership};
+pub use self::drafts::Drafts;
+pub use self::groups::{GroupMemory, Membership};
 
 /// One namespace's drafts and the task that follows the store for it.
-pub(crate) struct NamespaceMemory {
+pub struct NamespaceMemory {
     pub(crate) id: NamespaceId,
     drafts: Arc<SharedDrafts>,
     grant: Mutex<SignedNamespace>,
@@ -53,12 +53,13 @@ pub(crate) struct NamespaceMemory {
 }
 
 impl NamespaceMemory {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Drafts> {
+    /// The drafts, to be held for microseconds.
+    pub fn lock(&self) -> MutexGuard<'_, Drafts> {
         self.drafts.lock()
     }
 
     /// The newest signature seen.
-    pub(crate) fn grant(&self) -> SignedNamespace {
+    pub fn grant(&self) -> SignedNamespace {
         self.grant
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -66,7 +67,7 @@ impl NamespaceMemory {
     }
 
     /// Whether the store has more of it than is here.
-    pub(crate) fn is_partial(&self) -> bool {
+    pub fn is_partial(&self) -> bool {
         self.is_behind.load(Ordering::Relaxed) || self.lacks_room.load(Ordering::Relaxed)
     }
 
@@ -81,22 +82,24 @@ impl NamespaceMemory {
         }
     }
 
-    pub(crate) fn begin(&self, document: DocumentId) {
+    /// A request of that output runs here: it is not evicted and not sealed until it ends.
+    pub fn begin(&self, document: DocumentId) {
         self.drafts.begin(document);
     }
 
-    pub(crate) fn end(&self, document: DocumentId) {
+    /// One request of that output runs no more; as often as [`NamespaceMemory::begin`].
+    pub fn end(&self, document: DocumentId) {
         self.drafts.end(document);
     }
 
     /// Takes a piece of an output.
-    pub(crate) fn merge(&self, update: &DocumentUpdate) {
+    pub fn merge(&self, update: &DocumentUpdate) {
         self.drafts.merge(update);
     }
 }
 
-/// All that this worker drafts from, less the requests' own texts.
-pub(crate) struct Memory {
+/// All that is drafted from here, less the requests' own texts.
+pub struct Memory {
     space: Arc<Space>,
     keeper: JoinHandle<()>,
 }
@@ -136,7 +139,8 @@ impl Drop for Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(
+    /// Starts the task that keeps it in shape, on the runtime that this is called on: followers run there as well.
+    pub fn new(
         config: MemoryConfig,
         pattern_tokens_max: u32,
         store: Arc<dyn DraftStore>,
@@ -169,11 +173,7 @@ impl Memory {
     }
 
     /// The drafts of a namespace whose signature has been checked. Follows the store from the first use on.
-    pub(crate) fn namespace(
-        &self,
-        id: NamespaceId,
-        signed: &SignedNamespace,
-    ) -> Arc<NamespaceMemory> {
+    pub fn namespace(&self, id: NamespaceId, signed: &SignedNamespace) -> Arc<NamespaceMemory> {
         let space = &self.space;
         let mut namespaces = space.lock();
         let found = namespaces
@@ -196,7 +196,7 @@ impl Memory {
     }
 
     /// Places a request in its group of the namespace. `None` if there is no room for one more group.
-    pub(crate) fn group(
+    pub fn group(
         &self,
         namespace: NamespaceId,
         group: &str,
@@ -206,13 +206,13 @@ impl Memory {
     }
 
     /// Follows nothing any more: the worker stops.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         self.keeper.abort();
         self.space.lock().clear();
     }
 
     /// Brings the gauges up to date.
-    pub(crate) fn observe(&self) {
+    pub fn observe(&self) {
         let mut sum = IndexSizes::default();
         for memory in self.space.namespaces() {
             let sizes = memory.lock().index.sizes();

@@ -18,7 +18,7 @@ use crate::config::MemoryConfig;
 use crate::metrics::MemoryMetrics;
 
 /// The tree of one group.
-pub(crate) struct GroupMemory {
+pub struct GroupMemory {
     pub(super) drafts: Arc<SharedDrafts>,
     tokens_max: u64,
     /// Of the newest output; 0 while none is known.
@@ -28,7 +28,7 @@ pub(crate) struct GroupMemory {
 }
 
 /// A request's place in its group, given back when it is dropped.
-pub(crate) struct Membership {
+pub struct Membership {
     group: Arc<GroupMemory>,
     document: DocumentId,
 }
@@ -43,7 +43,8 @@ impl Membership {
         }
     }
 
-    pub(crate) fn group(&self) -> &Arc<GroupMemory> {
+    /// The group's tree.
+    pub fn group(&self) -> &Arc<GroupMemory> {
         &self.group
     }
 }
@@ -56,13 +57,14 @@ impl Drop for Membership {
 }
 
 impl GroupMemory {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Drafts> {
+    /// The group's drafts, to be held for microseconds.
+    pub fn lock(&self) -> MutexGuard<'_, Drafts> {
         self.drafts.lock()
     }
 
     /// Takes a piece of a running output. What newer weights say drives out what older ones said: their samples are
     /// no guide to these.
-    pub(crate) fn merge(&self, update: &DocumentUpdate) {
+    pub fn merge(&self, update: &DocumentUpdate) {
         let version = update.head.weight_version;
         let newest = self.weight_version.fetch_max(version, Ordering::Relaxed);
         if version != 0 && version < newest {

@@ -15,27 +15,27 @@ use tokio::sync::Notify;
 
 use crate::config::HarvestConfig;
 use crate::harvest::gathered::Gathered;
-use crate::metrics::WorkerMetrics;
+use crate::metrics::HarvestMetrics;
 
 /// The handle: the decode loop pushes, a task sends.
 #[derive(Clone)]
-pub(crate) struct Harvest {
+pub struct Harvest {
     inner: Arc<HarvestInner>,
 }
 
 struct HarvestInner {
     gathered: Mutex<Gathered>,
     config: HarvestConfig,
-    metrics: WorkerMetrics,
+    metrics: HarvestMetrics,
     flushed: Notify,
 }
 
 impl Harvest {
     /// Starts the task that sends.
-    pub(crate) fn start(
+    pub fn start(
         config: HarvestConfig,
         store: Arc<dyn DraftStore>,
-        metrics: WorkerMetrics,
+        metrics: HarvestMetrics,
     ) -> Self {
         let harvest = Harvest {
             inner: Arc::new(HarvestInner {
@@ -65,7 +65,7 @@ impl Harvest {
     }
 
     /// Takes a piece of an output, or its end.
-    pub(crate) fn push(
+    pub fn push(
         &self,
         namespace_id: NamespaceId,
         namespace: &SignedNamespace,
@@ -75,9 +75,9 @@ impl Harvest {
             .gather(|gathered| gathered.push(namespace_id, namespace, update));
     }
 
-    /// Takes over an output that somebody else began, before its first piece of this worker's: `update` holds
+    /// Takes over an output that somebody else began, before the first piece that comes from here: `update` holds
     /// all of it so far.
-    pub(crate) fn adopt(
+    pub fn adopt(
         &self,
         namespace_id: NamespaceId,
         namespace: &SignedNamespace,
@@ -88,7 +88,7 @@ impl Harvest {
     }
 
     /// Notes that a document's draft was accepted.
-    pub(crate) fn touch(
+    pub fn touch(
         &self,
         namespace_id: NamespaceId,
         namespace: &SignedNamespace,
@@ -98,12 +98,12 @@ impl Harvest {
     }
 
     /// Nothing more comes of a document here.
-    pub(crate) fn release(&self, namespace_id: NamespaceId, document: DocumentId) {
+    pub fn release(&self, namespace_id: NamespaceId, document: DocumentId) {
         self.inner.lock().release(namespace_id, document);
     }
 
     /// Waits until the store has everything, at most `grace`. Returns whether it has.
-    pub(crate) async fn drain(&self, grace: Duration) -> bool {
+    pub async fn drain(&self, grace: Duration) -> bool {
         let settled = async {
             loop {
                 let flushed = self.inner.flushed.notified();
@@ -132,11 +132,9 @@ impl HarvestInner {
     }
 
     fn observe(&self, gathered: MutexGuard<'_, Gathered>, lost: usize) {
-        self.metrics
-            .harvest_pending_tokens
-            .set(gathered.tokens() as i64);
+        self.metrics.pending_tokens.set(gathered.tokens() as i64);
         drop(gathered);
-        self.metrics.harvest_dropped_tokens.inc_by(lost as u64);
+        self.metrics.dropped_tokens.inc_by(lost as u64);
     }
 
     /// Sends what there is. Returns whether the store took it.
@@ -223,7 +221,7 @@ impl HarvestInner {
         let reply = store
             .append(request.clone())
             .await
-            .inspect_err(|_| self.metrics.harvest_failures.inc())?;
+            .inspect_err(|_| self.metrics.failures.inc())?;
         let mut gathered = self.lock();
         let lost = gathered.acknowledge(namespace_id, request, &reply);
         self.observe(gathered, lost);

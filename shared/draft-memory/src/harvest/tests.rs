@@ -70,7 +70,7 @@ impl DraftStore for Picky {
 
 /// Three finished outputs of two tokens, 12 to 14, and a store that takes `updates_max` at a time.
 fn gathered(updates_max: usize) -> (HarvestInner, Picky) {
-    let metrics = WorkerMetrics::new(&Metrics::new().unwrap(), "m").unwrap();
+    let metrics = HarvestMetrics::new(&Metrics::new().unwrap()).unwrap();
     let harvest = HarvestInner {
         gathered: Mutex::default(),
         config: HarvestConfig::default(),
@@ -114,8 +114,8 @@ async fn only_what_is_refused_by_itself_is_given_up() {
         assert!(harvest.flush(&store).await);
         assert_eq!(stored(&store), [12, 14]);
         assert_eq!(store.state.lock().unwrap().calls, 4);
-        assert_eq!(harvest.metrics.harvest_dropped_tokens.get(), 2);
-        assert_eq!(harvest.metrics.harvest_pending_tokens.get(), 0);
+        assert_eq!(harvest.metrics.dropped_tokens.get(), 2);
+        assert_eq!(harvest.metrics.pending_tokens.get(), 0);
         // Nothing is left to be sent again.
         assert!(harvest.flush(&store).await);
         assert_eq!(store.state.lock().unwrap().calls, 4);
@@ -127,7 +127,7 @@ async fn a_store_that_is_away_gets_everything_later() {
     let (harvest, store) = gathered(3);
     store.state.lock().unwrap().refuses = Some(ErrorKind::Unavailable);
     assert!(!harvest.flush(&store).await);
-    assert_eq!(harvest.metrics.harvest_dropped_tokens.get(), 0);
+    assert_eq!(harvest.metrics.dropped_tokens.get(), 0);
     store.state.lock().unwrap().refuses = None;
     assert!(harvest.flush(&store).await);
     assert_eq!(stored(&store), [12, 14]);
@@ -139,5 +139,5 @@ async fn a_store_of_another_mesh_is_not_asked_again() {
     store.state.lock().unwrap().refuses = Some(ErrorKind::Unauthorized);
     assert!(harvest.flush(&store).await);
     assert_eq!(store.state.lock().unwrap().calls, 1);
-    assert_eq!(harvest.metrics.harvest_dropped_tokens.get(), 6);
+    assert_eq!(harvest.metrics.dropped_tokens.get(), 6);
 }

@@ -1,8 +1,8 @@
-//! What the worker remembers: how much, and in which form.
+//! How much is remembered beside an engine, in which form, and how it goes to the store.
 
 use serde::Deserialize;
 
-/// The worker's copy of the drafts of the namespaces that it serves.
+/// The copy of the drafts of the namespaces that are served here.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
@@ -45,6 +45,18 @@ pub struct MemoryConfig {
     pub lookup_step_share_max: f64,
 }
 
+/// What is sent to the draft store.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HarvestConfig {
+    /// How often, milliseconds.
+    pub interval_ms: u64,
+    /// Most tokens of one message.
+    pub batch_tokens: usize,
+    /// Most tokens held while the store is away; then the oldest finished outputs are dropped.
+    pub pending_tokens_max: usize,
+}
+
 /// Three times what a live token takes.
 const LIVE_TOKEN_BYTES: u64 = 256;
 
@@ -70,8 +82,19 @@ impl Default for MemoryConfig {
     }
 }
 
+impl Default for HarvestConfig {
+    fn default() -> Self {
+        HarvestConfig {
+            interval_ms: 100,
+            batch_tokens: 65_536,
+            pending_tokens_max: 4_000_000,
+        }
+    }
+}
+
 impl MemoryConfig {
-    pub(super) fn check(&self, check: &mut impl FnMut(bool, &str)) {
+    /// Tells of each limit whether it makes sense, and what is wrong if not.
+    pub fn check(&self, check: &mut impl FnMut(bool, &str)) {
         check(
             self.namespaces_max >= 1,
             "memory.namespaces_max: at least 1",
@@ -99,5 +122,13 @@ impl MemoryConfig {
             self.follow_wait_ms >= 1,
             "memory.follow_wait_ms: at least 1",
         );
+    }
+}
+
+impl HarvestConfig {
+    /// Tells of each limit whether it makes sense, and what is wrong if not.
+    pub fn check(&self, check: &mut impl FnMut(bool, &str)) {
+        check(self.interval_ms >= 1, "harvest.interval_ms: at least 1");
+        check(self.batch_tokens >= 1, "harvest.batch_tokens: at least 1");
     }
 }

@@ -18,7 +18,7 @@ use refrain_suffix_index::{DocumentKey, SegmentBuilder};
 
 use super::*;
 use crate::memory::{Memory, NamespaceMemory};
-use crate::metrics::WorkerMetrics;
+use crate::metrics::MemoryMetrics;
 
 const LEN: u32 = 50;
 /// Where the feed stands when the segments are listed.
@@ -192,7 +192,7 @@ async fn met(fault: Fault, config: MemoryConfig) -> Met {
         pieces: AtomicUsize::new(0),
     });
     let metrics = Metrics::new().unwrap();
-    let own = WorkerMetrics::new(&metrics, "fake").unwrap().memory;
+    let own = MemoryMetrics::new(&metrics).unwrap();
     let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
     let signed = signer.sign(Namespace {
         tenant: "acme".into(),
