@@ -45,7 +45,7 @@ async fn a_request_goes_on_at_the_worker_that_has_a_head() -> anyhow::Result<()>
         });
         try_join_all(chats).await.ok()?;
         let scrape = mesh.scrape(Service::Worker(1)).await.ok()?;
-        (scrape.sum("refrain_eagle3_in_use", &[]) > 0.0).then_some(())
+        (scrape.sum("refrain_self_draft_in_use", &[]) > 0.0).then_some(())
     })
     .await;
 

@@ -1,8 +1,8 @@
-//! Whether drafts of the engine's own head pay on this CPU: answers to the shipped model's fixture prompts,
+//! Whether the engine's own drafts pay on this CPU, those of the shipped head or of a draft model: answers to the shipped model's fixture prompts,
 //! plain and with drafts of several shapes, turn by turn so that a noisy neighbour hits all alike. A shape is
 //! worth it where its tokens per second are above those of plain decoding.
 //!
-//! `cargo bench -p refrain-reference-engine --bench self_draft -- [rounds] [tokens of an answer]`
+//! `cargo bench -p refrain-reference-engine --bench self_draft -- [rounds] [tokens of an answer] [draft model]`
 
 use anyhow::Context;
 use refrain_protocol::engine::{
@@ -84,10 +84,12 @@ async fn main() -> anyhow::Result<()> {
         .filter(|argument| !argument.starts_with("--"));
     let rounds: usize = arguments.next().map_or(Ok(20), |text| text.parse())?;
     let tokens: usize = arguments.next().map_or(Ok(48), |text| text.parse())?;
+    let draft_model = arguments.next();
     let prompts = prompts()?;
     for weights in [WeightFormat::F32, WeightFormat::Bf16] {
         let config = EngineConfig {
             weights,
+            draft_model: draft_model.clone(),
             ..EngineConfig::default()
         };
         let engine = EngineHandle::start(&config, &Metrics::new()?)?;
@@ -193,9 +195,9 @@ async fn step(engine: &EngineHandle, item: &StepItem) -> anyhow::Result<(StepOut
 }
 
 fn print(shapes: &[Shape], costs: &mut [Cost]) {
-    println!("     draft of the head      |            |          | tokens per step |");
+    println!("           draft            |            |          | tokens per step |");
     println!(
-        " depth children nodes drawn |  step ms   | head ms  | drafted emitted | tokens/s  to plain"
+        " depth children nodes drawn |  step ms   | draft ms | drafted emitted | tokens/s  to plain"
     );
     let mut plain = None;
     for (shape, cost) in shapes.iter().zip(costs) {

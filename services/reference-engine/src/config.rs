@@ -28,8 +28,10 @@ pub struct EngineConfig {
     pub model: String,
     /// The EAGLE-3 head that drafts for sessions which ask for it: a folder with `config.json` and
     /// `model.safetensors`; `auto` for the shipped model's own head or the folder `eagle3` inside a model's
-    /// folder, if there is one; `off` for none.
+    /// folder, if there is one and no draft model is named; `off` for none.
     pub eagle3: String,
+    /// A model that drafts instead of a head: a folder like `model`'s, with the same vocabulary and tokenizer.
+    pub draft_model: Option<String>,
     /// Public name of the model; by default its folder's name.
     pub model_name: Option<String>,
     /// How weights lie in memory.
@@ -53,7 +55,7 @@ pub struct EngineConfig {
     /// Sessions at once at most, running or kept for reuse.
     pub max_sessions: u32,
     /// KV tokens at most, kept sessions included. Counted in blocks of 32; shared blocks count once, blocks of
-    /// the EAGLE-3 head as the share of a block that they are.
+    /// the drafter, head or model, as the share of a block that they are.
     pub kv_tokens_max: u64,
     /// Tokens per session whose hidden states wait until the head asks for them, at most. Past it the oldest
     /// are dropped, and the head reads the text from there on.
@@ -75,6 +77,7 @@ impl Default for EngineConfig {
         EngineConfig {
             model: SHIPPED_MODEL.into(),
             eagle3: HEAD_AUTO.into(),
+            draft_model: None,
             model_name: None,
             weights: WeightFormat::default(),
             weight_version: 0,
@@ -127,6 +130,14 @@ impl Validate for EngineConfig {
                 "eagle3: must be a folder, {HEAD_AUTO:?} or {HEAD_OFF:?}"
             ));
         }
+        if self.draft_model.as_deref() == Some("") {
+            faults.push("draft_model: must be a folder; leave it out for none".into());
+        }
+        if self.draft_model.is_some() && ![HEAD_AUTO, HEAD_OFF].contains(&self.eagle3.as_str()) {
+            faults.push(format!(
+                "eagle3, draft_model: one of them drafts; choose one, for example eagle3 = {HEAD_OFF:?}"
+            ));
+        }
         if self.threads > 256 || self.http_threads > 256 {
             faults.push("threads, http_threads: at most 256".into());
         }
@@ -154,5 +165,22 @@ mod tests {
             faults.contains("max_batch: ") && faults.contains("max_draft_tokens: "),
             "{faults}"
         );
+    }
+
+    #[test]
+    fn a_head_and_a_draft_model_are_one_too_many() {
+        let faults = |eagle3: &str, draft_model: &str| {
+            let config = EngineConfig {
+                eagle3: eagle3.into(),
+                draft_model: Some(draft_model.into()),
+                ..EngineConfig::default()
+            };
+            config.faults().join("\n")
+        };
+        assert!(faults("some/head", "some/model").contains("choose one"));
+        assert!(faults(HEAD_OFF, "").contains("draft_model: "));
+        for eagle3 in [HEAD_AUTO, HEAD_OFF] {
+            assert_eq!(faults(eagle3, "some/model"), "");
+        }
     }
 }

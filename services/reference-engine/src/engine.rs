@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_protocol::engine::{
-    CloseRequest, Draft, Eagle3Capabilities, StepItem, StepOutput, StepRequest, StepResult,
+    CloseRequest, Draft, StepItem, StepOutput, StepRequest, StepResult,
 };
 use refrain_protocol::{ApiError, EngineSessionId, TokenId};
 use refrain_speculation::sampled::Weight;
 
 use crate::blocks::Branch;
 use crate::config::EngineConfig;
-use crate::eagle3::{DEPTH_MAX, Drafter, Growth, Head, HeadRows, TOP_K_MAX, TrailShape, Wish};
+use crate::drafter::{DraftRows, Drafter, Growth, Network, Wish};
 use crate::forward::{Forward, Pass};
-use crate::kv::{BLOCK_TOKENS, BlockCount, KvShape};
+use crate::kv::{BLOCK_TOKENS, KvShape};
 use crate::limits::{Known, Limits, unknown_session};
 use crate::sampler::{Proposal, Sampler};
 use crate::sessions::{Session, Sessions};
@@ -29,8 +29,8 @@ pub(crate) struct Stepped {
     pub(crate) computed_tokens: usize,
     /// Tokens whose KV another session had.
     pub(crate) cached_tokens: usize,
-    /// Rows of the head.
-    pub(crate) head_rows: HeadRows,
+    /// Rows of the drafter.
+    pub(crate) draft_rows: DraftRows,
     /// Tokens whose captured states were dropped before the head had read them.
     pub(crate) states_dropped: u64,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Stepped {
 pub(crate) struct Batch {
     results: Vec<Option<StepResult>>,
     works: Vec<(Plan, Session)>,
-    head_rows: HeadRows,
+    draft_rows: DraftRows,
 }
 
 /// The model and its sessions.
@@ -85,8 +85,14 @@ impl Batch {
 }
 
 impl Core {
-    /// `head` was made for `model`.
-    pub(crate) fn new(model: Arc<Model>, head: Option<Arc<Head>>, config: &EngineConfig) -> Self {
+    /// `network` drafts, and was made for `model`.
+    pub(crate) fn new(
+        model: Arc<Model>,
+        network: Option<Box<dyn Network>>,
+        config: &EngineConfig,
+    ) -> Self {
+        let rows_max = config.max_step_tokens as usize;
+        let drafter = network.map(|network| Drafter::new(network, rows_max));
         let own = u32::try_from(model.architecture.max_context).unwrap_or(u32::MAX);
         let limits = Limits {
             vocab_size: u32::try_from(model.architecture.vocab_size).unwrap_or(u32::MAX),
@@ -94,26 +100,17 @@ impl Core {
             max_batch: config.max_batch,
             max_step_tokens: config.max_step_tokens,
             max_draft_tokens: config.max_draft_tokens,
-            eagle3: head.as_ref().map(|head| Eagle3Capabilities {
-                depth_max: DEPTH_MAX,
-                top_k_max: TOP_K_MAX.min(head.tokens.len() as u32),
-            }),
+            drafter: drafter.as_ref().map(Drafter::capabilities),
         };
-        let trails = head.as_ref().map(|head| TrailShape {
-            kv: KvShape::of(&head.shape.architecture),
-            width: head.captured_width(&model),
-            window: config.eagle3_window_tokens,
-            kv_blocks: BlockCount::default(),
-            state_blocks: BlockCount::default(),
-        });
-        let captured = head.as_ref().map_or(&[][..], |head| &head.shape.captured);
-        let rows_max = config.max_step_tokens as usize;
+        let window = config.eagle3_window_tokens;
+        let trails = drafter
+            .as_ref()
+            .map(|drafter| drafter.trail_shape(&model, window));
+        let captured = drafter.as_ref().map_or(&[][..], Drafter::captured);
         Core {
             limits,
             forward: Forward::new(&model, captured, config.threads),
-            drafter: head
-                .clone()
-                .map(|head| Drafter::new(head, rows_max, config.threads)),
+            drafter,
             sampler: Sampler::default(),
             sessions: Sessions::new(
                 KvShape::of(&model.architecture),
@@ -176,7 +173,7 @@ impl Core {
                 Err(error) => results.push(Some(Err(error))),
             }
         }
-        self.reserve_heads(&mut plans, blocks);
+        self.reserve_drafters(&mut plans, blocks);
         // Only now are sessions taken out of the table: each may have lent its KV to another of the batch.
         let mut works: Vec<(Plan, Session)> = Vec::with_capacity(plans.len());
         for plan in plans {
@@ -191,7 +188,7 @@ impl Core {
         Ok(Batch {
             results,
             works,
-            head_rows: HeadRows::default(),
+            draft_rows: DraftRows::default(),
         })
     }
 
@@ -217,7 +214,7 @@ impl Core {
             return false;
         }
         let (drafts, rows) = drafter.draft(&self.model, wishes);
-        batch.head_rows = rows;
+        batch.draft_rows = rows;
         for (plan, made) in wishing.into_iter().zip(drafts) {
             plan.draft = made.draft;
             plan.drawn_from = made.drawn_from;
@@ -231,7 +228,7 @@ impl Core {
         let Batch {
             mut results,
             mut works,
-            head_rows,
+            draft_rows,
         } = batch;
         let mut branches: Vec<Branch<'_>> = works
             .iter_mut()
@@ -248,7 +245,7 @@ impl Core {
             results: Vec::new(),
             computed_tokens: 0,
             cached_tokens: 0,
-            head_rows,
+            draft_rows,
             states_dropped: 0,
         };
         for (branch, (plan, mut session)) in works.into_iter().enumerate() {
@@ -361,10 +358,10 @@ impl Core {
         Ok(plan)
     }
 
-    /// Makes room for what heads are to compute, after `blocks` for the targets. Where there is none, the item
+    /// Makes room for what the drafter is to compute, after `blocks` for the target. Where there is none, the item
     /// goes without draft: its output is the same.
-    fn reserve_heads(&mut self, plans: &mut [Plan], blocks: u64) {
-        let mut head_blocks = 0;
+    fn reserve_drafters(&mut self, plans: &mut [Plan], blocks: u64) {
+        let mut draft_blocks = 0;
         for plan in plans.iter_mut().filter(|plan| plan.growth.is_some()) {
             let needed = self.sessions.get_mut(plan.id).map_or(0, |session| {
                 session.trail.as_mut().map_or(0, |trail| {
@@ -372,8 +369,8 @@ impl Core {
                     trail.growth_blocks(&rows)
                 })
             });
-            match self.sessions.reserve(blocks, head_blocks + needed) {
-                Ok(()) => head_blocks += needed,
+            match self.sessions.reserve(blocks, draft_blocks + needed) {
+                Ok(()) => draft_blocks += needed,
                 Err(_) => plan.growth = None,
             }
         }

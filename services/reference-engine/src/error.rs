@@ -74,6 +74,22 @@ pub enum ModelError {
         /// What is wrong with it.
         fault: Box<ModelError>,
     },
+    /// Any fault of a draft model.
+    #[error("draft model {name}: {fault}")]
+    DraftModel {
+        /// Folder, or the name of a model that is compiled in.
+        name: String,
+        /// What is wrong with it.
+        fault: Box<ModelError>,
+    },
+    /// A draft model that does not fit its target.
+    #[error("{file}: {reason}")]
+    Misfit {
+        /// Which of its files.
+        file: &'static str,
+        /// Why it does not fit, and what would.
+        reason: &'static str,
+    },
     /// The tokenizer's files.
     #[error(transparent)]
     Tokenizer(#[from] refrain_tokenization::TokenizationError),

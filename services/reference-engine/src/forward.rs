@@ -1,4 +1,6 @@
-//! One forward pass of the target over a batch of sequences.
+//! One forward pass of a model over a batch of sequences.
+
+use std::borrow::BorrowMut;
 
 use crate::attention::DraftKv;
 use crate::blocks::{Blocks, Branch, Outputs, Paths};
@@ -60,15 +62,39 @@ impl Forward {
 
     /// Computes all branches. Tokens are below the vocabulary's size.
     pub(crate) fn run(&mut self, model: &Model, branches: &mut [Branch<'_>]) -> Pass {
-        let a = &model.architecture;
-        let shape = KvShape::of(a);
-        let paths: Vec<Paths> = branches
-            .iter()
-            .map(|branch| Paths::new(branch.parents))
-            .collect();
+        let shape = KvShape::of(&model.architecture);
         let mut drafts: Vec<DraftKv> = branches
             .iter()
             .map(|branch| DraftKv::new(shape, branch.nodes.len()))
+            .collect();
+        let (outputs, captured) = self.go_on(model, branches, &mut drafts);
+        Pass {
+            outputs,
+            drafts,
+            captured,
+        }
+    }
+
+    /// The same where earlier passes left keys and values of the branches' known nodes in `drafts`.
+    pub(crate) fn guess(
+        &mut self,
+        model: &Model,
+        branches: &mut [Branch<'_>],
+        drafts: &mut [&mut DraftKv],
+    ) -> Outputs {
+        self.go_on(model, branches, drafts).0
+    }
+
+    fn go_on<D: BorrowMut<DraftKv>>(
+        &mut self,
+        model: &Model,
+        branches: &mut [Branch<'_>],
+        drafts: &mut [D],
+    ) -> (Outputs, Captured) {
+        let a = &model.architecture;
+        let paths: Vec<Paths> = branches
+            .iter()
+            .map(|branch| Paths::new(branch.parents))
             .collect();
         let mut captured = Captured::new(branches, self.capture.len() * a.hidden_size);
         self.blocks.place(branches, &paths);
@@ -76,7 +102,7 @@ impl Forward {
         for (index, layer) in model.layers.iter().enumerate() {
             self.blocks.norm(&layer.attention_norm);
             self.blocks
-                .layer(index, &layer.body, branches, &paths, &mut drafts);
+                .layer(index, &layer.body, branches, &paths, drafts);
             for (slot, _) in self
                 .capture
                 .iter()
@@ -89,11 +115,7 @@ impl Forward {
         let outputs = self
             .blocks
             .outputs(branches, &model.norm, &model.head, a.vocab_size);
-        Pass {
-            outputs,
-            drafts,
-            captured,
-        }
+        (outputs, captured)
     }
 
     fn embed(&mut self, model: &Model, branches: &[Branch<'_>]) {
@@ -102,7 +124,7 @@ impl Forward {
         x.clear();
         for token in branches
             .iter()
-            .flat_map(|branch| branch.chain.iter().chain(branch.nodes))
+            .flat_map(|branch| branch.chain.iter().chain(&branch.nodes[branch.known..]))
         {
             x.extend_from_slice(&model.embedding[*token as usize * hidden..][..hidden]);
         }

@@ -12,9 +12,12 @@ use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::Tokenizer;
 
+use crate::ModelError;
 use crate::batcher::{Batcher, lock};
 use crate::config::EngineConfig;
-use crate::eagle3::Head;
+use crate::draft_model::{self, DraftModel};
+use crate::drafter::Network;
+use crate::eagle3::{Head, HeadNetwork};
 use crate::engine::Core;
 use crate::files::{HeadFiles, ModelFiles};
 use crate::metrics::EngineMetrics;
@@ -55,31 +58,21 @@ impl EngineHandle {
             seconds = started.elapsed().as_secs_f64(),
             "model loaded"
         );
-        let head = HeadFiles::open(&config.eagle3, &config.model)?
-            .map(|files| Head::load(&files, &model, config.weights))
-            .transpose()?;
-        if let Some(head) = &head {
-            tracing::info!(
-                eagle3 = config.eagle3,
-                weight_bytes = head.weight_bytes(),
-                draft_vocab = head.tokens.len(),
-                "eagle3 head loaded"
-            );
-        }
+        let network = open_network(config, &model, tokenizer.as_deref())?;
         let name = config.model_name.clone().unwrap_or(files.name);
-        EngineHandle::with_model(config, metrics, model, head.map(Arc::new), name, tokenizer)
+        EngineHandle::with_model(config, metrics, model, network, name, tokenizer)
     }
 
-    /// Starts the thread of a loaded model and its head, if it has one.
+    /// Starts the thread of a loaded model and of what drafts for it, if anything does.
     pub(crate) fn with_model(
         config: &EngineConfig,
         metrics: &Metrics,
         model: Arc<Model>,
-        head: Option<Arc<Head>>,
+        network: Option<Box<dyn Network>>,
         name: String,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> anyhow::Result<Self> {
-        let core = Core::new(model.clone(), head, config);
+        let core = Core::new(model.clone(), network, config);
         let limits = core.limits();
         let capabilities = EngineCapabilities {
             model: name,
@@ -94,13 +87,13 @@ impl EngineHandle {
             max_sessions: config.max_sessions,
             tree_drafts: true,
             max_draft_tokens: limits.max_draft_tokens,
-            eagle3: limits.eagle3,
+            drafter: limits.drafter,
             eos_token_ids: model.architecture.eos_token_ids.clone(),
         };
         let batcher = Arc::new(Batcher::new(
             config.queue_steps,
             config.weight_version,
-            EngineMetrics::new(metrics)?,
+            EngineMetrics::new(metrics, limits.drafter.map(|drafter| drafter.kind))?,
         ));
         batcher.publish_load(&core);
         let idle_check = Duration::from_millis(config.session_idle_ms.div_ceil(4).max(10));
@@ -266,6 +259,33 @@ impl Drop for Owner {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// What drafts for `model`, by the configuration.
+fn open_network(
+    config: &EngineConfig,
+    model: &Model,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Option<Box<dyn Network>>, ModelError> {
+    if let Some(source) = &config.draft_model {
+        let draft_model = draft_model::load(source, model, tokenizer, config.weights)?;
+        let network = DraftModel::new(draft_model, config.threads);
+        let weight_bytes = network.weight_bytes();
+        tracing::info!(draft_model = source, weight_bytes, "draft model loaded");
+        return Ok(Some(Box::new(network)));
+    }
+    let Some(files) = HeadFiles::open(&config.eagle3, &config.model)? else {
+        return Ok(None);
+    };
+    let head = Head::load(&files, model, config.weights)?;
+    tracing::info!(
+        eagle3 = config.eagle3,
+        weight_bytes = head.weight_bytes(),
+        draft_vocab = head.tokens.len(),
+        "eagle3 head loaded"
+    );
+    let network = HeadNetwork::new(Arc::new(head), config.threads);
+    Ok(Some(Box::new(network)))
 }
 
 /// Runs what may take milliseconds beside the async workers.

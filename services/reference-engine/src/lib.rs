@@ -11,8 +11,9 @@
 //! order of position, wherever they are stored; and everything else works on one row at a time. With noise
 //! keyed by position, output is then the same token for token with any draft and with none.
 //!
-//! A model may come with an EAGLE-3 head, a one-layer network that reads the target's hidden states: sessions
-//! that are opened for it can have the engine draft by itself, in the step that verifies the draft.
+//! A model may come with an EAGLE-3 head, a one-layer network that reads the target's hidden states, or with a draft model,
+//! a smaller one of the same vocabulary: sessions that are opened for it can have the engine draft by itself, in the step
+//! that verifies the draft.
 //!
 //! candle reads the weights and converts their types. Products are our own, because candle's take 2.6 to 5
 //! times as long for eight columns as for one and sum in an order that depends on how many there are.
@@ -24,6 +25,8 @@ mod attention;
 mod batcher;
 mod blocks;
 mod config;
+mod draft_model;
+mod drafter;
 mod eagle3;
 mod engine;
 mod error;

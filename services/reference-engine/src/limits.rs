@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use refrain_protocol::engine::{Eagle3Capabilities, SelfDraft, StepItem, StepRequest};
+use refrain_protocol::engine::{DrafterCapabilities, SelfDraft, StepItem, StepRequest};
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
 use crate::sampler;
@@ -15,15 +15,15 @@ pub(crate) struct Limits {
     pub(crate) max_batch: u32,
     pub(crate) max_step_tokens: u32,
     pub(crate) max_draft_tokens: u32,
-    /// Of the head, if there is one.
-    pub(crate) eagle3: Option<Eagle3Capabilities>,
+    /// Of the drafter, if there is one.
+    pub(crate) drafter: Option<DrafterCapabilities>,
 }
 
 /// What is to be known of an item's session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) text_len: usize,
-    /// Whether it was opened for drafts of the head.
+    /// Whether it was opened for drafts of the engine.
     pub(crate) self_drafts: bool,
 }
 
@@ -162,8 +162,9 @@ impl Limits {
         wanted: &SelfDraft,
         known: Known,
     ) -> Result<(), (&'static str, String)> {
-        let Some(eagle3) = self.eagle3 else {
-            return Err(("", "this engine has no EAGLE-3 head".into()));
+        let Some(drafter) = self.drafter else {
+            let message = "this engine has neither an EAGLE-3 head nor a draft model";
+            return Err(("", message.into()));
         };
         if item.draft.is_some() {
             return Err(("", "an item has either `draft` or `self_draft`".into()));
@@ -176,8 +177,8 @@ impl Limits {
             return Err(("", message.into()));
         }
         let counts = [
-            (".depth", wanted.depth, 1, eagle3.depth_max),
-            (".top_k", wanted.top_k, 1, eagle3.top_k_max),
+            (".depth", wanted.depth, 1, drafter.depth_max),
+            (".top_k", wanted.top_k, 1, drafter.top_k_max),
             (".tokens_max", wanted.tokens_max, 0, self.max_draft_tokens),
         ];
         for (part, count, least, most) in counts {

@@ -2,7 +2,7 @@
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 use refrain_protocol::ApiError;
-use refrain_protocol::engine::EngineLoad;
+use refrain_protocol::engine::{DrafterKind, EngineLoad};
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::engine::Stepped;
@@ -22,8 +22,8 @@ pub(crate) struct EngineMetrics {
     emitted: IntCounter,
     accepted: IntCounter,
     self_drafted: IntCounter,
-    head_follow_rows: IntCounter,
-    head_guess_rows: IntCounter,
+    follow_rows: IntCounter,
+    guess_rows: IntCounter,
     states_dropped: IntCounter,
     states_held: IntGauge,
     rejections: IntCounterVec,
@@ -40,9 +40,15 @@ impl EngineMetrics {
     ///
     /// # Errors
     /// A name is taken, as by a second engine on one registry.
-    pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
+    pub(crate) fn new(metrics: &Metrics, drafter: Option<DrafterKind>) -> anyhow::Result<Self> {
         let counter =
             |name: &str, help: &str| metrics.counter(&format!("refrain_engine_{name}_total"), help);
+        let drafter = drafter.map_or("none", DrafterKind::as_str);
+        let of_drafter = |name: &str, help: &str| -> anyhow::Result<IntCounter> {
+            let name = format!("refrain_engine_{name}_total");
+            let counter = metrics.counter_vec(&name, help, &["source"])?;
+            Ok(counter.with_label_values(&[drafter]))
+        };
         let gauge = |name: &str, help: &str| metrics.gauge(&format!("refrain_engine_{name}"), help);
         Ok(EngineMetrics {
             step_seconds: metrics.histogram(
@@ -60,17 +66,17 @@ impl EngineMetrics {
             )?,
             emitted: counter("emitted_tokens", "Tokens that steps emitted.")?,
             accepted: counter("accepted_draft_tokens", "Draft tokens among them.")?,
-            self_drafted: counter(
-                "eagle3_draft_tokens",
-                "Draft tokens of the engine's own head that were verified.",
+            self_drafted: of_drafter(
+                "self_drafted_tokens",
+                "Draft tokens of the engine's own head or draft model that were verified.",
             )?,
-            head_follow_rows: counter(
-                "eagle3_follow_rows",
-                "Tokens of texts that the head computed to catch up with them.",
+            follow_rows: of_drafter(
+                "self_draft_follow_rows",
+                "Tokens of texts that the head or draft model computed to catch up with them.",
             )?,
-            head_guess_rows: counter(
-                "eagle3_guess_rows",
-                "Draft tokens that the head computed to go on from them.",
+            guess_rows: of_drafter(
+                "self_draft_guess_rows",
+                "Draft tokens that the head or draft model computed to go on from them.",
             )?,
             states_dropped: counter(
                 "eagle3_dropped_tokens",
@@ -101,9 +107,8 @@ impl EngineMetrics {
         self.step_seconds.observe(seconds);
         self.computed.inc_by(stepped.computed_tokens as u64);
         self.cached.inc_by(stepped.cached_tokens as u64);
-        self.head_follow_rows
-            .inc_by(stepped.head_rows.follow as u64);
-        self.head_guess_rows.inc_by(stepped.head_rows.guess as u64);
+        self.follow_rows.inc_by(stepped.draft_rows.follow as u64);
+        self.guess_rows.inc_by(stepped.draft_rows.guess as u64);
         self.states_dropped.inc_by(stepped.states_dropped);
         for result in &stepped.results {
             match result {

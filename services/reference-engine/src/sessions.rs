@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use refrain_protocol::engine::{Sampling, SessionSpec};
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, NamespaceId, TokenId};
 
-use crate::eagle3::{Trail, TrailShape};
+use crate::drafter::{Trail, TrailShape};
 use crate::kv::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
 
 /// When a caller that was refused for room may try again.
@@ -24,7 +24,7 @@ pub(crate) struct Session {
     /// All tokens. Between steps, the last one's forward pass is owed: `kv` is one shorter.
     pub(crate) text: Vec<TokenId>,
     pub(crate) kv: KvCache,
-    /// What the head needs, in sessions that were opened for its drafts.
+    /// What the drafter needs, in sessions that were opened for its drafts.
     pub(crate) trail: Option<Trail>,
     used: Instant,
 }
@@ -150,7 +150,7 @@ impl Sessions {
         let wanted = &session.text[..session.text.len().saturating_sub(1)];
         let have = session.kv.len();
         let trailing = |trail: &Option<Trail>| trail.as_ref().map_or(0, Trail::end);
-        // Among equals the one whose head has come further, if that is of use here.
+        // Among equals the one whose drafter has come further, if that is of use here.
         let useful = |trail, len: usize| match session.trail {
             Some(_) => trailing(trail).min(len),
             None => 0,
@@ -203,19 +203,19 @@ impl Sessions {
         len - have
     }
 
-    /// Makes sure that `blocks` more can be allocated, and for heads `head_blocks` more. Heads give way to
-    /// targets: what open sessions' heads hold is dropped before a target is refused.
+    /// Makes sure that `blocks` more can be allocated, and for drafters `draft_blocks` more. Drafters give way to
+    /// targets: what open sessions' drafters hold is dropped before a target is refused.
     ///
     /// # Errors
     /// `Overloaded` if open sessions alone leave too little room.
-    pub(crate) fn reserve(&mut self, blocks: u64, head_blocks: u64) -> Result<(), ApiError> {
-        while self.used_blocks(head_blocks) + blocks > self.blocks_max {
+    pub(crate) fn reserve(&mut self, blocks: u64, draft_blocks: u64) -> Result<(), ApiError> {
+        while self.used_blocks(draft_blocks) + blocks > self.blocks_max {
             if !self.kept.is_empty() {
                 self.kept.remove(0);
                 continue;
             }
             let full = blocks + self.blocks.load(Ordering::Relaxed) > self.blocks_max;
-            if full || head_blocks > 0 {
+            if full || draft_blocks > 0 {
                 let tokens = self.blocks_max * BLOCK_TOKENS as u64;
                 return Err(overloaded(
                     "kv",
@@ -233,13 +233,13 @@ impl Sessions {
         Ok(())
     }
 
-    /// Blocks in use, with those of heads and `head_blocks` more of them as the share of a block that each is.
-    fn used_blocks(&self, head_blocks: u64) -> u64 {
-        let heads = self.trails.as_ref().map_or(0, |trails| {
-            let count = trails.kv_blocks.load(Ordering::Relaxed) + head_blocks;
-            (count * trails.kv.block_len() as u64).div_ceil(self.shape.block_len() as u64)
+    /// Blocks in use, with those of drafters and `draft_blocks` more of them as the share of a block that each is.
+    fn used_blocks(&self, draft_blocks: u64) -> u64 {
+        let drafters = self.trails.as_ref().map_or(0, |trails| {
+            let numbers = trails.kv_numbers(draft_blocks);
+            numbers.div_ceil(self.shape.block_len() as u64)
         });
-        self.blocks.load(Ordering::Relaxed) + heads
+        self.blocks.load(Ordering::Relaxed) + drafters
     }
 
     /// Ends a session; with `keep` its KV stays while there is room.
@@ -262,7 +262,7 @@ impl Sessions {
             kept.trail = kept.trail.take().or(session.trail);
             return self.kept[at..].rotate_left(1);
         }
-        // What is a beginning of this one can never be the better match, apart from what its head has read.
+        // What is a beginning of this one can never be the better match, apart from what its drafter has read.
         self.kept.retain_mut(|kept| {
             let beginning =
                 kept.namespace == session.namespace && session.text.starts_with(&kept.text);
@@ -300,12 +300,10 @@ impl Sessions {
 
     /// Tokens whose captured states are held for heads; a shared one counts once.
     pub(crate) fn state_tokens(&self) -> u64 {
-        self.trails.as_ref().map_or(0, |trails| {
-            trails.state_blocks.load(Ordering::Relaxed) * BLOCK_TOKENS as u64
-        })
+        self.trails.as_ref().map_or(0, TrailShape::state_tokens)
     }
 
-    /// (used, most) KV tokens, heads' included.
+    /// (used, most) KV tokens, drafters' included.
     pub(crate) fn kv_tokens(&self) -> (u64, u64) {
         let block = BLOCK_TOKENS as u64;
         (self.used_blocks(0) * block, self.blocks_max * block)

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use refrain_protocol::WorkerId;
 use refrain_protocol::chunk::ChunkEnd;
+use refrain_protocol::engine::DrafterKind;
 use refrain_protocol::scheduling::Eagle3Report;
 use refrain_speculation::{
     ACCEPTED_LENGTH_PRIOR, Fallback, Gate, GateStep, HandOverParams, Mode, Passage, Threshold,
@@ -121,7 +122,7 @@ pub(crate) struct FallbackWatch {
     gate: Option<Gate>,
     /// The goodput router weighs the head itself: the gate only measures.
     budgeted: bool,
-    has_head: bool,
+    drafter: Option<DrafterKind>,
     threshold: Threshold,
     accepted_length: Recent,
     prefill: Recent,
@@ -143,11 +144,11 @@ impl FallbackWatch {
         reports: Arc<Reports>,
         metrics: WorkerMetrics,
     ) -> Self {
-        let gated = router.has_head() && router.threshold.allows_fallback();
+        let gated = router.drafter().is_some() && router.threshold.allows_fallback();
         let watch = FallbackWatch {
             gate: gated.then(|| Gate::new(config.eagle3.gate())),
             budgeted: config.router == RouterChoice::Goodput,
-            has_head: router.has_head(),
+            drafter: router.drafter(),
             threshold: router.threshold,
             accepted_length: Recent::default(),
             prefill: Recent::default(),
@@ -166,7 +167,7 @@ impl FallbackWatch {
     pub(crate) fn state(&self, batch: u32) -> Fallback {
         let break_even = self.break_even(batch);
         match self.passage(batch) {
-            None if self.has_head => Fallback::NotPaying,
+            None if self.drafter.is_some() => Fallback::NotPaying,
             None => Fallback::Absent,
             Some(Passage::Shut) => Fallback::NotPaying,
             Some(Passage::Probe) => Fallback::Probed,
@@ -316,15 +317,19 @@ impl FallbackWatch {
             let state = self.state(batch);
             self.metrics.threshold(self.threshold.in_force(state));
         }
+        let Some(kind) = self.drafter else {
+            return;
+        };
         if let Some(length) = self.accepted_length.value() {
-            self.metrics.eagle3_accepted_length(length);
+            self.metrics.self_draft_accepted_length(kind, length);
         }
         let Some(gate) = &self.gate else {
             return;
         };
         let in_use = self.is_in_use(batch);
         let gain = gate.gain(batch);
-        self.metrics.eagle3_gate(batch_bucket(batch), in_use, gain);
+        self.metrics
+            .self_draft_gate(kind, batch_bucket(batch), in_use, gain);
         self.report();
     }
 
@@ -337,7 +342,7 @@ impl FallbackWatch {
             .filter_map(|(_, _, gain)| gain)
             .max_by(f64::total_cmp);
         let accepted_length = self.accepted_length.value().map(|length| length as f32);
-        *lock(&self.reports.own) = self.has_head.then(|| Eagle3Report {
+        *lock(&self.reports.own) = self.drafter.map(|_| Eagle3Report {
             accepted_length: accepted_length.unwrap_or(ACCEPTED_LENGTH_PRIOR),
             speedup: best.unwrap_or(1.0) as f32,
         });

@@ -5,10 +5,10 @@ use prometheus::{
 };
 use refrain_draft_memory::{HarvestMetrics, MemoryMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
+use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;
 
 use crate::engine::StreamingLoad;
-use crate::router::Routed;
 
 /// The worker's collectors. Cheap to clone.
 #[derive(Clone)]
@@ -28,9 +28,9 @@ pub(crate) struct WorkerMetrics {
     budget_slots: IntCounterVec,
     step_cost_error: GaugeVec,
     threshold: GaugeVec,
-    eagle3_accepted_length: GaugeVec,
-    eagle3_gain: GaugeVec,
-    eagle3_in_use: IntGaugeVec,
+    self_draft_accepted_length: GaugeVec,
+    self_draft_gain: GaugeVec,
+    self_draft_in_use: IntGaugeVec,
     gain: GaugeVec,
     drafts_in_use: IntGaugeVec,
     pub(crate) propose_seconds: Histogram,
@@ -109,7 +109,7 @@ impl WorkerMetrics {
             )?,
             draft_seconds: metrics.float_counter_vec(
                 "refrain_engine_draft_seconds_total",
-                "Seconds of engine steps that the engine's own head took.",
+                "Seconds of engine steps that the engine's own head or draft model took.",
                 &["model"],
             )?,
             expected_tokens: metrics.float_counter_vec(
@@ -124,7 +124,7 @@ impl WorkerMetrics {
             )?,
             budget_slots: metrics.counter_vec(
                 "refrain_spec_budget_tokens_total",
-                "Tokens of suffix drafts, by whether the goodput router found them worth their time; those of requests that the head drafts for apart.",
+                "Tokens of suffix drafts, by whether the goodput router found them worth their time; those of requests that the engine drafts for apart.",
                 &["model", "outcome"],
             )?,
             step_cost_error: metrics.float_gauge_vec(
@@ -137,20 +137,20 @@ impl WorkerMetrics {
                 "SCORE that a suffix draft had to exceed in the last step, by the score router.",
                 &["model"],
             )?,
-            eagle3_accepted_length: metrics.float_gauge_vec(
-                "refrain_eagle3_accepted_length",
-                "Tokens per step with the engine's own head, lately, the target's own included.",
-                &["model"],
+            self_draft_accepted_length: metrics.float_gauge_vec(
+                "refrain_self_draft_accepted_length",
+                "Tokens per step with the engine's own head or draft model, lately, the target's own included.",
+                &["model", "source"],
             )?,
-            eagle3_gain: metrics.float_gauge_vec(
-                "refrain_eagle3_gain_ratio",
-                "Tokens per second with the engine's own head / without, by the largest batch measured together.",
-                &["model", "batch"],
+            self_draft_gain: metrics.float_gauge_vec(
+                "refrain_self_draft_gain_ratio",
+                "Tokens per second with the engine's own head or draft model / without, by the largest batch measured together.",
+                &["model", "source", "batch"],
             )?,
-            eagle3_in_use: metrics.gauge_vec(
-                "refrain_eagle3_in_use",
-                "1 while the engine's own head may be used, by the largest batch measured together.",
-                &["model", "batch"],
+            self_draft_in_use: metrics.gauge_vec(
+                "refrain_self_draft_in_use",
+                "1 while the engine's own head or draft model may be used, by the largest batch measured together.",
+                &["model", "source", "batch"],
             )?,
             gain: metrics.float_gauge_vec(
                 "refrain_spec_gain_ratio",
@@ -224,8 +224,7 @@ impl WorkerMetrics {
             .inc_by(counts.emitted);
     }
 
-    pub(crate) fn decision(&self, routed: Routed) {
-        let (decision, reason) = routed.labels();
+    pub(crate) fn decision(&self, (decision, reason): (&str, &str)) {
         self.spec_decisions
             .with_label_values(&[self.model.as_str(), decision, reason])
             .inc();
@@ -287,36 +286,31 @@ impl WorkerMetrics {
             .set(f64::from(in_force));
     }
 
-    pub(crate) fn eagle3_accepted_length(&self, tokens: f64) {
-        self.eagle3_accepted_length
-            .with_label_values(&[self.model.as_str()])
+    pub(crate) fn self_draft_accepted_length(&self, kind: DrafterKind, tokens: f64) {
+        self.self_draft_accepted_length
+            .with_label_values(&[self.model.as_str(), kind.as_str()])
             .set(tokens);
     }
 
     /// What the gate knows of batches of up to `batch`.
-    pub(crate) fn eagle3_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
-        self.gate(&self.eagle3_in_use, &self.eagle3_gain, batch, in_use, gain);
-    }
-
-    /// What the guard knows of drafts in batches of up to `batch`.
-    pub(crate) fn guard_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
-        self.gate(&self.drafts_in_use, &self.gain, batch, in_use, gain);
-    }
-
-    fn gate(
+    pub(crate) fn self_draft_gate(
         &self,
-        uses: &IntGaugeVec,
-        gains: &GaugeVec,
+        kind: DrafterKind,
         batch: u32,
         in_use: bool,
         gain: Option<f64>,
     ) {
         let batch = batch.to_string();
+        let labels = [self.model.as_str(), kind.as_str(), batch.as_str()];
+        let (uses, gains) = (&self.self_draft_in_use, &self.self_draft_gain);
+        set_gate(uses, gains, &labels, in_use, gain);
+    }
+
+    /// What the guard knows of drafts in batches of up to `batch`.
+    pub(crate) fn guard_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
+        let batch = batch.to_string();
         let labels = [self.model.as_str(), batch.as_str()];
-        uses.with_label_values(&labels).set(i64::from(in_use));
-        if let Some(gain) = gain {
-            gains.with_label_values(&labels).set(gain);
-        }
+        set_gate(&self.drafts_in_use, &self.gain, &labels, in_use, gain);
     }
 
     pub(crate) fn request_length(&self, emitted: u64, steps: u64) {
@@ -325,5 +319,18 @@ impl WorkerMetrics {
                 .with_label_values(&[self.model.as_str()])
                 .observe(emitted as f64 / steps as f64);
         }
+    }
+}
+
+fn set_gate(
+    uses: &IntGaugeVec,
+    gains: &GaugeVec,
+    labels: &[&str],
+    in_use: bool,
+    gain: Option<f64>,
+) {
+    uses.with_label_values(labels).set(i64::from(in_use));
+    if let Some(gain) = gain {
+        gains.with_label_values(labels).set(gain);
     }
 }

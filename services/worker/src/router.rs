@@ -2,7 +2,7 @@
 //! batch stands in `goodput`.
 
 use refrain_protocol::chunk::Speculation;
-use refrain_protocol::engine::{EngineCapabilities, SelfDraft};
+use refrain_protocol::engine::{DrafterKind, EngineCapabilities, SelfDraft};
 use refrain_speculation::{
     Asked, Decision, Expansion, ProposeParams, Route, RouteReason, Threshold, route,
 };
@@ -15,8 +15,15 @@ use crate::running::{Allotment, AskedHead, Lesson, Offer, Prospect};
 pub(crate) struct Router {
     pub(crate) params: ProposeParams,
     pub(crate) threshold: Threshold,
-    /// What the engine's own head is asked for, if it is the fallback.
-    head: Option<SelfDraft>,
+    /// What drafts inside the engine, if it is the fallback.
+    own: Option<OwnDrafter>,
+}
+
+/// What drafts inside the engine, and what it is asked for.
+#[derive(Clone, Copy, Debug)]
+struct OwnDrafter {
+    kind: DrafterKind,
+    wanted: SelfDraft,
 }
 
 impl Router {
@@ -25,40 +32,55 @@ impl Router {
         if !capabilities.tree_drafts {
             params.expansion = Expansion::Linear;
         }
-        let head = capabilities
-            .eagle3
+        let drafter = capabilities
+            .drafter
             .filter(|_| config.fallback == FallbackChoice::Own);
-        let head = head.map(|head| SelfDraft {
-            depth: config.eagle3.depth.min(head.depth_max),
-            top_k: if capabilities.tree_drafts {
-                config.eagle3.top_k.min(head.top_k_max)
-            } else {
-                1
+        let own = drafter.map(|drafter| OwnDrafter {
+            kind: drafter.kind,
+            wanted: SelfDraft {
+                depth: config.eagle3.depth.min(drafter.depth_max),
+                top_k: if capabilities.tree_drafts {
+                    config.eagle3.top_k.min(drafter.top_k_max)
+                } else {
+                    1
+                },
+                tokens_max: config.eagle3.tokens_max,
+                path_prob_min: config.eagle3.path_prob_min,
+                sampled: config.eagle3.sampled,
             },
-            tokens_max: config.eagle3.tokens_max,
-            path_prob_min: config.eagle3.path_prob_min,
-            sampled: config.eagle3.sampled,
         });
         Router {
             params,
             threshold: config.score_threshold.into(),
-            head,
+            own,
         }
     }
 
-    /// Whether there is a head to fall back to.
-    pub(crate) fn has_head(&self) -> bool {
-        self.head.is_some()
+    /// What drafts inside the engine, if it is the fallback.
+    pub(crate) fn drafter(&self) -> Option<DrafterKind> {
+        self.own.map(|own| own.kind)
     }
 
-    /// Whether sessions of such requests are opened for drafts of the head: it costs the engine memory.
+    /// Whether sessions of such requests are opened for drafts of the engine: they cost it memory.
     pub(crate) fn self_drafts(&self, speculation: Speculation) -> bool {
-        let may = match speculation {
-            Speculation::Auto => self.threshold.allows_fallback(),
-            Speculation::Eagle3 => true,
+        match speculation {
+            Speculation::Auto => self.own.is_some() && self.threshold.allows_fallback(),
+            Speculation::Eagle3 => self.drafter() == Some(DrafterKind::Eagle3),
+            Speculation::DraftModel => self.drafter() == Some(DrafterKind::DraftModel),
             Speculation::Suffix | Speculation::Off => false,
+        }
+    }
+
+    /// What was decided, as metric labels.
+    pub(crate) fn labels(&self, routed: Routed) -> (&'static str, &'static str) {
+        let Routed::Decided(Decision { route, reason }) = routed else {
+            return ("prefill", "prompt");
         };
-        may && self.has_head()
+        let decision = match (route, self.drafter()) {
+            (Route::Fallback, Some(kind)) => kind.as_str(),
+            _ => route.as_str(),
+        };
+        (decision, reason.as_str())
     }
 
     /// SuffixDecoding's rule, for a request by itself: it may draft at most `room` tokens.
@@ -84,13 +106,16 @@ impl Router {
                 candidate.tree.truncate(draft_max as usize);
                 Offer::Suffix(candidate)
             }),
-            Route::Fallback => self.self_draft(draft_max).map(Offer::Own),
+            Route::Fallback => self
+                .self_draft(draft_max)
+                .zip(self.drafter())
+                .map(|(wanted, kind)| Offer::Own { kind, wanted }),
             Route::Plain => None,
         };
         let asked_head = match &offer {
-            Some(Offer::Own(head)) => Some(AskedHead {
+            Some(Offer::Own { wanted, .. }) => Some(AskedHead {
                 context_tokens: prospect.context_tokens,
-                depth: head.depth,
+                depth: wanted.depth,
             }),
             _ => None,
         };
@@ -105,13 +130,13 @@ impl Router {
         }
     }
 
-    /// What to ask the head for, where at most `draft_max` tokens are of use.
+    /// What to ask the engine's drafter for, where at most `draft_max` tokens are of use.
     pub(crate) fn self_draft(&self, draft_max: u32) -> Option<SelfDraft> {
-        let head = self.head.filter(|_| draft_max > 0)?;
+        let wanted = self.own.filter(|_| draft_max > 0)?.wanted;
         Some(SelfDraft {
-            depth: head.depth.min(draft_max),
-            tokens_max: head.tokens_max.min(draft_max),
-            ..head
+            depth: wanted.depth.min(draft_max),
+            tokens_max: wanted.tokens_max.min(draft_max),
+            ..wanted
         })
     }
 }
@@ -121,12 +146,12 @@ pub(crate) fn asked(speculation: Speculation) -> Asked {
     match speculation {
         Speculation::Auto => Asked::Auto,
         Speculation::Suffix => Asked::Suffix,
-        Speculation::Eagle3 => Asked::Fallback,
+        Speculation::Eagle3 | Speculation::DraftModel => Asked::Fallback,
         Speculation::Off => Asked::Off,
     }
 }
 
-/// What was decided for an item, as metric labels.
+/// What was decided for an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Routed {
     /// A piece of a prompt: there is nothing to decide.
@@ -136,13 +161,6 @@ pub(crate) enum Routed {
 }
 
 impl Routed {
-    pub(crate) fn labels(self) -> (&'static str, &'static str) {
-        match self {
-            Routed::Prefill => ("prefill", "prompt"),
-            Routed::Decided(decision) => (decision.route.as_str(), decision.reason.as_str()),
-        }
-    }
-
     pub(crate) fn route(self) -> Option<Route> {
         match self {
             Routed::Prefill => None,

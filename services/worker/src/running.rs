@@ -234,7 +234,7 @@ impl Running {
     /// What the step in progress asks of the engine's head.
     pub(crate) fn asked_head(&self) -> Option<SelfDraft> {
         match self.offered {
-            Offer::Own(limits) => Some(limits),
+            Offer::Own { wanted, .. } => Some(wanted),
             Offer::Nothing | Offer::Suffix(_) => None,
         }
     }
@@ -243,7 +243,7 @@ impl Running {
     pub(crate) fn offered_tree_tokens(&self) -> u32 {
         match &self.offered {
             Offer::Suffix(candidate) => candidate.tree.len() as u32,
-            Offer::Nothing | Offer::Own(_) => 0,
+            Offer::Nothing | Offer::Own { .. } => 0,
         }
     }
 
@@ -335,7 +335,7 @@ impl Running {
             None => Default::default(),
         };
         self.catch_up_tokens = match self.offered {
-            Offer::Own(_) => self.unread_tokens(),
+            Offer::Own { .. } => self.unread_tokens(),
             Offer::Nothing | Offer::Suffix(_) => 0,
         };
         let (draft, self_draft) = self.offered.wire();

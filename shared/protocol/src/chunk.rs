@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Sampling, TokenLogprob};
+use crate::engine::{DrafterKind, Sampling, TokenLogprob};
 use crate::{LeaseId, RequestId, SignedNamespace, TokenId, WorkerId};
 
 /// Which drafts a request may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Speculation {
     /// The worker's router decides, step by step.
     #[default]
@@ -18,18 +18,22 @@ pub enum Speculation {
     Suffix,
     /// Drafts of the fallback, an EAGLE-3 head; plain decoding where there is none.
     Eagle3,
+    /// Drafts of the fallback, a draft model; plain decoding where there is none.
+    DraftModel,
     /// Plain decoding. What it says is still remembered.
     Off,
 }
 
 /// Where a draft came from: the `source` label of metrics and of `metrics.speculative_decoding`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum DraftSource {
     /// The suffix index.
     Suffix,
     /// An EAGLE-3 head.
     Eagle3,
+    /// A draft model inside the engine.
+    DraftModel,
     /// The output that the client predicted.
     Prediction,
     /// No draft: a plain decoding step.
@@ -41,9 +45,19 @@ impl DraftSource {
     pub fn as_str(self) -> &'static str {
         match self {
             DraftSource::Suffix => "suffix",
-            DraftSource::Eagle3 => "eagle3",
+            DraftSource::Eagle3 => DrafterKind::Eagle3.as_str(),
+            DraftSource::DraftModel => DrafterKind::DraftModel.as_str(),
             DraftSource::Prediction => "prediction",
             DraftSource::None => "none",
+        }
+    }
+}
+
+impl From<DrafterKind> for DraftSource {
+    fn from(kind: DrafterKind) -> Self {
+        match kind {
+            DrafterKind::Eagle3 => DraftSource::Eagle3,
+            DrafterKind::DraftModel => DraftSource::DraftModel,
         }
     }
 }
@@ -212,4 +226,26 @@ pub struct ChunkCut {
     /// Output tokens kept, counted from the request's first output token. A stop string that ends inside a
     /// step keeps fewer than were emitted.
     pub output_len: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_called_the_same_in_metrics_and_on_the_wire() {
+        for source in [
+            DraftSource::Suffix,
+            DraftSource::Eagle3,
+            DraftSource::DraftModel,
+            DraftSource::Prediction,
+            DraftSource::None,
+        ] {
+            assert_eq!(serde_json::json!(source), source.as_str());
+        }
+        for kind in [DrafterKind::Eagle3, DrafterKind::DraftModel] {
+            assert_eq!(serde_json::json!(kind), kind.as_str());
+            assert_eq!(serde_json::json!(DraftSource::from(kind)), kind.as_str());
+        }
+    }
 }

@@ -31,14 +31,36 @@ pub struct EngineCapabilities {
     pub max_draft_tokens: u32,
     /// Ids that end an output when the request says nothing else.
     pub eos_token_ids: Vec<TokenId>,
-    /// Its own EAGLE-3 head, if it has one: steps may then carry [`StepItem::self_draft`].
+    /// What drafts inside it, if anything does: steps may then carry [`StepItem::self_draft`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub eagle3: Option<Eagle3Capabilities>,
+    pub drafter: Option<DrafterCapabilities>,
 }
 
-/// What an engine's EAGLE-3 head may be asked for.
+/// What drafts inside an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Eagle3Capabilities {
+#[serde(rename_all = "snake_case")]
+pub enum DrafterKind {
+    /// An EAGLE-3 head, which reads the target's hidden states.
+    Eagle3,
+    /// A smaller model of the same vocabulary.
+    DraftModel,
+}
+
+impl DrafterKind {
+    /// The value of the `source` label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DrafterKind::Eagle3 => "eagle3",
+            DrafterKind::DraftModel => "draft_model",
+        }
+    }
+}
+
+/// What an engine's drafter may be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrafterCapabilities {
+    /// What it is.
+    pub kind: DrafterKind,
     /// Deepest draft.
     pub depth_max: u32,
     /// Most children of a node.
@@ -88,7 +110,7 @@ impl Default for Sampling {
     }
 }
 
-/// A draft that the engine is to make by itself, with its EAGLE-3 head, and verify in the same step.
+/// A draft that the engine is to make by itself, with its EAGLE-3 head or draft model, and verify in the same step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SelfDraft {
     /// Longest path, tokens (at least 1).
@@ -97,9 +119,9 @@ pub struct SelfDraft {
     pub top_k: u32,
     /// Most nodes that are verified; the ones with the highest path probability stay.
     pub tokens_max: u32,
-    /// Paths that the head itself thinks less likely than this are neither followed nor verified.
+    /// Paths that the drafter itself thinks less likely than this are neither followed nor verified.
     pub path_prob_min: f32,
-    /// Draw each token from the head's distribution, as the session samples, instead of taking the likeliest: accepted
+    /// Draw each token from the drafter's distribution, as the session samples, instead of taking the likeliest: accepted
     /// with chance min(1, p / q), more often than a fixed token is. The output then has the target's law but is
     /// not, token for token, that of plain decoding. Only chains (`top_k` 1), whose last token may be less likely than
     /// `path_prob_min`; of no effect at temperature 0.
@@ -114,7 +136,7 @@ pub struct SessionSpec {
     pub namespace: NamespaceId,
     /// Fixed for the life of the session.
     pub sampling: Sampling,
-    /// Whether steps may carry [`StepItem::self_draft`]: the engine then keeps what its head reads.
+    /// Whether steps may carry [`StepItem::self_draft`]: the engine then keeps what its drafter reads.
     #[serde(default)]
     pub self_drafts: bool,
 }
@@ -176,7 +198,7 @@ pub struct StepItem {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<Draft>,
     /// Instead of `draft`: the engine drafts by itself; only with `sample`, in sessions opened for it. It may
-    /// come to no draft at all, for example when the head has seen none of the text.
+    /// come to no draft at all, for example when a head has seen none of the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub self_draft: Option<SelfDraft>,
     /// At most this many tokens are emitted (at least 1).
@@ -232,7 +254,7 @@ pub struct StepResponse {
     pub results: Vec<StepResult>,
     /// Seconds the engine took: drafting by itself, forward pass, sampling.
     pub step_s: f64,
-    /// Of them, seconds its EAGLE-3 head took, catching up on the text included.
+    /// Of them, seconds its drafter took, catching up on the text included.
     #[serde(default)]
     pub draft_s: f64,
     /// Version of the weights that ran it; grows when weights are replaced.

@@ -1,7 +1,7 @@
 //! The hybrid router: what a step of one request does, out of a suffix draft, the fallback's and none.
 //!
 //! SuffixDecoding's rule (section 3): the suffix draft iff SCORE > tau, else the model-based speculator. What is
-//! added here is that the speculator, an EAGLE-3 head, may be absent, may not pay, or may be on trial, and
+//! added here is that the speculator, an EAGLE-3 head or a draft model, may be absent, may not pay, or may be on trial, and
 //! that tau follows it: a head that brings three tokens a step is beaten only by drafts that promise more.
 
 /// The accepted length that a fallback in use is credited with before its own was measured.
@@ -73,11 +73,11 @@ pub enum Route {
 }
 
 impl Route {
-    /// The label, where the fallback is an EAGLE-3 head.
+    /// The label; who the fallback is, the caller knows.
     pub fn as_str(self) -> &'static str {
         match self {
             Route::Suffix => "suffix",
-            Route::Fallback => "eagle3",
+            Route::Fallback => "fallback",
             Route::Plain => "plain",
         }
     }
@@ -272,16 +272,16 @@ mod tests {
                 without,
                 "plain: prompt",
                 "plain: not_paying",
-                "eagle3: probe",
+                "fallback: probe",
                 in_use,
                 in_use,
                 "plain: pause",
                 "plain: pause",
             ])
         };
-        let no_match = fallback_where_there_is_one("plain: no_match", "eagle3: no_match");
+        let no_match = fallback_where_there_is_one("plain: no_match", "fallback: no_match");
         let below =
-            fallback_where_there_is_one("plain: below_threshold", "eagle3: below_threshold");
+            fallback_where_there_is_one("plain: below_threshold", "fallback: below_threshold");
         let fixed = Threshold::Fixed;
         let table = [
             // auto: tau is 1 without a fallback in use, 2 while it is not measured, 3 once it is.
@@ -295,8 +295,8 @@ mod tests {
                     suffix,
                     suffix,
                     suffix,
-                    "eagle3: below_threshold",
-                    "eagle3: below_threshold",
+                    "fallback: below_threshold",
+                    "fallback: below_threshold",
                     "plain: pause",
                     "plain: pause",
                 ]),
@@ -311,7 +311,7 @@ mod tests {
                     suffix,
                     suffix,
                     suffix,
-                    "eagle3: below_threshold",
+                    "fallback: below_threshold",
                     suffix,
                     "plain: pause",
                 ]),
@@ -324,7 +324,7 @@ mod tests {
                 Threshold::Auto,
                 fallback_where_there_is_one(
                     "plain: suffix_not_paying",
-                    "eagle3: suffix_not_paying",
+                    "fallback: suffix_not_paying",
                 ),
             ),
             // A number holds whatever the fallback brings.
@@ -361,7 +361,7 @@ mod tests {
                 "{asked:?} {found:?} {threshold:?}"
             );
         }
-        let asked = "eagle3: asked";
+        let asked = "fallback: asked";
         for found in [Nothing, Score(1.1), Score(9.0), Score(f32::NAN), Withheld] {
             for threshold in [Threshold::Auto, fixed(0.0), fixed(4.0)] {
                 let mut expected = all(asked);

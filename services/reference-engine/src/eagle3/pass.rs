@@ -14,30 +14,10 @@ use std::borrow::BorrowMut;
 
 use super::weights::Head;
 use crate::attention::DraftKv;
-use crate::blocks::{Blocks, Branch, Outputs, Paths, wanted_rows};
+use crate::blocks::{Blocks, Branch, Paths, wanted_rows};
+use crate::drafter::DraftOutputs;
 use crate::math::rms_norm;
 use crate::weights::Model;
-
-/// What the rows that wanted it came to.
-#[derive(Debug, Default)]
-pub(crate) struct HeadOutputs {
-    outputs: Outputs,
-    /// `[wanted row][hidden]`.
-    hidden: Vec<f32>,
-    width: usize,
-}
-
-impl HeadOutputs {
-    /// Logits over the draft vocabulary of a branch's `row`-th wanted row.
-    pub(crate) fn logits(&self, branch: usize, row: usize) -> &[f32] {
-        self.outputs.logits(branch, row)
-    }
-
-    /// What the children of that row read.
-    pub(crate) fn hidden(&self, branch: usize, row: usize) -> &[f32] {
-        &self.hidden[self.outputs.index(branch, row) * self.width..][..self.width]
-    }
-}
 
 /// Runs passes; keeps the buffers between them.
 #[derive(Debug)]
@@ -64,7 +44,7 @@ impl HeadForward {
         target: &Model,
         branches: &mut [Branch<'_>],
         captured: &[f32],
-    ) -> HeadOutputs {
+    ) -> DraftOutputs {
         let rows = branches.iter().map(|branch| branch.rows()).sum();
         head.fc
             .product(captured, rows, &mut self.fused, self.threads);
@@ -91,7 +71,7 @@ impl HeadForward {
         branches: &mut [Branch<'_>],
         drafts: &mut [&mut DraftKv],
         hidden: &[f32],
-    ) -> HeadOutputs {
+    ) -> DraftOutputs {
         self.blocks.x.clear();
         self.blocks.x.extend_from_slice(hidden);
         self.run(head, target, branches, drafts)
@@ -104,7 +84,7 @@ impl HeadForward {
         target: &Model,
         branches: &mut [Branch<'_>],
         drafts: &mut [D],
-    ) -> HeadOutputs {
+    ) -> DraftOutputs {
         let paths: Vec<Paths> = branches
             .iter()
             .map(|branch| Paths::new(branch.parents))
@@ -113,9 +93,9 @@ impl HeadForward {
         self.join(head, target, branches);
         self.blocks.layer(0, &head.body, branches, &paths, drafts);
         let hidden = head.shape.architecture.hidden_size;
-        let mut outputs = HeadOutputs {
+        let mut outputs = DraftOutputs {
             width: hidden,
-            ..HeadOutputs::default()
+            ..DraftOutputs::default()
         };
         for rows in wanted_rows(branches) {
             let x = &self.blocks.x[rows.start * hidden..rows.end * hidden];

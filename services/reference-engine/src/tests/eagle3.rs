@@ -1,19 +1,16 @@
-//! Drafts of the engine's own head.
+//! Drafts of an EAGLE-3 head.
 
 mod arithmetic;
-mod drawn;
 mod following;
-mod golden;
+pub(super) mod golden;
 mod limits;
 mod loading;
-mod lossless;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Device, Tensor};
 use refrain_protocol::TokenId;
-use refrain_protocol::engine::{Sampling, SelfDraft, StepItem};
 use serde_json::{Value, json};
 
 use crate::ModelError;
@@ -26,7 +23,8 @@ use crate::forward::Forward;
 use crate::kv::{BlockCount, KvCache, KvShape};
 use crate::weights::Model;
 
-use super::support::{VOCAB, item, opening, random_tensors, tiny, write_model};
+use super::self_drafts::{drafting, opening_for_drafts, wanted};
+use super::support::{VOCAB, random_tensors, tiny, write_model};
 
 const DRAFT_VOCAB: usize = 45;
 
@@ -100,40 +98,13 @@ fn load_head(config: &Value, tensors: &HashMap<String, Tensor>) -> Result<Head, 
 }
 
 /// The head that most tests share.
-fn tiny_head() -> Arc<Head> {
+pub(super) fn tiny_head() -> Arc<Head> {
     static HEAD: OnceLock<Arc<Head>> = OnceLock::new();
     HEAD.get_or_init(|| {
         let config = head_config();
         Arc::new(load_head(&config, &head_tensors(&config, 21)).unwrap())
     })
     .clone()
-}
-
-/// An item that opens its session for the head's drafts.
-fn opening_for_drafts(session: u128, sampling: &Sampling, tokens: &[TokenId]) -> StepItem {
-    let mut item = opening(session, sampling, tokens);
-    if let Some(spec) = &mut item.open {
-        spec.self_drafts = true;
-    }
-    item
-}
-
-/// An item that has the engine draft.
-fn drafting(session: u128, keep_len: usize, wanted: SelfDraft) -> StepItem {
-    StepItem {
-        self_draft: Some(wanted),
-        ..item(session, keep_len, &[])
-    }
-}
-
-fn wanted(depth: u32, top_k: u32, tokens_max: u32) -> SelfDraft {
-    SelfDraft {
-        depth,
-        top_k,
-        tokens_max,
-        path_prob_min: 0.0,
-        sampled: false,
-    }
 }
 
 /// A head beside its target, pass by pass: a text, and a tree under its end.

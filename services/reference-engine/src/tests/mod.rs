@@ -2,6 +2,7 @@
 
 mod batching;
 mod bits;
+mod draft_model;
 mod drafts;
 mod eagle3;
 mod golden;
@@ -9,4 +10,5 @@ mod http;
 mod limits;
 mod loading;
 mod sampling;
+mod self_drafts;
 pub(crate) mod support;

@@ -11,7 +11,8 @@ use refrain_protocol::{ApiError, EngineSessionId, NamespaceId, TokenId};
 use serde_json::{Value, json};
 
 use crate::config::{EngineConfig, WeightFormat};
-use crate::eagle3::Head;
+use crate::drafter::Network;
+use crate::eagle3::{Head, HeadNetwork};
 use crate::engine::Core;
 use crate::files::ModelFiles;
 use crate::weights::Model;
@@ -172,10 +173,19 @@ pub(crate) fn bench(config: EngineConfig) -> Bench {
 
 /// The same with a head.
 pub(crate) fn bench_with(head: Arc<Head>, config: EngineConfig) -> Bench {
+    bench_drafting(by_head(head), config)
+}
+
+/// The same with whatever drafts.
+pub(crate) fn bench_drafting(network: Box<dyn Network>, config: EngineConfig) -> Bench {
     Bench {
-        core: Core::new(tiny(), Some(head), &config),
+        core: Core::new(tiny(), Some(network), &config),
         now: Instant::now(),
     }
+}
+
+pub(crate) fn by_head(head: Arc<Head>) -> Box<dyn Network> {
+    Box::new(HeadNetwork::new(head, 1))
 }
 
 /// An item that goes on decoding.

@@ -67,7 +67,7 @@ pub enum ScoreThreshold {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(from = "String")]
 pub enum FallbackChoice {
-    /// The engine's own EAGLE-3 head, if it has one.
+    /// The engine's own EAGLE-3 head or draft model, if it has one.
     Own,
     /// None.
     Off,
@@ -75,7 +75,7 @@ pub enum FallbackChoice {
     Worker(String),
 }
 
-/// What the engine's EAGLE-3 head is asked for, and when it is thought worth it.
+/// What the engine's own drafter, EAGLE-3 head or draft model, is asked for, and when it is thought worth it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eagle3Config {

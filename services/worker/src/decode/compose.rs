@@ -143,7 +143,7 @@ impl DecodeLoop {
             let routed = allotment.as_ref().map_or(Routed::Prefill, |allotment| {
                 Routed::Decided(allotment.decision)
             });
-            self.metrics.decision(routed);
+            self.metrics.decision(self.router.labels(routed));
             let item = entry.running.item(part.context, allotment, limits, kept);
             let kind = if part.decodes {
                 decoding_kind(routed)

@@ -1,7 +1,7 @@
-//! What one request offers the engine in a step: a suffix draft, a draft of the engine's own head, or nothing.
+//! What one request offers the engine in a step: a suffix draft, a draft of the engine's own, or nothing.
 
 use refrain_protocol::chunk::{DraftScope, DraftSource};
-use refrain_protocol::engine::{Draft, SelfDraft, StepOutput};
+use refrain_protocol::engine::{Draft, DrafterKind, SelfDraft, StepOutput};
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::{
     Asked, Candidate, Decision, Fallback, Found, Lookup, Route, RouteReason, Scope, Source, propose,
@@ -105,8 +105,13 @@ pub(crate) enum Offer {
     Nothing,
     /// What the index found.
     Suffix(Candidate),
-    /// Whatever the engine's head comes up with, within these limits.
-    Own(SelfDraft),
+    /// Whatever the engine's own drafter comes up with.
+    Own {
+        /// What it is.
+        kind: DrafterKind,
+        /// Its limits.
+        wanted: SelfDraft,
+    },
 }
 
 impl Offer {
@@ -121,7 +126,7 @@ impl Offer {
                 };
                 (Some(draft), None)
             }
-            Offer::Own(limits) => (None, Some(*limits)),
+            Offer::Own { wanted, .. } => (None, Some(*wanted)),
         }
     }
 
@@ -130,7 +135,7 @@ impl Offer {
         match self {
             Offer::Nothing => 0,
             Offer::Suffix(candidate) => candidate.tree.len() as u32,
-            Offer::Own(limits) => limits.tokens_max,
+            Offer::Own { wanted, .. } => wanted.tokens_max,
         }
     }
 
@@ -140,17 +145,17 @@ impl Offer {
     /// The engine drafted by itself unasked, or more than it was to.
     pub(super) fn drafted(&self, output: &StepOutput) -> Result<u32, &'static str> {
         match self {
-            Offer::Own(limits) if output.self_drafted <= limits.tokens_max => {
+            Offer::Own { wanted, .. } if output.self_drafted <= wanted.tokens_max => {
                 Ok(output.self_drafted)
             }
-            Offer::Own(_) => Err("a step drafted more than it may"),
+            Offer::Own { .. } => Err("a step drafted more than it may"),
             _ if output.self_drafted > 0 => Err("a step drafted unasked"),
             other => Ok(other.tokens_max()),
         }
     }
 
-    /// The labels of its step. The head reads the request and nothing else, but it is no text that was found
-    /// somewhere: it has no scope.
+    /// The labels of its step. The engine's drafter reads the request and nothing else, but it is no text that was
+    /// found somewhere: it has no scope.
     pub(super) fn labels(&self) -> (DraftSource, DraftScope) {
         match self {
             Offer::Nothing => (DraftSource::None, DraftScope::None),
@@ -158,7 +163,7 @@ impl Offer {
                 (DraftSource::Prediction, DraftScope::Request)
             }
             Offer::Suffix(candidate) => (DraftSource::Suffix, wire_scope(candidate.scope)),
-            Offer::Own(_) => (DraftSource::Eagle3, DraftScope::None),
+            Offer::Own { kind, .. } => ((*kind).into(), DraftScope::None),
         }
     }
 

@@ -51,7 +51,7 @@ impl FakeEngine {
     pub(crate) fn new(target: Target) -> Self {
         FakeEngine {
             capabilities: EngineCapabilities {
-                eagle3: None,
+                drafter: None,
                 model: "fake".into(),
                 tokenizer: "fake".into(),
                 vocab_size: 1000,
@@ -80,12 +80,21 @@ impl FakeEngine {
 
     /// With a head that takes so long for a draft.
     pub(crate) fn with_head(mut self, head: Target, draft_s: f64) -> Self {
-        self.capabilities.eagle3 = Some(Eagle3Capabilities {
+        self.capabilities.drafter = Some(DrafterCapabilities {
+            kind: DrafterKind::Eagle3,
             depth_max: 6,
             top_k_max: 2,
         });
         self.head = Some(head);
         self.draft_s = draft_s;
+        self
+    }
+
+    /// What it has is a draft model.
+    pub(crate) fn drafting_by_model(mut self) -> Self {
+        if let Some(drafter) = &mut self.capabilities.drafter {
+            drafter.kind = DrafterKind::DraftModel;
+        }
         self
     }
 

@@ -74,6 +74,27 @@ async fn only_sessions_that_may_use_the_head_are_opened_for_it() {
 }
 
 #[tokio::test]
+async fn a_draft_model_goes_by_its_own_name() {
+    let engine = FakeEngine::new(counting).with_head(counting, 0.0);
+    let bench = bench(engine.drafting_by_model(), |_| {}).await;
+    for (mode, served) in [
+        (Speculation::DraftModel, true),
+        (Speculation::Eagle3, false),
+    ] {
+        let mut request = chunk(&bench, &[1, 2, 3], 60);
+        request.speculation = mode;
+        let said = run(&bench, request).await;
+        assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 60));
+        assert_eq!(said.sources.contains(&DraftSource::DraftModel), served);
+        assert!(!said.sources.contains(&DraftSource::Eagle3));
+    }
+    assert!(bench.decisions("draft_model", "asked") > 0.0);
+    assert!(bench.decisions("plain", "no_fallback") > 0.0);
+    let accepted = "refrain_self_draft_accepted_length{model=\"fake\",source=\"draft_model\"}";
+    assert!(bench.figure(accepted) > 1.0);
+}
+
+#[tokio::test]
 async fn the_head_changes_the_number_of_steps_and_nothing_else() {
     for (target, head) in [
         (repetitive as Target, wrong as Target),
@@ -127,7 +148,8 @@ async fn a_head_that_pays_comes_into_use_and_is_reported() {
     assert_eq!(bench.figure(IN_USE), 1.0);
     let gain = bench.figure(GAIN);
     assert!((gain - 5.0 / 1.5).abs() < 0.2, "{gain}");
-    let accepted = bench.figure("refrain_eagle3_accepted_length{model=\"fake\"}");
+    let accepted =
+        bench.figure("refrain_self_draft_accepted_length{model=\"fake\",source=\"eagle3\"}");
     assert!((4.8..=5.0).contains(&accepted), "{accepted}");
     // The threshold follows it, and what its steps cost more than others.
     let threshold = bench.figure("refrain_spec_threshold{model=\"fake\"}");
@@ -260,8 +282,8 @@ async fn a_session_that_is_opened_again_keeps_its_head() {
     assert!(opened.iter().all(|self_drafts| *self_drafts));
 }
 
-const IN_USE: &str = "refrain_eagle3_in_use{batch=\"1\",model=\"fake\"}";
-const GAIN: &str = "refrain_eagle3_gain_ratio{batch=\"1\",model=\"fake\"}";
+const IN_USE: &str = "refrain_self_draft_in_use{batch=\"1\",model=\"fake\",source=\"eagle3\"}";
+const GAIN: &str = "refrain_self_draft_gain_ratio{batch=\"1\",model=\"fake\",source=\"eagle3\"}";
 
 #[tokio::test]
 async fn a_head_that_pays_does_not_make_suffix_drafts_look_bad() {

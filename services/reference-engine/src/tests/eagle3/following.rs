@@ -28,7 +28,7 @@ fn draft(bench: &mut Bench, session: u128, len: usize) -> (Draft, usize) {
     bench.core.draft(&mut batch);
     let draft = batch.drafts()[0].clone();
     let stepped = bench.core.verify(batch, Instant::now());
-    (draft, stepped.head_rows.follow)
+    (draft, stepped.draft_rows.follow)
 }
 
 /// The draft of a session that knows nothing but the text.

@@ -12,7 +12,7 @@ use crate::config::{EngineConfig, WeightFormat};
 use crate::eagle3::Head;
 use crate::engine::Core;
 use crate::files::{shipped_head, shipped_model};
-use crate::tests::support::item;
+use crate::tests::support::{by_head, item};
 use crate::weights::Model;
 
 #[derive(Deserialize)]
@@ -45,7 +45,7 @@ fn golden() -> Golden {
     golden
 }
 
-pub(super) fn shipped(format: WeightFormat) -> (Arc<Model>, Arc<Head>) {
+pub(in crate::tests) fn shipped(format: WeightFormat) -> (Arc<Model>, Arc<Head>) {
     let model = Model::load(&shipped_model(), format).unwrap();
     let head = Head::load(&shipped_head(), &model, format).unwrap();
     (Arc::new(model), Arc::new(head))
@@ -95,7 +95,11 @@ fn guesses_are_those_of_the_training_code() {
 fn the_engine_drafts_that_chain() {
     let (model, head) = shipped(WeightFormat::F32);
     for case in golden().cases {
-        let mut core = Core::new(model.clone(), Some(head.clone()), &EngineConfig::default());
+        let mut core = Core::new(
+            model.clone(),
+            Some(by_head(head.clone())),
+            &EngineConfig::default(),
+        );
         let now = Instant::now();
         let computed = StepItem {
             sample: false,
@@ -119,7 +123,7 @@ fn the_engine_drafts_that_chain() {
 /// Steps and tokens of answers to the golden texts, with chains or trees of the head's and without.
 fn answers(temperature: f32, depth: u32, top_k: u32, tokens_max: u32) -> (usize, Vec<TokenId>) {
     let (model, head) = shipped(WeightFormat::F32);
-    let mut core = Core::new(model, Some(head), &EngineConfig::default());
+    let mut core = Core::new(model, Some(by_head(head)), &EngineConfig::default());
     let now = Instant::now();
     let (mut steps, mut tokens) = (0, Vec::new());
     for (id, case) in golden().cases.iter().enumerate() {

@@ -1,13 +1,15 @@
 //! What may be asked of the head, and what happens where there is too little room for it.
 
-use refrain_protocol::engine::{Sampling, SelfDraft, StepItem, StepRequest};
+use refrain_protocol::engine::{DrafterKind, Sampling, SelfDraft, StepItem, StepRequest};
 use refrain_protocol::{ErrorKind, TokenId};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::{drafting, opening_for_drafts, tiny_head, wanted};
 use crate::config::EngineConfig;
 use crate::handle::EngineHandle;
-use crate::tests::support::{Bench, Random, bench, bench_with, chain, item, opening, tiny};
+use crate::tests::support::{
+    Bench, Random, bench, bench_with, by_head, chain, item, opening, tiny,
+};
 
 /// A session whose head can draft at once, and its text.
 fn ready(config: EngineConfig) -> (Bench, Vec<TokenId>) {
@@ -119,7 +121,7 @@ fn an_engine_without_head_keeps_nothing_and_refuses() {
     let error = bench
         .try_step(drafting(1, len, wanted(2, 2, 4)))
         .unwrap_err();
-    assert!(error.message.contains("no EAGLE-3 head"), "{error}");
+    assert!(error.message.contains("neither an EAGLE-3 head"), "{error}");
     assert_eq!(bench.core.sessions().state_tokens(), 0);
 }
 
@@ -156,7 +158,7 @@ fn nothing_is_drafted_that_cannot_be_emitted() {
         let stepped = bench.core.step(request, bench.now).unwrap();
         let drafted = stepped.results[0].as_ref().unwrap().self_drafted;
         assert_eq!(
-            stepped.head_rows.guess,
+            stepped.draft_rows.guess,
             (drafted as usize).saturating_sub(1),
             "a level too much was computed"
         );
@@ -176,8 +178,8 @@ fn fewer_nodes_and_likelier_paths_cost_fewer_rows() {
         let request = StepRequest { items: vec![item] };
         let stepped = bench.core.step(request, bench.now).unwrap();
         let drafted = stepped.results[0].as_ref().unwrap().self_drafted;
-        assert_eq!(stepped.head_rows.follow, 30);
-        (stepped.head_rows.guess, drafted)
+        assert_eq!(stepped.draft_rows.follow, 30);
+        (stepped.draft_rows.guess, drafted)
     };
     assert_eq!(rows(wanted(4, 3, 64)), (9, 30));
     let (few, drafted) = rows(wanted(4, 3, 3));
@@ -240,21 +242,25 @@ fn states_are_bounded_per_session_and_counted() {
         items: vec![drafting(1, 151, wanted(2, 1, 2))],
     };
     let stepped = bench.core.step(request, bench.now).unwrap();
-    assert_eq!((stepped.head_rows.follow, stepped.states_dropped), (40, 0));
+    assert_eq!((stepped.draft_rows.follow, stepped.states_dropped), (40, 0));
     bench.step(opening(2, &Sampling::default(), &Random(9).tokens(60)));
     assert_eq!(bench.core.sessions().state_tokens(), 64);
 }
 
 #[tokio::test]
 async fn capabilities_and_seconds_tell_of_the_head() {
-    let engine = |head| {
+    let engine = |head: Option<_>| {
         let (config, metrics) = (EngineConfig::default(), Metrics::new().unwrap());
-        EngineHandle::with_model(&config, &metrics, tiny(), head, "tiny".into(), None).unwrap()
+        let network = head.map(by_head);
+        EngineHandle::with_model(&config, &metrics, tiny(), network, "tiny".into(), None).unwrap()
     };
-    assert_eq!(engine(None).capabilities().eagle3, None);
+    assert_eq!(engine(None).capabilities().drafter, None);
     let engine = engine(Some(tiny_head()));
-    let eagle3 = engine.capabilities().eagle3.unwrap();
-    assert_eq!((eagle3.depth_max, eagle3.top_k_max), (16, 16));
+    let head = engine.capabilities().drafter.unwrap();
+    assert_eq!(
+        (head.kind, head.depth_max, head.top_k_max),
+        (DrafterKind::Eagle3, 16, 16)
+    );
     let text = Random(3).tokens(30);
     for (next, drafts) in [
         (opening_for_drafts(1, &Sampling::default(), &text), false),

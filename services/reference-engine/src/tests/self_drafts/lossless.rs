@@ -1,4 +1,4 @@
-//! Whatever the head drafts, and however steps are mixed, the tokens are those of plain decoding.
+//! Whatever is drafted, and however steps are mixed, the tokens are those of plain decoding.
 
 use std::collections::HashMap;
 
@@ -6,9 +6,11 @@ use proptest::prelude::*;
 use refrain_protocol::engine::{CloseRequest, Draft, Sampling, SelfDraft, StepItem, StepRequest};
 use refrain_protocol::{EngineSessionId, TokenId};
 
-use super::{opening_for_drafts, tiny_head};
+use super::opening_for_drafts;
 use crate::config::EngineConfig;
-use crate::tests::support::{Bench, Random, VOCAB, bench, bench_with, chain, item};
+use crate::tests::draft_model::stranger;
+use crate::tests::eagle3::tiny_head;
+use crate::tests::support::{Bench, Random, VOCAB, bench, bench_drafting, bench_with, chain, item};
 
 /// A text that is being decoded, and what comes of it.
 struct Stream {
@@ -118,12 +120,20 @@ struct Work {
     followed: usize,
 }
 
-fn check(temperature: f32, seed: u64, config: EngineConfig) -> Work {
+/// An engine that drafts by itself.
+type Engine = fn(EngineConfig) -> Bench;
+
+const ENGINES: [Engine; 2] = [
+    |config| bench_with(tiny_head(), config),
+    |config| bench_drafting(stranger(), config),
+];
+
+fn check(engine: Engine, temperature: f32, seed: u64, config: EngineConfig) -> Work {
     let mut random = Random(seed);
     let mut streams = streams(&mut random, temperature);
     let mut work = Work::default();
     let mut sessions = 100;
-    let Bench { mut core, now } = bench_with(tiny_head(), config);
+    let Bench { mut core, now } = engine(config);
     let mut steps = 0;
     while streams.iter().any(|stream| !stream.done()) {
         steps += 1;
@@ -151,7 +161,7 @@ fn check(temperature: f32, seed: u64, config: EngineConfig) -> Work {
             .map(|item| (item.session.0, item.clone()))
             .collect();
         let stepped = core.step(StepRequest { items }, now).unwrap();
-        work.followed += stepped.head_rows.follow;
+        work.followed += stepped.draft_rows.follow;
         for (at, result) in batch.into_iter().zip(stepped.results) {
             let stream = &mut streams[at];
             let output = result.unwrap();
@@ -198,39 +208,41 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn greedy_output_stays(seed in any::<u64>()) {
-        check(0.0, seed, EngineConfig::default());
+    fn greedy_output_stays(seed in any::<u64>(), engine in 0..2usize) {
+        check(ENGINES[engine], 0.0, seed, EngineConfig::default());
     }
 
     #[test]
-    fn sampled_output_stays(seed in any::<u64>()) {
-        check(0.8, seed, EngineConfig::default());
+    fn sampled_output_stays(seed in any::<u64>(), engine in 0..2usize) {
+        check(ENGINES[engine], 0.8, seed, EngineConfig::default());
     }
 
     #[test]
-    fn output_stays_where_states_are_dropped_and_room_is_short(seed in any::<u64>()) {
+    fn output_stays_where_states_are_dropped_and_room_is_short(seed in any::<u64>(), engine in 0..2usize) {
         let config = EngineConfig {
             eagle3_window_tokens: 1 + (seed % 40) as usize,
             kv_tokens_max: 512,
             max_step_tokens: 300,
             ..EngineConfig::default()
         };
-        check(0.8, seed, config);
+        check(ENGINES[engine], 0.8, seed, config);
     }
 }
 
 #[test]
 fn the_mix_drafts_accepts_and_follows() {
-    let (mut drafted, mut accepted, mut followed) = (0, 0, 0);
-    for seed in 0..6 {
-        let work = check(0.8, seed, EngineConfig::default());
-        drafted += work.self_drafted;
-        accepted += work.accepted;
-        followed += work.followed;
+    for engine in ENGINES {
+        let (mut drafted, mut accepted, mut followed) = (0, 0, 0);
+        for seed in 0..6 {
+            let work = check(engine, 0.8, seed, EngineConfig::default());
+            drafted += work.self_drafted;
+            accepted += work.accepted;
+            followed += work.followed;
+        }
+        // A random network is right about as often as chance.
+        assert!(
+            drafted > 2000 && accepted > 10 && followed > 1000,
+            "{drafted} drafted, {accepted} accepted, {followed} followed"
+        );
     }
-    // A random head is right about as often as chance.
-    assert!(
-        drafted > 2000 && accepted > 10 && followed > 1000,
-        "{drafted} drafted, {accepted} accepted, {followed} followed"
-    );
 }

@@ -1,4 +1,4 @@
-//! Drafts that the head draws: the output's law is the target's, and more of them is kept than of fixed ones.
+//! Drafts that are drawn: the output's law is the target's, and more of them is kept than of fixed ones.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -6,22 +6,33 @@ use std::time::Instant;
 use refrain_protocol::engine::{CloseRequest, Sampling, SelfDraft, StepOutput};
 use refrain_protocol::{EngineSessionId, TokenId};
 
-use super::golden::shipped;
-use super::{drafting, opening_for_drafts, tiny_head, wanted};
+use super::{drafting, opening_for_drafts, wanted};
 use crate::config::{EngineConfig, WeightFormat};
+use crate::drafter::Network;
 use crate::engine::Core;
-use crate::tests::support::{Bench, Random, bench_with, item, opening};
+use crate::tests::draft_model::{shipped_layers, stranger};
+use crate::tests::eagle3::golden::shipped;
+use crate::tests::eagle3::tiny_head;
+use crate::tests::support::{Bench, Random, bench_drafting, bench_with, by_head, item, opening};
 
 const TRIALS: u64 = 800;
 const OUTPUT: usize = 4;
 
-/// The shipped model and head, whose distributions have something in common.
-fn bench() -> Bench {
-    let (model, head) = shipped(WeightFormat::F32);
+/// The shipped model and a drafter whose distribution has something in common with its.
+fn bench(drafter: fn() -> Box<dyn Network>) -> Bench {
+    let (model, _) = shipped(WeightFormat::F32);
     Bench {
-        core: Core::new(model, Some(head), &EngineConfig::default()),
+        core: Core::new(model, Some(drafter()), &EngineConfig::default()),
         now: Instant::now(),
     }
+}
+
+fn head() -> Box<dyn Network> {
+    by_head(shipped(WeightFormat::F32).1)
+}
+
+fn model() -> Box<dyn Network> {
+    shipped_layers(4)
 }
 
 /// No text that the model knows: what follows is open.
@@ -110,9 +121,8 @@ fn chi_square<T: Ord>(one: &[T], other: &[T]) -> (f64, f64) {
     (statistic, freedom)
 }
 
-#[test]
-fn the_output_has_the_law_of_the_target() {
-    let mut bench = bench();
+fn check_law(drafter: fn() -> Box<dyn Network>) {
+    let mut bench = bench(drafter);
     let prompt = prompt();
     let mut plain = Vec::new();
     let mut speculative = Vec::new();
@@ -145,10 +155,20 @@ fn the_output_has_the_law_of_the_target() {
     );
 }
 
+#[test]
+fn the_output_has_the_law_of_the_target_where_a_head_draws() {
+    check_law(head);
+}
+
+#[test]
+fn the_output_has_the_law_of_the_target_where_a_model_draws() {
+    check_law(model);
+}
+
 /// The theorem's other half, on the same prompts and seeds.
 #[test]
 fn more_is_kept_of_drawn_drafts_than_of_the_likeliest() {
-    let mut bench = bench();
+    let mut bench = bench(head);
     let prompt = prompt();
     let mut kept = |wanted: SelfDraft| {
         let mut counts = [0, 0];
@@ -170,11 +190,15 @@ fn at_temperature_0_nothing_is_drawn() {
     let prompt = Random(9).tokens(20);
     let greedy = Sampling::default();
     let truth = bench_with(tiny_head(), EngineConfig::default()).decode(1, &greedy, &prompt, 30);
-    let mut bench = bench_with(tiny_head(), EngineConfig::default());
-    let mut output = bench.step(opening_for_drafts(1, &greedy, &prompt)).emitted;
-    while output.len() < 30 {
-        let len = prompt.len() + output.len();
-        output.extend(bench.step(drafting(1, len, drawn(4))).emitted);
+    for mut bench in [
+        bench_with(tiny_head(), EngineConfig::default()),
+        bench_drafting(stranger(), EngineConfig::default()),
+    ] {
+        let mut output = bench.step(opening_for_drafts(1, &greedy, &prompt)).emitted;
+        while output.len() < 30 {
+            let len = prompt.len() + output.len();
+            output.extend(bench.step(drafting(1, len, drawn(4))).emitted);
+        }
+        assert_eq!(output[..30], truth[..30]);
     }
-    assert_eq!(output[..30], truth[..30]);
 }

@@ -1,6 +1,6 @@
 //! The dynamic draft tree of EAGLE-2 and 3: which nodes to follow, and which to have verified. Pure.
 //!
-//! A node's probability is the product of the head's probabilities along its path, so no node is likelier
+//! A node's probability is the product of the drafter's probabilities along its path, so no node is likelier
 //! than its parent. Hence the `tokens_max` likeliest nodes are a tree by themselves, and a node that has
 //! fallen out of them never comes back: neither it nor anything under it needs to be followed.
 
@@ -38,7 +38,7 @@ impl Growth {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Guess {
     pub(crate) token: TokenId,
-    /// What the head thinks of it, given the path before it.
+    /// What the drafter thinks of it, given the path before it.
     pub(crate) prob: f32,
 }
 
@@ -55,7 +55,7 @@ struct Node {
     prob: f32,
 }
 
-/// A tree that grows level by level. A *row* is a node that is followed, that is, computed by the head.
+/// A tree that grows level by level. A *row* is a node that is followed, that is, computed by the drafter.
 #[derive(Debug)]
 pub(crate) struct Tree {
     growth: Growth,
