@@ -110,6 +110,8 @@ pub struct DraftStoreConfig {
     pub rewrite_factor: u64,
     /// A log smaller than this is left alone.
     pub rewrite_bytes_min: u64,
+    /// What the log may take on disk. Past it appends get 429 for as long as something is under way that makes it smaller.
+    pub log_bytes_max: u64,
     /// How often budgets, ages and times of use are looked at.
     pub tick_ms: u64,
 }
@@ -184,7 +186,8 @@ impl Default for DraftStoreConfig {
             segments_max: 8,
             segment_tokens_max: 16 << 20,
             rewrite_factor: 2,
-            rewrite_bytes_min: 256 << 20,
+            rewrite_bytes_min: 64 << 20,
+            log_bytes_max: 1 << 30,
             tick_ms: 1_000,
         }
     }
@@ -250,6 +253,8 @@ impl Validate for DraftStoreConfig {
         at_least("segment_tokens_max", self.segment_tokens_max, 1);
         at_least("rewrite_factor", self.rewrite_factor, 2);
         at_least("tick_ms", self.tick_ms, 10);
+        // Otherwise nothing would ever make it smaller.
+        at_least("log_bytes_max", self.log_bytes_max, self.rewrite_bytes_min);
         // Otherwise a document could push itself out.
         let document = u64::from(self.document_tokens_max);
         at_least("tokens_max", self.tokens_max, document);

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 pub(crate) use manifest::Manifest;
 pub(crate) use quarantine::delete_all as delete_quarantines;
-pub(crate) use rewrite::{Host, Plan, Rewritten, is_due, rewrite};
+pub(crate) use rewrite::{Host, LogSizes, Plan, Rewritten, is_due, rewrite};
 pub(crate) use room::Room;
 
 use crate::catalog::{Loaded, load};

@@ -19,12 +19,13 @@ pub(crate) enum Limit {
     Groups,
     GroupTokens,
     Disk,
+    LogBytes,
     Lookups,
     LookupContexts,
 }
 
 impl Limit {
-    const ALL: [Limit; 13] = [
+    const ALL: [Limit; 14] = [
         Limit::Mailbox,
         Limit::PendingTokens,
         Limit::Updates,
@@ -36,6 +37,7 @@ impl Limit {
         Limit::Groups,
         Limit::GroupTokens,
         Limit::Disk,
+        Limit::LogBytes,
         Limit::Lookups,
         Limit::LookupContexts,
     ];
@@ -54,6 +56,7 @@ impl Limit {
             Limit::Groups => "groups_max",
             Limit::GroupTokens => "group_tokens_max",
             Limit::Disk => "disk_reserve_bytes",
+            Limit::LogBytes => "log_bytes_max",
             Limit::Lookups => "lookups_max",
             Limit::LookupContexts => "lookup_contexts_max",
         }

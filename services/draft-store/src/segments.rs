@@ -72,6 +72,12 @@ pub(crate) fn list(dir: &Path) -> Result<(Vec<SegmentId>, Vec<PathBuf>), LogErro
     Ok((segments, others))
 }
 
+/// Deletes the files of segments that do not count any more.
+pub(crate) fn delete(dir: &Path, segments: &[SegmentId]) -> Result<(), LogError> {
+    let paths: Vec<PathBuf> = segments.iter().map(|segment| path(dir, *segment)).collect();
+    write::delete(dir, &paths)
+}
+
 /// Deletes every file but those of segments that are wanted.
 pub(crate) fn clear_orphans(
     dir: &Path,

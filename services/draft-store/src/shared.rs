@@ -7,7 +7,7 @@
 //! invisible meanwhile, and a crash at that moment made followers miss it for good.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StoreStats};
@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     open: RwLock<Option<Open>>,
     /// Whether it is open, for who must not wait for a commit.
     is_open: AtomicBool,
+    /// How often it was opened.
+    opened: AtomicU64,
     waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
     /// What look-ups read, beside the lock.
     pub(crate) lookups: Lookups,
@@ -109,10 +111,18 @@ impl Shared {
         self.is_open.load(Ordering::Relaxed)
     }
 
+    /// How often it was opened so far: what somebody did in several steps is whole only if that is as before.
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
     /// Puts in what the writer has opened, or takes it out.
     pub(crate) fn set_open(&self, open: Option<Open>) {
+        let mut slot = self.write();
         self.is_open.store(open.is_some(), Ordering::Relaxed);
-        *self.write() = open;
+        self.opened
+            .fetch_add(u64::from(open.is_some()), Ordering::Relaxed);
+        *slot = open;
     }
 
     /// Says that it is closed; for who holds the lock and takes it out.

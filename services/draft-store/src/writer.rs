@@ -20,7 +20,7 @@ use refrain_protocol::{Namespace, NamespaceId};
 use crate::catalog::{Catalog, GroupKey};
 use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
-use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
+use crate::record::{DocumentKey, ErasureRecord, SegmentId, StoreRecord};
 use crate::segments::Product;
 use edit::{Edit, Limits};
 
@@ -111,6 +111,8 @@ pub(crate) struct Outcome {
     pub(crate) more: bool,
     /// The sequence reservation moved: the manifest is to be written again.
     pub(crate) reserved: bool,
+    /// Segments that nothing is left of: their files are to be deleted.
+    pub(crate) emptied: Vec<SegmentId>,
 }
 
 /// See the module.

@@ -32,15 +32,31 @@ const BATCH_BYTES: usize = 64 << 10;
 /// The copy is synced after this much, outside the lock, so that no commit meets a disk full of its writes.
 const SYNC_BYTES: usize = 1 << 20;
 
-/// Whether a log is to be rewritten. `overhead` is what a fresh log takes on disk per byte of its records.
-pub(crate) fn is_due(
-    log_bytes: u64,
-    live_bytes: u64,
-    overhead: f64,
-    factor: u64,
-    bytes_min: u64,
-) -> bool {
-    log_bytes > bytes_min && log_bytes as f64 > live_bytes as f64 * overhead * factor as f64
+/// So much of what the store holds may be waste in the log: one part in so many.
+const WASTE_SHARE: u64 = 8;
+
+/// What is known of a log when it is asked whether to rewrite it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogSizes {
+    /// What it takes on disk.
+    pub(crate) log_bytes: u64,
+    /// What its records take.
+    pub(crate) live_bytes: u64,
+    /// What a fresh log takes on disk per byte of its records.
+    pub(crate) overhead: f64,
+    /// What the store holds, in segments and in the log.
+    pub(crate) held_bytes: u64,
+}
+
+/// Whether a log is to be rewritten: when it is so many times (`factor`) what it would be freshly written, and before
+/// that when its waste is much beside all that the store holds, so that old log and copy have room in what the store may
+/// take. Half of what is copied must be given back in any case.
+pub(crate) fn is_due(sizes: LogSizes, factor: u64, bytes_min: u64) -> bool {
+    let fresh = sizes.live_bytes as f64 * sizes.overhead;
+    let waste = sizes.log_bytes as f64 - fresh;
+    let outgrown = fresh * (factor - 1) as f64;
+    let much = bytes_min.max(sizes.held_bytes / WASTE_SHARE) as f64;
+    sizes.log_bytes > bytes_min && waste > outgrown.min(much.max(fresh / 2.0))
 }
 
 /// Who owns the log that is rewritten.

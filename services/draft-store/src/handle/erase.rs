@@ -84,6 +84,7 @@ impl DraftStoreHandle {
     pub(super) async fn erase_all(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
         let mark = checked(request)?;
         let _alone = self.inner.erasing.lock().await;
+        let opened = self.inner.shared.opened();
         let (reply, answer) = oneshot::channel();
         self.send(Call::Mark(mark, reply))?;
         let mark = answer.await.map_err(|_| dropped())??;
@@ -108,6 +109,11 @@ impl DraftStoreHandle {
         self.purge(false).await?;
         self.rewrite().await?;
         self.inner.shared.lookups.forget();
+        if self.inner.shared.opened() != opened {
+            // What was put aside then, and what came back from a log that was rolled back, nobody has looked through.
+            let message = "the store was opened again while it erased; erase once more";
+            return Err(unavailable().with_detail(message));
+        }
         tracing::info!(documents, quarantines, "draft store documents erased");
         Ok(EraseReply {
             erased_at_ms,

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
@@ -17,8 +18,9 @@ use crate::record::{DocumentKey, Place, SegmentId, StateRecord};
 use crate::shared::{Open, Shared};
 use crate::text::{self, TextError};
 
-/// Documents that are read from the log under one lock.
-const DOCUMENTS_PER_LOCK: usize = 32;
+/// How long the lock is held for documents that are read from the log. A busy store commits between any two holds, so
+/// much less would have it store faster than it seals.
+const LOCK_HELD_MAX: Duration = Duration::from_millis(20);
 /// Documents of a segment that are looked up under one lock.
 const LOOKS_PER_LOCK: usize = 4_096;
 
@@ -224,14 +226,19 @@ impl Read {
         shared: &Shared,
         documents: &[DocumentId],
     ) -> Result<(), LogError> {
-        for documents in documents.chunks(DOCUMENTS_PER_LOCK) {
+        let mut left = documents.iter().peekable();
+        while left.peek().is_some() {
             plan.go_on()?;
             with_open(shared, |open| {
-                for document in documents {
+                let started = Instant::now();
+                for document in left.by_ref() {
                     match self.document(open, plan.key(*document)) {
                         Err(TextError::Log(error)) => return Err(error),
                         Err(TextError::Damaged(_)) => self.damaged.push(plan.key(*document)),
                         Ok(()) => {}
+                    }
+                    if started.elapsed() >= LOCK_HELD_MAX {
+                        break;
                     }
                 }
                 Ok(())
@@ -268,9 +275,10 @@ impl Read {
     fn sealed(&mut self, plan: &Plan, shared: &Shared, segment: SegmentId) -> Result<(), LogError> {
         let sealed = with_open(shared, |open| {
             let mounted = open.catalog.segments().get(segment);
-            let gone = || LogError::Refused("a segment to be merged is gone".into());
-            Ok(mounted.ok_or_else(gone)?.sealed.clone())
+            Ok(mounted.map(|mounted| mounted.sealed.clone()))
         })?;
+        // Its last document went since it was chosen.
+        let Some(sealed) = sealed else { return Ok(()) };
         let documents: Vec<(u32, DocumentId)> = sealed
             .states()
             .map(|(number, document, _)| (number, document))

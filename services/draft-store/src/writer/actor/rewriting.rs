@@ -11,7 +11,7 @@ use refrain_protocol::ApiError;
 use tokio::sync::oneshot;
 
 use super::{Writer, refuses};
-use crate::directory::{Host, Manifest, Plan, Rewritten, is_due, rewrite};
+use crate::directory::{Host, LogSizes, Manifest, Plan, Rewritten, Room, is_due, rewrite};
 use crate::log::{LogError, RecordLog};
 use crate::shared::unavailable;
 use crate::writer::Core;
@@ -20,6 +20,8 @@ use crate::writer::call::Call;
 /// What a fresh log takes on disk per byte of its records, as long as none was made. It is 1.5 for large records
 /// to 3.9 for small ones; the low guess costs one early rewrite, a high one would cost disk.
 const OVERHEAD_ASSUMED: f64 = 1.5;
+/// More than this is not believed: what was appended meanwhile is in it.
+const OVERHEAD_MAX: f64 = 4.0;
 /// After a rewrite that failed.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
@@ -62,6 +64,8 @@ pub(super) struct Rewriting {
     /// For the next rewrite: the one under way may have copied what they want gone.
     demands: Vec<Demand>,
     overhead: f64,
+    /// The last job was a rewrite.
+    was_last: bool,
     not_before: Instant,
 }
 
@@ -71,6 +75,7 @@ impl Rewriting {
             running: None,
             demands: Vec::new(),
             overhead: OVERHEAD_ASSUMED,
+            was_last: false,
             not_before: Instant::now(),
         }
     }
@@ -93,9 +98,7 @@ impl Writer {
         match call {
             RewriteCall::Demand(demand) => {
                 self.rewriting.demands.push(demand);
-                if self.rewriting.running.is_none() {
-                    self.begin_rewrite(ctx);
-                }
+                self.begin_next(ctx);
             }
             RewriteCall::Mirror { opened, to, reply } => {
                 let outcome = match &mut self.core {
@@ -123,26 +126,51 @@ impl Writer {
         }
     }
 
-    /// Begins a rewrite when the log has outgrown what is in it.
-    pub(super) fn rewrite_if_due(&mut self, ctx: &mut Context<Self>) {
-        let live_bytes = match self.shared.read().as_ref() {
-            Some(open) => open.catalog.live_bytes(),
-            None => return,
+    /// Begins what is next, unless something is under way. One at a time: a copy of the log and a segment at once would
+    /// need room for both.
+    pub(super) fn begin_next(&mut self, ctx: &mut Context<Self>) {
+        if self.rewriting.is_running() || self.sealing.is_running() || self.closing.is_some() {
+            return;
+        }
+        let was_rewritten = std::mem::take(&mut self.rewriting.was_last);
+        if !self.rewriting.demands.is_empty() || !was_rewritten && self.is_rewrite_due() {
+            self.begin_rewrite(ctx);
+        } else {
+            self.seal_next(ctx);
+        }
+    }
+
+    /// Whether the log has outgrown what is in it, and there is room for another.
+    fn is_rewrite_due(&self) -> bool {
+        let (live_bytes, held_bytes, log_bytes) = match self.shared.read().as_ref() {
+            Some(open) => (
+                open.catalog.live_bytes(),
+                open.catalog.totals().bytes,
+                open.log.disk_bytes(),
+            ),
+            None => return false,
         };
-        let log_bytes = self.shared.stats().log_bytes;
-        self.metrics
-            .live_ratio
-            .set(live_bytes as f64 / log_bytes.max(1) as f64);
-        let due = is_due(
+        let sizes = LogSizes {
             log_bytes,
             live_bytes,
-            self.rewriting.overhead,
+            overhead: self.rewriting.overhead,
+            held_bytes,
+        };
+        self.metrics
+            .live_ratio
+            .set(live_bytes as f64 / sizes.log_bytes.max(1) as f64);
+        let due = is_due(
+            sizes,
             self.config.rewrite_factor,
             self.config.rewrite_bytes_min,
         );
-        if due && self.rewriting.running.is_none() && Instant::now() >= self.rewriting.not_before {
-            self.begin_rewrite(ctx);
-        }
+        let fresh_bytes = (live_bytes as f64 * self.rewriting.overhead) as u64;
+        due && Instant::now() >= self.rewriting.not_before && self.has_room_for(fresh_bytes)
+    }
+
+    /// Whether the disk has room for what a job writes before it gives room back.
+    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+        Room::of(&self.config.data_dir).is_none_or(|room| room.free_bytes > bytes)
     }
 
     fn begin_rewrite(&mut self, ctx: &mut Context<Self>) {
@@ -202,8 +230,8 @@ impl Writer {
         }
         match &outcome {
             Ok(done) => {
-                self.rewriting.overhead =
-                    (done.after_bytes as f64 / done.written_bytes.max(1) as f64).max(1.0);
+                let overhead = done.after_bytes as f64 / done.written_bytes.max(1) as f64;
+                self.rewriting.overhead = overhead.clamp(1.0, OVERHEAD_MAX);
                 self.metrics.rewrites.with_label_values(&["done"]).inc();
                 self.metrics
                     .reclaimed_bytes
@@ -226,9 +254,11 @@ impl Writer {
         }
         if self.closing.is_some() {
             self.close_if_quiet();
-        } else if !self.rewriting.demands.is_empty() {
-            self.begin_rewrite(ctx);
+            return;
         }
+        // Segments have their turn.
+        self.rewriting.was_last = true;
+        self.begin_next(ctx);
     }
 }
 

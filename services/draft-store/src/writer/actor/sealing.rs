@@ -1,6 +1,7 @@
 //! The writer's part in making segments: what is made next, the moment at which it counts, and who waits until
 //! nothing of what was removed is left in a file.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -54,6 +55,8 @@ struct Running {
 
 /// Rewriting what has documents that are gone, and sealing.
 struct Purge {
+    /// Which opening of the store it looked at; what was left in another is not known.
+    opened: u64,
     left: VecDeque<SegmentId>,
     /// Seal what was at its end before this time.
     seals_before_ms: Option<u64>,
@@ -68,6 +71,8 @@ pub(super) struct Sealing {
     /// For the next purge: the work under way may have read what they want gone.
     demands: Vec<(Demand, bool)>,
     not_before: Option<Instant>,
+    /// The last segment was sealed, so that merging has its turn.
+    merges_next: bool,
     /// When all namespaces were looked through for what is old; that is too much for every tick.
     aged_at: Option<Instant>,
     /// The last number given to a segment by this process; it is given to no other, whatever came of it.
@@ -118,11 +123,28 @@ impl Policy {
     /// What is to be merged next.
     fn choose_merge(&self, open: &Open) -> Choice {
         let by_namespace = open.catalog.segments().by_namespace();
-        let merges = by_namespace
+        let mut namespaces: Vec<_> = by_namespace.into_iter().collect();
+        // Where most is gone.
+        namespaces.sort_by_key(|(_, segments)| {
+            let masked = segments.iter().map(|(_, stats)| stats.masked_tokens);
+            Reverse(masked.sum::<u64>())
+        });
+        let merges = namespaces
             .into_iter()
             .map(|(namespace, segments)| self.merge(namespace, &segments));
         first(merges)
     }
+}
+
+/// What merging takes before the files of its sources go, at most.
+fn product_bytes(open: &Open, work: &Work) -> u64 {
+    let Work::Merge(segments) = work else {
+        return 0;
+    };
+    let mounted = segments
+        .iter()
+        .filter_map(|segment| open.catalog.segments().get(*segment));
+    mounted.map(|mounted| mounted.sealed.file_bytes()).sum()
 }
 
 fn first(choices: impl Iterator<Item = Choice>) -> Choice {
@@ -161,7 +183,7 @@ impl Writer {
         match call {
             SealCall::Purge { demand, seals } => {
                 self.sealing.demands.push((demand, seals));
-                self.go_on_sealing(ctx);
+                self.begin_next(ctx);
             }
             SealCall::Install {
                 opened,
@@ -174,20 +196,15 @@ impl Writer {
         }
     }
 
-    /// Makes a segment when one is due.
-    pub(super) fn seal_if_due(&mut self, ctx: &mut Context<Self>) {
+    /// Makes the next segment that is wanted or due.
+    pub(super) fn seal_next(&mut self, ctx: &mut Context<Self>) {
         let is_early = |not_before| Instant::now() < not_before;
-        if !self.sealing.not_before.is_some_and(is_early) {
-            self.go_on_sealing(ctx);
-        }
-    }
-
-    /// Begins what is next, unless something is under way.
-    fn go_on_sealing(&mut self, ctx: &mut Context<Self>) {
-        if self.sealing.is_running() || self.closing.is_some() {
-            return;
-        }
-        if let Some((namespace, work)) = self.next_purged().or_else(|| self.next_due()) {
+        let waits = self.sealing.not_before.is_some_and(is_early);
+        let due = self.next_purged().or_else(|| match waits {
+            true => None,
+            false => self.next_due(),
+        });
+        if let Some((namespace, work)) = due {
             self.begin_sealing(namespace, work, ctx);
         }
     }
@@ -199,6 +216,10 @@ impl Writer {
                 self.begin_purge();
             }
             let purge = self.sealing.purge.as_mut()?;
+            if self.core.is_none() || purge.opened != self.opened {
+                self.end_purge(Err(outdated()));
+                continue;
+            }
             let open = self.shared.read();
             let Some(segment) = purge.left.pop_front() else {
                 if let (Some(open), Some(before_ms)) = (open.as_ref(), purge.seals_before_ms) {
@@ -245,8 +266,10 @@ impl Writer {
             (left, cleared)
         };
         self.sealing.purge = Some(Purge {
+            opened: self.opened,
             left,
-            seals_before_ms: seals.then(clock::unix_ms),
+            // What was stored in this very millisecond, too.
+            seals_before_ms: seals.then(|| clock::unix_ms() + 1),
             demands,
         });
         if let Err(error) = cleared {
@@ -266,14 +289,18 @@ impl Writer {
         let now_ms = clock::unix_ms();
         let seal_after_ms = self.config.seal_after_s.saturating_mul(1_000);
         let seal_age = Duration::from_secs(self.config.seal_age_s);
-        let rest = Rest::new(&self.config, now_ms.saturating_sub(seal_after_ms), now_ms);
-        let aged_at = &mut self.sealing.aged_at;
-        let looks_at_age = aged_at.is_none_or(|at| at.elapsed() >= seal_age.min(AGE_INTERVAL_MAX));
+        let mut rest = Rest::new(&self.config, now_ms.saturating_sub(seal_after_ms), now_ms);
+        let looks_at_age = self
+            .sealing
+            .aged_at
+            .is_none_or(|at| at.elapsed() >= seal_age.min(AGE_INTERVAL_MAX));
         let shared = self.shared.clone();
         let open = shared.read();
         let open = open.as_ref()?;
         let urgency = if open.catalog.segments().unsealed_tokens() > self.config.unsealed_tokens_max
         {
+            // Finished ones seldom go on, and those that do come back from their segment.
+            rest.finished_ms = now_ms;
             Urgency::Crowded
         } else if looks_at_age {
             let age_ms = seal_age.as_millis() as u64;
@@ -283,11 +310,18 @@ impl Writer {
             Urgency::Usual
         };
         let policy = Policy::new(&self.config);
+        // By turns: a store that always has something to seal would never give room back, nor would one that always
+        // has something to merge.
+        let merge = policy.choose_merge(open);
+        let merge = named(merge).filter(|(_, work)| self.has_room_for(product_bytes(open, work)));
+        if merge.is_some() && (self.sealing.merges_next) {
+            return merge;
+        }
         let seal = named(policy.choose_seal(open, urgency, rest));
         if seal.is_none() && looks_at_age {
-            *aged_at = Some(Instant::now());
+            self.sealing.aged_at = Some(Instant::now());
         }
-        seal.or_else(|| named(policy.choose_merge(open)))
+        seal.or(merge)
     }
 
     fn begin_sealing(&mut self, namespace: NamespaceId, work: Work, ctx: &mut Context<Self>) {
@@ -303,6 +337,7 @@ impl Writer {
             Work::Seal(_) => "log",
             Work::Merge(_) => "segments",
         };
+        self.sealing.merges_next = matches!(work, Work::Seal(_));
         let stop = Arc::new(AtomicBool::new(false));
         let plan = Plan {
             dir: self.config.data_dir.clone(),
@@ -375,11 +410,9 @@ impl Writer {
         self.observe_disk();
         if self.closing.is_some() {
             self.close_if_quiet();
-        } else if self.sealing.purge.is_some() || !self.sealing.demands.is_empty() {
-            self.go_on_sealing(ctx);
-        } else {
-            self.seal_if_due(ctx);
+            return;
         }
+        self.begin_next(ctx);
     }
 
     /// Deletes what is left of a segment that was not made. One that counts all the same stays: its name became
@@ -417,5 +450,22 @@ impl Host for WriterHost {
             reply,
         }));
         answer.blocking_recv().unwrap_or_else(|_| Err(outdated()))
+    }
+}
+
+#[cfg(test)]
+impl Writer {
+    /// Begins a purge with a segment to go; answers with who waits for it.
+    pub(super) fn purge_in_progress(&mut self) -> oneshot::Receiver<Result<(), ApiError>> {
+        let (demand, waits) = oneshot::channel();
+        self.sealing.demands.push((demand, false));
+        self.begin_purge();
+        let purge = self.sealing.purge.as_mut();
+        purge.expect("began").left.push_back(7);
+        waits
+    }
+
+    pub(super) fn go_on_purging(&mut self) {
+        assert!(self.next_purged().is_none());
     }
 }

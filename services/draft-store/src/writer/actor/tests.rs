@@ -29,17 +29,42 @@ fn append(document: u128) -> Append {
     }
 }
 
-#[test]
-fn after_a_panic_nobody_sees_what_was_not_durable() {
-    let dir = tempfile::tempdir().unwrap();
+fn open(dir: &std::path::Path) -> (Writer, Arc<Shared>) {
     let config = DraftStoreConfig {
-        data_dir: dir.path().join("data"),
+        data_dir: dir.join("data"),
         ..DraftStoreConfig::default()
     };
     let shared = Arc::new(Shared::default());
     let metrics = StoreMetrics::new(&Metrics::new().unwrap()).unwrap();
     let pending = Arc::new(AtomicU64::new(0));
-    let mut writer = Writer::open(config, shared.clone(), metrics, pending).unwrap();
+    let writer = Writer::open(config, shared.clone(), metrics, pending).unwrap();
+    (writer, shared)
+}
+
+#[test]
+fn who_waits_for_a_purge_hears_that_the_store_was_closed_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = open(dir.path());
+    for reopens in [false, true] {
+        let mut waits = writer.purge_in_progress();
+        let boom = |_: &mut Core, _: &mut Catalog, _| std::panic::resume_unwind(Box::new("boom"));
+        assert!(writer.run(boom).is_err());
+        if reopens {
+            writer.reopen().unwrap();
+        }
+        writer.go_on_purging();
+        let told = waits.try_recv().unwrap();
+        assert!(told.is_err(), "something may be left");
+        if !reopens {
+            writer.reopen().unwrap();
+        }
+    }
+}
+
+#[test]
+fn after_a_panic_nobody_sees_what_was_not_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, shared) = open(dir.path());
     let kept = [append(1)];
     writer
         .run(|core, catalog, now_ms| core.append(catalog, &kept, now_ms))

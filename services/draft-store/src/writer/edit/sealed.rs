@@ -161,6 +161,21 @@ impl Edit<'_> {
         (used_ms != taken.state.used_ms).then(|| mark_of(used_ms))
     }
 
+    /// Forgets the segments of which this commit took the last document: their room comes back without a merge.
+    pub(super) fn forget_emptied(&mut self) {
+        let mut emptied: Vec<SegmentId> = self.marks.keys().map(|(segment, _)| segment).collect();
+        emptied.dedup();
+        let segments = self.catalog.segments();
+        emptied.retain(|segment| {
+            let mounted = segments.get(*segment);
+            mounted.is_some_and(|mounted| mounted.live_documents == 0)
+        });
+        for segment in &emptied {
+            self.forget_segment(*segment);
+        }
+        self.outcome.emptied = emptied;
+    }
+
     fn forget_segment(&mut self, segment: SegmentId) {
         let mounted = self.catalog.segments().get(segment);
         let documents = mounted.map_or(0, |mounted| mounted.sealed.documents());
