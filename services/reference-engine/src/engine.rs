@@ -13,7 +13,7 @@ use refrain_speculation::sampled::Weight;
 
 use crate::blocks::Branch;
 use crate::config::EngineConfig;
-use crate::drafter::{DraftRows, Drafter, Growth, Network, Wish};
+use crate::drafter::{DraftRows, Drafter, Growth, Made, Network, Wish};
 use crate::forward::{Forward, Pass};
 use crate::kv::{BLOCK_TOKENS, KvShape};
 use crate::limits::{Known, Limits, unknown_session};
@@ -66,8 +66,12 @@ struct Plan {
     sample: bool,
     max_emit: usize,
     draft: Draft,
+    /// So many nodes of the draft came with the item; what the engine adds by itself stands behind them.
+    sent: usize,
     /// Of the draft that the engine is to make by itself.
     growth: Option<Growth>,
+    /// The nodes that came with the item and that the engine drafted as well.
+    agreed: Vec<u32>,
     /// What a drawn draft, a chain, was drawn from, by node; empty for any other.
     drawn_from: Vec<Vec<Weight>>,
     /// For each draft node, its place among those that are computed.
@@ -216,9 +220,7 @@ impl Core {
         let (drafts, rows) = drafter.draft(&self.model, wishes);
         batch.draft_rows = rows;
         for (plan, made) in wishing.into_iter().zip(drafts) {
-            plan.draft = made.draft;
-            plan.drawn_from = made.drawn_from;
-            plan.select_nodes();
+            plan.merge(made);
         }
         true
     }
@@ -316,7 +318,9 @@ impl Core {
             sampled: wanted.sampled && !is_greedy,
         });
         let growth = growth.filter(|growth| growth.depth > 0 && growth.tokens_max > 0);
-        let accepted_max = growth.map_or(draft.tokens.len(), |growth| growth.depth);
+        let accepted_max = growth
+            .map_or(0, |growth| growth.depth)
+            .max(draft.tokens.len());
         let grown = text_len + accepted_max;
         let needed = self
             .sessions
@@ -350,8 +354,10 @@ impl Core {
             computed: Vec::with_capacity(draft.tokens.len()),
             nodes: Vec::new(),
             parents: Vec::new(),
+            sent: draft.tokens.len(),
             draft,
             growth,
+            agreed: Vec::new(),
             drawn_from: Vec::new(),
         };
         plan.select_nodes();
@@ -386,7 +392,8 @@ impl Core {
     ) -> StepOutput {
         let text_len = session.text.len();
         let mut output = StepOutput {
-            self_drafted: plan.growth.map_or(0, |_| plan.nodes.len() as u32),
+            self_drafted: plan.computed[plan.sent..].iter().flatten().count() as u32,
+            agreed_nodes: plan.agreed.clone(),
             emitted: Vec::new(),
             accepted_nodes: Vec::new(),
             text_len: text_len as u32,
@@ -465,8 +472,21 @@ impl Plan {
         })
     }
 
+    /// Adds what the engine drafted to what came with the item.
+    fn merge(&mut self, made: Made) {
+        let sent = self.sent as u32;
+        let places = self.draft.merge(&made.draft);
+        self.agreed = places.into_iter().filter(|node| *node < sent).collect();
+        self.agreed.sort_unstable();
+        self.drawn_from = made.drawn_from;
+        self.select_nodes();
+    }
+
     /// Picks the draft nodes whose logits can matter: a node at depth d matters for token d + 1 of the output.
     fn select_nodes(&mut self) {
+        self.computed.clear();
+        self.nodes.clear();
+        self.parents.clear();
         let mut depths: Vec<usize> = Vec::with_capacity(self.draft.tokens.len());
         for (token, parent) in self.draft.tokens.iter().zip(&self.draft.parents) {
             let parent = parent.map(|parent| parent as usize);

@@ -166,9 +166,6 @@ impl Limits {
             let message = "this engine has neither an EAGLE-3 head nor a draft model";
             return Err(("", message.into()));
         };
-        if item.draft.is_some() {
-            return Err(("", "an item has either `draft` or `self_draft`".into()));
-        }
         if !item.sample {
             return Err(("", "a draft needs `sample`".into()));
         }
@@ -176,10 +173,13 @@ impl Limits {
             let message = "the session was opened without `self_drafts`";
             return Err(("", message.into()));
         }
+        // A draft that is too large was refused before.
+        let sent = item.draft.as_ref().map_or(0, |draft| draft.tokens.len());
+        let room = self.max_draft_tokens.saturating_sub(sent as u32);
         let counts = [
             (".depth", wanted.depth, 1, drafter.depth_max),
             (".top_k", wanted.top_k, 1, drafter.top_k_max),
-            (".tokens_max", wanted.tokens_max, 0, self.max_draft_tokens),
+            (".tokens_max", wanted.tokens_max, 0, room),
         ];
         for (part, count, least, most) in counts {
             if !(least..=most).contains(&count) {
@@ -198,6 +198,11 @@ impl Limits {
         }
         if wanted.sampled && wanted.top_k > 1 {
             let message = "self_draft.sampled draws chains; self_draft.top_k must be 1";
+            return Err((".sampled", message.into()));
+        }
+        if wanted.sampled && item.draft.is_some() {
+            let message =
+                "what self_draft.sampled draws cannot be merged with `draft`; send one of them";
             return Err((".sampled", message.into()));
         }
         Ok(())

@@ -4,6 +4,8 @@
 //! brings and by those it emits. The last token of the text is always one whose forward pass is still owed,
 //! so a step with no new tokens decodes on from where the last one ended.
 
+use std::collections::{HashMap, HashSet};
+
 use serde::{Deserialize, Serialize};
 
 use crate::{ApiError, EngineSessionId, NamespaceId, TokenId};
@@ -117,7 +119,7 @@ pub struct SelfDraft {
     pub depth: u32,
     /// Most children of a node, and most nodes of one depth that are followed further (at least 1).
     pub top_k: u32,
-    /// Most nodes that are verified; the ones with the highest path probability stay.
+    /// Most nodes that are verified, beside those of [`StepItem::draft`]; the ones with the highest path probability stay.
     pub tokens_max: u32,
     /// Paths that the drafter itself thinks less likely than this are neither followed nor verified.
     pub path_prob_min: f32,
@@ -152,6 +154,26 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// Adds the nodes of `other` that are not there yet, after those that are. Gives the place of each of its nodes, in
+    /// their order. Both are valid, and so is what comes of them.
+    pub fn merge(&mut self, other: &Draft) -> Vec<u32> {
+        let mut children: HashMap<(Option<u32>, TokenId), u32> = (0u32..)
+            .zip(self.parents.iter().zip(&self.tokens))
+            .map(|(node, (parent, token))| ((*parent, *token), node))
+            .collect();
+        let mut places: Vec<u32> = Vec::with_capacity(other.tokens.len());
+        for (token, parent) in other.tokens.iter().zip(&other.parents) {
+            let parent = parent.map(|parent| places[parent as usize]);
+            let place = *children.entry((parent, *token)).or_insert_with(|| {
+                self.tokens.push(*token);
+                self.parents.push(parent);
+                self.tokens.len() as u32 - 1
+            });
+            places.push(place);
+        }
+        places
+    }
+
     /// Checks shape: equal lengths, parents before children, no two siblings with the same token.
     pub fn validate(&self) -> Result<(), ApiError> {
         if self.tokens.len() != self.parents.len() {
@@ -160,7 +182,7 @@ impl Draft {
                 "draft.parents must be as long as draft.tokens",
             ));
         }
-        let mut edges = std::collections::HashSet::with_capacity(self.tokens.len());
+        let mut edges = HashSet::with_capacity(self.tokens.len());
         for (node, (parent, token)) in self.parents.iter().zip(&self.tokens).enumerate() {
             if parent.is_some_and(|parent| parent as usize >= node) {
                 return Err(ApiError::invalid(
@@ -197,8 +219,9 @@ pub struct StepItem {
     /// Verified under the text's last token; only with `sample`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<Draft>,
-    /// Instead of `draft`: the engine drafts by itself; only with `sample`, in sessions opened for it. It may
-    /// come to no draft at all, for example when a head has seen none of the text.
+    /// The engine drafts by itself; only with `sample`, in sessions opened for it. It may come to no draft at all, for
+    /// example when a head has seen none of the text. Beside a `draft` what it comes to is merged into that (see
+    /// [`Draft::merge`]), and both are verified as one tree; tokens that are drawn cannot be merged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub self_draft: Option<SelfDraft>,
     /// At most this many tokens are emitted (at least 1).
@@ -227,11 +250,15 @@ pub struct TokenLogprob {
 pub struct StepOutput {
     /// Accepted draft tokens and then the target's own; empty without `sample`. A stop id ends it.
     pub emitted: Vec<TokenId>,
-    /// Indices of the draft nodes that were accepted, root first. `emitted` starts with their tokens.
+    /// Indices of the draft nodes that were accepted, root first. `emitted` starts with their tokens. Nodes that the engine
+    /// drafted count on from those of [`StepItem::draft`].
     pub accepted_nodes: Vec<u32>,
-    /// Nodes of the draft that the engine made by itself.
+    /// Nodes that the engine drafted by itself and verified, apart from `agreed_nodes`.
     #[serde(default)]
     pub self_drafted: u32,
+    /// Indices of the nodes of [`StepItem::draft`] that the engine drafted as well, ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub agreed_nodes: Vec<u32>,
     /// Length of the session's text now, emitted tokens included.
     pub text_len: u32,
     /// Tokens whose KV was found in the cache instead of computed (only when the session was opened).
@@ -311,4 +338,43 @@ pub struct TokensBody {
 pub struct DetokenizeResponse {
     /// The text, with U+FFFD where bytes are not UTF-8.
     pub text: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draft(nodes: &[(TokenId, Option<u32>)]) -> Draft {
+        let (tokens, parents) = nodes.iter().copied().unzip();
+        Draft { tokens, parents }
+    }
+
+    #[test]
+    fn drafts_merge_what_they_share() {
+        let mut merged = draft(&[(1, None), (2, Some(0)), (3, Some(1))]);
+        let other = draft(&[
+            (1, None),
+            (4, None),
+            (2, Some(0)),
+            (5, Some(0)),
+            (6, Some(2)),
+            (2, Some(1)),
+        ]);
+        assert_eq!(merged.merge(&other), [0, 3, 1, 4, 5, 6]);
+        let nodes = [
+            (1, None),
+            (2, Some(0)),
+            (3, Some(1)),
+            (4, None),
+            (5, Some(0)),
+            (6, Some(1)),
+            (2, Some(3)),
+        ];
+        assert_eq!(merged, draft(&nodes));
+        merged.validate().unwrap();
+        assert_eq!(merged.merge(&Draft::default()), []);
+        let mut empty = Draft::default();
+        assert_eq!(empty.merge(&merged), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(empty, merged);
+    }
 }

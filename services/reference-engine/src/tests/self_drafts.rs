@@ -2,6 +2,7 @@
 
 mod drawn;
 mod lossless;
+mod merged;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::engine::{Sampling, SelfDraft, StepItem};

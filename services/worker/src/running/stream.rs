@@ -50,6 +50,7 @@ impl Running {
             emitted: tokens,
             accepted_nodes: Vec::new(),
             self_drafted: 0,
+            agreed_nodes: Vec::new(),
             cached_tokens: self.cached_tokens,
             logprobs,
         };

@@ -143,17 +143,21 @@ impl FakeEngine {
         let mut accepted_nodes = Vec::new();
         let mut stopped = false;
         let mut self_drafted = 0;
+        let mut agreed_nodes = Vec::new();
         if item.sample {
-            assert!(item.draft.is_none() || item.self_draft.is_none());
-            let draft = match item.self_draft {
-                Some(wanted) => self.self_draft(wanted, session),
-                None => item.draft.unwrap_or_default(),
-            };
-            if item.self_draft.is_some() {
-                self_drafted = draft.tokens.len() as u32;
+            let mut draft = item.draft.unwrap_or_default();
+            let sent = draft.tokens.len() as u32;
+            draft.validate().expect("a draft in shape");
+            if let Some(wanted) = item.self_draft {
+                assert!(
+                    sent == 0 || !wanted.sampled,
+                    "drawn tokens cannot be merged"
+                );
+                agreed_nodes = draft.merge(&self.self_draft(wanted, session));
+                agreed_nodes.retain(|node| *node < sent);
+                self_drafted = draft.tokens.len() as u32 - sent;
             }
             let text = &mut session.text;
-            draft.validate().expect("a draft in shape");
             assert!(draft.tokens.len() <= self.capabilities.max_draft_tokens as usize);
             let mut parent = None;
             loop {
@@ -178,6 +182,7 @@ impl FakeEngine {
         assert!(text.len() <= self.capabilities.max_context as usize);
         Ok(StepOutput {
             self_drafted,
+            agreed_nodes,
             emitted,
             accepted_nodes,
             text_len: text.len() as u32,

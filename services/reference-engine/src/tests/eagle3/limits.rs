@@ -81,11 +81,26 @@ fn invalid_wishes_are_refused_by_name() {
         ),
         (
             StepItem {
-                draft: Some(chain(&[1])),
-                ..drafting(1, len, wanted(2, 2, 4))
+                draft: Some(chain(&[1, 2, 3])),
+                ..drafting(1, len, wanted(2, 2, 18))
             },
-            "self_draft",
-            "either",
+            "self_draft.tokens_max",
+            "0 to 17",
+        ),
+        (
+            StepItem {
+                draft: Some(chain(&[1])),
+                ..drafting(
+                    1,
+                    len,
+                    SelfDraft {
+                        sampled: true,
+                        ..wanted(2, 1, 4)
+                    },
+                )
+            },
+            "self_draft.sampled",
+            "cannot be merged",
         ),
         (
             StepItem {
