@@ -39,8 +39,8 @@
 //! [`ProposeParams`]; [`route`] is its hybrid rule, a [`Gate`] says whether the fallback that it knows pays, and
 //! [`hands_over`] whether a request is better off with that of another worker. For whole batches [`Calibration`] says
 //! what drafts are worth, [`StepCost`] what steps take, [`GoingRate`] what time is worth, and [`divide`] who gets to
-//! verify how much. [`walk`] is the acceptance rule for drafts of certain tokens, [`sampled`] the one for tokens that were
-//! drawn. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
+//! verify how much; for engines that generate by themselves, [`best_call`] says whether a draft is worth a call. [`walk`] is
+//! the acceptance rule for drafts of certain tokens, [`sampled`] the one for tokens that were drawn. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
 //!
 //! Deliberately absent: the model and its engine, sampling, wire formats.
 
@@ -58,8 +58,9 @@ mod route;
 pub mod sampled;
 mod source;
 mod tree;
+mod verify_call;
 
-pub use accept::{Walk, walk};
+pub use accept::{Walk, walk, walk_drawn};
 pub use budget::{BudgetRequest, BudgetStep, Budgeted, HeadOffer, Share, divide};
 pub use calibration::{Calibration, NodeFeatures};
 pub use cost::{HeadCost, HeadDrafted, STEP_SECONDS_MIN, StepCost};
@@ -73,3 +74,4 @@ pub use route::{
 };
 pub use source::{Scope, Source};
 pub use tree::{DraftNode, DraftTree, Origin, TreeError};
+pub use verify_call::{CallOffer, CallWorth, StreamPace, best_call};
