@@ -9,7 +9,7 @@ use refrain_draft_memory::{HarvestConfig, MemoryConfig};
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
-pub use engine::{ApiKey, EngineConfig, EngineKind};
+pub use engine::{ApiKey, DriveMode, EngineConfig, EngineKind};
 pub use speculation::{
     Eagle3Config, FallbackChoice, RouterChoice, ScoreThreshold, SpeculationConfig,
 };

@@ -16,6 +16,7 @@ mod sse;
 mod streaming;
 mod tensorrt_llm;
 mod text_only;
+mod verify;
 mod vllm;
 
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub use streaming::{
     GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
     StreamingEngine, StreamingLoad,
 };
+pub use verify::{Verified, VerifyAbilities, VerifyRequest, VerifyWay};
 
 /// An engine that verifies drafts: the worker composes its batches and drives it step by step.
 #[async_trait]
@@ -143,6 +145,6 @@ pub async fn connect_external(
     let call_timeout = Duration::from_millis(config.call_ms_max);
     let client =
         EngineClient::new(url, config.api_key.clone(), call_timeout).map_err(ApiError::internal)?;
-    let engine = ExternalEngine::connect(client, dialect, served).await?;
+    let engine = ExternalEngine::connect(client, dialect, served, config.drives()).await?;
     Ok(Arc::new(engine))
 }

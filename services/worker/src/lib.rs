@@ -9,6 +9,7 @@
 
 mod config;
 mod decode;
+mod drive;
 mod duty;
 mod engine;
 mod fallback;
@@ -42,6 +43,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::decode::{Command, DecodeLoop, Outlet, Slot, Start, StreamDriver};
+use crate::drive::SharedDrive;
 use crate::duty::Duty;
 use crate::fallback::{FallbackWatch, Reports};
 use crate::goodput::Goodput;
@@ -52,12 +54,13 @@ use crate::running::{Running, Sources};
 use crate::slots::Slots;
 
 pub use config::{
-    ApiKey, Eagle3Config, EngineConfig, EngineKind, FallbackChoice, RouterChoice, ScoreThreshold,
-    SpeculationConfig, WorkerConfig,
+    ApiKey, DriveMode, Eagle3Config, EngineConfig, EngineKind, FallbackChoice, RouterChoice,
+    ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
     Engine, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, HttpEngine, ServedAs,
-    StreamingCapabilities, StreamingEngine, StreamingLoad, WorkerEngine, connect_external,
+    StreamingCapabilities, StreamingEngine, StreamingLoad, Verified, VerifyAbilities,
+    VerifyRequest, VerifyWay, WorkerEngine, connect_external,
 };
 pub use refrain_draft_memory::{HarvestConfig, MemoryConfig};
 
@@ -127,14 +130,17 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
     let outlet = Outlet::new(harvest.clone(), metrics.clone());
     // A chunk holds a slot before its command is sent, so this never fills: starts, their cuts, a hand-over.
     let (commands, inbox) = mpsc::channel(2 * config.running_max as usize + 2);
+    let memory = || {
+        Memory::new(
+            config.memory.clone(),
+            config.speculation.max_pattern_tokens,
+            with.store.clone(),
+            metrics.memory.clone(),
+        )
+    };
     let (router, memory, decoding) = match &with.engine {
         WorkerEngine::Verifying(engine) => {
-            let memory = Memory::new(
-                config.memory.clone(),
-                config.speculation.max_pattern_tokens,
-                with.store.clone(),
-                metrics.memory.clone(),
-            );
+            let memory = memory();
             let router = Arc::new(Router::new(&config.speculation, engine.capabilities()));
             let decode = DecodeLoop {
                 engine: engine.clone(),
@@ -148,7 +154,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
                 guard: Guard::new(&config.speculation, metrics.clone()),
                 goodput: Goodput::new(&config, metrics.clone()),
                 elsewhere: Elsewhere::new(
-                    with.store,
+                    with.store.clone(),
                     &config.memory,
                     &router.params,
                     metrics.memory.clone(),
@@ -163,15 +169,19 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
             (Some(router), Some(memory), tokio::spawn(decode.run(inbox)))
         }
         WorkerEngine::Streaming(engine) => {
+            // An engine that nobody drives has no use for drafts.
+            let drives = config.engine.drives() && engine.capabilities().verifies.any();
+            let drive = drives.then(|| SharedDrive::new(&config, metrics.clone()));
             let driver = StreamDriver::new(
                 engine.clone(),
                 outlet,
                 metrics.clone(),
                 engine_ready.clone(),
                 config.engine.clone(),
+                drive,
                 reader_stall_max,
             );
-            (None, None, tokio::spawn(driver.run(inbox)))
+            (None, drives.then(memory), tokio::spawn(driver.run(inbox)))
         }
     };
     let handle = WorkerHandle {

@@ -8,7 +8,7 @@ use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;
 
-use crate::engine::StreamingLoad;
+use crate::engine::{StreamingLoad, VerifyWay};
 
 /// The worker's collectors. Cheap to clone.
 #[derive(Clone)]
@@ -40,6 +40,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) rejections: IntCounterVec,
     pub(crate) engine_failures: IntCounter,
     pub(crate) engine_retries: IntCounter,
+    drive_calls: IntCounterVec,
+    drive_call_seconds: CounterVec,
     engine_requests: IntGaugeVec,
     engine_kv_usage: GaugeVec,
     pub(crate) memory: MemoryMetrics,
@@ -61,6 +63,20 @@ impl WorkerMetrics {
         // A rate over a counter that does not exist yet shows nothing, so these do from the start.
         for limit in ["running_max", "epoch", "draining", "breaker"] {
             rejections.with_label_values(&[limit]);
+        }
+        let drive_calls = metrics.counter_vec(
+            "refrain_drive_calls_total",
+            "Calls that had a streaming engine judge a draft, by way and by whether the answer could be used.",
+            &["model", "way", "outcome"],
+        )?;
+        let drive_call_seconds = metrics.float_counter_vec(
+            "refrain_drive_call_seconds_total",
+            "Seconds of such calls.",
+            &["model", "way"],
+        )?;
+        for way in [VerifyWay::Chain, VerifyWay::FanOut] {
+            drive_calls.with_label_values(&[model, way.as_str(), "verified"]);
+            drive_call_seconds.with_label_values(&[model, way.as_str()]);
         }
         Ok(WorkerMetrics {
             model: model.to_owned(),
@@ -190,6 +206,8 @@ impl WorkerMetrics {
                 "refrain_worker_engine_retries_total",
                 "Second attempts to start an answer of a streaming engine, before its first token.",
             )?,
+            drive_calls,
+            drive_call_seconds,
             engine_requests: metrics.gauge_vec(
                 "refrain_engine_requests",
                 "Requests that a streaming engine says it has, running or waiting.",
@@ -238,6 +256,15 @@ impl WorkerMetrics {
         self.draft_seconds
             .with_label_values(&model)
             .inc_by(draft_seconds.max(0.0));
+    }
+
+    /// A call that had a streaming engine judge a draft.
+    pub(crate) fn drive_call(&self, way: VerifyWay, outcome: &str, seconds: f64) {
+        let (model, way) = (self.model.as_str(), way.as_str());
+        let calls = &self.drive_calls;
+        calls.with_label_values(&[model, way, outcome]).inc();
+        let spent = self.drive_call_seconds.with_label_values(&[model, way]);
+        spent.inc_by(seconds);
     }
 
     /// What a streaming engine says of its load.

@@ -20,7 +20,8 @@ use crate::router::{Router, asked};
 use refrain_draft_memory::{Membership, NamespaceMemory};
 
 pub(crate) use self::answer::Absorbed;
-pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect};
+pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect, labels};
+pub(crate) use self::stream::Judged;
 
 /// Limits of the engine that matter to one request.
 #[derive(Clone, Copy, Debug)]

@@ -36,6 +36,24 @@ pub struct EngineConfig {
     pub breaker_failures_max: u32,
     /// How long it is left alone, milliseconds.
     pub breaker_open_ms: u64,
+    /// Whether drafts are verified by calls of their own, where that is measured to be quicker than the engine's stream.
+    pub drive: DriveMode,
+    /// Whether they are so for requests that are sampled as well. What comes out keeps the engine's law, but not, for one
+    /// seed, token for token, what its stream would have said.
+    pub drive_sampled: bool,
+    /// Most draft tokens of a verify call.
+    pub drive_tokens_max: u32,
+}
+
+/// See [`EngineConfig::drive`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriveMode {
+    /// Where it pays.
+    Auto,
+    /// Never: the worker listens, and keeps no drafts.
+    #[default]
+    Off,
 }
 
 /// A key that no log shows.
@@ -98,6 +116,9 @@ impl Default for EngineConfig {
             retry_backoff_ms: 50,
             breaker_failures_max: 5,
             breaker_open_ms: 2_000,
+            drive: DriveMode::Off,
+            drive_sampled: false,
+            drive_tokens_max: 64,
         }
     }
 }
@@ -106,6 +127,11 @@ impl EngineConfig {
     /// Whether the engine generates by itself, instead of being driven step by step.
     pub fn is_external(&self) -> bool {
         self.kind != EngineKind::Refrain
+    }
+
+    /// Whether the engine generates by itself and is to be driven beyond that.
+    pub(crate) fn drives(&self) -> bool {
+        self.is_external() && self.drive == DriveMode::Auto
     }
 
     pub(super) fn check(&self, check: &mut impl FnMut(bool, &str)) {
@@ -133,6 +159,10 @@ impl EngineConfig {
             (
                 u64::from(self.breaker_failures_max),
                 "engine.breaker_failures_max: at least 1",
+            ),
+            (
+                u64::from(self.drive_tokens_max),
+                "engine.drive_tokens_max: at least 1; engine.drive = \"off\" verifies nothing",
             ),
         ] {
             check(value >= 1, fault);

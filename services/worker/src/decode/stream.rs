@@ -1,9 +1,11 @@
 //! The streaming driver: one task per chunk listens to an engine that generates by itself.
 //!
-//! Nothing is drafted here, so nothing is indexed. What is said goes to the reader and to the store, as in the decode
-//! loop. A chunk's task ends, and with it the engine's work, as soon as the reader leaves.
+//! What is said goes to the reader and to the store, as in the decode loop. Where the engine is driven (`verify.rs`), it is
+//! indexed as well, and a stream is given up for a verify call now and then; else nothing is drafted. A chunk's task ends,
+//! and with it the engine's work, as soon as the reader leaves.
 
 mod listen;
+mod verify;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -19,6 +21,7 @@ use tracing::Instrument;
 use super::entry::Entry;
 use super::{Command, Outlet, Start};
 use crate::config::EngineConfig;
+use crate::drive::SharedDrive;
 use crate::engine::{Breaker, StreamingEngine};
 use crate::metrics::WorkerMetrics;
 
@@ -34,6 +37,8 @@ struct Chunks {
     metrics: WorkerMetrics,
     engine_ready: Arc<AtomicBool>,
     breaker: Mutex<Breaker>,
+    /// If the engine is driven beyond listening to it.
+    drive: Option<SharedDrive>,
     config: EngineConfig,
     reader_stall_max: Duration,
 }
@@ -62,6 +67,7 @@ impl StreamDriver {
         metrics: WorkerMetrics,
         engine_ready: Arc<AtomicBool>,
         config: EngineConfig,
+        drive: Option<SharedDrive>,
         reader_stall_max: Duration,
     ) -> Self {
         let breaker = Breaker::new(
@@ -75,6 +81,7 @@ impl StreamDriver {
                 metrics,
                 engine_ready,
                 breaker: Mutex::new(breaker),
+                drive,
                 config,
                 reader_stall_max,
             }),

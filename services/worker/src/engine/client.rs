@@ -72,9 +72,18 @@ impl EngineClient {
         path: &str,
         body: &Q,
     ) -> Result<A, ApiError> {
+        parse(&self.post_read(path, body).await?)
+    }
+
+    /// Posts JSON and reads the answer whole.
+    pub(super) async fn post_read<Q: Serialize>(
+        &self,
+        path: &str,
+        body: &Q,
+    ) -> Result<Vec<u8>, ApiError> {
         let request = self.request(Method::POST, path).json(body);
         let response = self.send(request.timeout(self.call_timeout)).await?;
-        parse(&self.read(response).await?)
+        self.read(response).await
     }
 
     /// Posts JSON and reads nothing but whether it was taken.

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::client::{no_engine, parse};
 use super::external::{Decoder, end_of, error_event};
 use super::streaming::{GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN};
+use super::verify::{Verified, VerifyRequest};
 
 /// The mesh has no penalties, and lets no engine add its own.
 pub(super) const NO_PENALTIES: [(&str, f32); 3] = [
@@ -58,6 +59,31 @@ pub(super) fn extended_body(model: &str, request: &GenerateRequest) -> Map<Strin
     body
 }
 
+/// The prompts of a fan-out, as [`extended_body`] asks for one.
+pub(super) fn fan_out_body(model: &str, request: &VerifyRequest) -> Map<String, Value> {
+    let mut body = extended_body(model, &request.text);
+    body.remove("stream_options");
+    // One seed for all prompts would draw the same noise at each place.
+    body.remove("seed");
+    let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);
+    set("stream", json!(false));
+    set("max_tokens", json!(1));
+    set("prompt", json!(request.prompts()));
+    body
+}
+
+/// What was drawn for the prompts of a fan-out.
+pub(super) fn fan_out_answer(request: &VerifyRequest, answer: &[u8]) -> Result<Verified, ApiError> {
+    let choices = Event::parse(answer)?.choices;
+    let choices = choices.ok_or_else(|| no_engine("no choices"))?;
+    let drawn = choices.into_iter().map(|choice| {
+        let stop_id = choice.stop_id();
+        let drawn = choice.token_ids.as_deref().and_then(<[_]>::first).copied();
+        (choice.index, drawn.or(stop_id))
+    });
+    Verified::of_fan_out(request, drawn)
+}
+
 /// By token id, as text.
 pub(super) fn logit_bias(sampling: &Sampling) -> Value {
     sampling
@@ -82,6 +108,8 @@ pub(super) struct Event {
 #[derive(Debug, Deserialize)]
 pub(super) struct Choice {
     #[serde(default)]
+    index: usize,
+    #[serde(default)]
     pub(super) text: String,
     #[serde(default)]
     token_ids: Option<Vec<TokenId>>,
@@ -103,7 +131,7 @@ struct Logprobs {
 }
 
 #[derive(Debug, Deserialize)]
-struct Usage {
+pub(super) struct Usage {
     #[serde(default)]
     prompt_tokens_details: Option<UsageDetails>,
 }
@@ -112,6 +140,20 @@ struct Usage {
 struct UsageDetails {
     #[serde(default)]
     cached_tokens: Option<u32>,
+}
+
+impl Usage {
+    /// Tokens of the prompt that were found in the cache, if it says so.
+    pub(super) fn cached_tokens(&self) -> Option<u32> {
+        self.prompt_tokens_details.as_ref()?.cached_tokens
+    }
+}
+
+impl Choice {
+    /// The stop id that ended it. Some leave it out of the ids, and say which it was.
+    fn stop_id(&self) -> Option<TokenId> {
+        TokenId::try_from(self.stop_reason.as_u64()?).ok()
+    }
 }
 
 impl Event {
@@ -153,9 +195,7 @@ impl CompletionsDecoder {
 impl Decoder for CompletionsDecoder {
     fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
         let event = Event::parse(data)?;
-        let details = event.usage.as_ref();
-        let details = details.and_then(|usage| usage.prompt_tokens_details.as_ref());
-        if let Some(cached_tokens) = details.and_then(|details| details.cached_tokens)
+        if let Some(cached_tokens) = event.usage.as_ref().and_then(Usage::cached_tokens)
             && !std::mem::replace(&mut self.has_begun, true)
         {
             out.push_back(Generated::Begun { cached_tokens });
@@ -165,6 +205,7 @@ impl Decoder for CompletionsDecoder {
             return Ok(());
         };
         let end = choice.finish_reason.as_deref().map(end_of).transpose()?;
+        let stop_id = choice.stop_id();
         let mut tokens = match choice.token_ids {
             Some(tokens) => tokens,
             None if choice.text.is_empty() => Vec::new(),
@@ -179,9 +220,6 @@ impl Decoder for CompletionsDecoder {
             Some(top) if !tokens.is_empty() => Some(logprobs(choice.logprobs, tokens.len(), top)?),
             _ => None,
         };
-        // Some leave out the stop id that they drew, and say which it was.
-        let stop_id = choice.stop_reason.as_u64();
-        let stop_id = stop_id.and_then(|id| TokenId::try_from(id).ok());
         if let (Some(GeneratedEnd::Stop), Some(id), None) = (end, stop_id, self.top)
             && tokens.last() != Some(&id)
         {

@@ -6,18 +6,20 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use refrain_protocol::engine::{Draft, Sampling};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId, RequestId, TokenId};
 use refrain_tokenization::Tokenizer;
 use serde_json::Value;
 
 use super::client::{EngineClient, lost, no_engine, refusal};
-use super::identity::{Card, card, check_tokenizer};
+use super::identity::{Card, card, check_tokenizer, plain_tokens};
 use super::load::LoadSeries;
 use super::sse::SseParser;
 use super::streaming::{
     GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
     StreamingEngine, StreamingLoad,
 };
+use super::verify::{Verified, VerifyAbilities, VerifyRequest, VerifyWay};
 
 /// How one kind of engine is spoken to. Pure: bodies out of requests, pieces out of events.
 pub(super) trait Dialect: Send + Sync {
@@ -54,6 +56,19 @@ pub(super) trait Dialect: Send + Sync {
     /// Asks for the text of tokens: path, body, and the field of the answer that holds it.
     fn detokenize(&self, _tokens: &[TokenId]) -> Option<(&'static str, Value, &'static str)> {
         None
+    }
+
+    /// How a draft is judged: path and body. `None`: not in this way.
+    fn verify(&self, _request: &VerifyRequest) -> Option<(&'static str, Value)> {
+        None
+    }
+
+    /// Reads the answer to [`Dialect::verify`].
+    ///
+    /// # Errors
+    /// It is nothing that such an engine says.
+    fn verified(&self, _request: &VerifyRequest, _answer: &[u8]) -> Result<Verified, ApiError> {
+        Err(no_engine("a verdict on a draft that was not sent"))
     }
 
     /// Longest text that it takes, if it says so elsewhere than in its list of models: path and JSON pointer.
@@ -97,7 +112,7 @@ pub(super) struct ExternalEngine {
 }
 
 impl ExternalEngine {
-    /// Asks the engine what it serves, and whether its tokens are ours.
+    /// Asks the engine what it serves, whether its tokens are ours and, if it is to be driven, how it verifies drafts.
     ///
     /// # Errors
     /// It cannot be reached (`Unavailable`, `Timeout`, `Upstream`), or serves something else (`InvalidRequest`: trying
@@ -106,6 +121,7 @@ impl ExternalEngine {
         client: EngineClient,
         dialect: Box<dyn Dialect>,
         served: ServedAs,
+        drives: bool,
     ) -> Result<Self, ApiError> {
         let card = card(&client, dialect.health(), &served.served_model).await?;
         check_tokenizer(&client, &*dialect, &card, &served.tokenizer).await?;
@@ -125,15 +141,27 @@ impl ExternalEngine {
                 ));
             }
         };
+        let verifies = if drives {
+            verify_abilities(&client, &*dialect, &served.tokenizer).await?
+        } else {
+            VerifyAbilities::default()
+        };
         let able = dialect.capabilities();
         let capabilities = StreamingCapabilities {
+            verifies,
             model: served.model,
             // A dialect that speaks text marks it: its tokens are ours only in our reading.
             tokenizer: format!("{}{}", able.tokenizer, served.tokenizer.identity()),
             max_context,
             ..able
         };
-        tracing::info!(url = client.base_url(), max_context, "engine connected");
+        tracing::info!(
+            url = client.base_url(),
+            max_context,
+            chain = verifies.chain,
+            fan_out = verifies.fan_out,
+            "engine connected"
+        );
         Ok(ExternalEngine {
             client,
             dialect,
@@ -165,12 +193,7 @@ impl StreamingEngine for ExternalEngine {
     async fn generate(&self, request: GenerateRequest) -> Result<GeneratedStream, ApiError> {
         let body = self.dialect.body(&request)?;
         // Made before the call: a caller that gives up while the call is under way aborts as well.
-        let abort = self.dialect.abort(&request).map(|(path, body)| Abort {
-            client: self.client.clone(),
-            path,
-            body,
-            needed: true,
-        });
+        let abort = Abort::of(&self.client, &*self.dialect, &request);
         let response = self.client.post_events(self.dialect.path(), &body).await?;
         let answer = Answer {
             body: response.bytes_stream().boxed(),
@@ -186,12 +209,88 @@ impl StreamingEngine for ExternalEngine {
         Ok(stream.boxed())
     }
 
+    async fn verify(&self, request: VerifyRequest) -> Result<Verified, ApiError> {
+        verify(&self.client, &*self.dialect, &request).await
+    }
+
     async fn load(&self) -> Result<StreamingLoad, ApiError> {
         let Some(series) = self.dialect.load() else {
             return Ok(StreamingLoad::default());
         };
         Ok(series.read(&self.client.get(series.path).await?))
     }
+}
+
+/// One verify call.
+async fn verify(
+    client: &EngineClient,
+    dialect: &dyn Dialect,
+    request: &VerifyRequest,
+) -> Result<Verified, ApiError> {
+    let (path, body) = dialect.verify(request).ok_or_else(|| {
+        ApiError::internal("a verify call of a kind that the engine does not take")
+    })?;
+    let mut abort = Abort::of(client, dialect, &request.text);
+    let answer = client.post_read(path, &body).await;
+    if let Some(abort) = &mut abort {
+        // It has answered, or was given up by the deadline of calls and may still be at work.
+        abort.needed = answer.is_err();
+    }
+    dialect.verified(request, &answer?)
+}
+
+/// Finds out how an engine verifies, by having it verify: routes may be turned off, and answers may lack what is needed.
+///
+/// # Errors
+/// It is away for the moment.
+async fn verify_abilities(
+    client: &EngineClient,
+    dialect: &dyn Dialect,
+    tokenizer: &Tokenizer,
+) -> Result<VerifyAbilities, ApiError> {
+    let mut abilities = VerifyAbilities::default();
+    let [first, second, third, ..] = plain_tokens(tokenizer)[..] else {
+        return Ok(abilities);
+    };
+    for (way, can) in [
+        (VerifyWay::Chain, &mut abilities.chain),
+        (VerifyWay::FanOut, &mut abilities.fan_out),
+    ] {
+        let request = VerifyRequest {
+            text: GenerateRequest {
+                request: RequestId(0),
+                call: 0,
+                namespace: NamespaceId(0),
+                tokens: vec![first, second],
+                prompt_len: 2,
+                tokens_max: 1,
+                sampling: Sampling::default(),
+            },
+            draft: Draft {
+                tokens: vec![third],
+                parents: vec![None],
+            },
+            way,
+        };
+        if dialect.verify(&request).is_none() {
+            continue;
+        }
+        match verify(client, dialect, &request).await {
+            Ok(verified) => *can = verified.drawn.iter().all(Option::is_some),
+            Err(error)
+                if matches!(
+                    error.kind,
+                    ErrorKind::Unavailable | ErrorKind::Overloaded | ErrorKind::Timeout
+                ) =>
+            {
+                return Err(error);
+            }
+            Err(error) => {
+                tracing::info!(way = way.as_str(), kind = ?error.kind, code = error.code, "the engine verifies no drafts in this way");
+            }
+        }
+    }
+    Ok(abilities)
 }
 
 /// Tells the engine to stop when it goes out of scope.
@@ -201,6 +300,19 @@ struct Abort {
     body: Value,
     /// Until the engine has ended by itself.
     needed: bool,
+}
+
+impl Abort {
+    /// None where closing the connection is enough.
+    fn of(client: &EngineClient, dialect: &dyn Dialect, request: &GenerateRequest) -> Option<Self> {
+        let (path, body) = dialect.abort(request)?;
+        Some(Abort {
+            client: client.clone(),
+            path,
+            body,
+            needed: true,
+        })
+    }
 }
 
 impl Drop for Abort {
@@ -320,16 +432,31 @@ pub(super) fn read_recorded(
     Ok(pieces.into())
 }
 
+/// A verify call for tests: a draft behind 1 2.
+#[cfg(test)]
+pub(super) fn verify_request(
+    way: VerifyWay,
+    tokens: &[TokenId],
+    parents: &[Option<u32>],
+    sampling: Sampling,
+) -> VerifyRequest {
+    VerifyRequest {
+        text: request(&[1, 2], sampling),
+        draft: Draft {
+            tokens: tokens.to_vec(),
+            parents: parents.to_vec(),
+        },
+        way,
+    }
+}
+
 /// A request for tests.
 #[cfg(test)]
-pub(super) fn request(
-    tokens: &[TokenId],
-    sampling: refrain_protocol::engine::Sampling,
-) -> GenerateRequest {
+pub(super) fn request(tokens: &[TokenId], sampling: Sampling) -> GenerateRequest {
     GenerateRequest {
-        request: refrain_protocol::RequestId(0xab),
+        request: RequestId(0xab),
         call: 0xef,
-        namespace: refrain_protocol::NamespaceId(0xcd),
+        namespace: NamespaceId(0xcd),
         tokens: tokens.to_vec(),
         prompt_len: tokens.len() as u32,
         tokens_max: 7,

@@ -75,20 +75,25 @@ pub(super) async fn check_tokenizer(
     check_tokens(client, dialect, tokenizer).await
 }
 
+/// Tokens whose text is plain, so that no engine can take them for anything else.
+pub(super) fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
+    let plain = |token: &TokenId| {
+        let bytes = tokenizer.token_bytes(*token);
+        bytes.len() > 1 && bytes.iter().all(u8::is_ascii_alphanumeric)
+    };
+    (0..tokenizer.vocab_size())
+        .filter(|token| !tokenizer.is_special(*token))
+        .filter(plain)
+        .collect()
+}
+
 /// Compares what some tokens spell here and there. Names of vocabularies say little, their sizes not much more.
 async fn check_tokens(
     client: &EngineClient,
     dialect: &dyn Dialect,
     tokenizer: &Tokenizer,
 ) -> Result<(), ApiError> {
-    let plain = |token: &TokenId| {
-        let bytes = tokenizer.token_bytes(*token);
-        bytes.len() > 1 && bytes.iter().all(u8::is_ascii_alphanumeric)
-    };
-    let usable: Vec<TokenId> = (0..tokenizer.vocab_size())
-        .filter(|token| !tokenizer.is_special(*token))
-        .filter(plain)
-        .collect();
+    let usable = plain_tokens(tokenizer);
     let every = usable.len().div_ceil(COMPARED_TOKENS).max(1);
     let compared: Vec<TokenId> = usable.into_iter().step_by(every).collect();
     let Some((path, body, field)) = dialect.detokenize(&compared) else {

@@ -23,6 +23,7 @@ use super::load::LoadSeries;
 use super::streaming::{
     GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX,
 };
+use super::verify::{Verified, VerifyRequest, VerifyWay};
 
 /// Most tokens of one character, a byte each. A call for fewer may end inside a character, and then says nothing at all; what
 /// is too much, the worker drops.
@@ -91,6 +92,29 @@ impl Dialect for LlamaCpp {
         })
     }
 
+    fn verify(&self, request: &VerifyRequest) -> Option<(&'static str, Value)> {
+        if request.way != VerifyWay::FanOut {
+            return None;
+        }
+        let mut body = self.body(&request.text).ok()?;
+        body["prompt"] = json!(request.prompts());
+        body["n_predict"] = json!(1);
+        body["response_fields"] = json!(["index", "tokens"]);
+        for of_streams in ["stream", "return_progress"] {
+            body[of_streams] = json!(false);
+        }
+        // One seed for all prompts would draw the same noise at each place. It draws another one for each by itself.
+        body["seed"] = json!(u32::MAX);
+        Some((self.path(), body))
+    }
+
+    fn verified(&self, request: &VerifyRequest, answer: &[u8]) -> Result<Verified, ApiError> {
+        let answers: Vec<Drawn> = parse(answer)?;
+        let drawn = answers.iter();
+        let drawn = drawn.map(|drawn| (drawn.index, drawn.tokens.first().copied()));
+        Verified::of_fan_out(request, drawn)
+    }
+
     fn load(&self) -> Option<LoadSeries> {
         Some(LoadSeries {
             path: "/metrics",
@@ -108,6 +132,14 @@ impl Dialect for LlamaCpp {
         // A slot's, not the server's: requests do not share it.
         Some(("/props", "/default_generation_settings/n_ctx"))
     }
+}
+
+/// What was drawn for one of several prompts.
+#[derive(Debug, Deserialize)]
+struct Drawn {
+    index: usize,
+    #[serde(default)]
+    tokens: Vec<TokenId>,
 }
 
 /// An event of `/completion`.

@@ -19,6 +19,7 @@ use super::load::LoadSeries;
 use super::streaming::{
     GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX,
 };
+use super::verify::{Verified, VerifyRequest, VerifyWay, sure_best};
 
 pub(super) struct SgLang;
 
@@ -74,6 +75,57 @@ impl Dialect for SgLang {
         })
     }
 
+    fn verify(&self, request: &VerifyRequest) -> Option<(&'static str, Value)> {
+        let mut body = self.body(&request.text).ok()?;
+        let parameters = body["sampling_params"].as_object_mut()?;
+        parameters.insert("max_new_tokens".to_owned(), json!(1));
+        // One seed for all prompts would draw the same noise at each place.
+        parameters.remove("sampling_seed");
+        body["stream"] = json!(false);
+        match request.way {
+            VerifyWay::Chain => {
+                body["input_ids"] = json!(request.chained());
+                body["return_logprob"] = json!(true);
+                // Its cache is read up to there, so that no place of the draft goes without a score.
+                body["logprob_start_len"] = json!(request.text.tokens.len() - 1);
+                // The two best, to know a tie from a best one.
+                body["top_logprobs_num"] = json!(2);
+            }
+            VerifyWay::FanOut => {
+                let prompts = request.prompts();
+                // Each has a name of its own; an abort by what they begin with hits them all.
+                let name = request.text.name();
+                let names: Vec<String> = (0..prompts.len())
+                    .map(|at| format!("{name}-{at}"))
+                    .collect();
+                body["rid"] = json!(names);
+                body["input_ids"] = json!(prompts);
+            }
+        }
+        Some((self.path(), body))
+    }
+
+    fn verified(&self, request: &VerifyRequest, answer: &[u8]) -> Result<Verified, ApiError> {
+        match request.way {
+            VerifyWay::Chain => {
+                let answer: Event = parse(answer)?;
+                let last = answer.drawn();
+                let meta = answer.meta_info.ok_or_else(|| no_engine("no meta_info"))?;
+                let rows = meta.input_top_logprobs.unwrap_or_default();
+                let best = rows.iter().map(|row| {
+                    let row = row.as_ref()?.iter();
+                    sure_best(row.map(|(logprob, id, _)| (*id, logprob.unwrap_or(f32::NAN))))
+                });
+                Ok(Verified::of_chain(request, best, last))
+            }
+            VerifyWay::FanOut => {
+                let answers: Vec<Event> = parse(answer)?;
+                let drawn = answers.iter().map(Event::drawn);
+                Verified::of_fan_out(request, drawn.enumerate())
+            }
+        }
+    }
+
     fn abort(&self, request: &GenerateRequest) -> Option<(&'static str, Value)> {
         Some(("/abort_request", json!({ "rid": request.name() })))
     }
@@ -112,6 +164,9 @@ struct MetaInfo {
     /// The best of each place.
     #[serde(default)]
     output_top_logprobs: Option<Vec<Option<Vec<Scored>>>>,
+    /// The best of the prompt's places, from where they were asked for.
+    #[serde(default)]
+    input_top_logprobs: Option<Vec<Option<Vec<Scored>>>>,
 }
 
 /// (logprob, id, text).
@@ -124,6 +179,15 @@ struct FinishReason {
     /// The stop id or string.
     #[serde(default)]
     matched: Value,
+}
+
+impl Event {
+    /// The one token of a call for one.
+    fn drawn(&self) -> Option<TokenId> {
+        let stop = self.meta_info.as_ref()?.finish_reason.as_ref();
+        let matched = stop.and_then(|reason| TokenId::try_from(reason.matched.as_u64()?).ok());
+        self.output_ids.last().copied().or(matched)
+    }
 }
 
 struct SgLangDecoder {

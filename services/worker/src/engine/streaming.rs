@@ -5,6 +5,8 @@ use futures_util::stream::BoxStream;
 use refrain_protocol::engine::{Sampling, TokenLogprob};
 use refrain_protocol::{ApiError, NamespaceId, RequestId, TokenId};
 
+use super::verify::{Verified, VerifyAbilities, VerifyRequest};
+
 /// OpenAI's value for what is as good as impossible; JSON has no infinity.
 pub(super) const LOGPROB_MIN: f32 = -9999.0;
 
@@ -28,10 +30,13 @@ pub struct StreamingCapabilities {
     pub min_p: bool,
     /// Takes biases by token id.
     pub logit_bias: bool,
+    /// How it can be made to judge drafts.
+    pub verifies: VerifyAbilities,
 }
 
 impl StreamingCapabilities {
-    /// What an engine can do that samples by all fields; its names and its longest text are filled in by who connects.
+    /// What an engine can do that samples by all fields; its names, its longest text and how it verifies are filled in by
+    /// who connects.
     pub(super) fn of_dialect(top_logprobs_max: Option<u32>) -> Self {
         StreamingCapabilities {
             model: String::new(),
@@ -41,6 +46,7 @@ impl StreamingCapabilities {
             top_k: true,
             min_p: true,
             logit_bias: true,
+            verifies: VerifyAbilities::default(),
         }
     }
 
@@ -180,6 +186,13 @@ pub trait StreamingEngine: Send + Sync {
     /// The engine cannot be reached or refuses. It has generated nothing then, so it may be asked again.
     async fn generate(&self, request: GenerateRequest) -> Result<GeneratedStream, ApiError>;
 
+    /// Judges a draft, by one of the ways of its capabilities, and generates nothing beyond it. Dropping the future aborts
+    /// the engine's work.
+    ///
+    /// # Errors
+    /// The engine cannot be reached or refuses. The text is as it was.
+    async fn verify(&self, request: VerifyRequest) -> Result<Verified, ApiError>;
+
     /// How busy it is.
     ///
     /// # Errors
@@ -200,6 +213,7 @@ mod tests {
             top_k: false,
             min_p: false,
             logit_bias: false,
+            verifies: VerifyAbilities::default(),
         }
     }
 

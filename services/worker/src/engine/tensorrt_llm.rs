@@ -4,12 +4,13 @@
 //! against a real one.
 
 use refrain_protocol::ApiError;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::completions::{CompletionsDecoder, extended_body};
+use super::completions::{CompletionsDecoder, extended_body, fan_out_answer, fan_out_body};
 use super::external::{Decoder, Dialect};
 use super::load::LoadSeries;
 use super::streaming::{GenerateRequest, StreamingCapabilities};
+use super::verify::{Verified, VerifyRequest, VerifyWay};
 
 pub(super) struct TensorRtLlm {
     pub(super) model: String,
@@ -26,14 +27,20 @@ impl Dialect for TensorRtLlm {
     }
 
     fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
-        let mut body = extended_body(&self.model, request);
-        body.insert("detokenize".to_owned(), json!(false));
-        body.insert("add_special_tokens".to_owned(), json!(false));
-        Ok(body.into())
+        Ok(in_tokens(extended_body(&self.model, request)))
     }
 
     fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {
         Box::new(CompletionsDecoder::new(&request.sampling))
+    }
+
+    fn verify(&self, request: &VerifyRequest) -> Option<(&'static str, Value)> {
+        let asks = request.way == VerifyWay::FanOut;
+        asks.then(|| (self.path(), in_tokens(fan_out_body(&self.model, request))))
+    }
+
+    fn verified(&self, request: &VerifyRequest, answer: &[u8]) -> Result<Verified, ApiError> {
+        fan_out_answer(request, answer)
     }
 
     fn load(&self) -> Option<LoadSeries> {
@@ -44,4 +51,11 @@ impl Dialect for TensorRtLlm {
             kv_usage: Some("trtllm_kv_cache_utilization"),
         })
     }
+}
+
+/// Asks for ids instead of text.
+fn in_tokens(mut body: Map<String, Value>) -> Value {
+    body.insert("detokenize".to_owned(), json!(false));
+    body.insert("add_special_tokens".to_owned(), json!(false));
+    body.into()
 }

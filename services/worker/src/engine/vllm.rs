@@ -1,12 +1,21 @@
-//! vLLM, over `/v1/completions` with token ids.
+//! vLLM, over `/v1/completions` with token ids; drafts as chains over `/inference/v1/generate`, where it serves that
+//! (`--enable-scale-out`) and says what it found in its cache (`--enable-prompt-tokens-details`).
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
 
 use refrain_protocol::{ApiError, TokenId};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::completions::{CompletionsDecoder, extended_body};
+use super::client::{no_engine, parse};
+use super::completions::{CompletionsDecoder, Usage, extended_body, fan_out_answer, fan_out_body};
 use super::external::{Decoder, Dialect};
 use super::load::LoadSeries;
 use super::streaming::{GenerateRequest, StreamingCapabilities};
+use super::verify::{Verified, VerifyRequest, VerifyWay, sure_best};
 
 /// `max_logprobs` of a server that was told nothing.
 const TOP_LOGPROBS_MAX: u32 = 20;
@@ -52,8 +61,95 @@ impl Dialect for Vllm {
         })
     }
 
+    fn verify(&self, request: &VerifyRequest) -> Option<(&'static str, Value)> {
+        let own = [
+            ("request_id", json!(request.text.name())),
+            ("cache_salt", json!(request.text.namespace.to_string())),
+        ];
+        match request.way {
+            VerifyWay::FanOut => {
+                let mut body = fan_out_body(&self.model, request);
+                body.insert("return_token_ids".to_owned(), json!(true));
+                body.extend(own.map(|(key, value)| (key.to_owned(), value)));
+                Some(("/v1/completions", body.into()))
+            }
+            VerifyWay::Chain => {
+                let mut body = json!({
+                    "model": self.model,
+                    "token_ids": request.chained(),
+                    "sampling_params": {
+                        "temperature": 0,
+                        "max_tokens": 1,
+                        // The two best, to know a tie from a best one.
+                        "prompt_logprobs": 2,
+                        // Else it reads the whole text anew.
+                        "skip_reading_prefix_cache": false,
+                        // With it some versions fail for good once a cached prompt is scored.
+                        "detokenize": false,
+                    },
+                });
+                for (key, value) in own {
+                    body[key] = value;
+                }
+                Some(("/inference/v1/generate", body))
+            }
+        }
+    }
+
+    fn verified(&self, request: &VerifyRequest, answer: &[u8]) -> Result<Verified, ApiError> {
+        match request.way {
+            VerifyWay::FanOut => fan_out_answer(request, answer),
+            VerifyWay::Chain => scored(request, parse(answer)?),
+        }
+    }
+
     fn detokenize(&self, tokens: &[TokenId]) -> Option<(&'static str, Value, &'static str)> {
         let body = json!({ "model": self.model, "tokens": tokens });
         Some(("/detokenize", body, "prompt"))
     }
+}
+
+/// The answer of `/inference/v1/generate`.
+#[derive(Debug, Deserialize)]
+struct Scored {
+    choices: Vec<ScoredChoice>,
+    /// By place of the prompt, some of its first ones left out or not: what the model held of its token.
+    #[serde(default)]
+    prompt_logprobs: Vec<Option<HashMap<TokenId, Score>>>,
+    #[serde(default)]
+    usage: Option<Usage>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ScoredChoice {
+    #[serde(default)]
+    token_ids: Vec<TokenId>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Score {
+    logprob: f32,
+}
+
+/// What greedy decoding would have said in place of the draft.
+///
+/// A place of the prompt is scored by the pass over the token before it. Those found in the cache are not passed over,
+/// and what stands in their rows is left from something else: a row counts only if the token before it was computed.
+fn scored(request: &VerifyRequest, answer: Scored) -> Result<Verified, ApiError> {
+    let text_len = request.text.tokens.len();
+    let len = text_len + request.draft.tokens.len();
+    let rows = answer.prompt_logprobs;
+    let missing = len
+        .checked_sub(rows.len())
+        .ok_or_else(|| no_engine("more scores than places of the prompt"))?;
+    let cached = answer.usage.as_ref().and_then(Usage::cached_tokens);
+    let computed_from = cached.map(|cached| cached as usize + 1);
+    let best = rows.iter().enumerate().map(|(at, row)| {
+        let is_computed = computed_from.is_some_and(|from| at + missing >= from);
+        let row = row.as_ref().filter(|_| is_computed)?;
+        sure_best(row.iter().map(|(token, score)| (*token, score.logprob)))
+    });
+    let last = answer.choices.first();
+    let last = last.and_then(|choice| choice.token_ids.first()).copied();
+    Ok(Verified::of_chain(request, best, last))
 }

@@ -4,12 +4,13 @@ use refrain_protocol::chunk::{DraftScope, DraftSource};
 use refrain_protocol::engine::{Draft, DrafterKind, SelfDraft, StepOutput};
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::{
-    Asked, Candidate, Decision, Fallback, Found, Lookup, Route, RouteReason, Scope, Source, propose,
+    Asked, Candidate, Decision, Fallback, Found, Lookup, ProposeParams, Route, RouteReason, Scope,
+    Source, propose,
 };
 use refrain_suffix_index::{Cursor, DocumentKey};
 
 use super::{EngineLimits, OWN, Routing, Running};
-use crate::router::{Router, asked};
+use crate::router::asked;
 use refrain_draft_memory::Drafts;
 use refrain_draft_memory::Wanted;
 
@@ -159,10 +160,7 @@ impl Offer {
     pub(super) fn labels(&self) -> (DraftSource, DraftScope) {
         match self {
             Offer::Nothing => (DraftSource::None, DraftScope::None),
-            Offer::Suffix(candidate) if candidate.source == Source::Prediction => {
-                (DraftSource::Prediction, DraftScope::Request)
-            }
-            Offer::Suffix(candidate) => (DraftSource::Suffix, wire_scope(candidate.scope)),
+            Offer::Suffix(candidate) => labels(candidate),
             Offer::Own { kind, .. } => ((*kind).into(), DraftScope::None),
         }
     }
@@ -228,7 +226,7 @@ impl Running {
             asked,
             draft_max,
             candidate: looks
-                .then(|| self.suffix_draft(draft_max, routing.router))
+                .then(|| self.suffix_draft(draft_max, &routing.router.params))
                 .flatten(),
             withheld,
             fallback: self.usable(routing.fallback),
@@ -247,7 +245,7 @@ impl Running {
         }
     }
 
-    fn suffix_draft(&self, draft_max: u32, router: &Router) -> Option<Candidate> {
+    pub(super) fn suffix_draft(&self, draft_max: u32, params: &ProposeParams) -> Option<Candidate> {
         let sources = self.sources.as_ref()?;
         let drafts = sources.memory.lock();
         let group = sources.group.as_ref().map(|member| member.group().lock());
@@ -279,7 +277,7 @@ impl Running {
             drafts.index(),
             self.cursor_in(&drafts),
         ));
-        propose(&lookups, &router.params, draft_max as usize)
+        propose(&lookups, params, draft_max as usize)
     }
 
     /// Where the text stands. A document that was removed while it runs ends elsewhere or is gone; then the end of the
@@ -289,6 +287,14 @@ impl Running {
         let key = DocumentKey(self.document().0);
         let tip = drafts.index().tip(key).filter(|_| is_whole);
         tip.unwrap_or_else(|| drafts.index().start(&self.text))
+    }
+}
+
+/// The labels of a draft that was found.
+pub(crate) fn labels(candidate: &Candidate) -> (DraftSource, DraftScope) {
+    match candidate.source {
+        Source::Prediction => (DraftSource::Prediction, DraftScope::Request),
+        _ => (DraftSource::Suffix, wire_scope(candidate.scope)),
     }
 }
 

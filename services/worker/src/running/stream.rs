@@ -4,8 +4,19 @@ use std::time::Instant;
 
 use refrain_protocol::engine::{StepOutput, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
+use refrain_speculation::{Candidate, ProposeParams, Walk};
 
-use super::{Absorbed, EngineLimits, Running};
+use super::{Absorbed, EngineLimits, Offer, Running};
+
+/// A draft that the engine judged by a call of its own.
+pub(crate) struct Judged {
+    /// What was sent.
+    pub(crate) verified: Candidate,
+    /// What it is a part of.
+    pub(crate) found: Candidate,
+    /// What the engine would say.
+    pub(crate) walk: Walk,
+}
 
 impl Running {
     /// Prompt and output.
@@ -23,17 +34,81 @@ impl Running {
         self.cached_tokens = cached_tokens;
     }
 
+    /// What can be drafted here, and the node that ends the output if it is accepted: a stop id, or the last one that the
+    /// request has room for.
+    pub(crate) fn found(
+        &self,
+        params: &ProposeParams,
+        limits: EngineLimits,
+    ) -> Option<(Candidate, Option<u32>)> {
+        let room = self.may_emit(limits) - 1;
+        let candidate = self.suffix_draft(room, params)?;
+        let stop_ids = &self.request.sampling.stop_token_ids;
+        let stops = candidate
+            .tree
+            .tokens()
+            .position(|token| stop_ids.contains(&token));
+        let fills = candidate.tree.len() as u32 == room;
+        let last = candidate.tree.len().checked_sub(1).filter(|_| fills);
+        let ends_with = stops.or(last).map(|node| node as u32);
+        Some((candidate, ends_with))
+    }
+
     /// Takes what the engine generated. What goes past a stop id or a limit is dropped: the chunk ends there.
     ///
     /// # Errors
     /// An answer that no engine may give.
     pub(crate) fn absorb_generated(
         &mut self,
-        mut tokens: Vec<TokenId>,
-        mut logprobs: Option<Vec<TokenLogprob>>,
+        tokens: Vec<TokenId>,
+        logprobs: Option<Vec<TokenLogprob>>,
         limits: EngineLimits,
         now: Instant,
     ) -> Result<Absorbed, ApiError> {
+        let output = self.within_limits(tokens, logprobs, limits);
+        self.take(output, limits, now)
+    }
+
+    /// Takes what came of a draft that the engine judged; the walk emitted something.
+    ///
+    /// # Errors
+    /// An answer that no engine may give.
+    pub(crate) fn absorb_judged(
+        &mut self,
+        judged: Judged,
+        limits: EngineLimits,
+        now: Instant,
+    ) -> Result<Absorbed, ApiError> {
+        let Judged {
+            verified,
+            found,
+            walk,
+        } = judged;
+        let mut output = self.within_limits(walk.emitted, None, limits);
+        output.accepted_nodes = walk.accepted;
+        output.accepted_nodes.truncate(output.emitted.len());
+        self.offered = Offer::Suffix(verified);
+        self.lesson.found = Some(found);
+        self.take(output, limits, now)
+    }
+
+    fn take(
+        &mut self,
+        output: StepOutput,
+        limits: EngineLimits,
+        now: Instant,
+    ) -> Result<Absorbed, ApiError> {
+        let absorbed = self.absorb(output, true, 0, limits, now)?;
+        absorbed.ok_or_else(|| ApiError::internal("a step that sampled came to nothing"))
+    }
+
+    /// A step out of tokens, of which those past a stop id or a limit are dropped.
+    fn within_limits(
+        &mut self,
+        mut tokens: Vec<TokenId>,
+        mut logprobs: Option<Vec<TokenLogprob>>,
+        limits: EngineLimits,
+    ) -> StepOutput {
         let stop_ids = &self.request.sampling.stop_token_ids;
         let stop = tokens.iter().position(|token| stop_ids.contains(token));
         let most = self.may_emit(limits) as usize;
@@ -44,7 +119,7 @@ impl Running {
         }
         self.sent_len = self.text.len() as u32;
         self.max_emit = most as u32;
-        let output = StepOutput {
+        StepOutput {
             text_len: self.sent_len + kept as u32,
             stopped: stop.is_some_and(|at| at < kept),
             emitted: tokens,
@@ -53,8 +128,6 @@ impl Running {
             agreed_nodes: Vec::new(),
             cached_tokens: self.cached_tokens,
             logprobs,
-        };
-        let absorbed = self.absorb(output, true, 0, limits, now)?;
-        absorbed.ok_or_else(|| ApiError::internal("a step that sampled came to nothing"))
+        }
     }
 }

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use refrain_protocol::engine::Sampling;
+use refrain_protocol::engine::{Draft, Sampling};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, RequestId};
 use refrain_tokenization::testing::byte_level_files;
 use refrain_worker::{
-    EngineConfig, EngineKind, GenerateRequest, Generated, GeneratedEnd, ServedAs, StreamingEngine,
-    connect_external,
+    DriveMode, EngineConfig, EngineKind, GenerateRequest, Generated, GeneratedEnd, ServedAs,
+    StreamingEngine, VerifyRequest, VerifyWay, connect_external,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -76,8 +76,17 @@ impl Canned {
     }
 
     async fn connect(&self, kind: EngineKind) -> Result<Arc<dyn StreamingEngine>, ApiError> {
+        self.connect_as(kind, DriveMode::Off).await
+    }
+
+    async fn connect_as(
+        &self,
+        kind: EngineKind,
+        drive: DriveMode,
+    ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
         let config = EngineConfig {
             kind,
+            drive,
             api_key: Some("engine-key".into()),
             call_ms_max: 2_000,
             ..EngineConfig::default()
@@ -378,6 +387,97 @@ async fn dropping_an_answer_closes_its_connection_and_aborts_where_that_is_asked
             .heard("/abort_request")
             .iter()
             .any(|text| text.contains("-0000000002-0000000000000003\""))
+    })
+    .await;
+}
+
+/// A vLLM with these routes beside the usual ones.
+async fn vllm(answers: &[(&'static str, Answer)]) -> Canned {
+    let usual = [
+        ("/health", json("{}")),
+        (
+            "/v1/models",
+            json("{\"data\":[{\"id\":\"m\",\"max_model_len\":400}]}"),
+        ),
+        ("/detokenize", json("{\"prompt\":\"hellhellhello\"}")),
+    ];
+    Canned::start(&[&usual, answers].concat()).await
+}
+
+#[tokio::test]
+async fn how_an_engine_verifies_is_found_out_by_having_it_verify() {
+    let generate = "/inference/v1/generate";
+    let completions = "/v1/completions";
+    let scored = |details: &str| {
+        json(&format!(
+            "{{\"choices\":[{{\"token_ids\":[7]}}],\"prompt_logprobs\":[null,{{\"5\":{{\"logprob\":-1.0}}}},{{\"6\":{{\"logprob\":-0.1}}}}],\
+             \"usage\":{{\"prompt_tokens_details\":{details}}}}}"
+        ))
+    };
+    let chained = scored("{\"cached_tokens\":0}");
+    let two = "{\"choices\":[{\"index\":1,\"token_ids\":[8]},{\"index\":0,\"token_ids\":[7]}]}";
+    let one = "{\"choices\":[{\"index\":0,\"token_ids\":[7]}]}";
+    let off = Answer(403, "application/json", "{}".into(), false);
+    let cases = [
+        (chained.clone(), json(two), true, true),
+        // The route is turned off; the server does not say what it found in its cache; answers lack a prompt's.
+        (off.clone(), json(two), false, true),
+        (scored("null"), json(two), false, true),
+        (chained, json(one), true, false),
+        (off, json("{}"), false, false),
+    ];
+    for (at, (scores, drawn, chain, fan_out)) in cases.into_iter().enumerate() {
+        let server = vllm(&[(generate, scores), (completions, drawn)]).await;
+        let engine = server.connect_as(EngineKind::Vllm, DriveMode::Auto).await;
+        let verifies = engine.unwrap().capabilities().verifies;
+        assert_eq!(
+            (verifies.chain, verifies.fan_out),
+            (chain, fan_out),
+            "case {at}"
+        );
+        // Who is not driven is asked nothing.
+        let asked = server.heard(generate).len() + server.heard(completions).len();
+        let engine = server.connect(EngineKind::Vllm).await.unwrap();
+        assert!(!engine.capabilities().verifies.any());
+        let now = server.heard(generate).len() + server.heard(completions).len();
+        assert_eq!((asked, now), (2, 2));
+    }
+    // One that is busy at the moment is asked again: it says nothing of what it can do.
+    let busy = Answer(429, "application/json", "{}".into(), false);
+    let server = vllm(&[(generate, busy), (completions, json(two))]).await;
+    let error = server.connect_as(EngineKind::Vllm, DriveMode::Auto).await;
+    assert_eq!(error.err().unwrap().kind, ErrorKind::Overloaded);
+}
+
+#[tokio::test]
+async fn a_verify_call_that_is_dropped_closes_its_connection() {
+    let list = "[{\"index\":0,\"tokens\":[100]},{\"index\":1,\"tokens\":[101]}]";
+    let server = Canned::start(&llama()).await;
+    server.set("/completion", json(list));
+    let engine = server.connect_as(EngineKind::LlamaCpp, DriveMode::Auto);
+    let engine = engine.await.unwrap();
+    let draft = || VerifyRequest {
+        text: request(),
+        draft: Draft {
+            tokens: vec![100],
+            parents: vec![None],
+        },
+        way: VerifyWay::FanOut,
+    };
+    let verified = engine.verify(draft()).await.unwrap();
+    assert_eq!(verified.drawn, [Some(100), Some(101)]);
+    let asked = server.heard("/completion");
+    assert!(asked[asked.len() - 1].contains("\"prompt\":[[5,6],[5,6,100]]"));
+    let Answer(status, kind, ..) = json("");
+    server.set("/completion", Answer(status, kind, "[".into(), true));
+    let call = tokio::spawn(async move { engine.verify(draft()).await });
+    crate::bench::eventually("the call is heard", || {
+        server.heard("/completion").len() > asked.len()
+    })
+    .await;
+    call.abort();
+    crate::bench::eventually("the connection is closed", || {
+        *server.closed.lock().unwrap() == 1
     })
     .await;
 }

@@ -1,7 +1,9 @@
 //! The worker over a scripted engine: what comes out is what the target model says, whatever is drafted.
 
 mod bench;
+mod drive;
 mod external;
+mod fake_stream;
 mod fakes;
 mod fallback;
 mod goodput;

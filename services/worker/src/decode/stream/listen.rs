@@ -4,16 +4,16 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
-use refrain_protocol::engine::TokenLogprob;
-use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Chunks, Control};
 use crate::decode::entry::Entry;
+use crate::drive::{Call, Driving};
 use crate::engine::{Breaker, GenerateRequest, Generated, GeneratedEnd, GeneratedStream};
-use crate::running::EngineLimits;
+use crate::running::{Absorbed, EngineLimits};
 
 /// How long a chunk that has ended waits for its engine's last word, which frees the connection for the next one.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(100);
@@ -22,8 +22,42 @@ const UNSENT_TOKENS_MAX: u32 = 3;
 /// Longest pause between two attempts.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// How a stream ended.
+enum Heard {
+    /// With the chunk.
+    Over(Outcome),
+    /// A draft is to be verified instead.
+    Call(Box<Call>),
+}
+
+/// How long the engine's next word is waited for.
+struct Patience {
+    due: tokio::time::Instant,
+    /// It has said something.
+    has_output: bool,
+}
+
+impl Patience {
+    fn spent(&self) -> ApiError {
+        let what = if self.has_output {
+            "a token"
+        } else {
+            "its first token"
+        };
+        ApiError::new(
+            ErrorKind::Timeout,
+            format!("the engine did not give {what} in time"),
+        )
+        .with_code("engine_timeout")
+    }
+}
+
+fn after(ms: u64) -> tokio::time::Instant {
+    tokio::time::Instant::now() + Duration::from_millis(ms)
+}
+
 /// Why a chunk's task is over.
-enum Outcome {
+pub(super) enum Outcome {
     /// As it should be.
     Ended(ChunkEnd),
     Failed(ApiError),
@@ -79,58 +113,137 @@ impl Chunks {
     }
 
     async fn listen(&self, entry: &mut Entry, told: &mut mpsc::Receiver<Control>) -> Outcome {
-        let deadline =
-            tokio::time::Instant::now() + Duration::from_millis(self.config.first_token_ms_max);
+        let mut driving = self.drive.clone().map(|drive| {
+            let able = self.engine.capabilities().verifies;
+            let running = &entry.running;
+            Driving::new(drive, &able, running.namespace, &running.request)
+        });
+        let mut patience = Patience {
+            due: after(self.config.first_token_ms_max),
+            has_output: false,
+        };
+        let over = loop {
+            let stream = match self.open(entry, told, &patience).await {
+                Ok(stream) => stream,
+                Err(over) => break over,
+            };
+            let heard = self.hear(entry, told, stream, driving.as_mut(), &mut patience);
+            let call = match heard.await {
+                Heard::Over(over) => break over,
+                Heard::Call(call) => call,
+            };
+            if let Some(driving) = &mut driving
+                && let Err(over) = self.drive(entry, told, driving, call).await
+            {
+                break over;
+            }
+            patience.due = after(self.config.idle_ms_max);
+        };
+        if let Some(driving) = &mut driving {
+            driving.end(Instant::now());
+        }
+        over
+    }
+
+    /// Starts a stream behind what has been said.
+    async fn open(
+        &self,
+        entry: &mut Entry,
+        told: &mut mpsc::Receiver<Control>,
+        patience: &Patience,
+    ) -> Result<GeneratedStream, Outcome> {
         let started = tokio::select! {
             biased;
-            over = interrupted(entry, told) => return over,
-            started = tokio::time::timeout_at(deadline, self.begin(entry)) => started,
+            over = interrupted(entry, told) => return Err(over),
+            started = tokio::time::timeout_at(patience.due, self.begin(entry)) => started,
         };
-        let mut stream = match started.unwrap_or_else(|_| Err(late("its first token"))) {
-            Ok(stream) => stream,
-            Err(error) => return self.failed(error),
-        };
-        let idle_max = Duration::from_millis(self.config.idle_ms_max);
-        let mut due = deadline;
-        let mut has_output = false;
+        let started = started.unwrap_or_else(|_| Err(patience.spent()));
+        started.map_err(|error| self.failed(error))
+    }
+
+    /// Listens until the chunk is over or the stream is to be given up for a call.
+    async fn hear(
+        &self,
+        entry: &mut Entry,
+        told: &mut mpsc::Receiver<Control>,
+        mut stream: GeneratedStream,
+        mut driving: Option<&mut Driving>,
+        patience: &mut Patience,
+    ) -> Heard {
+        if let Some(driving) = &mut driving {
+            driving.stream_began(patience.has_output, Instant::now());
+        }
+        // What has come already.
+        let mut ahead = None;
         loop {
+            let next = async {
+                match ahead.take() {
+                    Some(piece) => piece,
+                    None => stream.next().await,
+                }
+            };
             let piece = tokio::select! {
                 biased;
-                over = interrupted(entry, told) => return over,
-                piece = tokio::time::timeout_at(due, stream.next()) => piece,
+                over = interrupted(entry, told) => return Heard::Over(over),
+                piece = tokio::time::timeout_at(patience.due, next) => piece,
             };
             let piece = match piece {
                 Ok(Some(Ok(piece))) => piece,
-                Ok(Some(Err(error))) => return self.failed(error),
+                Ok(Some(Err(error))) => return Heard::Over(self.failed(error)),
                 Ok(None) => {
                     let broke_off = "the engine broke off in the middle of its answer";
-                    return self.failed(ApiError::new(ErrorKind::Upstream, broke_off));
+                    let error = ApiError::new(ErrorKind::Upstream, broke_off);
+                    return Heard::Over(self.failed(error));
                 }
-                Err(_) if has_output => return self.failed(late("a token")),
-                Err(_) => return self.failed(late("its first token")),
+                Err(_) => return Heard::Over(self.failed(patience.spent())),
             };
             match piece {
                 Generated::Begun { cached_tokens } => {
-                    entry.running.begun(cached_tokens);
+                    if !patience.has_output {
+                        entry.running.begun(cached_tokens);
+                    }
                     self.works();
                 }
                 Generated::Tokens { tokens, logprobs } => {
-                    if !std::mem::replace(&mut has_output, true) {
+                    let now = Instant::now();
+                    if !std::mem::replace(&mut patience.has_output, true) {
                         self.works();
                     }
-                    match self.say(entry, told, tokens, logprobs).await {
+                    let absorbed =
+                        entry
+                            .running
+                            .absorb_generated(tokens, logprobs, self.limits(), now);
+                    let absorbed = match absorbed {
+                        Ok(absorbed) => absorbed,
+                        Err(error) => return Heard::Over(self.failed(error)),
+                    };
+                    if let Some(driving) = &mut driving {
+                        driving.heard(&absorbed.message.tokens, now);
+                    }
+                    match self.say(entry, told, absorbed).await {
                         Ok(None) => {}
                         Ok(Some(end)) => {
                             give_back(stream);
-                            return Outcome::Ended(end);
+                            return Heard::Over(Outcome::Ended(end));
                         }
-                        Err(over) => return over,
+                        Err(over) => return Heard::Over(over),
                     }
-                    due = tokio::time::Instant::now() + idle_max;
+                    patience.due = after(self.config.idle_ms_max);
+                    let Some(driving) = &mut driving else {
+                        continue;
+                    };
+                    // What has come meanwhile is not given up.
+                    ahead = stream.next().now_or_never();
+                    if ahead.is_none()
+                        && let Some(call) = self.call(&entry.running, driving, true)
+                    {
+                        return Heard::Call(call);
+                    }
+                    driving.listens(Instant::now());
                 }
                 Generated::End(end) => {
                     give_back(stream);
-                    return self.ended(entry, end, has_output);
+                    return Heard::Over(self.ended(entry, end, patience.has_output));
                 }
             }
         }
@@ -168,7 +281,7 @@ impl Chunks {
         }
     }
 
-    fn request(&self, entry: &Entry) -> Result<GenerateRequest, ApiError> {
+    pub(super) fn request(&self, entry: &Entry) -> Result<GenerateRequest, ApiError> {
         let running = &entry.running;
         let left = running.may_emit(self.limits());
         Ok(GenerateRequest {
@@ -182,26 +295,20 @@ impl Chunks {
         })
     }
 
-    fn limits(&self) -> EngineLimits {
+    pub(super) fn limits(&self) -> EngineLimits {
         EngineLimits {
             max_context: self.engine.capabilities().max_context,
             max_draft_tokens: 0,
         }
     }
 
-    /// Takes tokens in and passes them on. Returns the chunk's end, if this is it.
-    async fn say(
+    /// Passes on what was taken in. Returns the chunk's end, if this is it.
+    pub(super) async fn say(
         &self,
         entry: &mut Entry,
         told: &mut mpsc::Receiver<Control>,
-        tokens: Vec<TokenId>,
-        logprobs: Option<Vec<TokenLogprob>>,
+        absorbed: Absorbed,
     ) -> Result<Option<ChunkEnd>, Outcome> {
-        let now = Instant::now();
-        let absorbed = entry
-            .running
-            .absorb_generated(tokens, logprobs, self.limits(), now);
-        let absorbed = absorbed.map_err(|error| self.failed(error))?;
         let (message, end) = self.outlet.keep(&entry.running, absorbed);
         match entry.events.try_send(Ok(ChunkEvent::Step(message))) {
             Ok(()) => Ok(end),
@@ -263,12 +370,12 @@ impl Chunks {
     }
 
     /// The engine does what it should.
-    fn works(&self) {
+    pub(super) fn works(&self) {
         self.engine_ready.store(true, Ordering::Relaxed);
         self.breaker().succeeded();
     }
 
-    fn failed(&self, error: ApiError) -> Outcome {
+    pub(super) fn failed(&self, error: ApiError) -> Outcome {
         if error.kind == ErrorKind::InvalidRequest {
             // An engine that refuses a request is there.
             self.works();
@@ -293,7 +400,7 @@ impl Chunks {
 }
 
 /// Waits for what ends a chunk from outside.
-async fn interrupted(entry: &Entry, told: &mut mpsc::Receiver<Control>) -> Outcome {
+pub(super) async fn interrupted(entry: &Entry, told: &mut mpsc::Receiver<Control>) -> Outcome {
     tokio::select! {
         biased;
         Some(control) = told.recv() => match control {
@@ -318,12 +425,4 @@ fn give_back(mut stream: GeneratedStream) {
         };
         let _ = tokio::time::timeout(LAST_WORD_TIMEOUT, last_word).await;
     });
-}
-
-fn late(what: &str) -> ApiError {
-    ApiError::new(
-        ErrorKind::Timeout,
-        format!("the engine did not give {what} in time"),
-    )
-    .with_code("engine_timeout")
 }

@@ -4,8 +4,9 @@
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ErrorKind, TokenId};
 
-use super::super::external::{Dialect, read_recorded, request};
+use super::super::external::{Dialect, read_recorded, request, verify_request};
 use super::super::tensorrt_llm::TensorRtLlm;
+use super::super::verify::VerifyWay;
 use super::super::vllm::Vllm;
 use super::*;
 
@@ -221,4 +222,23 @@ fn only_what_was_asked_for_is_sent() {
         assert!(strict.get(foreign).is_none(), "{foreign}");
     }
     assert_eq!(strict["detokenize"], false);
+}
+
+#[test]
+fn a_fan_out_of_tensorrt_llm_asks_for_ids_and_for_nothing_that_it_forbids() {
+    let dialect = TensorRtLlm { model: "m".into() };
+    let asked = verify_request(VerifyWay::FanOut, &[5], &[None], Sampling::default());
+    let (_, body) = dialect.verify(&asked).unwrap();
+    assert_eq!(body["prompt"], json!([[1, 2], [1, 2, 5]]));
+    assert_eq!(body["detokenize"], json!(false));
+    assert!(body.get("stream_options").is_none());
+    // A stop id that is left out of the ids is told beside them.
+    let mut answer = choice(&[7], Some("length"), Value::Null);
+    let mut stopped = choice(&[], Some("stop"), json!(2))["choices"][0].take();
+    stopped["index"] = json!(1);
+    answer["choices"].as_array_mut().unwrap().push(stopped);
+    let verified = dialect.verified(&asked, answer.to_string().as_bytes());
+    assert_eq!(verified.unwrap().drawn, [Some(7), Some(2)]);
+    let chain = verify_request(VerifyWay::Chain, &[5], &[None], Sampling::default());
+    assert!(dialect.verify(&chain).is_none());
 }

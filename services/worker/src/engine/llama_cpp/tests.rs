@@ -4,7 +4,7 @@ use refrain_protocol::engine::Sampling;
 use refrain_tokenization::ModelFiles;
 
 use super::super::client::refusal;
-use super::super::external::{read_recorded, request};
+use super::super::external::{read_recorded, request, verify_request};
 use super::*;
 
 fn dialect() -> LlamaCpp {
@@ -150,4 +150,45 @@ fn a_call_is_long_enough_for_a_whole_character() {
         };
         assert_eq!(dialect().body(&request).unwrap()["n_predict"], asked);
     }
+}
+
+#[test]
+fn prompts_of_a_fan_out_are_answered_each_with_what_is_drawn_there() {
+    let dialect = dialect();
+    // Its answer to a text with 679, 29 and, beside the first, 5 behind it; the last of them a stop id.
+    let recorded = r#"[{"index":0,"tokens":[679]},{"index":1,"tokens":[29]},{"index":2,"tokens":[2]},{"index":3,"tokens":[679]}]"#;
+    let parents = [None, Some(0), None];
+    let greedy = Sampling::default();
+    let asked = verify_request(VerifyWay::FanOut, &[679, 29, 5], &parents, greedy.clone());
+    let verified = dialect.verified(&asked, recorded.as_bytes()).unwrap();
+    assert_eq!(verified.drawn, [Some(679), Some(29), Some(2), Some(679)]);
+    let (path, body) = dialect.verify(&asked).unwrap();
+    assert_eq!(path, "/completion");
+    assert_eq!(
+        body["prompt"],
+        json!([[1, 2], [1, 2, 679], [1, 2, 679, 29], [1, 2, 5]])
+    );
+    assert_eq!(
+        (&body["n_predict"], &body["stream"]),
+        (&json!(1), &json!(false))
+    );
+    // Bytes of characters have ids of their own there; what it left out is not known.
+    let asked = verify_request(VerifyWay::FanOut, &[223], &[None], greedy.clone());
+    let partial = br#"[{"index":1,"tokens":[130]},{"index":0,"tokens":[]}]"#;
+    let verified = dialect.verified(&asked, partial).unwrap();
+    assert_eq!(verified.drawn, [None, Some(130)]);
+    for garbage in [&b"{}"[..], b"<html>", br#"[{"index":2,"tokens":[1]}]"#] {
+        let error = dialect.verified(&asked, garbage).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Upstream);
+    }
+    // Noise is drawn anew for every prompt, whatever the request's seed.
+    let sampled = Sampling {
+        temperature: 0.7,
+        seed: 5,
+        ..greedy.clone()
+    };
+    let asked = verify_request(VerifyWay::FanOut, &[5], &[None], sampled);
+    assert_eq!(dialect.verify(&asked).unwrap().1["seed"], json!(u32::MAX));
+    let chain = verify_request(VerifyWay::Chain, &[5], &[None], greedy);
+    assert!(dialect.verify(&chain).is_none());
 }

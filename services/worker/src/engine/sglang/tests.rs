@@ -3,7 +3,7 @@
 use refrain_protocol::ErrorKind;
 use refrain_protocol::engine::Sampling;
 
-use super::super::external::{read_recorded, request};
+use super::super::external::{read_recorded, request, verify_request};
 use super::*;
 
 fn read(events: &[Value], sampling: Sampling) -> Result<Vec<Generated>, ApiError> {
@@ -141,4 +141,63 @@ fn a_chunk_is_aborted_by_its_own_name() {
     assert_eq!(body["extra_key"], "000000000000000000000000000000cd");
     assert_eq!(body["sampling_params"]["top_k"], -1);
     assert_eq!(body["sampling_params"]["repetition_penalty"], 1.0);
+}
+
+#[test]
+fn a_chain_is_scored_from_the_end_of_the_text_on() {
+    let parents = [None, Some(0), Some(1)];
+    let asked = verify_request(VerifyWay::Chain, &[5, 6, 7], &parents, Sampling::default());
+    let (path, body) = SgLang.verify(&asked).unwrap();
+    assert_eq!(path, "/generate");
+    assert_eq!(body["input_ids"], json!([1, 2, 5, 6, 7]));
+    assert_eq!(body["logprob_start_len"], json!(1));
+    assert_eq!(body["sampling_params"]["max_new_tokens"], json!(1));
+    assert_eq!(body["stream"], json!(false));
+    let mut answer = event(&[9], 1, json!({"type": "length", "length": 1}));
+    answer["meta_info"]["input_token_logprobs"] = json!([
+        [null, 2, null],
+        [-0.1, 5, null],
+        [-0.9, 6, null],
+        [-2.0, 7, null]
+    ]);
+    answer["meta_info"]["input_top_logprobs"] = json!([
+        null,
+        [[-0.1, 5, null], [-3.0, 4, null]],
+        [[-0.9, 6, null], [-0.91, 8, null]],
+        [[-0.2, 8, null], [-2.0, 7, null]]
+    ]);
+    let verified = SgLang.verified(&asked, answer.to_string().as_bytes());
+    // The second place is all but a tie.
+    let drawn = [Some(5), None, Some(8), Some(9)];
+    assert_eq!(verified.unwrap().drawn, drawn);
+    // Without scores only what was drawn behind the draft is known.
+    let bare = event(&[9], 1, Value::Null).to_string();
+    let verified = SgLang.verified(&asked, bare.as_bytes()).unwrap();
+    assert_eq!(verified.drawn, [None, None, None, Some(9)]);
+}
+
+#[test]
+fn prompts_of_a_fan_out_have_names_that_one_abort_hits_and_no_seed() {
+    let sampled = Sampling {
+        temperature: 0.7,
+        ..Sampling::default()
+    };
+    let asked = verify_request(VerifyWay::FanOut, &[5, 6], &[None, None], sampled);
+    let (_, body) = SgLang.verify(&asked).unwrap();
+    assert_eq!(body["input_ids"], json!([[1, 2], [1, 2, 5], [1, 2, 6]]));
+    let (_, abort) = SgLang.abort(&asked.text).unwrap();
+    let name = abort["rid"].as_str().unwrap();
+    for rid in body["rid"].as_array().unwrap() {
+        assert!(rid.as_str().unwrap().starts_with(name));
+    }
+    assert!(body["sampling_params"].get("sampling_seed").is_none());
+    let stop = json!({"type": "stop", "matched": 2});
+    let length = || json!({"type": "length", "length": 1});
+    let answers = json!([
+        event(&[5], 1, length()),
+        event(&[], 1, stop),
+        event(&[7], 1, length())
+    ]);
+    let verified = SgLang.verified(&asked, answers.to_string().as_bytes());
+    assert_eq!(verified.unwrap().drawn, [Some(5), Some(2), Some(7)]);
 }

@@ -1,0 +1,79 @@
+//! Verify calls in place of a stream.
+
+use std::time::{Duration, Instant};
+
+use refrain_protocol::{ApiError, ErrorKind};
+use tokio::sync::mpsc;
+
+use super::listen::{Outcome, interrupted};
+use super::{Chunks, Control};
+use crate::decode::entry::Entry;
+use crate::drive::{Call, Driving};
+use crate::engine::VerifyRequest;
+use crate::running::Running;
+
+impl Chunks {
+    /// The verify call that is to be made now, if one is.
+    pub(super) fn call(
+        &self,
+        running: &Running,
+        driving: &mut Driving,
+        is_streaming: bool,
+    ) -> Option<Box<Call>> {
+        let params = driving.params()?;
+        let started = Instant::now();
+        let found = running.found(params, self.limits());
+        let now = Instant::now();
+        let seconds = (now - started).as_secs_f64();
+        self.metrics.propose_seconds.observe(seconds);
+        driving.call(found?, running.text().len() as u32, is_streaming, now)
+    }
+
+    /// Makes a call, and others behind it as long as they pay. There is no stream afterwards.
+    pub(super) async fn drive(
+        &self,
+        entry: &mut Entry,
+        told: &mut mpsc::Receiver<Control>,
+        driving: &mut Driving,
+        first: Box<Call>,
+    ) -> Result<(), Outcome> {
+        let mut next = Some(first);
+        while let Some(call) = next {
+            let request = VerifyRequest {
+                text: self.request(entry).map_err(|error| self.failed(error))?,
+                draft: call.draft(),
+                way: call.way,
+            };
+            let began = Instant::now();
+            let deadline = Duration::from_millis(self.config.call_ms_max);
+            let answer = tokio::select! {
+                biased;
+                over = interrupted(entry, told) => return Err(over),
+                answer = tokio::time::timeout(deadline, self.engine.verify(request)) => answer,
+            };
+            let answer = answer.unwrap_or_else(|_| {
+                let late = "the engine did not judge a draft in time";
+                Err(ApiError::new(ErrorKind::Timeout, late).with_code("engine_timeout"))
+            });
+            match &answer {
+                Ok(_) => self.works(),
+                // The stream that is started next finds out whether the engine is there.
+                Err(error) => {
+                    tracing::debug!(kind = ?error.kind, code = error.code, "a verify call failed")
+                }
+            }
+            let now = Instant::now();
+            let seconds = (now - began).as_secs_f64();
+            if let Some(judged) = driving.answered(call, answer.as_ref().ok(), seconds) {
+                let absorbed = entry.running.absorb_judged(judged, self.limits(), now);
+                let absorbed = absorbed.map_err(|error| self.failed(error))?;
+                driving.said(&absorbed.message.tokens);
+                if let Some(end) = self.say(entry, told, absorbed).await? {
+                    return Err(Outcome::Ended(end));
+                }
+            }
+            next = self.call(&entry.running, driving, false);
+        }
+        Ok(())
+    }
+}
