@@ -17,13 +17,12 @@ use anyhow::ensure;
 use clap::Args;
 use refrain_speculation::{Expansion, Threshold};
 use refrain_suffix_index::IndexConfig;
-use refrain_worker::SpeculationConfig;
 use serde::Serialize;
 
 use crate::replay::trace::{Traces, tokenizer};
 use crate::replay::{
-    ENGINE_MODEL, Eagle3, EngineModel, Judging, MemoryConfig, Outcome, Policy, PolicyReport,
-    Progress, Serving, Setup, Window, on_cores, once,
+    Drafter, ENGINE_MODEL, Eagle3, EngineModel, Judging, MemoryConfig, Outcome, Policy,
+    PolicyReport, Progress, Serving, Setup, Window, on_cores, once, worker_params,
 };
 
 pub use html::html;
@@ -94,7 +93,7 @@ enum Question {
 impl Question {
     /// What drafts with this alpha bring at so many requests. A worker's own alpha is that of the policy.
     fn alpha(alpha: f32, concurrency: usize) -> Self {
-        if alpha == SpeculationConfig::default().alpha {
+        if alpha == worker_params().alpha {
             Question::Policy(Policy::Suffix, concurrency)
         } else {
             Question::Alpha(alpha)
@@ -210,11 +209,7 @@ impl AnalyzeOptions {
     }
 
     fn setup(&self) -> anyhow::Result<Setup> {
-        let none = Eagle3 {
-            acceptance: Vec::new(),
-            cost: 0.0,
-        };
-        let params = SpeculationConfig::default().params();
+        let params = worker_params();
         Ok(Setup {
             memory: MemoryConfig {
                 index: IndexConfig {
@@ -223,9 +218,11 @@ impl AnalyzeOptions {
                 },
                 global: true,
                 groups: true,
+                corpus: false,
                 seal_tokens: None,
             },
             serving: Serving {
+                drafter: Drafter::Suffix,
                 params,
                 request: true,
                 shared: true,
@@ -236,7 +233,7 @@ impl AnalyzeOptions {
             judging: Judging {
                 policy: Policy::Goodput,
                 engine: EngineModel::load(&self.engine_model)?,
-                head: self.eagle3.clone().unwrap_or(none),
+                head: self.eagle3.clone().unwrap_or_else(Eagle3::absent),
                 seed: 1,
                 threshold: Threshold::Auto,
             },
@@ -256,7 +253,7 @@ impl AnalyzeOptions {
 
     /// What the figures hold for, in words.
     fn terms(&self) -> String {
-        let params = SpeculationConfig::default().params();
+        let params = worker_params();
         let shape = match params.expansion {
             Expansion::Linear => "one chain",
             Expansion::Tree | Expansion::Paths(_) => "a tree",

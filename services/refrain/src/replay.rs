@@ -23,6 +23,7 @@ mod judge;
 mod memory;
 mod namespace;
 mod options;
+mod presets;
 mod report;
 mod serve;
 #[cfg(test)]
@@ -42,8 +43,10 @@ pub use eagle3::Eagle3;
 pub use engine_model::EngineModel;
 pub(crate) use judge::Judging;
 pub(crate) use memory::MemoryConfig;
-pub(crate) use options::once;
 pub use options::{Policy, ReplayOptions, ReplaySource};
+pub(crate) use options::{once, worker_params};
+pub(crate) use presets::Drafter;
+pub use presets::Preset;
 pub use report::{PolicyReport, ReplayReport, SourceCounts};
 pub(crate) use serve::{Serving, Tally};
 use trace::{Traces, tokenizer};
@@ -81,9 +84,9 @@ pub fn run(
         memory: options.memory(),
         serving: options.serving(),
         judging: Judging {
-            policy: Policy::Suffix,
+            policy: options.policy(),
             engine: EngineModel::load(options.engine_model.as_deref().unwrap_or(ENGINE_MODEL))?,
-            head: options.eagle3.clone(),
+            head: options.head(),
             seed: options.seed,
             threshold: options.score_threshold,
         },
@@ -116,7 +119,7 @@ pub fn run(
 /// The replay that most of the report tells of; then those that are compared with it and with each other, plain
 /// decoding among them, since speed-ups are measured against it.
 fn runs(options: &ReplayOptions) -> Vec<(Policy, usize)> {
-    let mut runs = vec![(Policy::Suffix, options.concurrency[0])];
+    let mut runs = vec![(options.policy(), options.concurrency[0])];
     if options.policies.is_empty() {
         return runs;
     }

@@ -18,6 +18,15 @@ pub(crate) struct Limits {
     /// Most draft tokens, at least 1; the same but for several paths.
     pub(crate) nodes_max: usize,
     pub(crate) min_token_prob: f32,
+    /// Whether D of the first level is shrunk.
+    pub(crate) shrinks: bool,
+}
+
+impl Limits {
+    /// D of the pattern itself, after which so many continuations were seen.
+    fn root_probability(&self, total: u64) -> f32 {
+        if self.shrinks { shrink(total) } else { 1.0 }
+    }
 }
 
 /// A draft token.
@@ -79,11 +88,10 @@ impl Expander {
     /// Expands `found` and returns the SCORE of the tree, which is left in `drafted`; 0, and no tree, if there
     /// is nothing to draft or if its SCORE could not exceed `beat`.
     ///
-    /// D of the first level is multiplied by n / (n + 1), where n is how often anything was seen to follow the
-    /// pattern: a single copy is worth 1/2, not 1, and 500 of 520 are worth 0.96. It is done once per
-    /// candidate, not once per level: the doubt is whether this context goes the way of those seen. Once it
-    /// has agreed with the only copy for one token that doubt is gone, and a factor for every level would have
-    /// made long drafts from one copy, the best there are, worthless.
+    /// D is shrunk, n / (n + 1), once per candidate, not once per level: a single copy is worth 1/2, not 1, and 500 of 520
+    /// are worth 0.96. The doubt is whether this context goes the way of those seen. Once it has agreed with the only
+    /// copy for one token that doubt is gone, and a factor for every level would have made long drafts from one copy,
+    /// the best there are, worthless.
     pub(crate) fn expand(
         &mut self,
         search: &mut Search<'_>,
@@ -95,10 +103,15 @@ impl Expander {
         self.frontier.clear();
         self.found.clear();
         let min = limits.min_token_prob;
-        let keep = |count, total| path_probability(shrink(total), count, total) >= min;
+        let keep =
+            |count, total| path_probability(limits.root_probability(total), count, total) >= min;
         let total = search.continuations_where(&found.node, keep, &mut self.children);
         if self.children.is_empty()
-            || ceiling(shrink(total), limits.depth_max, limits.nodes_max) <= beat
+            || ceiling(
+                limits.root_probability(total),
+                limits.depth_max,
+                limits.nodes_max,
+            ) <= beat
         {
             return 0.0;
         }
@@ -123,7 +136,7 @@ impl Expander {
         beat: f32,
     ) -> f32 {
         let mut score = 1.0;
-        let mut probability = shrink(total);
+        let mut probability = limits.root_probability(total);
         let mut parent = None;
         while let Some(next) = self.children.first() {
             probability = path_probability(probability, next.count, total);
@@ -154,7 +167,7 @@ impl Expander {
         beat: f32,
     ) -> f32 {
         let mut score = 1.0;
-        self.queue_children(None, shrink(total), total);
+        self.queue_children(None, limits.root_probability(total), total);
         while let Some((drafted, node)) = self.most_probable() {
             score += drafted.probability;
             self.drafted.push(drafted);
@@ -184,7 +197,7 @@ impl Expander {
         paths: usize,
     ) -> f32 {
         let mut score = 1.0;
-        self.queue_children(None, shrink(total), total);
+        self.queue_children(None, limits.root_probability(total), total);
         for _ in 0..limits.depth_max {
             self.beam.clear();
             while self.beam.len() < paths && self.drafted.len() < limits.nodes_max {

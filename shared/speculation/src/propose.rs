@@ -33,6 +33,9 @@ pub struct ProposeParams {
     pub max_spec_tokens: usize,
     /// Nodes with D(N) below this are not drafted.
     pub min_token_prob: f32,
+    /// D of the first level is multiplied by n / (n + 1), where n is how often anything was seen to follow the pattern: a
+    /// single copy is worth 1/2, not 1. Without it D is as in the paper.
+    pub shrinks: bool,
     /// Shortest pattern that counts as a match (at least 1).
     pub min_match_len: u32,
     /// Longest pattern; longer matches are taken for matches of this length.
@@ -56,6 +59,7 @@ impl Default for ProposeParams {
             offset: 0.0,
             max_spec_tokens: 32,
             min_token_prob: 0.1,
+            shrinks: true,
             min_match_len: 1,
             max_pattern: 64,
             match_plus_draft_cap: None,
@@ -123,6 +127,7 @@ impl ProposeParams {
             depth_max,
             nodes_max: self.nodes_max(depth_max, room),
             min_token_prob: self.min_token_prob,
+            shrinks: self.shrinks,
         }
     }
 }

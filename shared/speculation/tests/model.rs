@@ -41,7 +41,10 @@ fn naive_expand(
     room: usize,
 ) -> Vec<NaiveNode> {
     let total: u32 = oracle.continuations(pattern).values().sum();
-    let shrink = total as f32 / (total as f32 + 1.0);
+    let shrink = match params.shrinks {
+        true => total as f32 / (total as f32 + 1.0),
+        false => 1.0,
+    };
     let root = (None, shrink, &[][..]);
     let paths = match params.expansion {
         Expansion::Tree => return naive_tree(oracle, pattern, params, depth_max, root),
@@ -152,6 +155,7 @@ fn some_params() -> impl Strategy<Value = ProposeParams> {
         0u32..3,
         1u32..8,
         prop_oneof![2 => Just(None), 1 => (0u32..8).prop_map(Some)],
+        any::<bool>(),
     )
         .prop_map(
             |(
@@ -163,6 +167,7 @@ fn some_params() -> impl Strategy<Value = ProposeParams> {
                 min_match_len,
                 max_pattern,
                 match_plus_draft_cap,
+                shrinks,
             )| {
                 ProposeParams {
                     expansion,
@@ -173,6 +178,7 @@ fn some_params() -> impl Strategy<Value = ProposeParams> {
                     min_match_len,
                     max_pattern,
                     match_plus_draft_cap,
+                    shrinks,
                     max_fan_out: usize::MAX,
                     samples_max: usize::MAX,
                 }

@@ -6,6 +6,7 @@ use super::account::Account;
 use super::judge::{Judge, Judging};
 use super::memory::{Memory, MemoryConfig, MemoryCosts};
 use super::options::Policy;
+use super::presets::{Drafter, SamRules, paper_params};
 use super::serve::{Serving, Tally, serve};
 use super::trace::Call;
 
@@ -33,12 +34,33 @@ impl Setup {
         let mut setup = self.clone();
         setup.judging.policy = policy;
         setup.serving.concurrency = concurrency;
-        if !policy.remembers() {
-            setup.memory.global = false;
-            setup.memory.groups = false;
-            setup.serving.request = false;
-            setup.serving.shared = false;
-        }
+        let has_indexes = match policy {
+            Policy::Suffix | Policy::Score | Policy::Goodput => return setup,
+            Policy::Paper => {
+                setup.serving.params = paper_params();
+                true
+            }
+            Policy::Sam => {
+                setup.memory.corpus = true;
+                setup.serving.drafter = Drafter::Sam(match setup.judging.head.is_absent() {
+                    true => SamRules::ALONE,
+                    false => SamRules::HYBRID,
+                });
+                false
+            }
+            Policy::Pld => {
+                setup.serving.drafter = Drafter::Pld;
+                false
+            }
+            Policy::Off | Policy::Eagle3 => {
+                setup.serving.drafter = Drafter::None;
+                false
+            }
+        };
+        setup.memory.global = has_indexes;
+        setup.memory.groups = false;
+        setup.serving.request = has_indexes;
+        setup.serving.shared = has_indexes;
         setup
     }
 

@@ -93,6 +93,19 @@ impl FromStr for Eagle3 {
 }
 
 impl Eagle3 {
+    /// None: it drafts nothing.
+    pub(crate) fn absent() -> Self {
+        Eagle3 {
+            acceptance: Vec::new(),
+            cost: 0.0,
+        }
+    }
+
+    /// Whether it drafts nothing.
+    pub(super) fn is_absent(&self) -> bool {
+        self.acceptance.is_empty()
+    }
+
     /// How many of `depth` draft tokens are accepted, if they start at this token of the output of this call.
     ///
     /// Every token of every call has its luck from the seed alone, so the head does as well there whatever was done

@@ -137,11 +137,20 @@ impl Judge {
         let routes: Vec<Routed> = match self.judging.policy {
             Policy::Off => turns.iter().map(|_| Routed::Plain).collect(),
             Policy::Eagle3 => turns.iter().map(|_| Routed::Head).collect(),
-            Policy::Suffix => turns
+            Policy::Suffix | Policy::Pld => turns
                 .iter()
                 .map(|turn| turn.found.as_ref().map_or(Routed::Plain, |_| Routed::Whole))
                 .collect(),
-            Policy::Score => turns
+            // What it finds is long enough to go before the head.
+            Policy::Sam => turns
+                .iter()
+                .map(|turn| match (&turn.found, self.judging.head.is_absent()) {
+                    (Some(_), _) => Routed::Whole,
+                    (None, true) => Routed::Plain,
+                    (None, false) => Routed::Head,
+                })
+                .collect(),
+            Policy::Score | Policy::Paper => turns
                 .iter()
                 .map(|turn| self.by_score(turn.found.as_ref()))
                 .collect(),

@@ -10,6 +10,7 @@ use refrain_suffix_index::{
 
 use super::clock::Spent;
 use super::namespace::Namespace;
+use super::presets::{Automaton, add_text};
 use super::trace::Call;
 
 /// Groups kept at once; past it the one used longest ago goes, as it would when its rollout has ended.
@@ -23,6 +24,8 @@ pub(crate) struct MemoryConfig {
     pub(crate) global: bool,
     /// Keep an index per group.
     pub(crate) groups: bool,
+    /// Keep an automaton per namespace of what is known from the start.
+    pub(crate) corpus: bool,
     /// Seal what is finished of a namespace once its live part has this many tokens; what is known from the start
     /// is sealed then as well. `None` keeps everything live.
     pub(crate) seal_tokens: Option<u64>,
@@ -51,6 +54,8 @@ pub(super) struct Memory {
     /// Place of each tenant's namespace; calls without a tenant have one of their own.
     tenants: HashMap<Option<String>, usize>,
     groups: HashMap<GroupKey, Group>,
+    /// By namespace.
+    corpora: HashMap<usize, Automaton>,
     groups_evicted: u64,
     next_key: u128,
     /// Adding to namespaces.
@@ -99,6 +104,7 @@ impl Memory {
             namespaces: Vec::new(),
             tenants: HashMap::new(),
             groups: HashMap::new(),
+            corpora: HashMap::new(),
             groups_evicted: 0,
             next_key: 0,
             inserted: Spent::default(),
@@ -185,6 +191,11 @@ impl Memory {
                 anyhow::Ok(())
             })?;
         }
+        if self.config.corpus {
+            let corpus = self.corpora.entry(home.namespace).or_default();
+            self.warmed
+                .on(call.output.len(), || add_text(corpus, &call.output));
+        }
         if let Some(group) = home.group.as_ref().and_then(|key| self.groups.get_mut(key)) {
             group.index.open(key, left)?;
             group.index.append(key, &call.output)?;
@@ -262,6 +273,11 @@ impl Memory {
             .then(|| self.namespaces[home.namespace].index())
     }
 
+    /// What was known from the start, if it is kept as a corpus.
+    pub(super) fn corpus(&self, home: &Home) -> Option<&Automaton> {
+        self.corpora.get(&home.namespace)
+    }
+
     /// The group's index, if there is one.
     pub(super) fn group(&self, home: &Home) -> Option<&Index> {
         Some(&self.groups.get(home.group.as_ref()?)?.index)
@@ -326,6 +342,7 @@ mod tests {
             index: IndexConfig::default(),
             global: true,
             groups: true,
+            corpus: false,
             seal_tokens: None,
         })
     }

@@ -6,14 +6,21 @@ use anyhow::ensure;
 use clap::{ArgGroup, Args, ValueEnum};
 use refrain_speculation::{Expansion, ProposeParams, Threshold};
 use refrain_suffix_index::IndexConfig;
+use refrain_worker::SpeculationConfig;
 use serde::{Serialize, Serializer};
 
 use super::ENGINE_MODEL;
 use super::eagle3::Eagle3;
 use super::memory::MemoryConfig;
+use super::presets::{Drafter, Preset};
 use super::serve::Serving;
 
-/// What to replay, and how.
+/// How a worker makes drafts unless it is told otherwise.
+pub(crate) fn worker_params() -> ProposeParams {
+    SpeculationConfig::default().params()
+}
+
+/// What to replay, and how. Drafts are made with a worker's default settings, unless others are given.
 #[derive(Args, Clone, Debug, Serialize)]
 #[command(group(ArgGroup::new("comparison").args(["policies", "engine_model"]).multiple(true)))]
 pub struct ReplayOptions {
@@ -37,27 +44,34 @@ pub struct ReplayOptions {
         default_value = "request,group,global"
     )]
     pub sources: Vec<ReplaySource>,
+    /// Draft by the rules of another system instead.
+    #[arg(
+        long,
+        value_enum,
+        conflicts_with_all = ["sources", "alpha", "offset", "max_spec_tokens", "min_token_prob", "max_pattern", "linear", "tree",
+            "paths", "match_plus_draft", "samples"]
+    )]
+    pub preset: Option<Preset>,
     /// A pattern of p tokens may draft alpha * p + offset tokens.
-    #[arg(long, default_value_t = ProposeParams::default().alpha)]
+    #[arg(long, default_value_t = worker_params().alpha)]
     pub alpha: f32,
     /// See --alpha.
-    #[arg(long, default_value_t = ProposeParams::default().offset)]
+    #[arg(long, default_value_t = worker_params().offset)]
     pub offset: f32,
     /// Most draft tokens of a step.
-    #[arg(long, default_value_t = ProposeParams::default().max_spec_tokens)]
+    #[arg(long, default_value_t = worker_params().max_spec_tokens)]
     pub max_spec_tokens: usize,
     /// Tokens less probable than this are not drafted.
-    #[arg(long, default_value_t = ProposeParams::default().min_token_prob)]
+    #[arg(long, default_value_t = worker_params().min_token_prob)]
     pub min_token_prob: f32,
     /// Longest pattern that is looked for, tokens.
-    #[arg(long, default_value_t = ProposeParams::default().max_pattern)]
+    #[arg(long, default_value_t = worker_params().max_pattern)]
     pub max_pattern: u32,
     /// Draft one chain.
     #[arg(long)]
     pub linear: bool,
-    /// Draft a tree, best tokens first; the default.
+    /// Draft a tree, best tokens first.
     #[arg(long, conflicts_with_all = ["linear", "paths"])]
-    #[serde(skip)]
     pub tree: bool,
     /// Draft up to K chains that may share their beginnings.
     #[arg(long, value_name = "K", conflicts_with = "linear")]
@@ -77,10 +91,10 @@ pub struct ReplayOptions {
     #[arg(long, value_name = "N")]
     pub seal_tokens: Option<u64>,
     /// Occurrences of a pattern that are read from sealed text, evenly spaced; 0 reads all of them.
-    #[arg(long, value_name = "N", default_value_t = ProposeParams::default().samples_max)]
+    #[arg(long, value_name = "N", default_value_t = worker_params().samples_max)]
     pub samples: usize,
-    /// Compare ways to choose drafts on a modelled engine: each replays the traces with a memory of its own [default: all
-    /// of them, if --engine-model is given].
+    /// Compare ways to choose drafts on a modelled engine: each replays the traces with a memory of its own [default: if
+    /// --engine-model is given, those of Refrain, and --preset].
     #[arg(long, value_enum, value_name = "POLICY", value_delimiter = ',')]
     pub policies: Vec<Policy>,
     /// What a step of the engine takes, for --policies: a preset or a file [default: h100-8b].
@@ -157,11 +171,17 @@ pub enum Policy {
     Score,
     /// What brings most tokens per second for the whole batch, by chances and step times that were observed.
     Goodput,
+    /// As --preset sam; the head drafts where nothing longer than four tokens matches.
+    Sam,
+    /// As --preset pld.
+    Pld,
+    /// As --preset paper; the head drafts where SCORE does not exceed tau.
+    Paper,
 }
 
 impl Policy {
-    /// All of them.
-    pub const ALL: [Policy; 5] = [
+    /// Those that are compared unless some are named: all but other systems'.
+    pub const OWN: [Policy; 5] = [
         Policy::Off,
         Policy::Eagle3,
         Policy::Suffix,
@@ -177,12 +197,25 @@ impl Policy {
             Policy::Suffix => "suffix",
             Policy::Score => "score",
             Policy::Goodput => "goodput",
+            Policy::Sam => "sam",
+            Policy::Pld => "pld",
+            Policy::Paper => "paper",
         }
     }
 
     /// Whether it drafts from what was said.
     pub(super) fn remembers(self) -> bool {
         !matches!(self, Policy::Off | Policy::Eagle3)
+    }
+}
+
+impl From<Preset> for Policy {
+    fn from(preset: Preset) -> Self {
+        match preset {
+            Preset::Sam => Policy::Sam,
+            Preset::Pld => Policy::Pld,
+            Preset::Paper => Policy::Paper,
+        }
     }
 }
 
@@ -193,7 +226,10 @@ impl ReplayOptions {
         let mut settled = self.clone();
         settled.concurrency = once(&self.concurrency);
         settled.policies = match (&self.policies[..], &self.engine_model) {
-            ([], Some(_)) => Policy::ALL.to_vec(),
+            ([], Some(_)) => Policy::OWN
+                .into_iter()
+                .chain(self.preset.map(Policy::from))
+                .collect(),
             (policies, _) => once(policies),
         };
         if !settled.policies.is_empty() {
@@ -201,6 +237,19 @@ impl ReplayOptions {
             settled.engine_model.get_or_insert_with(name);
         }
         settled
+    }
+
+    /// What most of the report tells of.
+    pub(super) fn policy(&self) -> Policy {
+        self.preset.map_or(Policy::Suffix, Policy::from)
+    }
+
+    /// The head of the modelled engine. Where nothing is compared there is no engine.
+    pub(super) fn head(&self) -> Eagle3 {
+        match self.policies.is_empty() {
+            true => Eagle3::absent(),
+            false => self.eagle3.clone(),
+        }
     }
 
     fn has(&self, source: ReplaySource) -> bool {
@@ -220,17 +269,20 @@ impl ReplayOptions {
             index: self.index(),
             global: self.has(ReplaySource::Global),
             groups: self.has(ReplaySource::Group),
+            corpus: false,
             seal_tokens: self.seal_tokens,
         }
     }
 
     pub(super) fn serving(&self) -> Serving {
         Serving {
+            drafter: Drafter::Suffix,
             params: ProposeParams {
-                expansion: match (self.linear, self.paths) {
-                    (true, _) => Expansion::Linear,
-                    (false, Some(paths)) => Expansion::Paths(paths),
-                    (false, None) => Expansion::Tree,
+                expansion: match (self.linear, self.tree, self.paths) {
+                    (true, ..) => Expansion::Linear,
+                    (_, true, _) => Expansion::Tree,
+                    (.., Some(paths)) => Expansion::Paths(paths),
+                    (false, false, None) => worker_params().expansion,
                 },
                 alpha: self.alpha,
                 offset: self.offset,
@@ -242,7 +294,7 @@ impl ReplayOptions {
                     0 => usize::MAX,
                     samples => samples,
                 },
-                ..ProposeParams::default()
+                ..worker_params()
             },
             request: self.has(ReplaySource::Request),
             shared: true,

@@ -2,6 +2,7 @@
 //! said before the step.
 
 use std::collections::{HashSet, VecDeque};
+use std::time::Instant;
 
 use refrain_speculation::{
     Acceptance, AcceptanceTable, Candidate, DraftTree, Lookup, ProposeParams, Scope, Source,
@@ -12,6 +13,7 @@ use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexError, Token};
 use super::clock::{Durations, Spent};
 use super::judge::{Choice, Draft, Judge, Turn, Verified};
 use super::memory::{Home, Memory};
+use super::presets::{self, Drafter, SamRequest};
 use super::trace::Call;
 
 /// Calls read ahead of those that run, to find some whose session is free.
@@ -22,6 +24,8 @@ const OWN: DocumentKey = DocumentKey(0);
 /// How calls are served.
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
+    pub(crate) drafter: Drafter,
+    /// Of drafts from suffix indexes.
     pub(crate) params: ProposeParams,
     /// Draft from the request's own prompt and output.
     pub(crate) request: bool,
@@ -62,6 +66,7 @@ struct Running {
     known: usize,
     own: Option<Index>,
     shared: Shared,
+    sam: Option<SamRequest>,
 }
 
 /// Where the request stands in the shared indexes.
@@ -109,7 +114,7 @@ pub(super) fn serve(
             .map(|running| Turn {
                 namespace: running.home.namespace(),
                 context_tokens: running.known,
-                found: running.propose(memory, &serving.params, &mut tally),
+                found: running.propose(memory, serving, &mut tally),
             })
             .collect();
         let choices = judge.choose(turns);
@@ -167,6 +172,13 @@ impl Running {
         } else {
             Shared::Document(memory.open(&home, prompt)?)
         };
+        let sam = matches!(serving.drafter, Drafter::Sam(_)).then(|| {
+            tally.extended.on(prompt.len(), || {
+                let mut sam = SamRequest::default();
+                sam.extend(memory.corpus(&home), prompt);
+                sam
+            })
+        });
         Ok(Running {
             number,
             text: [&prompt[..], &call.output].concat(),
@@ -175,6 +187,7 @@ impl Running {
             home,
             own,
             shared,
+            sam,
         })
     }
 
@@ -182,16 +195,28 @@ impl Running {
         self.known == self.text.len()
     }
 
-    /// Looks for a draft in all sources. How much of the recording is left is not for the draft to know.
-    fn propose(
+    /// Looks for a draft. How much of the recording is left is not for the draft to know.
+    fn propose(&self, memory: &Memory, serving: &Serving, tally: &mut Tally) -> Option<Candidate> {
+        let start = Instant::now();
+        let context = &self.text[..self.known];
+        let found = match serving.drafter {
+            Drafter::None => return None,
+            Drafter::Suffix => self.search(memory, context, &serving.params)?,
+            Drafter::Sam(rules) => self.sam.as_ref()?.draft(memory.corpus(&self.home), rules),
+            Drafter::Pld => presets::look_up(context),
+        };
+        tally.proposing.add(start.elapsed());
+        found
+    }
+
+    /// The best draft of all suffix indexes; nothing at all, if there are none.
+    fn search(
         &self,
         memory: &Memory,
+        context: &[Token],
         params: &ProposeParams,
-        tally: &mut Tally,
-    ) -> Option<Candidate> {
+    ) -> Option<Option<Candidate>> {
         let (global, group) = (memory.global(&self.home), memory.group(&self.home));
-        let start = std::time::Instant::now();
-        let context = &self.text[..self.known];
         let (at_global, at_group) = match self.shared {
             Shared::Document(key) => (
                 global.and_then(|index| index.tip(key)),
@@ -205,13 +230,7 @@ impl Running {
         lookups.extend(lookup(Scope::Request, self.own.as_ref(), at_own, context));
         lookups.extend(lookup(Scope::Group, group, at_group, context));
         lookups.extend(lookup(Scope::Tenant, global, at_global, context));
-        if lookups.is_empty() {
-            return None;
-        }
-        let found = propose(&lookups, params, params.max_spec_tokens);
-        drop(lookups);
-        tally.proposing.add(start.elapsed());
-        found
+        (!lookups.is_empty()).then(|| propose(&lookups, params, params.max_spec_tokens))
     }
 
     /// Takes what the recorded model would have said to the draft.
@@ -247,6 +266,12 @@ impl Running {
             tally
                 .extended
                 .on(emitted.len(), || own.append(OWN, emitted))?;
+        }
+        if let Some(sam) = &mut self.sam {
+            let corpus = memory.corpus(&self.home);
+            tally
+                .extended
+                .on(emitted.len(), || sam.extend(corpus, emitted));
         }
         match &mut self.shared {
             Shared::Document(key) => memory.append(&self.home, *key, emitted)?,

@@ -3,8 +3,10 @@
 
 mod naive;
 mod policies;
+mod presets;
+mod shapes;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use serde_json::{Value, json};
@@ -20,13 +22,25 @@ struct Cli {
 /// Writes the calls to a file and replays it with these arguments. `WARM` stands for the same file.
 fn replay(calls: &[Value], args: &str) -> anyhow::Result<ReplayReport> {
     let folder = tempfile::tempdir()?;
-    let path = folder.path().join("calls.jsonl");
+    let path = write(folder.path(), "calls.jsonl", calls)?;
+    let args = args.replace("WARM", &path);
+    let args = ["replay", &path].into_iter().chain(args.split_whitespace());
+    run(&Cli::try_parse_from(args)?.options, |_| {})
+}
+
+/// The same with other calls known from the start.
+fn replay_after(known: &[Value], calls: &[Value], args: &str) -> anyhow::Result<ReplayReport> {
+    let folder = tempfile::tempdir()?;
+    let known = write(folder.path(), "known.jsonl", known)?;
+    replay(calls, &format!("{args} --warm {known}"))
+}
+
+/// Writes a trace file; returns its path.
+fn write(folder: &Path, name: &str, calls: &[Value]) -> anyhow::Result<String> {
+    let path = folder.join(name);
     let lines: Vec<String> = calls.iter().map(Value::to_string).collect();
     std::fs::write(&path, lines.join("\n"))?;
-    let path = path.to_str().expect("a path in UTF-8");
-    let args = args.replace("WARM", path);
-    let args = ["replay", path].into_iter().chain(args.split_whitespace());
-    run(&Cli::try_parse_from(args)?.options, |_| {})
+    Ok(path.to_str().expect("a path in UTF-8").to_owned())
 }
 
 /// Steps, drafted, accepted and emitted tokens of one source.
@@ -183,13 +197,14 @@ fn requests_under_way_see_each_other() -> anyhow::Result<()> {
 #[test]
 fn every_step_is_that_of_a_replay_that_remembers_nothing() -> anyhow::Result<()> {
     for (seed, args) in [
-        (1, "--sources global"),
+        (1, "--sources global --tree"),
         (2, "--sources request"),
         (3, "--sources group"),
-        (4, ""),
+        (4, "--tree --min-token-prob 0.1"),
+        (18, ""),
         (5, "--linear --sources request,global"),
         (6, "--frozen --warm WARM --sources group,global"),
-        (7, "--concurrency 3"),
+        (7, "--concurrency 3 --tree --max-spec-tokens 32"),
         (8, "--concurrency 5 --linear --alpha 2 --min-token-prob 0.3"),
         (9, "--concurrency 4 --frozen --warm WARM --max-pattern 3"),
         (10, "--max-spec-tokens 3 --offset 2 --warm WARM"),
@@ -279,7 +294,7 @@ fn what_was_not_measured_is_null() -> anyhow::Result<()> {
         report["settings"]["sources"],
         json!(["request", "group", "global"])
     );
-    assert_eq!(report["settings"]["max_spec_tokens"], 32);
+    assert_eq!(report["settings"]["max_spec_tokens"], 16);
     Ok(())
 }
 
@@ -293,6 +308,8 @@ fn settings_and_lines_that_make_no_sense_are_refused() -> anyhow::Result<()> {
         ("--concurrency 0", "--concurrency must be at least 1"),
         ("--max-pattern 0", "--max-pattern must be at least 1"),
         ("--alpha nan", "--alpha must be a number"),
+        ("--preset sam --alpha 2", "cannot be used with"),
+        ("--preset lookahead", "invalid value 'lookahead'"),
         ("--sources local", "invalid value 'local'"),
         ("--linear --tree", "cannot be used with"),
         ("--linear --paths 2", "cannot be used with"),

@@ -39,7 +39,7 @@ fn every_policy_is_told_of_for_each_number_of_requests() -> anyhow::Result<()> {
         .collect();
     let all = [1, 8]
         .into_iter()
-        .flat_map(|at| Policy::ALL.map(|policy| (policy, at)));
+        .flat_map(|at| Policy::OWN.map(|policy| (policy, at)));
     assert_eq!(told, all.collect::<Vec<_>>());
     let json = serde_json::to_value(&report)?;
     let numbers = [
@@ -97,7 +97,7 @@ fn goodput_is_that_of_the_best_choice() -> anyhow::Result<()> {
         let report = compare(&calls(), &format!("--concurrency 1,16 --eagle3 {head}"))?;
         for concurrency in [1, 16] {
             let speedup = |policy| row(&report, policy, concurrency).speedup.expect("steps");
-            let best = Policy::ALL.map(speedup).into_iter().fold(0.0, f64::max);
+            let best = Policy::OWN.map(speedup).into_iter().fold(0.0, f64::max);
             let goodput = speedup(Policy::Goodput);
             // The calls are few, and it learns from nothing.
             assert!(
@@ -210,7 +210,7 @@ fn policies_in_one_call_each_once_and_with_windows() -> anyhow::Result<()> {
         .iter()
         .map(|row| (row.concurrency, row.policy))
         .collect();
-    let all = [1, 16, 64].map(|at| Policy::ALL.map(|policy| (at, policy)));
+    let all = [1, 16, 64].map(|at| Policy::OWN.map(|policy| (at, policy)));
     assert_eq!(told, all.concat());
     for row in &report.policies {
         let windows = row.windows.last().map(|window| window.docs);
@@ -221,7 +221,7 @@ fn policies_in_one_call_each_once_and_with_windows() -> anyhow::Result<()> {
     let json = serde_json::to_value(&report)?;
     assert_eq!(json["settings"]["engine_model"], "h100-8b");
     assert_eq!(json["settings"]["concurrency"], json!([1, 16, 64]));
-    assert_eq!(json["settings"]["policies"], json!(Policy::ALL));
+    assert_eq!(json["settings"]["policies"], json!(Policy::OWN));
     // There are none where nothing is compared, and repeats are no comparison.
     let report = replay(&calls(), "--concurrency 2,2")?;
     assert!(report.policies.is_empty());
