@@ -36,6 +36,9 @@ pub struct MemoryConfig {
     pub group_ttl_ms: u64,
     /// How long one look for news in the store may wait, milliseconds.
     pub follow_wait_ms: u32,
+    /// How often at most a namespace in use that was left out in part, for want of room, is looked at for whether all of it
+    /// fits by now, milliseconds; then it is taken over anew.
+    pub take_over_again_ms: u64,
     /// Most tokens fetched at once.
     pub follow_tokens: u32,
     /// Longest that a step waits for drafts from the store's index, where a namespace is not all here, microseconds.
@@ -75,6 +78,7 @@ impl Default for MemoryConfig {
             group_tokens_max: 65_536,
             group_ttl_ms: 600_000,
             follow_wait_ms: 10_000,
+            take_over_again_ms: 60_000,
             follow_tokens: 65_536,
             lookup_wait_us_max: 2_000,
             lookup_step_share_max: 0.03,

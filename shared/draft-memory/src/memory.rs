@@ -12,6 +12,7 @@ mod drafts;
 mod follower;
 mod groups;
 mod keeper;
+mod room;
 mod shared;
 mod takeover;
 mod upkeep;
@@ -30,8 +31,8 @@ use tokio::task::JoinHandle;
 use self::follower::Follower;
 use self::groups::Groups;
 use self::keeper::Keeper;
+use self::room::Room;
 use self::shared::SharedDrafts;
-use self::takeover::Room;
 use crate::config::MemoryConfig;
 use crate::metrics::MemoryMetrics;
 

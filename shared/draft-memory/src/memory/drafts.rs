@@ -15,6 +15,8 @@ use refrain_suffix_index::{
     Segment,
 };
 
+use super::room::Size;
+
 /// What can be drafted from in one place. No clock, no I/O.
 pub struct Drafts {
     pub(crate) index: Index,
@@ -226,6 +228,14 @@ impl Drafts {
     pub(super) fn clear(&mut self) {
         let all: Vec<DocumentId> = self.order.values().copied().collect();
         self.remove(&all);
+    }
+
+    /// What it holds, as limits count it.
+    pub(super) fn size(&self) -> Size {
+        Size {
+            tokens: self.index.tokens(),
+            bytes: settled_bytes(&self.index.sizes()),
+        }
     }
 
     /// Lets the oldest documents go until at most so many tokens are left. Returns how many went; more may have to,

@@ -12,7 +12,7 @@ use refrain_protocol::{DocumentId, ErrorKind};
 
 use super::NamespaceMemory;
 use super::groups::Groups;
-use super::takeover::Room;
+use super::room::Room;
 use crate::config::MemoryConfig;
 use crate::metrics::MemoryMetrics;
 
@@ -40,6 +40,7 @@ impl Follower {
         let mut cursor = self.take_over().await;
         // What was removed while it was taken over is drafted from until the feed says so: that comes first.
         let mut is_taken_over = cursor != FeedCursor::default();
+        let mut fit_asked = Instant::now();
         let mut failures = 0u32;
         loop {
             if !is_taken_over {
@@ -71,6 +72,13 @@ impl Follower {
                     if caught_up {
                         is_taken_over = false;
                         self.memory.is_behind.store(false, Ordering::Relaxed);
+                        if self.would_fit(&mut fit_asked).await {
+                            // Meanwhile the store drafts, as it did for what was left out.
+                            let own = self.memory.lock().size();
+                            self.room.leave(own, || self.forget());
+                            cursor = self.take_over().await;
+                            is_taken_over = cursor != FeedCursor::default();
+                        }
                     }
                 }
                 Err(error) if error.kind == ErrorKind::Unauthorized => {

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use refrain_suffix_index::IndexError;
 
 use super::Space;
-use super::drafts::{Drafts, settled_bytes};
+use super::drafts::Drafts;
+use super::room::Size;
 use super::shared::SharedDrafts;
 use super::upkeep::{Job, View, plan};
-use crate::config::MemoryConfig;
 use crate::metrics::MemoryMetrics;
 
 pub(super) struct Keeper {
@@ -46,31 +46,36 @@ impl Keeper {
         } = &*self.space;
         groups.expire(Instant::now());
         let mut evicted = 0;
-        let mut sizes = Vec::new();
-        let mut used = (0, 0);
-        for memory in self.space.namespaces() {
-            let mut drafts = memory.lock();
-            let gone = drafts.evict(config.namespace_tokens_max);
+        let memories = self.space.namespaces();
+        for memory in &memories {
+            let gone = memory.lock().evict(config.namespace_tokens_max);
             if gone > 0 {
                 memory.lacks_room.store(true, Ordering::Relaxed);
             }
             evicted += gone;
-            let size = (drafts.index.tokens(), settled_bytes(&drafts.index.sizes()));
-            if drafts.is_running() {
-                used = (used.0 + size.0, used.1 + size.1);
-            }
-            sizes.push(size);
         }
-        self.space.room.set(used.0, used.1);
+        let mut sizes = Vec::new();
+        let coming = self.space.room.recount(|| {
+            let mut used = Size::default();
+            for memory in &memories {
+                let drafts = memory.lock();
+                sizes.push(drafts.size());
+                if drafts.is_running() {
+                    used += drafts.size();
+                }
+            }
+            used
+        });
+        // What is being fetched has its room already.
+        let limit = Size::limit(config).less(coming);
         // The one used last stays; of it the oldest documents go.
         while let Some((last, others)) = sizes.split_last() {
-            let tokens: u64 = sizes.iter().map(|(tokens, _)| tokens).sum();
-            let bytes: u64 = sizes.iter().map(|(_, bytes)| bytes).sum();
-            if tokens <= config.tokens_max && bytes <= config.bytes_max {
+            let all = sizes.iter().fold(Size::default(), |sum, size| sum + *size);
+            if all.is_within(limit) {
                 break;
             }
             if others.is_empty() {
-                let tokens_max = tokens_within(last.0, last.1, config);
+                let tokens_max = tokens_within(*last, limit);
                 if let Some(memory) = self.space.namespaces().last() {
                     memory.lacks_room.store(true, Ordering::Relaxed);
                     evicted += memory.lock().evict(tokens_max);
@@ -133,11 +138,12 @@ impl Job {
     }
 }
 
-/// How many tokens of an index are within the limits.
-fn tokens_within(tokens: u64, bytes: u64, config: &MemoryConfig) -> u64 {
-    let by_bytes = u128::from(tokens) * u128::from(config.bytes_max) / u128::from(bytes.max(1));
-    config
-        .tokens_max
+/// How many tokens of an index are within the limit.
+fn tokens_within(size: Size, limit: Size) -> u64 {
+    let by_bytes =
+        u128::from(size.tokens) * u128::from(limit.bytes) / u128::from(size.bytes.max(1));
+    limit
+        .tokens
         .min(u64::try_from(by_bytes).unwrap_or(u64::MAX))
 }
 

@@ -6,7 +6,8 @@
 //! asked again, for the piece that is missing. Where anything else fails, the feed from its beginning brings the same,
 //! only later.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use refrain_protocol::document::FeedCursor;
@@ -18,7 +19,7 @@ use refrain_suffix_index::Segment;
 
 use super::drafts::Arrivals;
 use super::follower::{Follower, backoff, pieces};
-use crate::config::MemoryConfig;
+use super::room::Size;
 
 /// How often the worker begins again when a segment was merged away meanwhile.
 const TRIES_MAX: u32 = 3;
@@ -28,39 +29,6 @@ const FAILURES_MAX: u32 = 100;
 const PIECE_WORDS: u32 = 1 << 20;
 /// Documents asked for at once.
 const DOCUMENTS_AT_ONCE: usize = 1_024;
-
-/// What the namespaces that are in use hold together. The others go where a new one wants their place.
-#[derive(Default)]
-pub(super) struct Room {
-    turn: tokio::sync::Mutex<()>,
-    tokens: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Room {
-    /// Tells what is held.
-    pub(super) fn set(&self, tokens: u64, bytes: u64) {
-        self.tokens.store(tokens, Ordering::Relaxed);
-        self.bytes.store(bytes, Ordering::Relaxed);
-    }
-
-    /// Adds to it until it is told anew.
-    fn take(&self, tokens: u64, bytes: u64) {
-        self.tokens.fetch_add(tokens, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Tokens and bytes that one namespace may take.
-    fn left(&self, config: &MemoryConfig) -> (u64, u64) {
-        let tokens = self.tokens.load(Ordering::Relaxed);
-        let bytes = self.bytes.load(Ordering::Relaxed);
-        let tokens_left = config.tokens_max.saturating_sub(tokens);
-        (
-            config.namespace_tokens_max.min(tokens_left),
-            config.bytes_max.saturating_sub(bytes),
-        )
-    }
-}
 
 impl Follower {
     /// Takes over what the store has sealed. Answers where the feed goes on: at its beginning where there is nothing
@@ -87,6 +55,27 @@ impl Follower {
         FeedCursor::default()
     }
 
+    /// Whether all that the store has sealed would fit by now, where some of it was left out or let go. The store is
+    /// asked now and then, while requests of the namespace run: the others have no claim to the room.
+    pub(super) async fn would_fit(&self, asked: &mut Instant) -> bool {
+        let pause = Duration::from_millis(self.config.take_over_again_ms);
+        let is_due = self.memory.lacks_room.load(Ordering::Relaxed) && asked.elapsed() >= pause;
+        if !is_due || !self.memory.lock().is_running() {
+            return false;
+        }
+        *asked = Instant::now();
+        let request = SegmentsRequest {
+            namespace: self.memory.grant(),
+        };
+        let Ok(listed) = self.store.segments(request).await else {
+            self.metrics.follow_failures.inc();
+            return false;
+        };
+        let all = Size::of_segments(&listed.segments);
+        self.room
+            .would_fit(all, self.memory.lock().size(), &self.config)
+    }
+
     async fn try_take_over(&self) -> anyhow::Result<Option<FeedCursor>> {
         let call = || {
             self.store.segments(SegmentsRequest {
@@ -103,16 +92,12 @@ impl Follower {
             unsealed,
         } = listed;
         let all = segments.len();
-        // One at a time: what another takes counts from when it is here.
-        let _turn = self.room.turn.lock().await;
-        let wanted = affordable(segments, self.room.left(&self.config));
+        let (wanted, reservation) = self.room.reserve(segments, &self.config);
         let lacks_room = wanted.len() < all;
         self.memory.lacks_room.store(lacks_room, Ordering::Relaxed);
         if all == 0 {
             return Ok(None);
         }
-        let tokens = wanted.iter().map(|info| info.tokens).sum();
-        let bytes = wanted.iter().map(|info| info.words * 4).sum();
         // All of them before the first is mounted: only together are they the namespace at one moment.
         let mut taken = Vec::with_capacity(wanted.len());
         for info in wanted {
@@ -125,10 +110,11 @@ impl Follower {
             .metrics
             .index_lock_seconds
             .with_label_values(&["mount"]);
-        self.memory
-            .drafts
-            .timed(&held, |drafts| drafts.install(arrivals));
-        self.room.take(tokens, bytes);
+        reservation.arrive(|| {
+            self.memory
+                .drafts
+                .timed(&held, |drafts| drafts.install(arrivals));
+        });
         Ok(Some(cursor))
     }
 
@@ -203,21 +189,6 @@ impl Follower {
 fn is_gone(error: &anyhow::Error) -> bool {
     let error = error.downcast_ref::<ApiError>();
     error.is_some_and(|error| error.kind == ErrorKind::NotFound)
-}
-
-/// The newest segments that the memory has room for, oldest first. What is left out, eviction would take first.
-fn affordable(
-    mut segments: Vec<SegmentInfo>,
-    (tokens_max, bytes_max): (u64, u64),
-) -> Vec<SegmentInfo> {
-    let (mut tokens, mut bytes) = (0u64, 0u64);
-    let room = |info: &&SegmentInfo| {
-        tokens = tokens.saturating_add(info.tokens);
-        bytes = bytes.saturating_add(info.words.saturating_mul(4));
-        tokens <= tokens_max && bytes <= bytes_max
-    };
-    let count = segments.iter().rev().take_while(room).count();
-    segments.split_off(segments.len() - count)
 }
 
 /// Whether the same call may succeed later.

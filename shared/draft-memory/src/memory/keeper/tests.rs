@@ -18,6 +18,8 @@ use refrain_suffix_index::DocumentKey;
 
 use super::super::{Memory, NamespaceMemory};
 use super::*;
+use crate::config::MemoryConfig;
+use crate::memory::drafts::settled_bytes;
 
 /// A store whose feed holds these documents, each whole and ended.
 #[derive(Default)]

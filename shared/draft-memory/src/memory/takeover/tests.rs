@@ -17,6 +17,8 @@ use refrain_service_kit::telemetry::Metrics;
 use refrain_suffix_index::{DocumentKey, SegmentBuilder};
 
 use super::*;
+use crate::config::MemoryConfig;
+use crate::memory::room::Reservation;
 use crate::memory::{Memory, NamespaceMemory};
 use crate::metrics::MemoryMetrics;
 
@@ -90,7 +92,13 @@ impl DraftStore for Sealed {
 
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
         if request.after.sequence > NOW.sequence {
-            std::future::pending::<()>().await;
+            tokio::time::sleep(Duration::from_millis(request.wait_ms.into())).await;
+            return Ok(FollowReply {
+                reset: false,
+                events: Vec::new(),
+                cursor: request.after,
+                caught_up: true,
+            });
         }
         self.note("follow");
         let from_start = request.after == FeedCursor::default();
@@ -186,6 +194,11 @@ struct Met {
 
 /// A worker that met the namespace, once it has the documents 0 to 21 but for 2 and 11.
 async fn met(fault: Fault, config: MemoryConfig) -> Met {
+    met_beside(fault, config, 0).await.0
+}
+
+/// The same while so many tokens are on their way to another namespace.
+async fn met_beside(fault: Fault, config: MemoryConfig, coming: u64) -> (Met, Reservation) {
     let store = Arc::new(Sealed {
         fault,
         calls: Mutex::default(),
@@ -199,7 +212,14 @@ async fn met(fault: Fault, config: MemoryConfig) -> Met {
         model: "fake".into(),
         tokenizer: "fake".into(),
     });
-    let memory = Memory::new(config, 64, store.clone(), own);
+    let memory = Memory::new(config.clone(), 64, store.clone(), own);
+    let elsewhere = SegmentInfo {
+        segment: 7,
+        words: coming,
+        tokens: coming,
+        masked: Vec::new(),
+    };
+    let (_, reservation) = memory.space.room.reserve(vec![elsewhere], &config);
     let namespace = memory.namespace(NamespaceId(1), &signed);
     let waited = tokio::time::timeout(Duration::from_secs(60), async {
         let has = |document| namespace.lock().len_of(DocumentId(document)).is_some();
@@ -208,12 +228,13 @@ async fn met(fault: Fault, config: MemoryConfig) -> Met {
         }
     });
     waited.await.unwrap();
-    Met {
+    let met = Met {
         store,
         metrics,
         memory,
         namespace,
-    }
+    };
+    (met, reservation)
 }
 
 impl Met {
@@ -222,9 +243,13 @@ impl Met {
     }
 
     fn outcome(&self, outcome: &str) -> bool {
+        self.outcomes(outcome, 1)
+    }
+
+    fn outcomes(&self, outcome: &str, count: usize) -> bool {
         let shown = String::from_utf8(self.metrics.render()).unwrap();
         shown.contains(&format!(
-            "refrain_worker_take_overs_total{{outcome=\"{outcome}\"}} 1"
+            "refrain_worker_take_overs_total{{outcome=\"{outcome}\"}} {count}\n"
         ))
     }
 
@@ -262,6 +287,44 @@ async fn segments_are_taken_over_in_a_call_for_each_piece() {
     let evicted = met.namespace.lock().evict(19 * u64::from(LEN));
     assert_eq!(evicted, 2);
     assert_eq!(met.namespace.lock().len_of(DocumentId(0)), None);
+    met.memory.stop();
+}
+
+#[tokio::test]
+async fn what_found_no_room_beside_what_is_coming_is_taken_over_once_that_is_gone() {
+    let config = MemoryConfig {
+        tokens_max: 1_600,
+        take_over_again_ms: 1,
+        follow_wait_ms: 1,
+        upkeep_ms: 1,
+        ..MemoryConfig::default()
+    };
+    let (met, coming) = met_beside(Fault::None, config, 700).await;
+    assert!(met.namespace.is_partial());
+    assert_eq!(met.namespace.lock().len_of(DocumentId(5)), None);
+    assert_eq!(met.namespace.lock().len_of(DocumentId(15)), Some(LEN));
+    // A namespace that nobody uses has no claim to the room.
+    drop(coming);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(met.outcomes("done", 1));
+    met.namespace.begin(DocumentId(21));
+    let waited = tokio::time::timeout(Duration::from_secs(60), async {
+        while !met.outcomes("done", 2) || met.namespace.is_partial() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    waited.await.unwrap();
+    met.assert_all_there();
+    // All of it is here, so nobody looks again.
+    let listed = |met: &Met| {
+        met.calls()
+            .iter()
+            .filter(|call| **call == "segments")
+            .count()
+    };
+    let before = listed(&met);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(listed(&met), before);
     met.memory.stop();
 }
 
@@ -310,39 +373,4 @@ async fn without_sound_segments_the_feed_brings_everything() {
         assert!(met.outcome(outcome), "{fault:?}");
         assert_eq!(met.namespace.lock().index.segments().len(), 0, "{fault:?}");
     }
-}
-
-#[test]
-fn the_newest_segments_that_fit_are_taken() {
-    let info = |segment: u64, tokens: u64| SegmentInfo {
-        segment,
-        words: tokens * 2,
-        tokens,
-        masked: Vec::new(),
-    };
-    let segments = vec![info(1, 50), info(2, 400), info(3, 500)];
-    let taken = |config: MemoryConfig| -> Vec<u64> {
-        let taken = affordable(segments.clone(), Room::default().left(&config));
-        taken.iter().map(|info| info.segment).collect()
-    };
-    let limited = |namespace_tokens_max, bytes_max| MemoryConfig {
-        namespace_tokens_max,
-        bytes_max,
-        ..MemoryConfig::default()
-    };
-    assert_eq!(taken(limited(950, 950 * 8)), [1, 2, 3]);
-    assert_eq!(taken(limited(949, 950 * 8)), [2, 3]);
-    assert_eq!(taken(limited(950, 899 * 8)), [3]);
-    assert_eq!(taken(limited(499, 950 * 8)), [0u64; 0]);
-    // What others hold is not there to be taken.
-    let room = Room::default();
-    room.set(100, 50 * 8);
-    room.take(49, 0);
-    let config = MemoryConfig {
-        tokens_max: 1_099,
-        ..limited(4_000, 1_000 * 8)
-    };
-    assert_eq!(room.left(&config), (950, 950 * 8));
-    room.take(10_000, 1 << 40);
-    assert_eq!(room.left(&config), (0, 0));
 }
