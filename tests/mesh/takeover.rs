@@ -23,25 +23,39 @@ fn chat(number: usize) -> Chat {
         .speculation("suffix")
 }
 
-async fn accepted(mesh: &HttpMesh) -> anyhow::Result<f64> {
-    let mut accepted = 0.0;
+/// What came of all chats.
+struct Said {
+    /// Draft tokens accepted from the tenant's namespace.
+    accepted: f64,
+    /// Tokens per step.
+    accepted_length: f64,
+}
+
+async fn say(mesh: &HttpMesh) -> anyhow::Result<Said> {
+    let before = mesh.scrape(Service::Worker(0)).await?;
+    let mut steps = 0;
     for number in 0..CHATS {
-        let before = mesh.scrape(Service::Worker(0)).await?;
-        mesh.client().chat(&chat(number)).await?;
-        let after = mesh.scrape(Service::Worker(0)).await?;
-        accepted += after.accepted_from("tenant") - before.accepted_from("tenant");
+        let answer = mesh.client().chat(&chat(number)).await?;
+        steps += answer.number("/metrics/speculative_decoding/steps");
     }
-    Ok(accepted)
+    let after = mesh.scrape(Service::Worker(0)).await?;
+    Ok(Said {
+        accepted: after.accepted_from("tenant") - before.accepted_from("tenant"),
+        accepted_length: f64::from(TOKENS) * CHATS as f64 / steps as f64,
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> anyhow::Result<()> {
     let mut mesh = HttpMesh::start_children(1, SEALING, &[]).await?;
-    accepted(&mesh).await?;
-    let warm = accepted(&mesh).await?;
+    let cold = say(&mesh).await?;
+    let warm = say(&mesh).await?;
     ensure!(
-        warm > f64::from(TOKENS) * CHATS as f64 / 2.0,
-        "{warm} accepted by a warm worker"
+        warm.accepted > f64::from(TOKENS) * CHATS as f64 / 2.0
+            && warm.accepted_length > 1.5 * cold.accepted_length,
+        "a cold worker took {} tokens a step, a warm one {}",
+        cold.accepted_length,
+        warm.accepted_length
     );
     wait_until("the store has sealed what was said", async || {
         let store = mesh.scrape(Service::DraftStore).await.ok()?;
@@ -77,10 +91,13 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
         "{pieces} pieces of {segments} segments"
     );
     ensure!(calls("/internal/v1/documents") <= 1.0);
-    let new = accepted(&mesh).await?;
+    let new = say(&mesh).await?;
     ensure!(
-        new >= warm * 0.9,
-        "{new} accepted by the new worker, {warm} by the warm one"
+        new.accepted >= 0.9 * warm.accepted
+            && new.accepted_length >= 0.9 * warm.accepted_length,
+        "the new worker took {} tokens a step, the warm one {}",
+        new.accepted_length,
+        warm.accepted_length
     );
     mesh.stop().await
 }
