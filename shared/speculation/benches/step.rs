@@ -25,9 +25,9 @@ use text::{Corpus, Random};
 const SEALED_TOKENS: usize = 4_000_000;
 const SEGMENTS: usize = 3;
 const BATCH: usize = 64;
-const ROUNDS: usize = 24;
+const ROUNDS: usize = 64;
 /// Of which so many come first, to fill caches and to learn chances from.
-const ROUNDS_BEFORE: usize = 4;
+const ROUNDS_BEFORE: usize = 8;
 /// Text of a request that a search may read.
 const CONTEXT_TOKENS: usize = 64;
 const STEP_MS: f64 = 11.0;
@@ -65,7 +65,13 @@ impl Request {
         }
     }
 
-    fn propose(&self, namespace: &Index, params: &ProposeParams) -> Option<Candidate> {
+    /// From both, or from one of them alone.
+    fn propose_from(
+        &self,
+        scopes: &[Scope],
+        namespace: &Index,
+        params: &ProposeParams,
+    ) -> Option<Candidate> {
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,
@@ -77,7 +83,13 @@ impl Request {
             lookup(Scope::Request, &self.own, self.own.tip(OWN)?),
             lookup(Scope::Tenant, namespace, namespace.tip(self.key)?),
         ];
+        let lookups = lookups.map(|lookup| scopes.contains(&lookup.scope).then_some(lookup));
+        let lookups: Vec<Lookup<'_>> = lookups.into_iter().flatten().collect();
         propose(&lookups, params, params.max_spec_tokens)
+    }
+
+    fn propose(&self, namespace: &Index, params: &ProposeParams) -> Option<Candidate> {
+        self.propose_from(&Scope::ALL, namespace, params)
     }
 }
 
@@ -105,8 +117,15 @@ fn main() {
         ROUNDS - ROUNDS_BEFORE
     );
     decide(&batches, &namespace);
+    let params = params();
+    for (name, scope) in [("own text", Scope::Request), ("namespace", Scope::Tenant)] {
+        let times = batches.iter().map(|batch| {
+            let propose = |request: &Request| request.propose_from(&[scope], &namespace, &params);
+            timed(|| batch.iter().map(propose).collect::<Vec<_>>()).1
+        });
+        row(&format!("proposals, {name} alone"), times.collect());
+    }
     for threads in [2, 4] {
-        let params = params();
         let found = |batch| on_threads(threads, batch, &namespace, &params);
         let times = batches.iter().map(|batch| timed(|| found(batch)).1);
         row(&format!("proposals on {threads} threads"), times.collect());
