@@ -93,8 +93,7 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
     ensure!(calls("/internal/v1/documents") <= 1.0);
     let new = say(&mesh).await?;
     ensure!(
-        new.accepted >= 0.9 * warm.accepted
-            && new.accepted_length >= 0.9 * warm.accepted_length,
+        new.accepted >= 0.9 * warm.accepted && new.accepted_length >= 0.9 * warm.accepted_length,
         "the new worker took {} tokens a step, the warm one {}",
         new.accepted_length,
         warm.accepted_length
