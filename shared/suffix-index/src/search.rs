@@ -115,7 +115,15 @@ pub struct Sighting(Seen);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Live(Place),
-    Sealed { segment: u32, position: u32 },
+    Sealed {
+        segment: u32,
+        position: u32,
+    },
+    /// The token after an entry of a suffix array.
+    After {
+        segment: u32,
+        entry: u32,
+    },
 }
 
 /// A place where something offered stands, to credit a document with an accepted draft.
@@ -132,11 +140,18 @@ pub struct Origin {
 struct Hit {
     /// The token that comes next where it was last read.
     token: Token,
-    /// Text position of the token after the pattern.
-    position: u32,
+    place: HitPlace,
     /// How many occurrences it stands for.
     weight: u32,
     segment: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum HitPlace {
+    /// Text position of the token after the pattern.
+    Text(u32),
+    /// An entry of the suffix array: all that is known while no more than the next token was asked for.
+    Entry(u32),
 }
 
 /// A search for one context, from its longest pattern that occurs to the shortest. See [`Index::search`].
@@ -169,11 +184,17 @@ impl<'a> Search<'a> {
         };
         let len_max = limits.len_max.min(index.config.pattern_tokens_max) as usize;
         let views = index.sealed.iter().map(|mounted| mounted.segment.view());
+        let automaton = &index.live.automaton;
+        let mut live_next = automaton.fit(spot);
+        // Nothing follows the end of a document that ends as no other text does.
+        while live_next.len > 0 && automaton.fan_out(live_next.state) == 0 {
+            live_next = automaton.link_of(live_next.state);
+        }
         Search {
             index,
             limits,
             live: None,
-            live_next: index.live.automaton.fit(spot),
+            live_next,
             probes: Probes::new(views, context, len_max, limits.samples_max),
             hits: Vec::new(),
             hits_read: 0,
@@ -228,12 +249,8 @@ impl<'a> Search<'a> {
             return false;
         }
         let state = self.live_next.state;
-        let link = self.index.live.automaton.state(state).link;
         self.live = Some(state);
-        self.live_next = Spot {
-            state: link,
-            len: self.index.live.automaton.state(link).len,
-        };
+        self.live_next = self.index.live.automaton.link_of(state);
         true
     }
 
@@ -253,21 +270,34 @@ impl<'a> Search<'a> {
                 occurrences
             } else {
                 (samples_max as u64 * occurrences as u64).div_ceil(all as u64) as usize
-            };
+            }
+            .max(1);
 
             let mounted = &self.index.sealed[segment];
-            let hits = probe.sample(count_max.max(1)).map(|(end, weight)| Hit {
-                token: SEPARATOR,
-                position: end + 1,
-                weight,
-                segment: segment as u32,
-            });
-            if mounted.is_whole() {
-                self.hits.extend(hits);
-            } else {
-                self.hits
-                    .extend(hits.filter(|hit| !mounted.is_masked_at(hit.position)));
+            let segment = segment as u32;
+            let known = match mounted.is_whole() && all > samples_max {
+                true => probe.sample_known(count_max),
+                false => None,
+            };
+            if let Some(known) = known {
+                self.hits.extend(known.map(|(entry, token, weight)| Hit {
+                    token,
+                    place: HitPlace::Entry(entry),
+                    weight,
+                    segment,
+                }));
+                continue;
             }
+            let read = probe
+                .sample(count_max)
+                .map(|(end, weight)| (end + 1, weight))
+                .filter(|&(position, _)| mounted.is_whole() || !mounted.is_masked_at(position));
+            self.hits.extend(read.map(|(position, weight)| Hit {
+                token: SEPARATOR,
+                place: HitPlace::Text(position),
+                weight,
+                segment,
+            }));
         }
         self.hits_read += self.hits.len();
     }
@@ -280,6 +310,10 @@ impl Index {
             Seen::Live(place) => self.live.origin(place),
             Seen::Sealed { segment, position } => {
                 self.sealed.get(segment as usize)?.origin(position)
+            }
+            Seen::After { segment, entry } => {
+                let mounted = self.sealed.get(segment as usize)?;
+                mounted.origin(mounted.segment.view().after(entry)?)
             }
         }
     }

@@ -7,6 +7,7 @@
 
 mod build;
 mod format;
+mod grams;
 mod look;
 mod probe;
 mod words;
@@ -16,6 +17,7 @@ use std::fmt;
 pub use self::build::SegmentBuilder;
 use self::format::Layout;
 pub use self::format::SegmentError;
+use self::grams::Grams;
 pub(crate) use self::probe::{Probe, Probes};
 use self::words::Words;
 use crate::{DocumentKey, Token};
@@ -49,6 +51,8 @@ pub struct Segment {
     directory: Vec<u32>,
     /// The first two tokens of every `SUMMARY_FENCES`th fence: small enough for the nearest cache.
     summary: Vec<u64>,
+    /// What is known of single tokens and pairs.
+    grams: Grams,
 }
 
 /// A document of a segment.
@@ -107,6 +111,7 @@ impl Segment {
     pub fn overhead_bytes(&self) -> usize {
         self.directory.capacity() * size_of::<u32>()
             + self.summary.capacity() * size_of::<u64>()
+            + self.grams.bytes()
             + size_of::<Segment>()
     }
 
@@ -126,6 +131,7 @@ impl Segment {
         View {
             directory: &self.directory,
             summary: &self.summary,
+            grams: Some(&self.grams),
             ..View::new(self.words.get(), &self.layout)
         }
     }
@@ -137,11 +143,13 @@ impl Segment {
         let summary = summarised
             .map(|fence| summary(fence[0], fence[1]))
             .collect();
+        let grams = Grams::new(&view);
         Segment {
             words,
             layout,
             directory,
             summary,
+            grams,
         }
     }
 }
@@ -173,6 +181,7 @@ pub(crate) struct View<'a> {
     lefts: &'a [u32],
     directory: &'a [u32],
     pub(crate) summary: &'a [u64],
+    grams: Option<&'a Grams>,
 }
 
 /// Two tokens, ordered as they are one after the other.
@@ -192,6 +201,7 @@ impl<'a> View<'a> {
             lefts,
             directory: &[],
             summary: &[],
+            grams: None,
         }
     }
 
@@ -249,6 +259,38 @@ impl<'a> View<'a> {
         let within = self.starts[first..last.min(self.documents())]
             .partition_point(|&start| start <= position);
         (first + within).saturating_sub(1)
+    }
+
+    /// Text positions in a document that its own output follows.
+    fn output_ends(&self, number: usize) -> std::ops::Range<usize> {
+        let (start, end) = (self.starts[number] as usize, self.end(number));
+        let first = (start + self.lefts[number] as usize).max(start + 1) - 1;
+        first..end.max(1) - 1
+    }
+
+    /// The entries that end with a token, if that is known without a search.
+    pub(crate) fn interval(&self, token: Token) -> Option<std::ops::Range<usize>> {
+        let interval = self.grams?.interval(token)?;
+        let all = self.ends.len();
+        Some(interval.start.min(all)..interval.end.min(all))
+    }
+
+    /// Whether an entry may end with the last two tokens of a context.
+    pub(crate) fn may_have_pair(&self, context: &[Token]) -> bool {
+        match (context, self.grams) {
+            (&[.., last_but_one, last], Some(grams)) => grams.may_have(last_but_one, last),
+            _ => true,
+        }
+    }
+
+    /// The token that follows an entry, if it is at hand.
+    pub(crate) fn next(&self, entry: usize) -> Option<Token> {
+        Some(self.grams?.next(entry))
+    }
+
+    /// Text position of the token after an entry.
+    pub(crate) fn after(&self, entry: u32) -> Option<u32> {
+        self.ends.get(entry as usize).map(|end| end + 1)
     }
 
     /// How many output tokens of the document stand before `position`.

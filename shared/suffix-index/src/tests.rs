@@ -98,7 +98,7 @@ fn reopened(index: &Index) -> Index {
 }
 
 /// Tokens below `alphabet`, the same ones for the same seed.
-fn random(len: usize, alphabet: u32, seed: u32) -> Vec<Token> {
+pub(crate) fn random(len: usize, alphabet: u32, seed: u32) -> Vec<Token> {
     let mut state = 0x2545_f491_u32 ^ seed.wrapping_mul(0x9e37_79b9);
     let mut next = move || {
         state ^= state << 13;

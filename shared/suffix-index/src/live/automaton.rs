@@ -94,6 +94,15 @@ impl Automaton {
         &self.states[id as usize]
     }
 
+    /// The longest string at the state's link.
+    pub(crate) fn link_of(&self, state: StateId) -> Spot {
+        let link = self.state(state).link;
+        Spot {
+            state: link,
+            len: self.state(link).len,
+        }
+    }
+
     pub(crate) fn next(&self, state: StateId, token: Token) -> Option<StateId> {
         self.edges.get(state, &self.state(state).fan, token)
     }

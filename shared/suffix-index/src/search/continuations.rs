@@ -1,6 +1,6 @@
 //! What follows a node: tokens of the live part and of segments, counted together.
 
-use super::{At, Continuation, Node, Search, Seen, Sighting};
+use super::{At, Continuation, HitPlace, Node, Search, Seen, Sighting};
 use crate::Token;
 use crate::live::automaton::Place;
 use crate::live::edges::StateId;
@@ -45,9 +45,17 @@ impl Search<'_> {
         let mut same = true;
         let mut first_token = SEPARATOR;
         for (at, hit) in hits.iter_mut().enumerate() {
-            let text = self.probes.text(hit.segment);
-            let position = hit.position as usize + node.depth as usize;
-            hit.token = text.get(position).copied().unwrap_or(SEPARATOR);
+            let position = match hit.place {
+                HitPlace::Text(position) => Some(position),
+                HitPlace::Entry(_) if node.depth == 0 => None,
+                HitPlace::Entry(entry) => self.probes.after(hit.segment, entry),
+            };
+            if let Some(position) = position {
+                hit.place = HitPlace::Text(position);
+                let text = self.probes.text(hit.segment);
+                let token = text.get(position as usize + node.depth as usize);
+                hit.token = token.copied().unwrap_or(SEPARATOR);
+            }
             if at == 0 {
                 first_token = hit.token;
             }
@@ -76,9 +84,12 @@ impl Search<'_> {
                     hits,
                     depth: node.depth + 1,
                 },
-                sighting: Sighting(Seen::Sealed {
-                    segment: first.segment,
-                    position: first.position + node.depth,
+                sighting: Sighting(match (first.segment, first.place) {
+                    (segment, HitPlace::Text(position)) => Seen::Sealed {
+                        segment,
+                        position: position + node.depth,
+                    },
+                    (segment, HitPlace::Entry(entry)) => Seen::After { segment, entry },
                 }),
             });
         }

@@ -123,6 +123,10 @@ impl<'a> Look<'a> {
     /// Where the interval of a pattern starts, from which on all entries up to the context's `place` are known to belong
     /// to it.
     pub(super) fn start(&self, len: usize, known: usize, place: usize, exact_max: usize) -> Narrow {
+        if let Some(interval) = self.interval(len) {
+            let start = interval.start.min(known);
+            return Narrow::new(start..start, len, Edge::Start);
+        }
         let mut range = 0..known;
         if let Some(blocks) = self.blocks(len) {
             let before = blocks.start.checked_sub(1);
@@ -149,6 +153,10 @@ impl<'a> Look<'a> {
     /// Where the interval of a pattern ends, before which all entries from the context's `place` on are known to belong
     /// to it.
     pub(super) fn end(&self, len: usize, known: usize, place: usize, exact_max: usize) -> Narrow {
+        if let Some(interval) = self.interval(len) {
+            let end = interval.end.max(known);
+            return Narrow::new(end..end, len, Edge::End);
+        }
         let mut range = known..self.view.ends.len();
         if let Some(blocks) = self.blocks(len) {
             range.end = range.end.min(blocks.end * BLOCK_ENTRIES);
@@ -169,6 +177,12 @@ impl<'a> Look<'a> {
             range.start = (fences.start + within - 1) * FENCE_ENTRIES + 1;
         }
         Narrow::new(range, len, Edge::End)
+    }
+
+    /// The interval of a pattern, if that is known without a search.
+    pub(super) fn interval(&self, len: usize) -> Option<Range<usize>> {
+        let last = *self.context.last()?;
+        (len == 1).then(|| self.view.interval(last)).flatten()
     }
 
     /// The blocks of fences of which the first has the pattern, if it is short enough for the summary to tell.

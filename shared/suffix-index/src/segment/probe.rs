@@ -5,6 +5,7 @@
 //! somewhere else. So all segments are searched at once, in turns of loading and looking, and entries are looked at in
 //! groups whose loads do not wait for each other.
 
+use super::grams::NEXT_ENTRIES;
 use super::look::{Look, Narrow};
 use super::{SEPARATOR, View};
 use crate::Token;
@@ -100,7 +101,7 @@ impl<'a> Probes<'a> {
     /// Shortens the pattern to `len` tokens, at least 1; nothing changes above [`next_len`](Self::next_len).
     pub(crate) fn descend(&mut self, len: usize) {
         for probe in &mut self.probes {
-            probe.expect(len);
+            probe.expect(len, self.exact_max);
         }
         for probe in &self.probes {
             probe.touch_expected(len);
@@ -136,11 +137,31 @@ impl<'a> Probes<'a> {
     pub(crate) fn text(&self, segment: u32) -> &'a [Token] {
         self.probes[segment as usize].look.view.text
     }
+
+    /// Text position of the token after an entry of a segment.
+    pub(crate) fn after(&self, segment: u32, entry: u32) -> Option<u32> {
+        self.probes[segment as usize].look.view.after(entry)
+    }
 }
 
 impl<'a> Probe<'a> {
     /// Begins the search for the context's place.
-    fn new(look: Look<'a>) -> Self {
+    fn new(mut look: Look<'a>) -> Self {
+        if !look.view.may_have_pair(look.context) {
+            // No more than the last token is there, and all that have it stand behind the place.
+            look.context = &look.context[look.context.len() - 1..];
+            if let Some(interval) = look.interval(1) {
+                return Probe {
+                    look,
+                    place: interval.start,
+                    before: Side::new(Direction::Before),
+                    behind: Side {
+                        next: usize::from(!interval.is_empty()),
+                        ..Side::new(Direction::Behind)
+                    },
+                };
+            }
+        }
         Probe {
             look,
             place: 0,
@@ -183,9 +204,32 @@ impl<'a> Probe<'a> {
     ///
     /// Not those with the longest left context in common: they are what belongs to longer patterns.
     pub(crate) fn sample(&self, count_max: usize) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let count = self.occurrences().min(count_max);
+        self.parts(count)
+            .map(|(middle, weight)| (self.look.view.ends[middle], weight))
+    }
+
+    /// The same for an interval so large that the entries whose next token is at hand are enough: entry, that token, and
+    /// for how many it stands. Not all parts have a sample exactly in their middle, and there may be half as many.
+    pub(crate) fn sample_known(
+        &self,
+        count_max: usize,
+    ) -> Option<impl Iterator<Item = (u32, Token, u32)> + '_> {
+        // No part is smaller than the distance between two of them, so each has one.
+        let count = (self.occurrences() / NEXT_ENTRIES).min(count_max);
+        (count >= count_max.div_ceil(2)).then(|| {
+            self.parts(count).map(|(middle, weight)| {
+                let nearest = (middle + NEXT_ENTRIES / 2) / NEXT_ENTRIES * NEXT_ENTRIES;
+                let token = self.look.view.next(nearest).unwrap_or(SEPARATOR);
+                (nearest as u32, token, weight)
+            })
+        })
+    }
+
+    /// The interval in equal parts, each with the entry in its middle and its size.
+    fn parts(&self, count: usize) -> impl Iterator<Item = (usize, u32)> + use<> {
         let first = self.place - self.before.len;
         let total = self.occurrences();
-        let count = total.min(count_max);
         // In fixed point: a division for each would take as long as the reading.
         let width = ((total as u64) << 32) / count.max(1) as u64;
         let bound = move |part: usize| match part == count {
@@ -194,15 +238,21 @@ impl<'a> Probe<'a> {
         };
         (0..count).map(move |part| {
             let (low, high) = (bound(part), bound(part + 1));
-            let entry = first + low.midpoint(high - 1);
-            (self.look.view.ends[entry], (high - low) as u32)
+            (first + low.midpoint(high - 1), (high - low) as u32)
         })
     }
 
-    /// Reads the entries that the walk to a pattern looks at.
-    fn expect(&mut self, len: usize) {
+    /// Reads the entries that the walk to a pattern looks at, where there has to be one.
+    fn expect(&mut self, len: usize, exact_max: usize) {
+        let is_known = self.look.interval(len).is_some();
         for side in [&mut self.before, &mut self.behind] {
-            if side.next >= len && side.len + 1 < STEPS_MAX {
+            if side.next < len || side.len + 1 >= STEPS_MAX {
+                continue;
+            }
+            if is_known {
+                let known = side.len + 1;
+                side.search = Some(side.begin(&self.look, self.place, len, known, exact_max));
+            } else {
                 side.load(&self.look, self.place, side.len + 1);
             }
         }
@@ -211,7 +261,7 @@ impl<'a> Probe<'a> {
     /// Has what they lead to loaded.
     fn touch_expected(&self, len: usize) {
         for side in [&self.before, &self.behind] {
-            if side.next >= len && side.len + 1 < STEPS_MAX {
+            if side.next >= len && side.len + 1 < STEPS_MAX && side.search.is_none() {
                 self.look.touch(&side.loaded[..side.loaded_len], 0);
             }
         }
@@ -280,7 +330,7 @@ impl Side {
 
     /// Takes in what ends with the pattern of `len` tokens, group by group; begins a search where there are many.
     fn walk(&mut self, look: &Look<'_>, place: usize, len: usize, exact_max: usize) {
-        if self.next < len {
+        if self.next < len || self.search.is_some() {
             return;
         }
         self.len += 1;
@@ -303,10 +353,22 @@ impl Side {
             self.len += within;
             return;
         }
-        self.search = Some(match self.direction {
-            Direction::Before => look.start(len, place - self.len, place, exact_max),
-            Direction::Behind => look.end(len, place + self.len, place, exact_max),
-        });
+        self.search = Some(self.begin(look, place, len, self.len, exact_max));
+    }
+
+    /// A search for the end of a pattern's interval, which so many entries are known to belong to.
+    fn begin(
+        &self,
+        look: &Look<'_>,
+        place: usize,
+        len: usize,
+        known: usize,
+        exact_max: usize,
+    ) -> Narrow {
+        match self.direction {
+            Direction::Before => look.start(len, place - known, place, exact_max),
+            Direction::Behind => look.end(len, place + known, place, exact_max),
+        }
     }
 
     /// Common length of the entry at a distance; 0 beyond the last.

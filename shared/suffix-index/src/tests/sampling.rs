@@ -157,6 +157,65 @@ fn short_patterns_cost_no_more_than_their_samples() {
     assert!(search.entries_read() < 200, "{}", search.entries_read());
 }
 
+/// Where the last two tokens never stood together there is nothing to search for: what follows the last one is read, and
+/// no more entries than there are samples.
+#[test]
+fn what_never_was_is_not_searched_for() {
+    let mut builder = crate::SegmentBuilder::new();
+    let document: Vec<Token> = (0..50_000).flat_map(|at| [1, 2 + at % 50]).collect();
+    builder.add(key(0), [], document.iter().copied());
+    let mut index = Index::new(IndexConfig::default());
+    index.mount(Arc::new(builder.build().expect("one key")), []);
+    let mut unseen = 0;
+    for before in 100..200 {
+        let context = [3, before, 1];
+        let mut search = index.search(Cursor::default(), &context, limits(32));
+        let found = search.next_match().expect("a match");
+        let (pairs, _) = continuations(&mut search, &found.node);
+        assert_eq!((found.len, found.next_len), (1, 0));
+        assert_eq!(pairs.iter().map(|pair| pair.1).sum::<u32>(), 50_000);
+        unseen += usize::from(search.entries_read() <= 32);
+    }
+    // The others are taken for seen, and searched for.
+    assert!(unseen > 50, "{unseen}");
+}
+
+/// A sample of which no more was read than what follows stands where it is said to.
+#[test]
+fn samples_stand_where_they_say() {
+    for alphabet in [2, 5, 50] {
+        let (index, documents) = sealed(alphabet, 3);
+        let mut origins = 0;
+        for seed in 100..120 {
+            let context = random(20, alphabet, seed);
+            let mut search = index.search(Cursor::default(), &context, limits(16));
+            while let Some(found) = search.next_match() {
+                let pattern = &context[context.len() - found.len as usize..];
+                let mut next = Vec::new();
+                search.continuations(&found.node, &mut next);
+                for next in next {
+                    let Origin { document, position } =
+                        index.origin(next.sighting).expect("a document");
+                    let text = &documents[document.0 as usize];
+                    let (before, from) = text.split_at(position as usize);
+                    assert!(before.ends_with(pattern) && from[0] == next.token);
+                    origins += 1;
+                    let mut after = Vec::new();
+                    search.continuations(&next.node, &mut after);
+                    for after in after {
+                        let origin = index.origin(after.sighting).expect("a document");
+                        let text = &documents[origin.document.0 as usize];
+                        let (before, from) = text.split_at(origin.position as usize);
+                        assert!(before.ends_with(&[pattern, &[next.token]].concat()));
+                        assert_eq!(from[0], after.token);
+                    }
+                }
+            }
+        }
+        assert!(origins > 100, "{origins}");
+    }
+}
+
 /// What a search looks at grows with the logarithm of the text and not with the pattern.
 #[test]
 fn a_search_looks_at_few_entries() {
