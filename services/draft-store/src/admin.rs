@@ -1,10 +1,7 @@
 //! Reading the whole store, for operators: a piece at a time, so that the writer goes on meanwhile.
 
 use refrain_protocol::ApiError;
-use refrain_protocol::admin::{
-    DAMAGE_LISTED_MAX, Damage, ExportCursor, ExportReply, ExportRequest, ExportedDocument,
-    VerifyReply,
-};
+use refrain_protocol::admin::{DAMAGE_LISTED_MAX, Damage, VerifyReply};
 use refrain_protocol::document::DocumentUpdate;
 
 use crate::codec;
@@ -21,69 +18,8 @@ use crate::text::{self, Piece, TextError};
 /// Records that are checked under one lock.
 const RECORDS_PER_LOCK: usize = 256;
 
-/// A page of a tenant's documents: at least one if there is one, and no more than `tokens_max` unless the
-/// first has more.
-pub(crate) fn export(
-    shared: &Shared,
-    request: &ExportRequest,
-    tokens_max: usize,
-) -> Result<ExportReply, ApiError> {
-    let mut reply = ExportReply::default();
-    let mut tokens = 0;
-    let namespaces = select::namespaces(shared)?;
-    for (id, names) in namespaces
-        .into_iter()
-        .filter(|(id, _)| *id >= request.after.namespace)
-    {
-        let Some(names) = names.filter(|names| {
-            let is_wanted = request
-                .model
-                .as_ref()
-                .is_none_or(|model| *model == names.model);
-            names.tenant == request.tenant && is_wanted
-        }) else {
-            continue;
-        };
-        let mut sequence = match id == request.after.namespace {
-            true => request.after.sequence,
-            false => 0,
-        };
-        loop {
-            let open = shared.read();
-            let open = open.as_ref().ok_or_else(unavailable)?;
-            let Some((next, document)) = open.catalog.next_document(id, sequence) else {
-                break;
-            };
-            let key = DocumentKey {
-                namespace: id,
-                document,
-            };
-            match whole(open, key) {
-                Ok(update) => {
-                    if !reply.documents.is_empty() && tokens + update.tokens.len() > tokens_max {
-                        reply.next = Some(ExportCursor {
-                            namespace: id,
-                            sequence,
-                        });
-                        return Ok(reply);
-                    }
-                    tokens += update.tokens.len();
-                    reply.documents.push(ExportedDocument {
-                        namespace: names.clone(),
-                        update,
-                    });
-                }
-                Err(TextError::Damaged(_)) => {}
-                Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
-            }
-            sequence = next;
-        }
-    }
-    Ok(reply)
-}
-
 /// All of a document that the catalog has.
-fn whole(open: &Open, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
+pub(crate) fn whole(open: &Open, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
     let known = open.catalog.document(key).ok_or(codec::Damage::Short)?;
     Ok(DocumentUpdate {
         document: key.document,

@@ -7,6 +7,7 @@
 mod changes;
 mod document;
 mod erasures;
+mod exports;
 mod feed;
 mod groups;
 mod load;
@@ -22,6 +23,7 @@ use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 pub(crate) use document::Document;
 pub(crate) use erasures::Erasures;
+pub(crate) use exports::{Ended, ExportLimits, Exports, Snapshot, Source, as_then};
 pub(crate) use feed::{Change, Feed};
 pub(crate) use groups::{GroupKey, Groups};
 pub(crate) use load::{Loaded, load};
@@ -51,7 +53,7 @@ struct NamespaceEntry {
 /// A document as segments count it.
 fn counted(key: DocumentKey, document: &Document) -> Counted {
     Counted {
-        place: document.place.map(|place| place.segment),
+        place: document.place,
         namespace: key.namespace,
         document: key.document,
         len: document.state.len,
@@ -86,6 +88,7 @@ pub(crate) struct Catalog {
     erasures: Erasures,
     groups: Groups,
     segments: Segments,
+    exports: Exports,
 }
 
 impl Catalog {
@@ -100,6 +103,7 @@ impl Catalog {
             erasures: Erasures::default(),
             groups: Groups::default(),
             segments: Segments::default(),
+            exports: Exports::default(),
         }
     }
 
@@ -189,6 +193,11 @@ impl Catalog {
     /// The same, for what is stored of it.
     pub(crate) fn erasures_mut(&mut self) -> &mut Erasures {
         &mut self.erasures
+    }
+
+    /// Exports under way. They end when the catalog is read anew.
+    pub(crate) fn exports(&self) -> &Exports {
+        &self.exports
     }
 
     /// Groups of samples.

@@ -14,6 +14,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use crate::admin;
 use crate::config::DraftStoreConfig;
 use crate::directory::{self, Hold, Opened};
+use crate::export;
 use crate::shared::{Open, Shared};
 
 /// A data directory, opened for reading. Nothing in it is repaired, moved or removed beyond what sled does by
@@ -86,8 +87,11 @@ impl StoreAdmin for ClosedStore {
 
     async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError> {
         let tokens_max = request.max_tokens as usize;
-        self.read(move |shared| admin::export(shared, &request, tokens_max))
-            .await
+        let limits = DraftStoreConfig::default().export_limits();
+        let page = move |shared: &Shared| {
+            export::page(shared, &request, tokens_max, limits).map_err(|refused| *refused.error)
+        };
+        self.read(page).await
     }
 
     async fn verify(&self) -> Result<VerifyReply, ApiError> {

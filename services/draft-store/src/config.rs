@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
+
+use crate::catalog::ExportLimits;
 
 /// The draft store's section of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -84,6 +87,16 @@ pub struct DraftStoreConfig {
     pub lookups_max: usize,
     /// Contexts of one such call. Past it: 413.
     pub lookup_contexts_max: usize,
+    /// Exports under way at once. Past it: 429.
+    pub exports_max: usize,
+    /// Memory that one export may take: its list of documents, and those put aside that were in the log and are removed
+    /// or cut meanwhile. Past it the export ends with 409.
+    pub export_held_bytes_max: u64,
+    /// Bytes of segments that do not count any more, whose files are kept for one export. Past it the export ends with
+    /// 409.
+    pub export_disk_bytes_max: u64,
+    /// An export that nobody asks for this long is forgotten.
+    pub export_idle_s: u64,
     /// Longest wait of `follow`, whatever was asked for.
     pub follow_wait_ms_max: u32,
     /// A document that was touched has its time of use written again when the stored one is older than this.
@@ -137,6 +150,18 @@ impl DraftStoreConfig {
     }
 }
 
+impl DraftStoreConfig {
+    /// What an export may take.
+    pub(crate) fn export_limits(&self) -> ExportLimits {
+        ExportLimits {
+            exports_max: self.exports_max,
+            held_bytes_max: self.export_held_bytes_max,
+            disk_bytes_max: self.export_disk_bytes_max,
+            idle: Duration::from_secs(self.export_idle_s),
+        }
+    }
+}
+
 impl Default for DraftStoreConfig {
     fn default() -> Self {
         DraftStoreConfig {
@@ -175,6 +200,10 @@ impl Default for DraftStoreConfig {
             segment_words_max: 1 << 20,
             lookups_max: 16,
             lookup_contexts_max: 256,
+            exports_max: 4,
+            export_held_bytes_max: 256 << 20,
+            export_disk_bytes_max: 1 << 30,
+            export_idle_s: 300,
             follow_wait_ms_max: 30_000,
             use_interval_s: 300,
             settle_s: 60,
@@ -247,6 +276,8 @@ impl Validate for DraftStoreConfig {
         at_least("segment_words_max", u64::from(self.segment_words_max), 1);
         at_least("lookups_max", self.lookups_max as u64, 1);
         at_least("lookup_contexts_max", self.lookup_contexts_max as u64, 1);
+        at_least("exports_max", self.exports_max as u64, 1);
+        at_least("export_idle_s", self.export_idle_s, 1);
         at_least("seal_tokens", self.seal_tokens, 1);
         at_least("seal_documents", self.seal_documents as u64, 1);
         at_least("segments_max", self.segments_max as u64, 1);

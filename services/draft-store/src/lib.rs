@@ -42,6 +42,8 @@
 //! `catalog/erasures.rs` for how it stays gone while workers go on sending it. Logs in quarantine are deleted
 //! by any erasure, since what is left in them cannot be told apart by tenant.
 //!
+//! An export tells one moment while the store goes on (`catalog/exports.rs`, `export.rs`).
+//!
 //! A worker that starts takes over segments as they lie, what is in none as documents, and follows the feed from
 //! there (`handle/segments.rs`).
 //!
@@ -53,6 +55,7 @@ mod closed;
 mod codec;
 mod config;
 mod directory;
+mod export;
 mod handle;
 mod http;
 mod log;

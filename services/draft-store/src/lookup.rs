@@ -247,7 +247,7 @@ fn look(
         let open = shared.read();
         let Open { catalog, .. } = open.as_ref().ok_or_else(unavailable)?;
         if let Some(mounted) = catalog.segments().get(one.0) {
-            parts.push(part(mounted, catalog.gone_of(mounted)));
+            parts.push(part(mounted, mounted.gone()));
         }
     }
     Ok(Some(parts))

@@ -22,10 +22,13 @@ pub(crate) enum Limit {
     LogBytes,
     Lookups,
     LookupContexts,
+    Exports,
+    ExportHeld,
+    ExportDisk,
 }
 
 impl Limit {
-    const ALL: [Limit; 14] = [
+    const ALL: [Limit; 17] = [
         Limit::Mailbox,
         Limit::PendingTokens,
         Limit::Updates,
@@ -40,6 +43,9 @@ impl Limit {
         Limit::LogBytes,
         Limit::Lookups,
         Limit::LookupContexts,
+        Limit::Exports,
+        Limit::ExportHeld,
+        Limit::ExportDisk,
     ];
 
     /// The key in the configuration, or the name of a constant.
@@ -59,6 +65,9 @@ impl Limit {
             Limit::LogBytes => "log_bytes_max",
             Limit::Lookups => "lookups_max",
             Limit::LookupContexts => "lookup_contexts_max",
+            Limit::Exports => "exports_max",
+            Limit::ExportHeld => "export_held_bytes_max",
+            Limit::ExportDisk => "export_disk_bytes_max",
         }
     }
 }
@@ -82,6 +91,9 @@ pub(crate) struct StoreMetrics {
     pub(crate) unsealed_tokens: IntGauge,
     pub(crate) segments: IntGauge,
     pub(crate) segment_bytes: IntGauge,
+    pub(crate) exports: IntGauge,
+    pub(crate) export_held_bytes: IntGauge,
+    pub(crate) export_disk_bytes: IntGauge,
     pub(crate) segments_made: IntCounterVec,
     pub(crate) segments_lost: IntCounter,
     pub(crate) sent_segment_bytes: IntCounter,
@@ -137,6 +149,15 @@ impl StoreMetrics {
             unsealed_tokens: gauge("unsealed_tokens", "Tokens in the log, in no segment yet.")?,
             segments: gauge("segments", "Segments of sealed documents.")?,
             segment_bytes: gauge("segment_bytes", "Bytes of segments.")?,
+            exports: gauge("exports", "Exports under way.")?,
+            export_held_bytes: gauge(
+                "export_held_bytes",
+                "Memory held for exports: their lists, and documents put aside for them.",
+            )?,
+            export_disk_bytes: gauge(
+                "export_disk_bytes",
+                "Bytes of deleted segments whose files are kept for exports.",
+            )?,
             segments_made: metrics.counter_vec(
                 &name("segments_made_total"),
                 "Times documents were sealed, or segments merged.",

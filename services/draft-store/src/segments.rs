@@ -140,11 +140,45 @@ pub(crate) fn chunk_of(place: Place) -> ((SegmentId, u32), usize) {
 /// A segment that counts, and how much of it still does.
 pub(crate) struct Mounted {
     pub(crate) sealed: Arc<Sealed>,
+    /// Which of its documents still count.
+    pub(crate) live: Live,
     pub(crate) live_documents: u64,
     pub(crate) live_tokens: u64,
 }
 
+/// A bit for each document of a segment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Live(Vec<u64>);
+
+impl Live {
+    fn none_of(documents: u32) -> Self {
+        Live(vec![0; documents.div_ceil(64) as usize])
+    }
+
+    fn set(&mut self, number: u32, is_live: bool) {
+        if let Some(word) = self.0.get_mut(number as usize / 64) {
+            let bit = 1 << (number % 64);
+            *word = if is_live { *word | bit } else { *word & !bit };
+        }
+    }
+
+    /// Whether the document with this number counts.
+    pub(crate) fn has(&self, number: u32) -> bool {
+        let word = self.0.get(number as usize / 64);
+        word.is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+}
+
 impl Mounted {
+    /// The numbers of its documents that do not count, in order.
+    pub(crate) fn gone(&self) -> Vec<u32> {
+        if !self.is_worn() {
+            return Vec::new();
+        }
+        let documents = 0..self.sealed.documents();
+        documents.filter(|number| !self.live.has(*number)).collect()
+    }
+
     /// Whether something in it does not count any more.
     pub(crate) fn is_worn(&self) -> bool {
         self.live_documents < u64::from(self.sealed.documents())
@@ -175,8 +209,8 @@ pub(crate) struct Segments {
 /// A document as it is counted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
-    /// The segment that it is in.
-    pub(crate) place: Option<SegmentId>,
+    /// Where it is sealed.
+    pub(crate) place: Option<Place>,
     pub(crate) namespace: NamespaceId,
     pub(crate) document: DocumentId,
     pub(crate) len: u32,
@@ -242,6 +276,7 @@ impl Segments {
 
     pub(crate) fn mount(&mut self, sealed: Arc<Sealed>) {
         let mounted = Mounted {
+            live: Live::none_of(sealed.documents()),
             live_documents: 0,
             live_tokens: 0,
             sealed,
@@ -263,8 +298,9 @@ impl Segments {
             bytes,
         } = counted;
         let add = |sum: &mut u64, by: u64| *sum = if comes { *sum + by } else { *sum - by };
-        if let Some(segment) = place {
-            if let Some(mounted) = self.mounted.get_mut(&segment) {
+        if let Some(place) = place {
+            if let Some(mounted) = self.mounted.get_mut(&place.segment) {
+                mounted.live.set(place.number, comes);
                 add(&mut mounted.live_documents, 1);
                 add(&mut mounted.live_tokens, u64::from(len));
             }

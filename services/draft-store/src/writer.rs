@@ -224,6 +224,12 @@ impl Core {
             return Ok((None, Outcome::default()));
         }
         mark.at_ms = now_ms;
+        // Also of what was evicted since: no removal will tell of that.
+        for (namespace, names) in catalog.namespaces() {
+            if mark.hits_namespace(names.as_ref()) {
+                catalog.exports().erased(namespace);
+            }
+        }
         let mut edit = self.edit(catalog, now_ms);
         edit.mark(mark.clone());
         Ok((Some(mark), self.commit(edit, now_ms)?))

@@ -57,6 +57,8 @@ pub struct ImportRequest {
 /// A place in an export: after the document of `namespace` whose last change was `sequence`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportCursor {
+    /// Which export, as the store numbers them; 0 begins one.
+    pub snapshot: u64,
     /// Namespaces are told in order of their ids.
     pub namespace: NamespaceId,
     /// 0 before the first document.
@@ -85,7 +87,8 @@ pub struct ExportedDocument {
     pub update: DocumentUpdate,
 }
 
-/// A page of an export. A document that grows meanwhile comes again.
+/// A page of an export: documents as they were when it began, all that were there and nothing newer. Once something of
+/// its namespaces is erased, the next page is refused: then the export is to be begun again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportReply {
     /// In order of their last change, namespace by namespace.

@@ -121,6 +121,12 @@ impl Segment {
         (0..view.documents()).map(move |number| view.document(number))
     }
 
+    /// The document with this number, in the order of [`Segment::iter`].
+    pub fn document(&self, number: usize) -> Option<SealedDocument<'_>> {
+        let view = self.view();
+        (number < view.documents()).then(|| view.document(number))
+    }
+
     /// The document of this key.
     pub fn get(&self, key: DocumentKey) -> Option<SealedDocument<'_>> {
         let view = self.view();

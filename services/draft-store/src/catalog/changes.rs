@@ -1,7 +1,7 @@
-//! What changed, in order: for those who follow a namespace or a group, and for an export.
+//! What changed, in order: for those who follow a namespace or a group.
 
+use refrain_protocol::NamespaceId;
 use refrain_protocol::document::FeedCursor;
-use refrain_protocol::{DocumentId, NamespaceId};
 
 use super::{Catalog, Change, GroupKey, feed};
 
@@ -46,27 +46,6 @@ impl Catalog {
     pub(crate) fn group_position(&self, group: &GroupKey, cursor: FeedCursor) -> Option<u64> {
         self.groups
             .position(self.generation, self.head, group, cursor)
-    }
-
-    /// The first document of a namespace whose last change came after `sequence`.
-    pub(crate) fn next_document(
-        &self,
-        namespace: NamespaceId,
-        mut after: u64,
-    ) -> Option<(u64, DocumentId)> {
-        let entry = self.namespaces.get(&namespace)?;
-        loop {
-            let (sequence, document, start) = entry.feed.after(after)?;
-            let is_last = start.is_some()
-                && entry
-                    .documents
-                    .get(&document)
-                    .is_some_and(|known| known.state.sequence == sequence);
-            if is_last {
-                return Some((sequence, document));
-            }
-            after = sequence;
-        }
     }
 
     /// The last change of a namespace, 0 before the first. It does not depend on what happens in others.

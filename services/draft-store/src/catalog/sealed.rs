@@ -6,7 +6,7 @@ use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 use super::uses::Sizes;
 use super::{Catalog, counted};
-use crate::record::{DocumentKey, Place, SegmentId};
+use crate::record::{DocumentKey, Place, SegmentId, StateRecord};
 use crate::segments::{Candidates, Counted, Mounted, Sealed, Segments};
 
 impl Catalog {
@@ -53,31 +53,8 @@ impl Catalog {
         self.namespaces.get(&namespace)?.names.as_ref()
     }
 
-    /// The numbers of a segment's documents that do not count, in order. Costs a look at each of its documents, where
-    /// there are any such.
-    pub(crate) fn gone_of(&self, mounted: &Mounted) -> Vec<u32> {
-        if !mounted.is_worn() {
-            return Vec::new();
-        }
-        let (segment, namespace) = (mounted.sealed.id(), mounted.sealed.namespace());
-        let is_gone = |(number, document): &(u32, DocumentId)| {
-            let place = Place {
-                segment,
-                number: *number,
-            };
-            let known = self.document(DocumentKey {
-                namespace,
-                document: *document,
-            });
-            known.is_none_or(|known| known.place != Some(place))
-        };
-        let documents = (0..).zip(mounted.sealed.ids()).filter(is_gone);
-        documents.map(|(number, _)| number).collect()
-    }
-
     /// The segments of a namespace, oldest first, each with the numbers of its documents that do not count, and the
-    /// documents that are in none, the longest unchanged first. Costs a look at each of those beside what
-    /// [`gone_of`](Self::gone_of) does.
+    /// documents that are in none, the longest unchanged first. Costs a look at each of those.
     pub(crate) fn sealed_and_others(
         &self,
         namespace: NamespaceId,
@@ -85,7 +62,7 @@ impl Catalog {
         let segments = self.segments.iter();
         let sealed = segments
             .filter(|(_, mounted)| mounted.sealed.namespace() == namespace)
-            .map(|(_, mounted)| (mounted, self.gone_of(mounted)));
+            .map(|(_, mounted)| (mounted, mounted.gone()));
         let unsealed = self.segments.unsealed_of(namespace);
         let mut others: Vec<(u64, DocumentId)> = unsealed
             .map(|unsealed| &unsealed.documents)
@@ -102,6 +79,23 @@ impl Catalog {
         others.sort_unstable();
         let others = others.into_iter().map(|(_, document)| document).collect();
         (sealed.collect(), others)
+    }
+
+    /// The documents of a namespace that are in the log, in order of their ids.
+    pub(super) fn unsealed_states(&self, namespace: NamespaceId) -> Vec<(DocumentId, StateRecord)> {
+        let unsealed = self.segments.unsealed_of(namespace).into_iter();
+        let documents = unsealed.flat_map(|unsealed| &unsealed.documents);
+        let mut states: Vec<_> = documents
+            .filter_map(|&document| {
+                let known = self.document(DocumentKey {
+                    namespace,
+                    document,
+                })?;
+                Some((document, known.state))
+            })
+            .collect();
+        states.sort_unstable_by_key(|(document, _)| *document);
+        states
     }
 
     /// The documents of a namespace that are in the log and will not go on, as far as can be told: finished and

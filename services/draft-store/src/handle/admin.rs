@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::DraftStoreHandle;
 use crate::admin;
 use crate::directory::Rewritten;
+use crate::export;
 use crate::shared::{Shared, unavailable};
 use crate::writer::actor::rewriting::RewriteCall;
 use crate::writer::actor::sealing::SealCall;
@@ -83,8 +84,19 @@ impl StoreAdmin for DraftStoreHandle {
     async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError> {
         let _running = self.enter()?;
         let tokens_max = request.max_tokens.min(self.inner.config.follow_tokens_max);
-        self.read_blocking(move |shared| admin::export(shared, &request, tokens_max as usize))
-            .await
+        let limits = self.inner.config.export_limits();
+        let metrics = self.inner.metrics.clone();
+        self.read_blocking(move |shared| {
+            let page = export::page(shared, &request, tokens_max as usize, limits);
+            page.map_err(|refused| {
+                refused
+                    .limit
+                    .into_iter()
+                    .for_each(|limit| metrics.reject(limit));
+                *refused.error
+            })
+        })
+        .await
     }
 
     async fn verify(&self) -> Result<VerifyReply, ApiError> {

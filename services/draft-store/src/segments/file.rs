@@ -353,22 +353,17 @@ impl Sealed {
             })
     }
 
-    /// The documents with these numbers, in ascending order, whole.
-    pub(super) fn entries(&self, numbers: &[u32]) -> impl Iterator<Item = Entry> {
-        let mut wanted = numbers.iter().copied().peekable();
-        self.segment
-            .iter()
-            .enumerate()
-            .filter_map(move |(number, document)| {
-                let number = wanted.next_if_eq(&(number as u32))?;
-                let record = self.record(number).ok()?;
-                Some(Entry {
-                    document: DocumentId(document.key.0),
-                    state: self.state_of(number, &record, &document),
-                    head: head_of(record, document.left_context.to_vec()),
-                    tokens: document.output.to_vec(),
-                })
-            })
+    /// The document with this number, whole.
+    pub(crate) fn entry(&self, number: u32) -> Result<Entry, Damage> {
+        let document = self.segment.document(number as usize);
+        let document = document.ok_or(Damage::Short)?;
+        let record = self.record(number)?;
+        Ok(Entry {
+            document: DocumentId(document.key.0),
+            state: self.state_of(number, &record, &document),
+            head: head_of(record, document.left_context.to_vec()),
+            tokens: document.output.to_vec(),
+        })
     }
 
     fn state_of(

@@ -301,7 +301,11 @@ impl Read {
                 Ok(())
             })?;
         }
-        for (mut entry, used_ms) in sealed.entries(&numbers).zip(used_ms) {
+        for (number, used_ms) in numbers.into_iter().zip(used_ms) {
+            // All were read when the file was opened.
+            let Ok(mut entry) = sealed.entry(number) else {
+                continue;
+            };
             entry.state.used_ms = used_ms;
             self.taken.push(Taken {
                 document: entry.document,

@@ -210,8 +210,11 @@ impl<'a> Edit<'a> {
                 skip,
                 epoch_start,
             } => {
-                let state = match known {
-                    Some(_) => {
+                let state = match known.map(|known| known.state.len) {
+                    Some(len) => {
+                        if to < len {
+                            self.keep_for_exports(key)?;
+                        }
                         self.unseal(key)?;
                         self.state(key)?
                     }
@@ -230,7 +233,10 @@ impl<'a> Edit<'a> {
                     update.tokens.get(skip..).unwrap_or_default(),
                 )
             }
-            Placement::Overwrite { epoch_start } => self.overwrite(key, update, epoch_start),
+            Placement::Overwrite { epoch_start } => {
+                self.keep_for_exports(key)?;
+                self.overwrite(key, update, epoch_start)
+            }
         }
     }
 
@@ -368,6 +374,11 @@ impl<'a> Edit<'a> {
 
     /// Removes a document with all its records, and tells followers.
     pub(super) fn remove(&mut self, key: DocumentKey, removal: Removal) -> Result<(), LogError> {
+        if removal == Removal::Erased {
+            self.catalog.exports().erased(key.namespace);
+        } else {
+            self.keep_for_exports(key)?;
+        }
         let place = self.catalog.document(key).and_then(|known| known.place);
         if let Some(place) = place {
             self.mark_sealed(place, GONE)?;

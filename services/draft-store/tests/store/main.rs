@@ -3,6 +3,7 @@
 mod crash;
 mod damage;
 mod erase;
+mod export;
 mod full_disk;
 mod groups;
 mod isolation;

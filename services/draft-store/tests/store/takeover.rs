@@ -248,7 +248,7 @@ async fn the_store_drafts_from_what_is_sealed_of_the_namespace_and_still_there()
 
 /// Files of the store that are deleted, and whose blocks the disk still holds for this process.
 #[cfg(target_os = "linux")]
-fn deleted_files_held(dir: &Path) -> Vec<String> {
+pub(super) fn deleted_files_held(dir: &Path) -> Vec<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let dir = dir.to_str().unwrap();
     let held = maps.lines().filter(|line| line.contains(dir));

@@ -74,6 +74,14 @@ impl Writer {
             disk_bytes,
             ..self.shared.stats()
         });
+        if let Some(open) = self.shared.read().as_ref() {
+            let exports = open.catalog.exports();
+            exports.expire(self.config.export_limits().idle);
+            let (count, held_bytes, export_disk_bytes) = exports.sizes();
+            self.metrics.exports.set(count as i64);
+            self.metrics.export_held_bytes.set(held_bytes as i64);
+            self.metrics.export_disk_bytes.set(export_disk_bytes as i64);
+        }
         self.metrics.disk_bytes.set(disk_bytes as i64);
         if let Some(room) = Room::of(&self.config.data_dir) {
             self.metrics.disk_free_bytes.set(room.free_bytes as i64);

@@ -1,11 +1,13 @@
 //! Sealed documents in a commit: what is marked of them, those that go on, and a segment that is named.
 
+use refrain_protocol::document::DocumentUpdate;
+
 use super::Edit;
 use crate::codec::{self, Damage};
 use crate::log::LogError;
 use crate::record::{
     DocumentKey, GONE, HeadRecord, Kind, MARKS_DOCUMENTS, MarksRecord, Place, SegmentId,
-    StateRecord, document_key, marks_key, piece_key, segment_key,
+    StateRecord, document_key, finish_of, marks_key, piece_key, segment_key,
 };
 use crate::segments::{Product, Taken, chunk_of};
 use crate::text::{self, TextError};
@@ -71,6 +73,46 @@ impl Edit<'_> {
         self.catalog.put(key, state, None);
         self.states.insert(key);
         Ok(())
+    }
+
+    /// Puts a document aside for the exports that tell of it, before it is cut or removed.
+    pub(super) fn keep_for_exports(&mut self, key: DocumentKey) -> Result<(), LogError> {
+        if !self.catalog.exports().want(key) {
+            return Ok(());
+        }
+        match self.whole(key) {
+            Ok(now) => self.catalog.exports().keep(key, &now),
+            Err(TextError::Log(error)) => return Err(error),
+            // Nobody could have exported it.
+            Err(TextError::Damaged(_)) => {}
+        }
+        Ok(())
+    }
+
+    /// A document with all of its text, this commit's included.
+    fn whole(&self, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
+        let state = self.state(key)?;
+        let (tokens, head) = if self.catalog.sealed(key).is_some() {
+            let tokens = text::read(self.catalog, &*self.log, key, 0, state.len)?;
+            (tokens, text::head(self.catalog, &*self.log, key)?)
+        } else {
+            let pieces = self.pieces(key, piece_key(key, 0), state.len)?;
+            let from = document_key(Kind::Head, key);
+            let to = [&from[..], &[0]].concat();
+            let records = self.batch.scan_over(&*self.log, &from, &to)?;
+            let value = records.get(&from).ok_or(Damage::Short)?;
+            let HeadRecord(head) = codec::open(&from, value)?;
+            let tokens = pieces.into_iter().flat_map(|piece| piece.tokens);
+            (tokens.collect(), head)
+        };
+        Ok(DocumentUpdate {
+            document: key.document,
+            epoch: state.epoch,
+            prev_len: 0,
+            tokens,
+            head,
+            finish: finish_of(state.finish),
+        })
     }
 
     /// Names a segment, and forgets what it was made of. A document that changed since it was read stays where it
@@ -179,6 +221,10 @@ impl Edit<'_> {
     fn forget_segment(&mut self, segment: SegmentId) {
         let mounted = self.catalog.segments().get(segment);
         let documents = mounted.map_or(0, |mounted| mounted.sealed.documents());
+        if let Some(mounted) = mounted {
+            let bytes = mounted.sealed.file_bytes();
+            self.catalog.exports().unmounted(segment, bytes);
+        }
         for chunk in 0..documents.div_ceil(MARKS_DOCUMENTS) {
             self.batch.remove(marks_key(segment, chunk));
         }

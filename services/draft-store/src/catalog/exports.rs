@@ -1,0 +1,325 @@
+//! Exports under way: the one moment that each of them tells, whatever happens meanwhile.
+//!
+//! Naively one copies everything first, or holds everybody off. Here an export begins with a list, made under one
+//! lock: the segments, with a bit for each document that counts, and the state of each document that is in the log.
+//! Segments never change, so holding on to their files is enough for what is in them. A document in the log is read
+//! when its turn comes, and up to its length of then: what is appended later is beyond that, and sealing and merging
+//! change where a text stands and not the text. Only who cuts or removes such a document first puts its text of then
+//! aside, in the same commit.
+//!
+//! What that may hold on to is bounded, in memory and in deleted files; past it the export ends. An erasure ends the
+//! exports of the namespace that it hits, before it is answered: nothing keeps what is erased, and no export is
+//! complete that tells it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use refrain_protocol::document::DocumentUpdate;
+use refrain_protocol::{DocumentId, Namespace, NamespaceId};
+
+use super::Catalog;
+use crate::record::{DocumentKey, SegmentId, StateRecord, finish_of};
+use crate::segments::{Live, Sealed};
+
+/// The limits; see [`crate::DraftStoreConfig`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExportLimits {
+    pub(crate) exports_max: usize,
+    pub(crate) held_bytes_max: u64,
+    pub(crate) disk_bytes_max: u64,
+    pub(crate) idle: Duration,
+}
+
+/// Why an export ended before it was through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Something of it was erased.
+    Erased,
+    /// Too much was put aside for it.
+    Held,
+    /// Too many bytes of deleted segments were kept for it.
+    Disk,
+}
+
+/// Where a document of an export stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Source {
+    /// Which of the segments, and its number there.
+    Sealed(u32, u32),
+    /// Which of those that were in the log.
+    Unsealed(u32),
+}
+
+/// What an export tells of one namespace.
+pub(crate) struct Part {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) names: Namespace,
+    sealed: Vec<(Arc<Sealed>, Live)>,
+    /// In order of their ids.
+    unsealed: Vec<(DocumentId, StateRecord)>,
+    order: OnceLock<Vec<(u64, Source)>>,
+}
+
+impl Part {
+    /// Its documents in order of their last change. Reads all records of its segments, the first time.
+    pub(crate) fn order(&self) -> &[(u64, Source)] {
+        self.order.get_or_init(|| {
+            let sealed = (0..).zip(&self.sealed).flat_map(|(at, (sealed, live))| {
+                let states = sealed.states().filter(|(number, ..)| live.has(*number));
+                states.map(move |(number, _, state)| (state.sequence, Source::Sealed(at, number)))
+            });
+            let unsealed = (0..).zip(&self.unsealed);
+            let unsealed = unsealed.map(|(at, (_, state))| (state.sequence, Source::Unsealed(at)));
+            let mut order: Vec<_> = sealed.chain(unsealed).collect();
+            order.sort_unstable();
+            order
+        })
+    }
+
+    pub(crate) fn segment(&self, at: u32) -> Option<&Sealed> {
+        Some(&*self.sealed.get(at as usize)?.0)
+    }
+
+    pub(crate) fn document(&self, at: u32) -> Option<(DocumentId, StateRecord)> {
+        self.unsealed.get(at as usize).copied()
+    }
+
+    /// The state of a document that was in the log.
+    fn unsealed(&self, document: DocumentId) -> Option<&StateRecord> {
+        let at = self.unsealed.binary_search_by_key(&document, |(id, _)| *id);
+        Some(&self.unsealed.get(at.ok()?)?.1)
+    }
+
+    /// Memory that it takes, its order included.
+    fn bytes(&self) -> u64 {
+        let live: u64 = self
+            .sealed
+            .iter()
+            .map(|(sealed, _)| u64::from(sealed.documents()))
+            .sum();
+        let unsealed = self.unsealed.len() * size_of::<(DocumentId, StateRecord)>();
+        let order = (live + self.unsealed.len() as u64) * size_of::<(u64, Source)>() as u64;
+        live / 8 + unsealed as u64 + order
+    }
+}
+
+/// One moment of some namespaces.
+pub(crate) struct Snapshot {
+    /// In order of the namespaces.
+    pub(crate) parts: Vec<Part>,
+    limits: ExportLimits,
+    held: Mutex<Held>,
+}
+
+/// What is kept for an export, beyond its list.
+#[derive(Default)]
+struct Held {
+    texts: HashMap<DocumentKey, DocumentUpdate>,
+    bytes: u64,
+    /// Of segments that do not count any more.
+    disk_bytes: u64,
+}
+
+impl Snapshot {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn part(&self, namespace: NamespaceId) -> Option<&Part> {
+        let at = self
+            .parts
+            .binary_search_by_key(&namespace, |part| part.namespace);
+        self.parts.get(at.ok()?)
+    }
+
+    /// What was put aside of a document.
+    pub(crate) fn put_aside(&self, key: DocumentKey) -> Option<DocumentUpdate> {
+        self.held().texts.get(&key).cloned()
+    }
+
+    fn wants(&self, key: DocumentKey) -> bool {
+        let is_listed = self
+            .part(key.namespace)
+            .and_then(|part| part.unsealed(key.document));
+        is_listed.is_some() && !self.held().texts.contains_key(&key)
+    }
+
+    /// Puts aside what a document was, of what it is now.
+    fn keep(&self, key: DocumentKey, now: &DocumentUpdate) -> Result<(), Ended> {
+        let part = self.part(key.namespace);
+        let Some(then) = part.and_then(|part| part.unsealed(key.document)) else {
+            return Ok(());
+        };
+        let mut held = self.held();
+        held.bytes += u64::from(then.len) * 4 + size_of::<DocumentUpdate>() as u64;
+        held.texts
+            .entry(key)
+            .or_insert_with(|| as_then(now.clone(), then));
+        match held.bytes > self.limits.held_bytes_max {
+            true => Err(Ended::Held),
+            false => Ok(()),
+        }
+    }
+
+    fn unmounted(&self, segment: SegmentId, bytes: u64) -> Result<(), Ended> {
+        let mut sealed = self.parts.iter().flat_map(|part| &part.sealed);
+        if !sealed.any(|(sealed, _)| sealed.id() == segment) {
+            return Ok(());
+        }
+        let mut held = self.held();
+        held.disk_bytes += bytes;
+        match held.disk_bytes > self.limits.disk_bytes_max {
+            true => Err(Ended::Disk),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A document as it was in an earlier state, of what it has become by appends alone.
+pub(crate) fn as_then(mut update: DocumentUpdate, then: &StateRecord) -> DocumentUpdate {
+    update.tokens.truncate(then.len as usize);
+    update.epoch = then.epoch;
+    update.finish = finish_of(then.finish);
+    update
+}
+
+struct Known {
+    snapshot: Result<Arc<Snapshot>, Ended>,
+    used: Instant,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Exports {
+    known: Mutex<BTreeMap<u64, Known>>,
+}
+
+impl Exports {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins an export with this number: all namespaces whose names are wanted, as they are now. `None` when as many
+    /// are under way as may be, and `Ended::Held` when the list alone is too long.
+    pub(crate) fn begin(
+        &self,
+        number: u64,
+        catalog: &Catalog,
+        is_wanted: impl Fn(&Namespace) -> bool,
+        limits: ExportLimits,
+    ) -> Option<Result<Arc<Snapshot>, Ended>> {
+        self.expire(limits.idle);
+        if self.sizes().0 >= limits.exports_max {
+            return None;
+        }
+        let namespaces = catalog.namespaces().into_iter();
+        let wanted = namespaces.filter_map(|(id, names)| Some((id, names.filter(&is_wanted)?)));
+        let mut parts: Vec<Part> = wanted
+            .map(|(namespace, names)| Part {
+                namespace,
+                names,
+                sealed: Vec::new(),
+                unsealed: catalog.unsealed_states(namespace),
+                order: OnceLock::new(),
+            })
+            .collect();
+        for (_, mounted) in catalog.segments().iter() {
+            let namespace = mounted.sealed.namespace();
+            if let Ok(at) = parts.binary_search_by_key(&namespace, |part| part.namespace) {
+                parts[at]
+                    .sealed
+                    .push((mounted.sealed.clone(), mounted.live.clone()));
+            }
+        }
+        let bytes = parts.iter().map(Part::bytes).sum();
+        if bytes > limits.held_bytes_max {
+            return Some(Err(Ended::Held));
+        }
+        let snapshot = Arc::new(Snapshot {
+            parts,
+            limits,
+            held: Mutex::new(Held {
+                bytes,
+                ..Held::default()
+            }),
+        });
+        let known = Known {
+            snapshot: Ok(snapshot.clone()),
+            used: Instant::now(),
+        };
+        self.lock().insert(number, known);
+        Some(Ok(snapshot))
+    }
+
+    /// An export under way, or why it ended; `None` when nobody knows it (any more).
+    pub(crate) fn get(&self, number: u64) -> Option<Result<Arc<Snapshot>, Ended>> {
+        let mut known = self.lock();
+        let known = known.get_mut(&number)?;
+        known.used = Instant::now();
+        Some(known.snapshot.clone())
+    }
+
+    /// Forgets an export: it is through, or its caller has heard why it is not.
+    pub(crate) fn forget(&self, number: u64) {
+        self.lock().remove(&number);
+    }
+
+    /// Forgets exports that nobody asks for.
+    pub(crate) fn expire(&self, idle: Duration) {
+        self.lock().retain(|_, known| known.used.elapsed() < idle);
+    }
+
+    /// How many are under way, and the bytes of memory and of deleted files that are held for them.
+    pub(crate) fn sizes(&self) -> (usize, u64, u64) {
+        let known = self.lock();
+        let live = known
+            .values()
+            .filter_map(|known| known.snapshot.as_ref().ok());
+        live.fold((0, 0, 0), |(count, bytes, disk_bytes), snapshot| {
+            let held = snapshot.held();
+            (count + 1, bytes + held.bytes, disk_bytes + held.disk_bytes)
+        })
+    }
+
+    /// Ends those for which it says so; what they hold is let go.
+    fn end(&self, ends: impl Fn(&Snapshot) -> Result<(), Ended>) {
+        for known in self.lock().values_mut() {
+            if let Ok(snapshot) = &known.snapshot
+                && let Err(why) = ends(snapshot)
+            {
+                known.snapshot = Err(why);
+            }
+        }
+    }
+
+    /// Whether a document is to be put aside before it is cut or removed.
+    pub(crate) fn want(&self, key: DocumentKey) -> bool {
+        let known = self.lock();
+        let mut live = known
+            .values()
+            .filter_map(|known| known.snapshot.as_ref().ok());
+        live.any(|snapshot| snapshot.wants(key))
+    }
+
+    /// Puts a document aside, as it is now.
+    pub(crate) fn keep(&self, key: DocumentKey, now: &DocumentUpdate) {
+        self.end(|snapshot| match snapshot.wants(key) {
+            true => snapshot.keep(key, now),
+            false => Ok(()),
+        });
+    }
+
+    /// Something of a namespace is erased.
+    pub(crate) fn erased(&self, namespace: NamespaceId) {
+        self.end(|snapshot| match snapshot.part(namespace) {
+            Some(_) => Err(Ended::Erased),
+            None => Ok(()),
+        });
+    }
+
+    /// A segment of so many bytes does not count any more.
+    pub(crate) fn unmounted(&self, segment: SegmentId, bytes: u64) {
+        self.end(|snapshot| snapshot.unmounted(segment, bytes));
+    }
+}
