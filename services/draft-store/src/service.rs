@@ -106,12 +106,8 @@ impl Running {
     /// closes the log.
     pub async fn drain(self, grace: Duration) {
         self.handle.drain(grace).await;
-        if let Some(server) = &self.server
-            && tokio::time::timeout(grace, server.stop(true))
-                .await
-                .is_err()
-        {
-            server.stop(false).await;
+        if let Some(server) = &self.server {
+            server.stop_within(grace).await;
         }
         self.handle.close().await;
         self.writer.stop().await;

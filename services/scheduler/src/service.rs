@@ -96,12 +96,8 @@ impl Running {
     /// Chunks that run need no scheduler to end, so it does not wait for them.
     pub async fn drain(self, grace: Duration) {
         self.handle.drain().await;
-        if let Some(server) = &self.server
-            && tokio::time::timeout(grace, server.stop(true))
-                .await
-                .is_err()
-        {
-            server.stop(false).await;
+        if let Some(server) = &self.server {
+            server.stop_within(grace).await;
         }
         self.dispatch.stop().await;
     }

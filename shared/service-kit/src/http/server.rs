@@ -67,6 +67,13 @@ impl Server {
     pub async fn stop(&self, graceful: bool) {
         self.handle.stop(graceful).await;
     }
+
+    /// Stops: responses that are under way have `grace` to run to their end, then they are cut off.
+    pub async fn stop_within(&self, grace: Duration) {
+        if tokio::time::timeout(grace, self.stop(true)).await.is_err() {
+            self.stop(false).await;
+        }
+    }
 }
 
 /// Starts listening. `configure` adds the service's routes to each thread's app.
