@@ -96,6 +96,14 @@ files = "{options.model}"
         return {call["session"]: call["output_token_ids"] for call in calls}
 
 
+def clear(folder, suffix):
+    """Deletes the data of earlier runs."""
+    for old in folder.glob(f"*{suffix}"):
+        for path in sorted(old.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        old.rmdir()
+
+
 def prompts(engine):
     """Questions of the kind that the shipped model was trained on."""
     tables = ["orders", "customers", "books", "flights", "teachers"]
@@ -422,15 +430,18 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("engines", nargs="+")
     options = parser.parse_args()
-    for old in options.work.glob("*-data"):
-        for path in sorted(old.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        old.rmdir()
+    clear(options.work, "-data")
     for old in options.work.glob("*.log"):
         if old.name not in ("cmake.log", "ninja.log"):
             old.unlink()
     table = Table()
     for name in options.engines:
+        if name == "attach":
+            # It needs this module's parts.
+            import attach
+
+            attach.check(table, options)
+            continue
         port = free_port()
         engine = LlamaCpp(options.work, port) if name == "llama-cpp" else Vllm(options.work, port, options.model)
         check(table, engine, options)

@@ -72,6 +72,7 @@ class Engine:
             except OSError:
                 pass
             time.sleep(0.05)
+        self.kill()
         raise SystemExit(f"{self.kind} does not come up: see {self.process.log}")
 
     def kill(self):
@@ -121,26 +122,27 @@ class LlamaCpp(Engine):
 
 class Vllm(Engine):
     kind = "vllm"
-    start_seconds = 400
+    start_seconds = 900
     running_series = "vllm:num_requests_running"
     generated_series = "vllm:generation_tokens_total"
     generate_path = "/v1/completions"
 
-    def __init__(self, work, port, model):
+    def __init__(self, work, port, model, more=(), variables=None):
         super().__init__(work, port)
-        self.model = model
+        self.model, self.more, self.variables = model, more, variables or {}
 
     def arguments(self):
         return [
             self.work / "vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", self.model,
             "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32",
             "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details",
+            *self.more,
         ]  # fmt: skip
 
     def env(self):
         return {
             "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1", **self.variables,
         }  # fmt: skip
 
     def tokenize(self, text):

@@ -240,7 +240,7 @@ where
 }
 
 /// A model's tokenizer and template, from the binary itself or from a directory.
-fn model_files(source: &str) -> anyhow::Result<ModelFiles> {
+pub(crate) fn model_files(source: &str) -> anyhow::Result<ModelFiles> {
     // The engine finds a model by the same words.
     let files = refrain_reference_engine::ModelFiles::open(source)?;
     files

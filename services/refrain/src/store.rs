@@ -6,6 +6,7 @@
 mod export;
 mod import;
 mod progress;
+mod sign;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,8 @@ enum StoreCommand {
     Compact(PlainArgs),
     /// Erase documents for good, from every file.
     Erase(EraseArgs),
+    /// Print a token for an engine that drafts by itself: it may read and write one namespace, for a day.
+    Sign(SignArgs),
 }
 
 #[derive(Args)]
@@ -120,6 +123,20 @@ struct EraseArgs {
     json: bool,
 }
 
+/// Arguments of `refrain store sign`.
+#[derive(Args, Clone, Default)]
+struct SignArgs {
+    /// The gateway's configuration file: its keys and its models.
+    #[arg(long)]
+    config: PathBuf,
+    /// Whose outputs they are: a tenant of that file.
+    #[arg(long)]
+    tenant: String,
+    /// Which model's, by its public name.
+    #[arg(long)]
+    model: String,
+}
+
 /// Does what the arguments say.
 ///
 /// # Errors
@@ -141,6 +158,10 @@ pub fn run(args: StoreArgs) -> anyhow::Result<()> {
             StoreCommand::Verify(args) => verify(args).await,
             StoreCommand::Compact(args) => compact(args).await,
             StoreCommand::Erase(args) => erase(args).await,
+            StoreCommand::Sign(args) => {
+                println!("{}", sign::token(&args)?);
+                Ok(())
+            }
         }
     })
 }

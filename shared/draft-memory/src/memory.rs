@@ -59,6 +59,16 @@ impl NamespaceMemory {
         self.drafts.lock()
     }
 
+    /// The same for those who must not wait: `None` while somebody else holds them.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Drafts>> {
+        self.drafts.try_lock()
+    }
+
+    /// Which namespace it is.
+    pub fn id(&self) -> NamespaceId {
+        self.id
+    }
+
     /// The newest signature seen.
     pub fn grant(&self) -> SignedNamespace {
         self.grant

@@ -9,6 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use actix_web::HttpRequest;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use refrain_protocol::{
     ApiError, ErrorKind, MESH_SECRET_HEADER, Namespace, NamespaceId, SignedNamespace,
 };
@@ -228,6 +230,30 @@ impl NamespaceSigner {
     }
 }
 
+/// A signed namespace as one word, for environment variables and request fields.
+///
+/// # Errors
+/// A namespace that is no JSON.
+pub fn token_of(signed: &SignedNamespace) -> anyhow::Result<String> {
+    Ok(URL_SAFE_NO_PAD.encode(serde_json::to_vec(signed)?))
+}
+
+/// Reads what [`token_of`] wrote. It is not believed by that: see [`MeshAuth::verify`].
+///
+/// # Errors
+/// `Unauthorized` for a word that is none.
+pub fn from_token(token: &str) -> Result<SignedNamespace, ApiError> {
+    let bytes = URL_SAFE_NO_PAD.decode(token.trim()).ok();
+    bytes
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .ok_or_else(|| {
+            ApiError::new(
+                ErrorKind::Unauthorized,
+                "namespace refused: no token as `refrain store sign` prints it",
+            )
+        })
+}
+
 /// Compares secrets in a time that depends on lengths only.
 pub fn constant_time_eq(left: &[u8], right: &[u8]) -> bool {
     left.len() == right.len()
@@ -278,6 +304,18 @@ mod tests {
             auth.verify_at(&signed, 1_000_000 - CLOCK_SKEW_S - 1)
                 .is_err()
         );
+    }
+
+    #[test]
+    fn a_token_holds_what_was_signed() {
+        let config = MeshConfig::generate().unwrap();
+        let signed = NamespaceSigner::new(&config)
+            .unwrap()
+            .sign(namespace("acme"));
+        let token = token_of(&signed).unwrap();
+        assert_eq!(from_token(&format!("{token}\n")).unwrap(), signed);
+        assert!(from_token(&token[1..]).is_err());
+        assert!(from_token("").is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What one request offers the engine in a step: a suffix draft, a draft of the engine's own, or nothing.
 
+use refrain_draft_memory::{Drafts, Wanted};
 use refrain_protocol::chunk::{DraftScope, DraftSource};
 use refrain_protocol::engine::{Draft, DrafterKind, SelfDraft, StepOutput};
 use refrain_protocol::{DocumentId, NamespaceId};
@@ -7,12 +8,10 @@ use refrain_speculation::{
     Asked, Candidate, Decision, Fallback, Found, Lookup, ProposeParams, Route, RouteReason, Scope,
     Source, propose,
 };
-use refrain_suffix_index::{Cursor, DocumentKey};
+use refrain_suffix_index::Cursor;
 
 use super::{EngineLimits, OWN, Routing, Running};
 use crate::router::asked;
-use refrain_draft_memory::Drafts;
-use refrain_draft_memory::Wanted;
 
 /// What a request could have verified in a step that samples for it.
 #[derive(Clone, Debug)]
@@ -280,13 +279,8 @@ impl Running {
         propose(&lookups, params, draft_max as usize)
     }
 
-    /// Where the text stands. A document that was removed while it runs ends elsewhere or is gone; then the end of the
-    /// text is looked up afresh.
     fn cursor_in(&self, drafts: &Drafts) -> Cursor {
-        let is_whole = drafts.len_of(self.document()) == Some(self.output().len() as u32);
-        let key = DocumentKey(self.document().0);
-        let tip = drafts.index().tip(key).filter(|_| is_whole);
-        tip.unwrap_or_else(|| drafts.index().start(&self.text))
+        drafts.cursor(self.document(), self.output().len() as u32, &self.text)
     }
 }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use refrain_protocol::DocumentId;
 use refrain_protocol::document::DocumentUpdate;
 use refrain_suffix_index::{
-    DocumentKey, Index, IndexConfig, IndexError, IndexSizes, Mounted, Rebuild, Rebuilt, Retired,
-    Segment,
+    Cursor, DocumentKey, Index, IndexConfig, IndexError, IndexSizes, Mounted, Rebuild, Rebuilt,
+    Retired, Segment,
 };
 
 use super::room::Size;
@@ -93,6 +93,14 @@ impl Drafts {
     /// What is searched for drafts.
     pub fn index(&self) -> &Index {
         &self.index
+    }
+
+    /// Where a text stands that ends in a document's output, of which it has `output_len` tokens. A document that was
+    /// removed while it runs ends elsewhere or is gone; then the end of the text is looked up afresh.
+    pub fn cursor(&self, document: DocumentId, output_len: u32, text: &[u32]) -> Cursor {
+        let is_whole = self.len_of(document) == Some(output_len);
+        let tip = self.index.tip(key(document)).filter(|_| is_whole);
+        tip.unwrap_or_else(|| self.index.start(text))
     }
 
     /// Takes a piece of a document from whatever side it comes first: overlaps are cut off, a higher epoch

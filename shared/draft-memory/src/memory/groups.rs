@@ -62,6 +62,11 @@ impl GroupMemory {
         self.drafts.lock()
     }
 
+    /// The same for those who must not wait: `None` while somebody else holds them.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, Drafts>> {
+        self.drafts.try_lock()
+    }
+
     /// Takes a piece of a running output. What newer weights say drives out what older ones said: their samples are
     /// no guide to these.
     pub fn merge(&self, update: &DocumentUpdate) {

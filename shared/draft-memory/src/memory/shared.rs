@@ -1,6 +1,6 @@
 //! Drafts behind their lock: short holds for those who draft and append, long work beside it.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
 use prometheus::Histogram;
@@ -32,6 +32,14 @@ impl SharedDrafts {
         self.drafts
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Drafts>> {
+        match self.drafts.try_lock() {
+            Ok(drafts) => Some(drafts),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// What is done under the lock, and for how long it was held.

@@ -1,0 +1,85 @@
+//! Signs a namespace for an engine that has the drafts inside it.
+
+use anyhow::{Context, ensure};
+use refrain_protocol::Namespace;
+use refrain_service_kit::mesh::{NamespaceSigner, token_of};
+
+use super::SignArgs;
+use crate::config::{MeshFile, Role};
+use crate::roles::model_files;
+
+/// The token. It names the tokenizer as the gateway does, so that both mean one namespace.
+///
+/// # Errors
+/// A configuration that is no gateway's, a tenant or model that is not in it, and unreadable files.
+pub(super) fn token(args: &SignArgs) -> anyhow::Result<String> {
+    let file = MeshFile::load(Role::Gateway, Some(&args.config))?;
+    let gateway = &file.gateway;
+    let has_key = gateway.keys.iter().any(|key| key.tenant == args.tenant);
+    ensure!(
+        has_key || gateway.anonymous_tenant.as_ref() == Some(&args.tenant),
+        "{}: no key in {} is this tenant's",
+        args.tenant,
+        args.config.display()
+    );
+    let model = gateway.models.iter().find(|model| model.id == args.model);
+    let model = model.with_context(|| {
+        format!(
+            "{}: {} has no such model",
+            args.model,
+            args.config.display()
+        )
+    })?;
+    ensure!(
+        !model.text_only,
+        "{}: its namespace is that of an engine that speaks text, and this one speaks token ids",
+        args.model
+    );
+    let files = model_files(&model.files).with_context(|| format!("model {}", model.id))?;
+    token_of(&NamespaceSigner::new(&file.mesh)?.sign(Namespace {
+        tenant: args.tenant.clone(),
+        model: model.id.clone(),
+        tokenizer: files.tokenizer()?.identity().to_owned(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use refrain_service_kit::mesh::{MeshAuth, MeshConfig, from_token};
+
+    use super::*;
+
+    #[test]
+    fn a_token_is_of_the_gateways_namespace() {
+        let keys = MeshConfig::generate().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("mesh.toml");
+        let text = format!(
+            "[mesh]\nsecret = \"{}\"\nnamespace_public_key = \"{}\"\nnamespace_signing_key = \"{}\"\n\
+             [urls]\nscheduler = \"http://127.0.0.1:1\"\n\
+             [gateway]\nlisten = \"127.0.0.1:0\"\nanonymous_tenant = \"acme\"\n\
+             [[gateway.models]]\nid = \"m\"\nfiles = \"{}\"\n",
+            keys.secret,
+            keys.namespace_public_key,
+            keys.namespace_signing_key,
+            refrain_reference_engine::SHIPPED_MODEL
+        );
+        std::fs::write(&config, text).unwrap();
+        let args = |tenant: &str, model: &str| SignArgs {
+            config: config.clone(),
+            tenant: tenant.into(),
+            model: model.into(),
+        };
+        let signed = from_token(&token(&args("acme", "m")).unwrap()).unwrap();
+        MeshAuth::new(&keys).unwrap().verify(&signed).unwrap();
+        let tokenizer = model_files(refrain_reference_engine::SHIPPED_MODEL)
+            .and_then(|files| Ok(files.tokenizer()?.identity().to_owned()))
+            .unwrap();
+        let of = (&*signed.namespace.tenant, &*signed.namespace.model);
+        assert_eq!((of, signed.namespace.tokenizer), (("acme", "m"), tokenizer));
+        for (tenant, model) in [("acme", "other"), ("other", "m")] {
+            let error = token(&args(tenant, model)).unwrap_err().to_string();
+            assert!(error.starts_with("other: "), "{error}");
+        }
+    }
+}

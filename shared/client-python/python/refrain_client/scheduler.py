@@ -1,0 +1,70 @@
+"""A scheduler of vLLM that overrides the engine's own drafts where Refrain's are expected to bring more.
+
+    --scheduler-cls refrain_client.scheduler.RefrainScheduler --no-async-scheduling
+
+The engine drafts as it was told to, with n-grams or an EAGLE-3 head. Once per step, all requests' drafts pass here on
+their way to the next one, and some are replaced. That is lossless where the engine takes drafts for certain tokens, and
+only there: `lossless.py` says where it does not. vLLM declares this interface to be its own business, so the versions that
+it was tested with are in README.md.
+"""
+
+import atexit
+import os
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from refrain_client import Client
+from refrain_client.announced import start
+from refrain_client.lossless import refuse
+from refrain_client.suffix import DRAIN_SECONDS
+from refrain_client.vllm import tokenizer_folder
+
+
+class RefrainScheduler(Scheduler):
+    """vLLM's scheduler, with a copy of the drafts."""
+
+    def __init__(self, vllm_config, *others, **named):
+        why_not = refuse(vllm_config)
+        if why_not:
+            raise ValueError(f"RefrainScheduler: {why_not}")
+        super().__init__(vllm_config, *others, **named)
+        model = vllm_config.model_config
+        folder = tokenizer_folder(model.tokenizer, model.tokenizer_revision)
+        self.drafts = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), folder)
+        atexit.register(self.drafts.drain, DRAIN_SECONDS)
+        # Of each request: it, and how much of its text is known here.
+        self.followed = {}
+
+    def update_draft_token_ids(self, draft_token_ids):
+        places, wanted = [], []
+        for place, req_id in enumerate(draft_token_ids.req_ids):
+            request = self.requests.get(req_id)
+            if request is None or request.is_finished() or request.is_prefill_chunk:
+                continue
+            if req_id not in self.followed:
+                self._start(request)
+            room = min(self.num_spec_tokens, self.max_model_len - request.num_tokens - 1)
+            places.append(place)
+            wanted.append((req_id, self._said(req_id), max(room, 0), list(draft_token_ids.draft_token_ids[place])))
+        drafts = list(draft_token_ids.draft_token_ids)
+        for place, better in zip(places, self.drafts.step(wanted)):
+            if better is not None:
+                drafts[place] = better
+        for req_id in self.followed.keys() - self.requests.keys():
+            # What was said in its last step, which it left with.
+            self.drafts.extend(req_id, self._said(req_id))
+            self.drafts.finish(req_id)
+            del self.followed[req_id]
+        super().update_draft_token_ids(type(draft_token_ids)(draft_token_ids.req_ids, drafts))
+
+    def _start(self, request):
+        params = request.sampling_params
+        fields = (params.extra_args if params else None) or {}
+        prompt = list(request.all_token_ids[: request.num_prompt_tokens])
+        self.followed[request.request_id] = [request, len(prompt)]
+        start(self.drafts, request.request_id, prompt, fields)
+
+    def _said(self, req_id):
+        request, known = self.followed[req_id]
+        self.followed[req_id][1] = request.num_tokens
+        return list(request.all_token_ids[known:])

@@ -1,0 +1,99 @@
+"""A stand-in for `arctic_inference.suffix_decoding.SuffixDecodingCache`, with Refrain's memory behind it."""
+
+import atexit
+import os
+from collections import OrderedDict
+from typing import NamedTuple
+
+from refrain_client import Client
+from refrain_client.announced import start
+
+# How long a process that ends waits for the draft store.
+DRAIN_SECONDS = 5.0
+# Requests that were announced and have not begun.
+ANNOUNCED_MAX = 4096
+
+
+class SuffixDecodingDraft(NamedTuple):
+    """A chain of tokens: its score counts the tokens that the step is expected to bring, less the target's own."""
+
+    token_ids: list = []
+    score: float = 0.0
+    match_len: int = 0
+
+    @property
+    def parents(self):
+        return list(range(-1, len(self.token_ids) - 1))
+
+
+class SuffixDecodingCache:
+    """What vLLM calls, step by step. How much is remembered, and for how long, is said by REFRAIN_CLIENT_MEMORY__...
+
+    A request that was stopped and begins again goes on where it was, since engines stop those that they make room
+    with. `max_cached_requests` is not heeded.
+    """
+
+    def __init__(self, max_tree_depth=64, max_cached_requests=-1, *, client=None, tokenizer=None):
+        if client is None:
+            client = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), tokenizer)
+            atexit.register(client.drain, DRAIN_SECONDS)
+        self.client = client
+        self.max_tree_depth = max_tree_depth
+        self.max_cached_requests = max_cached_requests
+        self._active = {}
+        self._announced = OrderedDict()
+
+    @property
+    def active_requests(self):
+        return self._active.keys()
+
+    @property
+    def cached_requests(self):
+        """None: nothing has to be evicted before a request begins again."""
+        return ()
+
+    def announce(self, req_id, fields):
+        """What a request brought along: fields of `vllm_xargs` that only Refrain's gateway and workers set."""
+        self._announced[req_id] = fields
+        while len(self._announced) > ANNOUNCED_MAX:
+            self._announced.popitem(last=False)
+
+    def start_request(self, req_id, prompt_token_ids):
+        if req_id in self._active:
+            raise ValueError(f"Request '{req_id}' is already active")
+        fields = self._announced.pop(req_id, {})
+        self._active[req_id] = None
+        start(self.client, req_id, prompt_token_ids, fields)
+
+    def stop_request(self, req_id):
+        self._check(req_id)
+        del self._active[req_id]
+        self.client.finish(req_id)
+
+    def add_active_response(self, req_id, token_ids):
+        self._check(req_id)
+        self.client.extend(req_id, token_ids)
+
+    def evict_cached_response(self, req_id):
+        raise ValueError(f"Request '{req_id}' is not cached")
+
+    def speculate(
+        self,
+        req_id,
+        context,
+        max_spec_tokens=None,
+        max_spec_factor=1.0,
+        max_spec_offset=0.0,
+        min_token_prob=0.1,
+        use_tree_spec=False,
+    ):
+        """The draft of a step. The context is the request's text, which is known from `add_active_response`."""
+        self._check(req_id)
+        room = self.max_tree_depth if max_spec_tokens is None else max(max_spec_tokens, 0)
+        wanted = [(req_id, room)]
+        (draft,) = self.client.propose(wanted, max_spec_factor, max_spec_offset, min_token_prob)
+        return SuffixDecodingDraft(*draft)
+
+    def _check(self, req_id):
+        if req_id not in self._active:
+            raise ValueError(f"Request '{req_id}' is not active")

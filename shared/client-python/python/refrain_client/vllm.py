@@ -1,0 +1,92 @@
+"""vLLM's plugin: `method: suffix` drafts from Refrain's memory.
+
+vLLM loads it in each of its processes (entry point `vllm.general_plugins`). It does nothing unless a draft store is
+configured (REFRAIN_CLIENT_STORE_URL, or REFRAIN_CLIENT_CONFIG). No file of vLLM or of arctic-inference is touched: in
+this process alone, the name that vLLM imports the suffix cache from stands for Refrain's.
+"""
+
+import importlib.util
+import os
+import sys
+import types
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+PACKAGE = "arctic_inference"
+MODULE = "arctic_inference.suffix_decoding"
+
+
+def register():
+    """vLLM calls this, maybe more than once."""
+    if not {"REFRAIN_CLIENT_STORE_URL", "REFRAIN_CLIENT_CONFIG"} & os.environ.keys():
+        return
+    if importlib.util.find_spec(PACKAGE) is None:
+        package = types.ModuleType(PACKAGE, "Stands for a package that is not installed.")
+        package.__path__ = []
+        package.__spec__ = ModuleSpec(PACKAGE, loader=None, is_package=True)
+        sys.modules[PACKAGE] = package
+    module = types.ModuleType(MODULE, "Refrain's memory under the name that vLLM imports.")
+    module.__spec__ = ModuleSpec(MODULE, loader=None)
+    module.SuffixDecodingCache = SuffixDecodingCache
+    sys.modules[MODULE] = module
+
+
+def SuffixDecodingCache(max_tree_depth=64, max_cached_requests=-1):
+    """The cache of this process: Refrain's where drafts are made, an empty one elsewhere."""
+    from vllm.config import get_current_vllm_config
+    from vllm.distributed import parallel_state
+
+    from refrain_client.suffix import SuffixDecodingCache
+
+    # The scheduler hears the first rank of a tensor-parallel group. The others' drafts are thrown away, and what they
+    # would remember is the same text again.
+    if parallel_state.model_parallel_is_initialized():
+        if parallel_state.get_tensor_model_parallel_rank() != 0:
+            return SuffixDecodingCache(max_tree_depth, 0, client=Nothing())
+    model = get_current_vllm_config().model_config
+    cache = SuffixDecodingCache(
+        max_tree_depth, max_cached_requests, tokenizer=tokenizer_folder(model.tokenizer, model.tokenizer_revision)
+    )
+    announce_to(cache)
+    return cache
+
+
+class Nothing:
+    """A client that remembers nothing and drafts nothing."""
+
+    def start(self, *_, **__):
+        pass
+
+    def extend(self, *_):
+        pass
+
+    def finish(self, *_):
+        pass
+
+    def propose(self, requests, *_):
+        return [([], 0.0, 0)] * len(requests)
+
+
+def tokenizer_folder(name, revision):
+    """Where tokenizer.json is: a folder, or what was fetched of a name."""
+    if (Path(name) / "tokenizer.json").exists():
+        return name
+    from huggingface_hub import hf_hub_download
+
+    return str(Path(hf_hub_download(name, "tokenizer.json", revision=revision, local_files_only=True)).parent)
+
+
+def announce_to(cache):
+    """Has vLLM's batch tell the cache what requests bring along, which its proposer does not."""
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+    add_request = InputBatch.add_request
+
+    def add_and_announce(self, request):
+        params = request.sampling_params
+        fields = params.extra_args if params else None
+        if fields and "refrain_namespace" in fields and request.req_id not in cache.active_requests:
+            cache.announce(request.req_id, fields)
+        return add_request(self, request)
+
+    InputBatch.add_request = add_and_announce

@@ -1,0 +1,119 @@
+//! The package's configuration: variables `REFRAIN_CLIENT_...` of the engine's process, over a file if there is one.
+
+use std::path::PathBuf;
+
+use refrain_draft_memory::{HarvestConfig, MemoryConfig};
+use refrain_service_kit::config::{ConfigError, EnvRule, load};
+use refrain_service_kit::mesh::MeshConfig;
+use serde::Deserialize;
+
+/// Variables such as `REFRAIN_CLIENT_STORE_URL` and `REFRAIN_CLIENT_MEMORY__TOKENS_MAX`.
+const ENV_RULE: EnvRule = EnvRule {
+    prefix: "REFRAIN_CLIENT_",
+    top_level: &[
+        "STORE_URL",
+        "TOKEN",
+        "TOKEN_FILE",
+        "TOKENIZER",
+        "LOG",
+        "TIMEOUT_MS",
+        "PATTERN_TOKENS_MAX",
+        "PIECE_TOKENS",
+        "QUEUED_TOKENS_MAX",
+        "PAUSED_REQUESTS_MAX",
+    ],
+};
+
+/// Everything has a default but the store, the mesh's keys and the tokenizer.
+#[derive(Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ClientConfig {
+    /// The draft store.
+    pub(crate) store_url: String,
+    /// The mesh's keys, less the one that only the gateway has.
+    pub(crate) mesh: MeshConfig,
+    /// The namespace of requests that bring none, as `refrain store sign` prints it. It is believed for a day.
+    pub(crate) token: Option<String>,
+    /// A file with that token, read again every minute, so that it can be renewed while the engine runs.
+    pub(crate) token_file: Option<PathBuf>,
+    /// Folder of the model's `tokenizer.json`.
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// What goes to standard error, as in the mesh's configuration.
+    pub(crate) log: String,
+    /// Deadline of ordinary calls of the store, milliseconds. No step of the engine waits for them.
+    pub(crate) timeout_ms: u64,
+    /// Longest match that is looked for.
+    pub(crate) pattern_tokens_max: u32,
+    /// Output of a request that is handed on together.
+    pub(crate) piece_tokens: u32,
+    /// Most output on its way to the background thread; what is more waits with its request.
+    pub(crate) queued_tokens_max: usize,
+    /// Most requests that ended here and are remembered, in case the engine only made room.
+    pub(crate) paused_requests_max: usize,
+    /// The copy of the drafts. Look-ups in the store are not made from here.
+    pub(crate) memory: MemoryConfig,
+    /// What is sent to the draft store.
+    pub(crate) harvest: HarvestConfig,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        ClientConfig {
+            store_url: String::new(),
+            mesh: MeshConfig::default(),
+            token: None,
+            token_file: None,
+            tokenizer: None,
+            log: "warn".into(),
+            timeout_ms: 10_000,
+            pattern_tokens_max: 64,
+            piece_tokens: 32,
+            queued_tokens_max: 1_048_576,
+            paused_requests_max: 1_024,
+            memory: MemoryConfig::default(),
+            harvest: HarvestConfig::default(),
+        }
+    }
+}
+
+impl ClientConfig {
+    /// Reads the environment, over a file.
+    pub(crate) fn load(file: Option<PathBuf>) -> Result<Self, ConfigError> {
+        load(
+            file.as_deref(),
+            ENV_RULE,
+            std::env::vars_os(),
+            ClientConfig::faults,
+        )
+    }
+
+    fn faults(&self) -> Vec<String> {
+        let mut faults = self.mesh.faults(false);
+        let mut check = |holds: bool, fault: &str| {
+            if !holds {
+                faults.push(fault.to_owned());
+            }
+        };
+        check(
+            self.store_url.starts_with("http://") || self.store_url.starts_with("https://"),
+            "store_url: must be an http:// or https:// URL",
+        );
+        check(self.timeout_ms >= 1, "timeout_ms: at least 1");
+        check(
+            self.pattern_tokens_max >= 1,
+            "pattern_tokens_max: at least 1",
+        );
+        check(self.piece_tokens >= 1, "piece_tokens: at least 1");
+        check(
+            self.token.is_none() || self.token_file.is_none(),
+            "token and token_file: one of them",
+        );
+        check(
+            self.paused_requests_max >= 1,
+            "paused_requests_max: at least 1",
+        );
+        self.memory.check(&mut check);
+        self.harvest.check(&mut check);
+        faults
+    }
+}

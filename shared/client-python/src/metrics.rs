@@ -1,0 +1,67 @@
+//! What the package tells of its work in an engine.
+
+use prometheus::{IntCounter, IntCounterVec, IntGauge};
+use refrain_draft_memory::{HarvestMetrics, MemoryMetrics};
+use refrain_service_kit::telemetry::Metrics;
+
+/// Collectors. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct ClientMetrics {
+    pub(crate) drafts: IntCounter,
+    pub(crate) drafted: IntCounter,
+    pub(crate) accepted: IntCounter,
+    pub(crate) said: IntCounter,
+    pub(crate) requests: IntGauge,
+    pub(crate) queued_tokens: IntGauge,
+    pub(crate) busy: IntCounter,
+    pub(crate) rejections: IntCounterVec,
+    pub(crate) memory: MemoryMetrics,
+    pub(crate) harvest: HarvestMetrics,
+}
+
+/// Labels of rejections.
+pub(crate) const QUEUED_TOKENS_MAX: &str = "queued_tokens_max";
+pub(crate) const TOKEN: &str = "token";
+
+impl ClientMetrics {
+    pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
+        let rejections = metrics.counter_vec(
+            "refrain_client_rejections_total",
+            "Requests without the drafts of their namespace, since its token was refused, and pieces of output that had to wait.",
+            &["limit"],
+        )?;
+        for limit in [QUEUED_TOKENS_MAX, TOKEN] {
+            rejections.with_label_values(&[limit]);
+        }
+        Ok(ClientMetrics {
+            drafts: metrics.counter(
+                "refrain_client_drafts_total",
+                "Drafts offered to the engine.",
+            )?,
+            drafted: metrics.counter(
+                "refrain_client_drafted_tokens_total",
+                "Draft tokens offered to the engine.",
+            )?,
+            accepted: metrics.counter(
+                "refrain_client_accepted_tokens_total",
+                "Draft tokens that the engine said as they were offered.",
+            )?,
+            said: metrics.counter(
+                "refrain_client_said_tokens_total",
+                "Tokens that the engine said.",
+            )?,
+            requests: metrics.gauge("refrain_client_requests", "Requests that run.")?,
+            queued_tokens: metrics.gauge(
+                "refrain_client_queued_tokens",
+                "Output tokens on their way to the background thread.",
+            )?,
+            busy: metrics.counter(
+                "refrain_client_busy_total",
+                "Times that a step went without a part of the drafts, since others held it.",
+            )?,
+            rejections,
+            memory: MemoryMetrics::new(metrics)?,
+            harvest: HarvestMetrics::new(metrics)?,
+        })
+    }
+}
