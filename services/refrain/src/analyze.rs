@@ -236,6 +236,7 @@ impl AnalyzeOptions {
                 head: self.eagle3.clone().unwrap_or_else(Eagle3::absent),
                 seed: 1,
                 threshold: Threshold::Auto,
+                step_tokens_max: u32::MAX,
             },
         })
     }

@@ -89,6 +89,7 @@ pub fn run(
             head: options.head(),
             seed: options.seed,
             threshold: options.score_threshold,
+            step_tokens_max: options.step_tokens_max.unwrap_or(u32::MAX),
         },
     };
     let runs = runs(options);

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent, Speculation};
 use refrain_protocol::engine::{CloseRequest, StepResponse, StepResult};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_speculation::{HeadUse, HeadWork, StepTaken};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
@@ -25,8 +26,8 @@ use self::compose::{Composed, Member};
 use self::entry::{ENGINE_ROOM_PAUSE, Entry, Over, wait_for_room};
 use crate::engine::Engine;
 use crate::fallback::{FallbackWatch, ItemDone, StepDone};
-use crate::goodput::{Goodput, HeadWork, StepTaken};
-use crate::guard::{Guard, HeadUse};
+use crate::goodput::Goodput;
+use crate::guard::Guard;
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
 use crate::running::Absorbed;

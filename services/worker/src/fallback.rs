@@ -11,8 +11,8 @@ use refrain_protocol::chunk::ChunkEnd;
 use refrain_protocol::engine::DrafterKind;
 use refrain_protocol::scheduling::Eagle3Report;
 use refrain_speculation::{
-    ACCEPTED_LENGTH_PRIOR, Fallback, Gate, GateStep, HandOverParams, Mode, Passage, Threshold,
-    batch_bucket, hands_over,
+    ACCEPTED_LENGTH_PRIOR, DecayedRatio, Fallback, Gate, GateStep, HandOverParams, Mode, Passage,
+    Threshold, batch_bucket, hands_over,
 };
 
 use crate::config::{FallbackChoice, RouterChoice, SpeculationConfig};
@@ -124,10 +124,10 @@ pub(crate) struct FallbackWatch {
     budgeted: bool,
     drafter: Option<DrafterKind>,
     threshold: Threshold,
-    accepted_length: Recent,
-    prefill: Recent,
+    accepted_length: DecayedRatio,
+    prefill: DecayedRatio,
     /// Steps per second of plain decoding.
-    plain: Recent,
+    plain: DecayedRatio,
     /// What steps take, by the largest batch measured together.
     steps: HashMap<u32, StepTimes>,
     /// The worker that is the fallback.
@@ -150,9 +150,9 @@ impl FallbackWatch {
             budgeted: config.router == RouterChoice::Goodput,
             drafter: router.drafter(),
             threshold: router.threshold,
-            accepted_length: Recent::default(),
-            prefill: Recent::default(),
-            plain: Recent::default(),
+            accepted_length: DecayedRatio::default(),
+            prefill: DecayedRatio::default(),
+            plain: DecayedRatio::default(),
             steps: HashMap::new(),
             other: other_worker(config),
             hand_over: config.hand_over(),
@@ -369,31 +369,10 @@ fn pure(items: &[ItemDone]) -> Option<ItemKind> {
 /// Seconds of steps that went all in one way.
 #[derive(Clone, Copy, Debug, Default)]
 struct StepTimes {
-    plain: Recent,
-    suffix: Recent,
-    fallback: Recent,
+    plain: DecayedRatio,
+    suffix: DecayedRatio,
+    fallback: DecayedRatio,
 }
 
 /// Text that the head may have read in a step, per request, for the step to tell what its steps take.
 const READ_LITTLE_TOKENS: u32 = 16;
-
-/// A mean over what was seen lately: a quotient of two decayed sums.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Recent {
-    of: f64,
-    per: f64,
-}
-
-impl Recent {
-    /// What is left of an older entry when one more comes: half after 128.
-    const DECAY: f64 = 0.9946;
-
-    pub(crate) fn add(&mut self, of: f64, per: f64) {
-        self.of = self.of * Self::DECAY + of;
-        self.per = self.per * Self::DECAY + per;
-    }
-
-    pub(crate) fn value(&self) -> Option<f64> {
-        (self.per > 0.0).then(|| self.of / self.per)
-    }
-}

@@ -1,104 +1,38 @@
-//! The goodput router: what each request of a step verifies, decided for all of them by what drafts are worth and what
-//! steps take, both learnt from the steps that were made.
-//!
-//! No clock and no I/O: the decode loop says what each step was made of and what came of it.
+//! The routers at work in the decode loop: what requests could verify, put to the goodput router or to the score router, and
+//! what is granted, made into offers to the engine. The goodput router itself is [`refrain_speculation::Goodput`].
 
-mod head_trials;
-
-use std::collections::HashMap;
 use std::num::NonZeroUsize;
 
-use lru::LruCache;
 use refrain_protocol::NamespaceId;
 use refrain_protocol::chunk::StepMessage;
 use refrain_protocol::engine::SelfDraft;
 use refrain_speculation::{
-    Asked, BudgetRequest, BudgetStep, Budgeted, Calibration, Candidate, Decision, Fallback,
-    GoingRate, HeadCost, HeadDrafted, HeadOffer, Route, RouteReason, STEP_SECONDS_MIN, Share,
-    StepCost, divide, route,
+    Asked, Candidate, Decision, Fallback, Goodput as Rule, GoodputParams, Grant, HeadWish, Route,
+    RouteReason, StepFrame, StepTaken, Wish, route,
 };
 
-use self::head_trials::HeadTrials;
 use crate::config::{RouterChoice, WorkerConfig};
-use crate::fallback::Recent;
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
 use crate::running::{Allotment, Lesson, Offer, Prospect};
 
-/// Steps that a text is taken to serve the head once it has read it.
-const READ_ONCE_STEPS: f64 = 8.0;
-
-/// The step around the drafts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepFrame {
-    /// Tokens that are computed whatever is drafted.
-    pub(crate) tokens: u32,
-    /// Tokens of all texts in it.
-    pub(crate) kv_tokens: u64,
-    /// Most draft tokens.
-    pub(crate) room: u32,
-    /// Requests that decode.
-    pub(crate) batch: u32,
-}
-
-/// A step that was made.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct StepTaken {
-    pub(crate) batched_tokens: u32,
-    pub(crate) kv_tokens: u64,
-    /// What the engine took.
-    pub(crate) seconds: f64,
-    /// Of them, seconds of the head.
-    pub(crate) draft_seconds: f64,
-    /// What the worker took beside that to find drafts and to compose it.
-    pub(crate) compose_seconds: f64,
-    /// What the head was asked for in all, and drafted.
-    pub(crate) head: HeadWork,
-    /// Tokens that the step emitted for so many requests, if the router decided for all and none read a prompt.
-    pub(crate) routed: Option<(u32, u32)>,
-}
-
-/// What the head did in a step.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HeadWork {
-    pub(crate) requests: u32,
-    pub(crate) depth: u32,
-    pub(crate) drafted: HeadDrafted,
-}
-
-/// What is known of a namespace.
-#[derive(Default)]
-struct Known {
-    /// What drafts are worth.
-    calibration: Calibration,
-    head_trials: HeadTrials,
-}
-
 /// See the module. One per engine.
 pub(crate) struct Goodput {
     choice: RouterChoice,
-    off_above_batch: Option<u32>,
-    /// The one unused longest goes first.
-    namespaces: LruCache<NamespaceId, Known>,
-    cost: StepCost,
-    head_cost: HeadCost,
-    going_rate: GoingRate,
-    cost_error: Recent,
+    rule: Rule<NamespaceId>,
     metrics: WorkerMetrics,
 }
 
 impl Goodput {
     pub(crate) fn new(config: &WorkerConfig, metrics: WorkerMetrics) -> Self {
         let speculation = &config.speculation;
-        let namespaces = NonZeroUsize::new(config.memory.namespaces_max);
+        let namespaces_max = NonZeroUsize::new(config.memory.namespaces_max);
         Goodput {
             choice: speculation.router,
-            off_above_batch: Some(speculation.off_above_batch).filter(|batch| *batch > 0),
-            namespaces: LruCache::new(namespaces.unwrap_or(NonZeroUsize::MIN)),
-            cost: StepCost::new(),
-            head_cost: HeadCost::new(),
-            going_rate: GoingRate::default(),
-            cost_error: Recent::default(),
+            rule: Rule::new(GoodputParams {
+                namespaces_max: namespaces_max.unwrap_or(NonZeroUsize::MIN),
+                off_above_batch: Some(speculation.off_above_batch).filter(|batch| *batch > 0),
+            }),
             metrics,
         }
     }
@@ -111,7 +45,7 @@ impl Goodput {
         router: &Router,
     ) -> Vec<Allotment> {
         match self.choice {
-            RouterChoice::Score => by_score(prospects, frame.room, router),
+            RouterChoice::Score => by_score(prospects, frame.slots_max, router),
             RouterChoice::Goodput => self.by_goodput(prospects, frame, router),
         }
     }
@@ -119,131 +53,57 @@ impl Goodput {
     fn by_goodput(
         &mut self,
         prospects: Vec<Prospect>,
-        frame: StepFrame,
+        mut frame: StepFrame,
         router: &Router,
     ) -> Vec<Allotment> {
-        let mut frame = frame;
         // Who asked for one way gets it; the rest is divided among the others.
         let mut allotments: Vec<Option<Allotment>> = Vec::with_capacity(prospects.len());
         let mut open = Vec::new();
-        let is_off = self.is_off(frame.batch);
         for (at, prospect) in prospects.into_iter().enumerate() {
-            let decided = if is_off && prospect.asked == Asked::Auto && prospect.draft_max > 0 {
-                Some(Allotment::plain(RouteReason::LargeBatch, prospect))
-            } else if self.probes_head(&prospect, frame.room, router) {
-                self.known(prospect.namespace).head_trials.tried();
-                Some(by_head(prospect, RouteReason::Probe, frame.room, router))
-            } else if prospect.asked != Asked::Auto || prospect.draft_max == 0 {
-                Some(router.by_score(prospect, frame.room))
-            } else {
+            if prospect.asked == Asked::Auto && prospect.draft_max > 0 {
                 open.push((at, prospect));
-                None
-            };
-            let taken = decided.as_ref().map_or(0, |of| of.offer.tokens_max());
-            frame.room -= taken.min(frame.room);
-            frame.tokens += taken;
-            allotments.push(decided);
+                allotments.push(None);
+            } else {
+                let settled = router.by_score(prospect, frame.slots_max);
+                let taken = settled.offer.tokens_max();
+                frame.slots_max -= taken.min(frame.slots_max);
+                frame.tokens += taken;
+                allotments.push(Some(settled));
+            }
         }
-        let chances: Vec<Vec<f32>> = open
+        let wishes: Vec<Wish<'_, NamespaceId>> = open
             .iter()
-            .map(|(_, prospect)| match &prospect.candidate {
-                Some(candidate) => self.known(prospect.namespace).calibration.expect(candidate),
-                None => Vec::new(),
+            .map(|(_, prospect)| Wish {
+                namespace: prospect.namespace,
+                weight: 1.0,
+                context_tokens: prospect.context_tokens,
+                found: prospect.candidate.as_ref(),
+                head: head_wish(prospect, router),
             })
             .collect();
-        let heads: Vec<Option<HeadOffer>> = open
-            .iter()
-            .map(|(_, prospect)| self.head_offer(prospect, router))
-            .collect();
-        let budgeted = self.divide(&chances, &heads, frame);
-        self.metrics.budget(budgeted.admitted, budgeted.refused);
-        // By namespace whose head could have drafted: whether it is to.
-        let mut heads_chosen: HashMap<NamespaceId, bool> = HashMap::new();
-        let shares = budgeted.shares.into_iter().zip(chances).zip(heads);
-        for ((at, prospect), ((share, f), head)) in open.into_iter().zip(shares) {
-            if head.is_some() {
-                *heads_chosen.entry(prospect.namespace).or_default() |= share == Share::Head;
-            }
-            let allotment = match share {
-                Share::Plain => without_draft(prospect, router),
-                Share::Tree(nodes) => within_budget(prospect, &nodes, &f),
-                Share::Head => {
-                    let reason = RouteReason::WithinBudget;
-                    let mut allotment = by_head(prospect, reason, frame.room, router);
-                    allotment.lesson.expected = head.map(|head| head.gain);
+        let granted = self.rule.divide(&wishes, frame);
+        self.metrics.budget(granted.admitted, granted.refused);
+        let is_off = self.is_off(frame.batch);
+        let grants = granted.grants.into_iter().zip(granted.chances);
+        for ((at, prospect), (grant, f)) in open.into_iter().zip(grants) {
+            allotments[at] = Some(match grant {
+                Grant::Plain if is_off => Allotment::plain(RouteReason::LargeBatch, prospect),
+                Grant::Plain => without_draft(prospect, router),
+                Grant::Tree(nodes) => within_budget(prospect, &nodes, &f),
+                Grant::Head { gain } => {
+                    let mut allotment = by_head(prospect, RouteReason::WithinBudget, router);
+                    allotment.lesson.expected = Some(gain);
                     allotment
                 }
-            };
-            allotments[at] = Some(allotment);
-        }
-        for (namespace, chosen) in heads_chosen {
-            self.known(namespace).head_trials.offered(chosen);
+                Grant::HeadTrial => by_head(prospect, RouteReason::Probe, router),
+            });
         }
         allotments.into_iter().flatten().collect()
     }
 
-    /// Whether this request tries the head, because nobody of its namespace has for long.
-    fn probes_head(&self, prospect: &Prospect, room: u32, router: &Router) -> bool {
-        let known = self.namespaces.peek(&prospect.namespace);
-        known.is_some_and(|known| known.head_trials.is_due())
-            && prospect.draft_max.min(room) > 0
-            && may_use_head(prospect, router)
-    }
-
-    fn divide(
-        &self,
-        chances: &[Vec<f32>],
-        heads: &[Option<HeadOffer>],
-        frame: StepFrame,
-    ) -> Budgeted {
-        let requests: Vec<BudgetRequest<'_>> = chances
-            .iter()
-            .zip(heads)
-            .map(|(tree, head)| BudgetRequest {
-                weight: 1.0,
-                tree,
-                head: *head,
-            })
-            .collect();
-        let step = BudgetStep {
-            tokens: frame.tokens,
-            slots_max: frame.room,
-            rate: self.going_rate.tokens_per_s(frame.batch),
-        };
-        divide(
-            &requests,
-            &step,
-            self.cost.at_kv(frame.kv_tokens),
-            |requests, depth| self.head_cost.seconds(requests, depth),
-        )
-    }
-
     /// Whether nothing is drafted for `auto` requests where so many decode, whoever decides for them.
     pub(crate) fn is_off(&self, batch: u32) -> bool {
-        self.off_above_batch.is_some_and(|most| batch > most)
-    }
-
-    fn known(&mut self, namespace: NamespaceId) -> &mut Known {
-        self.namespaces.get_or_insert_mut(namespace, Known::default)
-    }
-
-    /// What the head could draft for the request; `None` where it is not in use.
-    fn head_offer(&mut self, prospect: &Prospect, router: &Router) -> Option<HeadOffer> {
-        if !may_use_head(prospect, router) {
-            return None;
-        }
-        let SelfDraft {
-            depth, tokens_max, ..
-        } = router.self_draft(prospect.draft_max)?;
-        let calibration = &self.known(prospect.namespace).calibration;
-        let gain = calibration.expect_head(prospect.context_tokens, depth);
-        Some(HeadOffer {
-            depth,
-            gain,
-            slots: self.head_cost.tokens(tokens_max),
-            slots_max: tokens_max,
-            own_seconds: self.head_cost.reading_seconds(prospect.unread_tokens) / READ_ONCE_STEPS,
-        })
+        self.rule.is_off(batch)
     }
 
     /// A request's step came to this.
@@ -251,7 +111,7 @@ impl Goodput {
         if self.choice == RouterChoice::Score {
             return;
         }
-        let calibration = &mut self.known(namespace).calibration;
+        let calibration = self.rule.calibration(namespace);
         if let Some(found) = &lesson.found {
             calibration.observe(found, &said.tokens);
         }
@@ -266,33 +126,12 @@ impl Goodput {
 
     /// Takes a step into account.
     pub(crate) fn step_done(&mut self, step: &StepTaken) {
-        let seconds = step.seconds - step.draft_seconds;
-        let is_time = seconds.is_finite() && seconds >= STEP_SECONDS_MIN;
-        if !is_time || self.choice == RouterChoice::Score {
+        if self.choice == RouterChoice::Score {
             return;
         }
-        if self.cost.is_known() {
-            let expected = self.cost.seconds(step.batched_tokens, step.kv_tokens);
-            self.cost_error.add((expected / seconds - 1.0).abs(), 1.0);
-            if let Some(error) = self.cost_error.value() {
-                self.metrics.step_cost_error(error);
-            }
-        }
-        self.cost
-            .observe(step.batched_tokens, step.kv_tokens, seconds);
-        let head = step.head;
-        if head.requests > 0 {
-            let HeadWork {
-                requests,
-                depth,
-                drafted,
-            } = head;
-            self.head_cost
-                .observe(requests, depth, drafted, step.draft_seconds);
-        }
-        if let Some((batch, emitted)) = step.routed {
-            let seconds = step.seconds + step.compose_seconds;
-            self.going_rate.observe(batch, emitted, seconds);
+        self.rule.step_done(step);
+        if let Some(error) = self.rule.step_cost_error() {
+            self.metrics.step_cost_error(error);
         }
     }
 }
@@ -323,12 +162,27 @@ fn may_use_head(prospect: &Prospect, router: &Router) -> bool {
         && router.threshold.allows_fallback()
 }
 
-fn by_head(prospect: Prospect, reason: RouteReason, room: u32, router: &Router) -> Allotment {
+/// What the head could draft for the request; `None` where it is not in use.
+fn head_wish(prospect: &Prospect, router: &Router) -> Option<HeadWish> {
+    if !may_use_head(prospect, router) {
+        return None;
+    }
+    let SelfDraft {
+        depth, tokens_max, ..
+    } = router.self_draft(prospect.draft_max)?;
+    Some(HeadWish {
+        depth,
+        tokens_max,
+        unread_tokens: prospect.unread_tokens,
+    })
+}
+
+fn by_head(prospect: Prospect, reason: RouteReason, router: &Router) -> Allotment {
     let decision = Decision {
         route: Route::Fallback,
         reason,
     };
-    let draft_max = prospect.draft_max.min(room);
+    let draft_max = prospect.draft_max;
     router.carry_out(decision, prospect, draft_max)
 }
 

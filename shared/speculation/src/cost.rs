@@ -9,6 +9,8 @@
 //! far the steps of just that size were from the line. Sizes that were never seen lie between their neighbours, nearer
 //! to the smaller. What comes out never falls as tokens grow.
 
+use crate::DecayedRatio;
+
 /// Steps after which an older one counts half.
 const HALF_LIFE_STEPS: f64 = 512.0;
 /// Steps of a size for which the line counts beside them.
@@ -372,17 +374,28 @@ pub struct HeadDrafted {
 /// What an engine's head takes to draft in a step, and how much it drafts of what it may.
 ///
 /// Its passes are one after the other, each for all requests together: some seconds by depth, some by depth and request.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct HeadCost {
     steps: f64,
     /// Of depth and depth times requests, as in [`Line`].
     squares: [f64; 3],
     products: [f64; 2],
-    tokens: f64,
-    asked_tokens: f64,
-    /// Text that it read before it drafted, and what that took.
-    read_tokens: f64,
-    read_seconds: f64,
+    /// Tokens drafted per token asked for.
+    drafted: DecayedRatio,
+    /// Seconds per token of text that it read before it drafted.
+    reading: DecayedRatio,
+}
+
+impl Default for HeadCost {
+    fn default() -> Self {
+        HeadCost {
+            steps: 0.0,
+            squares: [0.0; 3],
+            products: [0.0; 2],
+            drafted: DecayedRatio::with_half_life(HALF_LIFE_STEPS),
+            reading: DecayedRatio::with_half_life(HALF_LIFE_STEPS),
+        }
+    }
 }
 
 impl HeadCost {
@@ -403,11 +416,9 @@ impl HeadCost {
             asked_tokens,
             read_tokens,
         } = drafted;
-        let kept = 0.5f64.powf(1.0 / HALF_LIFE_STEPS);
         if read_tokens > 0 {
             let reading = (seconds - self.seconds(requests, depth)).max(0.0);
-            self.read_tokens = self.read_tokens * kept + f64::from(read_tokens);
-            self.read_seconds = self.read_seconds * kept + reading;
+            self.reading.add(reading, f64::from(read_tokens));
             return;
         }
         let usual = self.seconds(requests, depth);
@@ -418,6 +429,7 @@ impl HeadCost {
             seconds.min(usual * HELD_UP)
         };
         let (passes, rows) = (f64::from(depth), f64::from(depth) * f64::from(requests));
+        let kept = 0.5f64.powf(1.0 / HALF_LIFE_STEPS);
         let add = |sum: &mut f64, what: f64| *sum = *sum * kept + what;
         add(&mut self.steps, 1.0);
         add(&mut self.squares[0], passes * passes);
@@ -425,8 +437,7 @@ impl HeadCost {
         add(&mut self.squares[2], rows * rows);
         add(&mut self.products[0], passes * seconds);
         add(&mut self.products[1], rows * seconds);
-        add(&mut self.tokens, f64::from(tokens));
-        add(&mut self.asked_tokens, f64::from(asked_tokens));
+        self.drafted.add(f64::from(tokens), f64::from(asked_tokens));
     }
 
     /// What drafting for so many requests up to this depth takes, seconds.
@@ -441,21 +452,12 @@ impl HeadCost {
 
     /// What reading so much text takes, seconds.
     pub fn reading_seconds(&self, tokens: u32) -> f64 {
-        if self.read_tokens > 0.0 {
-            f64::from(tokens) * self.read_seconds / self.read_tokens
-        } else {
-            0.0
-        }
+        f64::from(tokens) * self.reading.value().unwrap_or(0.0)
     }
 
     /// Of `asked_tokens` that a draft may have, how many it is expected to have: what is verified.
     pub fn tokens(&self, asked_tokens: u32) -> f32 {
-        let asked = asked_tokens as f32;
-        if self.asked_tokens > 0.0 {
-            asked * (self.tokens / self.asked_tokens) as f32
-        } else {
-            asked
-        }
+        asked_tokens as f32 * self.drafted.value().unwrap_or(1.0) as f32
     }
 }
 

@@ -29,6 +29,8 @@ mod bucket;
 use bucket::Bucket;
 pub use bucket::TRIAL_STEPS_MIN;
 
+use crate::DecayedRatio;
+
 /// The gate's settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateParams {
@@ -127,13 +129,15 @@ pub struct Gate {
     params: GateParams,
     /// By the power of two that the batch does not exceed.
     buckets: Vec<Bucket>,
-    reading: Ratio,
-    contexts: Ratio,
+    /// Seconds per token read.
+    reading: DecayedRatio,
+    /// Context tokens per emitted one.
+    contexts: DecayedRatio,
 }
 
-/// Weight that an older request keeps in the ratio of context to output when one more ends, and that an older
-/// catching up keeps in the speed of reading.
-const REQUEST_DECAY: f64 = 0.95;
+/// Requests that ended after which an older one counts half in the ratio of context to output; the same of catching up, in
+/// the speed of reading.
+const HALF_LIFE_REQUESTS: f64 = 13.5;
 
 impl Gate {
     /// A gate that knows nothing yet.
@@ -141,8 +145,8 @@ impl Gate {
         Gate {
             params,
             buckets: Vec::new(),
-            reading: Ratio::default(),
-            contexts: Ratio::default(),
+            reading: DecayedRatio::with_half_life(HALF_LIFE_REQUESTS),
+            contexts: DecayedRatio::with_half_life(HALF_LIFE_REQUESTS),
         }
     }
 
@@ -193,8 +197,7 @@ impl Gate {
             // The head's time beyond what drafting alone takes it.
             let reading =
                 (step.draft_seconds - self.buckets[place].draft_seconds().unwrap_or(0.0)).max(0.0);
-            self.reading
-                .add(reading, f64::from(step.catch_up_tokens), REQUEST_DECAY);
+            self.reading.add(reading, f64::from(step.catch_up_tokens));
         }
         Some((place, self.reading_per_token()))
     }
@@ -210,11 +213,8 @@ impl Gate {
     /// that were the fallback's or would have been.
     pub fn request_ended(&mut self, context_tokens: u32, emitted_tokens: u32) {
         if emitted_tokens > 0 {
-            self.contexts.add(
-                f64::from(context_tokens),
-                f64::from(emitted_tokens),
-                REQUEST_DECAY,
-            );
+            self.contexts
+                .add(f64::from(context_tokens), f64::from(emitted_tokens));
         }
     }
 
@@ -257,24 +257,6 @@ fn place(batch: u32) -> usize {
 
 fn bucket_batch_max(place: usize) -> u32 {
     1u32.checked_shl(place as u32).unwrap_or(u32::MAX)
-}
-
-/// A quotient of two decayed sums.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ratio {
-    of: f64,
-    per: f64,
-}
-
-impl Ratio {
-    fn add(&mut self, of: f64, per: f64, decay: f64) {
-        self.of = self.of * decay + of;
-        self.per = self.per * decay + per;
-    }
-
-    fn value(&self) -> Option<f64> {
-        (self.per > 0.0).then(|| self.of / self.per)
-    }
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use crate::batch_bucket;
+use crate::{DecayedRatio, batch_bucket};
 
 /// Steps after which an older one counts half.
 const HALF_LIFE_STEPS: f64 = 256.0;
 /// Steps before which the rate is not believed.
-const STEPS_MIN: f64 = 32.0;
+const STEPS_MIN: u64 = 32;
 /// What a second is worth, as a share of the tokens that the mean second brings.
 ///
 /// Tokens do not come evenly. Where a text repeats itself they come by the dozen, and one that is drafted there now would
@@ -19,14 +19,7 @@ const SHARE: f64 = 0.6;
 /// Tokens per second, by size of batch, for [`BudgetStep::rate`](crate::BudgetStep::rate).
 #[derive(Clone, Debug, Default)]
 pub struct GoingRate {
-    batches: HashMap<u32, Rate>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Rate {
-    steps: f64,
-    tokens: f64,
-    seconds: f64,
+    batches: HashMap<u32, DecayedRatio>,
 }
 
 impl GoingRate {
@@ -35,17 +28,18 @@ impl GoingRate {
         if !(seconds.is_finite() && seconds > 0.0) {
             return;
         }
-        let kept = 0.5f64.powf(1.0 / HALF_LIFE_STEPS);
-        let rate = self.batches.entry(batch_bucket(batch)).or_default();
-        rate.steps += 1.0;
-        rate.tokens = rate.tokens * kept + f64::from(tokens);
-        rate.seconds = rate.seconds * kept + seconds;
+        let unseen = || DecayedRatio::with_half_life(HALF_LIFE_STEPS);
+        let rate = self.batches.entry(batch_bucket(batch));
+        rate.or_insert_with(unseen).add(f64::from(tokens), seconds);
     }
 
     /// Tokens that a second must bring in a step of so many requests; `None` until enough of them were seen.
     pub fn tokens_per_s(&self, batch: u32) -> Option<f64> {
         let rate = self.batches.get(&batch_bucket(batch))?;
-        (rate.steps >= STEPS_MIN).then(|| SHARE * rate.tokens / rate.seconds)
+        let is_known = rate.entries() >= STEPS_MIN;
+        rate.value()
+            .filter(|_| is_known)
+            .map(|tokens_per_s| SHARE * tokens_per_s)
     }
 }
 

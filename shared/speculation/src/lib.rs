@@ -37,10 +37,11 @@
 //!
 //! Where to go on: [`propose`] is Algorithm 1 of SuffixDecoding (arXiv 2411.04975), steered by
 //! [`ProposeParams`]; [`route`] is its hybrid rule, a [`Gate`] says whether the fallback that it knows pays, and
-//! [`hands_over`] whether a request is better off with that of another worker. For whole batches [`Calibration`] says
-//! what drafts are worth, [`StepCost`] what steps take, [`GoingRate`] what time is worth, and [`divide`] who gets to
-//! verify how much; for engines that generate by themselves, [`best_call`] says whether a draft is worth a call. [`walk`] is
-//! the acceptance rule for drafts of certain tokens, [`sampled`] the one for tokens that were drawn. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
+//! [`hands_over`] whether a request is better off with that of another worker. For whole batches [`Goodput`] decides: out of
+//! what drafts are worth ([`Calibration`]), what steps take ([`StepCost`]) and what time is worth ([`GoingRate`]), [`divide`] says
+//! who gets to verify how much. Behind either stands a [`Guard`]. For engines that generate by themselves, [`best_call`] says
+//! whether a draft is worth a call. [`walk`] is the acceptance rule for drafts of certain tokens, [`sampled`] the one for tokens
+//! that were drawn. [`Acceptance`] and [`AcceptanceTable`] count what came of it, by [`Source`] and [`Scope`].
 //!
 //! Deliberately absent: the model and its engine, sampling, wire formats.
 
@@ -52,7 +53,10 @@ mod counts;
 mod expand;
 mod gate;
 mod going_rate;
+mod goodput;
+mod guard;
 mod handover;
+mod lately;
 mod propose;
 mod route;
 pub mod sampled;
@@ -67,7 +71,12 @@ pub use cost::{HeadCost, HeadDrafted, STEP_SECONDS_MIN, StepCost};
 pub use counts::{Acceptance, AcceptanceTable};
 pub use gate::{Gate, GateParams, GateStep, Mode, Passage, TRIAL_STEPS_MIN, batch_bucket};
 pub use going_rate::GoingRate;
+pub use goodput::{
+    Goodput, GoodputParams, Grant, Granted, HeadWish, HeadWork, StepFrame, StepTaken, Wish,
+};
+pub use guard::{Guard, Guarded, GuardedStep, HeadUse, Verdict};
 pub use handover::{Candidacy, HandOverParams, RecentRoutes, hands_over};
+pub use lately::DecayedRatio;
 pub use propose::{Candidate, Expansion, Lookup, ProposeParams, propose};
 pub use route::{
     ACCEPTED_LENGTH_PRIOR, Asked, Decision, Fallback, Found, Route, RouteReason, Threshold, route,

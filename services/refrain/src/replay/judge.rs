@@ -1,15 +1,15 @@
 //! Chooses the drafts of a step for the whole batch, by one policy, and keeps account of what came of it on the modelled
 //! engine.
 
-mod goodput;
+use std::num::NonZeroUsize;
 
-use std::collections::HashMap;
-
-use goodput::Goodput;
 use refrain_speculation::{
-    Acceptance, Asked, Calibration, Candidate, DraftTree, Fallback, Found, Route, Threshold, route,
+    Acceptance, Asked, Candidate, DraftTree, Fallback, Found, Goodput, GoodputParams, Grant, Guard,
+    Guarded, GuardedStep, HeadDrafted, HeadUse, HeadWish, HeadWork, Route, StepFrame, StepTaken,
+    Threshold, Wish, route,
 };
 use refrain_suffix_index::Token;
+use refrain_worker::{SpeculationConfig, WorkerConfig};
 
 use super::account::Account;
 use super::eagle3::Eagle3;
@@ -27,6 +27,8 @@ pub(crate) struct Judging {
     pub(crate) head: Eagle3,
     pub(crate) seed: u64,
     pub(crate) threshold: Threshold,
+    /// Most tokens of a step, the requests' own and those of drafts.
+    pub(crate) step_tokens_max: u32,
 }
 
 /// A request that takes part in a step.
@@ -94,10 +96,12 @@ impl Draft {
 /// A policy at work.
 pub(super) struct Judge {
     judging: Judging,
-    /// Chances of drafts as they were observed in each namespace; every policy has them, to say what it expects, and one
-    /// goes by them.
-    calibrations: HashMap<usize, Calibration>,
-    goodput: Goodput,
+    /// The router of the worker. Every policy has its chances, to say what it expects, and one goes by it.
+    goodput: Goodput<usize>,
+    /// Stands behind that policy.
+    guard: Guard,
+    /// The step under way verifies nothing.
+    withholds: bool,
     /// What came of the head's drafts.
     head: Acceptance,
     pub(super) account: Account,
@@ -105,10 +109,20 @@ pub(super) struct Judge {
 
 impl Judge {
     pub(super) fn new(judging: Judging) -> Self {
+        let WorkerConfig {
+            speculation: SpeculationConfig { gain_min, .. },
+            memory,
+            ..
+        } = WorkerConfig::default();
+        let namespaces_max = NonZeroUsize::new(memory.namespaces_max);
         Judge {
             judging,
-            calibrations: HashMap::new(),
-            goodput: Goodput::default(),
+            goodput: Goodput::new(GoodputParams {
+                namespaces_max: namespaces_max.unwrap_or(NonZeroUsize::MIN),
+                off_above_batch: None,
+            }),
+            guard: Guard::new(gain_min, Guarded::AllDrafts),
+            withholds: false,
             head: Acceptance::default(),
             account: Account::default(),
         }
@@ -121,61 +135,102 @@ impl Judge {
     }
 
     /// Chooses for all requests of a step together.
-    pub(super) fn choose(&mut self, turns: Vec<Turn>) -> Vec<Choice> {
-        for turn in &turns {
-            let unknown = self.calibrations.entry(turn.namespace);
-            unknown.or_default();
-        }
-        let depth = self.judging.head.acceptance.len();
-        let chances: Vec<Vec<f32>> = turns
-            .iter()
-            .map(|turn| match &turn.found {
-                Some(found) => self.calibrations[&turn.namespace].expect(found),
-                None => Vec::new(),
-            })
-            .collect();
-        let routes: Vec<Routed> = match self.judging.policy {
-            Policy::Off => turns.iter().map(|_| Routed::Plain).collect(),
-            Policy::Eagle3 => turns.iter().map(|_| Routed::Head).collect(),
-            Policy::Suffix | Policy::Pld => turns
-                .iter()
-                .map(|turn| turn.found.as_ref().map_or(Routed::Plain, |_| Routed::Whole))
-                .collect(),
-            // What it finds is long enough to go before the head.
-            Policy::Sam => turns
-                .iter()
-                .map(|turn| match (&turn.found, self.judging.head.is_absent()) {
-                    (Some(_), _) => Routed::Whole,
-                    (None, true) => Routed::Plain,
-                    (None, false) => Routed::Head,
-                })
-                .collect(),
-            Policy::Score | Policy::Paper => turns
-                .iter()
-                .map(|turn| self.by_score(turn.found.as_ref()))
-                .collect(),
-            Policy::Goodput => {
-                let heads = turns.iter().map(|turn| {
-                    let context = turn.context_tokens as u32;
-                    self.calibrations[&turn.namespace].expect_head(context, depth as u32)
-                });
-                let kv_tokens = turns.iter().map(|turn| turn.context_tokens).sum();
-                self.goodput
-                    .divide(&chances, heads, depth as u32, kv_tokens)
+    pub(super) fn choose(&mut self, mut turns: Vec<Turn>) -> Vec<Choice> {
+        let batch = turns.len() as u32;
+        let policy = self.judging.policy;
+        self.withholds = policy == Policy::Goodput && self.guard.withholds(batch, false);
+        if self.withholds {
+            // A worker looks for nothing then.
+            for turn in &mut turns {
+                turn.found = None;
             }
+        }
+        let mut room = self.judging.step_tokens_max.saturating_sub(batch);
+        let (routes, chances) = if policy == Policy::Goodput {
+            self.by_goodput(&turns, room)
+        } else {
+            let routes = turns.iter().map(|turn| self.by_itself(turn)).collect();
+            let chances = turns.iter().map(|turn| match &turn.found {
+                Some(found) => self.goodput.calibration(turn.namespace).expect(found),
+                None => Vec::new(),
+            });
+            (routes, chances.collect())
         };
         turns
             .into_iter()
             .zip(chances)
             .zip(routes)
-            .map(|((turn, chances), route)| self.carry_out(turn, chances, route))
+            .map(|((turn, chances), route): (_, Routed)| {
+                let choice = self.carry_out(turn, chances, route, room);
+                room -= choice.draft.tokens() as u32;
+                choice
+            })
             .collect()
     }
 
-    fn carry_out(&self, turn: Turn, chances: Vec<f32>, route: Routed) -> Choice {
-        let depth = self.judging.head.acceptance.len();
-        let (draft, chances) = match (route, &turn.found) {
-            (Routed::Whole, Some(found)) => (Draft::Suffix(found.tree.clone()), chances),
+    /// The worker's own router, and the chances that it saw.
+    fn by_goodput(&mut self, turns: &[Turn], room: u32) -> (Vec<Routed>, Vec<Vec<f32>>) {
+        let depth = self.judging.head.acceptance.len() as u32;
+        // It reads what it missed in its first pass.
+        let head = (depth > 0 && !self.withholds).then_some(HeadWish {
+            depth,
+            tokens_max: depth,
+            unread_tokens: 0,
+        });
+        let wishes: Vec<Wish<'_, usize>> = turns
+            .iter()
+            .map(|turn| Wish {
+                namespace: turn.namespace,
+                weight: 1.0,
+                context_tokens: turn.context_tokens as u32,
+                found: turn.found.as_ref(),
+                head,
+            })
+            .collect();
+        let batch = turns.len() as u32;
+        let kv_tokens = turns.iter().map(|turn| turn.context_tokens as u64).sum();
+        let frame = StepFrame {
+            tokens: batch,
+            kv_tokens,
+            slots_max: room,
+            batch,
+        };
+        let granted = self.goodput.divide(&wishes, frame);
+        let routes = granted.grants.into_iter().map(|grant| match grant {
+            Grant::Plain => Routed::Plain,
+            Grant::Tree(nodes) => Routed::Part(nodes),
+            Grant::Head { .. } | Grant::HeadTrial => Routed::Head,
+        });
+        (routes.collect(), granted.chances)
+    }
+
+    /// A policy that looks at a request by itself.
+    fn by_itself(&self, turn: &Turn) -> Routed {
+        match self.judging.policy {
+            Policy::Off | Policy::Goodput => Routed::Plain,
+            Policy::Eagle3 => Routed::Head,
+            Policy::Suffix | Policy::Pld => {
+                turn.found.as_ref().map_or(Routed::Plain, |_| Routed::Whole)
+            }
+            // What it finds is long enough to go before the head.
+            Policy::Sam => match (&turn.found, self.judging.head.is_absent()) {
+                (Some(_), _) => Routed::Whole,
+                (None, true) => Routed::Plain,
+                (None, false) => Routed::Head,
+            },
+            Policy::Score | Policy::Paper => self.by_score(turn.found.as_ref()),
+        }
+    }
+
+    /// Drafts what was decided, of at most `room` tokens.
+    fn carry_out(&mut self, turn: Turn, chances: Vec<f32>, route: Routed, room: u32) -> Choice {
+        let depth = self.judging.head.acceptance.len().min(room as usize);
+        let (draft, mut chances) = match (route, &turn.found) {
+            (Routed::Whole, Some(found)) => {
+                let mut tree = found.tree.clone();
+                tree.truncate(room as usize);
+                (Draft::Suffix(tree), chances)
+            }
             (Routed::Part(nodes), Some(found)) => {
                 let is_in = |node: usize| nodes.binary_search(&(node as u32)).is_ok();
                 let kept = nodes.iter().map(|&node| chances[node as usize]).collect();
@@ -184,6 +239,7 @@ impl Judge {
             (Routed::Head, _) => (Draft::Head(depth), self.head_chances(&turn, depth)),
             (Routed::Plain | Routed::Whole | Routed::Part(_), _) => (Draft::Plain, Vec::new()),
         };
+        chances.truncate(draft.tokens());
         Choice {
             namespace: turn.namespace,
             draft,
@@ -207,8 +263,8 @@ impl Judge {
         }
     }
 
-    fn head_chances(&self, turn: &Turn, depth: usize) -> Vec<f32> {
-        let calibration = &self.calibrations[&turn.namespace];
+    fn head_chances(&mut self, turn: &Turn, depth: usize) -> Vec<f32> {
+        let calibration = self.goodput.calibration(turn.namespace);
         let context = turn.context_tokens as u32;
         let up_to = |depth: usize| calibration.expect_head(context, depth as u32);
         (0..depth).map(|at| up_to(at + 1) - up_to(at)).collect()
@@ -226,7 +282,7 @@ impl Judge {
             is_last,
         } in verified
         {
-            let calibration = self.calibrations.entry(choice.namespace).or_default();
+            let calibration = self.goodput.calibration(choice.namespace);
             load.requests += 1;
             load.tokens += 1 + choice.draft.tokens();
             load.kv_tokens += context_tokens;
@@ -255,8 +311,54 @@ impl Judge {
         self.account.head_s += head_s;
         self.account.head_steps += depths.len() as u64;
         if self.judging.policy == Policy::Goodput {
-            let emitted = verified.iter().map(|one| one.said.len()).sum();
-            self.goodput.observe(load, step_s, &depths, head_s, emitted);
+            let emitted = verified.iter().map(|one| one.said.len()).sum::<usize>() as u32;
+            self.observe(load, &depths, step_s, head_s, emitted);
         }
+    }
+
+    /// Tells router and guard of a step that took so long, the head's drafting before it apart, and brought so many tokens.
+    /// `depths` are those of the head's drafts.
+    fn observe(
+        &mut self,
+        load: StepLoad,
+        depths: &[usize],
+        step_s: f64,
+        head_s: f64,
+        emitted: u32,
+    ) {
+        let batch = load.requests as u32;
+        let seconds = step_s + head_s;
+        let head_tokens = depths.iter().sum::<usize>() as u32;
+        self.goodput.step_done(&StepTaken {
+            batched_tokens: load.tokens as u32,
+            kv_tokens: load.kv_tokens as u64,
+            seconds,
+            draft_seconds: head_s,
+            compose_seconds: 0.0,
+            head: HeadWork {
+                requests: depths.len() as u32,
+                depth: depths.iter().max().map_or(0, |depth| *depth as u32),
+                drafted: HeadDrafted {
+                    tokens: head_tokens,
+                    asked_tokens: head_tokens,
+                    read_tokens: 0,
+                },
+            },
+            routed: Some((batch, emitted)),
+        });
+        let step = GuardedStep {
+            batch,
+            tokens: emitted,
+            seconds,
+            withheld: self.withholds,
+            concerned: self.withholds || load.tokens > load.requests,
+            is_clean: true,
+        };
+        // The router weighs the head by itself.
+        let head = HeadUse {
+            on_trial: false,
+            in_use: !self.judging.head.acceptance.is_empty(),
+        };
+        self.guard.step_done(&step, head);
     }
 }

@@ -117,6 +117,9 @@ pub struct ReplayOptions {
         requires = "comparison"
     )]
     pub eagle3: Eagle3,
+    /// Most tokens of a step, the requests' own and those of drafts, as `worker.step_tokens_max` [default: no limit].
+    #[arg(long, value_name = "N", requires = "comparison")]
+    pub step_tokens_max: Option<u32>,
     /// For the policy `score`: the SCORE that a suffix draft must exceed, or `auto`, the head's measured tokens per step.
     /// 0 keeps it from the head.
     #[arg(

@@ -249,24 +249,6 @@ impl SpeculationConfig {
         );
     }
 
-    /// The guard's gate: open until drafts are seen to lose.
-    pub(crate) fn guard_gate(&self) -> Option<GateParams> {
-        let usual = GateParams::default();
-        // The goodput router leaves out what does not pay by itself, so a verdict against all of it has time to be sure.
-        let patience = match self.router {
-            RouterChoice::Score => 1,
-            RouterChoice::Goodput => 3,
-        };
-        (self.gain_min > 0.0).then(|| GateParams {
-            starts_with: Mode::Fallback,
-            gain_leave: self.gain_min,
-            gain_enter: self.gain_min,
-            probe_steps: patience * usual.probe_steps,
-            backoff_steps: patience * usual.backoff_steps,
-            ..usual
-        })
-    }
-
     pub(crate) fn hand_over(&self) -> HandOverParams {
         HandOverParams {
             after_steps: self.handover_after_steps,

@@ -4,12 +4,11 @@ use std::time::Instant;
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepItem, StepRequest};
-use refrain_speculation::Route;
+use refrain_speculation::{Route, StepFrame};
 
 use super::DecodeLoop;
 use super::entry::Entry;
 use crate::fallback::ItemKind;
-use crate::goodput::StepFrame;
 use crate::router::Routed;
 use crate::running::{EngineLimits, Prospect, Routing};
 use refrain_draft_memory::{FoundElsewhere, Wanted};
@@ -126,7 +125,7 @@ impl DecodeLoop {
                     u64::from(running.engine_len_with(part.context))
                 })
                 .sum(),
-            room,
+            slots_max: room,
             batch: decoding,
         };
         let mut allotments = self

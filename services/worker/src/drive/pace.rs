@@ -1,9 +1,8 @@
 //! How quick streams and calls are, and when calls are tried that are thought to lose.
 
-use refrain_speculation::{STEP_SECONDS_MIN, StepCost, StreamPace};
+use refrain_speculation::{DecayedRatio, STEP_SECONDS_MIN, StepCost, StreamPace};
 
 use crate::engine::VerifyWay;
-use crate::fallback::Recent;
 
 /// Time that probes and failed calls may cost, of the time of streams.
 const LOST_SHARE_MAX: f64 = 0.01;
@@ -16,10 +15,10 @@ const TOKENS_MIN: f64 = 16.0;
 #[derive(Default)]
 pub(super) struct Pace {
     /// Seconds over tokens.
-    tokens: Recent,
+    tokens: DecayedRatio,
     tokens_seen: f64,
     /// Seconds of silence before the first token.
-    restart: Recent,
+    restart: DecayedRatio,
     chain: Calls,
     fan_out: Calls,
 }

@@ -1,0 +1,322 @@
+//! The goodput router: what each request of a step verifies, decided for all of them by what drafts are worth and what
+//! steps take, both learnt from the steps that were made.
+//!
+//! One [`Goodput`] belongs to one engine. It puts the parts together: per namespace the [`Calibration`] and the trials of
+//! the head, for the engine what steps and the head take ([`StepCost`], [`HeadCost`]) and what a second is worth
+//! ([`GoingRate`]). Before a step [`divide`](Goodput::divide) says what every request is granted; after it
+//! [`calibration`](Goodput::calibration) is told what was said, and [`step_done`](Goodput::step_done) what it took.
+//!
+//! No clock and no I/O. The worker runs it before a real engine, and `refrain replay` before a modelled one: both by the same
+//! decisions.
+
+mod head_trials;
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::num::NonZeroUsize;
+
+use lru::LruCache;
+
+use self::head_trials::HeadTrials;
+use crate::{
+    BudgetRequest, BudgetStep, Calibration, Candidate, DecayedRatio, GoingRate, HeadCost,
+    HeadDrafted, HeadOffer, STEP_SECONDS_MIN, Share, StepCost, divide,
+};
+
+/// Steps that a text is taken to serve the head once it has read it.
+const READ_ONCE_STEPS: f64 = 8.0;
+
+/// The router's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GoodputParams {
+    /// Namespaces whose drafts are known; the one unused longest goes first.
+    pub namespaces_max: NonZeroUsize,
+    /// Requests in a step above which nothing is drafted.
+    pub off_above_batch: Option<u32>,
+}
+
+/// The step around the drafts.
+#[derive(Clone, Copy, Debug)]
+pub struct StepFrame {
+    /// Tokens that are computed whatever is drafted.
+    pub tokens: u32,
+    /// Tokens of all texts in it.
+    pub kv_tokens: u64,
+    /// Most draft tokens.
+    pub slots_max: u32,
+    /// Requests that decode.
+    pub batch: u32,
+}
+
+/// What a request could have verified in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a, N> {
+    /// Whose chances its drafts have.
+    pub namespace: N,
+    /// What a token of it is worth beside one of the others; 1 if they are all the same. Above 0.
+    pub weight: f32,
+    /// Length of its text, tokens.
+    pub context_tokens: u32,
+    /// The best suffix draft.
+    pub found: Option<&'a Candidate>,
+    /// What the engine's head may draft instead.
+    pub head: Option<HeadWish>,
+}
+
+/// A draft that the engine's head may make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadWish {
+    /// How deep, passes.
+    pub depth: u32,
+    /// Tokens that it may have.
+    pub tokens_max: u32,
+    /// Text that the head has to read first.
+    pub unread_tokens: u32,
+}
+
+/// What a request of a step is granted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Grant {
+    /// Nothing.
+    Plain,
+    /// These nodes of what was found, ascending and not empty: a tree again.
+    Tree(Vec<u32>),
+    /// What the head drafts.
+    Head {
+        /// Tokens of it that are expected to be accepted.
+        gain: f32,
+    },
+    /// The same, to see what it brings: nobody of its namespace has had it for long.
+    HeadTrial,
+}
+
+/// A step that was divided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Granted {
+    /// One per request, in their order.
+    pub grants: Vec<Grant>,
+    /// f of each node of what was found, one list per request: see [`Calibration::expect`].
+    pub chances: Vec<Vec<f32>>,
+    /// Draft tokens of trees that are verified.
+    pub admitted: u32,
+    /// Those that are not, though their request has no draft of the head instead.
+    pub refused: u32,
+}
+
+/// A step that was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTaken {
+    /// Tokens that were computed.
+    pub batched_tokens: u32,
+    /// Tokens of all texts in it.
+    pub kv_tokens: u64,
+    /// What the engine took.
+    pub seconds: f64,
+    /// Of them, seconds of the head.
+    pub draft_seconds: f64,
+    /// What it took beside that to find drafts and to compose it.
+    pub compose_seconds: f64,
+    /// What the head was asked for in all, and drafted.
+    pub head: HeadWork,
+    /// For how many requests the step emitted how many tokens, if the router decided for all and none read a prompt.
+    pub routed: Option<(u32, u32)>,
+}
+
+/// What the head did in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeadWork {
+    /// For how many.
+    pub requests: u32,
+    /// How deep at most.
+    pub depth: u32,
+    /// What came of it.
+    pub drafted: HeadDrafted,
+}
+
+/// What is known of a namespace.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    calibration: Calibration,
+    head_trials: HeadTrials,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Goodput<N: Hash + Eq> {
+    params: GoodputParams,
+    namespaces: LruCache<N, Known>,
+    cost: StepCost,
+    head_cost: HeadCost,
+    going_rate: GoingRate,
+    cost_error: DecayedRatio,
+}
+
+impl<N: Copy + Hash + Eq> Goodput<N> {
+    /// Knows nothing.
+    pub fn new(params: GoodputParams) -> Self {
+        Goodput {
+            params,
+            namespaces: LruCache::new(params.namespaces_max),
+            cost: StepCost::new(),
+            head_cost: HeadCost::new(),
+            going_rate: GoingRate::default(),
+            cost_error: DecayedRatio::default(),
+        }
+    }
+
+    /// Whether nothing is drafted where so many decode.
+    pub fn is_off(&self, batch: u32) -> bool {
+        let most = self.params.off_above_batch;
+        most.is_some_and(|most| batch > most)
+    }
+
+    /// What drafts are worth in a namespace, to be read and to be told what the target said.
+    pub fn calibration(&mut self, namespace: N) -> &mut Calibration {
+        &mut self.known(namespace).calibration
+    }
+
+    fn known(&mut self, namespace: N) -> &mut Known {
+        self.namespaces.get_or_insert_mut(namespace, Known::default)
+    }
+
+    /// What each request verifies. `frame` has the tokens and the room that are left beside those whose drafts are settled.
+    pub fn divide(&mut self, wishes: &[Wish<'_, N>], frame: StepFrame) -> Granted {
+        let chances: Vec<Vec<f32>> = wishes
+            .iter()
+            .map(|wish| match wish.found {
+                Some(found) => self.calibration(wish.namespace).expect(found),
+                None => Vec::new(),
+            })
+            .collect();
+        let mut granted = Granted {
+            grants: vec![Grant::Plain; wishes.len()],
+            chances,
+            admitted: 0,
+            refused: 0,
+        };
+        if self.is_off(frame.batch) {
+            return granted;
+        }
+        let mut frame = frame;
+        let mut open = Vec::with_capacity(wishes.len());
+        for (at, wish) in wishes.iter().enumerate() {
+            match wish.head {
+                Some(head) if self.tries_head(wish.namespace, head, frame.slots_max) => {
+                    frame.slots_max -= head.tokens_max;
+                    frame.tokens += head.tokens_max;
+                    granted.grants[at] = Grant::HeadTrial;
+                }
+                _ => open.push(at),
+            }
+        }
+        self.divide_among(&open, wishes, frame, &mut granted);
+        granted
+    }
+
+    /// Whether a request tries the head, because nobody of its namespace has for long: if so, this is the trial.
+    fn tries_head(&mut self, namespace: N, head: HeadWish, slots_max: u32) -> bool {
+        let trials = &mut self.known(namespace).head_trials;
+        let tries = trials.is_due() && head.tokens_max <= slots_max;
+        if tries {
+            trials.tried();
+        }
+        tries
+    }
+
+    /// Divides the budget among those of the requests that are `open`.
+    fn divide_among(
+        &mut self,
+        open: &[usize],
+        wishes: &[Wish<'_, N>],
+        frame: StepFrame,
+        granted: &mut Granted,
+    ) {
+        let heads: Vec<Option<HeadOffer>> = open
+            .iter()
+            .map(|at| self.head_offer(&wishes[*at]))
+            .collect();
+        let requests: Vec<BudgetRequest<'_>> = open
+            .iter()
+            .zip(&heads)
+            .map(|(at, head)| BudgetRequest {
+                weight: wishes[*at].weight,
+                tree: &granted.chances[*at],
+                head: *head,
+            })
+            .collect();
+        let step = BudgetStep {
+            tokens: frame.tokens,
+            slots_max: frame.slots_max,
+            rate: self.going_rate.tokens_per_s(frame.batch),
+        };
+        let head_cost = &self.head_cost;
+        let budgeted = divide(
+            &requests,
+            &step,
+            self.cost.at_kv(frame.kv_tokens),
+            |requests, depth| head_cost.seconds(requests, depth),
+        );
+        granted.admitted = budgeted.admitted;
+        granted.refused = budgeted.refused;
+        // By namespace whose head could have drafted: whether it is to.
+        let mut heads_chosen: HashMap<N, bool> = HashMap::new();
+        for ((at, share), head) in open.iter().zip(budgeted.shares).zip(heads) {
+            if head.is_some() {
+                *heads_chosen.entry(wishes[*at].namespace).or_default() |= share == Share::Head;
+            }
+            granted.grants[*at] = match (share, head) {
+                (Share::Tree(nodes), _) => Grant::Tree(nodes),
+                (Share::Head, Some(head)) => Grant::Head { gain: head.gain },
+                (Share::Plain | Share::Head, _) => Grant::Plain,
+            };
+        }
+        for (namespace, chosen) in heads_chosen {
+            self.known(namespace).head_trials.offered(chosen);
+        }
+    }
+
+    fn head_offer(&mut self, wish: &Wish<'_, N>) -> Option<HeadOffer> {
+        let head = wish.head?;
+        let calibration = self.calibration(wish.namespace);
+        Some(HeadOffer {
+            depth: head.depth,
+            gain: calibration.expect_head(wish.context_tokens, head.depth),
+            slots: self.head_cost.tokens(head.tokens_max),
+            slots_max: head.tokens_max,
+            own_seconds: self.head_cost.reading_seconds(head.unread_tokens) / READ_ONCE_STEPS,
+        })
+    }
+
+    /// Takes a step into account.
+    pub fn step_done(&mut self, step: &StepTaken) {
+        let seconds = step.seconds - step.draft_seconds;
+        if !(seconds.is_finite() && seconds >= STEP_SECONDS_MIN) {
+            return;
+        }
+        if self.cost.is_known() {
+            let expected = self.cost.seconds(step.batched_tokens, step.kv_tokens);
+            self.cost_error.add((expected / seconds - 1.0).abs(), 1.0);
+        }
+        self.cost
+            .observe(step.batched_tokens, step.kv_tokens, seconds);
+        let HeadWork {
+            requests,
+            depth,
+            drafted,
+        } = step.head;
+        self.head_cost
+            .observe(requests, depth, drafted, step.draft_seconds);
+        if let Some((batch, emitted)) = step.routed {
+            let seconds = step.seconds + step.compose_seconds;
+            self.going_rate.observe(batch, emitted, seconds);
+        }
+    }
+
+    /// How far what steps were expected to take was from what they took lately, as a share of it.
+    pub fn step_cost_error(&self) -> Option<f64> {
+        self.cost_error.value()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+use super::*;
+use crate::{DraftNode, DraftTree, Origin, Scope, Source};
+
+/// An engine's step: seconds by tokens.
+fn takes(tokens: u32) -> f64 {
+    0.001 + 0.000_2 * f64::from(tokens)
+}
+
+/// What the head takes for a pass.
+const PASS_S: f64 = 0.000_05;
+
+fn router() -> Goodput<u8> {
+    Goodput::new(GoodputParams {
+        namespaces_max: NonZeroUsize::new(2).unwrap(),
+        off_above_batch: Some(8),
+    })
+}
+
+/// A chain of `tokens`, each of this share.
+fn chain(tokens: u32, share: f32) -> Candidate {
+    let mut tree = DraftTree::new();
+    for at in 0..tokens {
+        let node = DraftNode {
+            token: at,
+            parent: at.checked_sub(1),
+            probability: share.powi(at as i32 + 1),
+            count: 4,
+            origin: Origin {
+                source: Source::Suffix,
+                scope: Scope::Tenant,
+                place: None,
+            },
+        };
+        tree.push(node).unwrap();
+    }
+    Candidate {
+        score: tree.score(),
+        tree,
+        match_len: 8,
+        source: Source::Suffix,
+        scope: Scope::Tenant,
+    }
+}
+
+fn wish(found: Option<&Candidate>, head: bool) -> Wish<'_, u8> {
+    Wish {
+        namespace: 1,
+        weight: 1.0,
+        context_tokens: 100,
+        found,
+        head: head.then_some(HeadWish {
+            depth: 4,
+            tokens_max: 4,
+            unread_tokens: 0,
+        }),
+    }
+}
+
+fn frame(batch: u32, slots_max: u32) -> StepFrame {
+    StepFrame {
+        tokens: batch,
+        kv_tokens: 0,
+        slots_max,
+        batch,
+    }
+}
+
+/// Carries a step of one request out: of what was found the target says the first `true_tokens`, of the head's draft none.
+/// What was granted.
+fn step(
+    router: &mut Goodput<u8>,
+    found: Option<&Candidate>,
+    head: bool,
+    true_tokens: u32,
+) -> Grant {
+    let granted = router.divide(&[wish(found, head)], frame(1, 64));
+    let grant = granted.grants[0].clone();
+    let said: Vec<u32> = (0..true_tokens).chain([1000]).collect();
+    if let Some(found) = found {
+        router.calibration(1).observe(found, &said);
+    }
+    let (verified, accepted, passes) = match &grant {
+        Grant::Plain => (0, 0, 0),
+        Grant::Tree(nodes) => {
+            let verified = nodes.len() as u32;
+            (verified, verified.min(true_tokens), 0)
+        }
+        Grant::Head { .. } | Grant::HeadTrial => {
+            router.calibration(1).observe_head(100, 4, 0);
+            (4, 0, 4)
+        }
+    };
+    let draft_seconds = f64::from(passes) * PASS_S;
+    router.step_done(&StepTaken {
+        batched_tokens: 1 + verified,
+        seconds: takes(1 + verified) + draft_seconds,
+        draft_seconds,
+        head: HeadWork {
+            requests: passes.min(1),
+            depth: passes,
+            drafted: HeadDrafted {
+                tokens: passes,
+                asked_tokens: passes,
+                read_tokens: 0,
+            },
+        },
+        routed: Some((1, 1 + accepted)),
+        ..StepTaken::default()
+    });
+    grant
+}
+
+#[test]
+fn drafts_that_are_right_are_verified_and_wrong_ones_are_not() {
+    let found = chain(8, 0.9);
+    let mut router = router();
+    // In between there are steps with nothing to draft: how else would it know what tokens cost?
+    let mut steps = |count: u32, true_tokens: u32| {
+        for _ in 0..count {
+            step(&mut router, None, false, 0);
+            step(&mut router, Some(&found), false, true_tokens);
+        }
+        step(&mut router, Some(&found), false, true_tokens)
+    };
+    assert_eq!(steps(200, 8), Grant::Tree((0..8).collect()));
+    assert_eq!(steps(600, 0), Grant::Plain);
+    // What is held back is learnt from all the same.
+    assert!(matches!(steps(600, 8), Grant::Tree(_)));
+    assert!(router.step_cost_error().unwrap() < 0.05);
+}
+
+#[test]
+fn a_head_that_is_of_no_use_is_tried_ever_more_rarely() {
+    let mut router = router();
+    let mut trials = Vec::new();
+    for at in 0..2000 {
+        if step(&mut router, None, true, 0) == Grant::HeadTrial {
+            trials.push(at);
+        }
+    }
+    let waits: Vec<i32> = trials.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(trials.len() >= 5 && trials.len() < 12, "{trials:?}");
+    assert!(waits.is_sorted() && waits[0] < 32, "{waits:?}");
+    // No trial where its draft has no room.
+    let due = (0..5000).any(|_| {
+        let granted = router.divide(&[wish(None, true)], frame(1, 3));
+        granted.grants[0] == Grant::HeadTrial
+    });
+    assert!(!due);
+}
+
+#[test]
+fn large_batches_draft_nothing_and_small_ones_have_no_more_room_than_there_is() {
+    let found = chain(8, 0.9);
+    let mut router = router();
+    let wishes: Vec<_> = (0..9).map(|_| wish(Some(&found), true)).collect();
+    let granted = router.divide(&wishes, frame(9, 1000));
+    assert!(granted.grants.iter().all(|grant| *grant == Grant::Plain));
+    assert_eq!(granted.chances.len(), 9);
+    let granted = router.divide(&wishes[..8], frame(8, 10));
+    let drafted: usize = granted
+        .grants
+        .iter()
+        .map(|grant| match grant {
+            Grant::Plain => 0,
+            Grant::Tree(nodes) => nodes.len(),
+            Grant::Head { .. } | Grant::HeadTrial => 4,
+        })
+        .sum();
+    assert!(0 < drafted && drafted <= 10, "{drafted}");
+}
+
+#[test]
+fn namespaces_are_apart_and_the_one_unused_longest_is_forgotten() {
+    let found = chain(4, 0.9);
+    let mut router = router();
+    let unknown = router.calibration(1).expect(&found);
+    for _ in 0..50 {
+        router.calibration(1).observe(&found, &[1000]);
+    }
+    let known = router.calibration(1).expect(&found);
+    assert!(known[0] < 0.3 * unknown[0]);
+    assert_eq!(router.calibration(2).expect(&found), unknown);
+    assert_eq!(router.calibration(1).expect(&found), known);
+    router.calibration(3);
+    // 2 went, 1 did not.
+    assert_eq!(router.calibration(1).expect(&found), known);
+}
+
+#[test]
+fn steps_that_took_no_time_say_nothing() {
+    let mut router = router();
+    for seconds in [0.0, f64::NAN, f64::INFINITY, -1.0] {
+        router.step_done(&StepTaken {
+            batched_tokens: 4,
+            seconds,
+            routed: Some((1, 4)),
+            ..StepTaken::default()
+        });
+    }
+    assert!(!router.cost.is_known());
+    assert_eq!(router.step_cost_error(), None);
+}
