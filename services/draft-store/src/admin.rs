@@ -7,9 +7,9 @@ use refrain_protocol::document::DocumentUpdate;
 use crate::codec;
 use crate::log::LogError;
 use crate::record::{
-    DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord, Kind, MarksRecord,
-    NamespaceRecord, SegmentId, SegmentRecord, StateRecord, StoreRecord, TombstoneRecord,
-    document_of, finish_of, piece_start_of,
+    ChancesRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord, Kind,
+    MarksRecord, NamespaceRecord, SegmentId, SegmentRecord, StateRecord, StoreRecord,
+    TombstoneRecord, document_of, finish_of, piece_start_of,
 };
 use crate::select;
 use crate::shared::{Open, Shared, unavailable};
@@ -140,6 +140,7 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         Kind::Erased => codec::open::<ErasedRecord>(key, value).map(drop),
         Kind::Segment => codec::open::<SegmentRecord>(key, value).map(drop),
         Kind::Marks => codec::open::<MarksRecord>(key, value).map(drop),
+        Kind::Chances => codec::open::<ChancesRecord>(key, value).map(drop),
     }
 }
 

@@ -4,6 +4,7 @@
 //! Some 370 bytes per document, sealed or not; a store of ten million documents of 500 tokens needs 3.7 GB here and is
 //! past what one process of this design should hold.
 
+mod chances;
 mod changes;
 mod document;
 mod erasures;
@@ -28,6 +29,7 @@ pub(crate) use feed::{Change, Feed};
 pub(crate) use groups::{GroupKey, Groups};
 pub(crate) use load::{Loaded, load};
 
+use chances::ChancesKept;
 use document::{BOUNDARIES_MAX, join};
 use uses::{Sizes, Uses};
 
@@ -89,6 +91,7 @@ pub(crate) struct Catalog {
     groups: Groups,
     segments: Segments,
     exports: Exports,
+    chances: ChancesKept,
 }
 
 impl Catalog {
@@ -104,6 +107,7 @@ impl Catalog {
             groups: Groups::default(),
             segments: Segments::default(),
             exports: Exports::default(),
+            chances: ChancesKept::default(),
         }
     }
 
@@ -121,6 +125,7 @@ impl Catalog {
         let (documents, bytes) = self.segments.unsealed_totals();
         let sealed_documents = self.totals.documents - documents;
         bytes
+            + self.chances.bytes()
             + documents * STATE_BYTES
             + self.segments.len() as u64 * SEGMENT_BYTES
             + sealed_documents / u64::from(MARKS_DOCUMENTS) * MARKS_BYTES

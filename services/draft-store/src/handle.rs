@@ -1,6 +1,7 @@
 //! The store for callers: in this process directly, for all others behind the HTTP routes.
 
 mod admin;
+mod chances;
 mod erase;
 mod groups;
 mod lookup;
@@ -15,6 +16,7 @@ use actix::Recipient;
 use actix::prelude::SendError;
 use async_trait::async_trait;
 use refrain_clients::DraftStore;
+use refrain_protocol::chances::{ChancesReply, ChancesRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentUpdate, FeedCursor, FetchGroupsReply, FetchGroupsRequest,
     FollowReply, FollowRequest, RegisterGroupRequest, StoreStats, TouchRequest,
@@ -418,6 +420,10 @@ impl DraftStore for DraftStoreHandle {
 
     async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
         self.look_up(request).await
+    }
+
+    async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+        self.exchange(request).await
     }
 
     async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {

@@ -29,6 +29,7 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .route("/segments/piece", web::post().to(segment_piece))
             .route("/documents", web::post().to(documents))
             .route("/lookup", web::post().to(lookup))
+            .route("/chances", web::post().to(chances))
             .route("/stats", web::get().to(stats)),
     );
     app.service(
@@ -100,6 +101,10 @@ async fn documents(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResu
 
 async fn lookup(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
     answer(&handle.lookup(decode_bincode(&body)?).await?)
+}
+
+async fn chances(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.chances(decode_bincode(&body)?).await?)
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {

@@ -40,6 +40,8 @@ pub(crate) enum Kind {
     Segment,
     /// [`MarksRecord`], one per [`MARKS_DOCUMENTS`] documents of a segment of which something is to be told.
     Marks,
+    /// [`ChancesRecord`], a few per namespace in which drafts were verified.
+    Chances,
 }
 
 impl Kind {
@@ -56,6 +58,7 @@ impl Kind {
             Kind::Erased => b'x',
             Kind::Segment => b's',
             Kind::Marks => b'k',
+            Kind::Chances => b'c',
         }
     }
 
@@ -73,6 +76,7 @@ impl Kind {
             Kind::Erased,
             Kind::Segment,
             Kind::Marks,
+            Kind::Chances,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)
@@ -192,6 +196,10 @@ pub(crate) const GONE: u32 = u32::MAX;
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct MarksRecord(pub(crate) Vec<u32>);
 
+/// A part of what drafts are worth in a namespace, as `refrain_speculation` writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct ChancesRecord(pub(crate) Vec<u8>);
+
 /// Beside the reason: the document is part of a static corpus, which nothing but an erasure removes.
 pub(crate) const STATIC: u8 = 0x80;
 
@@ -253,6 +261,20 @@ pub(crate) fn piece_key(key: DocumentKey, start: u32) -> Vec<u8> {
     let mut bytes = document_key(Kind::Piece, key);
     bytes.extend_from_slice(&start.to_be_bytes());
     bytes
+}
+
+/// Key of a part of what drafts are worth in a namespace.
+pub(crate) fn chances_key(namespace: NamespaceId, part: u8) -> Vec<u8> {
+    let mut bytes = prefixed(Kind::Chances, namespace);
+    bytes.push(part);
+    bytes
+}
+
+/// The keys of all parts: from the first, to one above all.
+pub(crate) fn chances_range(namespace: NamespaceId) -> (Vec<u8>, Vec<u8>) {
+    let mut above = chances_key(namespace, u8::MAX);
+    above.push(0);
+    (chances_key(namespace, 0), above)
 }
 
 /// Key of a tombstone.

@@ -6,6 +6,7 @@
 
 pub(crate) mod actor;
 pub(crate) mod call;
+mod chances;
 mod edit;
 mod mirror;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use crate::config::DraftStoreConfig;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{DocumentKey, ErasureRecord, SegmentId, StoreRecord};
 use crate::segments::Product;
+pub(crate) use chances::Told;
 use edit::{Edit, Limits};
 
 /// Documents that wait to come to rest at most; past it the oldest are settled at once.
@@ -231,6 +233,7 @@ impl Core {
             }
         }
         let mut edit = self.edit(catalog, now_ms);
+        edit.erase_chances(|names| mark.hits_namespace(names));
         edit.mark(mark.clone());
         Ok((Some(mark), self.commit(edit, now_ms)?))
     }

@@ -91,6 +91,7 @@ impl DecodeLoop {
             while let Ok(command) = commands.try_recv() {
                 self.command(command, &mut batch);
             }
+            self.goodput.exchange();
             self.reap(&mut batch);
             first = if batch.is_empty() {
                 0
@@ -113,6 +114,7 @@ impl DecodeLoop {
                         None => open = false,
                     },
                     () = wait, if !batch.is_empty() => {}
+                    () = self.goodput.wait_to_exchange() => {}
                     // Readers that stand still too long are noticed by the next turn.
                     () = tokio::time::sleep(STALL_CHECK), if !batch.is_empty() => {}
                 }
@@ -202,6 +204,8 @@ impl DecodeLoop {
             self.leave(old, "taken_over", true);
         }
         self.outlet.adopt(running);
+        self.goodput
+            .meet(running.namespace, &running.request.namespace);
         // Before the prompt is read for nothing.
         if let Some(end) = self.fallback.hand_over(running) {
             let outcome = self.outlet.end(&mut entry, end);

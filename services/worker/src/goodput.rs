@@ -2,15 +2,19 @@
 //! what is granted, made into offers to the engine. The goodput router itself is [`refrain_speculation::Goodput`].
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use refrain_protocol::NamespaceId;
+use refrain_clients::DraftStore;
 use refrain_protocol::chunk::StepMessage;
 use refrain_protocol::engine::SelfDraft;
+use refrain_protocol::{NamespaceId, SignedNamespace};
 use refrain_speculation::{
     Asked, Candidate, Decision, Fallback, Goodput as Rule, GoodputParams, Grant, HeadWish, Route,
     RouteReason, StepFrame, StepTaken, Wish, route,
 };
 
+use crate::chances::Chances;
 use crate::config::{RouterChoice, WorkerConfig};
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
@@ -20,21 +24,46 @@ use crate::running::{Allotment, Lesson, Offer, Prospect};
 pub(crate) struct Goodput {
     choice: RouterChoice,
     rule: Rule<NamespaceId>,
+    chances: Chances,
     metrics: WorkerMetrics,
 }
 
 impl Goodput {
-    pub(crate) fn new(config: &WorkerConfig, metrics: WorkerMetrics) -> Self {
+    pub(crate) fn new(
+        config: &WorkerConfig,
+        store: Arc<dyn DraftStore>,
+        metrics: WorkerMetrics,
+    ) -> Self {
         let speculation = &config.speculation;
         let namespaces_max = NonZeroUsize::new(config.memory.namespaces_max);
+        let namespaces_max = namespaces_max.unwrap_or(NonZeroUsize::MIN);
+        let is_shared =
+            speculation.router == RouterChoice::Goodput && speculation.chances_interval_ms > 0;
+        let interval = is_shared.then(|| Duration::from_millis(speculation.chances_interval_ms));
         Goodput {
             choice: speculation.router,
             rule: Rule::new(GoodputParams {
-                namespaces_max: namespaces_max.unwrap_or(NonZeroUsize::MIN),
+                namespaces_max,
                 off_above_batch: Some(speculation.off_above_batch).filter(|batch| *batch > 0),
             }),
+            chances: Chances::start(interval, namespaces_max, store, metrics.clone()),
             metrics,
         }
+    }
+
+    /// A request of this namespace begins.
+    pub(crate) fn meet(&mut self, id: NamespaceId, namespace: &SignedNamespace) {
+        self.chances.meet(id, namespace, Instant::now());
+    }
+
+    /// Exchanges with the store what drafts are worth, if it is time.
+    pub(crate) fn exchange(&mut self) {
+        self.chances.exchange(&mut self.rule, Instant::now());
+    }
+
+    /// Returns when there is something to exchange; not before, and never if there is not.
+    pub(crate) async fn wait_to_exchange(&self) {
+        self.chances.wait(&self.rule).await;
     }
 
     /// What each request verifies, in their order.

@@ -7,6 +7,7 @@
 //! reports to the scheduler (`duty`). The worker's copy of the drafts and outputs on their way to the store are
 //! `refrain-draft-memory`. What an engine is stands in [`Engine`].
 
+mod chances;
 mod config;
 mod decode;
 mod drive;
@@ -152,7 +153,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
                     metrics.clone(),
                 ),
                 guard: Guard::new(&config.speculation, metrics.clone()),
-                goodput: Goodput::new(&config, metrics.clone()),
+                goodput: Goodput::new(&config, with.store.clone(), metrics.clone()),
                 elsewhere: Elsewhere::new(
                     with.store.clone(),
                     &config.memory,

@@ -27,6 +27,7 @@ pub(crate) struct WorkerMetrics {
     expected_accepted: IntCounterVec,
     budget_slots: IntCounterVec,
     step_cost_error: GaugeVec,
+    chances_calls: IntCounterVec,
     threshold: GaugeVec,
     self_draft_accepted_length: GaugeVec,
     self_draft_gain: GaugeVec,
@@ -147,6 +148,11 @@ impl WorkerMetrics {
                 "refrain_engine_step_cost_error_ratio",
                 "How far steps lately took longer or shorter than expected, as a share of what they took.",
                 &["model"],
+            )?,
+            chances_calls: metrics.counter_vec(
+                "refrain_spec_chances_calls_total",
+                "Calls that told the draft store what drafts were worth here, by whether it answered.",
+                &["model", "outcome"],
             )?,
             threshold: metrics.float_gauge_vec(
                 "refrain_spec_threshold",
@@ -299,6 +305,14 @@ impl WorkerMetrics {
         self.expected_accepted
             .with_label_values(&labels)
             .inc_by(u64::from(accepted));
+    }
+
+    /// The store was told what drafts were worth.
+    pub(crate) fn chances_call(&self, is_answered: bool) {
+        let outcome = if is_answered { "answered" } else { "failed" };
+        self.chances_calls
+            .with_label_values(&[self.model.as_str(), outcome])
+            .inc();
     }
 
     pub(crate) fn step_cost_error(&self, share: f64) {

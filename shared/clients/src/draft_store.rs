@@ -1,6 +1,7 @@
 //! The draft store's interface.
 
 use async_trait::async_trait;
+use refrain_protocol::chances::{ChancesReply, ChancesRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FetchGroupsReply, FetchGroupsRequest, FollowReply, FollowRequest,
     GroupUpdate, RegisterGroupRequest, StoreStats, TouchRequest,
@@ -95,6 +96,18 @@ pub trait DraftStore: Send + Sync {
         let message = "this draft store does not draft";
         Err(ApiError::new(ErrorKind::NotFound, message))
     }
+
+    /// Adds what was observed of drafts in a namespace to what is known there, durably, and says what that is. A call that
+    /// is repeated counts twice.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for bytes that are no observations, `Overloaded` when one namespace more would be too many,
+    /// `NotFound` of a store that keeps no chances.
+    async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+        drop(request);
+        let message = "this draft store does not keep what drafts are worth";
+        Err(ApiError::new(ErrorKind::NotFound, message))
+    }
 }
 
 fn no_segments() -> ApiError {
@@ -109,7 +122,7 @@ fn no_groups() -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,segments,
-/// segments/piece,documents,lookup}` in bincode, `GET /internal/v1/stats` in JSON.
+/// segments/piece,documents,lookup,chances}` in bincode, `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -172,5 +185,9 @@ impl DraftStore for HttpDraftStore {
 
     async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
         self.call("documents", &request).await
+    }
+
+    async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+        self.call("chances", &request).await
     }
 }

@@ -3,10 +3,11 @@
 //! Plain data with serde and nothing else: no I/O, no clocks, no policy. Read [`engine`] for what an
 //! engine is asked, [`chunk`] for the unit of decoding, [`scheduling`] for leases, and [`document`] for
 //! what the draft store keeps; [`segment`] is how workers take over what it has sealed, [`lookup`] how it drafts for
-//! them, [`admin`] what operators ask
+//! them, [`chances`] what they tell it of what drafts are worth, [`admin`] what operators ask
 //! of it.
 
 pub mod admin;
+pub mod chances;
 pub mod chunk;
 pub mod document;
 pub mod engine;

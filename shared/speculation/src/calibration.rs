@@ -23,10 +23,18 @@
 //! trusted is therefore seen to recover.
 //!
 //! **Decay.** An observation halves the weight of those of its cell after `HALF_LIFE` more: workloads change.
+//!
+//! **Sharing.** What several workers of a namespace know is kept together ([`Observed`]), as bytes ([`Calibration::to_bytes`]).
+
+mod bytes;
+mod observed;
 
 use refrain_suffix_index::Token;
 
 use crate::{Candidate, DraftNode, Scope, Source};
+
+pub use bytes::{CALIBRATION_BYTES_MAX, CalibrationError};
+pub use observed::Observed;
 
 /// Observations of a cell after which an older one counts half.
 const HALF_LIFE: f32 = 256.0;
@@ -95,6 +103,8 @@ struct Cell {
 pub struct Calibration {
     /// By [`kind`]; empty until something was observed.
     tables: [Vec<Cell>; KINDS],
+    /// Not taken yet.
+    fresh: Observed,
 }
 
 /// Nodes of one draft whose chances are reckoned or learnt.
@@ -121,7 +131,7 @@ impl Calibration {
         if let Some(table) = kind(node.source, node.scope).map(|kind| &self.tables[kind])
             && !table.is_empty()
         {
-            for at in cells(node) {
+            for at in placed(cells(node)) {
                 chance = table[at].chance(chance);
             }
         }
@@ -183,9 +193,11 @@ impl Calibration {
         if table.is_empty() {
             table.resize(CELLS, Cell::default());
         }
-        for at in cells(node) {
+        let cells = cells(node);
+        for at in placed(cells) {
             table[at].observe(accepted);
         }
+        self.fresh.count(kind, cells[cells.len() - 1], accepted);
     }
 
     /// How many tokens a head's draft of `depth` tokens is expected to bring after `context_tokens`, the target's own
@@ -209,11 +221,21 @@ impl Calibration {
     }
 }
 
+/// Weight that an older observation keeps when one more comes.
+const KEPT: f32 = 1.0 - std::f32::consts::LN_2 / HALF_LIFE;
+
 impl Cell {
     fn observe(&mut self, accepted: bool) {
-        const KEPT: f32 = 1.0 - std::f32::consts::LN_2 / HALF_LIFE;
         self.seen = self.seen * KEPT + 1.0;
         self.accepted = self.accepted * KEPT + if accepted { 1.0 } else { 0.0 };
+    }
+
+    /// Takes `seen` observations into account, above 0, of which `accepted` were spread evenly over them.
+    fn observe_many(&mut self, seen: f32, accepted: f32) {
+        let kept = KEPT.powf(seen);
+        let weight = (1.0 - kept) / (1.0 - KEPT);
+        self.seen = self.seen * kept + weight;
+        self.accepted = self.accepted * kept + weight * accepted / seen;
     }
 
     fn chance(&self, prior: f32) -> f32 {
@@ -272,7 +294,7 @@ fn kind(source: Source, scope: Scope) -> Option<usize> {
     }
 }
 
-/// The node's cell at each level, coarse to fine.
+/// The node's cell at each level, coarse to fine, counted within the level.
 fn cells(node: &NodeFeatures) -> [usize; LEVEL_CELLS.len()] {
     let share = SHARE_EDGES.partition_point(|edge| *edge <= node.share);
     let position = POSITION_ENDS.partition_point(|end| *end < node.position);
@@ -282,9 +304,14 @@ fn cells(node: &NodeFeatures) -> [usize; LEVEL_CELLS.len()] {
     let with_position = position * SHARES + share;
     let with_match = matched * LEVEL_CELLS[1] + with_position;
     let with_count = count * LEVEL_CELLS[2] + with_match;
+    [share, with_position, with_match, with_count]
+}
+
+/// The same in a table that has one level after the other.
+fn placed(cells: [usize; LEVEL_CELLS.len()]) -> [usize; LEVEL_CELLS.len()] {
     let mut from = 0;
     let mut level = 0;
-    [share, with_position, with_match, with_count].map(|at| {
+    cells.map(|at| {
         let cell = from + at;
         from += LEVEL_CELLS[level];
         level += 1;

@@ -175,6 +175,12 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         &mut self.known(namespace).calibration
     }
 
+    /// Whether anything was observed in a namespace that was not taken yet.
+    pub fn has_observed(&self, namespace: &N) -> bool {
+        let known = self.namespaces.peek(namespace);
+        known.is_some_and(|known| known.calibration.has_observed())
+    }
+
     fn known(&mut self, namespace: N) -> &mut Known {
         self.namespaces.get_or_insert_mut(namespace, Known::default)
     }

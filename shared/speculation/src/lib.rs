@@ -66,7 +66,9 @@ mod verify_call;
 
 pub use accept::{Walk, walk, walk_drawn};
 pub use budget::{BudgetRequest, BudgetStep, Budgeted, HeadOffer, Share, divide};
-pub use calibration::{Calibration, NodeFeatures};
+pub use calibration::{
+    CALIBRATION_BYTES_MAX, Calibration, CalibrationError, NodeFeatures, Observed,
+};
 pub use cost::{HeadCost, HeadDrafted, STEP_SECONDS_MIN, StepCost};
 pub use counts::{Acceptance, AcceptanceTable};
 pub use gate::{Gate, GateParams, GateStep, Mode, Passage, TRIAL_STEPS_MIN, batch_bucket};

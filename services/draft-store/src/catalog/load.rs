@@ -46,6 +46,7 @@ pub(crate) fn load(
     load_documents(log, found, &mut loaded, random)?;
     load_tombstones(log, &mut loaded)?;
     load_erasures(log, &mut loaded)?;
+    load_chances(log, &mut loaded)?;
     loaded.catalog.skip_to(store.sequence_reserved);
     Ok(loaded)
 }
@@ -126,6 +127,21 @@ fn load_feeds(log: &dyn RecordLog, loaded: &mut Loaded, random: u32) -> Result<(
         catalog.feed_mut(id).restore(record);
     })?;
     Ok(())
+}
+
+/// How much there is of what drafts are worth; what is damaged is found when it is read.
+fn load_chances(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
+    let (from, to) = Kind::Chances.range();
+    log.scan(&from, &to, &mut |key, value| {
+        match record::namespace_of(key) {
+            Some(id) => {
+                let bytes = (key.len() + value.len()) as u64;
+                loaded.catalog.chances.found(id, bytes);
+            }
+            None => loaded.repairs.remove(key.to_vec()),
+        }
+        true
+    })
 }
 
 fn load_erasures(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {

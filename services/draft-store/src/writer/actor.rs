@@ -281,16 +281,7 @@ impl Writer {
             Ok(outcome) => outcome
                 .lengths
                 .into_iter()
-                .map(|lengths| {
-                    lengths.ok_or_else(|| {
-                        self.metrics.reject(Limit::Namespaces);
-                        ApiError::new(
-                            ErrorKind::Overloaded,
-                            "the draft store knows as many namespaces as it may (namespaces_max)",
-                        )
-                        .with_retry_after_ms(60_000)
-                    })
-                })
+                .map(|lengths| lengths.ok_or_else(|| self.too_many_namespaces()))
                 .collect(),
             Err(error) => waiting.iter().map(|_| Err(error.clone())).collect(),
         };
@@ -396,6 +387,9 @@ impl Handler<Call> for Writer {
                     core.remove(catalog, &keys, Removal::Erased, now_ms)
                 });
                 let _ = reply.send(outcome.map(|outcome| outcome.removed.len() as u64));
+            }
+            Call::Chances(told, reply) => {
+                let _ = reply.send(self.tell_chances(&told));
             }
             Call::Rewrite(call) => self.handle_rewrite(call, ctx),
             Call::Seal(call) => self.handle_seal(call, ctx),

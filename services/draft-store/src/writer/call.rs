@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::actor::rewriting::RewriteCall;
 use super::actor::sealing::SealCall;
-use super::{Append, Registration};
+use super::{Append, Registration, Told};
 use crate::record::{DocumentKey, ErasureRecord};
 
 /// What is asked of the writer.
@@ -35,6 +35,8 @@ pub(crate) enum Call {
     ),
     /// Remove documents as erased, and answer when that is durable.
     Erase(Vec<DocumentKey>, oneshot::Sender<Result<u64, ApiError>>),
+    /// Add to what drafts are worth, and answer with all of it once that is durable.
+    Chances(Told, oneshot::Sender<Result<Vec<u8>, ApiError>>),
     /// About rewriting the log.
     Rewrite(RewriteCall),
     /// About segments.

@@ -100,6 +100,11 @@ impl<'a> Edit<'a> {
         Ok((self.batch, self.store, split, self.outcome))
     }
 
+    /// The writes.
+    pub(super) fn batch_mut(&mut self) -> &mut Batch {
+        &mut self.batch
+    }
+
     /// Takes over writes that recovery prepared.
     pub(super) fn adopt(&mut self, repairs: Batch) {
         for (key, value) in repairs.writes() {

@@ -1,5 +1,6 @@
 //! The draft store through its public interface, on a real disk.
 
+mod chances;
 mod crash;
 mod damage;
 mod erase;

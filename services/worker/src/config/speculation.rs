@@ -40,6 +40,9 @@ pub struct SpeculationConfig {
     /// Tokens per second with drafts / without, by size of batch, below which `auto` requests go without. The score router
     /// holds back suffix drafts only. 0 never holds back.
     pub gain_min: f64,
+    /// The goodput router: how often a worker tells the draft store what it observed of a namespace's drafts, and hears what
+    /// others did, milliseconds. 0 keeps it to itself.
+    pub chances_interval_ms: u64,
     /// The engine's own head.
     pub eagle3: Eagle3Config,
 }
@@ -124,6 +127,7 @@ impl Default for SpeculationConfig {
             fallback: FallbackChoice::Own,
             handover_after_steps: HandOverParams::default().after_steps,
             gain_min: 0.97,
+            chances_interval_ms: 10_000,
             eagle3: Eagle3Config::default(),
         }
     }

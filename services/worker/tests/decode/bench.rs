@@ -82,7 +82,27 @@ pub(crate) async fn bench(engine: FakeEngine, change: impl FnOnce(&mut WorkerCon
     bench_with(engine, joined, change).await
 }
 
+/// The same over a store that others use, too.
+pub(crate) async fn bench_on(
+    store: Arc<FakeStore>,
+    engine: FakeEngine,
+    change: impl FnOnce(&mut WorkerConfig),
+) -> Bench {
+    let engine = Arc::new(engine);
+    let joined = WorkerEngine::Verifying(engine.clone());
+    start_bench(store, engine, joined, change).await
+}
+
 pub(crate) async fn bench_with<E>(
+    engine: Arc<E>,
+    joined: WorkerEngine,
+    change: impl FnOnce(&mut WorkerConfig),
+) -> Bench<E> {
+    start_bench(Arc::new(FakeStore::default()), engine, joined, change).await
+}
+
+async fn start_bench<E>(
+    store: Arc<FakeStore>,
     engine: Arc<E>,
     joined: WorkerEngine,
     change: impl FnOnce(&mut WorkerConfig),
@@ -96,7 +116,6 @@ pub(crate) async fn bench_with<E>(
     };
     config.harvest.interval_ms = 5;
     change(&mut config);
-    let store = Arc::new(FakeStore::default());
     let scheduler = Arc::new(FakeScheduler::default());
     let metrics = Metrics::new().unwrap();
     let with = Dependencies {

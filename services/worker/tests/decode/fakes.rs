@@ -1,16 +1,18 @@
 //! An engine whose target model is a function, a store that is a map, a scheduler that listens.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use refrain_clients::{DraftStore, Scheduler};
+use refrain_protocol::chances::{ChancesReply, ChancesRequest};
 use refrain_protocol::document::*;
 use refrain_protocol::engine::*;
 use refrain_protocol::scheduling::*;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, TokenId};
+use refrain_speculation::{Calibration, Observed};
 
 /// The stop id of the fake model.
 pub(crate) const STOP: TokenId = 0;
@@ -312,6 +314,22 @@ pub(crate) struct Stored {
 pub(crate) struct FakeStore {
     pub(crate) documents: Mutex<HashMap<DocumentId, Stored>>,
     pub(crate) touched: Mutex<Vec<DocumentId>>,
+    chances: Mutex<KeptChances>,
+}
+
+/// What drafts are worth, of one namespace.
+#[derive(Default)]
+pub(crate) struct KeptChances {
+    calibration: Calibration,
+    /// Calls that told something.
+    pub(crate) told: u32,
+    pub(crate) refuses: bool,
+}
+
+impl FakeStore {
+    pub(crate) fn chances(&self) -> MutexGuard<'_, KeptChances> {
+        self.chances.lock().unwrap()
+    }
 }
 
 #[async_trait]
@@ -340,6 +358,21 @@ impl DraftStore for FakeStore {
             events: Vec::new(),
             cursor: request.after,
             caught_up: true,
+        })
+    }
+
+    async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+        let mut kept = self.chances();
+        if kept.refuses {
+            return Err(ApiError::new(ErrorKind::Unavailable, "told to"));
+        }
+        if !request.observed.is_empty() {
+            let observed = Observed::from_bytes(&request.observed).unwrap();
+            kept.calibration.add(&observed);
+            kept.told += 1;
+        }
+        Ok(ChancesReply {
+            tables: kept.calibration.to_bytes(),
         })
     }
 

@@ -1,6 +1,7 @@
 //! The worker over a scripted engine: what comes out is what the target model says, whatever is drafted.
 
 mod bench;
+mod chances;
 mod drive;
 mod external;
 mod fake_stream;

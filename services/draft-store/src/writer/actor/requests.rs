@@ -8,7 +8,7 @@ use super::Writer;
 use crate::directory::Room;
 use crate::metrics::Limit;
 use crate::record::ErasureRecord;
-use crate::writer::{Core, Registration};
+use crate::writer::{Core, Registration, Told};
 
 impl Writer {
     /// Why nothing can be stored, if there is no room for it.
@@ -54,6 +54,28 @@ impl Writer {
         self.metrics.reject(Limit::Groups);
         let message = "as many groups are registered as may be (groups_max)";
         Err(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000))
+    }
+
+    /// What a caller with one namespace too many is told.
+    pub(super) fn too_many_namespaces(&self) -> ApiError {
+        self.metrics.reject(Limit::Namespaces);
+        let message = "the draft store knows as many namespaces as it may (namespaces_max)";
+        ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(60_000)
+    }
+
+    pub(super) fn tell_chances(&mut self, told: &Told) -> Result<Vec<u8>, ApiError> {
+        if !told.observed.is_empty()
+            && let Some(error) = self.no_room()
+        {
+            return Err(error);
+        }
+        let mut tables = None;
+        self.run(|core, catalog, now_ms| {
+            let (after, outcome) = core.tell_chances(catalog, told, now_ms)?;
+            tables = after;
+            Ok(outcome)
+        })?;
+        tables.ok_or_else(|| self.too_many_namespaces())
     }
 
     pub(super) fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {

@@ -1,0 +1,165 @@
+//! What drafts are worth: kept with the namespace, told to all of its workers, gone when it is erased.
+
+use refrain_clients::{HttpDraftStore, StoreAdmin as _};
+use refrain_protocol::ErrorKind;
+use refrain_protocol::admin::EraseRequest;
+use refrain_protocol::chances::ChancesRequest;
+use refrain_service_kit::http::MeshClient;
+use refrain_speculation::{Calibration, NodeFeatures, Scope, Source};
+
+use super::*;
+
+fn node(position: u32, share: f32) -> NodeFeatures {
+    NodeFeatures {
+        source: Source::Suffix,
+        scope: Scope::Tenant,
+        match_len: 1 + position * 3,
+        position,
+        count: 2,
+        share,
+    }
+}
+
+/// Nodes of so many positions and all shares, accepted by parity.
+fn learn(calibration: &mut Calibration, positions: u32) {
+    for position in 1..=positions {
+        for share in 0..10 {
+            let node = node(position, 0.05 + share as f32 / 10.0);
+            for _ in 0..20 {
+                calibration.learn(&node, position % 2 == 0);
+            }
+        }
+    }
+}
+
+/// Tells a store what was observed, and goes on from what it says.
+async fn exchange(client: &dyn DraftStore, namespace: SignedNamespace, with: &mut Calibration) {
+    let observed = with.take_observed();
+    let request = ChancesRequest {
+        namespace,
+        observed: match observed.is_empty() {
+            true => Vec::new(),
+            false => observed.to_bytes(),
+        },
+    };
+    let tables = client.chances(request).await.unwrap().tables;
+    if !tables.is_empty() {
+        with.rebase(Calibration::from_bytes(&tables).unwrap());
+    }
+}
+
+/// What a worker that knows nothing expects of a node, once it has asked.
+async fn chance(store: &Store, tenant: &str, node: &NodeFeatures) -> f32 {
+    let mut calibration = Calibration::new();
+    exchange(&store.handle(), store.sign(tenant), &mut calibration).await;
+    calibration.chance(node)
+}
+
+#[tokio::test]
+async fn chances_are_shared_and_survive_a_restart_in_their_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let likely = node(4, 0.5);
+    assert_eq!(chance(&store, "a", &likely).await, 0.5);
+    let (mut one, mut other) = (Calibration::new(), Calibration::new());
+    // Enough for more than one record.
+    learn(&mut one, 100);
+    learn(&mut other, 3);
+    exchange(&store.handle(), store.sign("a"), &mut one).await;
+    exchange(&store.handle(), store.sign("a"), &mut other).await;
+    let known = other.chance(&likely);
+    assert!(known > 0.8, "{known}");
+    assert_eq!(chance(&store, "a", &likely).await, known);
+    assert_eq!(chance(&store, "b", &likely).await, 0.5);
+    store.stop().await;
+    let store = Store::start(config(dir.path())).await;
+    assert_eq!(chance(&store, "a", &likely).await, known);
+    // What was kept before the restart is added to.
+    let mut third = Calibration::new();
+    learn(&mut third, 5);
+    exchange(&store.handle(), store.sign("a"), &mut third).await;
+    let unlikely = node(3, 0.5);
+    assert!(third.chance(&unlikely) < 0.2);
+    assert!(store.handle().verify().await.unwrap().damaged == 0);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn an_erasure_takes_them_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let likely = node(4, 0.5);
+    for tenant in ["a", "b"] {
+        let mut calibration = Calibration::new();
+        learn(&mut calibration, 60);
+        exchange(&store.handle(), store.sign(tenant), &mut calibration).await;
+    }
+    let known = chance(&store, "b", &likely).await;
+    assert!(known > 0.8);
+    let request = EraseRequest {
+        tenant: Some("a".into()),
+        ..EraseRequest::default()
+    };
+    store.handle().erase(request).await.unwrap();
+    assert_eq!(chance(&store, "a", &likely).await, 0.5);
+    assert_eq!(chance(&store, "b", &likely).await, known);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_no_observation_or_not_signed_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let ask = |namespace, observed| {
+        let handle = store.handle();
+        async move {
+            let request = ChancesRequest {
+                namespace,
+                observed,
+            };
+            handle.chances(request).await.map_err(|error| error.kind)
+        }
+    };
+    let mut calibration = Calibration::new();
+    learn(&mut calibration, 2);
+    let tables = calibration.to_bytes();
+    let observed = calibration.take_observed().to_bytes();
+    for wrong in [b"nonsense".to_vec(), tables, observed[1..].to_vec()] {
+        let refused = ask(store.sign("a"), wrong).await;
+        assert_eq!(refused, Err(ErrorKind::InvalidRequest));
+    }
+    let refused = ask(store.sign("a"), vec![0; 1 << 20]).await;
+    assert_eq!(refused, Err(ErrorKind::TooLarge));
+    let mut forged = store.sign("a");
+    forged.namespace.tenant = "b".into();
+    assert!(ask(forged, observed.clone()).await.is_err());
+    assert_eq!(
+        ask(store.sign("b"), Vec::new())
+            .await
+            .map(|of| of.tables.len()),
+        Ok(0)
+    );
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn over_http_it_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(DraftStoreConfig {
+        listen: Some(([127, 0, 0, 1], 0).into()),
+        ..config(dir.path())
+    })
+    .await;
+    let url = format!("http://{}", store.running.addr().unwrap());
+    let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
+    let client = HttpDraftStore::new(client);
+    let mut calibration = Calibration::new();
+    learn(&mut calibration, 10);
+    exchange(&client, store.sign("a"), &mut calibration).await;
+    let likely = node(4, 0.5);
+    assert_eq!(
+        chance(&store, "a", &likely).await,
+        calibration.chance(&likely)
+    );
+    store.stop().await;
+}

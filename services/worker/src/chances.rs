@@ -1,0 +1,189 @@
+//! What drafts are worth, shared with the other workers of a namespace through the draft store.
+//!
+//! When the worker meets a namespace it asks what is known there, and from then on it tells now and then what it observed,
+//! which is answered with what all of them know. A task of its own makes the calls; the decode loop hands over bytes and
+//! takes in answers, and never waits. What did not arrive is told the next time. (If the store took it and only the answer
+//! was lost, it counts twice, which the decay forgets.)
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+use refrain_clients::DraftStore;
+use refrain_protocol::chances::ChancesRequest;
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId, SignedNamespace};
+use refrain_speculation::{Calibration, Goodput, Observed};
+use tokio::sync::mpsc;
+
+use crate::metrics::WorkerMetrics;
+
+/// Calls that wait for the store at most; past it a namespace waits for its next turn.
+const CALLS_MAX: usize = 16;
+
+/// See the module.
+pub(crate) struct Chances {
+    /// `None`: nothing is shared.
+    interval: Option<Duration>,
+    /// Whose chances are learnt here; as many as the router knows.
+    namespaces: LruCache<NamespaceId, Turn>,
+    calls: mpsc::Sender<Told>,
+    answers: mpsc::Receiver<Answer>,
+}
+
+/// When a namespace is told of next, and in whose name.
+struct Turn {
+    namespace: SignedNamespace,
+    due: Instant,
+    under_way: bool,
+    /// It was never asked what is known there.
+    is_new: bool,
+}
+
+/// What the store is told.
+struct Told {
+    id: NamespaceId,
+    namespace: SignedNamespace,
+    observed: Observed,
+}
+
+/// What came of it.
+struct Answer {
+    id: NamespaceId,
+    /// What is known; `None` where that is nothing.
+    known: Result<Option<Calibration>, Observed>,
+}
+
+impl Chances {
+    /// Shares every `interval`, or not at all.
+    pub(crate) fn start(
+        interval: Option<Duration>,
+        namespaces_max: NonZeroUsize,
+        store: Arc<dyn DraftStore>,
+        metrics: WorkerMetrics,
+    ) -> Self {
+        let (calls, told) = mpsc::channel(CALLS_MAX);
+        // Each answers a call that was let in.
+        let (say, answers) = mpsc::channel(CALLS_MAX + 1);
+        if interval.is_some() {
+            tokio::spawn(tell(told, say, store, metrics));
+        }
+        Chances {
+            interval,
+            namespaces: LruCache::new(namespaces_max),
+            calls,
+            answers,
+        }
+    }
+
+    /// A request of this namespace begins: what is known there is asked for, if it is new here.
+    pub(crate) fn meet(&mut self, id: NamespaceId, namespace: &SignedNamespace, now: Instant) {
+        if self.interval.is_none() {
+            return;
+        }
+        let new = || Turn {
+            namespace: namespace.clone(),
+            due: now,
+            under_way: false,
+            is_new: true,
+        };
+        // Signatures have a limited life: the latest counts.
+        self.namespaces
+            .get_or_insert_mut(id, new)
+            .namespace
+            .clone_from(namespace);
+    }
+
+    /// Takes in what was answered, and tells what is due.
+    pub(crate) fn exchange(&mut self, router: &mut Goodput<NamespaceId>, now: Instant) {
+        while let Ok(Answer { id, known }) = self.answers.try_recv() {
+            if let Some(turn) = self.namespaces.peek_mut(&id) {
+                turn.under_way = false;
+            }
+            match known {
+                Ok(Some(known)) => router.calibration(id).rebase(known),
+                Ok(None) => {}
+                Err(observed) => router.calibration(id).put_back(&observed),
+            }
+        }
+        let Some(interval) = self.interval else {
+            return;
+        };
+        for (id, turn) in &mut self.namespaces {
+            if turn.due > now || turn.under_way {
+                continue;
+            }
+            turn.due = now + interval;
+            let Ok(call) = self.calls.try_reserve() else {
+                continue;
+            };
+            let calibration = router.calibration(*id);
+            if turn.is_new || calibration.has_observed() {
+                turn.is_new = false;
+                turn.under_way = true;
+                call.send(Told {
+                    id: *id,
+                    namespace: turn.namespace.clone(),
+                    observed: calibration.take_observed(),
+                });
+            }
+        }
+    }
+
+    /// How long nothing is to be told, where a loop without requests waits for something to do.
+    pub(crate) async fn wait(&self, router: &Goodput<NamespaceId>) {
+        let news = self
+            .namespaces
+            .iter()
+            .filter(|(id, turn)| !turn.under_way && (turn.is_new || router.has_observed(id)));
+        match news.map(|(_, turn)| turn.due).min() {
+            Some(due) => tokio::time::sleep_until(due.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+async fn tell(
+    mut told: mpsc::Receiver<Told>,
+    say: mpsc::Sender<Answer>,
+    store: Arc<dyn DraftStore>,
+    metrics: WorkerMetrics,
+) {
+    while let Some(Told {
+        id,
+        namespace,
+        observed,
+    }) = told.recv().await
+    {
+        let request = ChancesRequest {
+            namespace,
+            observed: match observed.is_empty() {
+                true => Vec::new(),
+                false => observed.to_bytes(),
+            },
+        };
+        let answer = store.chances(request).await;
+        let known = match answer.and_then(|reply| read(&reply.tables)) {
+            Ok(known) => Ok(known),
+            Err(error) => {
+                tracing::debug!(%error, "what drafts are worth was not told to the store");
+                Err(observed)
+            }
+        };
+        metrics.chances_call(known.is_ok());
+        if say.send(Answer { id, known }).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn read(tables: &[u8]) -> Result<Option<Calibration>, ApiError> {
+    if tables.is_empty() {
+        return Ok(None);
+    }
+    let known = Calibration::from_bytes(tables);
+    known.map(Some).map_err(|error| {
+        let message = "the draft store's chances cannot be read";
+        ApiError::new(ErrorKind::Upstream, message).with_detail(error)
+    })
+}

@@ -1,0 +1,77 @@
+//! What drafts are worth is told to the store, and a worker that starts knows it from there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use refrain_protocol::TokenId;
+use refrain_protocol::chunk::Speculation;
+
+use crate::bench::*;
+use crate::fakes::{FakeEngine, FakeStore};
+
+/// A few tokens in no order: what followed before says nothing of what follows.
+fn misleading(text: &[TokenId]) -> TokenId {
+    let mixed = (text.len() as u32 ^ 0x9e37).wrapping_mul(0x9e37_79b1);
+    1 + (mixed ^ (mixed >> 15)).wrapping_mul(0x85eb_ca77) % 23
+}
+
+const ANSWERED: &str = "refrain_spec_chances_calls_total{model=\"fake\",outcome=\"answered\"}";
+
+async fn worker(store: Arc<FakeStore>, interval_ms: u64) -> Bench {
+    let mut engine = FakeEngine::new(misleading);
+    engine.verify_s = 0.000_01;
+    bench_on(store, engine, |config| {
+        config.speculation.gain_min = 0.0;
+        config.speculation.chances_interval_ms = interval_ms;
+    })
+    .await
+}
+
+/// Tokens that were expected of each that was drafted, while one request says some.
+async fn expects(bench: &Bench) -> f64 {
+    run(bench, chunk(bench, &[1, 2, 3], 120)).await;
+    let expected =
+        bench.figure("refrain_spec_expected_tokens_total{model=\"fake\",source=\"suffix\"}");
+    let drafted =
+        bench.figure("refrain_spec_budget_tokens_total{model=\"fake\",outcome=\"admitted\"}");
+    assert!(drafted > 0.0);
+    expected / drafted
+}
+
+#[tokio::test]
+async fn a_new_worker_expects_what_a_warm_one_does() {
+    let store = Arc::new(FakeStore::default());
+    let warm = worker(store.clone(), 5).await;
+    let cold = expects(&warm).await;
+    run(&warm, chunk(&warm, &[4, 5, 6], 1000)).await;
+    eventually("the store is told", || store.chances().told > 2).await;
+    let new = worker(store.clone(), 5).await;
+    // It asks when it meets the namespace.
+    let mut first = chunk(&new, &[7, 8], 2);
+    first.speculation = Speculation::Off;
+    run(&new, first).await;
+    eventually("the store has answered", || new.figure(ANSWERED) >= 1.0).await;
+    let known = expects(&new).await;
+    assert!(known < 0.5 * cold, "{known} expected after {cold}");
+}
+
+#[tokio::test]
+async fn a_worker_keeps_what_the_store_does_not_take() {
+    let store = Arc::new(FakeStore::default());
+    store.chances().refuses = true;
+    let bench = worker(store.clone(), 2).await;
+    let failed = "refrain_spec_chances_calls_total{model=\"fake\",outcome=\"failed\"}";
+    run(&bench, chunk(&bench, &[1, 2, 3], 400)).await;
+    eventually("calls fail", || bench.figure(failed) >= 2.0).await;
+    assert_eq!(store.chances().told, 0);
+    store.chances().refuses = false;
+    // Nothing is learnt from requests without drafts, so what arrives is what did not before.
+    let arrives = tokio::time::timeout(Duration::from_secs(60), async {
+        while store.chances().told == 0 {
+            let mut plain = chunk(&bench, &[4, 5, 6], 10);
+            plain.speculation = Speculation::Off;
+            run(&bench, plain).await;
+        }
+    });
+    assert!(arrives.await.is_ok(), "what was refused never arrived");
+}
