@@ -207,7 +207,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         let mut open = Vec::with_capacity(wishes.len());
         for (at, wish) in wishes.iter().enumerate() {
             match wish.head {
-                Some(head) if self.tries_head(wish.namespace, head, frame.slots_max) => {
+                Some(head) if self.tries_head(wish.namespace, head, &frame) => {
                     frame.slots_max -= head.tokens_max;
                     frame.tokens += head.tokens_max;
                     granted.grants[at] = Grant::HeadTrial;
@@ -220,9 +220,11 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
     }
 
     /// Whether a request tries the head, because nobody of its namespace has for long: if so, this is the trial.
-    fn tries_head(&mut self, namespace: N, head: HeadWish, slots_max: u32) -> bool {
+    fn tries_head(&mut self, namespace: N, head: HeadWish, frame: &StepFrame) -> bool {
+        let step_seconds = self.cost.seconds(frame.tokens, frame.kv_tokens);
+        let cost = self.head_cost.seconds(1, head.depth) / step_seconds;
         let trials = &mut self.known(namespace).head_trials;
-        let tries = trials.is_due() && head.tokens_max <= slots_max;
+        let tries = trials.is_due(cost) && head.tokens_max <= frame.slots_max;
         if tries {
             trials.tried();
         }

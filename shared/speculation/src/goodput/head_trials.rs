@@ -4,6 +4,9 @@
 const PATIENCE_STEPS_MIN: u32 = 4;
 /// The same at most, however often it disappointed.
 const PATIENCE_STEPS_MAX: u32 = 4096;
+/// Share of the time since the last trial that the next one may take, as far as it is known what it takes: a dear head is not
+/// tried every few steps.
+const COST_SHARE_MAX: f64 = 0.02;
 
 /// The refusals of a head, of one namespace: what it disappoints the one by, it may serve the other with.
 ///
@@ -27,9 +30,10 @@ impl Default for HeadTrials {
 }
 
 impl HeadTrials {
-    /// Whether it is time for a trial.
-    pub(super) fn is_due(&self) -> bool {
+    /// Whether it is time for a trial, which takes `cost` times what a step takes.
+    pub(super) fn is_due(&self, cost: f64) -> bool {
         self.refused_steps >= self.patience_steps
+            && f64::from(self.refused_steps) * COST_SHARE_MAX >= cost
     }
 
     /// A request tries it.
@@ -57,7 +61,7 @@ mod tests {
         let mut trials = HeadTrials::default();
         let mut at = Vec::new();
         for step in 0..40_000u32 {
-            if trials.is_due() {
+            if trials.is_due(0.0) {
                 at.push(step);
                 trials.tried();
             } else {
@@ -71,11 +75,22 @@ mod tests {
     }
 
     #[test]
+    fn a_dear_trial_waits_until_it_is_a_small_share() {
+        let mut trials = HeadTrials::default();
+        let refused = (0..).take_while(|_| {
+            let waits = !trials.is_due(3.0);
+            trials.offered(false);
+            waits
+        });
+        assert_eq!(refused.count(), 150);
+    }
+
+    #[test]
     fn what_the_budget_chooses_needs_no_trial() {
         let mut trials = HeadTrials::default();
         for step in 0..100 {
             trials.offered(step % 4 == 3);
-            assert!(!trials.is_due());
+            assert!(!trials.is_due(0.0));
         }
     }
 }
