@@ -35,7 +35,7 @@ use refrain_draft_memory::Elsewhere;
 
 pub(crate) use self::entry::{Slot, Start};
 pub(crate) use self::outlet::Outlet;
-pub(crate) use self::stream::StreamDriver;
+pub(crate) use self::stream::{SharedHelpers, StreamDriver};
 
 /// What the loop is told.
 pub(crate) enum Command {

@@ -43,8 +43,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::decode::{Command, DecodeLoop, Outlet, Slot, Start, StreamDriver};
-use crate::drive::SharedDrive;
+use crate::decode::{Command, DecodeLoop, Outlet, SharedHelpers, Slot, Start, StreamDriver};
 use crate::duty::Duty;
 use crate::fallback::{FallbackWatch, Reports};
 use crate::goodput::Goodput;
@@ -170,19 +169,22 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
             (Some(router), Some(memory), tokio::spawn(decode.run(inbox)))
         }
         WorkerEngine::Streaming(engine) => {
-            // An engine that nobody drives has no use for drafts.
-            let drives = config.engine.drives() && engine.capabilities().verifies.any();
-            let drive = drives.then(|| SharedDrive::new(&config, metrics.clone()));
+            let helpers = SharedHelpers::new(&config, &**engine, &metrics);
+            let remembers = helpers.remember();
             let driver = StreamDriver::new(
                 engine.clone(),
                 outlet,
                 metrics.clone(),
                 engine_ready.clone(),
                 config.engine.clone(),
-                drive,
+                helpers,
                 reader_stall_max,
             );
-            (None, drives.then(memory), tokio::spawn(driver.run(inbox)))
+            (
+                None,
+                remembers.then(memory),
+                tokio::spawn(driver.run(inbox)),
+            )
         }
     };
     let handle = WorkerHandle {

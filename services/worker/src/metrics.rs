@@ -41,6 +41,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) rejections: IntCounterVec,
     pub(crate) engine_failures: IntCounter,
     pub(crate) engine_retries: IntCounter,
+    pub(crate) primed_tokens: IntCounter,
     drive_calls: IntCounterVec,
     drive_call_seconds: CounterVec,
     engine_requests: IntGaugeVec,
@@ -211,6 +212,10 @@ impl WorkerMetrics {
             engine_retries: metrics.counter(
                 "refrain_worker_engine_retries_total",
                 "Second attempts to start an answer of a streaming engine, before its first token.",
+            )?,
+            primed_tokens: metrics.counter(
+                "refrain_primed_tokens_total",
+                "Draft tokens that were put into the n-gram pool of a llama-server.",
             )?,
             drive_calls,
             drive_call_seconds,

@@ -151,6 +151,11 @@ pub(crate) fn asked(speculation: Speculation) -> Asked {
     }
 }
 
+/// Whether requests that ask for this draft from what is remembered.
+pub(crate) fn drafts_from_memory(speculation: Speculation) -> bool {
+    matches!(asked(speculation), Asked::Auto | Asked::Suffix)
+}
+
 /// What was decided for an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Routed {

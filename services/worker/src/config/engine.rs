@@ -43,6 +43,13 @@ pub struct EngineConfig {
     pub drive_sampled: bool,
     /// Most draft tokens of a verify call.
     pub drive_tokens_max: u32,
+    /// The tenant whose drafts prime the n-gram pool of a llama-server started with `--spec-type ngram-mod`; empty: nobody's.
+    /// The pool is one for all who use that server, and has no walls inside: only for servers of a single tenant.
+    pub prime_tenant: String,
+    /// Tokens of the text that stand before a draft in the pool: at least the server's `--spec-ngram-mod-n-match`.
+    pub prime_context_tokens: u32,
+    /// Most draft tokens of one priming.
+    pub prime_tokens_max: u32,
 }
 
 /// See [`EngineConfig::drive`].
@@ -119,6 +126,9 @@ impl Default for EngineConfig {
             drive: DriveMode::Off,
             drive_sampled: false,
             drive_tokens_max: 64,
+            prime_tenant: String::new(),
+            prime_context_tokens: 24,
+            prime_tokens_max: 256,
         }
     }
 }
@@ -132,6 +142,11 @@ impl EngineConfig {
     /// Whether the engine generates by itself and is to be driven beyond that.
     pub(crate) fn drives(&self) -> bool {
         self.is_external() && self.drive == DriveMode::Auto
+    }
+
+    /// Whether the engine's own speculation is fed.
+    pub(crate) fn primes(&self) -> bool {
+        !self.prime_tenant.is_empty()
     }
 
     pub(super) fn check(&self, check: &mut impl FnMut(bool, &str)) {
@@ -163,6 +178,22 @@ impl EngineConfig {
             (
                 u64::from(self.drive_tokens_max),
                 "engine.drive_tokens_max: at least 1; engine.drive = \"off\" verifies nothing",
+            ),
+        ] {
+            check(value >= 1, fault);
+        }
+        check(
+            !self.primes() || self.kind == EngineKind::LlamaCpp,
+            "engine.prime_tenant: only a llama-server has a pool to prime",
+        );
+        for (value, fault) in [
+            (
+                self.prime_context_tokens,
+                "engine.prime_context_tokens: at least 1",
+            ),
+            (
+                self.prime_tokens_max,
+                "engine.prime_tokens_max: at least 1; an empty engine.prime_tenant primes nothing",
             ),
         ] {
             check(value >= 1, fault);

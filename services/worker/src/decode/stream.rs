@@ -5,6 +5,7 @@
 //! and with it the engine's work, as soon as the reader leaves.
 
 mod listen;
+mod prime;
 mod verify;
 
 use std::collections::HashMap;
@@ -18,9 +19,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{Id, JoinSet};
 use tracing::Instrument;
 
+use self::prime::SharedPriming;
 use super::entry::Entry;
 use super::{Command, Outlet, Start};
-use crate::config::EngineConfig;
+use crate::config::{EngineConfig, WorkerConfig};
 use crate::drive::SharedDrive;
 use crate::engine::{Breaker, StreamingEngine};
 use crate::metrics::WorkerMetrics;
@@ -30,6 +32,33 @@ pub(crate) struct StreamDriver {
     chunks: Arc<Chunks>,
 }
 
+/// What makes chunks quicker than listening does.
+pub(crate) struct SharedHelpers {
+    drive: Option<SharedDrive>,
+    priming: Option<SharedPriming>,
+}
+
+impl SharedHelpers {
+    /// Those that are turned on, and that the engine has a use for.
+    pub(crate) fn new(
+        config: &WorkerConfig,
+        engine: &dyn StreamingEngine,
+        metrics: &WorkerMetrics,
+    ) -> Self {
+        let drives = config.engine.drives() && engine.capabilities().verifies.any();
+        let primes = config.engine.primes();
+        SharedHelpers {
+            drive: drives.then(|| SharedDrive::new(config, metrics.clone())),
+            priming: primes.then(|| SharedPriming::new(config)),
+        }
+    }
+
+    /// Whether one of them draws on what is remembered.
+    pub(crate) fn remember(&self) -> bool {
+        self.drive.is_some() || self.priming.is_some()
+    }
+}
+
 /// What all chunks share.
 struct Chunks {
     engine: Arc<dyn StreamingEngine>,
@@ -37,8 +66,7 @@ struct Chunks {
     metrics: WorkerMetrics,
     engine_ready: Arc<AtomicBool>,
     breaker: Mutex<Breaker>,
-    /// If the engine is driven beyond listening to it.
-    drive: Option<SharedDrive>,
+    helpers: SharedHelpers,
     config: EngineConfig,
     reader_stall_max: Duration,
 }
@@ -67,7 +95,7 @@ impl StreamDriver {
         metrics: WorkerMetrics,
         engine_ready: Arc<AtomicBool>,
         config: EngineConfig,
-        drive: Option<SharedDrive>,
+        helpers: SharedHelpers,
         reader_stall_max: Duration,
     ) -> Self {
         let breaker = Breaker::new(
@@ -81,7 +109,7 @@ impl StreamDriver {
                 metrics,
                 engine_ready,
                 breaker: Mutex::new(breaker),
-                drive,
+                helpers,
                 config,
                 reader_stall_max,
             }),

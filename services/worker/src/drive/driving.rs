@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use refrain_protocol::NamespaceId;
-use refrain_protocol::chunk::{ChunkRequest, Speculation};
+use refrain_protocol::chunk::ChunkRequest;
 use refrain_speculation::{Asked, Candidate, ProposeParams, walk_drawn};
 
 use super::{Call, Lessons, Moment, SharedDrive, Stretch, Verdict};
 use crate::engine::{Verified, VerifyAbilities, VerifyWay};
-use crate::router::asked;
+use crate::router::{asked, drafts_from_memory};
 use crate::running::Judged;
 
 /// See the module.
@@ -48,7 +48,7 @@ impl Driving {
         namespace: NamespaceId,
         request: &ChunkRequest,
     ) -> Self {
-        let drafts = matches!(request.speculation, Speculation::Auto | Speculation::Suffix);
+        let drafts = drafts_from_memory(request.speculation);
         let is_driven = request.sampling.temperature == 0.0 || drive.drives_sampled;
         let ways = match drafts && is_driven {
             true => able.ways(&request.sampling).collect(),

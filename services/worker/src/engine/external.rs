@@ -71,6 +71,11 @@ pub(super) trait Dialect: Send + Sync {
         Err(no_engine("a verdict on a draft that was not sent"))
     }
 
+    /// Has it read a text that its own speculation is to draw on: path and body. `None`: it has no such memory.
+    fn prime(&self, _tokens: &[TokenId]) -> Option<(&'static str, Value)> {
+        None
+    }
+
     /// Longest text that it takes, if it says so elsewhere than in its list of models: path and JSON pointer.
     fn context(&self) -> Option<(&'static str, &'static str)> {
         None
@@ -211,6 +216,14 @@ impl StreamingEngine for ExternalEngine {
 
     async fn verify(&self, request: VerifyRequest) -> Result<Verified, ApiError> {
         verify(&self.client, &*self.dialect, &request).await
+    }
+
+    async fn prime(&self, tokens: Vec<TokenId>) -> Result<(), ApiError> {
+        let (path, body) = self
+            .dialect
+            .prime(&tokens)
+            .ok_or_else(|| ApiError::internal("an engine of this kind is not primed"))?;
+        self.client.post_read(path, &body).await.map(|_| ())
     }
 
     async fn load(&self) -> Result<StreamingLoad, ApiError> {

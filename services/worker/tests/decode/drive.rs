@@ -259,3 +259,44 @@ async fn drafts_come_from_the_prediction_and_from_the_group_as_well() {
     assert!(said.sources.contains(&DraftSource::Prediction));
     assert!(!engine.judged.lock().unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn the_pool_of_one_tenants_engine_is_told_what_is_likely_to_follow() {
+    let primes = |tenant: &'static str| {
+        listening(FakeStream::new(counting), move |config| {
+            config.engine.kind = EngineKind::LlamaCpp;
+            config.engine.prime_tenant = tenant.into();
+            config.engine.prime_context_tokens = 3;
+            config.engine.prime_tokens_max = 20;
+        })
+    };
+    let (engine, bench) = primes("acme").await;
+    let output = plainly(counting, &[1, 2, 3], 60);
+    let text = [&[1, 2, 3][..], &output].concat();
+    for _ in 0..2 {
+        let said = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
+        assert_eq!(said.tokens, output);
+    }
+    eventually("the second request primed the engine", || {
+        !engine.primed.lock().unwrap().is_empty()
+    })
+    .await;
+    let primed = engine.primed.lock().unwrap().clone();
+    // Pieces of the text, a part of it before each, and none twice.
+    for piece in &primed {
+        assert!(text.windows(piece.len()).any(|window| window == piece));
+        assert!(piece.len() > 3 && piece.len() <= 23);
+    }
+    assert!(primed.len() <= 4, "{primed:?}");
+    let mut off = chunk(&bench, &[1, 2, 3], 60);
+    off.speculation = Speculation::Off;
+    run(&bench, off).await;
+    assert_eq!(engine.primed.lock().unwrap().len(), primed.len());
+
+    // Another tenant's texts are kept out of it.
+    let (engine, bench) = primes("other").await;
+    for _ in 0..2 {
+        run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
+    }
+    assert!(engine.primed.lock().unwrap().is_empty());
+}

@@ -46,6 +46,8 @@ pub(crate) struct FakeStream {
     pub(crate) call_refusals: AtomicU32,
     /// Leaves the first place of this many of the coming chains open.
     pub(crate) blind_chains: AtomicU32,
+    /// Texts that its own speculation was fed with.
+    pub(crate) primed: Mutex<Vec<Vec<TokenId>>>,
     /// Tokens that its streams said: read by nobody or not, they are its work.
     pub(crate) streamed: Arc<AtomicU64>,
     pub(crate) at_work: Arc<AtomicU64>,
@@ -78,6 +80,7 @@ impl FakeStream {
             judging: Duration::ZERO,
             call_refusals: AtomicU32::new(0),
             blind_chains: AtomicU32::new(0),
+            primed: Mutex::default(),
             streamed: Arc::default(),
             at_work: Arc::default(),
         }
@@ -193,6 +196,11 @@ impl StreamingEngine for FakeStream {
             drawn[0] = None;
         }
         Ok(Verified { drawn })
+    }
+
+    async fn prime(&self, tokens: Vec<TokenId>) -> Result<(), ApiError> {
+        self.primed.lock().unwrap().push(tokens);
+        Ok(())
     }
 
     async fn load(&self) -> Result<StreamingLoad, ApiError> {

@@ -9,6 +9,7 @@ use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 
+use super::prime::Priming;
 use super::{Chunks, Control};
 use crate::decode::entry::Entry;
 use crate::drive::{Call, Driving};
@@ -28,6 +29,12 @@ enum Heard {
     Over(Outcome),
     /// A draft is to be verified instead.
     Call(Box<Call>),
+}
+
+/// Who makes a chunk quicker, if anybody does.
+struct Helpers<'a> {
+    driving: Option<&'a mut Driving>,
+    priming: Option<&'a mut Priming>,
 }
 
 /// How long the engine's next word is waited for.
@@ -113,11 +120,16 @@ impl Chunks {
     }
 
     async fn listen(&self, entry: &mut Entry, told: &mut mpsc::Receiver<Control>) -> Outcome {
-        let mut driving = self.drive.clone().map(|drive| {
+        let mut driving = self.helpers.drive.clone().map(|drive| {
             let able = self.engine.capabilities().verifies;
             let running = &entry.running;
             Driving::new(drive, &able, running.namespace, &running.request)
         });
+        let shared = self.helpers.priming.as_ref();
+        let mut priming = shared.and_then(|shared| Priming::new(shared, &entry.running));
+        if let Some(priming) = &mut priming {
+            self.prime(&entry.running, priming);
+        }
         let mut patience = Patience {
             due: after(self.config.first_token_ms_max),
             has_output: false,
@@ -127,7 +139,11 @@ impl Chunks {
                 Ok(stream) => stream,
                 Err(over) => break over,
             };
-            let heard = self.hear(entry, told, stream, driving.as_mut(), &mut patience);
+            let helpers = Helpers {
+                driving: driving.as_mut(),
+                priming: priming.as_mut(),
+            };
+            let heard = self.hear(entry, told, stream, helpers, &mut patience);
             let call = match heard.await {
                 Heard::Over(over) => break over,
                 Heard::Call(call) => call,
@@ -167,9 +183,13 @@ impl Chunks {
         entry: &mut Entry,
         told: &mut mpsc::Receiver<Control>,
         mut stream: GeneratedStream,
-        mut driving: Option<&mut Driving>,
+        helpers: Helpers<'_>,
         patience: &mut Patience,
     ) -> Heard {
+        let Helpers {
+            mut driving,
+            mut priming,
+        } = helpers;
         if let Some(driving) = &mut driving {
             driving.stream_began(patience.has_output, Instant::now());
         }
@@ -220,6 +240,9 @@ impl Chunks {
                     if let Some(driving) = &mut driving {
                         driving.heard(&absorbed.message.tokens, now);
                     }
+                    if let Some(priming) = &mut priming {
+                        priming.heard(&absorbed.message.tokens);
+                    }
                     match self.say(entry, told, absorbed).await {
                         Ok(None) => {}
                         Ok(Some(end)) => {
@@ -229,6 +252,9 @@ impl Chunks {
                         Err(over) => return Heard::Over(over),
                     }
                     patience.due = after(self.config.idle_ms_max);
+                    if let Some(priming) = &mut priming {
+                        self.prime(&entry.running, priming);
+                    }
                     let Some(driving) = &mut driving else {
                         continue;
                     };
