@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import drive
 import faulty
 from engines import END_TOKEN, SERVED, LlamaCpp, Process, Vllm, call
 
@@ -19,6 +20,8 @@ PROMPTS = 50
 TOKENS = 48
 # Where the engine's two best tokens are closer than this, a batch of another size may turn them round.
 NEAR_TIE = 1e-3
+# Short ones, since the shipped model's answers are.
+N_GRAMS = ["--spec-ngram-mod-n-match", "12", "--spec-ngram-mod-n-min", "4"]
 
 
 def free_port():
@@ -401,6 +404,27 @@ def cpu_time(table, engine, mesh, asked):
     table.measured(engine.kind, "CPU time of the mesh per token", f"{spent * 1e6:.0f} us over {tokens} tokens, one event each")
 
 
+def driven(table, engine, options, asked):
+    meshes = {"plain": "", "driven": 'drive = "auto"'}
+    meshes = {
+        name: Mesh(options, engine.kind, engine.url, f"{engine.kind}-{name}", settings).ready()
+        for name, settings in meshes.items()
+    }
+    drive.check(table, engine, meshes["plain"], meshes["driven"], asked, NEAR_TIE)
+
+
+def primed(table, options):
+    engine = LlamaCpp(options.work, free_port(), ["--spec-type", "ngram-mod", *N_GRAMS])
+    engine.start()
+    try:
+        settings = f'prime_tenant = "tenant"\nprime_context_tokens = {N_GRAMS[1]}'
+        mesh = Mesh(options, engine.kind, engine.url, "llama-cpp-primed", settings).ready()
+        drive.check_primed(table, engine, mesh, prompts(engine))
+        mesh.process.stop()
+    finally:
+        engine.process.stop(signal.SIGKILL)
+
+
 def check(table, engine, options):
     engine.start()
     try:
@@ -415,6 +439,7 @@ def check(table, engine, options):
         cancelling(table, engine, mesh, asked[1])
         added_time(table, engine, mesh, asked)
         cpu_time(table, engine, mesh, asked)
+        driven(table, engine, options, asked)
         faults(table, engine, options, asked[2])
         restart(table, engine, mesh, asked[:12])
         code = mesh.process.stop()
@@ -445,6 +470,8 @@ def main():
         port = free_port()
         engine = LlamaCpp(options.work, port) if name == "llama-cpp" else Vllm(options.work, port, options.model)
         check(table, engine, options)
+        if name == "llama-cpp":
+            primed(table, options)
     sys.exit(1 if table.failed else 0)
 
 

@@ -47,9 +47,19 @@ class Process:
         return self.child.returncode
 
     def cpu_seconds(self):
-        with open(f"/proc/{self.child.pid}/stat") as stat:
-            fields = stat.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Of the child and of all that it started."""
+        parents, ticks = {}, {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/stat") as stat:
+                    fields = stat.read().rsplit(")", 1)[1].split()
+            except OSError:
+                continue  # It ended meanwhile.
+            parents[int(name)], ticks[int(name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+        family = {self.child.pid}
+        while more := {pid for pid, parent in parents.items() if parent in family} - family:
+            family |= more
+        return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
 class Engine:
@@ -95,10 +105,15 @@ class LlamaCpp(Engine):
     generated_series = "llamacpp:tokens_predicted_total"
     generate_path = "/completion"
 
+    def __init__(self, work, port, more=()):
+        super().__init__(work, port)
+        self.more = more
+
     def arguments(self):
         return [
             self.work / "llama-server", "-m", self.work / "model.gguf", "--alias", SERVED, "--host", "127.0.0.1",
             "--port", str(self.port), "-t", "1", "-tb", "1", "-c", "8192", "-np", "4", "--metrics", "--no-ui",
+            *self.more,
         ]  # fmt: skip
 
     def tokenize(self, text):
@@ -136,6 +151,7 @@ class Vllm(Engine):
             self.work / "vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", self.model,
             "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32",
             "--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details",
+            "--enable-scale-out",
             *self.more,
         ]  # fmt: skip
 

@@ -1,0 +1,106 @@
+"""Drive mode in front of a real engine: the same tokens, and what it does to the time that they take."""
+
+import statistics
+import time
+
+from engines import END_TOKEN
+
+PROMPTS = 8
+ROUNDS = 12
+# Answers to their end, and texts that go on and repeat themselves.
+KINDS = {
+    "answers": (48, {}),
+    "long texts": (200, {"logit_bias": {str(END_TOKEN): -100}}),
+}
+
+
+def check(table, engine, plain, driven, asked, near_tie):
+    """`plain` and `driven` are meshes in front of the engine, without drive mode and with it."""
+    asked = asked[:PROMPTS]
+    seconds = {}
+    # The engine's CPU time: what others do on the machine moves it less.
+    cpu = {}
+    for kind, (tokens, fields) in KINDS.items():
+        before = driven.metric("refrain_drive_calls_total")
+        for turn in range(ROUNDS):
+            # A B B A, so that what slows the machine for a while slows both.
+            meshes = [("plain", plain), ("driven", driven)]
+            for name, mesh in meshes if turn % 2 == 0 else reversed(meshes):
+                spent = engine.process.cpu_seconds()
+                for number, prompt in enumerate(asked):
+                    session = f"{kind}-{turn}-{number}"
+                    started = time.perf_counter()
+                    status, answer = mesh.ask(prompt, tokens, session=session, **fields)
+                    seconds[name, kind, turn, number] = time.perf_counter() - started
+                    if status != 200:
+                        table.row(engine.kind, "driven: same greedy tokens", False, f"status {status}: {answer}")
+                        return
+                cpu[name, kind, turn] = engine.process.cpu_seconds() - spent
+        calls = driven.metric("refrain_drive_calls_total") - before
+        # What is remembered of the first turns is what the later ones are drafted from.
+        ratios = [
+            seconds["plain", kind, turn, number] / seconds["driven", kind, turn, number]
+            for turn in range(ROUNDS // 3, ROUNDS)
+            for number in range(len(asked))
+        ]
+        middle = statistics.quantiles(ratios, n=4)
+        work = [sum(cpu[name, kind, turn] for turn in range(ROUNDS // 3, ROUNDS)) for name in ("plain", "driven")]
+        detail = (
+            f"{middle[1]:.2f}x as quick as streamed alone (quartiles {middle[0]:.2f}, {middle[2]:.2f}), "
+            f"the engine's CPU time {work[1] / work[0]:.2f}x; {calls:.0f} calls"
+        )
+        table.measured(engine.kind, f"driven: {kind}", detail)
+    calls, accepted = driven.metric("refrain_drive_calls_total"), driven.metric("refrain_spec_accepted_tokens_total")
+    drafted = driven.metric("refrain_spec_drafted_tokens_total")
+    said, expected = driven.outputs(), plain.outputs()
+    same, ties, wrong = 0, 0, []
+    for session, theirs in expected.items():
+        ours = said.get(session, [])
+        differ = next((at for at, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1]), None)
+        if ours == theirs:
+            same += 1
+        elif differ is not None and engine.margin(asked[int(session.rsplit("-", 1)[1])] + theirs[:differ]) < near_tie:
+            ties += 1
+        else:
+            wrong.append(session)
+    detail = (
+        f"{same} of {len(expected)} outputs, {ties} part at near-ties, {len(wrong)} differ; "
+        f"{calls:.0f} calls, {accepted:.0f} of {drafted:.0f} draft tokens accepted"
+    )
+    table.row(engine.kind, "driven: same greedy tokens", not wrong and calls > 0, detail)
+
+
+ACCEPTED = "llamacpp:spec_decode_num_accepted_tokens_total"
+
+
+def check_primed(table, engine, mesh, asked):
+    """A llama-server with an n-gram pool, which a restart empties and the mesh fills again."""
+    asked = asked[:PROMPTS]
+    tokens = KINDS["answers"][0]
+
+    def ask_all(name, speculation):
+        fields = {"speculation": speculation}
+        said = [mesh.ask(prompt, tokens, session=f"{name}-{at}", **fields)[1] for at, prompt in enumerate(asked)]
+        return [answer["choices"][0]["text"] for answer in said]
+
+    def restart():
+        engine.kill()
+        engine.start()
+        # The mesh finds that it is back by asking.
+        until = time.monotonic() + 20
+        while mesh.ask(asked[0], 1, speculation="off")[0] != 200 and time.monotonic() < until:
+            time.sleep(0.1)
+
+    accepted, texts = {}, {"first": ask_all("first", "off")}
+    for name, speculation in [("fed", "auto"), ("left alone", "off")]:
+        restart()
+        before = engine.metric(ACCEPTED)
+        texts[name] = ask_all(name, speculation)
+        accepted[name] = engine.metric(ACCEPTED) - before
+    same = texts["first"] == texts["fed"] == texts["left alone"]
+    holds = same and accepted["fed"] > accepted["left alone"]
+    detail = (
+        f"after a restart {accepted['fed']:.0f} draft tokens accepted, left alone {accepted['left alone']:.0f}; "
+        f"the same text: {same}"
+    )
+    table.row(engine.kind, "n-gram pool primed", holds, detail)
