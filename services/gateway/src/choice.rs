@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use refrain_protocol::TokenId;
-use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, SourceCounts, StepCounts, StepMessage};
+use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, SourceCounts, StepMessage};
 use refrain_protocol::engine::TokenLogprob;
 use refrain_protocol::openai::{FinishReason, Timings};
 
@@ -137,7 +137,7 @@ impl Choice {
     pub(crate) fn step(
         &mut self,
         now: Duration,
-        message: StepMessage,
+        mut message: StepMessage,
     ) -> Result<Progress, &'static str> {
         if message.sequence != self.chunk.next_sequence {
             return Err("a step is missing or came twice");
@@ -148,7 +148,7 @@ impl Choice {
         if self.finish.is_some() {
             return Err("a step after the end of the output");
         }
-        let mut logprobs = match (self.plan.wants_logprobs, message.logprobs) {
+        let mut logprobs = match (self.plan.wants_logprobs, message.logprobs.take()) {
             (false, _) => Vec::new(),
             (true, Some(logprobs)) if logprobs.len() == message.tokens.len() => logprobs,
             (true, _) => return Err("a step without the log-probabilities that were asked for"),
@@ -161,7 +161,7 @@ impl Choice {
 
         let emitted = message.tokens.len();
         let mut progress = Progress::default();
-        for id in message.tokens {
+        for &id in &message.tokens {
             self.output.push(id);
             progress.tokens.push(OutputToken {
                 id,
@@ -190,16 +190,9 @@ impl Choice {
         if is_first {
             self.chunk.output_after_first = self.output.len();
         }
-        let drafted = u64::from(message.drafted);
-        self.counts
-            .entry(message.source)
-            .or_default()
-            .add(StepCounts {
-                steps: 1,
-                drafted,
-                accepted: u64::from(message.accepted).min(kept as u64).min(drafted),
-                emitted: kept as u64,
-            });
+        for (source, counts) in message.counts(kept) {
+            self.counts.entry(source).or_default().add(counts);
+        }
         if kept < emitted && !progress.needs_cut {
             // The worker went past an end that it knows as well as we do; do not wait for its own word.
             progress.needs_cut = true;

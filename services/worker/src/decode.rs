@@ -411,7 +411,8 @@ fn taken(
             head.requests += 1;
             head.depth = head.depth.max(asked.depth);
             head.drafted.asked_tokens += asked.tokens_max;
-            head.drafted.tokens += output.self_drafted;
+            // What it drafted and was there already took it as long.
+            head.drafted.tokens += output.self_drafted + output.agreed_nodes.len() as u32;
             head.drafted.read_tokens += member.catch_up_tokens;
         }
     }

@@ -54,6 +54,8 @@ pub(crate) enum ItemKind {
     Suffix,
     /// Drafted by the head.
     Fallback,
+    /// Verifies a suffix draft and one of the head as one tree.
+    Merged,
     /// Plain decoding.
     Plain,
 }
@@ -269,7 +271,7 @@ impl FallbackWatch {
             let mode = match pure(items) {
                 Some(ItemKind::Plain) => Some(Mode::Plain),
                 Some(ItemKind::Fallback) => Some(Mode::Fallback),
-                Some(ItemKind::Suffix | ItemKind::Prefill) | None => None,
+                Some(ItemKind::Suffix | ItemKind::Merged | ItemKind::Prefill) | None => None,
             };
             gate.learn(step.figures(mode));
             return;

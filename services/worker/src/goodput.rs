@@ -124,6 +124,11 @@ impl Goodput {
                     allotment.lesson.expected = Some(gain);
                     allotment
                 }
+                Grant::Merged {
+                    nodes,
+                    gain,
+                    beside,
+                } => merged(prospect, &nodes, [gain, beside], router),
                 Grant::HeadTrial => by_head(prospect, RouteReason::Probe, router),
             });
         }
@@ -140,16 +145,27 @@ impl Goodput {
         if self.choice == RouterChoice::Score {
             return;
         }
+        if let (Some(found), Some(asked)) = (&lesson.found, lesson.asked_head) {
+            self.rule
+                .observe_beside(namespace, found, &said.tokens, asked.accepted);
+        }
         let calibration = self.rule.calibration(namespace);
         if let Some(found) = &lesson.found {
             calibration.observe(found, &said.tokens);
         }
         if let Some(asked) = lesson.asked_head {
-            calibration.observe_head(asked.context_tokens, asked.depth, said.accepted);
+            calibration.observe_head(asked.context_tokens, asked.depth, asked.accepted);
+        }
+        let mut accepted = said.accepted;
+        if let (Some(expected), Some(share), Some(asked)) =
+            (lesson.expected_of_head, said.merged, lesson.asked_head)
+        {
+            self.metrics
+                .expectation(share.source, expected, asked.accepted);
+            accepted = said.accepted + share.accepted - asked.accepted;
         }
         if let Some(expected) = lesson.expected {
-            self.metrics
-                .expectation(said.source, expected, said.accepted);
+            self.metrics.expectation(said.source, expected, accepted);
         }
     }
 
@@ -203,6 +219,7 @@ fn head_wish(prospect: &Prospect, router: &Router) -> Option<HeadWish> {
         depth,
         tokens_max,
         unread_tokens: prospect.unread_tokens,
+        merges: router.merges,
     })
 }
 
@@ -225,18 +242,22 @@ fn by_score(prospects: Vec<Prospect>, mut room: u32, router: &Router) -> Vec<All
     prospects.into_iter().map(&mut next).collect()
 }
 
+/// These nodes of a suffix draft.
+fn part(found: &Candidate, nodes: &[u32]) -> Candidate {
+    let tree = found
+        .tree
+        .select(|node| nodes.binary_search(&(node as u32)).is_ok());
+    Candidate {
+        score: tree.score(),
+        tree,
+        ..*found
+    }
+}
+
 /// The part of a suffix draft that is worth it; `f` of each of its nodes.
 fn within_budget(prospect: Prospect, nodes: &[u32], f: &[f32]) -> Allotment {
-    let offer = prospect.candidate.as_ref().map(|found| {
-        let tree = found
-            .tree
-            .select(|node| nodes.binary_search(&(node as u32)).is_ok());
-        Offer::Suffix(Candidate {
-            score: tree.score(),
-            tree,
-            ..*found
-        })
-    });
+    let offer = prospect.candidate.as_ref();
+    let offer = offer.map(|found| Offer::Suffix(part(found, nodes)));
     Allotment {
         decision: Decision {
             route: Route::Suffix,
@@ -245,8 +266,29 @@ fn within_budget(prospect: Prospect, nodes: &[u32], f: &[f32]) -> Allotment {
         offer: offer.unwrap_or_default(),
         lesson: Lesson {
             found: prospect.candidate,
-            asked_head: None,
             expected: Some(nodes.iter().map(|node| f[*node as usize]).sum()),
+            ..Lesson::default()
         },
     }
+}
+
+/// Those nodes of it beside a draft of the head, which is expected to bring `gain` tokens, and the nodes `beside` more.
+fn merged(
+    mut prospect: Prospect,
+    nodes: &[u32],
+    [gain, beside]: [f32; 2],
+    router: &Router,
+) -> Allotment {
+    let found = prospect.candidate.take();
+    prospect.candidate = found.as_ref().map(|found| part(found, nodes));
+    let decision = Decision {
+        route: Route::Merged,
+        reason: RouteReason::WithinBudget,
+    };
+    let draft_max = prospect.draft_max;
+    let mut allotment = router.carry_out(decision, prospect, draft_max);
+    allotment.lesson.found = found;
+    allotment.lesson.expected = Some(beside);
+    allotment.lesson.expected_of_head = Some(gain);
+    allotment
 }

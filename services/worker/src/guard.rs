@@ -48,7 +48,7 @@ impl Guard {
         let guards_head = rule.guarded() == Guarded::AllDrafts;
         let drafted = |item: &ItemDone| match item.kind {
             ItemKind::Suffix => true,
-            ItemKind::Fallback => guards_head,
+            ItemKind::Fallback | ItemKind::Merged => guards_head,
             ItemKind::Prefill | ItemKind::Plain => false,
         };
         let figures = step.figures(None);

@@ -17,6 +17,8 @@ pub(crate) struct Router {
     pub(crate) threshold: Threshold,
     /// What drafts inside the engine, if it is the fallback.
     own: Option<OwnDrafter>,
+    /// Whether the engine verifies its own drafts and others as one tree.
+    pub(crate) merges: bool,
 }
 
 /// What drafts inside the engine, and what it is asked for.
@@ -53,6 +55,8 @@ impl Router {
             params,
             threshold: config.score_threshold.into(),
             own,
+            // Drawn tokens are judged by another rule than found ones.
+            merges: capabilities.tree_drafts && !config.eagle3.sampled,
         }
     }
 
@@ -110,24 +114,42 @@ impl Router {
                 .self_draft(draft_max)
                 .zip(self.drafter())
                 .map(|(wanted, kind)| Offer::Own { kind, wanted }),
+            Route::Merged => self.merged(&prospect, draft_max),
             Route::Plain => None,
         };
-        let asked_head = match &offer {
-            Some(Offer::Own { wanted, .. }) => Some(AskedHead {
+        let asked_head = offer
+            .as_ref()
+            .and_then(Offer::wanted)
+            .map(|wanted| AskedHead {
                 context_tokens: prospect.context_tokens,
                 depth: wanted.depth,
-            }),
-            _ => None,
-        };
+                accepted: 0,
+            });
         Allotment {
             decision,
             offer: offer.unwrap_or_default(),
             lesson: Lesson {
                 found: prospect.candidate,
                 asked_head,
-                expected: None,
+                ..Lesson::default()
             },
         }
+    }
+
+    /// What was found, and a draft of the engine of at most `draft_max` tokens.
+    fn merged(&self, prospect: &Prospect, draft_max: u32) -> Option<Offer> {
+        let mut found = prospect.candidate.clone()?;
+        let (wanted, kind) = (self.self_draft(draft_max)?, self.drafter()?);
+        let room = prospect.merged_max.saturating_sub(wanted.tokens_max);
+        found.tree.truncate(room as usize);
+        Some(match found.tree.is_empty() {
+            true => Offer::Own { kind, wanted },
+            false => Offer::Merged {
+                found,
+                kind,
+                wanted,
+            },
+        })
     }
 
     /// What to ask the engine's drafter for, where at most `draft_max` tokens are of use.

@@ -234,18 +234,12 @@ impl Running {
 
     /// What the step in progress asks of the engine's head.
     pub(crate) fn asked_head(&self) -> Option<SelfDraft> {
-        match self.offered {
-            Offer::Own { wanted, .. } => Some(wanted),
-            Offer::Nothing | Offer::Suffix(_) => None,
-        }
+        self.offered.wanted()
     }
 
     /// Draft tokens that the step in progress brings along.
     pub(crate) fn offered_tree_tokens(&self) -> u32 {
-        match &self.offered {
-            Offer::Suffix(candidate) => candidate.tree.len() as u32,
-            Offer::Nothing | Offer::Own { .. } => 0,
-        }
+        self.offered.sent()
     }
 
     /// Length of the text that the chunk came with.
@@ -335,9 +329,9 @@ impl Running {
             }
             None => Default::default(),
         };
-        self.catch_up_tokens = match self.offered {
-            Offer::Own { .. } => self.unread_tokens(),
-            Offer::Nothing | Offer::Suffix(_) => 0,
+        self.catch_up_tokens = match self.offered.wanted() {
+            Some(_) => self.unread_tokens(),
+            None => 0,
         };
         let (draft, self_draft) = self.offered.wire();
         StepItem {

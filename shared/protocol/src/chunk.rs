@@ -175,10 +175,56 @@ pub struct StepMessage {
     pub source: DraftSource,
     /// How far away it was found.
     pub scope: DraftScope,
-    /// Draft tokens offered in this step.
+    /// Draft tokens offered in this step, by that source.
     pub drafted: u32,
     /// Of them accepted.
     pub accepted: u32,
+    /// What the engine drafted in the same tree. Tokens that both drafted count above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merged: Option<DraftShare>,
+}
+
+/// A second drafter's part of a step's tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DraftShare {
+    /// Who it is.
+    pub source: DraftSource,
+    /// Draft tokens that it alone offered.
+    pub drafted: u32,
+    /// Of them accepted.
+    pub accepted: u32,
+}
+
+impl StepMessage {
+    /// The step's counts by source if the first `kept` of its tokens are kept. The step itself is its first source's, as are
+    /// the tokens that no draft brought.
+    pub fn counts(&self, kept: usize) -> Vec<(DraftSource, StepCounts)> {
+        let kept = kept as u64;
+        let drafted = u64::from(self.drafted);
+        // A path that leaves the first source's tree does not come back to it.
+        let accepted = u64::from(self.accepted).min(drafted).min(kept);
+        let beside = self.merged.map(|share| {
+            let drafted = u64::from(share.drafted);
+            let accepted = u64::from(share.accepted).min(drafted).min(kept - accepted);
+            let counts = StepCounts {
+                steps: 0,
+                drafted,
+                accepted,
+                emitted: accepted,
+            };
+            (share.source, counts)
+        });
+        let first = StepCounts {
+            steps: 1,
+            drafted,
+            accepted,
+            emitted: kept - beside.map_or(0, |(_, counts)| counts.emitted),
+        };
+        [Some((self.source, first)), beside]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
 }
 
 /// Why a chunk ended.
@@ -231,6 +277,53 @@ pub struct ChunkCut {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_merged_steps_tokens_are_counted_once() {
+        let message = StepMessage {
+            sequence: 0,
+            tokens: vec![1, 2, 3, 4, 5, 6],
+            logprobs: None,
+            weight_version: 0,
+            source: DraftSource::Suffix,
+            scope: DraftScope::Tenant,
+            drafted: 4,
+            accepted: 2,
+            merged: Some(DraftShare {
+                source: DraftSource::Eagle3,
+                drafted: 5,
+                accepted: 3,
+            }),
+        };
+        let counts = |kept| {
+            let counts = message.counts(kept).into_iter();
+            let numbers = counts.map(|(source, of)| {
+                (
+                    source.as_str(),
+                    [of.steps, of.drafted, of.accepted, of.emitted],
+                )
+            });
+            numbers.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            counts(6),
+            [("suffix", [1, 4, 2, 3]), ("eagle3", [0, 5, 3, 3])]
+        );
+        assert_eq!(
+            counts(3),
+            [("suffix", [1, 4, 2, 2]), ("eagle3", [0, 5, 1, 1])]
+        );
+        assert_eq!(
+            counts(1),
+            [("suffix", [1, 4, 1, 1]), ("eagle3", [0, 5, 0, 0])]
+        );
+        let alone = StepMessage {
+            merged: None,
+            ..message.clone()
+        };
+        assert_eq!(alone.counts(6).len(), 1);
+        assert_eq!(alone.counts(6)[0].1.emitted, 6);
+    }
 
     #[test]
     fn sources_are_called_the_same_in_metrics_and_on_the_wire() {

@@ -156,6 +156,7 @@ fn decide(batches: &[&[Request]], namespace: &Index) {
             let requests: Vec<BudgetRequest<'_>> = chances
                 .iter()
                 .map(|tree| BudgetRequest {
+                    beside: &[],
                     weight: 1.0,
                     tree,
                     head: Some(HEAD),

@@ -20,6 +20,9 @@
 //! all take trees; that choice is held against "none" and "all", and the best of the three wins. A head's draft needs room
 //! for all that it may have; where there is not enough for every head, those that gain most by theirs have it.
 //!
+//! **Merged trees.** Where the engine verifies both as one tree, nodes of a request that has the head stand in the order as
+//! well, at what the head leaves them to bring (`merged.rs`).
+//!
 //! **What falls out.** Weights are priorities: Seer's two classes (arXiv 2511.14617) are two weights. Chains of one chance
 //! and a measured cost give the draft length of TurboSpec (arXiv 2406.14066).
 
@@ -33,6 +36,8 @@ pub struct BudgetRequest<'a> {
     pub tree: &'a [f32],
     /// What the engine's head would draft instead, if it may.
     pub head: Option<HeadOffer>,
+    /// What each node of the draft adds to the head's, never above their parents'; empty if they cannot be merged.
+    pub beside: &'a [f32],
 }
 
 /// A draft of the engine's head, before it is made.
@@ -71,6 +76,8 @@ pub enum Share {
     Tree(Vec<u32>),
     /// What the head drafts.
     Head,
+    /// The same, and these nodes of its tree.
+    Merged(Vec<u32>),
 }
 
 /// A budget that was divided.
@@ -147,6 +154,8 @@ struct Slot {
     request: u32,
     node: u32,
     worth: f32,
+    /// Of a request that has the head.
+    beside: bool,
 }
 
 impl Order {
@@ -156,7 +165,9 @@ impl Order {
             Vec::with_capacity(requests.iter().map(|request| request.tree.len()).sum());
         let mut unsorted = Vec::with_capacity(keys.capacity());
         for (at, request) in requests.iter().enumerate() {
-            for (node, f) in request.tree.iter().enumerate() {
+            let alone = request.tree.iter().enumerate().map(|node| (node, false));
+            let beside = request.beside.iter().enumerate().map(|node| (node, true));
+            for ((node, f), beside) in alone.chain(beside) {
                 let worth = request.weight * f;
                 if worth > 0.0 && worth.is_finite() {
                     keys.push(
@@ -167,6 +178,7 @@ impl Order {
                         request: at as u32,
                         node: node as u32,
                         worth,
+                        beside,
                     });
                 }
             }
@@ -197,7 +209,7 @@ struct Weighed {
     seconds: f64,
     /// Tokens of the step without those of trees.
     tokens: u32,
-    /// How many nodes are admitted, of those in the order whose requests have no head.
+    /// How many nodes are admitted, of those in the order.
     admitted: u32,
 }
 
@@ -209,12 +221,12 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
         }
     }
 
-    /// The nodes of requests without a head, best first.
+    /// The nodes of requests, best first, those that have a head at what they add to it.
     fn slots<'s>(&'s self, heads: &'s [bool]) -> impl Iterator<Item = &'s Slot> {
         self.order
             .slots
             .iter()
-            .filter(|slot| !heads[slot.request as usize])
+            .filter(|slot| slot.beside == heads[slot.request as usize])
     }
 
     /// Admits as many nodes as is best.
@@ -284,12 +296,11 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             let weight = f64::from(request.weight);
             let by_head =
                 weight * f64::from(head.gain) - f64::from(head.slots) * slot_price - head_price;
-            let by_tree: f64 = request
-                .tree
-                .iter()
-                .map(|f| (weight * f64::from(*f) - slot_price).max(0.0))
-                .sum();
-            Some(by_head - by_tree)
+            let worth_it = |nodes: &[f32]| -> f64 {
+                let more = |f: &f32| (weight * f64::from(*f) - slot_price).max(0.0);
+                nodes.iter().map(more).sum()
+            };
+            Some(by_head + worth_it(request.beside) - worth_it(request.tree))
         };
         self.requests.iter().map(advantage).collect()
     }
@@ -327,25 +338,35 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             expected_tokens += request.head.map_or(0.0, |head| f64::from(head.gain));
         }
         for slot in self.slots(heads).take(weighed.admitted as usize) {
-            let request = slot.request as usize;
-            expected_tokens += f64::from(self.requests[request].tree[slot.node as usize]);
-            match &mut shares[request] {
-                Share::Tree(nodes) => nodes.push(slot.node),
+            let request = &self.requests[slot.request as usize];
+            let worth = if slot.beside {
+                request.beside
+            } else {
+                request.tree
+            };
+            expected_tokens += f64::from(worth[slot.node as usize]);
+            match &mut shares[slot.request as usize] {
+                Share::Tree(nodes) | Share::Merged(nodes) => nodes.push(slot.node),
+                share if slot.beside => *share = Share::Merged(vec![slot.node]),
                 share => *share = Share::Tree(vec![slot.node]),
             }
         }
         for share in &mut shares {
-            if let Share::Tree(nodes) = share {
+            if let Share::Tree(nodes) | Share::Merged(nodes) = share {
                 nodes.sort_unstable();
             }
         }
-        let offered = self.slots(heads).count() as u32;
+        let refused = self
+            .slots(heads)
+            .skip(weighed.admitted as usize)
+            .filter(|slot| !slot.beside)
+            .count() as u32;
         Budgeted {
             shares,
             expected_tokens,
             expected_seconds: weighed.seconds,
             admitted: weighed.admitted,
-            refused: offered - weighed.admitted,
+            refused,
         }
     }
 }

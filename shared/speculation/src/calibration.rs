@@ -203,13 +203,16 @@ impl Calibration {
     /// How many tokens a head's draft of `depth` tokens is expected to bring after `context_tokens`, the target's own
     /// apart.
     pub fn expect_head(&self, context_tokens: u32, depth: u32) -> f32 {
+        self.head_paths(context_tokens, depth).sum()
+    }
+
+    /// The chance that a head's draft of `depth` tokens brings the first one, the first two, and so on.
+    pub fn head_paths(&self, context_tokens: u32, depth: u32) -> impl Iterator<Item = f32> + '_ {
         let mut path = 1.0;
-        (1..=depth)
-            .map(|position| {
-                path *= self.chance(&head_node(context_tokens, position));
-                path
-            })
-            .sum()
+        (1..=depth).map(move |position| {
+            path *= self.chance(&head_node(context_tokens, position));
+            path
+        })
     }
 
     /// Learns from a head's draft that was to be `depth` tokens deep and of which `accepted` were. A head that stops

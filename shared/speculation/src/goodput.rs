@@ -16,8 +16,10 @@ use std::hash::Hash;
 use std::num::NonZeroUsize;
 
 use lru::LruCache;
+use refrain_suffix_index::Token;
 
 use self::head_trials::HeadTrials;
+use crate::merged::{Rescue, pooled};
 use crate::{
     BudgetRequest, BudgetStep, Calibration, Candidate, DecayedRatio, GoingRate, HeadCost,
     HeadDrafted, HeadOffer, STEP_SECONDS_MIN, Share, StepCost, divide,
@@ -59,7 +61,7 @@ pub struct Wish<'a, N> {
     pub context_tokens: u32,
     /// The best suffix draft.
     pub found: Option<&'a Candidate>,
-    /// What the engine's head may draft instead.
+    /// What the engine's head may draft instead, or beside it.
     pub head: Option<HeadWish>,
 }
 
@@ -72,6 +74,8 @@ pub struct HeadWish {
     pub tokens_max: u32,
     /// Text that the head has to read first.
     pub unread_tokens: u32,
+    /// Whether the engine verifies what was found in one tree with it.
+    pub merges: bool,
 }
 
 /// What a request of a step is granted.
@@ -86,7 +90,16 @@ pub enum Grant {
         /// Tokens of it that are expected to be accepted.
         gain: f32,
     },
-    /// The same, to see what it brings: nobody of its namespace has had it for long.
+    /// The same, and these nodes of what was found, ascending and not empty, in one tree.
+    Merged {
+        /// The nodes.
+        nodes: Vec<u32>,
+        /// Tokens of the head's draft that are expected to be accepted.
+        gain: f32,
+        /// How many more are by the nodes.
+        beside: f32,
+    },
+    /// What the head drafts, to see what it brings: nobody of its namespace has had it for long.
     HeadTrial,
 }
 
@@ -133,11 +146,20 @@ pub struct HeadWork {
     pub drafted: HeadDrafted,
 }
 
+/// What the nodes of a suffix draft add to a head's draft.
+#[derive(Clone, Debug, Default)]
+struct Beside {
+    worth: Vec<f32>,
+    /// The same, so that they can be admitted one by one.
+    pooled: Vec<f32>,
+}
+
 /// What is known of a namespace.
 #[derive(Clone, Debug, Default)]
 struct Known {
     calibration: Calibration,
     head_trials: HeadTrials,
+    rescue: Rescue,
 }
 
 /// See the module.
@@ -243,13 +265,18 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .iter()
             .map(|at| self.head_offer(&wishes[*at]))
             .collect();
+        let beside: Vec<Beside> = open
+            .iter()
+            .map(|at| self.beside(&wishes[*at], &granted.chances[*at]))
+            .collect();
         let requests: Vec<BudgetRequest<'_>> = open
             .iter()
-            .zip(&heads)
-            .map(|(at, head)| BudgetRequest {
+            .zip(heads.iter().zip(&beside))
+            .map(|(at, (head, beside))| BudgetRequest {
                 weight: wishes[*at].weight,
                 tree: &granted.chances[*at],
                 head: *head,
+                beside: &beside.pooled,
             })
             .collect();
         let step = BudgetStep {
@@ -268,19 +295,57 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         granted.refused = budgeted.refused;
         // By namespace whose head could have drafted: whether it is to.
         let mut heads_chosen: HashMap<N, bool> = HashMap::new();
-        for ((at, share), head) in open.iter().zip(budgeted.shares).zip(heads) {
+        let shares = budgeted.shares.into_iter().zip(heads).zip(beside);
+        for (at, ((share, head), beside)) in open.iter().zip(shares) {
             if head.is_some() {
-                *heads_chosen.entry(wishes[*at].namespace).or_default() |= share == Share::Head;
+                let chosen = matches!(share, Share::Head | Share::Merged(_));
+                *heads_chosen.entry(wishes[*at].namespace).or_default() |= chosen;
             }
             granted.grants[*at] = match (share, head) {
                 (Share::Tree(nodes), _) => Grant::Tree(nodes),
                 (Share::Head, Some(head)) => Grant::Head { gain: head.gain },
-                (Share::Plain | Share::Head, _) => Grant::Plain,
+                (Share::Merged(nodes), Some(head)) => Grant::Merged {
+                    gain: head.gain,
+                    beside: nodes.iter().map(|node| beside.worth[*node as usize]).sum(),
+                    nodes,
+                },
+                (Share::Plain | Share::Head | Share::Merged(_), _) => Grant::Plain,
             };
         }
         for (namespace, chosen) in heads_chosen {
             self.known(namespace).head_trials.offered(chosen);
         }
+    }
+
+    /// What the nodes of what was found add to the head's draft.
+    fn beside(&mut self, wish: &Wish<'_, N>, chances: &[f32]) -> Beside {
+        let (Some(found), Some(head)) = (wish.found, wish.head.filter(|head| head.merges)) else {
+            return Beside::default();
+        };
+        let known = self.known(wish.namespace);
+        let paths = known
+            .calibration
+            .head_paths(wish.context_tokens, head.depth);
+        let paths: Vec<f32> = paths.collect();
+        let worth = known.rescue.beside(found, chances, &paths);
+        Beside {
+            pooled: pooled(found.tree.nodes(), &worth),
+            worth,
+        }
+    }
+
+    /// The head's draft brought `by_head` tokens where `found` was there too, and the target said `said`. To be told before
+    /// the namespace's calibration is.
+    pub fn observe_beside(
+        &mut self,
+        namespace: N,
+        found: &Candidate,
+        said: &[Token],
+        by_head: u32,
+    ) {
+        let known = self.known(namespace);
+        let chances = known.calibration.expect(found);
+        known.rescue.observe(found, &chances, said, by_head);
     }
 
     fn head_offer(&mut self, wish: &Wish<'_, N>) -> Option<HeadOffer> {

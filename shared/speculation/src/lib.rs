@@ -57,6 +57,7 @@ mod goodput;
 mod guard;
 mod handover;
 mod lately;
+mod merged;
 mod propose;
 mod route;
 pub mod sampled;

@@ -68,6 +68,8 @@ pub enum Route {
     Suffix,
     /// Let the fallback draft.
     Fallback,
+    /// Verify the suffix draft and one of the fallback as one tree.
+    Merged,
     /// Decode without a draft.
     Plain,
 }
@@ -78,6 +80,7 @@ impl Route {
         match self {
             Route::Suffix => "suffix",
             Route::Fallback => "fallback",
+            Route::Merged => "merged",
             Route::Plain => "plain",
         }
     }

@@ -26,6 +26,7 @@ fn message(sequence: u64, tokens: Vec<TokenId>) -> StepMessage {
         scope: DraftScope::Tenant,
         drafted: 4,
         accepted: 3,
+        merged: None,
     }
 }
 

@@ -317,6 +317,7 @@ fn events(
                 .map(|_| tokens.iter().map(logprob).collect()),
             weight_version: 7,
             source: DraftSource::Suffix,
+            merged: None,
             scope: DraftScope::Tenant,
             drafted: 4,
             accepted: tokens.len() as u32 - 1,

@@ -176,6 +176,7 @@ impl Judge {
             depth,
             tokens_max: depth,
             unread_tokens: 0,
+            merges: false,
         });
         let wishes: Vec<Wish<'_, usize>> = turns
             .iter()
@@ -199,7 +200,7 @@ impl Judge {
         let routes = granted.grants.into_iter().map(|grant| match grant {
             Grant::Plain => Routed::Plain,
             Grant::Tree(nodes) => Routed::Part(nodes),
-            Grant::Head { .. } | Grant::HeadTrial => Routed::Head,
+            Grant::Head { .. } | Grant::Merged { .. } | Grant::HeadTrial => Routed::Head,
         });
         (routes.collect(), granted.chances)
     }
@@ -258,7 +259,7 @@ impl Judge {
         };
         match route(Asked::Auto, found, self.judging.threshold, fallback).route {
             Route::Suffix => Routed::Whole,
-            Route::Fallback => Routed::Head,
+            Route::Fallback | Route::Merged => Routed::Head,
             Route::Plain => Routed::Plain,
         }
     }

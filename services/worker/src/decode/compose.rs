@@ -227,6 +227,7 @@ fn decoding_kind(routed: Routed) -> ItemKind {
     match routed.route() {
         Some(Route::Suffix) => ItemKind::Suffix,
         Some(Route::Fallback) => ItemKind::Fallback,
+        Some(Route::Merged) => ItemKind::Merged,
         Some(Route::Plain) => ItemKind::Plain,
         None => ItemKind::Prefill,
     }

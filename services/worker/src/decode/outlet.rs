@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 use refrain_protocol::chunk::{
-    ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, StepCounts, StepMessage,
+    ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, DraftScope, StepMessage,
 };
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{ApiError, LeaseId};
@@ -59,16 +59,14 @@ impl Outlet {
             lesson: _,
             end,
         } = absorbed;
-        self.metrics.step(
-            message.source,
-            message.scope,
-            StepCounts {
-                steps: 1,
-                drafted: u64::from(message.drafted),
-                accepted: u64::from(message.accepted),
-                emitted: message.tokens.len() as u64,
-            },
-        );
+        for (source, counts) in message.counts(message.tokens.len()) {
+            // What the engine drafts is found nowhere.
+            let scope = match source == message.source {
+                true => message.scope,
+                false => DraftScope::None,
+            };
+            self.metrics.step(source, scope, counts);
+        }
         running.remember(&update);
         let namespace = &running.request.namespace;
         for document in credited {

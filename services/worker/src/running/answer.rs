@@ -56,12 +56,13 @@ impl Running {
         if output.emitted.is_empty() || output.emitted.len() > self.max_emit as usize {
             return broken("a step emitted nothing, or more than it may");
         }
-        let drafted = match offered.drafted(&output) {
-            Ok(drafted) => drafted,
-            Err(what) => return broken(what),
-        };
-        let accepted = output.accepted_nodes.len() as u32;
-        if accepted > drafted.min(output.emitted.len() as u32) {
+        if let Err(what) = offered.check(&output) {
+            return broken(what);
+        }
+        let (drafted, accepted, merged) = offered.credit(&output);
+        let drafted_in_all = drafted + merged.map_or(0, |share| share.drafted);
+        let accepted_in_all = output.accepted_nodes.len() as u32;
+        if accepted_in_all > drafted_in_all.min(output.emitted.len() as u32) {
             return broken("a step accepted more than was drafted or emitted");
         }
         if self.sequence == 0 {
@@ -70,7 +71,7 @@ impl Running {
         let before = self.output().len() as u32;
         let (source, scope) = offered.labels();
         // A head that came to no draft may not have read all of the text yet.
-        if output.self_drafted > 0 {
+        if output.self_drafted > 0 || !output.agreed_nodes.is_empty() {
             self.head_len = self.sent_len;
         }
         self.engine_len = output.text_len;
@@ -86,12 +87,13 @@ impl Running {
         self.last_token_at = Some(now);
         self.counts.add(StepCounts {
             steps: 1,
-            drafted: u64::from(drafted),
-            accepted: u64::from(accepted),
+            drafted: u64::from(drafted_in_all),
+            accepted: u64::from(accepted_in_all),
             emitted: output.emitted.len() as u64,
         });
         if matches!(source, DraftSource::Suffix | DraftSource::Prediction) {
-            self.suffix_emitted += output.emitted.len() as u64;
+            let by_engine = merged.map_or(0, |share| u64::from(share.accepted));
+            self.suffix_emitted += output.emitted.len() as u64 - by_engine;
         }
         let end = if output.stopped {
             Some((ChunkEndReason::Stop, Some(FinishReason::Stop)))
@@ -111,6 +113,9 @@ impl Running {
             output.emitted.clone(),
             end.and_then(|(_, finish)| finish),
         );
+        if let Some(asked) = &mut self.lesson.asked_head {
+            asked.accepted = offered.accepted_of_engine(&output);
+        }
         let credited = offered.credited(&output.accepted_nodes, self.document());
         let message = StepMessage {
             sequence: self.sequence,
@@ -121,6 +126,7 @@ impl Running {
             scope,
             drafted,
             accepted,
+            merged,
         };
         self.sequence += 1;
         let end = end.map(|(reason, _)| self.end(reason));

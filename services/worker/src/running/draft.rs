@@ -1,7 +1,7 @@
-//! What one request offers the engine in a step: a suffix draft, a draft of the engine's own, or nothing.
+//! What one request offers the engine in a step: a suffix draft, a draft of the engine's own, both, or nothing.
 
 use refrain_draft_memory::{Drafts, Wanted};
-use refrain_protocol::chunk::{DraftScope, DraftSource};
+use refrain_protocol::chunk::{DraftScope, DraftShare, DraftSource};
 use refrain_protocol::engine::{Draft, DrafterKind, SelfDraft, StepOutput};
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::{
@@ -22,6 +22,8 @@ pub(crate) struct Prospect {
     pub(crate) asked: Asked,
     /// Most draft tokens that it can use.
     pub(crate) draft_max: u32,
+    /// Most draft tokens of a step that the engine takes of it, wherever they lead.
+    pub(crate) merged_max: u32,
     /// The best suffix draft, of at most so many.
     pub(crate) candidate: Option<Candidate>,
     /// Nobody looked for one: drafts do not pay.
@@ -86,8 +88,10 @@ pub(crate) struct Lesson {
     pub(crate) found: Option<Candidate>,
     /// The head was asked for a draft this deep, after so many tokens of context.
     pub(crate) asked_head: Option<AskedHead>,
-    /// Accepted tokens that the router expected.
+    /// Accepted tokens that the router expected; of a merged tree, beside those of the head.
     pub(crate) expected: Option<f32>,
+    /// The same of the head in a merged tree.
+    pub(crate) expected_of_head: Option<f32>,
 }
 
 /// See [`Lesson`].
@@ -95,6 +99,8 @@ pub(crate) struct Lesson {
 pub(crate) struct AskedHead {
     pub(crate) context_tokens: u32,
     pub(crate) depth: u32,
+    /// Tokens of its draft that were accepted, once that is known.
+    pub(crate) accepted: u32,
 }
 
 /// The draft of the step in progress.
@@ -112,46 +118,96 @@ pub(crate) enum Offer {
         /// Its limits.
         wanted: SelfDraft,
     },
+    /// Both, verified as one tree.
+    Merged {
+        /// What the index found.
+        found: Candidate,
+        /// What drafts inside the engine.
+        kind: DrafterKind,
+        /// Its limits.
+        wanted: SelfDraft,
+    },
 }
 
 impl Offer {
+    /// What of it the index found.
+    fn found(&self) -> Option<&Candidate> {
+        match self {
+            Offer::Suffix(found) | Offer::Merged { found, .. } => Some(found),
+            Offer::Nothing | Offer::Own { .. } => None,
+        }
+    }
+
+    /// What of it the engine is to draft.
+    pub(crate) fn wanted(&self) -> Option<SelfDraft> {
+        match self {
+            Offer::Own { wanted, .. } | Offer::Merged { wanted, .. } => Some(*wanted),
+            Offer::Nothing | Offer::Suffix(_) => None,
+        }
+    }
+
     /// Its part of the wire's item.
     pub(super) fn wire(&self) -> (Option<Draft>, Option<SelfDraft>) {
-        match self {
-            Offer::Nothing => (None, None),
-            Offer::Suffix(candidate) => {
-                let draft = Draft {
-                    tokens: candidate.tree.tokens().collect(),
-                    parents: candidate.tree.parents().collect(),
-                };
-                (Some(draft), None)
-            }
-            Offer::Own { wanted, .. } => (None, Some(*wanted)),
-        }
+        let draft = self.found().map(|found| Draft {
+            tokens: found.tree.tokens().collect(),
+            parents: found.tree.parents().collect(),
+        });
+        (draft, self.wanted())
     }
 
     /// Tokens that it may take of a step.
     pub(crate) fn tokens_max(&self) -> u32 {
-        match self {
-            Offer::Nothing => 0,
-            Offer::Suffix(candidate) => candidate.tree.len() as u32,
-            Offer::Own { wanted, .. } => wanted.tokens_max,
-        }
+        self.sent() + self.wanted().map_or(0, |wanted| wanted.tokens_max)
     }
 
-    /// Draft tokens that were verified.
+    /// Draft tokens that go along with the step.
+    pub(super) fn sent(&self) -> u32 {
+        self.found().map_or(0, |found| found.tree.len() as u32)
+    }
+
+    /// Checks that what was verified is what was offered.
     ///
     /// # Errors
     /// The engine drafted by itself unasked, or more than it was to.
-    pub(super) fn drafted(&self, output: &StepOutput) -> Result<u32, &'static str> {
-        match self {
-            Offer::Own { wanted, .. } if output.self_drafted <= wanted.tokens_max => {
-                Ok(output.self_drafted)
+    pub(super) fn check(&self, output: &StepOutput) -> Result<(), &'static str> {
+        let most = self.wanted().map(|wanted| wanted.tokens_max);
+        let sent = self.sent();
+        match most {
+            None if output.self_drafted > 0 || !output.agreed_nodes.is_empty() => {
+                Err("a step drafted unasked")
             }
-            Offer::Own { .. } => Err("a step drafted more than it may"),
-            _ if output.self_drafted > 0 => Err("a step drafted unasked"),
-            other => Ok(other.tokens_max()),
+            Some(most) if output.self_drafted > most => Err("a step drafted more than it may"),
+            _ if output.agreed_nodes.iter().any(|node| *node >= sent) => {
+                Err("a step drafted a node that was not sent")
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// Tokens drafted and accepted, by the source of the step and, in a merged tree, by the engine.
+    pub(super) fn credit(&self, output: &StepOutput) -> (u32, u32, Option<DraftShare>) {
+        let accepted = output.accepted_nodes.len() as u32;
+        match self {
+            Offer::Merged { kind, .. } => {
+                let sent = self.sent();
+                let own = output.accepted_nodes.iter().filter(|node| **node >= sent);
+                let own = own.count() as u32;
+                let share = DraftShare {
+                    source: (*kind).into(),
+                    drafted: output.self_drafted,
+                    accepted: own,
+                };
+                (sent, accepted - own, Some(share))
+            }
+            _ => (self.sent() + output.self_drafted, accepted, None),
+        }
+    }
+
+    /// Accepted tokens that the engine drafted, whether they had been sent as well or not.
+    pub(super) fn accepted_of_engine(&self, output: &StepOutput) -> u32 {
+        let sent = self.sent();
+        let drafted = |node: &&u32| **node >= sent || output.agreed_nodes.contains(node);
+        output.accepted_nodes.iter().take_while(drafted).count() as u32
     }
 
     /// The labels of its step. The engine's drafter reads the request and nothing else, but it is no text that was
@@ -159,14 +215,14 @@ impl Offer {
     pub(super) fn labels(&self) -> (DraftSource, DraftScope) {
         match self {
             Offer::Nothing => (DraftSource::None, DraftScope::None),
-            Offer::Suffix(candidate) => labels(candidate),
+            Offer::Suffix(found) | Offer::Merged { found, .. } => labels(found),
             Offer::Own { kind, .. } => ((*kind).into(), DraftScope::None),
         }
     }
 
     /// The documents of the namespace that accepted nodes were read from, less the request's own.
     pub(super) fn credited(&self, accepted: &[u32], own: DocumentId) -> Vec<DocumentId> {
-        let Offer::Suffix(candidate) = self else {
+        let Some(candidate) = self.found() else {
             return Vec::new();
         };
         // A group's outputs are the namespace's.
@@ -224,6 +280,7 @@ impl Running {
             context_tokens: self.text.len() as u32,
             asked,
             draft_max,
+            merged_max: room.min(limits.max_draft_tokens),
             candidate: looks
                 .then(|| self.suffix_draft(draft_max, &routing.router.params))
                 .flatten(),

@@ -22,7 +22,7 @@ pub(crate) type Target = fn(&[TokenId]) -> TokenId;
 
 /// Keeps to the contract of the engine's protocol, and complains where the worker does not.
 pub(crate) struct FakeEngine {
-    capabilities: EngineCapabilities,
+    pub(crate) capabilities: EngineCapabilities,
     target: Target,
     /// Its EAGLE-3 head: what it thinks follows a text.
     head: Option<Target>,

@@ -189,3 +189,68 @@ async fn a_head_in_use_shares_the_budget_with_suffix_drafts() {
         "{expected} expected, {accepted} accepted"
     );
 }
+
+/// Pseudo-random bits of a place in a text.
+fn bit(text: &[TokenId], salt: u32) -> u32 {
+    let key = text[0] * 7919 + text.len() as u32 * 104_729 + salt * 1_299_709;
+    let mixed = (key ^ (key >> 15)).wrapping_mul(0x2c1b_3c6d);
+    (mixed ^ (mixed >> 12)).wrapping_mul(0x297a_2d39) >> 31
+}
+
+/// One of two tokens at each place; which, only the first token of the text tells.
+fn forking(text: &[TokenId]) -> TokenId {
+    2 * (1 + text.len() as u32 % 400) + bit(text, 1)
+}
+
+/// Knows about half of them.
+fn guessing(text: &[TokenId]) -> TokenId {
+    forking(text) ^ bit(text, 2)
+}
+
+#[tokio::test]
+async fn where_either_draft_is_often_wrong_both_are_verified_as_one_tree() {
+    let serve = |merging: bool| async move {
+        let mut engine = FakeEngine::new(forking).with_head(guessing, 0.000_1);
+        engine.verify_s = 0.000_01;
+        engine.capabilities.tree_drafts = merging;
+        let bench = bench(engine, |config| {
+            config.speculation.gain_min = 0.0;
+            config.speculation.eagle3.depth = 3;
+            config.speculation.eagle3.tokens_max = 3;
+        })
+        .await;
+        let mut steps = 0;
+        for first in 2..14 {
+            let said = run(&bench, chunk(&bench, &[first, 1, 2], 390)).await;
+            assert_eq!(said.tokens, plainly(forking, &[first, 1, 2], 390));
+            steps += if first < 8 { 0 } else { said.steps };
+        }
+        (bench, steps)
+    };
+    let (apart, steps_apart) = serve(false).await;
+    assert_eq!(apart.decisions("merged", "within_budget"), 0.0);
+    let (bench, steps) = serve(true).await;
+    let merged = bench.decisions("merged", "within_budget");
+    assert!(merged > 200.0, "{merged} merged trees");
+    // Of independent halves, the two bring more than the better one does.
+    assert!(
+        (steps as f64) < 0.93 * steps_apart as f64,
+        "{steps} steps, {steps_apart} with one draft at a time"
+    );
+    // Each source has its own, and what was expected of it.
+    let series = |name: &str, labels: &str| {
+        let name = format!("refrain_spec_{name}_total{{model=\"fake\",{labels}}}");
+        bench.figure(&name)
+    };
+    for (source, scope) in [("eagle3", "none"), ("suffix", "tenant")] {
+        let labels = format!("scope=\"{scope}\",source=\"{source}\"");
+        assert!(series("accepted_tokens", &labels) > 100.0);
+        let source = format!("source=\"{source}\"");
+        let expected = series("expected_tokens", &source);
+        let accepted = series("expected_accepted_tokens", &source);
+        assert!(
+            (expected / accepted - 1.0).abs() < 0.15,
+            "{source}: {expected} expected, {accepted} accepted"
+        );
+    }
+}

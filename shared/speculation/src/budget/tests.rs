@@ -6,6 +6,7 @@ use super::*;
 
 fn request(tree: &[f32]) -> BudgetRequest<'_> {
     BudgetRequest {
+        beside: &[],
         weight: 1.0,
         tree,
         head: None,
@@ -36,7 +37,7 @@ fn sizes(budgeted: &Budgeted) -> Vec<usize> {
         .map(|share| match share {
             Share::Plain => 0,
             Share::Tree(nodes) => nodes.len(),
-            Share::Head => 1000,
+            Share::Head | Share::Merged(_) => 1000,
         })
         .collect()
 }
@@ -185,6 +186,7 @@ fn a_head_is_taken_where_it_brings_more() {
     });
     let seconds = |tokens: u32| 1.0 + 0.02 * f64::from(tokens);
     let requests = [good.as_slice(), &bad, &[]].map(|tree| BudgetRequest {
+        beside: &[],
         head,
         ..request(tree)
     });
@@ -227,6 +229,7 @@ fn where_there_is_no_room_for_all_heads_those_that_gain_most_have_theirs() {
     let requests: Vec<BudgetRequest<'_>> = trees
         .iter()
         .map(|tree| BudgetRequest {
+            beside: &[],
             head,
             ..request(tree)
         })
@@ -258,6 +261,7 @@ fn the_work_is_a_sort_and_three_walks() {
     });
     let requests = vec![
         BudgetRequest {
+            beside: &[],
             head,
             ..request(&tree)
         };
@@ -327,6 +331,7 @@ proptest! {
         let head_seconds = |requests: u32, depth: u32| head_s * f64::from(requests * depth) / 4.0;
         let f: Vec<Vec<f32>> = trees.iter().map(|(tree, _, _)| tree.iter().map(|node| node.1).collect()).collect();
         let with_heads: Vec<BudgetRequest<'_>> = trees.iter().zip(&f).map(|((_, weight, head), f)| BudgetRequest {
+            beside: &[],
             weight: *weight,
             tree: f,
             head: head.map(|(depth, gain)| HeadOffer { depth, slots: depth as f32, slots_max: depth, gain: gain.min(depth as f32), own_seconds: 0.0 }),
@@ -342,7 +347,7 @@ proptest! {
             let drafted: f64 = requests.iter().zip(&budgeted.shares).map(|(request, share)| f64::from(request.weight) * match share {
                 Share::Plain => 0.0,
                 Share::Tree(nodes) => nodes.iter().map(|node| f64::from(request.tree[*node as usize])).sum(),
-                Share::Head => f64::from(request.head.unwrap().gain),
+                Share::Head | Share::Merged(_) => f64::from(request.head.unwrap().gain),
             }).sum();
             worth(requests) + drafted
         };

@@ -49,6 +49,7 @@ fn wish(found: Option<&Candidate>, head: bool) -> Wish<'_, u8> {
         context_tokens: 100,
         found,
         head: head.then_some(HeadWish {
+            merges: false,
             depth: 4,
             tokens_max: 4,
             unread_tokens: 0,
@@ -85,7 +86,7 @@ fn step(
             let verified = nodes.len() as u32;
             (verified, verified.min(true_tokens), 0)
         }
-        Grant::Head { .. } | Grant::HeadTrial => {
+        Grant::Head { .. } | Grant::Merged { .. } | Grant::HeadTrial => {
             router.calibration(1).observe_head(100, 4, 0);
             (4, 0, 4)
         }
@@ -164,7 +165,7 @@ fn large_batches_draft_nothing_and_small_ones_have_no_more_room_than_there_is() 
         .map(|grant| match grant {
             Grant::Plain => 0,
             Grant::Tree(nodes) => nodes.len(),
-            Grant::Head { .. } | Grant::HeadTrial => 4,
+            Grant::Head { .. } | Grant::Merged { .. } | Grant::HeadTrial => 4,
         })
         .sum();
     assert!(0 < drafted && drafted <= 10, "{drafted}");
@@ -200,4 +201,82 @@ fn steps_that_took_no_time_say_nothing() {
     }
     assert!(!router.cost.is_known());
     assert_eq!(router.step_cost_error(), None);
+}
+
+#[test]
+fn two_drafts_that_fail_apart_are_merged_where_tokens_are_cheap() {
+    // One token was found, the head drafts four; each token is right in half of all cases, whatever the others are.
+    let found = chain(1, 0.5);
+    let run = |seconds: fn(u32) -> f64| {
+        let mut random = 1u32;
+        let mut coin = || {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            random >> 31 == 1
+        };
+        let mut router = router();
+        let (mut merged, mut expected, mut brought) = (0, 0.0, 0.0);
+        for at in 0..4000 {
+            // In every other step nothing is found, or costs could not be told apart.
+            let found = Some(&found).filter(|_| at % 2 == 0);
+            let mut wish = wish(found, at % 3 != 1);
+            if let Some(head) = &mut wish.head {
+                head.merges = true;
+            }
+            let grant = router.divide(&[wish], frame(1, 64)).grants[0].clone();
+            let by_head = (0..4).take_while(|_| coin()).count() as u32;
+            let is_right = coin();
+            // The found token is 0. What the head says first is 0 too if both are right or both are wrong.
+            let (uses_tree, uses_head) = match &grant {
+                Grant::Plain => (false, false),
+                Grant::Tree(_) => (true, false),
+                Grant::Head { .. } | Grant::HeadTrial => (false, true),
+                Grant::Merged { .. } => (true, true),
+            };
+            let head = if uses_head { by_head } else { 0 };
+            let accepted = head.max(u32::from(uses_tree && is_right));
+            let mut said: Vec<u32> = (10..10 + accepted + 1).collect();
+            said[0] = if is_right { 0 } else { 9 };
+            if let (Some(found), true) = (found, uses_head) {
+                router.observe_beside(1, found, &said, head);
+            }
+            if let Some(found) = found {
+                router.calibration(1).observe(found, &said);
+            }
+            if uses_head {
+                router.calibration(1).observe_head(100, 4, head);
+            }
+            if let (Grant::Merged { gain, beside, .. }, true) = (&grant, at > 1000) {
+                merged += 1;
+                expected += gain + beside;
+                brought += accepted as f32;
+            }
+            let computed = 1 + u32::from(uses_tree) + 4 * u32::from(uses_head);
+            let draft_seconds = if uses_head { 4.0 * PASS_S } else { 0.0 };
+            router.step_done(&StepTaken {
+                batched_tokens: computed,
+                seconds: seconds(computed) + draft_seconds,
+                draft_seconds,
+                head: HeadWork {
+                    requests: u32::from(uses_head),
+                    depth: 4 * u32::from(uses_head),
+                    drafted: HeadDrafted {
+                        tokens: 4 * u32::from(uses_head),
+                        asked_tokens: 4 * u32::from(uses_head),
+                        read_tokens: 0,
+                    },
+                },
+                routed: Some((1, 1 + accepted)),
+                ..StepTaken::default()
+            });
+        }
+        (merged, expected, brought)
+    };
+    let (merged, expected, brought) = run(|tokens| 0.001 + 0.000_01 * f64::from(tokens));
+    assert!(merged > 500, "{merged}");
+    assert!(
+        (expected / brought - 1.0).abs() < 0.1,
+        "{expected} expected, {brought} came"
+    );
+    let (merged, ..) = run(|tokens| 0.001 * f64::from(tokens));
+    assert_eq!(merged, 0);
 }
