@@ -8,12 +8,12 @@ use actix_web::web::{self, Data, Json};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use refrain_clients::Worker;
-use refrain_protocol::ApiError;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
+use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve as listen_on};
 use refrain_service_kit::telemetry::Metrics;
 
-use crate::{WorkerConfig, WorkerHandle};
+use crate::{WorkerConfig, WorkerEngine, WorkerHandle};
 
 const CONNECTIONS_MAX: usize = 4096;
 
@@ -36,12 +36,14 @@ pub(crate) fn serve(
         metrics,
         Arc::new(move || ready.readiness()),
         move |app| {
-            app.app_data(Data::new(worker.clone())).service(
-                web::scope("/internal/v1")
-                    .wrap(mesh_only(worker.inner.auth.clone()))
-                    .route("/chunk", web::post().to(chunk))
-                    .route("/cut", web::post().to(cut)),
-            );
+            app.app_data(Data::new(worker.clone()))
+                .route("/engine_metrics", web::get().to(engine_metrics))
+                .service(
+                    web::scope("/internal/v1")
+                        .wrap(mesh_only(worker.inner.auth.clone()))
+                        .route("/chunk", web::post().to(chunk))
+                        .route("/cut", web::post().to(cut)),
+                );
         },
     )
 }
@@ -54,6 +56,20 @@ async fn chunk(
     Ok(HttpResponse::Ok()
         .content_type("application/x-ndjson")
         .streaming(events.map(line)))
+}
+
+/// The engine's own metrics, beside the worker's: who scrapes this listener need not reach the engine.
+async fn engine_metrics(worker: Data<WorkerHandle>) -> HttpResult<HttpResponse> {
+    let shown = match &worker.inner.engine {
+        WorkerEngine::Streaming(engine) => engine.metrics().await?,
+        WorkerEngine::Verifying(_) => {
+            let own = "this worker's engine is a service of the mesh; scrape its own /metrics";
+            return Err(ApiError::new(ErrorKind::NotFound, own).into());
+        }
+    };
+    Ok(HttpResponse::Ok()
+        .content_type("text/plain; version=0.0.4; charset=utf-8")
+        .body(shown))
 }
 
 async fn cut(worker: Data<WorkerHandle>, cut: Json<ChunkCut>) -> HttpResult<Json<()>> {

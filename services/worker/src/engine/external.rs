@@ -232,6 +232,14 @@ impl StreamingEngine for ExternalEngine {
         };
         Ok(series.read(&self.client.get(series.path).await?))
     }
+
+    async fn metrics(&self) -> Result<String, ApiError> {
+        let Some(series) = self.dialect.load() else {
+            let nothing = "engines of this kind have no page of metrics that is known";
+            return Err(ApiError::new(ErrorKind::NotFound, nothing));
+        };
+        self.client.get(series.path).await
+    }
 }
 
 /// One verify call.

@@ -204,6 +204,12 @@ pub trait StreamingEngine: Send + Sync {
     /// # Errors
     /// It cannot be reached, or does not say.
     async fn load(&self) -> Result<StreamingLoad, ApiError>;
+
+    /// What it shows Prometheus by itself, unchanged.
+    ///
+    /// # Errors
+    /// It cannot be reached, or shows nothing (`NotFound`).
+    async fn metrics(&self) -> Result<String, ApiError>;
 }
 
 #[cfg(test)]

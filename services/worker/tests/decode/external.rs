@@ -213,6 +213,11 @@ async fn an_engine_is_joined_asked_and_listened_to() {
         (load.running, load.waiting, load.kv_usage),
         (Some(2.0), Some(1.0), None)
     );
+    let shown = engine.metrics().await.unwrap();
+    assert_eq!(
+        shown,
+        "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n"
+    );
     let end = "data: {\"stop\":true,\"stop_type\":\"limit\",\"tokens_predicted\":1}\n\n";
     server.set("/completion", events(&format!("{TOKEN}{end}"), false));
     let pieces = generated(&*engine).await.unwrap();

@@ -210,6 +210,10 @@ impl StreamingEngine for FakeStream {
             kv_usage: Some(0.25),
         })
     }
+
+    async fn metrics(&self) -> Result<String, ApiError> {
+        Ok("fake:requests 3\n".to_owned())
+    }
 }
 
 /// A worker that listens to it.

@@ -8,6 +8,8 @@ use refrain_clients::Worker;
 use refrain_protocol::chunk::*;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{ErrorKind, LeaseId};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::bench::*;
 use crate::fake_stream::{FakeStream, listening, stored};
@@ -403,4 +405,21 @@ async fn the_engines_load_is_shown() {
             && bench.figure("refrain_engine_kv_usage_ratio{model=\"fake\"}") == 0.25
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_engines_own_metrics_are_passed_on_unchanged() {
+    let (_, bench) = listening(FakeStream::new(erratic), |config| {
+        config.listen = Some("127.0.0.1:0".parse().unwrap());
+        config.advertise_url = "http://127.0.0.1".into();
+    })
+    .await;
+    let addr = bench.worker.addr().unwrap();
+    let mut connection = TcpStream::connect(addr).await.unwrap();
+    let asks = b"GET /engine_metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    connection.write_all(asks).await.unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(answer.ends_with("\r\n\r\nfake:requests 3\n"), "{answer}");
 }
