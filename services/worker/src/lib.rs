@@ -2,7 +2,7 @@
 //!
 //! One worker drives one engine and composes its batch. [`start`] wires the parts: admission and fencing
 //! (`slots`), the decode loop (`decode`, read it first) or, for engines that generate by themselves, the streaming
-//! driver (`decode::stream`), one chunk's state (`running`), what is known of the
+//! driver (`decode::stream`) and when verify calls pay there (`drive`), one chunk's state (`running`), what is known of the
 //! fallback (`fallback`), of what drafts are worth and steps take (`goodput`) and of what drafting brings (`guard`), and the
 //! reports to the scheduler (`duty`). The worker's copy of the drafts and outputs on their way to the store are
 //! `refrain-draft-memory`. What an engine is stands in [`Engine`].
