@@ -36,7 +36,7 @@ pub(crate) use breaker::Breaker;
 pub use external::ServedAs;
 pub use http::HttpEngine;
 pub use streaming::{
-    GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
+    GenerateRequest, Generated, GeneratedEnd, GeneratedStream, Keeping, StreamingCapabilities,
     StreamingEngine, StreamingLoad,
 };
 pub use verify::{Verified, VerifyAbilities, VerifyRequest, VerifyWay};

@@ -58,8 +58,8 @@ pub use config::{
     ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
-    Engine, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, HttpEngine, ServedAs,
-    StreamingCapabilities, StreamingEngine, StreamingLoad, Verified, VerifyAbilities,
+    Engine, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, HttpEngine, Keeping,
+    ServedAs, StreamingCapabilities, StreamingEngine, StreamingLoad, Verified, VerifyAbilities,
     VerifyRequest, VerifyWay, WorkerEngine, connect_external,
 };
 pub use refrain_draft_memory::{HarvestConfig, MemoryConfig};

@@ -43,6 +43,8 @@ pub struct EngineConfig {
     pub drive_sampled: bool,
     /// Most draft tokens of a verify call.
     pub drive_tokens_max: u32,
+    /// The engine has Refrain's Python client inside (vLLM only): it is told whose each request is.
+    pub attached: bool,
     /// The tenant whose drafts prime the n-gram pool of a llama-server started with `--spec-type ngram-mod`; empty: nobody's.
     /// The pool is one for all who use that server, and has no walls inside: only for servers of a single tenant.
     pub prime_tenant: String,
@@ -126,6 +128,7 @@ impl Default for EngineConfig {
             drive: DriveMode::Off,
             drive_sampled: false,
             drive_tokens_max: 64,
+            attached: false,
             prime_tenant: String::new(),
             prime_context_tokens: 24,
             prime_tokens_max: 256,
@@ -182,6 +185,10 @@ impl EngineConfig {
         ] {
             check(value >= 1, fault);
         }
+        check(
+            !self.attached || self.kind == EngineKind::Vllm && self.drive == DriveMode::Off,
+            "engine.attached: only a vLLM has drafts inside, and then engine.drive = \"off\"",
+        );
         check(
             !self.primes() || self.kind == EngineKind::LlamaCpp,
             "engine.prime_tenant: only a llama-server has a pool to prime",

@@ -286,6 +286,7 @@ async fn verify_abilities(
                 prompt_len: 2,
                 tokens_max: 1,
                 sampling: Sampling::default(),
+                keeping: None,
             },
             draft: Draft {
                 tokens: vec![third],
@@ -482,5 +483,6 @@ pub(super) fn request(tokens: &[TokenId], sampling: Sampling) -> GenerateRequest
         prompt_len: tokens.len() as u32,
         tokens_max: 7,
         sampling,
+        keeping: None,
     }
 }

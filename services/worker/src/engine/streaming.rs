@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use refrain_protocol::engine::{Sampling, TokenLogprob};
-use refrain_protocol::{ApiError, NamespaceId, RequestId, TokenId};
+use refrain_protocol::{ApiError, DocumentId, NamespaceId, RequestId, TokenId};
 
 use super::verify::{Verified, VerifyAbilities, VerifyRequest};
 
@@ -99,6 +99,21 @@ pub struct GenerateRequest {
     pub tokens_max: u32,
     /// How to sample.
     pub sampling: Sampling,
+    /// For an engine that has the drafts inside.
+    pub keeping: Option<Keeping>,
+}
+
+/// Where an output is kept, for an engine that drafts and keeps by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Keeping {
+    /// The namespace as one word, signed by the gateway.
+    pub token: String,
+    /// Its group of samples.
+    pub group: Option<String>,
+    /// Its document.
+    pub document: DocumentId,
+    /// The document's epoch.
+    pub epoch: u64,
 }
 
 impl GenerateRequest {
@@ -295,6 +310,7 @@ mod tests {
                 choice,
                 ..Sampling::default()
             },
+            keeping: None,
         };
         let seeds: std::collections::HashSet<u64> = (0..8u64)
             .flat_map(|seed| (0..8).map(move |choice| (seed, choice)))

@@ -41,6 +41,19 @@ impl Dialect for Vllm {
         // Blocks of its KV cache are found again within the namespace only.
         set("cache_salt", json!(request.namespace.to_string()));
         set("request_id", json!(request.name()));
+        if let Some(keeping) = &request.keeping {
+            // What refrain_client reads inside the engine.
+            let mut fields = json!({
+                "refrain_namespace": keeping.token,
+                "refrain_document": keeping.document,
+                "refrain_epoch": keeping.epoch,
+                "refrain_written": request.tokens.len() as u64 - u64::from(request.prompt_len),
+            });
+            if let Some(group) = &keeping.group {
+                fields["refrain_group"] = json!(group);
+            }
+            set("vllm_xargs", fields);
+        }
         if let Some(top) = request.sampling.top_logprobs {
             set("logprobs", json!(top));
             set("return_tokens_as_token_ids", json!(true));

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt, StreamExt};
 use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::mesh::token_of;
 use tokio::sync::{mpsc, oneshot};
 
 use super::prime::Priming;
 use super::{Chunks, Control};
 use crate::decode::entry::Entry;
 use crate::drive::{Call, Driving};
-use crate::engine::{Breaker, GenerateRequest, Generated, GeneratedEnd, GeneratedStream};
-use crate::running::{Absorbed, EngineLimits};
+use crate::engine::{Breaker, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, Keeping};
+use crate::running::{Absorbed, EngineLimits, Running};
 
 /// How long a chunk that has ended waits for its engine's last word, which frees the connection for the next one.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(100);
@@ -307,6 +308,20 @@ impl Chunks {
         }
     }
 
+    /// What an engine that has the drafts inside is told of a request.
+    fn keeping(&self, running: &Running) -> Result<Option<Keeping>, ApiError> {
+        if !self.config.attached {
+            return Ok(None);
+        }
+        let request = &running.request;
+        Ok(Some(Keeping {
+            token: token_of(&request.namespace).map_err(ApiError::internal)?,
+            group: request.group.clone(),
+            document: running.document(),
+            epoch: request.epoch,
+        }))
+    }
+
     pub(super) fn request(&self, entry: &Entry) -> Result<GenerateRequest, ApiError> {
         let running = &entry.running;
         let left = running.may_emit(self.limits());
@@ -318,6 +333,7 @@ impl Chunks {
             prompt_len: running.request.prompt_len,
             tokens_max: running.request.chunk_tokens.unwrap_or(left).clamp(1, left),
             sampling: running.request.sampling.clone(),
+            keeping: self.keeping(running)?,
         })
     }
 

@@ -1,15 +1,37 @@
 //! Verdicts of a real vLLM 0.32 with the shipped model.
 
-use refrain_protocol::ErrorKind;
 use refrain_protocol::engine::Sampling;
+use refrain_protocol::{DocumentId, ErrorKind};
 
 use super::super::external::verify_request;
+use super::super::streaming::Keeping;
 use super::*;
 
 fn vllm() -> Vllm {
     Vllm {
         model: "shipped".into(),
     }
+}
+
+#[test]
+fn an_engine_with_the_drafts_inside_is_told_where_an_output_is_kept() {
+    let mut asked = super::super::external::request(&[5, 6, 7], Sampling::default());
+    assert!(vllm().body(&asked).unwrap().get("vllm_xargs").is_none());
+    asked.prompt_len = 2;
+    asked.keeping = Some(Keeping {
+        token: "signed".into(),
+        group: Some("g".into()),
+        document: DocumentId(0xab),
+        epoch: 3,
+    });
+    let fields = json!({
+        "refrain_namespace": "signed",
+        "refrain_group": "g",
+        "refrain_document": "000000000000000000000000000000ab",
+        "refrain_epoch": 3,
+        "refrain_written": 1,
+    });
+    assert_eq!(vllm().body(&asked).unwrap()["vllm_xargs"], fields);
 }
 
 fn asked(way: VerifyWay, text: &[TokenId], draft: &[TokenId]) -> VerifyRequest {
