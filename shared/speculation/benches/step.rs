@@ -204,12 +204,12 @@ fn decide(batches: &[&[Request]], namespace: &Index) {
     }
 }
 
-/// As a worker's by default: one chain of at most 16 tokens, none less likely than 0.45.
+/// As a worker's by default: trees of at most 32 tokens, none less likely than 0.1.
 fn params() -> ProposeParams {
     ProposeParams {
-        expansion: Expansion::Linear,
-        max_spec_tokens: 16,
-        min_token_prob: 0.45,
+        expansion: Expansion::Tree,
+        max_spec_tokens: 32,
+        min_token_prob: 0.1,
         ..ProposeParams::default()
     }
 }

@@ -73,18 +73,18 @@ fn workloads_and_tenants_are_told_apart() -> anyhow::Result<()> {
             of(news)
         );
     }
-    // All but the first song is drafted, in 1, 2, 4, 8 and 16 tokens, 17 with a draft of the longest, and the 12 left.
+    // All but the first song is drafted, in 1, 2, 4, 8 and 16 tokens, and the 29 left.
     let suffix = songs
         .policies
         .iter()
         .find(|row| row.policy == Policy::Suffix);
-    let steps = 60.0 + 29.0 * 7.0;
+    let steps = 60.0 + 29.0 * 6.0;
     assert_eq!(
         suffix.and_then(|row| row.tokens_per_step),
         Some(1800.0 / steps)
     );
     // With more of it per token of the match it takes fewer steps, until the longest draft ends that.
-    assert_eq!(songs.best_alpha, Some(2.0));
+    assert_eq!(songs.best_alpha, Some(4.0));
     let own = songs.alphas.iter().find(|choice| choice.value == 1.0);
     assert_eq!(
         own.and_then(|choice| choice.goodput_tokens_per_s),
@@ -160,7 +160,7 @@ fn many_rows_are_told_of_and_progress_ends_at_all_of_it() -> anyhow::Result<()> 
     assert_eq!(report.rows[9].policies.len(), POLICIES.len());
     let page = html(&report)?;
     assert!(page.contains("the first 9 of 10 rows"));
-    for wanted in ["prompts are left out", "at most 16 tokens"] {
+    for wanted in ["prompts are left out", "at most 32 tokens"] {
         assert!(
             page.contains(wanted) && report.table().contains(wanted),
             "{wanted}"

@@ -294,7 +294,7 @@ fn what_was_not_measured_is_null() -> anyhow::Result<()> {
         report["settings"]["sources"],
         json!(["request", "group", "global"])
     );
-    assert_eq!(report["settings"]["max_spec_tokens"], 16);
+    assert_eq!(report["settings"]["max_spec_tokens"], 32);
     Ok(())
 }
 

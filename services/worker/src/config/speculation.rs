@@ -116,13 +116,14 @@ impl Default for SpeculationConfig {
             off_above_batch: 0,
             alpha: 1.0,
             offset: 0.0,
-            max_spec_tokens: 16,
-            // A text seen once gives 1/2 and may draft; what is less likely costs more than it brings once
-            // requests share a step, on the shipped engine at least.
-            min_token_prob: 0.45,
+            // Trees this large and this unlikely are for the goodput router to choose from: it verifies what pays at the
+            // size of the batch. Replayed on an H100's costs they bring 1 to 5 % over one chain of 16 at 0.45 up to 16
+            // requests at once, and lose 1 % at 64.
+            max_spec_tokens: 32,
+            min_token_prob: 0.1,
             min_match_tokens: 1,
             max_pattern_tokens: 64,
-            tree: false,
+            tree: true,
             score_threshold: ScoreThreshold::Auto,
             fallback: FallbackChoice::Own,
             handover_after_steps: HandOverParams::default().after_steps,
