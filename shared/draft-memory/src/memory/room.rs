@@ -1,4 +1,7 @@
 //! What there is room for: what namespaces hold, and what is on its way to them, within the limits of all together.
+//!
+//! Its lock comes before those of drafts, which are taken while it is held; nobody asks it for anything while drafts are
+//! locked.
 
 use std::ops::{Add, AddAssign};
 use std::sync::{Arc, Mutex, MutexGuard};

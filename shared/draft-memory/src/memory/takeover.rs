@@ -72,8 +72,8 @@ impl Follower {
             return false;
         };
         let all = Size::of_segments(&listed.segments);
-        self.room
-            .would_fit(all, self.memory.lock().size(), &self.config)
+        let own = self.memory.lock().size();
+        self.room.would_fit(all, own, &self.config)
     }
 
     async fn try_take_over(&self) -> anyhow::Result<Option<FeedCursor>> {
