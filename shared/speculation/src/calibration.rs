@@ -238,7 +238,8 @@ impl Cell {
         let kept = KEPT.powf(seen);
         let weight = (1.0 - kept) / (1.0 - KEPT);
         self.seen = self.seen * kept + weight;
-        self.accepted = self.accepted * kept + weight * accepted / seen;
+        // Rounding alone could make more of all of them than there are.
+        self.accepted = (self.accepted * kept + weight * accepted / seen).min(self.seen);
     }
 
     fn chance(&self, prior: f32) -> f32 {

@@ -72,7 +72,10 @@ impl Calibration {
             cells.map(move |(at, cell)| (kind * CELLS + at, cell))
         });
         let units = |sum: f32| (sum * UNIT).round() as u16;
-        let cells = all.map(|(at, cell)| (at, units(cell.seen), units(cell.accepted)));
+        let cells = all.map(|(at, cell)| {
+            let seen = units(cell.seen);
+            (at, seen, units(cell.accepted).min(seen))
+        });
         encode(TABLES, cells)
     }
 
@@ -233,6 +236,38 @@ mod tests {
         assert_eq!(Observed::from_bytes(&nothing.to_bytes()), Ok(nothing));
     }
 
+    /// What workers tell of texts that come again and again.
+    #[test]
+    fn what_was_always_accepted_survives_as_bytes() {
+        for counts in [&[50, 143][..], &[1, 2, 3, 700, 5], &[65_535, 1], &[7; 60]] {
+            let mut calibration = Calibration::new();
+            for &count in counts {
+                let mut observed = Observed::default();
+                for at in (0..FINEST).step_by(97) {
+                    let (seen, accepted) = (count, count);
+                    observed.put(at, Count { seen, accepted });
+                }
+                calibration.add(&observed);
+                let bytes = calibration.to_bytes();
+                let read = Calibration::from_bytes(&bytes).unwrap();
+                assert_eq!(read.to_bytes(), bytes);
+                // As the store does: on with what was read.
+                calibration = read;
+            }
+        }
+        let all = |sum: f32| Cell {
+            seen: sum,
+            accepted: f32::from_bits(sum.to_bits() + 1),
+        };
+        for half in (0..40_000u16).step_by(19) {
+            let mut calibration = Calibration::new();
+            calibration.tables[0].resize(CELLS, Cell::default());
+            calibration.tables[0][0] = all((f32::from(half) + 0.5) / UNIT);
+            let read = Calibration::from_bytes(&calibration.to_bytes());
+            assert!(read.is_ok(), "{half}");
+        }
+    }
+
     #[test]
     fn what_is_full_is_within_the_limit() {
         let mut full = Calibration::new();
@@ -272,28 +307,87 @@ mod tests {
         assert_eq!(as_tables, Err(CalibrationError::Form));
     }
 
-    proptest! {
-        /// Also with a checksum that is right.
-        #[test]
-        fn no_bytes_bring_it_down(
-            form in 0u8..4,
-            version in 0u8..3,
-            rest in prop::collection::vec(any::<u8>(), 0..200),
-        ) {
-            let mut bytes = vec![MAGIC[0], MAGIC[1], version, form];
-            bytes.extend(rest);
-            let sum = xxh3_64(&bytes);
-            bytes.extend(sum.to_le_bytes());
-            for bytes in [&bytes[..], &bytes[4..]] {
-                if let Ok(mut read) = Calibration::from_bytes(bytes) {
-                    prop_assert_eq!(read.to_bytes(), bytes);
-                    read.learn(&node(Source::Suffix, 1, 1, 0.5), true);
-                }
-                if let Ok(read) = Observed::from_bytes(bytes) {
-                    prop_assert_eq!(read.to_bytes(), bytes);
-                    Calibration::new().add(&read);
-                }
+    /// Bytes of some form that are whole but for what they say of cells.
+    fn of_cells(version: u8, form: u8, cells: &[(u16, u16, u16)]) -> Vec<u8> {
+        let mut bytes = vec![MAGIC[0], MAGIC[1], version, form];
+        bytes.extend((cells.len() as u16).to_le_bytes());
+        for (at, seen, accepted) in cells {
+            for number in [at, seen, accepted] {
+                bytes.extend(number.to_le_bytes());
             }
+        }
+        bytes.extend(xxh3_64(&bytes).to_le_bytes());
+        bytes
+    }
+
+    /// What can be read is what is written; the rest is refused.
+    fn check(bytes: &[u8]) -> Result<(), TestCaseError> {
+        if let Ok(mut read) = Calibration::from_bytes(bytes) {
+            prop_assert_eq!(read.to_bytes(), bytes);
+            read.learn(&node(Source::Suffix, 1, 1, 0.5), true);
+        }
+        if let Ok(read) = Observed::from_bytes(bytes) {
+            prop_assert_eq!(read.to_bytes(), bytes);
+            Calibration::new().add(&read);
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_bring_it_down(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            check(&bytes)?;
+            let mut with_magic = MAGIC.to_vec();
+            with_magic.extend(bytes);
+            with_magic.extend(xxh3_64(&with_magic).to_le_bytes());
+            check(&with_magic)?;
+        }
+
+        /// Also where length and checksum are right.
+        #[test]
+        fn no_cells_bring_it_down(
+            form in 1u8..3,
+            mut cells in prop::collection::vec(
+                (0..KINDS as u16 * CELLS as u16 + 9, 0u16..9, 0u16..9),
+                0..40,
+            ),
+            in_order in any::<bool>(),
+            makes_sense in any::<bool>(),
+        ) {
+            if in_order || makes_sense {
+                cells.sort_unstable();
+                cells.dedup_by_key(|(at, ..)| *at);
+            }
+            let end = if form == TABLES { KINDS * CELLS } else { FINEST };
+            if makes_sense {
+                for (at, seen, accepted) in &mut cells {
+                    *seen = (*seen).max(1);
+                    *accepted = (*accepted).min(*seen);
+                }
+                cells.retain(|(at, ..)| usize::from(*at) < end);
+            }
+            let bytes = of_cells(VERSION, form, &cells);
+            check(&bytes)?;
+            let expected = {
+                let mut from = 0;
+                cells.iter().all(|&(at, seen, accepted)| {
+                    let at = usize::from(at);
+                    let is_next = at >= from && at < end;
+                    from = at + 1;
+                    is_next && seen > 0 && accepted <= seen
+                })
+            };
+            let read = match form {
+                TABLES => Calibration::from_bytes(&bytes).map(|_| ()),
+                _ => Observed::from_bytes(&bytes).map(|_| ()),
+            };
+            prop_assert_eq!(read, expected.then_some(()).ok_or(CalibrationError::Content));
+            prop_assert!(expected || !makes_sense);
+            let newer = of_cells(VERSION + 1, form, &cells);
+            prop_assert_eq!(
+                Observed::from_bytes(&newer),
+                Err(CalibrationError::Version(VERSION + 1))
+            );
         }
     }
 }
