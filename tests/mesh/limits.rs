@@ -140,6 +140,8 @@ async fn what_is_not_supported_is_refused_and_not_ignored() -> anyhow::Result<()
         ("logit_bias", json!({"0": 101}), None),
         ("stream_options", json!({"include_usage": true}), None),
         ("speculation", json!("magic"), None),
+        ("priority", json!("urgent"), None),
+        ("tpot_ms", json!(0), None),
         ("messages", json!([]), None),
         ("messages", json!("hello"), None),
     ];

@@ -10,7 +10,10 @@ const HARVEST_INTERVAL_MS: u32 = 500;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
-    let settings = format!("[worker.harvest]\ninterval_ms = {HARVEST_INTERVAL_MS}");
+    // Steps are counted, and those of a profile are nobody's.
+    let settings = format!(
+        "[worker]\nprofile_ms_max = 0\n[worker.harvest]\ninterval_ms = {HARVEST_INTERVAL_MS}"
+    );
     let mesh = HttpMesh::start_here(1, &settings).await?;
     let started = Instant::now();
     let chat = Chat::new(&long_task(2))
@@ -118,5 +121,26 @@ async fn chunks_cost_a_lease_each() -> anyhow::Result<()> {
         .await?
         .requests_to("/internal/v1/chunk");
     ensure!(chunks == 4.0, "{chunks} chunks of 25 tokens for {TOKENS}");
+    mesh.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_measures_its_engine_once_and_leaves_nothing_there() -> anyhow::Result<()> {
+    let settings =
+        "[worker]\nstep_tokens_max = 64\nprefill_chunk_tokens = 32\nprofile_ms_max = 300000";
+    let mesh = HttpMesh::start_here(1, settings).await?;
+    let engine = mesh.scrape(Service::Engine(0)).await?;
+    // One that opens the session, and two each of 1, 2, 4, up to 64 tokens.
+    let steps = engine.requests_to("/engine/v1/step");
+    ensure!(steps == 15.0, "{steps} steps");
+    ensure!(
+        engine.requests_to("/engine/v1/abort") == 1.0,
+        "the session was not ended"
+    );
+    for left in ["sessions_open", "sessions_kept", "kv_tokens"] {
+        let left = format!("refrain_engine_{left}");
+        let count = engine.sum(&left, &[]);
+        ensure!(count == 0.0, "{left}: {count}");
+    }
     mesh.stop().await
 }

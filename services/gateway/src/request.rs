@@ -5,7 +5,7 @@ mod prompt;
 
 use std::sync::Arc;
 
-use refrain_protocol::chunk::Speculation;
+use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::openai::{ChatRequest, CompletionRequest, Parameters};
 use refrain_protocol::{ApiError, TokenId};
@@ -59,6 +59,7 @@ pub(crate) struct GenerateRequest {
     pub(crate) session: Option<String>,
     pub(crate) group: Option<String>,
     pub(crate) speculation: Speculation,
+    pub(crate) urgency: Urgency,
     /// What the client predicts as the output.
     pub(crate) prediction: Option<Arc<[TokenId]>>,
     /// `None`: one chunk.
@@ -194,6 +195,7 @@ impl GenerateRequest {
             session: parameters.session.clone(),
             group: parameters.group.clone(),
             speculation: parameters.speculation.unwrap_or_default(),
+            urgency: fields::urgency(parameters)?,
             prediction: None,
             chunk_tokens: (chunk_tokens > 0).then_some(chunk_tokens),
             model,

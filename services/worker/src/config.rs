@@ -40,6 +40,9 @@ pub struct WorkerConfig {
     pub reader_stall_ms_max: u64,
     /// How long a new chunk waits for a slot that is just being given back, milliseconds.
     pub slot_wait_ms: u64,
+    /// How long the engine's steps are measured for before the first request, where it verifies drafts, milliseconds. 0
+    /// learns what they take from requests alone.
+    pub profile_ms_max: u64,
     /// How long a drain lets chunks run before they are handed over, milliseconds.
     pub drain_grace_ms: u64,
     /// The engine that it drives.
@@ -66,6 +69,7 @@ impl Default for WorkerConfig {
             event_queue: 256,
             reader_stall_ms_max: 60_000,
             slot_wait_ms: 1_000,
+            profile_ms_max: 200,
             drain_grace_ms: 20_000,
             engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),

@@ -51,6 +51,11 @@ impl Goodput {
         }
     }
 
+    /// Goes on from steps that were measured: tokens and seconds of each.
+    pub(crate) fn start_from(&mut self, profile: &[(u32, f64)]) {
+        self.rule.start_from(profile);
+    }
+
     /// A request of this namespace begins.
     pub(crate) fn meet(&mut self, id: NamespaceId, namespace: &SignedNamespace) {
         self.chances.meet(id, namespace, Instant::now());
@@ -104,7 +109,8 @@ impl Goodput {
             .iter()
             .map(|(_, prospect)| Wish {
                 namespace: prospect.namespace,
-                weight: 1.0,
+                priority: prospect.priority,
+                pace: prospect.pace,
                 context_tokens: prospect.context_tokens,
                 found: prospect.candidate.as_ref(),
                 head: head_wish(prospect, router),

@@ -18,6 +18,7 @@ mod goodput;
 mod guard;
 mod http;
 mod metrics;
+mod profile;
 mod router;
 mod running;
 mod slots;
@@ -49,6 +50,7 @@ use crate::fallback::{FallbackWatch, Reports};
 use crate::goodput::Goodput;
 use crate::guard::Guard;
 use crate::metrics::WorkerMetrics;
+use crate::profile::profile;
 use crate::router::Router;
 use crate::running::{Running, Sources};
 use crate::slots::Slots;
@@ -142,6 +144,10 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         WorkerEngine::Verifying(engine) => {
             let memory = memory();
             let router = Arc::new(Router::new(&config.speculation, engine.capabilities()));
+            let mut goodput = Goodput::new(&config, with.store.clone(), metrics.clone());
+            // Before anybody can hear of this worker, so that no request waits for it.
+            let time_max = Duration::from_millis(config.profile_ms_max);
+            goodput.start_from(&profile(&**engine, config.step_tokens_max, time_max).await);
             let decode = DecodeLoop {
                 engine: engine.clone(),
                 router: router.clone(),
@@ -152,7 +158,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
                     metrics.clone(),
                 ),
                 guard: Guard::new(&config.speculation, metrics.clone()),
-                goodput: Goodput::new(&config, with.store.clone(), metrics.clone()),
+                goodput,
                 elsewhere: Elsewhere::new(
                     with.store.clone(),
                     &config.memory,

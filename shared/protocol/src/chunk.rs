@@ -24,6 +24,30 @@ pub enum Speculation {
     Off,
 }
 
+/// What a request counts beside others that are decoded with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    /// Less than most.
+    Low,
+    /// As much as most.
+    #[default]
+    Normal,
+    /// More than most.
+    High,
+}
+
+/// How much of a step a request is to have where there is not enough for all: hints, which change no output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Urgency {
+    /// What its draft tokens count.
+    #[serde(default)]
+    pub priority: Priority,
+    /// Milliseconds per output token after the first that it wants at most, at least 1; `None` wants nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpot_ms: Option<u32>,
+}
+
 /// Where a draft came from: the `source` label of metrics and of `metrics.speculative_decoding`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -141,6 +165,9 @@ pub struct ChunkRequest {
     pub chunk_tokens: Option<u32>,
     /// Which drafts it may use.
     pub speculation: Speculation,
+    /// What it is to have of a step that is shared.
+    #[serde(default)]
+    pub urgency: Urgency,
     /// What the client predicts as the output, from its first token on; empty if it predicts nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prediction: Vec<TokenId>,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::chunk::{SourceCounts, Speculation};
+use crate::chunk::{Priority, SourceCounts, Speculation};
 use crate::{ApiError, TokenId};
 
 /// What chat and text completions have in common.
@@ -58,8 +58,33 @@ pub struct Parameters {
     pub group: Option<String>,
     /// Which drafts may be used. The mesh's own.
     pub speculation: Option<Speculation>,
+    /// Whose drafts are verified where not all can be. The names are the mesh's own.
+    pub priority: Option<RequestPriority>,
+    /// Milliseconds per output token after the first that are wanted at most. The mesh's own.
+    pub tpot_ms: Option<u64>,
     /// Most tokens per lease. The mesh's own.
     pub chunk_tokens: Option<u32>,
+}
+
+/// `priority`: by name, or by number as clients of vLLM send it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "priority: low, normal, high or a whole number")]
+pub enum RequestPriority {
+    /// By name.
+    Name(Priority),
+    /// The lower the earlier; 0 is what everybody has who says nothing.
+    Number(i64),
+}
+
+impl From<RequestPriority> for Priority {
+    fn from(named: RequestPriority) -> Self {
+        match named {
+            RequestPriority::Name(priority) => priority,
+            RequestPriority::Number(..=-1) => Priority::High,
+            RequestPriority::Number(0) => Priority::Normal,
+            RequestPriority::Number(1..) => Priority::Low,
+        }
+    }
 }
 
 /// `stop`: one text or several.
@@ -464,6 +489,30 @@ mod tests {
             read("[[1], [2]]"),
             Prompt::TokenLists(vec![vec![1], vec![2]])
         );
+    }
+
+    #[test]
+    fn a_priority_has_a_name_or_a_number_of_which_the_lower_is_earlier() {
+        let read = |json: &str| {
+            let read = serde_json::from_str::<RequestPriority>(json);
+            read.map(Priority::from).map_err(|error| error.to_string())
+        };
+        for (json, meant) in [
+            ("\"low\"", Priority::Low),
+            ("\"normal\"", Priority::Normal),
+            ("\"high\"", Priority::High),
+            ("-9223372036854775808", Priority::High),
+            ("-1", Priority::High),
+            ("0", Priority::Normal),
+            ("1", Priority::Low),
+            ("1700000000", Priority::Low),
+        ] {
+            assert_eq!(read(json), Ok(meant), "{json}");
+        }
+        for json in ["\"urgent\"", "0.5", "true", "[]"] {
+            let error = read(json).unwrap_err();
+            assert!(error.contains("low, normal, high"), "{json}: {error}");
+        }
     }
 
     #[test]

@@ -158,6 +158,7 @@ fn decide(batches: &[&[Request]], namespace: &Index) {
                 .map(|tree| BudgetRequest {
                     beside: &[],
                     weight: 1.0,
+                    due_tokens: 0.0,
                     tree,
                     head: Some(HEAD),
                 })

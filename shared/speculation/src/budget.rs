@@ -23,14 +23,25 @@
 //! **Merged trees.** Where the engine verifies both as one tree, nodes of a request that has the head stand in the order as
 //! well, at what the head leaves them to bring (`merged.rs`).
 //!
-//! **What falls out.** Weights are priorities: Seer's two classes (arXiv 2511.14617) are two weights. Chains of one chance
-//! and a measured cost give the draft length of TurboSpec (arXiv 2406.14066).
+//! **Priorities and targets.** Weights are priorities: Seer's two classes (arXiv 2511.14617) are two of them ([`Priority`](crate::Priority)).
+//! A request that is to have a token every so often ([`Pace`](crate::Pace)) and is behind needs more of a step than its one: the likeliest of
+//! its tokens, as many as are expected to bring what it needs, stand before those that are worth as much to others (AdaServe's
+//! selection for its targets). They count several times and not without end: where a request cannot keep its target, the others
+//! do not pay for it with all they have.
+//!
+//! **What falls out.** Chains of one chance and a measured cost give the draft length of TurboSpec (arXiv 2406.14066).
+
+/// What the tokens that a request needs for its pace count more than others.
+const DUE_WEIGHT: f32 = 4.0;
 
 /// What one request of a step may have verified.
 #[derive(Clone, Copy, Debug)]
 pub struct BudgetRequest<'a> {
     /// What a token of it is worth beside one of the others; 1 if they are all the same. Above 0.
     pub weight: f32,
+    /// Tokens that the step should bring it, its own one included; up to 1 asks for nothing. See
+    /// [`Pace::due_tokens`](crate::Pace::due_tokens).
+    pub due_tokens: f32,
     /// f of each node of its draft, parents first and never above their parents': see
     /// [`Calibration::expect`](crate::Calibration::expect). Empty if there is none.
     pub tree: &'a [f32],
@@ -109,10 +120,12 @@ pub fn divide(
     seconds: impl Fn(u32) -> f64,
     head_seconds: impl Fn(u32, u32) -> f64,
 ) -> Budgeted {
+    let worths: Vec<Worths> = requests.iter().map(BudgetRequest::worths).collect();
     let division = Division {
         requests,
         step,
-        order: Order::of(requests),
+        order: Order::of(&worths),
+        worths,
         rate: step
             .rate
             .map(|rate| rate.max(worth(requests) / seconds(step.tokens))),
@@ -144,6 +157,47 @@ fn worth(requests: &[BudgetRequest<'_>]) -> f64 {
         .sum()
 }
 
+/// What each node of a request is worth.
+struct Worths {
+    tree: Vec<f32>,
+    beside: Vec<f32>,
+}
+
+impl BudgetRequest<'_> {
+    fn worths(&self) -> Worths {
+        let missing = self.due_tokens - 1.0;
+        let by_head = self.head.map_or(0.0, |head| head.gain);
+        Worths {
+            tree: self.raised(self.tree, missing),
+            beside: self.raised(self.beside, missing - by_head),
+        }
+    }
+
+    /// What nodes are worth that bring so much, of which so many tokens are `missing` for its pace.
+    fn raised(&self, nodes: &[f32], mut missing: f32) -> Vec<f32> {
+        let mut worths: Vec<f32> = nodes.iter().map(|f| self.weight * f).collect();
+        if missing > 0.0 {
+            // Likeliest first, and parents before children among equals: what is raised is a tree, too.
+            let mut order: Vec<usize> = (0..nodes.len()).collect();
+            order.sort_by(|a, b| nodes[*b].total_cmp(&nodes[*a]));
+            for at in order {
+                if missing <= 0.0 {
+                    break;
+                }
+                worths[at] *= DUE_WEIGHT;
+                missing -= nodes[at];
+            }
+        }
+        worths
+    }
+
+    /// What the head's draft is worth.
+    fn head_worth(&self, head: &HeadOffer) -> f64 {
+        let due = head.gain.min(self.due_tokens - 1.0).max(0.0);
+        f64::from(self.weight * (head.gain + (DUE_WEIGHT - 1.0) * due))
+    }
+}
+
 /// All nodes, those that bring most first.
 struct Order {
     slots: Vec<Slot>,
@@ -159,16 +213,15 @@ struct Slot {
 }
 
 impl Order {
-    fn of(requests: &[BudgetRequest<'_>]) -> Self {
+    fn of(worths: &[Worths]) -> Self {
         // Positive floats are in the order of their bits. Among equals the earlier one comes first, so a parent before its child.
-        let mut keys: Vec<u64> =
-            Vec::with_capacity(requests.iter().map(|request| request.tree.len()).sum());
+        let nodes = worths.iter().map(|of| of.tree.len() + of.beside.len());
+        let mut keys: Vec<u64> = Vec::with_capacity(nodes.sum());
         let mut unsorted = Vec::with_capacity(keys.capacity());
-        for (at, request) in requests.iter().enumerate() {
-            let alone = request.tree.iter().enumerate().map(|node| (node, false));
-            let beside = request.beside.iter().enumerate().map(|node| (node, true));
-            for ((node, f), beside) in alone.chain(beside) {
-                let worth = request.weight * f;
+        for (at, worths) in worths.iter().enumerate() {
+            let alone = worths.tree.iter().enumerate().map(|node| (node, false));
+            let beside = worths.beside.iter().enumerate().map(|node| (node, true));
+            for ((node, &worth), beside) in alone.chain(beside) {
                 if worth > 0.0 && worth.is_finite() {
                     keys.push(
                         u64::from(worth.to_bits()) << 32
@@ -195,6 +248,8 @@ impl Order {
 struct Division<'a, S, H> {
     requests: &'a [BudgetRequest<'a>],
     step: &'a BudgetStep,
+    /// One per request.
+    worths: Vec<Worths>,
     order: Order,
     rate: Option<f64>,
     seconds: S,
@@ -236,7 +291,7 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
                 .iter()
                 .zip(heads)
                 .filter(|(_, head)| **head)
-                .filter_map(|(request, _)| Some((request.weight, request.head?)))
+                .filter_map(|(request, _)| Some((request, request.head?)))
         };
         let slots = chosen()
             .map(|(_, head)| f64::from(head.slots))
@@ -250,7 +305,7 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             None => 0.0,
         };
         let gain: f64 = chosen()
-            .map(|(weight, head)| f64::from(weight * head.gain))
+            .map(|(request, head)| request.head_worth(&head))
             .sum();
         let tokens = self.step.tokens.saturating_add(slots);
         let mut worth = worth(self.requests) + gain;
@@ -289,20 +344,23 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
         let slot_price = rate * more / f64::from(PRICE_SLOTS);
         let offered = self.requests.iter().filter(|of| of.head.is_some());
         let count = offered.count() as u32;
-        let advantage = |request: &BudgetRequest<'_>| {
+        let advantage = |(request, worths): (&BudgetRequest<'_>, &Worths)| {
             let head = request.head?;
             let passes = (self.head_seconds)(count, head.depth) / f64::from(count);
             let head_price = rate * (passes + head.own_seconds);
-            let weight = f64::from(request.weight);
             let by_head =
-                weight * f64::from(head.gain) - f64::from(head.slots) * slot_price - head_price;
+                request.head_worth(&head) - f64::from(head.slots) * slot_price - head_price;
             let worth_it = |nodes: &[f32]| -> f64 {
-                let more = |f: &f32| (weight * f64::from(*f) - slot_price).max(0.0);
+                let more = |worth: &f32| (f64::from(*worth) - slot_price).max(0.0);
                 nodes.iter().map(more).sum()
             };
-            Some(by_head + worth_it(request.beside) - worth_it(request.tree))
+            Some(by_head + worth_it(&worths.beside) - worth_it(&worths.tree))
         };
-        self.requests.iter().map(advantage).collect()
+        self.requests
+            .iter()
+            .zip(&self.worths)
+            .map(advantage)
+            .collect()
     }
 
     /// Who takes the head of those with a greater advantage than `above`, the greatest first, as long as there is room.

@@ -22,7 +22,7 @@ use self::head_trials::HeadTrials;
 use crate::merged::{Rescue, pooled};
 use crate::{
     BudgetRequest, BudgetStep, Calibration, Candidate, DecayedRatio, GoingRate, HeadCost,
-    HeadDrafted, HeadOffer, STEP_SECONDS_MIN, Share, StepCost, divide,
+    HeadDrafted, HeadOffer, Pace, Priority, STEP_SECONDS_MIN, Share, StepCost, divide,
 };
 
 /// Steps that a text is taken to serve the head once it has read it.
@@ -55,8 +55,10 @@ pub struct StepFrame {
 pub struct Wish<'a, N> {
     /// Whose chances its drafts have.
     pub namespace: N,
-    /// What a token of it is worth beside one of the others; 1 if they are all the same. Above 0.
-    pub weight: f32,
+    /// What its tokens count beside those of the others.
+    pub priority: Priority,
+    /// How it stands with the time that it wants between its tokens, if it wants one.
+    pub pace: Option<Pace>,
     /// Length of its text, tokens.
     pub context_tokens: u32,
     /// The best suffix draft.
@@ -186,6 +188,14 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         }
     }
 
+    /// Starts from steps that were measured: their tokens, and their seconds with next to no KV. What is known by steps that
+    /// were made is not given up for it.
+    pub fn start_from(&mut self, profile: &[(u32, f64)]) {
+        if !self.cost.is_known() {
+            self.cost = StepCost::from_profile(profile);
+        }
+    }
+
     /// Whether nothing is drafted where so many decode.
     pub fn is_off(&self, batch: u32) -> bool {
         let most = self.params.off_above_batch;
@@ -269,11 +279,19 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .iter()
             .map(|at| self.beside(&wishes[*at], &granted.chances[*at]))
             .collect();
+        // Against the mean of the batch: where all count the same, whatever that is, nothing differs, and time is worth what
+        // it is.
+        let weight = |at: &usize| wishes[*at].priority.weight();
+        let mean_weight = open.iter().map(weight).sum::<f32>() / open.len().max(1) as f32;
+        let step_seconds = self.cost.seconds(frame.tokens, frame.kv_tokens);
         let requests: Vec<BudgetRequest<'_>> = open
             .iter()
             .zip(heads.iter().zip(&beside))
             .map(|(at, (head, beside))| BudgetRequest {
-                weight: wishes[*at].weight,
+                weight: weight(at) / mean_weight,
+                due_tokens: wishes[*at]
+                    .pace
+                    .map_or(0.0, |pace| pace.due_tokens(step_seconds)),
                 tree: &granted.chances[*at],
                 head: *head,
                 beside: &beside.pooled,

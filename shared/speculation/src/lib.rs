@@ -63,6 +63,7 @@ mod route;
 pub mod sampled;
 mod source;
 mod tree;
+mod urgency;
 mod verify_call;
 
 pub use accept::{Walk, walk, walk_drawn};
@@ -86,4 +87,5 @@ pub use route::{
 };
 pub use source::{Scope, Source};
 pub use tree::{DraftNode, DraftTree, Origin, TreeError};
+pub use urgency::{Pace, Priority};
 pub use verify_call::{CallOffer, CallWorth, StreamPace, best_call};

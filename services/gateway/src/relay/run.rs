@@ -81,6 +81,7 @@ impl ChoiceRun<'_> {
             max_new_tokens: self.choice.max_new_tokens() - self.choice.output_len(),
             chunk_tokens: self.request.chunk_tokens,
             speculation: self.request.speculation,
+            urgency: self.request.urgency,
             prediction: self
                 .request
                 .prediction

@@ -1,5 +1,6 @@
 //! The single fields of a request and what they may be.
 
+use refrain_protocol::chunk::{Priority, Urgency};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::openai::{ChatRequest, CompletionRequest, Content, Parameters, Stop};
 use refrain_protocol::{ApiError, TokenId};
@@ -34,6 +35,24 @@ fn invalid<T>(param: impl Into<String>, message: impl Into<String>) -> Result<T,
 
 fn unsupported<T>(param: &str, message: &str) -> Result<T, ApiError> {
     Err(ApiError::invalid(param, message).with_code("unsupported_parameter"))
+}
+
+/// Longest `tpot_ms`: nobody waits a minute for a token.
+const TPOT_MS_MAX: u64 = 60_000;
+
+/// `priority` and `tpot_ms`.
+pub(super) fn urgency(parameters: &Parameters) -> Result<Urgency, ApiError> {
+    let tpot_ms = match parameters.tpot_ms {
+        None => None,
+        Some(wanted @ 1..=TPOT_MS_MAX) => Some(wanted as u32),
+        Some(_) => return invalid("tpot_ms", format!("tpot_ms: 1 to {TPOT_MS_MAX}")),
+    };
+    Ok(Urgency {
+        priority: parameters
+            .priority
+            .map_or_else(Priority::default, Priority::from),
+        tpot_ms,
+    })
 }
 
 /// `session` and `group`.

@@ -209,6 +209,20 @@ async fn bad_requests_are_refused_with_the_field_at_fault() {
         ),
         (
             CHAT,
+            chat(json!({"priority": 0.5})),
+            400,
+            Some("priority"),
+            None,
+        ),
+        (
+            CHAT,
+            chat(json!({"tpot_ms": 60_001})),
+            400,
+            Some("tpot_ms"),
+            None,
+        ),
+        (
+            CHAT,
             chat(json!({"session": long})),
             400,
             Some("session"),

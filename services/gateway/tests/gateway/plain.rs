@@ -1,6 +1,6 @@
 //! Answers that come at once.
 
-use refrain_protocol::chunk::Speculation;
+use refrain_protocol::chunk::{Priority, Speculation, Urgency};
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END};
 use serde_json::json;
@@ -112,6 +112,33 @@ async fn sampling_and_the_meshs_own_fields_reach_the_worker() {
         (Speculation::Off, Some(64))
     );
     assert_eq!(log.leases[0].group.as_deref(), Some("g"));
+}
+
+#[tokio::test]
+async fn hints_reach_the_worker_and_a_priority_may_be_a_number() {
+    let bench = Bench::new().await;
+    let cases = [
+        (json!({}), Priority::Normal, None),
+        (
+            json!({"priority": "high", "tpot_ms": 50}),
+            Priority::High,
+            Some(50),
+        ),
+        (
+            json!({"priority": null, "tpot_ms": 60_000}),
+            Priority::Normal,
+            Some(60_000),
+        ),
+        (json!({"priority": 0}), Priority::Normal, None),
+        (json!({"priority": -3}), Priority::High, None),
+        (json!({"priority": 1_700_000_000}), Priority::Low, None),
+    ];
+    for (at, (fields, priority, tpot_ms)) in cases.into_iter().enumerate() {
+        let (status, _) = bench.chat(fields.clone()).await;
+        assert_eq!(status, 200, "{fields}");
+        let urgency = bench.mesh.log().chunks[at].urgency;
+        assert_eq!(urgency, Urgency { priority, tpot_ms }, "{fields}");
+    }
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 
 use refrain_speculation::{
     Acceptance, Asked, Candidate, DraftTree, Fallback, Found, Goodput, GoodputParams, Grant, Guard,
-    Guarded, GuardedStep, HeadDrafted, HeadUse, HeadWish, HeadWork, Route, StepFrame, StepTaken,
-    Threshold, Wish, route,
+    Guarded, GuardedStep, HeadDrafted, HeadUse, HeadWish, HeadWork, Priority, Route, StepFrame,
+    StepTaken, Threshold, Wish, route,
 };
 use refrain_suffix_index::Token;
 use refrain_worker::{SpeculationConfig, WorkerConfig};
@@ -182,7 +182,8 @@ impl Judge {
             .iter()
             .map(|turn| Wish {
                 namespace: turn.namespace,
-                weight: 1.0,
+                priority: Priority::Normal,
+                pace: None,
                 context_tokens: turn.context_tokens as u32,
                 found: turn.found.as_ref(),
                 head,

@@ -210,7 +210,7 @@ impl DecodeLoop {
                 continue;
             }
             let started = Instant::now();
-            let mut prospect = running.prospect(movers.room, limits, routing);
+            let mut prospect = running.prospect(movers.room, limits, routing, started);
             if let Some(candidate) = found.get(&running.document()) {
                 prospect.consider(candidate);
             }

@@ -1,12 +1,14 @@
 //! What one request offers the engine in a step: a suffix draft, a draft of the engine's own, both, or nothing.
 
+use std::time::Instant;
+
 use refrain_draft_memory::{Drafts, Wanted};
-use refrain_protocol::chunk::{DraftScope, DraftShare, DraftSource};
+use refrain_protocol::chunk::{self, DraftScope, DraftShare, DraftSource};
 use refrain_protocol::engine::{Draft, DrafterKind, SelfDraft, StepOutput};
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::{
-    Asked, Candidate, Decision, Fallback, Found, Lookup, ProposeParams, Route, RouteReason, Scope,
-    Source, propose,
+    Asked, Candidate, Decision, Fallback, Found, Lookup, Pace, Priority, ProposeParams, Route,
+    RouteReason, Scope, Source, propose,
 };
 use refrain_suffix_index::Cursor;
 
@@ -32,6 +34,9 @@ pub(crate) struct Prospect {
     pub(crate) fallback: Fallback,
     /// Text that the head would have to read first.
     pub(crate) unread_tokens: u32,
+    pub(crate) priority: Priority,
+    /// How it stands with the time that it wants between its tokens, if it wants one.
+    pub(crate) pace: Option<Pace>,
 }
 
 impl Prospect {
@@ -270,6 +275,7 @@ impl Running {
         room: u32,
         limits: EngineLimits,
         routing: Routing<'_>,
+        now: Instant,
     ) -> Prospect {
         let asked = asked(self.request.speculation);
         let draft_max = self.draft_max(room, limits);
@@ -287,7 +293,24 @@ impl Running {
             withheld,
             fallback: self.usable(routing.fallback),
             unread_tokens: self.unread_tokens(),
+            priority: match self.request.urgency.priority {
+                chunk::Priority::Low => Priority::Low,
+                chunk::Priority::Normal => Priority::Normal,
+                chunk::Priority::High => Priority::High,
+            },
+            pace: self.pace(now),
         }
+    }
+
+    /// Counted from the first token of the chunk: what came before it ran elsewhere or waited for its turn.
+    fn pace(&self, now: Instant) -> Option<Pace> {
+        let tpot_ms = self.request.urgency.tpot_ms?;
+        let first = self.first_token_at?;
+        Some(Pace {
+            tpot_s: f64::from(tpot_ms) / 1e3,
+            elapsed_s: now.saturating_duration_since(first).as_secs_f64(),
+            tokens: self.emitted().saturating_sub(1),
+        })
     }
 
     /// How it stands with the fallback for this request.

@@ -112,6 +112,8 @@ async fn start_bench<E>(
         step_tokens_max: 64,
         prefill_chunk_tokens: 8,
         running_max: 8,
+        // Tests count steps.
+        profile_ms_max: 0,
         ..WorkerConfig::default()
     };
     config.harvest.interval_ms = 5;
@@ -162,6 +164,7 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
         max_new_tokens,
         chunk_tokens: None,
         speculation: Speculation::Auto,
+        urgency: Urgency::default(),
     }
 }
 

@@ -1,8 +1,11 @@
 //! The goodput router over a scripted engine, whose steps take what they are said to take: what is drafted, and what all
 //! of it takes.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use refrain_protocol::TokenId;
-use refrain_protocol::chunk::{DraftSource, Speculation};
+use refrain_protocol::chunk::{ChunkRequest, DraftSource, Priority, Speculation, Urgency};
 use refrain_worker::{RouterChoice, SpeculationConfig};
 
 use crate::bench::*;
@@ -253,4 +256,74 @@ async fn where_either_draft_is_often_wrong_both_are_verified_as_one_tree() {
             "{source}: {expected} expected, {accepted} accepted"
         );
     }
+}
+
+#[tokio::test]
+async fn the_engine_is_measured_before_the_first_request_and_left_as_it_was() {
+    let bench = bench(FakeEngine::new(counting), |config| {
+        config.profile_ms_max = 60_000;
+    })
+    .await;
+    // One that opens the session, and two of each size up to the 64 tokens of a step.
+    assert_eq!(bench.engine.steps.load(Ordering::Relaxed), 15);
+    assert_eq!(bench.engine.closed.load(Ordering::Relaxed), 1);
+    // They are nobody's steps.
+    let shown = "refrain_engine_step_seconds_total{model=\"fake\"}";
+    assert_eq!(bench.figure(shown), 0.0);
+    let said = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
+    assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 60));
+}
+
+#[tokio::test]
+async fn an_engine_that_fails_its_measurement_is_measured_by_requests() {
+    let engine = FakeEngine::new(counting);
+    engine.failures.store(1, Ordering::Relaxed);
+    let bench = bench(engine, |config| config.profile_ms_max = 60_000).await;
+    let said = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
+    assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 60));
+}
+
+#[tokio::test]
+async fn an_engine_too_slow_to_be_measured_keeps_nobody_waiting() {
+    let mut engine = FakeEngine::new(counting);
+    engine.step_time = Duration::from_secs(3600);
+    let bench = bench(engine, |config| config.profile_ms_max = 1).await;
+    assert_eq!(bench.engine.steps.load(Ordering::Relaxed), 0);
+}
+
+/// Steps of a request with these hints and of one without any, which share every step and have the same to draft.
+async fn steps_beside_another(bench: &Bench, urgency: Urgency) -> (u64, u64) {
+    let request = |urgency| ChunkRequest {
+        prediction: plainly(counting, &[1, 2, 3], 240),
+        urgency,
+        ..chunk(bench, &[1, 2, 3], 240)
+    };
+    let (hinted, other) = tokio::join!(
+        run(bench, request(urgency)),
+        run(bench, request(Urgency::default()))
+    );
+    // Hints change no output.
+    assert_eq!(hinted.tokens, plainly(counting, &[1, 2, 3], 240));
+    assert_eq!(other.tokens, hinted.tokens);
+    (hinted.steps, other.steps)
+}
+
+#[tokio::test]
+async fn hints_say_whose_drafts_come_first() {
+    let mut engine = FakeEngine::new(counting);
+    // One that wants a token every millisecond would need all of a step and more.
+    engine.step_time = Duration::from_millis(16);
+    let bench = bench(engine, |config| config.step_tokens_max = 16).await;
+    let hints = |priority, tpot_ms| Urgency { priority, tpot_ms };
+    steps_beside_another(&bench, Urgency::default()).await;
+    let same = steps_beside_another(&bench, Urgency::default()).await;
+    assert!(same.0.abs_diff(same.1) <= 3, "{same:?}");
+    let high = steps_beside_another(&bench, hints(Priority::High, None)).await;
+    assert!(high.0 * 4 < high.1 * 3, "{high:?}");
+    let low = steps_beside_another(&bench, hints(Priority::Low, None)).await;
+    assert!(low.1 * 4 < low.0 * 3, "{low:?}");
+    let behind = steps_beside_another(&bench, hints(Priority::Normal, Some(1))).await;
+    assert!(behind.0 * 4 < behind.1 * 3, "{behind:?}");
+    let ahead = steps_beside_another(&bench, hints(Priority::Normal, Some(60_000))).await;
+    assert!(ahead.0.abs_diff(ahead.1) <= 3, "{ahead:?}");
 }

@@ -3,11 +3,13 @@ use std::cell::Cell;
 use proptest::prelude::*;
 
 use super::*;
+use crate::Priority;
 
 fn request(tree: &[f32]) -> BudgetRequest<'_> {
     BudgetRequest {
         beside: &[],
         weight: 1.0,
+        due_tokens: 0.0,
         tree,
         head: None,
     }
@@ -333,6 +335,7 @@ proptest! {
         let with_heads: Vec<BudgetRequest<'_>> = trees.iter().zip(&f).map(|((_, weight, head), f)| BudgetRequest {
             beside: &[],
             weight: *weight,
+            due_tokens: 0.0,
             tree: f,
             head: head.map(|(depth, gain)| HeadOffer { depth, slots: depth as f32, slots_max: depth, gain: gain.min(depth as f32), own_seconds: 0.0 }),
         }).collect();
@@ -403,4 +406,151 @@ proptest! {
         // Whatever the rate that goes: never below plain decoding.
         prop_assert!(value / mixed.expected_seconds >= plain - 1e-5);
     }
+}
+
+/// Eight requests with the same chain, of which every fourth is of another priority.
+fn of_two_classes(chain: &[f32], of_class: Priority) -> Vec<BudgetRequest<'_>> {
+    (0..8)
+        .map(|at| BudgetRequest {
+            weight: match at % 4 {
+                0 => of_class.weight(),
+                _ => Priority::Normal.weight(),
+            },
+            ..request(chain)
+        })
+        .collect()
+}
+
+#[test]
+fn high_priority_drafts_longer_and_low_priority_shorter() {
+    // Seer's split: where room is short, those that count more have the longer drafts.
+    let chain = chain(0.8, 10);
+    let short = BudgetStep {
+        slots_max: 24,
+        ..step(8)
+    };
+    let sizes_of = |class| {
+        sizes(&divide(
+            &of_two_classes(&chain, class),
+            &short,
+            |_| 0.01,
+            no_head,
+        ))
+    };
+    let same = sizes_of(Priority::Normal);
+    assert_eq!(same, [3; 8]);
+    let high = sizes_of(Priority::High);
+    assert_eq!(high.iter().sum::<usize>(), 24);
+    assert!(high[0] >= 5 && high[4] >= 5 && high[1] <= 3, "{high:?}");
+    let low = sizes_of(Priority::Low);
+    assert!(low[0] <= 1 && low[1] >= 3, "{low:?}");
+}
+
+#[test]
+fn who_is_behind_its_pace_goes_first_for_what_it_needs() {
+    // AdaServe: of two requests the one with the poorer draft is behind, and needs two tokens and a half of the step.
+    let (good, poor) = (chain(0.9, 6), chain(0.6, 6));
+    let short = BudgetStep {
+        slots_max: 4,
+        ..step(2)
+    };
+    let shares = |due_tokens| {
+        let requests = [
+            request(&good),
+            BudgetRequest {
+                due_tokens,
+                ..request(&poor)
+            },
+        ];
+        sizes(&divide(&requests, &short, |_| 0.01, no_head))
+    };
+    assert_eq!(shares(0.0), [4, 0]);
+    assert_eq!(shares(1.0), [4, 0]);
+    // Half a token is missing, which the likeliest brings: the rest is the other's.
+    assert_eq!(shares(1.5), [3, 1]);
+    // 1.2 are missing: of those that bring them the last is too unlikely all the same.
+    assert_eq!(shares(2.2), [1, 3]);
+    // Dear tokens are not bought at any price.
+    let requests = [BudgetRequest {
+        due_tokens: 100.0,
+        ..request(&poor)
+    }];
+    let dear = divide(
+        &requests,
+        &step(1),
+        |tokens| f64::from(tokens).powi(3),
+        no_head,
+    );
+    assert_eq!(sizes(&dear), [0]);
+    // What costs more than others get for it is, within reason.
+    let wanted = |due_tokens| {
+        let requests = [BudgetRequest {
+            due_tokens,
+            ..request(&poor)
+        }];
+        let step = BudgetStep {
+            rate: Some(100.0),
+            ..step(1)
+        };
+        sizes(&divide(
+            &requests,
+            &step,
+            |tokens| 0.01 * f64::from(tokens),
+            no_head,
+        ))[0]
+    };
+    assert_eq!((wanted(0.0), wanted(3.0)), (0, 2));
+}
+
+#[test]
+fn a_head_is_worth_more_to_who_is_behind() {
+    let head = HeadOffer {
+        depth: 4,
+        slots: 4.0,
+        slots_max: 4,
+        gain: 1.0,
+        own_seconds: 0.0,
+    };
+    let wanted = |due_tokens| {
+        let requests = [BudgetRequest {
+            due_tokens,
+            head: Some(head),
+            ..request(&[])
+        }];
+        let step = BudgetStep {
+            rate: Some(100.0),
+            ..step(1)
+        };
+        divide(&requests, &step, |_| 0.01, |_, _| 0.02).shares[0].clone()
+    };
+    assert_eq!(wanted(1.0), Share::Plain);
+    assert_eq!(wanted(2.0), Share::Head);
+}
+
+#[test]
+fn what_the_head_leaves_due_raises_what_stands_beside_it() {
+    let head = HeadOffer {
+        depth: 1,
+        slots: 1.0,
+        slots_max: 1,
+        gain: 0.9,
+        own_seconds: 0.0,
+    };
+    let wanted = |due_tokens| {
+        let requests = [BudgetRequest {
+            due_tokens,
+            head: Some(head),
+            beside: &[0.3],
+            ..request(&[0.3])
+        }];
+        let step = BudgetStep {
+            rate: Some(100.0),
+            ..step(1)
+        };
+        let seconds = |tokens: u32| 0.004 + 0.006 * f64::from(tokens);
+        divide(&requests, &step, seconds, |_, _| 0.0).shares[0].clone()
+    };
+    assert_eq!(wanted(0.0), Share::Head);
+    assert_eq!(wanted(1.8), Share::Head);
+    assert_eq!(wanted(2.5), Share::Merged(vec![0]));
 }

@@ -45,7 +45,8 @@ fn chain(tokens: u32, share: f32) -> Candidate {
 fn wish(found: Option<&Candidate>, head: bool) -> Wish<'_, u8> {
     Wish {
         namespace: 1,
-        weight: 1.0,
+        priority: Priority::Normal,
+        pace: None,
         context_tokens: 100,
         found,
         head: head.then_some(HeadWish {
@@ -148,6 +149,37 @@ fn a_head_that_is_of_no_use_is_tried_ever_more_rarely() {
         granted.grants[0] == Grant::HeadTrial
     });
     assert!(!due);
+}
+
+#[test]
+fn a_profile_prices_the_first_step() {
+    let found = chain(8, 0.5);
+    let drafted = |profile: &[(u32, f64)]| {
+        let mut router = router();
+        router.start_from(profile);
+        let granted = router.divide(&[wish(Some(&found), false)], frame(1, 64));
+        granted.admitted
+    };
+    // Knowing nothing, it takes what it gets; and where tokens are as dear as steps, only what is worth it.
+    assert_eq!(drafted(&[]), 8);
+    assert_eq!(
+        drafted(&[(1, 0.001), (2, 0.002), (4, 0.004), (16, 0.016)]),
+        0
+    );
+    assert_eq!(drafted(&[(1, 0.001), (16, 0.001)]), 8);
+    // What was seen of steps that were made goes before a profile that comes late.
+    let mut router = router();
+    for _ in 0..40 {
+        for tokens in [1, 4, 16] {
+            router.step_done(&StepTaken {
+                batched_tokens: tokens,
+                seconds: takes(tokens),
+                ..StepTaken::default()
+            });
+        }
+    }
+    router.start_from(&[(1, 1.0), (16, 1.0)]);
+    assert!((router.cost.seconds(4, 0) / takes(4) - 1.0).abs() < 0.05);
 }
 
 #[test]

@@ -1,0 +1,106 @@
+//! What the engine's steps take by their number of tokens, measured before the first request: the budget of the first
+//! steps then goes by something.
+//!
+//! A few steps of one throw-away session, each twice: the first of a size pays for buffers and compiled kernels that the
+//! next ones have. The session is of no tenant's namespace and shares no text with another, nothing of it is kept, and it ends
+//! early when its time is up. Where it fails, costs are learnt from requests, as they would be without it.
+
+use std::time::Duration;
+
+use refrain_protocol::engine::{Sampling, SessionSpec, StepItem, StepRequest};
+use refrain_protocol::{ApiError, EngineSessionId, NamespaceId};
+use refrain_service_kit::random;
+
+use crate::engine::Engine;
+
+/// Steps of a size, of which the quickest counts.
+const REPEATS: usize = 2;
+/// Sizes below which nothing is said: a slope through the smallest steps tells nothing about large ones.
+const SIZES_MIN: usize = 4;
+/// Tokens that stand before those of a step: the one that opened the session.
+const KEPT_TOKENS: u32 = 1;
+
+/// Tokens of a step and its seconds, for sizes up to `tokens_max`, as far as `time_max` reaches; nothing if it does not reach
+/// far. To end the session may take as long again.
+pub(crate) async fn profile(
+    engine: &dyn Engine,
+    tokens_max: u32,
+    time_max: Duration,
+) -> Vec<(u32, f64)> {
+    let mut points = Vec::new();
+    if time_max.is_zero() {
+        return points;
+    }
+    let id = match random::u128() {
+        Ok(id) => id,
+        Err(error) => {
+            tracing::debug!(%error, "the engine's steps were not measured");
+            return points;
+        }
+    };
+    let session = EngineSessionId(id);
+    let measured = measure(engine, session, tokens_max, &mut points);
+    match tokio::time::timeout(time_max, measured).await {
+        Ok(Ok(())) | Err(_) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "the engine's steps were not all measured"),
+    }
+    // Also a step that still waits ends with it, and no KV is kept. Where it fails, the session expires by itself.
+    match tokio::time::timeout(time_max, engine.abort(vec![session])).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "the session that measured was not aborted"),
+        Err(_) => tracing::debug!("the session that measured takes long to abort"),
+    }
+    if points.len() < SIZES_MIN {
+        points.clear();
+    }
+    points
+}
+
+async fn measure(
+    engine: &dyn Engine,
+    session: EngineSessionId,
+    tokens_max: u32,
+    points: &mut Vec<(u32, f64)>,
+) -> Result<(), ApiError> {
+    let capabilities = engine.capabilities();
+    let largest = tokens_max
+        .min(capabilities.max_step_tokens)
+        .min(capabilities.max_context.saturating_sub(KEPT_TOKENS + 1));
+    let item = |open: Option<SessionSpec>, keep_len: u32, count: u32| StepItem {
+        session,
+        open,
+        keep_len,
+        tokens: (0..count)
+            .map(|at| at % capabilities.vocab_size.max(1))
+            .collect(),
+        sample: true,
+        draft: None,
+        self_draft: None,
+        max_emit: 1,
+    };
+    let open = SessionSpec {
+        namespace: NamespaceId(session.0),
+        sampling: Sampling::default(),
+        self_drafts: false,
+    };
+    step(engine, item(Some(open), 0, KEPT_TOKENS)).await?;
+    let sizes = (0..u32::BITS).map(|power| 1 << power);
+    for size in sizes.take_while(|size| *size <= largest) {
+        let mut quickest = f64::INFINITY;
+        for _ in 0..REPEATS {
+            let seconds = step(engine, item(None, KEPT_TOKENS, size)).await?;
+            quickest = quickest.min(seconds);
+        }
+        points.push((size, quickest));
+    }
+    Ok(())
+}
+
+/// Makes a step of one item. Its seconds.
+async fn step(engine: &dyn Engine, item: StepItem) -> Result<f64, ApiError> {
+    let response = engine.step(StepRequest { items: vec![item] }).await?;
+    for result in response.results {
+        result?;
+    }
+    Ok(response.step_s)
+}

@@ -1,0 +1,68 @@
+//! What a request wants of the steps that it shares with others.
+
+/// What a request's tokens count beside those of others in the same batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priority {
+    /// Half.
+    Low,
+    /// As much as most.
+    #[default]
+    Normal,
+    /// Twice.
+    High,
+}
+
+impl Priority {
+    /// For [`BudgetRequest::weight`].
+    pub fn weight(self) -> f32 {
+        match self {
+            Priority::Low => 0.5,
+            Priority::Normal => 1.0,
+            Priority::High => 2.0,
+        }
+    }
+}
+
+/// How a request stands with the time that it wants between its tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// Seconds per output token that it wants at most, on average.
+    pub tpot_s: f64,
+    /// Seconds since its first token.
+    pub elapsed_s: f64,
+    /// Tokens that it was given after that one.
+    pub tokens: u32,
+}
+
+impl Pace {
+    /// Tokens that a step of so many seconds must bring for the request to have its pace after it: below 1 if it is ahead.
+    /// (AdaServe, arXiv 2501.12162, section 4.)
+    pub fn due_tokens(&self, step_seconds: f64) -> f32 {
+        let wanted = (self.elapsed_s + step_seconds) / self.tpot_s;
+        let due = wanted - f64::from(self.tokens);
+        if due.is_finite() { due as f32 } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pace_says_what_is_due() {
+        let pace = Pace {
+            tpot_s: 0.02,
+            elapsed_s: 1.0,
+            tokens: 48,
+        };
+        // 51 tokens should be there after a step of 20 ms.
+        assert!((pace.due_tokens(0.02) - 3.0).abs() < 1e-5);
+        let ahead = Pace { tokens: 80, ..pace };
+        assert!(ahead.due_tokens(0.02) < 1.0);
+        let nonsense = Pace {
+            tpot_s: 0.0,
+            ..pace
+        };
+        assert_eq!(nonsense.due_tokens(0.02), 0.0);
+    }
+}
