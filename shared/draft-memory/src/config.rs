@@ -37,7 +37,7 @@ pub struct MemoryConfig {
     /// How long one look for news in the store may wait, milliseconds.
     pub follow_wait_ms: u32,
     /// How often at most a namespace in use that was left out in part, for want of room, is looked at for whether all of it
-    /// fits by now, milliseconds; then it is taken over anew.
+    /// fits by now, milliseconds; then it is taken over anew. Twice as seldom each time that it did not stay, up to 64 times.
     pub take_over_again_ms: u64,
     /// Most tokens fetched at once.
     pub follow_tokens: u32,

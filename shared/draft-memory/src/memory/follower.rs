@@ -12,7 +12,7 @@ use refrain_protocol::{DocumentId, ErrorKind};
 
 use super::NamespaceMemory;
 use super::groups::Groups;
-use super::room::Room;
+use super::room::{Retry, Room};
 use crate::config::MemoryConfig;
 use crate::metrics::MemoryMetrics;
 
@@ -40,7 +40,7 @@ impl Follower {
         let mut cursor = self.take_over().await;
         // What was removed while it was taken over is drafted from until the feed says so: that comes first.
         let mut is_taken_over = cursor != FeedCursor::default();
-        let mut fit_asked = Instant::now();
+        let mut retry = Retry::new(Instant::now());
         let mut failures = 0u32;
         loop {
             if !is_taken_over {
@@ -72,11 +72,10 @@ impl Follower {
                     if caught_up {
                         is_taken_over = false;
                         self.memory.is_behind.store(false, Ordering::Relaxed);
-                        if self.would_fit(&mut fit_asked).await {
+                        if self.would_fit(&mut retry).await {
                             // Meanwhile the store drafts, as it did for what was left out.
-                            let own = self.memory.lock().size();
-                            self.room.leave(own, || self.forget());
-                            cursor = self.take_over().await;
+                            cursor = self.take_over_again(cursor).await;
+                            retry.taken(Instant::now());
                             is_taken_over = cursor != FeedCursor::default();
                         }
                     }

@@ -5,6 +5,7 @@
 
 use std::ops::{Add, AddAssign};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use refrain_protocol::segment::SegmentInfo;
 
@@ -30,6 +31,50 @@ struct Held {
     coming: Size,
 }
 
+/// When a namespace that is left out in part is looked at again. Each time that taking it over ended in its being let go
+/// once more, twice as late: a limit that is met only while nobody runs anything is met again and again.
+#[derive(Debug)]
+pub(super) struct Retry {
+    since: Instant,
+    /// In a row that did not last.
+    times: u32,
+}
+
+/// A pause is at most so many times doubled.
+const DOUBLED_MAX: u32 = 6;
+
+impl Retry {
+    pub(super) fn new(now: Instant) -> Self {
+        Retry {
+            since: now,
+            times: 0,
+        }
+    }
+
+    /// Whether it is time to look.
+    pub(super) fn is_due(&mut self, lacks_room: bool, pause: Duration, now: Instant) -> bool {
+        let pause = pause.saturating_mul(1 << self.times.min(DOUBLED_MAX));
+        if now.saturating_duration_since(self.since) < pause {
+            return false;
+        }
+        if !lacks_room {
+            self.times = 0;
+        }
+        lacks_room
+    }
+
+    /// It was looked at in vain.
+    pub(super) fn looked(&mut self, now: Instant) {
+        self.since = now;
+    }
+
+    /// All of it was taken over again.
+    pub(super) fn taken(&mut self, now: Instant) {
+        self.since = now;
+        self.times = self.times.saturating_add(1);
+    }
+}
+
 /// Room that is kept for what is being fetched, until it is here or given up.
 pub(super) struct Reservation {
     room: Arc<Room>,
@@ -53,6 +98,23 @@ impl Size {
                 bytes: info.words.saturating_mul(4),
             }
         })
+    }
+
+    /// What so many tokens more take, if they are as those of this.
+    pub(super) fn of_more(self, tokens: u64) -> Self {
+        let bytes = u128::from(self.bytes) * u128::from(tokens) / u128::from(self.tokens.max(1));
+        Size {
+            tokens,
+            bytes: u64::try_from(bytes).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// A tenth more: what is mounted takes more than its files, and grows before anybody looks again.
+    pub(super) fn with_slack(self) -> Self {
+        self + Size {
+            tokens: self.tokens / 10,
+            bytes: self.bytes / 10,
+        }
     }
 
     /// What is left of it.
@@ -239,6 +301,36 @@ mod tests {
         // What is given up is no longer coming, either.
         drop(take());
         assert_eq!(numbers(&take().0), [1, 2]);
+    }
+
+    #[test]
+    fn what_is_let_go_again_and_again_is_taken_over_ever_more_seldom() {
+        let (start, pause) = (Instant::now(), Duration::from_secs(60));
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut retry = Retry::new(start);
+        assert!(!retry.is_due(true, pause, at(59)) && !retry.is_due(false, pause, at(60)));
+        assert!(retry.is_due(true, pause, at(60)));
+        // Looking alone makes it no rarer.
+        retry.looked(at(60));
+        assert!(!retry.is_due(true, pause, at(119)) && retry.is_due(true, pause, at(120)));
+        let mut now = 120;
+        for factor in [2, 4, 8, 16, 32, 64, 64] {
+            retry.taken(at(now));
+            assert!(!retry.is_due(true, pause, at(now + 60 * factor - 1)));
+            now += 60 * factor;
+            assert!(retry.is_due(true, pause, at(now)), "{factor}");
+        }
+        // Once it stayed for as long, it is as at first.
+        retry.taken(at(now));
+        assert!(!retry.is_due(false, pause, at(now + 60 * 64)));
+        assert!(retry.is_due(true, pause, at(now + 60 * 64)));
+    }
+
+    #[test]
+    fn slack_is_a_tenth_and_more_tokens_are_as_those_that_are_there() {
+        assert_eq!(size(1_000).with_slack(), size(1_100));
+        assert_eq!(size(1_000).of_more(30), size(30));
+        assert_eq!(Size::default().of_more(30).bytes, 0);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use refrain_suffix_index::Segment;
 
 use super::drafts::Arrivals;
 use super::follower::{Follower, backoff, pieces};
-use super::room::Size;
+use super::room::{Retry, Size};
 
 /// How often the worker begins again when a segment was merged away meanwhile.
 const TRIES_MAX: u32 = 3;
@@ -55,15 +55,16 @@ impl Follower {
         FeedCursor::default()
     }
 
-    /// Whether all that the store has sealed would fit by now, where some of it was left out or let go. The store is
-    /// asked now and then, while requests of the namespace run: the others have no claim to the room.
-    pub(super) async fn would_fit(&self, asked: &mut Instant) -> bool {
+    /// Whether all that the store has would fit by now, with some slack, where some of it was left out or let go. The
+    /// store is asked now and then, while requests of the namespace run: the others have no claim to the room.
+    pub(super) async fn would_fit(&self, retry: &mut Retry) -> bool {
         let pause = Duration::from_millis(self.config.take_over_again_ms);
-        let is_due = self.memory.lacks_room.load(Ordering::Relaxed) && asked.elapsed() >= pause;
+        let lacks_room = self.memory.lacks_room.load(Ordering::Relaxed);
+        let is_due = retry.is_due(lacks_room, pause, Instant::now());
         if !is_due || !self.memory.lock().is_running() {
             return false;
         }
-        *asked = Instant::now();
+        retry.looked(Instant::now());
         let request = SegmentsRequest {
             namespace: self.memory.grant(),
         };
@@ -71,9 +72,32 @@ impl Follower {
             self.metrics.follow_failures.inc();
             return false;
         };
-        let all = Size::of_segments(&listed.segments);
+        let (own, unsealed) = {
+            let drafts = self.memory.lock();
+            let lens = listed.unsealed.iter();
+            let lens = lens.filter_map(|document| drafts.len_of(*document));
+            let own = drafts.size();
+            (own, own.of_more(lens.map(u64::from).sum()))
+        };
+        let all = Size::of_segments(&listed.segments) + unsealed;
+        self.room.would_fit(all.with_slack(), own, &self.config)
+    }
+
+    /// Takes a namespace over once more. What the groups have stays with them, so the feed goes on where it was, if that
+    /// is earlier: what was removed since is to be removed there as well.
+    pub(super) async fn take_over_again(&self, before: FeedCursor) -> FeedCursor {
         let own = self.memory.lock().size();
-        self.room.would_fit(all, own, &self.config)
+        self.room.leave(own, || {
+            self.memory.is_behind.store(true, Ordering::Relaxed);
+            self.memory.lock().reset();
+        });
+        let again = self.take_over().await;
+        let is_of_another = again.generation != before.generation;
+        match again != FeedCursor::default() && is_of_another {
+            // Refused, and then all of it begins anew.
+            true => before,
+            false => again.min(before),
+        }
     }
 
     async fn try_take_over(&self) -> anyhow::Result<Option<FeedCursor>> {

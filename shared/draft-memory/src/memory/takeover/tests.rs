@@ -307,6 +307,14 @@ async fn what_found_no_room_beside_what_is_coming_is_taken_over_once_that_is_gon
     drop(coming);
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(met.outcomes("done", 1));
+    // What was said in a group stays there, but for what the store removed.
+    let group = met
+        .memory
+        .group(NamespaceId(1), "prompt", DocumentId(300))
+        .unwrap();
+    group.group().merge(&whole(300));
+    group.group().merge(&whole(11));
+    let group = group.group().clone();
     met.namespace.begin(DocumentId(21));
     let waited = tokio::time::timeout(Duration::from_secs(60), async {
         while !met.outcomes("done", 2) || met.namespace.is_partial() {
@@ -314,6 +322,13 @@ async fn what_found_no_room_beside_what_is_coming_is_taken_over_once_that_is_gon
         }
     });
     waited.await.unwrap();
+    let waited = tokio::time::timeout(Duration::from_secs(60), async {
+        while group.lock().len_of(DocumentId(11)).is_some() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    waited.await.unwrap();
+    assert_eq!(group.lock().len_of(DocumentId(300)), Some(LEN));
     met.assert_all_there();
     // All of it is here, so nobody looks again.
     let listed = |met: &Met| {
