@@ -13,6 +13,7 @@ use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use prometheus::{HistogramVec, IntCounterVec};
 use refrain_protocol::{ApiError, ErrorKind};
+use tokio::task::AbortHandle;
 use tracing::Instrument;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
@@ -51,6 +52,8 @@ pub struct ServeOptions {
 pub struct Server {
     addr: SocketAddr,
     handle: ServerHandle,
+    /// The task that listens.
+    running: AbortHandle,
 }
 
 /// The request's id: the caller's `x-request-id`, or one made here. In the request's extensions.
@@ -68,10 +71,12 @@ impl Server {
         self.handle.stop(graceful).await;
     }
 
-    /// Stops: responses that are under way have `grace` to run to their end, then they are cut off.
+    /// Stops: responses that are under way have `grace` to run to their end. Then nobody waits for them any more: their
+    /// connections are cut with the process, or `SHUTDOWN_TIMEOUT_S` after the stop began.
     pub async fn stop_within(&self, grace: Duration) {
         if tokio::time::timeout(grace, self.stop(true)).await.is_err() {
-            self.stop(false).await;
+            // It takes no other order while it waits for its threads.
+            self.running.abort();
         }
     }
 }
@@ -168,12 +173,16 @@ where
     let addr = server.addrs().first().copied().unwrap_or(options.listen);
     let running = server.run();
     let handle = running.handle();
-    tokio::spawn(async move {
+    let running = tokio::spawn(async move {
         if let Err(error) = running.await {
             tracing::error!(%error, "http server ended");
         }
     });
-    Ok(Server { addr, handle })
+    Ok(Server {
+        addr,
+        handle,
+        running: running.abort_handle(),
+    })
 }
 
 fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {

@@ -24,7 +24,7 @@ struct Listening {
     read: Arc<AtomicUsize>,
 }
 
-/// `/size` reads bytes, `/length` reads JSON; both tell the length.
+/// `/size` reads bytes, `/length` reads JSON; both tell the length. `/never` reads bytes and does not answer.
 fn listen() -> Listening {
     let keys = MeshConfig::generate().unwrap();
     let auth = MeshAuth::new(&keys).unwrap();
@@ -37,19 +37,25 @@ fn listen() -> Listening {
         body_bytes_max: BODY_BYTES_MAX,
         connections_max: 16,
     };
-    let counted = read.clone();
+    let (counted, counted_never) = (read.clone(), read.clone());
     let server = serve(options, &metrics, Arc::new(|| Ok(())), move |app| {
         let counted = counted.clone();
         let size = move |Body(body): Body| {
             counted.fetch_add(1, Ordering::Relaxed);
             async move { HttpResult::Ok(web::Json(body.len())) }
         };
+        let counted = counted_never.clone();
+        let never = move |Body(_): Body| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            std::future::pending::<HttpResult<String>>()
+        };
         let length = async |text: web::Json<String>| web::Json(text.len());
         app.service(
             web::scope("/in")
                 .wrap(mesh_only(auth.clone()))
                 .route("/size", web::post().to(size))
-                .route("/length", web::post().to(length)),
+                .route("/length", web::post().to(length))
+                .route("/never", web::post().to(never)),
         );
     })
     .unwrap();
@@ -115,4 +121,30 @@ async fn the_caller_closes_idle_connections_and_a_stop_does_not_wait_for_them() 
     let stopping = Instant::now();
     listening.server.stop(true).await;
     assert!(stopping.elapsed() < Duration::from_secs(5));
+}
+
+/// By far less than what a listener waits for by itself.
+#[tokio::test]
+async fn a_stop_waits_no_longer_than_its_grace_for_who_never_answers() {
+    let listening = listen();
+    let client = listening.client.clone();
+    let asking = tokio::spawn(async move {
+        let bytes = vec![0; 10];
+        let kind = "application/octet-stream";
+        client
+            .post_bytes("/in/never", kind, bytes, 12 * TIMEOUT)
+            .await
+    });
+    let waited = tokio::time::timeout(TIMEOUT, async {
+        while listening.read.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    waited.await.unwrap();
+    let stopping = listening.server.stop_within(Duration::from_millis(50));
+    let stopped = tokio::time::timeout(2 * TIMEOUT, stopping).await;
+    assert!(stopped.is_ok());
+    // It answers nobody else, either.
+    assert!(size(&listening.client, 1).await.is_err());
+    asking.abort();
 }
