@@ -31,8 +31,9 @@
 //!
 //! **What falls out.** Chains of one chance and a measured cost give the draft length of TurboSpec (arXiv 2406.14066).
 
-/// What the tokens that a request needs for its pace count more than others.
-const DUE_WEIGHT: f32 = 4.0;
+mod worths;
+
+use self::worths::Worths;
 
 /// What one request of a step may have verified.
 #[derive(Clone, Copy, Debug)]
@@ -155,47 +156,6 @@ fn worth(requests: &[BudgetRequest<'_>]) -> f64 {
         .iter()
         .map(|request| f64::from(request.weight))
         .sum()
-}
-
-/// What each node of a request is worth.
-struct Worths {
-    tree: Vec<f32>,
-    beside: Vec<f32>,
-}
-
-impl BudgetRequest<'_> {
-    fn worths(&self) -> Worths {
-        let missing = self.due_tokens - 1.0;
-        let by_head = self.head.map_or(0.0, |head| head.gain);
-        Worths {
-            tree: self.raised(self.tree, missing),
-            beside: self.raised(self.beside, missing - by_head),
-        }
-    }
-
-    /// What nodes are worth that bring so much, of which so many tokens are `missing` for its pace.
-    fn raised(&self, nodes: &[f32], mut missing: f32) -> Vec<f32> {
-        let mut worths: Vec<f32> = nodes.iter().map(|f| self.weight * f).collect();
-        if missing > 0.0 {
-            // Likeliest first, and parents before children among equals: what is raised is a tree, too.
-            let mut order: Vec<usize> = (0..nodes.len()).collect();
-            order.sort_by(|a, b| nodes[*b].total_cmp(&nodes[*a]));
-            for at in order {
-                if missing <= 0.0 {
-                    break;
-                }
-                worths[at] *= DUE_WEIGHT;
-                missing -= nodes[at];
-            }
-        }
-        worths
-    }
-
-    /// What the head's draft is worth.
-    fn head_worth(&self, head: &HeadOffer) -> f64 {
-        let due = head.gain.min(self.due_tokens - 1.0).max(0.0);
-        f64::from(self.weight * (head.gain + (DUE_WEIGHT - 1.0) * due))
-    }
 }
 
 /// All nodes, those that bring most first.
