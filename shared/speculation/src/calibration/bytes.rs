@@ -360,7 +360,7 @@ mod tests {
             }
             let end = if form == TABLES { KINDS * CELLS } else { FINEST };
             if makes_sense {
-                for (at, seen, accepted) in &mut cells {
+                for (_, seen, accepted) in &mut cells {
                     *seen = (*seen).max(1);
                     *accepted = (*accepted).min(*seen);
                 }
