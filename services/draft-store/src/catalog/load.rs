@@ -137,6 +137,8 @@ fn load_chances(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError
             Some(id) => {
                 let bytes = (key.len() + value.len()) as u64;
                 loaded.catalog.chances.found(id, bytes);
+                // Its names may be lost, and it may have no documents: an erasure is to find it all the same.
+                loaded.catalog.introduce_nameless(id);
             }
             None => loaded.repairs.remove(key.to_vec()),
         }

@@ -50,7 +50,7 @@ pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf
     Ok(to)
 }
 
-/// Copies every document record that still decodes. Answers how many; damage ends the copy, not the start.
+/// Copies every record of documents, and of what drafts are worth, that still decodes. Answers how many; damage ends the copy, not the start.
 pub(super) fn salvage(from: &Path, to: &SledLog, cache_bytes: u64) -> Result<u64, LogError> {
     let old = match SledLog::open(from, cache_bytes) {
         Ok(old) => old,
@@ -70,6 +70,7 @@ pub(super) fn salvage(from: &Path, to: &SledLog, cache_bytes: u64) -> Result<u64
         Kind::Piece,
         Kind::Head,
         Kind::State,
+        Kind::Chances,
     ] {
         match copy(&old, to, kind) {
             Ok(count) => copied += count,

@@ -2,7 +2,9 @@
 //! tells something.
 //!
 //! They hold counts and no token. They belong to the namespace and not to its documents, so no budget and no age removes
-//! them; an erasure that names the namespace does, whatever else of it is kept.
+//! them. An erasure does, of every namespace that it may hit: all of its tenant's, of its model if it names one, and
+//! everybody's where it names no tenant; also where it is of one session or some time only, since nobody can tell
+//! what of the counts came from there. They are learnt again.
 
 use refrain_protocol::{Namespace, NamespaceId};
 use refrain_speculation::{Calibration, Observed};

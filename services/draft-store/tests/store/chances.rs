@@ -107,6 +107,28 @@ async fn an_erasure_takes_them_along() {
 }
 
 #[tokio::test]
+async fn they_are_salvaged_from_a_log_that_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let likely = node(4, 0.5);
+    let mut calibration = Calibration::new();
+    learn(&mut calibration, 60);
+    exchange(&store.handle(), store.sign("a"), &mut calibration).await;
+    store.stop().await;
+    // Its identity.
+    let db = sled::open(dir.path().join("data/log")).unwrap();
+    db.remove(b"m").unwrap();
+    db.flush().unwrap();
+    drop(db);
+    let store = Store::start(config(dir.path())).await;
+    assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 1.0);
+    let known = chance(&store, "a", &likely).await;
+    assert_eq!(known, calibration.chance(&likely));
+    assert!(known > 0.8);
+    store.stop().await;
+}
+
+#[tokio::test]
 async fn what_is_no_observation_or_not_signed_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
