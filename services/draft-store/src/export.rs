@@ -31,6 +31,14 @@ impl From<ApiError> for Refused {
 
 fn ended(why: Ended) -> Refused {
     let (limit, why) = match why {
+        Ended::List => {
+            let message = "there is more to export than one export may list (export_held_bytes_max): \
+                           export one model at a time, or raise the limit";
+            return Refused {
+                limit: Some(Limit::ExportHeld),
+                error: Box::new(ApiError::new(ErrorKind::TooLarge, message)),
+            };
+        }
         Ended::Erased => (None, "something of it was erased"),
         Ended::Held => (
             Some(Limit::ExportHeld),

@@ -226,12 +226,7 @@ impl Core {
             return Ok((None, Outcome::default()));
         }
         mark.at_ms = now_ms;
-        // Also of what was evicted since: no removal will tell of that.
-        for (namespace, names) in catalog.namespaces() {
-            if mark.hits_namespace(names.as_ref()) {
-                catalog.exports().erased(namespace);
-            }
-        }
+        catalog.end_exports(&mark);
         let mut edit = self.edit(catalog, now_ms);
         edit.erase_chances(|names| mark.hits_namespace(names));
         edit.mark(mark.clone());

@@ -8,8 +8,8 @@
 //! aside, in the same commit.
 //!
 //! What that may hold on to is bounded, in memory and in deleted files; past it the export ends. An erasure ends the
-//! exports of the namespace that it hits, before it is answered: nothing keeps what is erased, and no export is
-//! complete that tells it.
+//! exports of the namespaces that it hits, when it begins and once more before it is answered: nothing keeps what is
+//! erased, and no export is complete that tells it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -19,7 +19,7 @@ use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 use super::Catalog;
-use crate::record::{DocumentKey, SegmentId, StateRecord, finish_of};
+use crate::record::{DocumentKey, ErasureRecord, SegmentId, StateRecord, finish_of};
 use crate::segments::{Live, Sealed};
 
 /// The limits; see [`crate::DraftStoreConfig`].
@@ -31,6 +31,16 @@ pub(crate) struct ExportLimits {
     pub(crate) idle: Duration,
 }
 
+impl ExportLimits {
+    /// Of a store that nobody else uses, and that does not change.
+    pub(crate) const NONE: ExportLimits = ExportLimits {
+        exports_max: usize::MAX,
+        held_bytes_max: u64::MAX,
+        disk_bytes_max: u64::MAX,
+        idle: Duration::MAX,
+    };
+}
+
 /// Why an export ended before it was through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
@@ -38,6 +48,8 @@ pub(crate) enum Ended {
     Erased,
     /// Too much was put aside for it.
     Held,
+    /// What it is to tell is a longer list than it may hold; it has not begun.
+    List,
     /// Too many bytes of deleted segments were kept for it.
     Disk,
 }
@@ -189,6 +201,11 @@ struct Known {
     used: Instant,
 }
 
+fn live(known: &BTreeMap<u64, Known>) -> impl Iterator<Item = &Arc<Snapshot>> {
+    let all = known.values();
+    all.filter_map(|known| known.snapshot.as_ref().ok())
+}
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Exports {
@@ -201,7 +218,7 @@ impl Exports {
     }
 
     /// Begins an export with this number: all namespaces whose names are wanted, as they are now. `None` when as many
-    /// are under way as may be, and `Ended::Held` when the list alone is too long.
+    /// are under way as may be, and [`Ended::List`] when the list alone is too long.
     pub(crate) fn begin(
         &self,
         number: u64,
@@ -234,7 +251,7 @@ impl Exports {
         }
         let bytes = parts.iter().map(Part::bytes).sum();
         if bytes > limits.held_bytes_max {
-            return Some(Err(Ended::Held));
+            return Some(Err(Ended::List));
         }
         let snapshot = Arc::new(Snapshot {
             parts,
@@ -248,7 +265,12 @@ impl Exports {
             snapshot: Ok(snapshot.clone()),
             used: Instant::now(),
         };
-        self.lock().insert(number, known);
+        // Once more: others may have begun while this one was listed.
+        let mut all = self.lock();
+        if live(&all).count() >= limits.exports_max {
+            return None;
+        }
+        all.insert(number, known);
         Some(Ok(snapshot))
     }
 
@@ -273,10 +295,7 @@ impl Exports {
     /// How many are under way, and the bytes of memory and of deleted files that are held for them.
     pub(crate) fn sizes(&self) -> (usize, u64, u64) {
         let known = self.lock();
-        let live = known
-            .values()
-            .filter_map(|known| known.snapshot.as_ref().ok());
-        live.fold((0, 0, 0), |(count, bytes, disk_bytes), snapshot| {
+        live(&known).fold((0, 0, 0), |(count, bytes, disk_bytes), snapshot| {
             let held = snapshot.held();
             (count + 1, bytes + held.bytes, disk_bytes + held.disk_bytes)
         })
@@ -296,10 +315,7 @@ impl Exports {
     /// Whether a document is to be put aside before it is cut or removed.
     pub(crate) fn want(&self, key: DocumentKey) -> bool {
         let known = self.lock();
-        let mut live = known
-            .values()
-            .filter_map(|known| known.snapshot.as_ref().ok());
-        live.any(|snapshot| snapshot.wants(key))
+        live(&known).any(|snapshot| snapshot.wants(key))
     }
 
     /// Puts a document aside, as it is now.
@@ -321,5 +337,16 @@ impl Exports {
     /// A segment of so many bytes does not count any more.
     pub(crate) fn unmounted(&self, segment: SegmentId, bytes: u64) {
         self.end(|snapshot| snapshot.unmounted(segment, bytes));
+    }
+}
+
+impl Catalog {
+    /// Ends the exports of all namespaces that an erasure hits. Also of what was evicted: no removal will tell of that.
+    pub(crate) fn end_exports(&self, mark: &ErasureRecord) {
+        for (namespace, names) in self.namespaces() {
+            if mark.hits_namespace(names.as_ref()) {
+                self.exports().erased(namespace);
+            }
+        }
     }
 }

@@ -89,8 +89,8 @@ impl DraftStoreHandle {
         self.send(Call::Mark(mark, reply))?;
         let mark = answer.await.map_err(|_| dropped())??;
         let erased_at_ms = mark.at_ms;
-        let shared = self.inner.shared.clone();
-        let keys = tokio::task::spawn_blocking(move || hit(&shared, &mark))
+        let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
+        let keys = tokio::task::spawn_blocking(move || hit(&shared, &wanted))
             .await
             .map_err(ApiError::internal)??;
         let mut documents = 0;
@@ -114,6 +114,16 @@ impl DraftStoreHandle {
             let message = "the store was opened again while it erased; erase once more";
             return Err(unavailable().with_detail(message));
         }
+        // Those that began since the mark: what they hold may have been evicted before its turn to be erased came.
+        let shared = self.inner.shared.clone();
+        tokio::task::spawn_blocking(move || {
+            let open = shared.read();
+            let catalog = &open.as_ref().ok_or_else(unavailable)?.catalog;
+            catalog.end_exports(&mark);
+            Ok(())
+        })
+        .await
+        .map_err(ApiError::internal)??;
         tracing::info!(documents, quarantines, "draft store documents erased");
         Ok(EraseReply {
             erased_at_ms,

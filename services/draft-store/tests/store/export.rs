@@ -126,9 +126,12 @@ async fn an_export_tells_one_moment_whatever_happens_meanwhile() {
     let gone = store.page("a", after).await.unwrap_err();
     assert_eq!(gone.kind, ErrorKind::Conflict);
     let store = Arc::into_inner(store).unwrap();
-    while store.metric("refrain_draft_store_exports") > 0.0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let waited = tokio::time::timeout(Duration::from_secs(60), async {
+        while store.metric("refrain_draft_store_exports") > 0.0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    waited.await.unwrap();
     assert_eq!(store.metric("refrain_draft_store_export_held_bytes"), 0.0);
     store.stop().await;
 }
@@ -205,6 +208,17 @@ async fn what_an_export_may_hold_is_bounded() {
         "export_disk_bytes_max",
     )
     .await;
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(DraftStoreConfig {
+        export_held_bytes_max: 100,
+        ..budgeted(dir.path())
+    })
+    .await;
+    store.finish("a", 0..30).await;
+    let error = store.page("a", ExportCursor::default()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::TooLarge);
+    assert!(error.message.contains("export_held_bytes_max"), "{error:?}");
+    store.stop().await;
     let start = async |idle_s: u64| {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::start(DraftStoreConfig {
@@ -223,10 +237,13 @@ async fn what_an_export_may_hold_is_bounded() {
     assert!(store.page("a", first).await.is_ok());
     store.stop().await;
     let (_dir, store, first) = start(1).await;
-    while let Err(error) = store.page("a", ExportCursor::default()).await {
-        assert_eq!(error.kind, ErrorKind::Overloaded);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let waited = tokio::time::timeout(Duration::from_secs(60), async {
+        while let Err(error) = store.page("a", ExportCursor::default()).await {
+            assert_eq!(error.kind, ErrorKind::Overloaded);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    waited.await.unwrap();
     let idle = store.page("a", first).await.unwrap_err();
     assert_eq!(idle.kind, ErrorKind::Conflict);
     store.stop().await;

@@ -1,7 +1,11 @@
 //! One behaviour at a time.
 
+use refrain_speculation::Calibration;
+
 use super::*;
+use crate::catalog::{Ended, ExportLimits};
 use crate::config::TenantQuota;
+use crate::record::{Kind, chances_range, namespace_key};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
@@ -470,4 +474,72 @@ fn one_namespace_too_many_is_refused() {
     let catalog = &mut open.as_mut().unwrap().catalog;
     let outcome = store.core.append(catalog, &[append], store.now_ms).unwrap();
     assert_eq!(outcome.lengths, [None]);
+}
+
+fn erasure(tenant: &str) -> ErasureRecord {
+    ErasureRecord {
+        tenant: Some(tenant.into()),
+        ..ErasureRecord::default()
+    }
+}
+
+#[test]
+fn exports_that_began_since_the_mark_are_ended_before_an_erasure_is_answered() {
+    let mut store = Store::new(small());
+    for tenant in ["a", "b"] {
+        store.append(tenant, &[update(1, 1, 0, &[1, 2, 3])]);
+    }
+    let (mark, now_ms) = (erasure("a"), store.now_ms);
+    let mut marked = None;
+    store.run(|core, catalog| {
+        let (mark, outcome) = core.mark(catalog, mark, now_ms)?;
+        marked = mark;
+        Ok(outcome)
+    });
+    let begin = |store: &Store, number: u64, tenant: &'static str| {
+        let open = store.shared.read();
+        let catalog = &open.as_ref().unwrap().catalog;
+        let is_wanted = |names: &Namespace| names.tenant == tenant;
+        let begun = catalog
+            .exports()
+            .begin(number, catalog, is_wanted, ExportLimits::NONE);
+        assert!(begun.is_some_and(|begun| begun.is_ok()));
+    };
+    begin(&store, 1, "a");
+    begin(&store, 2, "b");
+    // Evicted before it is erased: the export has put it aside, and no removal will tell that it was to be erased.
+    store.run(|core, catalog| core.remove(catalog, &[key("a", 1)], Removal::Tokens, now_ms));
+    let open = store.shared.read();
+    let catalog = &open.as_ref().unwrap().catalog;
+    let ours = catalog.exports().get(1).unwrap().ok().unwrap();
+    assert_eq!(ours.put_aside(key("a", 1)).unwrap().tokens, [1, 2, 3]);
+    catalog.end_exports(&marked.unwrap());
+    assert!(matches!(catalog.exports().get(1), Some(Err(Ended::Erased))));
+    assert!(matches!(catalog.exports().get(2), Some(Ok(_))));
+}
+
+#[test]
+fn what_drafts_are_worth_is_erased_also_where_the_names_are_lost() {
+    let mut store = Store::new(small());
+    let mut calibration = Calibration::new();
+    calibration.observe_head(100, 3, 2);
+    let told = Told {
+        namespace: names("a").id(),
+        names: names("a"),
+        observed: calibration.take_observed(),
+    };
+    let now_ms = store.now_ms;
+    store.run(|core, catalog| Ok(core.tell_chances(catalog, &told, now_ms)?.1));
+    let kept = |store: &Store| {
+        let (from, to) = chances_range(names("a").id());
+        let records = store.log.records.lock().unwrap();
+        records.range(from..to).count()
+    };
+    let named = namespace_key(Kind::Namespace, names("a").id());
+    let damaged = store.log.records.lock().unwrap().insert(named, vec![1]);
+    assert!(damaged.is_some());
+    let mut store = store.reopen();
+    assert_eq!(kept(&store), 1);
+    store.run(|core, catalog| Ok(core.mark(catalog, erasure("a"), now_ms)?.1));
+    assert_eq!(kept(&store), 0);
 }
