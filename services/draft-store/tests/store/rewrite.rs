@@ -22,6 +22,13 @@ fn disk_bytes(dir: &Path) -> u64 {
         .sum()
 }
 
+/// Of all logs, the one that is used and the one that is written.
+fn log_bytes(data: &Path) -> u64 {
+    let entries = std::fs::read_dir(data).into_iter().flatten().flatten();
+    let logs = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
+    logs.map(|entry| disk_bytes(&entry.path())).sum()
+}
+
 /// Tokens that do not compress.
 pub(super) fn noise(document: u128, len: u32) -> Vec<TokenId> {
     let mut state = document as u64 + 1;
@@ -59,7 +66,7 @@ impl Peak {
             .filter_map(|file| Some(file.metadata().ok()?.len()))
             .collect();
         let seen = Peak {
-            logs: disk_bytes(data).saturating_sub(disk_bytes(&segments)),
+            logs: log_bytes(data),
             segments: lens.iter().sum(),
             largest_segment: lens
                 .iter()
