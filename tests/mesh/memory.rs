@@ -77,7 +77,9 @@ async fn a_second_time_is_drafted_from_the_first_for_its_tenant_alone() -> anyho
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_predicted_output_is_drafted_and_reported() -> anyhow::Result<()> {
-    let mesh = UpMesh::start().await?;
+    // Whether drafts pay on this machine is not asked here.
+    let settings = "[worker.speculation]\nrouter = \"score\"\nfallback = \"off\"\ngain_min = 0";
+    let mesh = UpMesh::start_with(settings).await?;
     let said = mesh.client().chat(&chat(6)).await?;
     // Nobody said it to this tenant: only the prediction can know.
     let prediction = serde_json::json!({"type": "content", "content": said.text.clone()});
