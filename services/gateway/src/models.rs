@@ -73,8 +73,8 @@ impl Model {
     }
 }
 
-/// `eos_token_id` of `config.json` and `eos_token` of `tokenizer_config.json`. They often differ: the one
-/// ends a document, the other a turn.
+/// `eos_token_id` of `config.json` and `generation_config.json`, and `eos_token` of `tokenizer_config.json`. They often
+/// differ: the one ends a document, the other a turn. Engines of other makers end at those of the second by themselves.
 fn end_tokens(files: &ModelFiles, tokenizer: &Tokenizer) -> Vec<TokenId> {
     let parse = |bytes: &Option<Vec<u8>>| -> serde_json::Value {
         bytes
@@ -82,13 +82,13 @@ fn end_tokens(files: &ModelFiles, tokenizer: &Tokenizer) -> Vec<TokenId> {
             .and_then(|bytes| serde_json::from_slice(bytes).ok())
             .unwrap_or_default()
     };
-    let config = parse(&files.config_json);
-    let ids = match &config["eos_token_id"] {
+    let ids = |file: &Option<Vec<u8>>| match &parse(file)["eos_token_id"] {
         serde_json::Value::Array(ids) => ids.clone(),
         one => vec![one.clone()],
     };
-    let mut found: Vec<TokenId> = ids
-        .iter()
+    let mut found: Vec<TokenId> = [&files.config_json, &files.generation_config_json]
+        .into_iter()
+        .flat_map(ids)
         .filter_map(|id| id.as_u64())
         .filter_map(|id| TokenId::try_from(id).ok())
         .collect();
@@ -290,6 +290,22 @@ mod tests {
             models.get("acme", "closed").unwrap().stop_token_ids,
             [IM_END]
         );
+    }
+
+    #[test]
+    fn outputs_end_at_the_end_tokens_of_all_files() {
+        let ends = |generation_config: &str| {
+            let files = ModelFiles {
+                generation_config_json: Some(generation_config.into()),
+                ..byte_level_files()
+            };
+            Model::new(&ModelConfig::default(), &files)
+                .unwrap()
+                .stop_token_ids
+        };
+        assert_eq!(ends(r#"{"eos_token_id": [5, 7]}"#), [IM_END, 5, 7]);
+        assert_eq!(ends(r#"{"eos_token_id": 5}"#), [IM_END, 5]);
+        assert_eq!(ends("no JSON"), [IM_END]);
     }
 
     #[test]

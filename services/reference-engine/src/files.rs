@@ -53,6 +53,7 @@ pub fn shipped_model() -> ModelFiles {
         ))),
         tokenization: Some(refrain_tokenization::ModelFiles {
             config_json: Some(include_bytes!("../model/config.json").to_vec()),
+            generation_config_json: None,
             tokenizer_json: include_bytes!("../model/tokenizer.json").to_vec(),
             tokenizer_config_json: Some(include_bytes!("../model/tokenizer_config.json").to_vec()),
             chat_template: Some(include_str!("../model/chat_template.jinja").to_owned()),

@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use lru::LruCache;
-use refrain_protocol::NamespaceId;
 use refrain_protocol::engine::Draft;
+use refrain_protocol::{NamespaceId, TokenId};
 use refrain_speculation::{
     Asked, Calibration, CallOffer, CallWorth, Candidate, Expansion, Gate, GateParams, GateStep,
     Mode, ProposeParams, Route, RouteReason, batch_bucket, best_call,
@@ -66,12 +66,19 @@ impl SharedDrive {
     }
 }
 
+/// Most end tokens of the engine's own that are remembered: models have a few.
+const ENDS_REMEMBERED: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+
 /// See the module.
 pub(crate) struct Drive {
     nodes_max: u32,
+    /// Most tokens of a call, those of all its prompts together.
+    call_tokens_max: u64,
     off_above_batch: Option<u32>,
     /// The one unused longest goes first.
     namespaces: LruCache<NamespaceId, Calibration>,
+    /// Tokens at which streams ended by themselves, though no request knew them for ends; the one unused longest goes first.
+    ends: LruCache<TokenId, ()>,
     /// By the largest number of chunks measured together.
     paces: HashMap<u32, Pace>,
     /// `None` if the configuration turns it off.
@@ -173,6 +180,21 @@ fn carried(way: VerifyWay, text_tokens: u32, nodes: u32) -> u64 {
     prompts * u64::from(text_tokens)
 }
 
+/// Most nodes of a call, `nodes_max` at most, whose prompts come to no more than so many tokens, whichever the nodes' paths
+/// are. `None` where there is no room for one.
+fn nodes_that_fit(
+    way: VerifyWay,
+    text_tokens: u32,
+    nodes_max: u32,
+    tokens_max: u64,
+) -> Option<u32> {
+    let most = |nodes: &u32| {
+        let prompts = carried(way, text_tokens.saturating_add(*nodes), *nodes);
+        prompts <= tokens_max
+    };
+    (1..=nodes_max).rev().find(most)
+}
+
 impl Drive {
     fn new(config: &WorkerConfig, metrics: WorkerMetrics) -> Self {
         let speculation = &config.speculation;
@@ -188,8 +210,10 @@ impl Drive {
         });
         Drive {
             nodes_max: config.engine.drive_tokens_max,
+            call_tokens_max: config.engine.drive_prompt_tokens_max,
             off_above_batch: Some(speculation.off_above_batch).filter(|batch| *batch > 0),
             namespaces: LruCache::new(namespaces.unwrap_or(NonZeroUsize::MIN)),
+            ends: LruCache::new(ENDS_REMEMBERED),
             paces: HashMap::new(),
             gate,
             batch: 0,
@@ -221,6 +245,16 @@ impl Drive {
     /// A stream that was started behind a call was silent for so long before its first token.
     pub(crate) fn restarted(&mut self, seconds: f64) {
         self.pace().restarted(seconds);
+    }
+
+    /// A stream ended by itself, at a token that its request did not know for an end.
+    pub(crate) fn ended_at(&mut self, token: TokenId) {
+        self.ends.put(token, ());
+    }
+
+    /// Whether streams end at a token by themselves.
+    pub(crate) fn ends_at(&mut self, token: TokenId) -> bool {
+        self.ends.get(&token).is_some()
     }
 
     /// It is known what the target said where a draft was found.
@@ -285,15 +319,17 @@ impl Drive {
             .namespaces
             .get_or_insert_mut(moment.namespace, Calibration::default);
         let chances = calibration.expect(moment.candidate);
-        let offer = CallOffer {
-            tree: &chances,
-            ends_with: moment.ends_with,
-            nodes_max: self.nodes_max,
-        };
         let pace = self.paces.get(&batch_bucket(self.batch))?;
         let stream = pace.of_streams(moment.is_streaming)?;
         let ways = moment.ways.iter().filter(|way| pace.may_call(**way));
         ways.filter_map(|way| {
+            let text_tokens = moment.text_tokens;
+            let fit = nodes_that_fit(*way, text_tokens, self.nodes_max, self.call_tokens_max)?;
+            let offer = CallOffer {
+                tree: &chances,
+                ends_with: moment.ends_with,
+                nodes_max: fit,
+            };
             let call_s = |nodes| {
                 let carried = carried(*way, moment.text_tokens, nodes);
                 pace.call_s(*way, 1 + nodes, carried)

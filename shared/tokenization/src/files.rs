@@ -9,6 +9,8 @@ use crate::{ChatTemplate, TokenizationError, Tokenizer};
 pub struct ModelFiles {
     /// `config.json`: the network's shape.
     pub config_json: Option<Vec<u8>>,
+    /// `generation_config.json`: how engines generate unless told otherwise, its end tokens among it.
+    pub generation_config_json: Option<Vec<u8>>,
     /// `tokenizer.json`.
     pub tokenizer_json: Vec<u8>,
     /// `tokenizer_config.json`: names of the special tokens, sometimes the chat template.
@@ -55,6 +57,7 @@ impl ModelFiles {
         };
         Ok(ModelFiles {
             config_json: optional("config.json")?,
+            generation_config_json: optional("generation_config.json")?,
             tokenizer_json: required("tokenizer.json")?,
             tokenizer_config_json: optional("tokenizer_config.json")?,
             chat_template,

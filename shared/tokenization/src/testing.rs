@@ -69,6 +69,7 @@ pub fn byte_level_files() -> ModelFiles {
         json!({"bos_token": null, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"});
     ModelFiles {
         config_json: Some(config.to_string().into_bytes()),
+        generation_config_json: None,
         tokenizer_json: tokenizer.to_string().into_bytes(),
         tokenizer_config_json: Some(tokenizer_config.to_string().into_bytes()),
         chat_template: Some(CHAT_TEMPLATE.to_owned()),

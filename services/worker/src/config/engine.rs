@@ -43,6 +43,8 @@ pub struct EngineConfig {
     pub drive_sampled: bool,
     /// Most draft tokens of a verify call.
     pub drive_tokens_max: u32,
+    /// Most tokens of a verify call, those of all its prompts together: a fan-out repeats the text for each draft token.
+    pub drive_prompt_tokens_max: u64,
     /// The engine has Refrain's Python client inside (vLLM only): it is told whose each request is.
     pub attached: bool,
     /// The tenant whose drafts prime the n-gram pool of a llama-server started with `--spec-type ngram-mod`; empty: nobody's.
@@ -128,6 +130,7 @@ impl Default for EngineConfig {
             drive: DriveMode::Off,
             drive_sampled: false,
             drive_tokens_max: 64,
+            drive_prompt_tokens_max: 131_072,
             attached: false,
             prime_tenant: String::new(),
             prime_context_tokens: 24,
@@ -181,6 +184,10 @@ impl EngineConfig {
             (
                 u64::from(self.drive_tokens_max),
                 "engine.drive_tokens_max: at least 1; engine.drive = \"off\" verifies nothing",
+            ),
+            (
+                self.drive_prompt_tokens_max,
+                "engine.drive_prompt_tokens_max: at least 1; engine.drive = \"off\" verifies nothing",
             ),
         ] {
             check(value >= 1, fault);

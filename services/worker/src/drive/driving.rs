@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use refrain_protocol::NamespaceId;
 use refrain_protocol::chunk::ChunkRequest;
+use refrain_protocol::{NamespaceId, TokenId};
 use refrain_speculation::{Asked, Candidate, ProposeParams, walk_drawn};
 
 use super::{Call, Lessons, Moment, SharedDrive, Stretch, Verdict};
@@ -18,8 +18,12 @@ pub(crate) struct Driving {
     asked: Asked,
     /// How drafts of it can be judged; none, and it is only listened to.
     ways: Vec<VerifyWay>,
+    /// Tokens that end its output, whoever says them.
+    stop_ids: Vec<TokenId>,
     lessons: Lessons,
     stream: Stream,
+    /// What the stream said last.
+    heard_last: Option<TokenId>,
     /// What is being measured.
     measured: Option<Measured>,
 }
@@ -60,8 +64,10 @@ impl Driving {
             namespace,
             asked: asked(request.speculation),
             ways,
+            stop_ids: request.sampling.stop_token_ids.clone(),
             lessons: Lessons::default(),
             stream: Stream::Runs(None),
+            heard_last: None,
             measured: None,
         }
     }
@@ -72,10 +78,19 @@ impl Driving {
             true => Stream::Restarts(now),
             false => Stream::Runs(None),
         };
+        self.heard_last = None;
+    }
+
+    /// The stream ended by itself, before anything that the request knows for an end: no draft is to be accepted past that.
+    pub(crate) fn stream_ended(&mut self) {
+        if let Some(token) = self.heard_last {
+            self.drive.lock().ended_at(token);
+        }
     }
 
     /// The stream said so much at `now`.
     pub(crate) fn heard(&mut self, tokens: &[u32], now: Instant) {
+        self.heard_last = tokens.last().copied().or(self.heard_last);
         let mut drive = self.drive.lock();
         drive.said(tokens.len());
         let seconds = |since: Instant| now.saturating_duration_since(since).as_secs_f64();
@@ -180,7 +195,13 @@ impl Driving {
             drive.call_failed(&call, "failed", seconds);
             return None;
         };
-        let walk = walk_drawn(&call.verified.tree, &verified.drawn);
+        // Where the engine's stream may end by itself, it is the stream that says so.
+        let mut is_open = |token: &TokenId| !self.stop_ids.contains(token) && drive.ends_at(*token);
+        let drawn = verified.drawn.iter();
+        let drawn: Vec<Option<TokenId>> = drawn
+            .map(|drawn| drawn.filter(|token| !is_open(token)))
+            .collect();
+        let walk = walk_drawn(&call.verified.tree, &drawn);
         if walk.emitted.is_empty() {
             drive.call_failed(&call, "unknown", seconds);
             return None;

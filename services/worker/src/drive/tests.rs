@@ -380,6 +380,75 @@ fn requests_that_cannot_be_driven_are_only_listened_to() {
 }
 
 #[test]
+fn where_streams_end_by_themselves_no_draft_is_accepted() {
+    let world = World::new(QUICK, |config| config.speculation.gain_min = 0.0);
+    let both = [7, 8];
+    let accepted = |stop_token_ids: &[u32]| {
+        let mut asks = asks();
+        asks.sampling.stop_token_ids = stop_token_ids.to_vec();
+        let namespace = refrain_protocol::NamespaceId(7);
+        let mut driving = Driving::new(world.drive.clone(), &world.able, namespace, &asks);
+        let call = Call {
+            way: VerifyWay::Chain,
+            verified: chain(&both, 5),
+            found: chain(&both, 5),
+            expected: 1.0,
+            batch: 1,
+            text_tokens: 100,
+            is_probe: false,
+        };
+        let verified = Verified {
+            drawn: vec![Some(7), Some(8), Some(9)],
+        };
+        let judged = driving.answered(Box::new(call), Some(&verified), 0.02);
+        judged.map_or(Vec::new(), |judged| judged.walk.emitted)
+    };
+    let ends_with = |last: u32| {
+        let namespace = refrain_protocol::NamespaceId(7);
+        let mut driving = Driving::new(world.drive.clone(), &world.able, namespace, &asks());
+        driving.stream_began(false, world.now);
+        driving.heard(&[1, last], world.now);
+        driving.stream_ended();
+        // A stream that says nothing ends at nothing.
+        driving.stream_began(true, world.now);
+        driving.stream_ended();
+    };
+    assert_eq!(accepted(&[]), [7, 8, 9]);
+    ends_with(8);
+    assert_eq!(accepted(&[]), [7]);
+    assert_eq!(accepted(&[8]), [7, 8, 9]);
+    ends_with(7);
+    assert!(accepted(&[]).is_empty());
+}
+
+#[test]
+fn no_call_carries_more_tokens_than_it_may() {
+    type Case = (VerifyWay, u32, u64, Option<u32>);
+    let cases: [Case; 7] = [
+        (VerifyWay::FanOut, 100, 1_000_000, Some(64)),
+        (VerifyWay::FanOut, 100, 1_000, Some(8)),
+        (VerifyWay::FanOut, 499, 1_000, Some(1)),
+        (VerifyWay::FanOut, 500, 1_000, None),
+        (VerifyWay::Chain, 100, 1_000, Some(64)),
+        (VerifyWay::Chain, 990, 1_000, Some(10)),
+        (VerifyWay::Chain, u32::MAX, 1_000, None),
+    ];
+    for (way, text, most, fit) in cases {
+        assert_eq!(nodes_that_fit(way, text, 64, most), fit, "{way:?} {text}");
+    }
+    // Texts of 102 to 300 tokens: the longer ones have room for fewer nodes.
+    let mut world = World::new(QUICK, |config| {
+        config.engine.drive_prompt_tokens_max = 6_000
+    });
+    run(&mut world, &script(LEN));
+    assert!(!world.calls.is_empty());
+    assert!(world.calls.iter().all(|(_, nodes)| *nodes <= 41));
+    let mut world = World::new(QUICK, |config| config.engine.drive_prompt_tokens_max = 200);
+    run(&mut world, &script(LEN));
+    assert_eq!(world.calls, []);
+}
+
+#[test]
 fn large_batches_are_left_alone() {
     let mut world = World::new(QUICK, |config| config.speculation.off_above_batch = 1);
     world.drive.lock().enter();

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::client::{no_engine, parse};
 use super::external::{Decoder, end_of, error_event};
 use super::streaming::{GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN};
-use super::verify::{Verified, VerifyRequest};
+use super::verify::{Said, Verified, VerifyRequest};
 
 /// The mesh has no penalties, and lets no engine add its own.
 pub(super) const NO_PENALTIES: [(&str, f32); 3] = [
@@ -79,7 +79,11 @@ pub(super) fn fan_out_answer(request: &VerifyRequest, answer: &[u8]) -> Result<V
     let drawn = choices.into_iter().map(|choice| {
         let stop_id = choice.stop_id();
         let drawn = choice.token_ids.as_deref().and_then(<[_]>::first).copied();
-        (choice.index, drawn.or(stop_id))
+        let said = Said {
+            token: drawn.or(stop_id),
+            is_end: choice.finish_reason.as_deref() == Some("stop"),
+        };
+        (choice.index, said)
     });
     Verified::of_fan_out(request, drawn)
 }

@@ -270,49 +270,81 @@ async fn verify_abilities(
     tokenizer: &Tokenizer,
 ) -> Result<VerifyAbilities, ApiError> {
     let mut abilities = VerifyAbilities::default();
-    let [first, second, third, ..] = plain_tokens(tokenizer)[..] else {
-        return Ok(abilities);
-    };
+    let tokens = plain_tokens(tokenizer);
     for (way, can) in [
         (VerifyWay::Chain, &mut abilities.chain),
         (VerifyWay::FanOut, &mut abilities.fan_out),
     ] {
-        let request = VerifyRequest {
-            text: GenerateRequest {
-                request: RequestId(0),
-                call: 0,
-                namespace: NamespaceId(0),
-                tokens: vec![first, second],
-                prompt_len: 2,
-                tokens_max: 1,
-                sampling: Sampling::default(),
-                keeping: None,
-            },
-            draft: Draft {
-                tokens: vec![third],
-                parents: vec![None],
-            },
-            way,
-        };
-        if dialect.verify(&request).is_none() {
-            continue;
-        }
-        match verify(client, dialect, &request).await {
-            Ok(verified) => *can = verified.drawn.iter().all(Option::is_some),
-            Err(error)
-                if matches!(
-                    error.kind,
-                    ErrorKind::Unavailable | ErrorKind::Overloaded | ErrorKind::Timeout
-                ) =>
-            {
-                return Err(error);
-            }
-            Err(error) => {
-                tracing::info!(way = way.as_str(), kind = ?error.kind, code = error.code, "the engine verifies no drafts in this way");
+        for text in tokens.chunks_exact(3).take(PROBED_TEXTS_MAX) {
+            *can = judges(client, dialect, way, text).await?;
+            if *can {
+                break;
             }
         }
     }
     Ok(abilities)
+}
+
+/// Texts that a way of verifying is tried with: one may be followed by a near-tie, or by the engine's own end.
+const PROBED_TEXTS_MAX: usize = 3;
+
+/// Whether the engine judges the last token of a text as a draft behind the others, leaving nothing open.
+///
+/// # Errors
+/// It is away for the moment.
+async fn judges(
+    client: &EngineClient,
+    dialect: &dyn Dialect,
+    way: VerifyWay,
+    text: &[TokenId],
+) -> Result<bool, ApiError> {
+    let (before, draft) = text.split_at(text.len() - 1);
+    let request = VerifyRequest {
+        text: GenerateRequest {
+            request: RequestId(0),
+            call: 0,
+            namespace: NamespaceId(0),
+            tokens: before.to_vec(),
+            prompt_len: before.len() as u32,
+            tokens_max: 1,
+            sampling: Sampling::default(),
+            keeping: None,
+        },
+        draft: Draft {
+            tokens: draft.to_vec(),
+            parents: vec![None],
+        },
+        way,
+    };
+    if dialect.verify(&request).is_none() {
+        return Ok(false);
+    }
+    match verify(client, dialect, &request).await {
+        Ok(verified) => {
+            let open = verified.drawn.iter().filter(|drawn| drawn.is_none());
+            let open = open.count();
+            if open > 0 {
+                tracing::info!(
+                    way = way.as_str(),
+                    open,
+                    "the engine left places of a draft open"
+                );
+            }
+            Ok(open == 0)
+        }
+        Err(error)
+            if matches!(
+                error.kind,
+                ErrorKind::Unavailable | ErrorKind::Overloaded | ErrorKind::Timeout
+            ) =>
+        {
+            Err(error)
+        }
+        Err(error) => {
+            tracing::info!(way = way.as_str(), kind = ?error.kind, code = error.code, "the engine verifies no drafts in this way");
+            Ok(false)
+        }
+    }
 }
 
 /// Tells the engine to stop when it goes out of scope.

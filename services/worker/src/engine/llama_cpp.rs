@@ -23,7 +23,7 @@ use super::load::LoadSeries;
 use super::streaming::{
     GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX,
 };
-use super::verify::{Verified, VerifyRequest, VerifyWay};
+use super::verify::{Said, Verified, VerifyRequest, VerifyWay};
 
 /// Most tokens of one character, a byte each. A call for fewer may end inside a character, and then says nothing at all; what
 /// is too much, the worker drops.
@@ -99,7 +99,7 @@ impl Dialect for LlamaCpp {
         let mut body = self.body(&request.text).ok()?;
         body["prompt"] = json!(request.prompts());
         body["n_predict"] = json!(1);
-        body["response_fields"] = json!(["index", "tokens"]);
+        body["response_fields"] = json!(["index", "tokens", "stop_type"]);
         for of_streams in ["stream", "return_progress"] {
             body[of_streams] = json!(false);
         }
@@ -111,13 +111,18 @@ impl Dialect for LlamaCpp {
     fn verified(&self, request: &VerifyRequest, answer: &[u8]) -> Result<Verified, ApiError> {
         let answers: Vec<Drawn> = parse(answer)?;
         let drawn = answers.iter();
-        let drawn = drawn.map(|drawn| (drawn.index, drawn.tokens.first().copied()));
+        let drawn = drawn.map(|drawn| (drawn.index, drawn.said()));
         Verified::of_fan_out(request, drawn)
     }
 
     fn prime(&self, tokens: &[TokenId]) -> Option<(&'static str, Value)> {
         // A server with `--spec-type ngram-mod` puts the prompts that it is given into a pool that all its slots draft from.
-        let body = json!({ "prompt": tokens, "n_predict": 1, "response_fields": ["stop"] });
+        let body = json!({
+            "prompt": tokens,
+            "n_predict": 1,
+            "cache_prompt": self.prompt_cache,
+            "response_fields": ["stop"],
+        });
         Some((self.path(), body))
     }
 
@@ -146,6 +151,17 @@ struct Drawn {
     index: usize,
     #[serde(default)]
     tokens: Vec<TokenId>,
+    #[serde(default)]
+    stop_type: Option<String>,
+}
+
+impl Drawn {
+    fn said(&self) -> Said {
+        Said {
+            token: self.tokens.first().copied(),
+            is_end: self.stop_type.as_deref() == Some("eos"),
+        }
+    }
 }
 
 /// An event of `/completion`.

@@ -19,7 +19,7 @@ use super::load::LoadSeries;
 use super::streaming::{
     GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX,
 };
-use super::verify::{Verified, VerifyRequest, VerifyWay, sure_best};
+use super::verify::{Said, Verified, VerifyRequest, VerifyWay, sure_best};
 
 pub(super) struct SgLang;
 
@@ -109,7 +109,7 @@ impl Dialect for SgLang {
         match request.way {
             VerifyWay::Chain => {
                 let answer: Event = parse(answer)?;
-                let last = answer.drawn();
+                let last = answer.said();
                 let meta = answer.meta_info.ok_or_else(|| no_engine("no meta_info"))?;
                 let rows = meta.input_top_logprobs.unwrap_or_default();
                 let best = rows.iter().map(|row| {
@@ -120,7 +120,7 @@ impl Dialect for SgLang {
             }
             VerifyWay::FanOut => {
                 let answers: Vec<Event> = parse(answer)?;
-                let drawn = answers.iter().map(Event::drawn);
+                let drawn = answers.iter().map(Event::said);
                 Verified::of_fan_out(request, drawn.enumerate())
             }
         }
@@ -182,11 +182,15 @@ struct FinishReason {
 }
 
 impl Event {
-    /// The one token of a call for one.
-    fn drawn(&self) -> Option<TokenId> {
-        let stop = self.meta_info.as_ref()?.finish_reason.as_ref();
-        let matched = stop.and_then(|reason| TokenId::try_from(reason.matched.as_u64()?).ok());
-        self.output_ids.last().copied().or(matched)
+    /// The answer to a call for one token.
+    fn said(&self) -> Said {
+        let meta = self.meta_info.as_ref();
+        let end = meta.and_then(|meta| meta.finish_reason.as_ref());
+        let matched = end.and_then(|reason| TokenId::try_from(reason.matched.as_u64()?).ok());
+        Said {
+            token: self.output_ids.last().copied().or(matched),
+            is_end: end.is_some_and(|reason| reason.kind == "stop"),
+        }
     }
 }
 

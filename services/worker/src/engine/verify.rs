@@ -8,7 +8,8 @@
 //!   token of each place is what greedy decoding would have said there. A place whose best token is not known for sure
 //!   (not computed, not a number, a tie) is left open.
 //!
-//! Both come to the same: for the end of the text and for each node, the token that the engine says next.
+//! Both come to the same: for the end of the text and for each node, the token that the engine says next. Where it would
+//! end by itself, with a token that the request does not know for an end, the place is left open: only a stream ends so.
 
 use refrain_protocol::engine::{Draft, Sampling};
 use refrain_protocol::{ApiError, TokenId};
@@ -107,36 +108,54 @@ impl VerifyRequest {
     }
 }
 
+/// What an engine said where it was asked for one token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    /// The token, if it told.
+    pub(super) token: Option<TokenId>,
+    /// It took that for the end of the output, rather than for the one token that there was room for.
+    pub(super) is_end: bool,
+}
+
+impl Said {
+    /// The token that is known to come next.
+    fn known(self, request: &VerifyRequest) -> Option<TokenId> {
+        let stop_ids = &request.text.sampling.stop_token_ids;
+        self.token
+            .filter(|token| !self.is_end || stop_ids.contains(token))
+    }
+}
+
 impl Verified {
-    /// Of the answers to the prompts of a fan-out: the place of each and what was drawn there.
+    /// Of the answers to the prompts of a fan-out: the place of each and what was said there.
     ///
     /// # Errors
     /// Answers to other prompts than those that were sent.
     pub(super) fn of_fan_out(
         request: &VerifyRequest,
-        answers: impl IntoIterator<Item = (usize, Option<TokenId>)>,
+        answers: impl IntoIterator<Item = (usize, Said)>,
     ) -> Result<Self, ApiError> {
         let mut drawn = vec![None; 1 + request.draft.tokens.len()];
-        for (place, token) in answers {
+        for (place, said) in answers {
             let slot: &mut Option<TokenId> = drawn
                 .get_mut(place)
                 .ok_or_else(|| no_engine("an answer to a prompt that was not sent"))?;
-            *slot = token;
+            *slot = said.known(request);
         }
         Ok(Verified { drawn })
     }
 
-    /// Of a chain: the best tokens of its last places, as far as they are known, and what was drawn behind the draft.
+    /// Of a chain: the best tokens of its last places, as far as they are known, and what was said behind the draft.
     pub(super) fn of_chain(
         request: &VerifyRequest,
         best: impl DoubleEndedIterator<Item = Option<TokenId>>,
-        last: Option<TokenId>,
+        last: Said,
     ) -> Self {
         let places = request.draft.tokens.len();
         let mut drawn: Vec<Option<TokenId>> = best.rev().take(places).collect();
         drawn.resize(places, None);
         drawn.reverse();
-        drawn.push(last);
+        drawn.push(last.known(request));
         Verified { drawn }
     }
 }

@@ -15,7 +15,7 @@ use super::completions::{CompletionsDecoder, Usage, extended_body, fan_out_answe
 use super::external::{Decoder, Dialect};
 use super::load::LoadSeries;
 use super::streaming::{GenerateRequest, StreamingCapabilities};
-use super::verify::{Verified, VerifyRequest, VerifyWay, sure_best};
+use super::verify::{Said, Verified, VerifyRequest, VerifyWay, sure_best};
 
 /// `max_logprobs` of a server that was told nothing.
 const TOP_LOGPROBS_MAX: u32 = 20;
@@ -137,6 +137,8 @@ struct Scored {
 struct ScoredChoice {
     #[serde(default)]
     token_ids: Vec<TokenId>,
+    #[serde(default)]
+    finish_reason: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -163,6 +165,10 @@ fn scored(request: &VerifyRequest, answer: Scored) -> Result<Verified, ApiError>
         sure_best(row.iter().map(|(token, score)| (*token, score.logprob)))
     });
     let last = answer.choices.first();
-    let last = last.and_then(|choice| choice.token_ids.first()).copied();
+    let last = last.map(|choice| Said {
+        token: choice.token_ids.first().copied(),
+        is_end: choice.finish_reason.as_deref() == Some("stop"),
+    });
+    let last = last.unwrap_or_default();
     Ok(Verified::of_chain(request, best, last))
 }

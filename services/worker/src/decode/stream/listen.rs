@@ -154,7 +154,8 @@ impl Chunks {
             {
                 break over;
             }
-            patience.due = after(self.config.idle_ms_max);
+            // A stream behind a call queues and reads its text like the first one.
+            patience.due = after(self.config.first_token_ms_max);
         };
         if let Some(driving) = &mut driving {
             driving.end(Instant::now());
@@ -269,6 +270,9 @@ impl Chunks {
                     driving.listens(Instant::now());
                 }
                 Generated::End(end) => {
+                    if let (GeneratedEnd::Stop, Some(driving)) = (end, &mut driving) {
+                        driving.stream_ended();
+                    }
                     give_back(stream);
                     return Heard::Over(self.ended(entry, end, patience.has_output));
                 }

@@ -237,8 +237,15 @@ fn a_fan_out_of_tensorrt_llm_asks_for_ids_and_for_nothing_that_it_forbids() {
     let mut stopped = choice(&[], Some("stop"), json!(2))["choices"][0].take();
     stopped["index"] = json!(1);
     answer["choices"].as_array_mut().unwrap().push(stopped);
-    let verified = dialect.verified(&asked, answer.to_string().as_bytes());
-    assert_eq!(verified.unwrap().drawn, [Some(7), Some(2)]);
+    let read = |asked: &VerifyRequest| {
+        let verified = dialect.verified(asked, answer.to_string().as_bytes());
+        verified.unwrap().drawn
+    };
+    // An end that the request does not know is the stream's to say.
+    assert_eq!(read(&asked), [Some(7), None]);
+    let mut known = asked.clone();
+    known.text.sampling.stop_token_ids = vec![2];
+    assert_eq!(read(&known), [Some(7), Some(2)]);
     let chain = verify_request(VerifyWay::Chain, &[5], &[None], Sampling::default());
     assert!(dialect.verify(&chain).is_none());
 }

@@ -177,6 +177,14 @@ fn prompts_of_a_fan_out_are_answered_each_with_what_is_drawn_there() {
     let partial = br#"[{"index":1,"tokens":[130]},{"index":0,"tokens":[]}]"#;
     let verified = dialect.verified(&asked, partial).unwrap();
     assert_eq!(verified.drawn, [None, Some(130)]);
+    // Where it ends by itself the place is open, unless the request ends there as well.
+    let ended = br#"[{"index":0,"tokens":[2],"stop_type":"eos"},{"index":1,"tokens":[3],"stop_type":"limit"}]"#;
+    let verified = dialect.verified(&asked, ended).unwrap();
+    assert_eq!(verified.drawn, [None, Some(3)]);
+    let mut known = asked.clone();
+    known.text.sampling.stop_token_ids = vec![2];
+    let verified = dialect.verified(&known, ended).unwrap();
+    assert_eq!(verified.drawn, [Some(2), Some(3)]);
     for garbage in [&b"{}"[..], b"<html>", br#"[{"index":2,"tokens":[1]}]"#] {
         let error = dialect.verified(&asked, garbage).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Upstream);

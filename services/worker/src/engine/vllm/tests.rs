@@ -65,6 +65,9 @@ fn a_chain_is_read_from_the_scores_of_its_prompt() {
     fewer.replace_range(rows, "[");
     let fewer = fewer.replace("\"cached_tokens\":0", "\"cached_tokens\":3");
     assert_eq!(read(&fewer), [None, Some(444), Some(16), Some(3)]);
+    // Behind the draft it would end by itself.
+    let ended = recorded.replace("\"finish_reason\":\"length\"", "\"finish_reason\":\"stop\"");
+    assert_eq!(read(&ended), [Some(201), Some(444), Some(16), None]);
     for garbage in ["{}", "<html>"] {
         let error = vllm().verified(&asked, garbage.as_bytes()).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Upstream);
