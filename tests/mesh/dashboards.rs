@@ -27,21 +27,35 @@ const SETTINGS: &str = "
     tick_ms = 100
 ";
 
+/// What Grafana's grid counts in: the width of a dashboard.
+const GRID_WIDTH: i64 = 24;
+
 struct Query {
     place: String,
     expression: String,
 }
 
+/// All dashboards of the repository.
+fn dashboards() -> anyhow::Result<Vec<Value>> {
+    let mut dashboards = Vec::new();
+    for entry in std::fs::read_dir(repository().join("dashboards"))? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            let text = std::fs::read_to_string(&path)?;
+            let dashboard = serde_json::from_str(&text);
+            dashboards.push(dashboard.with_context(|| path.display().to_string())?);
+        }
+    }
+    Ok(dashboards)
+}
+
 /// The queries of every panel, with Grafana's variables filled in.
 fn queries() -> anyhow::Result<Vec<Query>> {
     let mut queries = Vec::new();
-    for entry in std::fs::read_dir(repository().join("dashboards"))? {
-        let path = entry?.path();
-        if path.extension().is_none_or(|extension| extension != "json") {
-            continue;
-        }
-        let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(&path)?)
-            .with_context(|| path.display().to_string())?;
+    for dashboard in dashboards()? {
         for panel in list(&dashboard["panels"]) {
             for target in list(&panel["targets"]) {
                 let place = format!(
@@ -217,6 +231,43 @@ async fn traffic(client: Client) {
             let _ = stream.read_pieces(2).await;
         }
     }
+}
+
+/// A panel's left, top, width and height.
+fn place(panel: &Value) -> Option<[i64; 4]> {
+    let grid = &panel["gridPos"];
+    let [x, y, w, h] = ["x", "y", "w", "h"].map(|name| grid[name].as_i64());
+    Some([x?, y?, w?, h?])
+}
+
+#[test]
+fn every_panel_has_an_id_and_a_place_of_its_own() -> anyhow::Result<()> {
+    for dashboard in dashboards()? {
+        let panels: Vec<&Value> = list(&dashboard["panels"]).collect();
+        let mut ids = BTreeSet::new();
+        for (at, panel) in panels.iter().enumerate() {
+            let title = &panel["title"];
+            let id = panel["id"].as_i64();
+            let id = id.with_context(|| format!("{title}: no id"))?;
+            ensure!(ids.insert(id), "{title}: another panel has its id, {id}");
+            let [x, y, w, h] = place(panel).with_context(|| format!("{title}: no place"))?;
+            ensure!(
+                x >= 0 && x + w <= GRID_WIDTH,
+                "{title}: outside of the grid"
+            );
+            for other in &panels[..at] {
+                let [left, top, width, height] = place(other).context("no place")?;
+                let is_beside = x + w <= left || left + width <= x;
+                let is_below = y + h <= top || top + height <= y;
+                ensure!(
+                    is_beside || is_below,
+                    "{title} lies over {}",
+                    other["title"]
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What only the score router tells.
