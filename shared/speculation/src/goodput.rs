@@ -235,32 +235,61 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         if self.is_off(frame.batch) {
             return granted;
         }
-        let mut frame = frame;
-        let mut open = Vec::with_capacity(wishes.len());
-        for (at, wish) in wishes.iter().enumerate() {
-            match wish.head {
-                Some(head) if self.tries_head(wish.namespace, head, &frame) => {
-                    frame.slots_max -= head.tokens_max;
-                    frame.tokens += head.tokens_max;
-                    granted.grants[at] = Grant::HeadTrial;
-                }
-                _ => open.push(at),
-            }
-        }
+        let frame = self.try_heads(wishes, frame, &mut granted.grants);
+        let open: Vec<usize> = (0..wishes.len())
+            .filter(|at| granted.grants[*at] != Grant::HeadTrial)
+            .collect();
         self.divide_among(&open, wishes, frame, &mut granted);
         granted
     }
 
-    /// Whether a request tries the head, because nobody of its namespace has for long: if so, this is the trial.
-    fn tries_head(&mut self, namespace: N, head: HeadWish, frame: &StepFrame) -> bool {
-        let step_seconds = self.cost.seconds(frame.tokens, frame.kv_tokens);
-        let cost = self.head_cost.seconds(1, head.depth) / step_seconds;
-        let trials = &mut self.known(namespace).head_trials;
-        let tries = trials.is_due(cost) && head.tokens_max <= frame.slots_max;
-        if tries {
-            trials.tried();
+    /// Has requests try the head where nobody of their namespace has for long, first those that nothing was found for.
+    /// Gives what is left of the step.
+    fn try_heads(
+        &mut self,
+        wishes: &[Wish<'_, N>],
+        mut frame: StepFrame,
+        grants: &mut [Grant],
+    ) -> StepFrame {
+        let mut order: Vec<usize> = (0..wishes.len()).collect();
+        order.retain(|at| wishes[*at].head.is_some());
+        order.sort_by_key(|at| wishes[*at].found.is_some());
+        let mut offered: HashMap<N, u32> = HashMap::new();
+        for at in &order {
+            *offered.entry(wishes[*at].namespace).or_default() += 1;
         }
-        tries
+        let step_seconds = self.cost.seconds(frame.tokens, frame.kv_tokens);
+        // Requests of a namespace that may still try it.
+        let mut left: HashMap<N, u32> = HashMap::new();
+        for at in order {
+            let namespace = wishes[at].namespace;
+            let Some(head) = wishes[at].head else {
+                continue;
+            };
+            if head.tokens_max > frame.slots_max {
+                continue;
+            }
+            let is_first = !left.contains_key(&namespace);
+            if is_first {
+                let trials = self.known(namespace).head_trials;
+                let width = trials.width().min(offered[&namespace]);
+                let cost = self.head_cost.seconds(width, head.depth) / step_seconds;
+                let width = if trials.is_due(cost) { width } else { 0 };
+                left.insert(namespace, width);
+            }
+            let left = left.entry(namespace).or_default();
+            if *left == 0 {
+                continue;
+            }
+            *left -= 1;
+            if is_first {
+                self.known(namespace).head_trials.tried();
+            }
+            frame.slots_max -= head.tokens_max;
+            frame.tokens += head.tokens_max;
+            grants[at] = Grant::HeadTrial;
+        }
+        frame
     }
 
     /// Divides the budget among those of the requests that are `open`.

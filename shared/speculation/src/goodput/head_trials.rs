@@ -11,13 +11,17 @@ const COST_SHARE_MAX: f64 = 0.02;
 /// The refusals of a head, of one namespace: what it disappoints the one by, it may serve the other with.
 ///
 /// A step counts once, however many requests were in it: all of them wait while the head drafts for one. Each trial makes the
-/// next one wait twice as long. One that convinces needs no next one: the budget then chooses the head by itself.
+/// next one wait twice as long, and is of twice as many requests: a pass of the head that is too dear for one may pay for
+/// many, and what it takes for many is not seen in what it takes for one. One that convinces needs no next one: the budget then
+/// chooses the head by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeadTrials {
     /// Steps in a row in which it could have drafted and something else was better.
     refused_steps: u32,
     /// As many as bring the next trial.
     patience_steps: u32,
+    /// Requests that take part in it, if there are so many.
+    width: u32,
 }
 
 impl Default for HeadTrials {
@@ -25,6 +29,7 @@ impl Default for HeadTrials {
         HeadTrials {
             refused_steps: 0,
             patience_steps: PATIENCE_STEPS_MIN,
+            width: 1,
         }
     }
 }
@@ -36,10 +41,16 @@ impl HeadTrials {
             && f64::from(self.refused_steps) * COST_SHARE_MAX >= cost
     }
 
-    /// A request tries it.
+    /// Requests that the next trial is of at most.
+    pub(super) fn width(&self) -> u32 {
+        self.width
+    }
+
+    /// Requests try it.
     pub(super) fn tried(&mut self) {
         self.refused_steps = 0;
         self.patience_steps = (self.patience_steps * 2).min(PATIENCE_STEPS_MAX);
+        self.width = self.width.saturating_mul(2);
     }
 
     /// A step went by in which it could have drafted: whether the budget chose it for anybody.
@@ -63,6 +74,7 @@ mod tests {
         for step in 0..40_000u32 {
             if trials.is_due(0.0) {
                 at.push(step);
+                assert_eq!(trials.width(), 1 << (at.len() - 1));
                 trials.tried();
             } else {
                 trials.offered(false);

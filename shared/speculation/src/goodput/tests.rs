@@ -131,6 +131,48 @@ fn drafts_that_are_right_are_verified_and_wrong_ones_are_not() {
     assert!(router.step_cost_error().unwrap() < 0.05);
 }
 
+/// A pass of the head takes as long for eight as for one: it pays for all of them, and for one of them it never would.
+#[test]
+fn a_head_that_pays_for_many_is_found_out() {
+    const BATCH: u32 = 8;
+    const DEAR_PASS_S: f64 = 0.000_5;
+    let mut router = router();
+    let mut served = 0;
+    for at in 0..2_000 {
+        let wishes = vec![wish(None, true); BATCH as usize];
+        let granted = router.divide(&wishes, frame(BATCH, 64));
+        let drafting = |grant: &&Grant| matches!(grant, Grant::Head { .. } | Grant::HeadTrial);
+        let requests = granted.grants.iter().filter(drafting).count() as u32;
+        for _ in 0..requests {
+            router.calibration(1).observe_head(100, 4, 4);
+        }
+        if at >= 1_900 {
+            let chosen = |grant: &&Grant| matches!(grant, Grant::Head { .. });
+            served += granted.grants.iter().filter(chosen).count();
+        }
+        let passes = if requests > 0 { 4 } else { 0 };
+        let draft_seconds = f64::from(passes) * DEAR_PASS_S;
+        let batched_tokens = BATCH + 4 * requests;
+        router.step_done(&StepTaken {
+            batched_tokens,
+            seconds: takes(batched_tokens) + draft_seconds,
+            draft_seconds,
+            head: HeadWork {
+                requests,
+                depth: passes,
+                drafted: HeadDrafted {
+                    tokens: 4 * requests,
+                    asked_tokens: 4 * requests,
+                    read_tokens: 0,
+                },
+            },
+            routed: Some((BATCH, BATCH + 4 * requests)),
+            ..StepTaken::default()
+        });
+    }
+    assert!(served > 700, "{served} of 800");
+}
+
 #[test]
 fn a_head_that_is_of_no_use_is_tried_ever_more_rarely() {
     let mut router = router();
