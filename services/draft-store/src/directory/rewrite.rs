@@ -42,7 +42,9 @@ pub(crate) struct LogSizes {
     pub(crate) log_bytes: u64,
     /// What its records take.
     pub(crate) live_bytes: u64,
-    /// What a fresh log takes on disk per byte of its records.
+    /// What a log takes on disk that has nothing in it.
+    pub(crate) empty_bytes: u64,
+    /// What a fresh log takes on disk beyond that per byte of its records.
     pub(crate) overhead: f64,
     /// What the store holds, in segments and in the log.
     pub(crate) held_bytes: u64,
@@ -53,7 +55,7 @@ pub(crate) struct LogSizes {
 /// take. Half of what is copied must be given back in any case.
 pub(crate) fn is_due(sizes: LogSizes, factor: u64, bytes_min: u64) -> bool {
     let fresh = sizes.live_bytes as f64 * sizes.overhead;
-    let waste = sizes.log_bytes as f64 - fresh;
+    let waste = sizes.log_bytes as f64 - sizes.empty_bytes as f64 - fresh;
     let outgrown = fresh * (factor - 1) as f64;
     let much = bytes_min.max(sizes.held_bytes / WASTE_SHARE) as f64;
     sizes.log_bytes > bytes_min && waste > outgrown.min(much.max(fresh / 2.0))

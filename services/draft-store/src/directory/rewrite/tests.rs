@@ -276,10 +276,11 @@ fn records_without_a_document_stay_behind() {
 
 #[test]
 fn a_log_is_due_when_it_outgrew_what_a_fresh_one_takes() {
-    let due = |log_bytes, live_bytes, held_bytes| {
+    let due = |log_bytes: u64, live_bytes, held_bytes| {
         let sizes = LogSizes {
-            log_bytes,
+            log_bytes: log_bytes + 500,
             live_bytes,
+            empty_bytes: 500,
             overhead: 1.5,
             held_bytes,
         };
@@ -287,8 +288,8 @@ fn a_log_is_due_when_it_outgrew_what_a_fresh_one_takes() {
     };
     assert!(due(3_001, 1_000, 1_000_000));
     assert!(!due(3_000, 1_000, 1_000_000));
-    assert!(!due(1_000, 0, 0), "small ones are left alone");
-    assert!(due(1_001, 0, 0));
+    assert!(!due(500, 0, 0), "small ones are left alone");
+    assert!(due(501, 0, 0));
     // Little is held beside it: half of the copy is waste enough.
     assert!(due(15_001, 10_000 * 2 / 3, 8_000));
     assert!(!due(14_000, 10_000 * 2 / 3, 8_000));

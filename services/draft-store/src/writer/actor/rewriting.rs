@@ -17,7 +17,9 @@ use crate::shared::unavailable;
 use crate::writer::Core;
 use crate::writer::call::Call;
 
-/// What a fresh log takes on disk per byte of its records, as long as none was made. It is 1.5 for large records
+/// What sled takes for itself, however little is in it: eight of its segments of 512 KiB. No rewrite gives that back.
+const EMPTY_BYTES: u64 = 4 << 20;
+/// What a fresh log takes on disk beyond that per byte of its records, as long as none was made. It is 1.5 for large records
 /// to 3.9 for small ones; the low guess costs one early rewrite, a high one would cost disk.
 const OVERHEAD_ASSUMED: f64 = 1.5;
 /// More than this is not believed: what was appended meanwhile is in it.
@@ -153,6 +155,7 @@ impl Writer {
         let sizes = LogSizes {
             log_bytes,
             live_bytes,
+            empty_bytes: EMPTY_BYTES,
             overhead: self.rewriting.overhead,
             held_bytes,
         };
@@ -164,7 +167,7 @@ impl Writer {
             self.config.rewrite_factor,
             self.config.rewrite_bytes_min,
         );
-        let fresh_bytes = (live_bytes as f64 * self.rewriting.overhead) as u64;
+        let fresh_bytes = EMPTY_BYTES + (live_bytes as f64 * self.rewriting.overhead) as u64;
         due && Instant::now() >= self.rewriting.not_before && self.has_room_for(fresh_bytes)
     }
 
@@ -230,7 +233,8 @@ impl Writer {
         }
         match &outcome {
             Ok(done) => {
-                let overhead = done.after_bytes as f64 / done.written_bytes.max(1) as f64;
+                let taken_bytes = done.after_bytes.saturating_sub(EMPTY_BYTES);
+                let overhead = taken_bytes as f64 / done.written_bytes.max(1) as f64;
                 self.rewriting.overhead = overhead.clamp(1.0, OVERHEAD_MAX);
                 self.metrics.rewrites.with_label_values(&["done"]).inc();
                 self.metrics
