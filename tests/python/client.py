@@ -13,7 +13,9 @@ import time
 import unittest
 from array import array
 from pathlib import Path
+from types import ModuleType
 from types import SimpleNamespace as Namespace
+from unittest import mock
 
 from refrain_client import Client
 from refrain_client.lossless import refuse
@@ -90,14 +92,39 @@ class Mesh:
                 del os.environ[name]
 
 
+def undisturbed(client, call):
+    """What a call says that found no part of the memory busy. A step goes without such a part, as it should."""
+    answers = []
+
+    def holds():
+        before = client.stats()["busy"]
+        answers.append(call())
+        return client.stats()["busy"] == before
+
+    wait_until("a call that finds all of the memory", holds)
+    return answers[-1]
+
+
+def drafts(client, wanted, **how):
+    return undisturbed(client, lambda: client.propose(wanted, **how))
+
+
 def drafted(client, request, room=16, **how):
-    (draft,) = client.propose([(request, room)], **how)
+    (draft,) = drafts(client, [(request, room)], **how)
     return draft[0]
+
+
+def extend(client, request, tokens):
+    """What the memory was too busy for it gets with the next tokens, or none."""
+    before = client.stats()["busy"]
+    client.extend(request, tokens)
+    if client.stats()["busy"] != before:
+        undisturbed(client, lambda: client.extend(request, []))
 
 
 def say(client, request, tokens, prompt=PROMPT, **named):
     client.start(request, prompt, **named)
-    client.extend(request, tokens)
+    extend(client, request, tokens)
     client.finish(request)
 
 
@@ -115,17 +142,17 @@ class WithoutAStore(WithMesh):
     def test_what_is_said_is_drafted_from_at_once(self):
         client = self.mesh.client()
         client.start("a", PROMPT)
-        client.extend("a", TEXT[:60])
+        extend(client, "a", TEXT[:60])
         client.start("b", array("i", PROMPT))
-        client.extend("b", array("i", TEXT[:10]))
+        extend(client, "b", array("i", TEXT[:10]))
         # Another request that still runs is drafted from, as far as it has come.
         self.assertEqual(drafted(client, "b"), TEXT[10:26])
         self.assertEqual(drafted(client, "b", room=3), TEXT[10:13])
         # The match: the last 16 tokens of the prompt, and what both said.
         self.assertEqual(drafted(client, "b", factor=0.5), TEXT[10 : 10 + 26 // 2])
-        client.extend("a", TEXT[60:])
+        extend(client, "a", TEXT[60:])
         client.finish("a")
-        client.extend("b", TEXT[10:100])
+        extend(client, "b", TEXT[10:100])
         self.assertEqual(drafted(client, "b"), TEXT[100:116])
         stats = client.stats()
         self.assertEqual((stats["requests"], stats["said_tokens"]), (1, 220))
@@ -136,24 +163,24 @@ class WithoutAStore(WithMesh):
         say(client, "first", TEXT)
         for number in range(8):
             client.start(str(number), PROMPT)
-            client.extend(str(number), TEXT[: 20 + number])
+            extend(client, str(number), TEXT[: 20 + number])
         wanted = [(str(number), 4 + number) for number in range(8)]
-        drafts = client.propose([*wanted, ("nobody", 4)])
-        for number, (tokens, score, match_len) in enumerate(drafts[:8]):
+        found = drafts(client, [*wanted, ("nobody", 4)])
+        for number, (tokens, score, match_len) in enumerate(found[:8]):
             self.assertEqual(tokens, TEXT[20 + number : 24 + 2 * number])
             self.assertGreater(score, 1.0)
             self.assertGreaterEqual(match_len, 20 + number)
-        self.assertEqual(drafts[8][0], [])
+        self.assertEqual(found[8][0], [])
 
     def test_a_request_goes_on_after_the_engine_made_room(self):
         client = self.mesh.client()
         client.start("a", PROMPT)
-        client.extend("a", TEXT[:50])
+        extend(client, "a", TEXT[:50])
         client.finish("a")
         client.start("a", PROMPT)
-        client.extend("a", TEXT[50:60])
+        extend(client, "a", TEXT[50:60])
         client.start("b", PROMPT)
-        client.extend("b", TEXT[:48])
+        extend(client, "b", TEXT[:48])
         # It is one output, before and after: the match of 48 runs on past the place.
         wait_until("the pieces are together", lambda: drafted(client, "b", room=12) == TEXT[48:60])
 
@@ -161,11 +188,14 @@ class WithoutAStore(WithMesh):
         client = self.mesh.client()
         say(client, "first", TEXT)
         client.start("a", PROMPT)
-        client.extend("a", TEXT[:10])
+        extend(client, "a", TEXT[:10])
         self.assertEqual(drafted(client, "a", room=6), TEXT[10:16])
-        client.extend("a", [*TEXT[10:14], 555])
+        extend(client, "a", [*TEXT[10:14], 555])
         stats = client.stats()
-        self.assertEqual((stats["drafts"], stats["drafted_tokens"], stats["accepted_tokens"]), (1, 6, 4))
+        self.assertEqual(stats["accepted_tokens"], 4)
+        # One draft, unless it was asked for again, since the memory was busy.
+        self.assertGreaterEqual(stats["drafts"], 1)
+        self.assertLessEqual(stats["drafted_tokens"], 6 * stats["drafts"])
         self.assertIn("refrain_client_accepted_tokens_total 4", client.metrics())
 
     def test_the_engines_own_drafts_are_replaced_where_others_are_worth_more(self):
@@ -178,8 +208,11 @@ class WithoutAStore(WithMesh):
             taken = []
             for at in range(0, 60, 2):
                 own = rival(at + 2)
+                before = client.stats()["busy"]
                 (draft,) = client.step([(name, TEXT[at : at + 2], 6, own)])
-                taken.append(draft is not None)
+                # A step that a part of the memory was too busy for shows nothing.
+                if client.stats()["busy"] == before:
+                    taken.append(draft is not None)
                 if draft:
                     self.assertEqual(draft, TEXT[at + 2 : at + 8])
             client.finish(name)
@@ -187,9 +220,9 @@ class WithoutAStore(WithMesh):
 
         # A head that is always wrong is found out, and so is one that is always right, but shorter.
         wrong = steps("wrong", lambda at: [999] * 6)
-        self.assertTrue(all(wrong[5:]), wrong)
+        self.assertTrue(len(wrong) > 5 and all(wrong[5:]), wrong)
         shorter = steps("short", lambda at: TEXT[at : at + 2])
-        self.assertTrue(all(shorter[5:]), shorter)
+        self.assertTrue(len(shorter) > 5 and all(shorter[5:]), shorter)
         # A prompt that nobody had, where only the engine's head knows anything.
         client.start("new", PROMPT)
         drafts = [client.step([("new", [700 + at], 6, [701 + at])])[0] for at in range(20)]
@@ -217,9 +250,9 @@ class WithoutAStore(WithMesh):
             with self.assertRaisesRegex(ValueError, "namespace refused"):
                 client.start(token[-8:], PROMPT, namespace=token)
             # It runs, with its own text alone.
-            client.extend(token[-8:], TEXT[:20])
+            extend(client, token[-8:], TEXT[:20])
             self.assertEqual(drafted(client, token[-8:]), [])
-            client.extend(token[-8:], TEXT[:10])
+            extend(client, token[-8:], TEXT[:10])
             self.assertEqual(drafted(client, token[-8:], room=4), TEXT[10:14])
         self.assertEqual(client.stats()["refused_tokens"], 3)
         with self.assertRaisesRegex(ValueError, "namespace refused"):
@@ -229,15 +262,32 @@ class WithoutAStore(WithMesh):
         client = self.mesh.client()
         for sample in range(5):
             say(client, f"other-{sample}", TEXT[:30] + [1, 2, 3, 4])
-        client.start("one", PROMPT, group="g")
-        client.extend("one", TEXT[:30] + [5, 6, 7, 8])
+        # Fewer than those, but most of their group.
+        for sample in range(3):
+            client.start(f"one-{sample}", PROMPT, group="g")
+            extend(client, f"one-{sample}", TEXT[:30] + [5, 6, 7, 8])
         client.start("two", PROMPT, group="g")
-        client.extend("two", TEXT[:30])
+        extend(client, "two", TEXT[:30])
         client.start("three", PROMPT)
-        client.extend("three", TEXT[:30])
+        extend(client, "three", TEXT[:30])
+        self.assertEqual(drafted(client, "two", room=4), [5, 6, 7, 8])
         self.assertEqual(drafted(client, "three", room=4), [1, 2, 3, 4])
-        samples = SuffixDecodingCache(client=client)
-        self.assertEqual(list(samples.active_requests), [])
+
+    def test_requests_that_ended_are_remembered_within_bounds(self):
+        client = self.mesh.client(PAUSED_TOKENS_MAX=2 * len(PROMPT) + 60)
+        for name in ("a", "b"):
+            say(client, name, TEXT[:30])
+        self.assertEqual(client.stats()["paused_tokens"], 2 * len(PROMPT) + 60)
+        # It goes on, and ends with the same text.
+        client.start("b", PROMPT)
+        self.assertEqual(client.stats()["paused_tokens"], len(PROMPT) + 30)
+        client.finish("b")
+        self.assertEqual(client.stats()["paused_tokens"], 2 * len(PROMPT) + 60)
+        say(client, "c", TEXT[:31])
+        self.assertEqual(client.stats()["paused_tokens"], len(PROMPT) + 31)
+        say(client, "long", TEXT, prompt=PROMPT * 10)
+        self.assertEqual(client.stats()["paused_tokens"], 0)
+        self.assertIn("refrain_client_forgotten_requests_total 4", client.metrics())
 
     def test_bad_input_is_refused(self):
         client = self.mesh.client()
@@ -267,7 +317,7 @@ class WithAStore(WithMesh):
         self.assertTrue(engine.drain(PATIENCE_SECONDS))
         wait_until("the other engine hears it", lambda: other.stats()["documents"] == 1)
         other.start("b", PROMPT)
-        other.extend("b", TEXT[:8])
+        extend(other, "b", TEXT[:8])
         self.assertEqual(drafted(other, "b"), TEXT[8:24])
         del engine
         # The store as well: what it acknowledged is on the disk.
@@ -276,7 +326,7 @@ class WithAStore(WithMesh):
         restarted = self.mesh.client()
         wait_until("it is there again", lambda: restarted.stats()["documents"] == 1)
         restarted.start("c", PROMPT)
-        restarted.extend("c", TEXT[:8])
+        extend(restarted, "c", TEXT[:8])
         self.assertEqual(drafted(restarted, "c"), TEXT[8:24])
 
     def test_a_store_that_comes_back_gets_what_it_missed(self):
@@ -299,11 +349,11 @@ class WithAStore(WithMesh):
         # A token of the request names the same namespace.
         other = self.mesh.client(TOKEN=None)
         other.start("b", PROMPT, namespace=self.mesh.token())
-        other.extend("b", TEXT[:8])
+        extend(other, "b", TEXT[:8])
         wait_until("the namespace is followed", lambda: drafted(other, "b") == TEXT[8:24])
         # Without any nothing is known.
         other.start("c", PROMPT)
-        other.extend("c", TEXT[:8])
+        extend(other, "c", TEXT[:8])
         self.assertEqual(drafted(other, "c"), [])
 
 
@@ -371,6 +421,29 @@ class StandIn(WithMesh):
         cache.announce("c", {"refrain_namespace": self.mesh.token(), "refrain_document": "0" * 31 + "7"})
         self.assertLess(self.decode(cache, "c", TEXT), len(TEXT) // 5)
 
+    def test_fields_that_cannot_be_read_do_not_stop_the_engine(self):
+        client = self.mesh.client()
+        cache = SuffixDecodingCache(client=client)
+        token = {"refrain_namespace": self.mesh.token()}
+        unreadable = [
+            {"refrain_namespace": 5}, {"refrain_namespace": ["x"]}, {"refrain_group": 1.5}, {**token, "refrain_document": 7},
+            {**token, "refrain_document": "xyz"}, {**token, "refrain_epoch": -1}, {**token, "refrain_epoch": "soon"},
+            {**token, "refrain_epoch": [1]}, {**token, "refrain_epoch": float("inf")}, {**token, "refrain_epoch": 2**64},
+            {**token, "refrain_written": float("nan")}, {**token, "refrain_written": -1}, {**token, "refrain_written": {}},
+        ]  # fmt: skip
+        for number, fields in enumerate(unreadable):
+            cache.announce(str(number), fields)
+            self.assertEqual(self.decode(cache, str(number), TEXT), len(TEXT), fields)
+        self.assertEqual(client.stats()["refused_fields"], len(unreadable))
+        # The largest epoch has no next one.
+        cache.announce("last", {**token, "refrain_epoch": 2**63 - 1})
+        for _ in range(2):
+            self.decode(cache, "last", TEXT)
+        # Without a token nobody says where an output is kept.
+        cache.announce("alone", {"refrain_document": 7, "refrain_epoch": -1, "refrain_written": []})
+        self.decode(cache, "alone", TEXT)
+        self.assertEqual(client.stats()["refused_fields"], len(unreadable))
+
     def test_drafts_are_overridden_only_where_that_is_lossless(self):
         def config(async_scheduling=False, pipeline_parallel_size=1, v2=False, **speculation):
             given = {
@@ -395,6 +468,27 @@ class StandIn(WithMesh):
             (Namespace(speculative_config=None), "no drafts"),
         ):
             self.assertIn(why, refuse(wrong))
+
+    def test_batches_tell_every_cache_once(self):
+        from refrain_client import vllm
+
+        added = []
+        batch = type("InputBatch", (), {"add_request": lambda self, request: added.append(request.req_id)})
+        names = ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu_input_batch")
+        modules = {name: ModuleType(name) for name in names}
+        modules[names[-1]].InputBatch = batch
+        caches = [SuffixDecodingCache(client=vllm.Nothing()) for _ in range(2)]
+        told = []
+        with mock.patch.dict(sys.modules, modules):
+            for at, cache in enumerate(caches):
+                cache.announce = lambda req_id, fields, at=at: told.append((at, req_id, fields))
+                vllm.announce_to(cache)
+        for req_id, fields in (("a", {"refrain_group": "g"}), ("b", {"other": 1}), ("c", None)):
+            params = Namespace(extra_args=fields)
+            batch().add_request(Namespace(req_id=req_id, sampling_params=params))
+        self.assertEqual(added, ["a", "b", "c"])
+        self.assertEqual(sorted(at for at, *_ in told), [0, 1])
+        self.assertEqual({req_id for _, req_id, _ in told}, {"a"})
 
     def test_the_plugin_shadows_no_file(self):
         import importlib.util

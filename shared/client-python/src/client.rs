@@ -25,7 +25,8 @@ use tokio::sync::oneshot;
 
 use crate::background::{Event, Standing, hand_on};
 use crate::config::ClientConfig;
-use crate::metrics::{ClientMetrics, QUEUED_TOKENS_MAX, TOKEN};
+use crate::metrics::{ClientMetrics, FIELDS, QUEUED_TOKENS_MAX, TOKEN};
+use crate::paused::PausedRequests;
 use crate::request::{Paused, Request};
 use crate::tokens::Tokens;
 
@@ -51,7 +52,7 @@ struct Requests {
     running: HashMap<String, Request>,
     /// What drafts are worth, by namespace; the least used goes first.
     calibrations: LruCache<Option<NamespaceId>, Calibration>,
-    paused: LruCache<String, Paused>,
+    paused: PausedRequests,
 }
 
 /// A draft: its tokens, its score, the length of the match.
@@ -92,7 +93,10 @@ impl Client {
     ) -> PyResult<()> {
         py.detach(|| {
             let document = match document {
-                Some(document) => document.parse().map_err(invalid)?,
+                Some(document) => document.parse().map_err(|error| {
+                    self.metrics.rejections.with_label_values(&[FIELDS]).inc();
+                    invalid(error)
+                })?,
                 None => DocumentId(random::u128().map_err(failed)?),
             };
             let signed = match namespace {
@@ -113,6 +117,11 @@ impl Client {
                 }
             }
         })
+    }
+
+    /// refuse(): counts a request that brought what cannot be read, and is not begun here.
+    fn refuse(&self) {
+        self.metrics.rejections.with_label_values(&[FIELDS]).inc();
     }
 
     /// extend(request_id, tokens): the engine said so. Others can draft from it at once. Unknown requests are ignored.
@@ -198,7 +207,10 @@ impl Client {
             };
             self.metrics.requests.set(requests.running.len() as i64);
             let paused = self.end(request);
-            requests.paused.put(request_id, paused);
+            let gone = requests.paused.put(request_id, paused);
+            let tokens = requests.paused.tokens();
+            self.metrics.paused_tokens.set(tokens as i64);
+            self.metrics.forgotten.inc_by(gone);
         });
     }
 
@@ -224,6 +236,11 @@ impl Client {
                     "refused_tokens",
                     metrics.rejections.with_label_values(&[TOKEN]).get(),
                 ),
+                (
+                    "refused_fields",
+                    metrics.rejections.with_label_values(&[FIELDS]).get(),
+                ),
+                ("paused_tokens", counted(metrics.paused_tokens.get())),
                 ("documents", documents),
                 ("tokens", tokens),
                 // Whether all that the store has of the engine's own namespace is here.
@@ -317,6 +334,7 @@ impl Client {
         let namespaces_max = config.memory.namespaces_max;
         let namespaces_max = NonZeroUsize::new(namespaces_max).unwrap_or(NonZeroUsize::MIN);
         let paused_max = NonZeroUsize::new(config.paused_requests_max).unwrap_or(NonZeroUsize::MIN);
+        let paused = PausedRequests::new(paused_max, config.paused_tokens_max);
         drop(_entered);
         Ok(Client {
             config,
@@ -328,7 +346,7 @@ impl Client {
             requests: Mutex::new(Requests {
                 running: HashMap::new(),
                 calibrations: LruCache::new(namespaces_max),
-                paused: LruCache::new(paused_max),
+                paused,
             }),
             metrics,
             registry,
@@ -365,7 +383,13 @@ impl Client {
             ..DocumentHead::default()
         };
         let is = is(memory.clone(), head);
-        let paused = self.lock().paused.pop(&id);
+        let paused = {
+            let mut requests = self.lock();
+            let paused = requests.paused.take(&id);
+            let tokens = requests.paused.tokens();
+            self.metrics.paused_tokens.set(tokens as i64);
+            paused
+        };
         let is = match paused.filter(|paused| paused.began_as(&is)) {
             Some(paused) => paused.again(),
             None => is,

@@ -21,6 +21,7 @@ const ENV_RULE: EnvRule = EnvRule {
         "PIECE_TOKENS",
         "QUEUED_TOKENS_MAX",
         "PAUSED_REQUESTS_MAX",
+        "PAUSED_TOKENS_MAX",
     ],
 };
 
@@ -50,6 +51,8 @@ pub(crate) struct ClientConfig {
     pub(crate) queued_tokens_max: usize,
     /// Most requests that ended here and are remembered, in case the engine only made room.
     pub(crate) paused_requests_max: usize,
+    /// Most tokens of their texts.
+    pub(crate) paused_tokens_max: usize,
     /// The copy of the drafts. Look-ups in the store are not made from here.
     pub(crate) memory: MemoryConfig,
     /// What is sent to the draft store.
@@ -70,6 +73,7 @@ impl Default for ClientConfig {
             piece_tokens: 32,
             queued_tokens_max: 1_048_576,
             paused_requests_max: 1_024,
+            paused_tokens_max: 4_194_304,
             memory: MemoryConfig::default(),
             harvest: HarvestConfig::default(),
         }

@@ -8,6 +8,7 @@ mod background;
 mod client;
 mod config;
 mod metrics;
+mod paused;
 mod request;
 mod tokens;
 

@@ -13,6 +13,8 @@ pub(crate) struct ClientMetrics {
     pub(crate) said: IntCounter,
     pub(crate) requests: IntGauge,
     pub(crate) queued_tokens: IntGauge,
+    pub(crate) paused_tokens: IntGauge,
+    pub(crate) forgotten: IntCounter,
     pub(crate) busy: IntCounter,
     pub(crate) rejections: IntCounterVec,
     pub(crate) memory: MemoryMetrics,
@@ -22,15 +24,16 @@ pub(crate) struct ClientMetrics {
 /// Labels of rejections.
 pub(crate) const QUEUED_TOKENS_MAX: &str = "queued_tokens_max";
 pub(crate) const TOKEN: &str = "token";
+pub(crate) const FIELDS: &str = "fields";
 
 impl ClientMetrics {
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
         let rejections = metrics.counter_vec(
             "refrain_client_rejections_total",
-            "Requests without the drafts of their namespace, since its token was refused, and pieces of output that had to wait.",
+            "Requests without the drafts of their namespace, since its token was refused or what they brought cannot be read, and pieces of output that had to wait.",
             &["limit"],
         )?;
-        for limit in [QUEUED_TOKENS_MAX, TOKEN] {
+        for limit in [QUEUED_TOKENS_MAX, TOKEN, FIELDS] {
             rejections.with_label_values(&[limit]);
         }
         Ok(ClientMetrics {
@@ -54,6 +57,14 @@ impl ClientMetrics {
             queued_tokens: metrics.gauge(
                 "refrain_client_queued_tokens",
                 "Output tokens on their way to the background thread.",
+            )?,
+            paused_tokens: metrics.gauge(
+                "refrain_client_paused_tokens",
+                "Tokens of requests that ended and are remembered.",
+            )?,
+            forgotten: metrics.counter(
+                "refrain_client_forgotten_requests_total",
+                "Requests that ended and were forgotten for want of room.",
             )?,
             busy: metrics.counter(
                 "refrain_client_busy_total",

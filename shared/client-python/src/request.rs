@@ -68,13 +68,18 @@ impl Paused {
             && namespace(self) == namespace(other)
     }
 
+    /// Length of its text, tokens.
+    pub(crate) fn tokens(&self) -> usize {
+        self.text.len()
+    }
+
     pub(crate) fn document(&self) -> DocumentId {
         self.update.document
     }
 
     /// The same, going on.
     pub(crate) fn again(mut self) -> Self {
-        self.update.epoch += 1;
+        self.update.epoch = self.update.epoch.saturating_add(1);
         self.update.finish = None;
         self
     }

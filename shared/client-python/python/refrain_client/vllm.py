@@ -9,8 +9,11 @@ import importlib.util
 import os
 import sys
 import types
+import weakref
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+
+from refrain_client.announced import announces
 
 PACKAGE = "arctic_inference"
 MODULE = "arctic_inference.suffix_decoding"
@@ -57,6 +60,9 @@ class Nothing:
     def start(self, *_, **__):
         pass
 
+    def refuse(self):
+        pass
+
     def extend(self, *_):
         pass
 
@@ -76,17 +82,27 @@ def tokenizer_folder(name, revision):
     return str(Path(hf_hub_download(name, "tokenizer.json", revision=revision, local_files_only=True)).parent)
 
 
+# The caches of this process that are told what requests bring along.
+_told = weakref.WeakSet()
+
+
 def announce_to(cache):
     """Has vLLM's batch tell the cache what requests bring along, which its proposer does not."""
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
+    _told.add(cache)
     add_request = InputBatch.add_request
+    if getattr(add_request, "announces", False):
+        return
 
     def add_and_announce(self, request):
         params = request.sampling_params
         fields = params.extra_args if params else None
-        if fields and "refrain_namespace" in fields and request.req_id not in cache.active_requests:
-            cache.announce(request.req_id, fields)
+        if announces(fields):
+            for cache in _told:
+                if request.req_id not in cache.active_requests:
+                    cache.announce(request.req_id, fields)
         return add_request(self, request)
 
+    add_and_announce.announces = True
     InputBatch.add_request = add_and_announce
