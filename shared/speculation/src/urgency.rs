@@ -13,7 +13,7 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// For [`BudgetRequest::weight`].
+    /// For [`BudgetRequest::weight`](crate::BudgetRequest::weight).
     pub fn weight(self) -> f32 {
         match self {
             Priority::Low => 0.5,
