@@ -152,15 +152,16 @@ async fn compacting_takes_what_is_gone_out_of_segments_and_log() {
     // Less than what has a segment rewritten by itself.
     store.fill(100..110).await;
     store.handle().compact().await.unwrap();
-    // Nothing is left of the ten that made room, and nothing is left in the log.
+    // Nothing is left of the ten that made room. What was at rest before the last of them came may have been sealed
+    // on its own, and then as many stay in the log as do not fill a file.
     let namespace = store.sign("a");
     let request = SegmentsRequest { namespace };
     let listed = store.handle().segments(request).await.unwrap();
     assert!(listed.segments.iter().all(|info| info.masked.is_empty()));
-    assert_eq!(listed.unsealed, []);
+    assert!(listed.unsealed.len() <= 2, "{:?}", listed.unsealed);
     let stats = store.handle().stats().await.unwrap();
     assert_eq!((stats.documents, stats.evicted_documents), (100, 10));
-    let tokens = 100 * 516;
+    let tokens = (100 - listed.unsealed.len() as u64) * 516;
     assert!((8 * tokens..9 * tokens).contains(&stats.segment_bytes));
     let verified = store.handle().verify().await.unwrap();
     assert_eq!(verified.documents, 100);
