@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use e2e::refrain_binary;
@@ -60,8 +60,12 @@ fn store(command: &str, data_dir: &Path, arguments: &[&str]) -> anyhow::Result<S
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The last number of a run's output, which must be whole lines of `{"acknowledged": N}` that only grow.
-fn acknowledged(lines: impl Iterator<Item = String>) -> anyhow::Result<u64> {
+/// The last number of a run's output, which must be whole lines of `{"acknowledged": N}` that only grow. Each is told
+/// as it is read.
+fn acknowledged(
+    lines: impl Iterator<Item = String>,
+    mut tell: impl FnMut(u64),
+) -> anyhow::Result<u64> {
     let mut last = 0;
     for line in lines {
         let told: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
@@ -70,6 +74,7 @@ fn acknowledged(lines: impl Iterator<Item = String>) -> anyhow::Result<u64> {
             .with_context(|| line.clone())?;
         ensure!(documents > last, "{documents} after {last}");
         last = documents;
+        tell(last);
     }
     Ok(last)
 }
@@ -113,7 +118,7 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
     let whole = dir.path().join("whole");
     let mut child = import(&trace, &whole)?.spawn()?;
     let lines = BufReader::new(child.stdout.take().context("no stdout")?).lines();
-    let told = acknowledged(lines.map_while(Result::ok))?;
+    let told = acknowledged(lines.map_while(Result::ok), |_| ())?;
     ensure!(
         child.wait()?.success() && told == u64::from(DOCUMENTS),
         "{told}"
@@ -125,14 +130,17 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
         let data_dir = dir.path().join(format!("round-{round}"));
         let mut child = import(&trace, &data_dir)?.spawn()?;
         let stdout = child.stdout.take().context("no stdout")?;
+        let (progress, told) = std::sync::mpsc::channel();
         let reader = std::thread::spawn(move || {
-            acknowledged(BufReader::new(stdout).lines().map_while(Result::ok))
+            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+            acknowledged(lines, |documents| _ = progress.send(documents))
         });
-        // Twenty moments, one in each twentieth of the time that it takes.
+        // Twenty moments, one after each twentieth of what there is to do, however quick the machine is just now.
+        let goal = u64::from(DOCUMENTS / KILLS * round);
+        let _ = (round > 0).then(|| told.iter().find(|documents| *documents >= goal));
         let within =
             f64::from((seed ^ round).wrapping_mul(2_654_435_761) >> 8) / f64::from(1 << 24);
-        let share = (f64::from(round) + within) / f64::from(KILLS);
-        std::thread::sleep(Duration::from_secs_f64(took.as_secs_f64() * share));
+        std::thread::sleep(took.mul_f64(within / f64::from(2 * KILLS)));
         cut += u32::from(child.try_wait()?.is_none());
         child.kill()?;
         child.wait()?;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use e2e::{Client, Program};
 
-/// Three seconds are the promise of a release build; this one is not optimised.
-const START_MAX: Duration = Duration::from_secs(10);
+/// Three seconds are the promise of a release build; this one is not optimised, and the machine may be busy.
+const START_MAX: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_starts_at_once_and_says_how_to_use_it() -> anyhow::Result<()> {

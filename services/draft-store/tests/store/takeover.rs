@@ -220,7 +220,6 @@ async fn the_store_drafts_from_what_is_sealed_of_the_namespace_and_still_there()
     }
     store.append("b", vec![whole(100)]).await.unwrap();
     store.handle().compact().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(300)).await;
     for document in [7u128, 8, 21] {
         let text = noise(document, 300);
         let drafted = store.drafted("a", &text[80..100]).await;

@@ -253,7 +253,11 @@ async fn the_only_worker_is_tried_again() {
     };
     let bench = Bench::with(config).await;
     bench.mesh.script().workers = 1;
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    // The second of these questions is asked after the change, and its answer known before the third.
+    let asked = bench.mesh.log().polls;
+    while bench.mesh.log().polls < asked + 3 {
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
     bench.mesh.mishap(0, Mishap::Lose(1));
     assert_eq!(bench.chat(json!({})).await.0, 200);
     assert!(bench.mesh.log().leases[1].exclude.is_empty());

@@ -69,6 +69,8 @@ pub(crate) struct Log {
     pub(crate) finishes: Vec<LeaseFinish>,
     pub(crate) chunks: Vec<ChunkRequest>,
     pub(crate) cuts: Vec<ChunkCut>,
+    /// How often the models were asked for.
+    pub(crate) polls: usize,
     workers: Vec<WorkerId>,
 }
 
@@ -190,6 +192,7 @@ impl Scheduler for FakeMesh {
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
         let tokenizer = self.tokenizer.identity().to_owned();
+        self.log().polls += 1;
         Ok(vec![ServedModel {
             model: "tiny".into(),
             tokenizer,

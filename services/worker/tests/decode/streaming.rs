@@ -221,7 +221,7 @@ async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
     let (engine, bench) = listening(FakeStream::new(erratic), |config| {
         config.engine.attempts_max = 1;
         config.engine.breaker_failures_max = 2;
-        config.engine.breaker_open_ms = 300;
+        config.engine.breaker_open_ms = 4_000;
     })
     .await;
     // Two in a row, that is: an engine that refuses a request in between is there, and so is one that has no room.
@@ -241,13 +241,13 @@ async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
     let said = run(&bench, chunk(&bench, &[1], 5)).await;
     let error = said.error.unwrap();
     assert_eq!(error.code.as_deref(), Some("engine_breaker_open"));
-    assert!(error.retry_after_ms.is_some_and(|wait| wait <= 301));
+    assert!(error.retry_after_ms.is_some_and(|wait| wait <= 4_001));
     assert_eq!(engine.asked.lock().unwrap().len(), 6);
     assert_eq!(
         bench.figure("refrain_worker_rejections_total{limit=\"breaker\"}"),
         1.0
     );
-    tokio::time::sleep(Duration::from_millis(320)).await;
+    tokio::time::sleep(Duration::from_millis(4_020)).await;
     let said = run(&bench, chunk(&bench, &[1], 5)).await;
     assert_eq!(said.tokens, plainly(erratic, &[1], 5));
 }
