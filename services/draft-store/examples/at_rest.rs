@@ -1,6 +1,6 @@
 //! What documents at rest cost on disk, and how long a store of them takes to open: in the log, and sealed.
 //!
-//! `cargo run --release -p refrain-draft-store --example at_rest [tokens]`
+//! `cargo run --release -p refrain-draft-store --example at_rest -- [tokens] [tokens of a document]`
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,12 @@ use refrain_protocol::{DocumentId, Namespace, TokenId};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 
-const DOCUMENT_TOKENS: u32 = 640;
 const CALL_DOCUMENTS: u128 = 64;
 
 /// Templated text: half of each document is one of sixteen stock passages.
-fn tokens(document: u128) -> Vec<TokenId> {
+fn tokens(document: u128, len: u32) -> Vec<TokenId> {
     let mut state = (document as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (0..DOCUMENT_TOKENS)
+    (0..len)
         .map(|at| {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -35,12 +34,12 @@ fn tokens(document: u128) -> Vec<TokenId> {
         .collect()
 }
 
-fn document(document: u128) -> DocumentUpdate {
+fn document(document: u128, len: u32) -> DocumentUpdate {
     DocumentUpdate {
         document: DocumentId(document),
         epoch: 1,
         prev_len: 0,
-        tokens: tokens(document),
+        tokens: tokens(document, len),
         head: DocumentHead {
             session: Some(format!("session-{}", document / 8)),
             left_context: vec![1; 16],
@@ -63,8 +62,9 @@ fn print(what: &str, stats: &StoreStats) {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let tokens = std::env::args().nth(1).map(|text| text.parse::<u64>());
-    let tokens = tokens.transpose()?.unwrap_or(10_000_000);
+    let mut args = std::env::args().skip(1).map(|text| text.parse::<u32>());
+    let tokens = args.next().transpose()?.unwrap_or(10_000_000);
+    let document_tokens = args.next().transpose()?.unwrap_or(640).max(1);
     let dir = std::env::temp_dir().join(format!("refrain-at-rest-{}", std::process::id()));
     let mesh = MeshConfig::generate()?;
     let auth = MeshAuth::new(&mesh)?;
@@ -104,13 +104,15 @@ async fn main() -> anyhow::Result<()> {
     };
 
     let (store, _) = start(&unsealed).await?;
-    let documents = u128::from(tokens / u64::from(DOCUMENT_TOKENS));
+    let documents = u128::from(tokens / document_tokens);
     for first in (0..documents).step_by(CALL_DOCUMENTS as usize) {
         let last = (first + CALL_DOCUMENTS).min(documents);
         let request = ImportRequest {
             is_static: false,
             namespace: names.clone(),
-            updates: (first..last).map(document).collect(),
+            updates: (first..last)
+                .map(|number| document(number, document_tokens))
+                .collect(),
         };
         store.handle().import(request).await?;
     }

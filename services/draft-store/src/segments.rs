@@ -1,8 +1,8 @@
 //! Sealed documents: those that are at their end leave the log for files that never change.
 //!
-//! A segment is one file of documents of one namespace: text and suffix array in the form in which indexes are
-//! searched, and a record of each document beside it (`segments/file.rs`). What becomes a segment, and which
-//! segments become one, is decided by `segments/policy.rs`; the work is done on a thread of its own by
+//! A segment is one file of documents of one namespace (`segments/file.rs`): text and suffix array in the form in which
+//! indexes are searched, and what else is known of each document, packed (`segments/records.rs`). What becomes a
+//! segment, and which segments become one, is decided by `segments/policy.rs`; the work is done on a thread of its own by
 //! `segments/job.rs`, and takes effect in one commit: the log names the file, and forgets the unsealed copies
 //! (or the files that were merged). Before that commit the file is an orphan, afterwards the others are;
 //! orphans are deleted when the directory is opened.
@@ -13,11 +13,14 @@
 //! belongs to them. A file beside each segment was left: it would need a journal of its own to agree with the
 //! tombstones. Ten million documents, all marked, are 40 MB in the log before compression.
 
+mod columns;
 mod file;
 mod find;
 mod job;
 mod map;
+mod names;
 mod policy;
+mod records;
 #[cfg(test)]
 mod tests;
 mod write;

@@ -102,7 +102,7 @@ pub(crate) fn head(
     key: DocumentKey,
 ) -> Result<DocumentHead, TextError> {
     if let Some((sealed, place)) = catalog.sealed(key) {
-        return Ok(sealed.head(place.number, key.document)?);
+        return Ok(sealed.head(place.number)?);
     }
     let head_key = document_key(Kind::Head, key);
     let value = log.get(&head_key)?.ok_or(Damage::Short)?;

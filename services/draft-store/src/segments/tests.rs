@@ -1,6 +1,7 @@
 //! Seals and merges on a real disk with a store that goes on meanwhile, broken off at every step.
 
 mod damage;
+mod records;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -8,13 +8,14 @@ use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use refrain_suffix_index::{DocumentKey as IndexKey, SegmentBuilder};
 
-use super::file::{self, SealedRecord, refused};
-use super::{Sealed, directory, path};
+use super::file::{self, refused};
+use super::{Sealed, directory, path, records};
 use crate::log::LogError;
 use crate::log::sled::sync_directory;
 use crate::record::{NamespaceRecord, SegmentId, StateRecord};
 
 /// A document on its way into a segment.
+#[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) document: DocumentId,
     pub(crate) state: StateRecord,
@@ -33,21 +34,17 @@ pub(super) fn write(
     at_rename: &mut dyn FnMut() -> Result<(), LogError>,
 ) -> Result<Sealed, LogError> {
     entries.sort_unstable_by_key(|entry| entry.document);
-    let (mut records, mut offsets) = (Vec::new(), Vec::new());
+    let records = records::pack(&entries)
+        .map_err(|damage| LogError::Refused(format!("records cannot be written: {damage}")))?;
     let mut builder = SegmentBuilder::new();
     let documents = entries.len();
     for entry in entries {
         let Entry {
             document,
-            state,
             head,
             tokens,
+            ..
         } = entry;
-        let record = SealedRecord::new(&state, &head);
-        let encoded = bincode::encode_to_vec(record, file::config())
-            .map_err(|error| LogError::Refused(format!("a record does not encode: {error}")))?;
-        records.extend(encoded);
-        offsets.extend((records.len() as u64).to_le_bytes());
         builder.add(IndexKey(document.0), head.left_context, tokens);
     }
     let segment = builder
@@ -59,7 +56,7 @@ pub(super) fn write(
     let names = bincode::encode_to_vec(names, file::config())
         .map_err(|error| LogError::Refused(format!("names do not encode: {error}")))?;
     let lens = [index.len(), records.len(), names.len(), documents];
-    let footer = file::footer(id, namespace, lens, &[&records, &offsets, &names]);
+    let footer = file::footer(id, namespace, lens, &[&records, &names]);
     let (target, directory) = (path(dir, id), directory(dir));
     let temporary = target.with_extension("new");
     let failed = |error: std::io::Error| refused("write", &target, &error);
@@ -68,7 +65,7 @@ pub(super) fn write(
         sync_directory(dir).map_err(failed)?;
     }
     let mut file = File::create(&temporary).map_err(failed)?;
-    for part in [&index, &records, &offsets, &names, &footer] {
+    for part in [&index, &records, &names, &footer] {
         file.write_all(part).map_err(failed)?;
     }
     file.sync_all().map_err(failed)?;

@@ -22,7 +22,7 @@ fn sealed(dir: &Path) -> (Store, [SegmentId; 3]) {
 #[test]
 fn a_damaged_or_missing_file_costs_itself_alone() {
     for case in [
-        "missing", "empty", "short", "index", "records", "version", "footer",
+        "missing", "empty", "short", "index", "records", "later", "earlier", "footer",
     ] {
         let dir = tempfile::tempdir().unwrap();
         let (store, [first, second, theirs]) = sealed(dir.path());
@@ -47,9 +47,10 @@ fn a_damaged_or_missing_file_costs_itself_alone() {
             "empty" => bytes.clear(),
             "short" => bytes.truncate(len / 2),
             "index" => bytes[1_000] ^= 1,
-            "records" => bytes[len - 600] ^= 1,
-            // Written by a later program.
-            "version" => bytes[len - 68] += 1,
+            "records" => bytes[len - 150] ^= 1,
+            // Written by a later program, or an earlier one.
+            "later" => bytes[len - 68] += 1,
+            "earlier" => bytes[len - 68] -= 1,
             _ => bytes[len - 40] ^= 1,
         }
         std::fs::write(&file, bytes).unwrap();
