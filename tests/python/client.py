@@ -18,6 +18,7 @@ from types import SimpleNamespace as Namespace
 from unittest import mock
 
 from refrain_client import Client
+from refrain_client.ending import Ending
 from refrain_client.lossless import refuse
 from refrain_client.suffix import SuffixDecodingCache
 
@@ -415,10 +416,11 @@ class StandIn(WithMesh):
     def test_a_refused_token_does_not_stop_the_engine(self):
         cache = SuffixDecodingCache(client=self.mesh.client())
         self.decode(cache, "a", TEXT)
-        cache.announce("b", {"refrain_namespace": "nonsense"})
+        cache.announce("b", {"refrain_namespace": "nonsense"}, Ending())
         with self.assertLogs("refrain_client", "WARNING"):
             self.assertEqual(self.decode(cache, "b", TEXT), len(TEXT))
-        cache.announce("c", {"refrain_namespace": self.mesh.token(), "refrain_document": "0" * 31 + "7"})
+        fields = {"refrain_namespace": self.mesh.token(), "refrain_document": "0" * 31 + "7"}
+        cache.announce("c", fields, Ending())
         self.assertLess(self.decode(cache, "c", TEXT), len(TEXT) // 5)
 
     def test_fields_that_cannot_be_read_do_not_stop_the_engine(self):
@@ -432,15 +434,15 @@ class StandIn(WithMesh):
             {**token, "refrain_written": float("nan")}, {**token, "refrain_written": -1}, {**token, "refrain_written": {}},
         ]  # fmt: skip
         for number, fields in enumerate(unreadable):
-            cache.announce(str(number), fields)
+            cache.announce(str(number), fields, Ending())
             self.assertEqual(self.decode(cache, str(number), TEXT), len(TEXT), fields)
         self.assertEqual(client.stats()["refused_fields"], len(unreadable))
         # The largest epoch has no next one.
-        cache.announce("last", {**token, "refrain_epoch": 2**63 - 1})
+        cache.announce("last", {**token, "refrain_epoch": 2**63 - 1}, Ending())
         for _ in range(2):
             self.decode(cache, "last", TEXT)
         # Without a token nobody says where an output is kept.
-        cache.announce("alone", {"refrain_document": 7, "refrain_epoch": -1, "refrain_written": []})
+        cache.announce("alone", {"refrain_document": 7, "refrain_epoch": -1, "refrain_written": []}, Ending())
         self.decode(cache, "alone", TEXT)
         self.assertEqual(client.stats()["refused_fields"], len(unreadable))
 
@@ -481,14 +483,54 @@ class StandIn(WithMesh):
         told = []
         with mock.patch.dict(sys.modules, modules):
             for at, cache in enumerate(caches):
-                cache.announce = lambda req_id, fields, at=at: told.append((at, req_id, fields))
+                cache.announce = lambda req_id, fields, ending, at=at: told.append((at, req_id, fields, ending))
                 vllm.announce_to(cache)
+        params = {"eos_token_id": 2, "stop_token_ids": [7], "max_tokens": 30}
         for req_id, fields in (("a", {"refrain_group": "g"}), ("b", {"other": 1}), ("c", None)):
-            params = Namespace(extra_args=fields)
-            batch().add_request(Namespace(req_id=req_id, sampling_params=params))
+            params["extra_args"] = fields
+            batch().add_request(Namespace(req_id=req_id, sampling_params=Namespace(**params), output_token_ids=[1] * 10))
         self.assertEqual(added, ["a", "b", "c"])
-        self.assertEqual(sorted(at for at, *_ in told), [0, 1])
-        self.assertEqual({req_id for _, req_id, _ in told}, {"a"})
+        self.assertEqual([(at, req_id) for req_id in "abc" for at in sorted({0, 1})], [
+            (at, req_id) for at, req_id, *_ in sorted(told, key=lambda one: (one[1], one[0]))
+        ])  # fmt: skip
+        for _, req_id, fields, ending in told:
+            # Only what is Refrain's own is passed on.
+            self.assertEqual(fields, {"refrain_group": "g"} if req_id == "a" else {})
+            self.assertEqual((ending.stop_ids, ending.left), ({2, 7}, 20))
+
+    def test_outputs_end_where_the_engine_ends_them(self):
+        for ending, tokens, kept, reason in (
+            (Ending(), [1, 2, 3], 3, None),
+            (Ending([2]), [1, 3], 2, None),
+            (Ending([2, 3]), [1, 3, 2], 2, "stop"),
+            (Ending([9], 5, 2), [1, 2], 2, None),
+            (Ending([9], 5, 2), [1, 2, 3, 9], 3, "length"),
+            (Ending([9], 5, 2), [1, 2, 9, 9], 3, "stop"),
+            (Ending([9], 5, 2), [1, 2, 3], 3, "length"),
+        ):
+            self.assertEqual(ending.take(tokens), (tokens[:kept], reason), tokens)
+        ending = Ending([9], 6)
+        self.assertEqual([ending.take([1, 2])[1] for _ in range(3)], [None, None, "length"])
+
+    def test_the_client_hears_why_an_output_ended(self):
+        client = mock.create_autospec(Client, instance=True)
+        client.propose.return_value = [([], 0.0, 0)]
+        cache = SuffixDecodingCache(client=client)
+        for req_id, ending in (("a", Ending([9])), ("b", Ending([9], 4)), ("c", Ending([9], 4))):
+            cache.announce(req_id, {}, ending)
+        prompt, context = array("i", PROMPT), PROMPT
+        self.step(cache, [(req_id, prompt, context, [1, 2]) for req_id in "abc"])
+        self.step(cache, [("a", prompt, context, [3, 9, 4]), ("b", prompt, context, [3, 4, 5])])
+        # The engine brings what has ended once more, before it is out of the batch.
+        self.step(cache, [("a", prompt, context, [5])])
+        self.step(cache, [])
+        self.assertEqual(
+            client.extend.call_args_list,
+            [mock.call(req_id, [1, 2]) for req_id in "abc"] + [mock.call("a", [3, 9]), mock.call("b", [3, 4])],
+        )
+        # The third left the batch before it came to an end: maybe only for now.
+        ended = [mock.call("a", "stop"), mock.call("b", "length"), mock.call("c")]
+        self.assertEqual(client.finish.call_args_list, ended)
 
     def test_the_plugin_shadows_no_file(self):
         import importlib.util

@@ -15,6 +15,8 @@ mod keeper;
 mod room;
 mod shared;
 mod takeover;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -83,10 +85,14 @@ impl NamespaceMemory {
     }
 
     fn renew(&self, signed: &SignedNamespace) {
-        let mut grant = self
+        let grant = self
             .grant
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
+        self.renew_held(grant, signed);
+    }
+
+    fn renew_held(&self, mut grant: MutexGuard<'_, SignedNamespace>, signed: &SignedNamespace) {
         if signed.issued_at_s > grant.issued_at_s {
             *grant = signed.clone();
             self.renewed.notify_one();
@@ -206,6 +212,26 @@ impl Memory {
         memory
     }
 
+    /// The same for those who must not wait: `None` also where the namespace is not followed yet.
+    pub fn try_namespace(
+        &self,
+        id: NamespaceId,
+        signed: &SignedNamespace,
+    ) -> Option<Arc<NamespaceMemory>> {
+        let mut namespaces = self.space.namespaces.try_lock().ok()?;
+        let found = namespaces
+            .iter()
+            .position(|followed| followed.memory.id == id)?;
+        // Most recently used last.
+        namespaces[found..].rotate_left(1);
+        let memory = namespaces.last()?.memory.clone();
+        // Where somebody else holds the signature, the next request brings a newer one as well.
+        if let Ok(grant) = memory.grant.try_lock() {
+            memory.renew_held(grant, signed);
+        }
+        Some(memory)
+    }
+
     /// Places a request in its group of the namespace. `None` if there is no room for one more group.
     pub fn group(
         &self,
@@ -214,6 +240,16 @@ impl Memory {
         document: DocumentId,
     ) -> Option<Membership> {
         self.space.groups.join(namespace, group, document)
+    }
+
+    /// The same for those who must not wait: `None` also where another group would have to go for it.
+    pub fn try_group(
+        &self,
+        namespace: NamespaceId,
+        group: &str,
+        document: DocumentId,
+    ) -> Option<Membership> {
+        self.space.groups.try_join(namespace, group, document)
     }
 
     /// Follows nothing any more: the worker stops.

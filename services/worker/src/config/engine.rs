@@ -45,7 +45,8 @@ pub struct EngineConfig {
     pub drive_tokens_max: u32,
     /// Most tokens of a verify call, those of all its prompts together: a fan-out repeats the text for each draft token.
     pub drive_prompt_tokens_max: u64,
-    /// The engine has Refrain's Python client inside (vLLM only): it is told whose each request is.
+    /// The engine has Refrain's Python client inside (vLLM only): it is told whose each request is, and which document its
+    /// output is, which is written from here.
     pub attached: bool,
     /// The tenant whose drafts prime the n-gram pool of a llama-server started with `--spec-type ngram-mod`; empty: nobody's.
     /// The pool is one for all who use that server, and has no walls inside: only for servers of a single tenant.

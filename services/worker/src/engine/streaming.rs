@@ -103,7 +103,8 @@ pub struct GenerateRequest {
     pub keeping: Option<Keeping>,
 }
 
-/// Where an output is kept, for an engine that drafts and keeps by itself.
+/// Whose an output is, for an engine that has the drafts inside: it drafts from what it says at once, and leaves it to the
+/// worker to write it to the store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Keeping {
     /// The namespace as one word, signed by the gateway.

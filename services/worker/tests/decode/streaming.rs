@@ -62,6 +62,34 @@ async fn what_the_engine_says_is_streamed_and_remembered() {
 }
 
 #[tokio::test]
+async fn an_engine_with_the_drafts_inside_is_told_whose_an_output_is_and_it_is_written_from_here() {
+    let (engine, bench) = listening(FakeStream::new(stopping), |config| {
+        config.engine.attached = true;
+    })
+    .await;
+    let mut request = chunk(&bench, &[1, 2, 3], 50);
+    request.group = Some("g".into());
+    request.epoch = 5;
+    let said = run(&bench, request.clone()).await;
+    let keeping = engine.last_asked().keeping.unwrap();
+    let token = refrain_service_kit::mesh::token_of(&request.namespace).unwrap();
+    assert_eq!((keeping.token, keeping.epoch), (token, 5));
+    assert_eq!(keeping.group.as_deref(), Some("g"));
+    // What it is told is the name of what the store gets from here, with the end as it was told to the reader.
+    let output = (said.tokens, Some(FinishReason::Stop));
+    eventually("the store has it", || {
+        stored(&bench, &request).as_ref() == Some(&output)
+    })
+    .await;
+    let documents = bench.store.documents.lock().unwrap();
+    assert_eq!(documents.len(), 1);
+    assert_eq!(
+        documents[&keeping.document].head.group.as_deref(),
+        Some("g")
+    );
+}
+
+#[tokio::test]
 async fn chunks_join_and_draw_fresh_noise() {
     let (engine, bench) = listening(FakeStream::new(repetitive), |_| {}).await;
     let mut request = chunk(&bench, &[4, 5, 6], 45);

@@ -53,7 +53,7 @@ class RefrainScheduler(Scheduler):
         for req_id in self.followed.keys() - self.requests.keys():
             # What was said in its last step, which it left with.
             self.drafts.extend(req_id, self._said(req_id))
-            self.drafts.finish(req_id)
+            self.drafts.finish(req_id, self._reason(req_id))
             del self.followed[req_id]
         super().update_draft_token_ids(type(draft_token_ids)(draft_token_ids.req_ids, drafts))
 
@@ -68,3 +68,8 @@ class RefrainScheduler(Scheduler):
         request, known = self.followed[req_id]
         self.followed[req_id][1] = request.num_tokens
         return list(request.all_token_ids[known:])
+
+    def _reason(self, req_id):
+        """The engine's word for a request's end."""
+        reason = self.followed[req_id][0].get_finished_reason()
+        return None if reason is None else str(reason)

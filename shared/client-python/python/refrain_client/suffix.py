@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from refrain_client import Client
 from refrain_client.announced import start
+from refrain_client.ending import Ending
 
 # How long a process that ends waits for the draft store.
 DRAIN_SECONDS = 5.0
@@ -40,6 +41,7 @@ class SuffixDecodingCache:
         self.client = client
         self.max_tree_depth = max_tree_depth
         self.max_cached_requests = max_cached_requests
+        # Of each request how it ends, and None once it has.
         self._active = {}
         self._announced = OrderedDict()
 
@@ -52,27 +54,34 @@ class SuffixDecodingCache:
         """None: nothing has to be evicted before a request begins again."""
         return ()
 
-    def announce(self, req_id, fields):
-        """What a request brought along: fields of `vllm_xargs` that only Refrain's gateway and workers set."""
-        self._announced[req_id] = fields
+    def announce(self, req_id, fields, ending):
+        """What a request brought along: fields of `vllm_xargs` that only Refrain's gateway and workers set; and its `Ending`."""
+        self._announced[req_id] = fields, ending
         while len(self._announced) > ANNOUNCED_MAX:
             self._announced.popitem(last=False)
 
     def start_request(self, req_id, prompt_token_ids):
         if req_id in self._active:
             raise ValueError(f"Request '{req_id}' is already active")
-        fields = self._announced.pop(req_id, {})
-        self._active[req_id] = None
+        fields, self._active[req_id] = self._announced.pop(req_id, ({}, Ending()))
         start(self.client, req_id, prompt_token_ids, fields)
 
     def stop_request(self, req_id):
+        """It is not in the batch any more: the engine made room, or somebody stopped it, if it had not ended."""
         self._check(req_id)
-        del self._active[req_id]
-        self.client.finish(req_id)
+        if self._active.pop(req_id):
+            self.client.finish(req_id)
 
     def add_active_response(self, req_id, token_ids):
         self._check(req_id)
-        self.client.extend(req_id, token_ids)
+        ending = self._active[req_id]
+        if ending is None:
+            return
+        said, reason = ending.take(token_ids)
+        self.client.extend(req_id, said)
+        if reason:
+            self._active[req_id] = None
+            self.client.finish(req_id, reason)
 
     def evict_cached_response(self, req_id):
         raise ValueError(f"Request '{req_id}' is not cached")
@@ -89,6 +98,8 @@ class SuffixDecodingCache:
     ):
         """The draft of a step. The context is the request's text, which is known from `add_active_response`."""
         self._check(req_id)
+        if self._active[req_id] is None:
+            return SuffixDecodingDraft([])
         room = self.max_tree_depth if max_spec_tokens is None else max(max_spec_tokens, 0)
         wanted = [(req_id, room)]
         (draft,) = self.client.propose(wanted, max_spec_factor, max_spec_offset, min_token_prob)

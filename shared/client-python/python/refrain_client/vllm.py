@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from refrain_client.announced import announces
+from refrain_client.ending import Ending
 
 PACKAGE = "arctic_inference"
 MODULE = "arctic_inference.suffix_decoding"
@@ -87,7 +88,7 @@ _told = weakref.WeakSet()
 
 
 def announce_to(cache):
-    """Has vLLM's batch tell the cache what requests bring along, which its proposer does not."""
+    """Has vLLM's batch tell the cache what requests bring along, and where they end, which its proposer does not."""
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
     _told.add(cache)
@@ -98,10 +99,11 @@ def announce_to(cache):
     def add_and_announce(self, request):
         params = request.sampling_params
         fields = params.extra_args if params else None
-        if announces(fields):
-            for cache in _told:
-                if request.req_id not in cache.active_requests:
-                    cache.announce(request.req_id, fields)
+        fields = fields if announces(fields) else {}
+        for cache in _told:
+            if request.req_id not in cache.active_requests:
+                ending = Ending.of_vllm(params, len(request.output_token_ids))
+                cache.announce(request.req_id, fields, ending)
         return add_request(self, request)
 
     add_and_announce.announces = True

@@ -43,6 +43,16 @@ impl Membership {
         }
     }
 
+    /// The same for those who must not wait: `None` while somebody else holds the group's drafts.
+    fn try_new(group: &Arc<GroupMemory>, document: DocumentId) -> Option<Self> {
+        group.drafts.try_begin(document)?;
+        group.try_touch();
+        Some(Membership {
+            group: group.clone(),
+            document,
+        })
+    }
+
     /// The group's tree.
     pub fn group(&self) -> &Arc<GroupMemory> {
         &self.group
@@ -70,12 +80,21 @@ impl GroupMemory {
     /// Takes a piece of a running output. What newer weights say drives out what older ones said: their samples are
     /// no guide to these.
     pub fn merge(&self, update: &DocumentUpdate) {
+        self.take(self.lock(), update);
+    }
+
+    /// The same for those who must not wait. Returns whether it was taken: not while somebody else holds the drafts.
+    pub fn try_merge(&self, update: &DocumentUpdate) -> bool {
+        let drafts = self.try_lock();
+        drafts.map(|drafts| self.take(drafts, update)).is_some()
+    }
+
+    fn take(&self, mut drafts: MutexGuard<'_, Drafts>, update: &DocumentUpdate) {
         let version = update.head.weight_version;
         let newest = self.weight_version.fetch_max(version, Ordering::Relaxed);
         if version != 0 && version < newest {
             return;
         }
-        let mut drafts = self.lock();
         if newest != 0 && version > newest {
             drafts.clear();
         }
@@ -87,12 +106,10 @@ impl GroupMemory {
             self.metrics.group_evictions.inc_by(evicted as u64);
         }
         // All of it runs: this output is left out from here on, as if a piece of it were missing.
-        if over(&drafts) && !update.tokens.is_empty() {
+        let is_full = over(&drafts) && !update.tokens.is_empty();
+        // Or the tree has no room for more states, which is as much a limit of it.
+        if is_full || drafts.merge(update, Instant::now()).is_err() {
             self.metrics.group_full();
-            return;
-        }
-        if let Err(error) = drafts.merge(update, Instant::now()) {
-            tracing::warn!(%error, "a group's tree took no more tokens");
         }
     }
 
@@ -101,6 +118,12 @@ impl GroupMemory {
             .used
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner()) = Instant::now();
+    }
+
+    fn try_touch(&self) {
+        if let Ok(mut used) = self.used.try_lock() {
+            *used = Instant::now();
+        }
     }
 
     fn is_running(&self) -> bool {
@@ -160,16 +183,42 @@ impl Groups {
             groups.pop(&idle);
             self.metrics.group_evictions.inc();
         }
-        let memory = Arc::new(GroupMemory {
+        let memory = self.create();
+        let membership = Membership::new(&memory, document);
+        groups.put(key, memory);
+        Some(membership)
+    }
+
+    /// The same for those who must not wait: `None` also where another group would have to go for it, or somebody holds what
+    /// is needed.
+    pub(super) fn try_join(
+        &self,
+        namespace: NamespaceId,
+        group: &str,
+        document: DocumentId,
+    ) -> Option<Membership> {
+        let key = (namespace, group.to_owned());
+        let mut groups = self.groups.try_lock().ok()?;
+        if let Some(memory) = groups.get(&key) {
+            return Membership::try_new(memory, document);
+        }
+        if groups.len() >= self.groups_max {
+            return None;
+        }
+        let memory = self.create();
+        let membership = Membership::try_new(&memory, document)?;
+        groups.put(key, memory);
+        Some(membership)
+    }
+
+    fn create(&self) -> Arc<GroupMemory> {
+        Arc::new(GroupMemory {
             drafts: Arc::new(SharedDrafts::new(self.index.clone())),
             tokens_max: self.tokens_max,
             weight_version: AtomicU64::new(0),
             used: Mutex::new(Instant::now()),
             metrics: self.metrics.clone(),
-        });
-        let membership = Membership::new(&memory, document);
-        groups.put(key, memory);
-        Some(membership)
+        })
     }
 
     /// Nothing of these documents is offered any more.

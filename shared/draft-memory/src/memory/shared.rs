@@ -6,7 +6,7 @@ use std::time::Instant;
 use prometheus::Histogram;
 use refrain_protocol::DocumentId;
 use refrain_protocol::document::DocumentUpdate;
-use refrain_suffix_index::IndexConfig;
+use refrain_suffix_index::{IndexConfig, IndexError};
 
 use super::drafts::Drafts;
 
@@ -53,9 +53,13 @@ impl SharedDrafts {
     }
 
     pub(crate) fn begin(&self, document: DocumentId) {
-        if let Err(error) = self.lock().begin(document, Instant::now()) {
-            tracing::warn!(%error, "an output stays sealed while it runs");
-        }
+        stays_sealed(self.lock().begin(document, Instant::now()));
+    }
+
+    /// `None` while somebody else holds the drafts.
+    pub(super) fn try_begin(&self, document: DocumentId) -> Option<()> {
+        stays_sealed(self.try_lock()?.begin(document, Instant::now()));
+        Some(())
     }
 
     pub(crate) fn end(&self, document: DocumentId) {
@@ -81,5 +85,11 @@ impl SharedDrafts {
             .sealed_at
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(now);
+    }
+}
+
+fn stays_sealed(begun: Result<(), IndexError>) {
+    if let Err(error) = begun {
+        tracing::warn!(%error, "an output stays sealed while it runs");
     }
 }

@@ -134,3 +134,37 @@ fn what_is_erased_is_erased_from_groups_too() {
     groups.reset(ONE);
     assert_eq!(lengths(group, [1, 2, 3]), [Some(2), None, None]);
 }
+
+#[test]
+fn who_must_not_wait_is_told_so_while_others_hold_what_it_needs() {
+    let groups = groups(|config| config.groups_max = 1);
+    let try_join = |document| groups.try_join(ONE, "a", DocumentId(document));
+    let another = join(&groups, ONE, "another", 1);
+    // That would have to go, which is looked into by those who have the time.
+    drop(another);
+    assert!(try_join(1).is_none());
+    groups.forget(ONE);
+    let member = try_join(1).unwrap();
+
+    let all = groups.lock();
+    assert!(try_join(2).is_none());
+    drop(all);
+    let drafts = member.group().lock();
+    assert!(try_join(2).is_none());
+    assert!(!member.group().try_merge(&update(1, 0, &[1, 2], 1)));
+    drop(drafts);
+    // What only says when it was used last is not waited for.
+    let used = member.group().used.lock();
+    let second = try_join(2).unwrap();
+    drop(used);
+
+    assert!(member.group().try_merge(&update(1, 0, &[1, 2], 2)));
+    assert!(second.group().try_merge(&update(2, 0, &[3, 4], 2)));
+    assert_eq!(lengths(member.group(), [1, 2]), [Some(2), Some(2)]);
+    // Newer weights are noted only by a merge that took place.
+    let drafts = member.group().lock();
+    assert!(!member.group().try_merge(&update(2, 2, &[5], 3)));
+    drop(drafts);
+    assert!(second.group().try_merge(&update(2, 0, &[5], 3)));
+    assert_eq!(lengths(member.group(), [1, 2]), [None, Some(1)]);
+}

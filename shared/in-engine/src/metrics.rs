@@ -1,4 +1,4 @@
-//! What the package tells of its work in an engine.
+//! What is told of the work in an engine.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 use refrain_draft_memory::{HarvestMetrics, MemoryMetrics};
@@ -6,7 +6,7 @@ use refrain_service_kit::telemetry::Metrics;
 
 /// Collectors. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct ClientMetrics {
+pub(crate) struct InEngineMetrics {
     pub(crate) drafts: IntCounter,
     pub(crate) drafted: IntCounter,
     pub(crate) accepted: IntCounter,
@@ -14,6 +14,7 @@ pub(crate) struct ClientMetrics {
     pub(crate) requests: IntGauge,
     pub(crate) queued_tokens: IntGauge,
     pub(crate) paused_tokens: IntGauge,
+    pub(crate) reading_tokens: IntGauge,
     pub(crate) forgotten: IntCounter,
     pub(crate) busy: IntCounter,
     pub(crate) rejections: IntCounterVec,
@@ -25,18 +26,20 @@ pub(crate) struct ClientMetrics {
 pub(crate) const QUEUED_TOKENS_MAX: &str = "queued_tokens_max";
 pub(crate) const TOKEN: &str = "token";
 pub(crate) const FIELDS: &str = "fields";
+pub(crate) const READING_TOKENS_MAX: &str = "reading_tokens_max";
+pub(crate) const INDEX: &str = "index";
 
-impl ClientMetrics {
+impl InEngineMetrics {
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
         let rejections = metrics.counter_vec(
             "refrain_client_rejections_total",
-            "Requests without the drafts of their namespace, since its token was refused or what they brought cannot be read, and pieces of output that had to wait.",
+            "Requests without the drafts of their namespace, since its token was refused or what they brought cannot be read, or without those of their own prompt, and pieces of output that had to wait or that the index had no room for.",
             &["limit"],
         )?;
-        for limit in [QUEUED_TOKENS_MAX, TOKEN, FIELDS] {
+        for limit in [QUEUED_TOKENS_MAX, TOKEN, FIELDS, READING_TOKENS_MAX, INDEX] {
             rejections.with_label_values(&[limit]);
         }
-        Ok(ClientMetrics {
+        Ok(InEngineMetrics {
             drafts: metrics.counter(
                 "refrain_client_drafts_total",
                 "Drafts offered to the engine.",
@@ -62,6 +65,10 @@ impl ClientMetrics {
                 "refrain_client_paused_tokens",
                 "Tokens of requests that ended and are remembered.",
             )?,
+            reading_tokens: metrics.gauge(
+                "refrain_client_reading_tokens",
+                "Tokens of long prompts that wait to be read.",
+            )?,
             forgotten: metrics.counter(
                 "refrain_client_forgotten_requests_total",
                 "Requests that ended and were forgotten for want of room.",
@@ -74,5 +81,8 @@ impl ClientMetrics {
             memory: MemoryMetrics::new(metrics)?,
             harvest: HarvestMetrics::new(metrics)?,
         })
+    }
+    pub(crate) fn rejected(&self, limit: &str) {
+        self.rejections.with_label_values(&[limit]).inc();
     }
 }

@@ -1,4 +1,4 @@
-//! The package's configuration: variables `REFRAIN_CLIENT_...` of the engine's process, over a file if there is one.
+//! The configuration: variables `REFRAIN_CLIENT_...` of the engine's process, over a file if there is one.
 
 use std::path::PathBuf;
 
@@ -18,6 +18,8 @@ const ENV_RULE: EnvRule = EnvRule {
         "LOG",
         "TIMEOUT_MS",
         "PATTERN_TOKENS_MAX",
+        "PROMPT_TOKENS_AT_ONCE",
+        "READING_TOKENS_MAX",
         "PIECE_TOKENS",
         "QUEUED_TOKENS_MAX",
         "PAUSED_REQUESTS_MAX",
@@ -28,40 +30,45 @@ const ENV_RULE: EnvRule = EnvRule {
 /// Everything has a default but the store, the mesh's keys and the tokenizer.
 #[derive(Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct ClientConfig {
+pub struct InEngineConfig {
     /// The draft store.
-    pub(crate) store_url: String,
+    pub store_url: String,
     /// The mesh's keys, less the one that only the gateway has.
-    pub(crate) mesh: MeshConfig,
+    pub mesh: MeshConfig,
     /// The namespace of requests that bring none, as `refrain store sign` prints it. It is believed for a day.
-    pub(crate) token: Option<String>,
+    pub token: Option<String>,
     /// A file with that token, read again every minute, so that it can be renewed while the engine runs.
-    pub(crate) token_file: Option<PathBuf>,
+    pub token_file: Option<PathBuf>,
     /// Folder of the model's `tokenizer.json`.
-    pub(crate) tokenizer: Option<PathBuf>,
+    pub tokenizer: Option<PathBuf>,
     /// What goes to standard error, as in the mesh's configuration.
-    pub(crate) log: String,
+    pub log: String,
     /// Deadline of ordinary calls of the store, milliseconds. No step of the engine waits for them.
-    pub(crate) timeout_ms: u64,
+    pub timeout_ms: u64,
     /// Longest match that is looked for.
-    pub(crate) pattern_tokens_max: u32,
+    pub pattern_tokens_max: u32,
+    /// A prompt of at most so many tokens is read in the call that begins its request. A longer one is read on a thread
+    /// beside the engine's, and drafted from once it is.
+    pub prompt_tokens_at_once: usize,
+    /// Most tokens of prompts that wait for that thread; what comes beyond is not drafted from.
+    pub reading_tokens_max: usize,
     /// Output of a request that is handed on together.
-    pub(crate) piece_tokens: u32,
+    pub piece_tokens: u32,
     /// Most output on its way to the background thread; what is more waits with its request.
-    pub(crate) queued_tokens_max: usize,
+    pub queued_tokens_max: usize,
     /// Most requests that ended here and are remembered, in case the engine only made room.
-    pub(crate) paused_requests_max: usize,
+    pub paused_requests_max: usize,
     /// Most tokens of their texts.
-    pub(crate) paused_tokens_max: usize,
+    pub paused_tokens_max: usize,
     /// The copy of the drafts. Look-ups in the store are not made from here.
-    pub(crate) memory: MemoryConfig,
+    pub memory: MemoryConfig,
     /// What is sent to the draft store.
-    pub(crate) harvest: HarvestConfig,
+    pub harvest: HarvestConfig,
 }
 
-impl Default for ClientConfig {
+impl Default for InEngineConfig {
     fn default() -> Self {
-        ClientConfig {
+        InEngineConfig {
             store_url: String::new(),
             mesh: MeshConfig::default(),
             token: None,
@@ -70,6 +77,8 @@ impl Default for ClientConfig {
             log: "warn".into(),
             timeout_ms: 10_000,
             pattern_tokens_max: 64,
+            prompt_tokens_at_once: 1_024,
+            reading_tokens_max: 4_194_304,
             piece_tokens: 32,
             queued_tokens_max: 1_048_576,
             paused_requests_max: 1_024,
@@ -80,14 +89,14 @@ impl Default for ClientConfig {
     }
 }
 
-impl ClientConfig {
+impl InEngineConfig {
     /// Reads the environment, over a file.
-    pub(crate) fn load(file: Option<PathBuf>) -> Result<Self, ConfigError> {
+    pub fn load(file: Option<PathBuf>) -> Result<Self, ConfigError> {
         load(
             file.as_deref(),
             ENV_RULE,
             std::env::vars_os(),
-            ClientConfig::faults,
+            InEngineConfig::faults,
         )
     }
 

@@ -1,71 +1,80 @@
 //! One request of the engine: its text, its own index, and its document in the memory.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use refrain_draft_memory::{Membership, NamespaceMemory};
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason, LEFT_CONTEXT_TOKENS};
 use refrain_protocol::{DocumentId, NamespaceId};
-use refrain_speculation::{Calibration, Candidate, Lookup, ProposeParams, Scope, Source, propose};
-use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
+use refrain_speculation::{
+    Calibration, Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose,
+};
 
-use crate::background::Event;
-use crate::metrics::ClientMetrics;
+use crate::background::{Ended, Event};
+use crate::metrics::{INDEX, InEngineMetrics};
+use crate::own::Own;
+use crate::place::{Place, Placed};
 
-/// The request's own text in its own index.
-const OWN: DocumentKey = DocumentKey(0);
 /// Most documents remembered as used between two pieces.
 const TOUCHED_MAX: usize = 64;
 
 /// What a request is that is not running: enough to go on where it stopped.
 pub(crate) struct Paused {
-    memory: Option<Arc<NamespaceMemory>>,
+    namespace: Option<NamespaceId>,
     text: Vec<u32>,
     prompt_len: usize,
-    /// Output that the memory was brought.
-    merged: usize,
     /// The piece that is told next, apart from its tokens.
     update: DocumentUpdate,
+    /// Whoever named the document writes it to the store: a worker knows more of an output than its engine does, such as
+    /// where a stop string cut it and whose session it is of.
+    is_named: bool,
+}
+
+/// Which document a request's output is.
+pub(crate) struct Output {
+    pub(crate) document: DocumentId,
+    pub(crate) epoch: u64,
+    /// Tokens of it at the end of the prompt.
+    pub(crate) written: usize,
+    pub(crate) is_named: bool,
 }
 
 impl Paused {
-    /// A request that begins. The last `written` tokens of its text are output of it, from before.
+    /// A request that begins.
     pub(crate) fn new(
         text: Vec<u32>,
-        written: usize,
-        document: DocumentId,
-        epoch: u64,
-        memory: Option<Arc<NamespaceMemory>>,
+        output: &Output,
+        namespace: Option<NamespaceId>,
         head: DocumentHead,
     ) -> Self {
-        let prompt_len = text.len().saturating_sub(written);
+        let prompt_len = text.len().saturating_sub(output.written);
         let from = prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS);
         let head = DocumentHead {
             left_context: text[from..prompt_len].to_vec(),
             ..head
         };
         Paused {
-            memory,
+            namespace,
             prompt_len,
             text,
-            merged: 0,
             update: DocumentUpdate {
-                document,
-                epoch,
+                document: output.document,
+                epoch: output.epoch,
                 prev_len: 0,
                 tokens: Vec::new(),
                 head,
                 finish: None,
             },
+            is_named: output.is_named,
         }
     }
 
-    /// Whether the other one, which begins, is this one again: the engine brings the same prompt, in the same namespace.
+    /// Whether the other one, which begins, is this one again: the engine brings the same prompt, in the same namespace, and
+    /// whoever names an output names the same.
     pub(crate) fn began_as(&self, other: &Paused) -> bool {
-        let namespace = |paused: &Paused| paused.memory.as_ref().map(|memory| memory.id());
         self.text.starts_with(&other.text)
             && self.prompt_len == other.prompt_len
-            && namespace(self) == namespace(other)
+            && self.namespace == other.namespace
+            && self.is_named == other.is_named
+            && (!self.is_named || self.update.document == other.update.document)
     }
 
     /// Length of its text, tokens.
@@ -73,13 +82,28 @@ impl Paused {
         self.text.len()
     }
 
+    pub(crate) fn text(&self) -> &[u32] {
+        &self.text
+    }
+
     pub(crate) fn document(&self) -> DocumentId {
         self.update.document
     }
 
-    /// The same, going on.
+    /// The output from there on, as an update.
+    fn piece(&mut self, from: usize) -> &DocumentUpdate {
+        let output = &self.text[self.prompt_len..];
+        self.update.prev_len = from as u32;
+        self.update.tokens.clear();
+        self.update.tokens.extend_from_slice(&output[from..]);
+        &self.update
+    }
+
+    /// The same, going on. What the store was told to have ended goes on under a higher epoch.
     pub(crate) fn again(mut self) -> Self {
-        self.update.epoch = self.update.epoch.saturating_add(1);
+        if !self.is_named {
+            self.update.epoch = self.update.epoch.saturating_add(1);
+        }
         self.update.finish = None;
         self
     }
@@ -88,9 +112,11 @@ impl Paused {
 /// A request that runs.
 pub(crate) struct Request {
     is: Paused,
-    group: Option<Membership>,
-    /// `None` where the text is too long for one.
-    own: Option<Index>,
+    placed: Placed,
+    own: Own,
+    /// Output that the memory was brought, and the group's.
+    merged: usize,
+    group_merged: usize,
     /// Output that was handed on.
     told: usize,
     /// What was found for the step in progress, and whether the engine was offered it.
@@ -102,26 +128,19 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Reads the text, which takes as long as that is.
-    pub(crate) fn new(is: Paused, group: Option<Membership>, index: IndexConfig) -> Self {
-        let mut own = Index::new(index);
-        let read = own.open(OWN, &[]).and_then(|()| own.append(OWN, &is.text));
+    pub(crate) fn new(is: Paused, placed: Placed, own: Own) -> Self {
         Request {
-            own: read.is_ok().then_some(own),
             told: is.text.len() - is.prompt_len,
             is,
-            group,
+            placed,
+            own,
+            merged: 0,
+            group_merged: 0,
             found: None,
             is_offered: false,
             rival: Vec::new(),
             touched: Vec::new(),
         }
-    }
-
-    /// What is to be told of its beginning.
-    pub(crate) fn began(&self) -> Option<Event> {
-        let memory = self.is.memory.clone()?;
-        Some(Event::Began(memory, self.is.update.document))
     }
 
     fn output(&self) -> &[u32] {
@@ -134,7 +153,7 @@ impl Request {
         &mut self,
         said: &[u32],
         learns: Option<&mut Calibration>,
-        metrics: &ClientMetrics,
+        metrics: &InEngineMetrics,
     ) {
         metrics.said.inc_by(said.len() as u64);
         if let Some(table) = learns {
@@ -161,15 +180,11 @@ impl Request {
             }
         }
         self.is.text.extend_from_slice(said);
-        if let Some(own) = &mut self.own
-            && own.append(OWN, said).is_err()
-        {
-            self.own = None;
-        }
+        self.own.catch_up(&self.is.text);
         self.merge(metrics);
     }
 
-    fn touch(&mut self, accepted: &[refrain_speculation::DraftNode]) {
+    fn touch(&mut self, accepted: &[DraftNode]) {
         for place in accepted.iter().filter_map(|node| node.origin.place) {
             let document = DocumentId(place.document.0);
             let is_new = document != self.is.update.document && !self.touched.contains(&document);
@@ -179,67 +194,67 @@ impl Request {
         }
     }
 
-    /// Lets others draft from the output. What the memory is too busy for now it gets with the next step.
-    fn merge(&mut self, metrics: &ClientMetrics) {
-        let Some(memory) = self.is.memory.clone() else {
+    /// Lets others draft from the output. What the memory or the group is too busy for now it gets with a later step.
+    fn merge(&mut self, metrics: &InEngineMetrics) {
+        let len = self.output().len();
+        let Some(Place { memory, group }) = self.placed.place_or_count(metrics) else {
             return;
         };
-        let Some(mut drafts) = memory.try_lock() else {
+        if let Some(mut drafts) = memory.try_lock() {
+            if drafts
+                .merge(self.is.piece(self.merged), Instant::now())
+                .is_err()
+            {
+                metrics.rejected(INDEX);
+            }
+            self.merged = len;
+        } else {
             metrics.busy.inc();
-            return;
-        };
-        self.take_piece(self.is.merged);
-        self.is.merged = self.output().len();
-        if let Err(error) = drafts.merge(&self.is.update, Instant::now()) {
-            tracing::warn!(%error, "index took no more tokens");
         }
-        drop(drafts);
-        if let Some(member) = &self.group {
-            member.group().merge(&self.is.update);
+        if let Some(member) = group {
+            if member.group().try_merge(self.is.piece(self.group_merged)) {
+                self.group_merged = len;
+            } else {
+                metrics.busy.inc();
+            }
         }
-    }
-
-    /// Puts the output from there on into the update.
-    fn take_piece(&mut self, from: usize) {
-        let Paused {
-            text,
-            prompt_len,
-            update,
-            ..
-        } = &mut self.is;
-        update.prev_len = from as u32;
-        update.tokens.clear();
-        update.tokens.extend_from_slice(&text[*prompt_len + from..]);
     }
 
     /// Output tokens that were not handed on.
     pub(crate) fn untold(&self) -> usize {
-        match self.is.memory {
-            Some(_) => self.output().len() - self.told,
-            None => 0,
+        match self.is.namespace {
+            Some(_) if !self.is.is_named => self.output().len() - self.told,
+            _ => 0,
         }
     }
 
     /// Hands on what was said since the last time.
     pub(crate) fn tell(&mut self) -> Option<Event> {
-        let memory = self.is.memory.clone()?;
-        self.take_piece(self.told);
+        let memory = self.placed.place()?.memory.clone();
+        let update = self.is.piece(self.told).clone();
         self.told = self.output().len();
-        let touched = std::mem::take(&mut self.touched);
-        Some(Event::Said(memory, self.is.update.clone(), touched))
+        Some(Event::Said(
+            memory,
+            update,
+            std::mem::take(&mut self.touched),
+        ))
     }
 
-    /// Ends it. The memory's part, then the store's.
-    pub(crate) fn end(mut self) -> (Paused, Option<[Event; 2]>) {
-        self.is.update.finish = Some(FinishReason::Stop);
-        let Some(memory) = self.is.memory.clone() else {
+    /// Ends it, maybe only for now.
+    pub(crate) fn end(mut self, finish: FinishReason) -> (Paused, Option<Event>) {
+        self.is.update.finish = Some(finish);
+        if matches!(self.placed, Placed::Nowhere) {
             return (self.is, None);
+        }
+        let merge = self.is.piece(self.merged.min(self.group_merged)).clone();
+        let is_told = !self.is.is_named;
+        let ended = Ended {
+            placed: self.placed,
+            merge,
+            tell: is_told.then(|| self.is.piece(self.told).clone()),
+            touched: self.touched,
         };
-        self.take_piece(self.is.merged);
-        self.is.merged = self.output().len();
-        let ended = Event::Ended(memory, self.is.update.clone(), self.group.take());
-        let told = self.tell();
-        (self.is, told.map(|told| [ended, told]))
+        (self.is, Some(Event::Ended(Box::new(ended))))
     }
 
     /// The best draft of at most `room` tokens.
@@ -247,18 +262,20 @@ impl Request {
         &mut self,
         params: &ProposeParams,
         room: usize,
-        metrics: &ClientMetrics,
+        metrics: &InEngineMetrics,
     ) -> Option<&Candidate> {
+        self.own.catch_up(&self.is.text);
+        let place = self.placed.place_or_count(metrics);
         let Paused {
-            memory,
             text,
             prompt_len,
             update,
             ..
         } = &self.is;
         let output_len = (text.len() - prompt_len) as u32;
-        let drafts = memory.as_ref().map(|memory| memory.try_lock());
-        let group = self.group.as_ref().map(|member| member.group().try_lock());
+        let drafts = place.map(|place| place.memory.try_lock());
+        let member = place.and_then(|place| place.group.as_ref());
+        let group = member.map(|member| member.group().try_lock());
         for held in [
             drafts.as_ref().map(Option::is_none),
             group.as_ref().map(Option::is_none),
@@ -272,8 +289,10 @@ impl Request {
             cursor,
             context: text,
         };
-        let own = self.own.as_ref().and_then(|own| Some((own, own.tip(OWN)?)));
-        let own = own.map(|(own, tip)| lookup(Scope::Request, own, tip));
+        let own = self
+            .own
+            .search()
+            .map(|(own, tip)| lookup(Scope::Request, own, tip));
         // Alone in its group it would read its own output again.
         let group = group.as_ref().and_then(Option::as_ref);
         let group = group.filter(|group| group.index().documents() > 1);
@@ -297,7 +316,7 @@ impl Request {
     }
 
     /// Offers the engine what was found.
-    pub(crate) fn offer(&mut self, metrics: &ClientMetrics) -> Option<&Candidate> {
+    pub(crate) fn offer(&mut self, metrics: &InEngineMetrics) -> Option<&Candidate> {
         let found = self.found.as_ref()?;
         self.is_offered = true;
         metrics.drafts.inc();
@@ -317,6 +336,6 @@ impl Request {
 
     /// Whose drafts it is drafted for from.
     pub(crate) fn namespace(&self) -> Option<NamespaceId> {
-        Some(self.is.memory.as_ref()?.id())
+        self.is.namespace
     }
 }
