@@ -3,7 +3,7 @@
 //! When the worker meets a namespace it asks what is known there, and from then on it tells now and then what it observed,
 //! which is answered with what all of them know. A task of its own makes the calls; the decode loop hands over bytes and
 //! takes in answers, and never waits. What did not arrive is told the next time. (If the store took it and only the answer
-//! was lost, it counts twice, which the decay forgets.)
+//! was lost, it counts twice, which the decay forgets.) A worker that stops tells the rest.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use refrain_protocol::chances::ChancesRequest;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_speculation::{Calibration, Goodput, Observed};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use crate::metrics::WorkerMetrics;
 
@@ -29,6 +30,8 @@ pub(crate) struct Chances {
     namespaces: LruCache<NamespaceId, Turn>,
     calls: mpsc::Sender<Told>,
     answers: mpsc::Receiver<Answer>,
+    /// The task that makes the calls.
+    telling: Option<JoinHandle<()>>,
 }
 
 /// When a namespace is told of next, and in whose name.
@@ -65,14 +68,12 @@ impl Chances {
         let (calls, told) = mpsc::channel(CALLS_MAX);
         // Each answers a call that was let in.
         let (say, answers) = mpsc::channel(CALLS_MAX + 1);
-        if interval.is_some() {
-            tokio::spawn(tell(told, say, store, metrics));
-        }
         Chances {
             interval,
             namespaces: LruCache::new(namespaces_max),
             calls,
             answers,
+            telling: interval.map(|_| tokio::spawn(tell(told, say, store, metrics))),
         }
     }
 
@@ -141,6 +142,30 @@ impl Chances {
             None => std::future::pending().await,
         }
     }
+
+    /// Tells all that was not told yet, and returns when the store has answered. What it does not take is lost: nobody
+    /// is there to tell it again.
+    pub(crate) async fn finish(self, router: &mut Goodput<NamespaceId>) {
+        let Some(telling) = self.telling else { return };
+        // Nobody learns from answers any more.
+        drop(self.answers);
+        for (id, turn) in self.namespaces {
+            if !router.has_observed(&id) {
+                continue;
+            }
+            let told = Told {
+                id,
+                namespace: turn.namespace,
+                observed: router.calibration(id).take_observed(),
+            };
+            if self.calls.send(told).await.is_err() {
+                return;
+            }
+        }
+        drop(self.calls);
+        // A panic there is reported where it happened.
+        let _ = telling.await;
+    }
 }
 
 async fn tell(
@@ -171,9 +196,8 @@ async fn tell(
             }
         };
         metrics.chances_call(known.is_ok());
-        if say.send(Answer { id, known }).await.is_err() {
-            return;
-        }
+        // A worker that stops does not listen.
+        let _ = say.send(Answer { id, known }).await;
     }
 }
 

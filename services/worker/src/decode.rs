@@ -45,6 +45,8 @@ pub(crate) enum Command {
     Cut(ChunkCut, oneshot::Sender<()>),
     /// Hand over what still runs.
     HandOver,
+    /// Nothing begins any more: end with what still runs.
+    End,
 }
 
 /// The loop's fixed surroundings.
@@ -80,7 +82,7 @@ const ENGINE_FAILURE_PAUSE: Duration = Duration::from_millis(200);
 const ENGINE_REFUSALS_MAX: u32 = 50;
 
 impl DecodeLoop {
-    /// Runs until every sender of commands is gone and nothing is left to decode.
+    /// Runs until it is told to end, or nobody can tell it anything any more, and nothing is left to decode.
     pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut batch: Vec<Entry> = Vec::new();
         let mut open = true;
@@ -88,8 +90,8 @@ impl DecodeLoop {
         let mut first = 0usize;
         let mut refusals = 0u32;
         while open || !batch.is_empty() {
-            while let Ok(command) = commands.try_recv() {
-                self.command(command, &mut batch);
+            while open && let Ok(command) = commands.try_recv() {
+                open = self.command(command, &mut batch);
             }
             self.goodput.exchange();
             self.reap(&mut batch);
@@ -109,10 +111,9 @@ impl DecodeLoop {
                 // Nothing can move: a command, a reader that catches up or leaves, or the end of a pause.
                 let wait = wait_for_room(&batch);
                 tokio::select! {
-                    command = commands.recv() => match command {
-                        Some(command) => self.command(command, &mut batch),
-                        None => open = false,
-                    },
+                    command = commands.recv(), if open => {
+                        open = command.is_some_and(|command| self.command(command, &mut batch));
+                    }
                     () = wait, if !batch.is_empty() => {}
                     () = self.goodput.wait_to_exchange() => {}
                     // Readers that stand still too long are noticed by the next turn.
@@ -159,9 +160,11 @@ impl DecodeLoop {
                 }
             }
         }
+        self.goodput.finish().await;
     }
 
-    fn command(&mut self, command: Command, batch: &mut Vec<Entry>) {
+    /// Does what it is told. Says whether more may come.
+    fn command(&mut self, command: Command, batch: &mut Vec<Entry>) -> bool {
         match command {
             Command::Start(start) => self.start(*start, batch),
             Command::Cut(cut, done) => {
@@ -176,7 +179,9 @@ impl DecodeLoop {
                     self.leave(entry, outcome, true);
                 }
             }
+            Command::End => return false,
         }
+        true
     }
 
     /// Shortens an output to what its reader kept, whether its chunk still runs or has just ended.

@@ -71,6 +71,11 @@ impl Goodput {
         self.chances.wait(&self.rule).await;
     }
 
+    /// Tells the store what is not told yet: nothing is decoded any more.
+    pub(crate) async fn finish(mut self) {
+        self.chances.finish(&mut self.rule).await;
+    }
+
     /// What each request verifies, in their order.
     pub(crate) fn allot(
         &mut self,

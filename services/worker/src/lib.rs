@@ -237,9 +237,15 @@ impl RunningWorker {
     }
 
     /// Stops: takes nothing new, lets chunks run for the configured grace, hands over what is left, and waits
-    /// until the store has the outputs.
+    /// until the store has the outputs and what was learnt of drafts.
     pub async fn drain(self) {
-        let inner = &self.handle.inner;
+        let RunningWorker {
+            handle,
+            server,
+            duty,
+            mut decoding,
+        } = self;
+        let inner = &handle.inner;
         inner.drain.begin();
         let grace = Duration::from_millis(inner.config.drain_grace_ms);
         let left = inner.drain.finished(grace).await;
@@ -252,24 +258,38 @@ impl RunningWorker {
             let _ = inner.commands.send(Command::HandOver).await;
             inner.drain.finished(HAND_OVER_GRACE).await;
         }
-        if !inner.harvest.drain(HARVEST_GRACE).await {
+        let outputs = inner.harvest.drain(STORE_GRACE);
+        let learnt = tokio::time::timeout(STORE_GRACE, async {
+            // The loop may be gone already. It tells the store before it ends.
+            let _ = inner.commands.send(Command::End).await;
+            let _ = (&mut decoding).await;
+        });
+        let (is_kept, is_learnt) = tokio::join!(outputs, learnt);
+        if !is_kept {
             tracing::warn!("outputs are left that the draft store did not take");
+        }
+        if is_learnt.is_err() {
+            tracing::warn!(
+                "the decode loop did not end in time; what it last learnt of drafts is lost"
+            );
+            decoding.abort();
         }
         if let Some(memory) = &inner.memory {
             memory.stop();
         }
-        self.duty.abort();
-        if let Some(server) = &self.server {
-            server.stop(true).await;
+        duty.abort();
+        if let Some(server) = &server {
+            server.stop_within(ANSWERS_GRACE).await;
         }
-        self.decoding.abort();
     }
 }
 
 /// How long a hand-over may take.
 const HAND_OVER_GRACE: Duration = Duration::from_secs(2);
 /// How long a stopping worker waits for the draft store.
-const HARVEST_GRACE: Duration = Duration::from_secs(5);
+const STORE_GRACE: Duration = Duration::from_secs(5);
+/// How long it waits until what was answered is read.
+const ANSWERS_GRACE: Duration = Duration::from_secs(2);
 
 impl WorkerHandle {
     /// Whether the engine answered last time.

@@ -131,7 +131,7 @@ impl StreamDriver {
                             let _ = chunk.control.try_send(Control::HandOver);
                         }
                     }
-                    None => open = false,
+                    Some(Command::End) | None => open = false,
                 },
                 Some(ended) = tasks.join_next_with_id() => {
                     let id = match ended {

@@ -42,6 +42,16 @@ async fn expects(bench: &Bench) -> f64 {
     expected / drafted
 }
 
+/// What a worker expects that has asked the store and learnt nothing by itself.
+async fn expects_at_first(new: Bench) -> f64 {
+    // It asks when it meets the namespace.
+    let mut first = chunk(&new, &[7, 8], 2);
+    first.speculation = Speculation::Off;
+    run(&new, first).await;
+    eventually("the store has answered", || new.figure(ANSWERED) >= 1.0).await;
+    expects(&new).await
+}
+
 #[tokio::test]
 async fn a_new_worker_expects_what_a_warm_one_does() {
     let store = Arc::new(FakeStore::default());
@@ -49,13 +59,7 @@ async fn a_new_worker_expects_what_a_warm_one_does() {
     let cold = expects(&warm).await;
     run(&warm, chunk(&warm, &[4, 5, 6], 1000)).await;
     eventually("the store is told", || store.chances().told > 2).await;
-    let new = worker(store.clone(), 5).await;
-    // It asks when it meets the namespace.
-    let mut first = chunk(&new, &[7, 8], 2);
-    first.speculation = Speculation::Off;
-    run(&new, first).await;
-    eventually("the store has answered", || new.figure(ANSWERED) >= 1.0).await;
-    let known = expects(&new).await;
+    let known = expects_at_first(worker(store, 5).await).await;
     assert!(known < 0.5 * cold, "{known} expected after {cold}");
 }
 
@@ -78,4 +82,32 @@ async fn a_worker_keeps_what_the_store_does_not_take() {
         }
     });
     assert!(arrives.await.is_ok(), "what was refused never arrived");
+}
+
+/// Its next turn would come when nobody reads this any more.
+const NEVER_MS: u64 = 24 * 3_600 * 1_000;
+
+#[tokio::test]
+async fn a_worker_that_stops_tells_what_it_did_not_tell_yet() {
+    let store = Arc::new(FakeStore::default());
+    let bench = worker(store.clone(), NEVER_MS).await;
+    let cold = expects(&bench).await;
+    run(&bench, chunk(&bench, &[4, 5, 6], 1000)).await;
+    // When it asked, it had nothing to tell.
+    assert_eq!(store.chances().told, 0);
+    bench.worker.drain().await;
+    assert_eq!(store.chances().told, 1);
+    let known = expects_at_first(worker(store, NEVER_MS).await).await;
+    assert!(known < 0.5 * cold, "{known} expected after {cold}");
+}
+
+#[tokio::test]
+async fn a_worker_stops_where_the_store_takes_nothing() {
+    let store = Arc::new(FakeStore::default());
+    store.chances().refuses = true;
+    let bench = worker(store.clone(), NEVER_MS).await;
+    run(&bench, chunk(&bench, &[1, 2, 3], 100)).await;
+    let drained = tokio::time::timeout(Duration::from_secs(60), bench.worker.drain()).await;
+    assert!(drained.is_ok());
+    assert_eq!(store.chances().told, 0);
 }
