@@ -26,7 +26,7 @@ mod text;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use refrain_clients::{Scheduler, Workers};
@@ -160,10 +160,17 @@ impl Running {
     /// Stops: nothing new is taken, what runs may end within `grace`, then connections close. Returns how
     /// many requests were cut off.
     pub async fn drain(self, grace: Duration) -> usize {
+        let began = Instant::now();
         self.drain.begin();
         let left = self.drain.finished(grace).await;
         self.poll.abort();
-        self.server.stop(left == 0).await;
+        if left == 0 {
+            // What was answered may be read for the rest of the grace.
+            let rest = grace.saturating_sub(began.elapsed());
+            self.server.stop_within(rest).await;
+        } else {
+            self.server.stop(false).await;
+        }
         left
     }
 }
