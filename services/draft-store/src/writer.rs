@@ -103,6 +103,8 @@ impl Removal {
 pub(crate) struct Outcome {
     /// Per append, per update: the length of the document. `None`: one namespace too many.
     pub(crate) lengths: Vec<Option<Vec<u32>>>,
+    /// Per worker that told what drafts are worth: the tables after it. `None`: one namespace too many.
+    pub(crate) tables: Vec<Option<Vec<u8>>>,
     /// Namespaces whose feeds went on.
     pub(crate) changed: BTreeSet<NamespaceId>,
     pub(crate) appended_tokens: u64,
@@ -163,19 +165,26 @@ impl Core {
         self.store
     }
 
-    /// Stores updates of any number of callers in one commit. Durable when it returns.
-    pub(crate) fn append(
+    /// Stores updates of any number of callers, and what others told of drafts, in one commit. Durable when it returns.
+    pub(crate) fn take_in(
         &mut self,
         catalog: &mut Catalog,
         appends: &[Append],
+        told: &[Told],
         now_ms: u64,
     ) -> Result<Outcome, LogError> {
+        let namespaces_max = self.config.namespaces_max;
         let mut edit = self.edit(catalog, now_ms);
+        for told in told {
+            let has_room = edit.catalog.has_room_for(told.namespace, namespaces_max);
+            let tables = match has_room {
+                true => Some(edit.tell_chances(told)?),
+                false => None,
+            };
+            edit.outcome.tables.push(tables);
+        }
         for append in appends {
-            if !edit
-                .catalog
-                .has_room_for(append.namespace, self.config.namespaces_max)
-            {
+            if !edit.catalog.has_room_for(append.namespace, namespaces_max) {
                 edit.outcome.lengths.push(None);
                 continue;
             }

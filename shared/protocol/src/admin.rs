@@ -17,6 +17,10 @@ pub struct CompactReply {
 
 /// Which documents are to be erased: those to which all that is given applies. Something must be given, and a
 /// session needs its tenant, since sessions are named by clients.
+///
+/// What drafts were worth is forgotten as well, of every namespace that may be hit and as a whole: those are counts, of which
+/// nobody can tell from which session or hour they came. One that names a tenant leaves those of others alone, one that
+/// names none takes everybody's. They are learnt again within minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EraseRequest {

@@ -16,13 +16,19 @@ impl DraftStoreHandle {
         let namespace = self.inner.mesh.verify(&request.namespace)?;
         let names = request.namespace.namespace;
         self.check(&names, &[])?;
-        let told = Told {
-            namespace,
-            names,
-            observed: observed(&request.observed)?,
-        };
+        let observed = observed(&request.observed)?;
         let (reply, answer) = oneshot::channel();
-        self.send(Call::Chances(told, reply))?;
+        self.send(match observed.is_empty() {
+            true => Call::Ask(namespace, reply),
+            false => Call::Tell(
+                Told {
+                    namespace,
+                    names,
+                    observed,
+                },
+                reply,
+            ),
+        })?;
         let tables = answer
             .await
             .map_err(|_| unavailable().with_detail("the writer dropped the call"))??;

@@ -100,7 +100,7 @@ impl Store {
         let mut open = self.shared.write();
         let catalog = &mut open.as_mut().unwrap().catalog;
         let mut core = self.core.lock().unwrap();
-        core.append(catalog, &[append], 1).unwrap();
+        core.take_in(catalog, &[append], &[], 1).unwrap();
         if tenant == "a" {
             self.expected.borrow_mut().insert(document, len);
         }

@@ -6,6 +6,7 @@
 //! opened again with the next tick.
 
 mod figures;
+mod gathering;
 mod requests;
 pub(crate) mod rewriting;
 pub(crate) mod sealing;
@@ -17,13 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle};
+use actix::{Actor, AsyncContext, Context, Handler};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock;
 use tokio::sync::oneshot;
 
-use super::call::{Call, PendingTokens};
-use super::{Append, Core, Outcome, Removal};
+use super::call::Call;
+use super::{Core, Outcome, Removal};
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
 use crate::directory::{self, Hold, Manifest, Opened};
@@ -32,19 +33,12 @@ use crate::metrics::{Limit, StoreMetrics};
 use crate::record::SegmentId;
 use crate::segments;
 use crate::shared::{Open, Shared, unavailable};
+use gathering::Gathered;
 use rewriting::Rewriting;
 use sealing::Sealing;
 
 /// How far the manifest may be behind.
 const MANIFEST_INTERVAL: Duration = Duration::from_secs(10);
-
-/// An append that waits for its commit.
-struct Pending {
-    append: Append,
-    reply: oneshot::Sender<Result<Vec<u32>, ApiError>>,
-    arrived: Instant,
-    _tokens: PendingTokens,
-}
 
 pub(crate) struct Writer {
     shared: Arc<Shared>,
@@ -53,9 +47,7 @@ pub(crate) struct Writer {
     pending_tokens: Arc<AtomicU64>,
     /// `None` while the store is closed.
     core: Option<Core>,
-    pending: Vec<Pending>,
-    pending_updates: usize,
-    timer: Option<SpawnHandle>,
+    gathered: Gathered,
     evicted_documents: u64,
     closed: bool,
     /// Waits for the threads to end.
@@ -99,9 +91,7 @@ impl Writer {
             metrics,
             pending_tokens,
             core: None,
-            pending: Vec::new(),
-            pending_updates: 0,
-            timer: None,
+            gathered: Gathered::default(),
             evicted_documents: 0,
             closed: false,
             closing: None,
@@ -258,42 +248,6 @@ impl Writer {
         }
     }
 
-    fn commit(&mut self) {
-        let pending = std::mem::take(&mut self.pending);
-        self.pending_updates = 0;
-        if pending.is_empty() {
-            return;
-        }
-        let (appends, waiting): (Vec<Append>, Vec<_>) = pending
-            .into_iter()
-            .map(|pending| {
-                (
-                    pending.append,
-                    (pending.reply, pending.arrived, pending._tokens),
-                )
-            })
-            .unzip();
-        let outcome = match self.no_room() {
-            None => self.run(|core, catalog, now_ms| core.append(catalog, &appends, now_ms)),
-            Some(error) => Err(error),
-        };
-        let answers: Vec<Result<Vec<u32>, ApiError>> = match outcome {
-            Ok(outcome) => outcome
-                .lengths
-                .into_iter()
-                .map(|lengths| lengths.ok_or_else(|| self.too_many_namespaces()))
-                .collect(),
-            Err(error) => waiting.iter().map(|_| Err(error.clone())).collect(),
-        };
-        for ((reply, arrived, _tokens), answer) in waiting.into_iter().zip(answers) {
-            self.metrics
-                .append_seconds
-                .observe(arrived.elapsed().as_secs_f64());
-            // A caller that is gone needs no answer.
-            let _ = reply.send(answer);
-        }
-    }
-
     fn tick(&mut self, ctx: &mut Context<Self>) {
         if self.closed || self.closing.is_some() {
             return;
@@ -334,34 +288,11 @@ impl Handler<Call> for Writer {
 
     fn handle(&mut self, call: Call, ctx: &mut Self::Context) {
         match call {
-            Call::Append { reply, .. } if self.core.is_none() => {
-                let _ = reply.send(Err(unavailable()));
-            }
             Call::Append {
                 append,
                 tokens,
                 reply,
-            } => {
-                self.pending_updates += append.updates.len();
-                self.pending.push(Pending {
-                    append,
-                    reply,
-                    arrived: Instant::now(),
-                    _tokens: tokens,
-                });
-                if self.pending_updates >= self.config.commit_updates {
-                    if let Some(timer) = self.timer.take() {
-                        ctx.cancel_future(timer);
-                    }
-                    self.commit();
-                } else if self.timer.is_none() {
-                    let wait = Duration::from_millis(self.config.commit_interval_ms);
-                    self.timer = Some(ctx.run_later(wait, |writer, _| {
-                        writer.timer = None;
-                        writer.commit();
-                    }));
-                }
-            }
+            } => self.gather_append(append, tokens, reply, ctx),
             Call::Touch(keys) => {
                 // Advisory: while the store is closed there is nothing to touch.
                 let _ = self.run(|core, catalog, now_ms| {
@@ -380,6 +311,8 @@ impl Handler<Call> for Writer {
                 let _ = reply.send(self.register_group(registration));
             }
             Call::Mark(mark, reply) => {
+                // What was told before an erasure is erased by it.
+                self.commit();
                 let _ = reply.send(self.mark(mark));
             }
             Call::Erase(keys, reply) => {
@@ -388,9 +321,10 @@ impl Handler<Call> for Writer {
                 });
                 let _ = reply.send(outcome.map(|outcome| outcome.removed.len() as u64));
             }
-            Call::Chances(told, reply) => {
-                let _ = reply.send(self.tell_chances(&told));
+            Call::Ask(namespace, reply) => {
+                let _ = reply.send(self.known_chances(namespace));
             }
+            Call::Tell(told, reply) => self.gather_told(told, reply, ctx),
             Call::Rewrite(call) => self.handle_rewrite(call, ctx),
             Call::Seal(call) => self.handle_seal(call, ctx),
             Call::Close(reply) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use actix::Message;
-use refrain_protocol::ApiError;
+use refrain_protocol::{ApiError, NamespaceId};
 use tokio::sync::oneshot;
 
 use super::actor::rewriting::RewriteCall;
@@ -35,8 +35,10 @@ pub(crate) enum Call {
     ),
     /// Remove documents as erased, and answer when that is durable.
     Erase(Vec<DocumentKey>, oneshot::Sender<Result<u64, ApiError>>),
-    /// Add to what drafts are worth, and answer with all of it once that is durable.
-    Chances(Told, oneshot::Sender<Result<Vec<u8>, ApiError>>),
+    /// Say what drafts are worth in a namespace.
+    Ask(NamespaceId, oneshot::Sender<Result<Vec<u8>, ApiError>>),
+    /// Add to it, and answer with all of it once that is durable.
+    Tell(Told, oneshot::Sender<Result<Vec<u8>, ApiError>>),
     /// About rewriting the log.
     Rewrite(RewriteCall),
     /// About segments.

@@ -38,11 +38,11 @@ pub(super) struct Limits {
 pub(super) struct Edit<'a> {
     pub(super) catalog: &'a mut Catalog,
     pub(super) outcome: Outcome,
-    log: Arc<dyn RecordLog>,
+    pub(super) log: Arc<dyn RecordLog>,
     store: StoreRecord,
     limits: Limits,
     now_ms: u64,
-    batch: Batch,
+    pub(super) batch: Batch,
     /// Documents whose state is to be written, once each.
     states: BTreeSet<DocumentKey>,
     /// Marks of sealed documents, as they will be.
@@ -98,11 +98,6 @@ impl<'a> Edit<'a> {
         self.forget_emptied();
         self.write_marks();
         Ok((self.batch, self.store, split, self.outcome))
-    }
-
-    /// The writes.
-    pub(super) fn batch_mut(&mut self) -> &mut Batch {
-        &mut self.batch
     }
 
     /// Takes over writes that recovery prepared.

@@ -1,5 +1,6 @@
 //! The core on a log in memory: scripts, and random operations against a plain copy.
 
+mod chances;
 mod model;
 mod scripts;
 mod sealing;
@@ -177,7 +178,7 @@ impl Store {
             by: By::Worker,
         };
         let now_ms = self.now_ms;
-        let outcome = self.run(|core, catalog| core.append(catalog, &[append], now_ms));
+        let outcome = self.run(|core, catalog| core.take_in(catalog, &[append], &[], now_ms));
         outcome.lengths[0].clone().unwrap()
     }
 

@@ -84,25 +84,80 @@ async fn chances_are_shared_and_survive_a_restart_in_their_namespace() {
     store.stop().await;
 }
 
+/// Nobody can tell what of the counts came from a session or an hour: whatever is erased of a tenant takes all of his.
 #[tokio::test]
-async fn an_erasure_takes_them_along() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::start(config(dir.path())).await;
-    let likely = node(4, 0.5);
-    for tenant in ["a", "b"] {
-        let mut calibration = Calibration::new();
-        learn(&mut calibration, 60);
-        exchange(&store.handle(), store.sign(tenant), &mut calibration).await;
-    }
-    let known = chance(&store, "b", &likely).await;
-    assert!(known > 0.8);
-    let request = EraseRequest {
-        tenant: Some("a".into()),
+async fn an_erasure_takes_along_those_of_every_namespace_that_it_may_hit_and_no_other() {
+    let of = |tenant: &str| EraseRequest {
+        tenant: Some(tenant.into()),
         ..EraseRequest::default()
     };
-    store.handle().erase(request).await.unwrap();
-    assert_eq!(chance(&store, "a", &likely).await, 0.5);
-    assert_eq!(chance(&store, "b", &likely).await, known);
+    let cases = [
+        ("a tenant", of("a"), false),
+        (
+            "a session of his, which was never heard of",
+            EraseRequest {
+                session: Some("s".into()),
+                ..of("a")
+            },
+            false,
+        ),
+        (
+            "a time of his, long past",
+            EraseRequest {
+                until_ms: Some(1),
+                ..of("a")
+            },
+            false,
+        ),
+        (
+            "another model of his",
+            EraseRequest {
+                model: Some("another".into()),
+                ..of("a")
+            },
+            true,
+        ),
+        ("another tenant", of("c"), true),
+        (
+            "a session of another tenant",
+            EraseRequest {
+                session: Some("s".into()),
+                ..of("c")
+            },
+            true,
+        ),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::start(config(dir.path())).await;
+    let likely = node(4, 0.5);
+    let tell = async |store: &Store, tenant: &str| {
+        let mut calibration = Calibration::new();
+        learn(&mut calibration, 10);
+        exchange(&store.handle(), store.sign(tenant), &mut calibration).await;
+        chance(store, tenant, &likely).await
+    };
+    let theirs = tell(&store, "b").await;
+    assert!(theirs > 0.8);
+    for (what, request, stays) in cases {
+        let ours = tell(&store, "a").await;
+        store.handle().erase(request).await.unwrap();
+        for _ in 0..2 {
+            let left = chance(&store, "a", &likely).await;
+            assert_eq!(left, if stays { ours } else { 0.5 }, "{what}");
+            assert_eq!(chance(&store, "b", &likely).await, theirs, "{what}");
+            store.stop().await;
+            store = Store::start(config(dir.path())).await;
+        }
+    }
+    tell(&store, "a").await;
+    let everybody = EraseRequest {
+        until_ms: Some(1),
+        ..EraseRequest::default()
+    };
+    store.handle().erase(everybody).await.unwrap();
+    for tenant in ["a", "b"] {
+        assert_eq!(chance(&store, tenant, &likely).await, 0.5);
+    }
     store.stop().await;
 }
 

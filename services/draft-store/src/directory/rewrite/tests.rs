@@ -99,7 +99,7 @@ impl Store {
         self.core
             .lock()
             .unwrap()
-            .append(catalog, &[append], 1)
+            .take_in(catalog, &[append], &[], 1)
             .unwrap();
         self.expected.borrow_mut().insert(document, len);
     }

@@ -1,6 +1,6 @@
 //! Calls that are answered with more than a length.
 
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 
 use tokio::sync::oneshot;
 
@@ -8,7 +8,7 @@ use super::Writer;
 use crate::directory::Room;
 use crate::metrics::Limit;
 use crate::record::ErasureRecord;
-use crate::writer::{Core, Registration, Told};
+use crate::writer::{Core, Outcome, Registration};
 
 impl Writer {
     /// Why nothing can be stored, if there is no room for it.
@@ -63,19 +63,13 @@ impl Writer {
         ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(60_000)
     }
 
-    pub(super) fn tell_chances(&mut self, told: &Told) -> Result<Vec<u8>, ApiError> {
-        if !told.observed.is_empty()
-            && let Some(error) = self.no_room()
-        {
-            return Err(error);
-        }
-        let mut tables = None;
-        self.run(|core, catalog, now_ms| {
-            let (after, outcome) = core.tell_chances(catalog, told, now_ms)?;
-            tables = after;
-            Ok(outcome)
+    pub(super) fn known_chances(&mut self, namespace: NamespaceId) -> Result<Vec<u8>, ApiError> {
+        let mut tables = Vec::new();
+        self.run(|core, _, _| {
+            tables = core.known_chances(namespace)?;
+            Ok(Outcome::default())
         })?;
-        tables.ok_or_else(|| self.too_many_namespaces())
+        Ok(tables)
     }
 
     pub(super) fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {

@@ -5,6 +5,7 @@ use refrain_service_kit::telemetry::Metrics;
 use super::*;
 use crate::record::DocumentKey;
 use crate::shared::FeedName;
+use crate::writer::Append;
 use crate::writer::By;
 
 fn append(document: u128) -> Append {
@@ -67,7 +68,7 @@ fn after_a_panic_nobody_sees_what_was_not_durable() {
     let (mut writer, shared) = open(dir.path());
     let kept = [append(1)];
     writer
-        .run(|core, catalog, now_ms| core.append(catalog, &kept, now_ms))
+        .run(|core, catalog, now_ms| core.take_in(catalog, &kept, &[], now_ms))
         .unwrap();
     let error = writer
         .run(|_, catalog, _| {
@@ -101,7 +102,7 @@ fn after_a_panic_nobody_sees_what_was_not_durable() {
     );
     let more = [append(2)];
     writer
-        .run(|core, catalog, now_ms| core.append(catalog, &more, now_ms))
+        .run(|core, catalog, now_ms| core.take_in(catalog, &more, &[], now_ms))
         .unwrap();
     assert_eq!(shared.stats().documents, 2);
 }

@@ -1,15 +1,12 @@
 //! One behaviour at a time.
 
-use refrain_speculation::Calibration;
-
 use super::*;
 use crate::catalog::{Ended, ExportLimits};
 use crate::config::TenantQuota;
-use crate::record::{Kind, chances_range, namespace_key};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
-fn small() -> DraftStoreConfig {
+pub(super) fn small() -> DraftStoreConfig {
     DraftStoreConfig {
         tombstones_max: 8,
         ..DraftStoreConfig::default()
@@ -220,7 +217,7 @@ fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
             by: By::Operator { is_static },
         };
         let now_ms = store.now_ms;
-        store.run(|core, catalog| core.append(catalog, &[append], now_ms));
+        store.run(|core, catalog| core.take_in(catalog, &[append], &[], now_ms));
     };
     import(&mut store, 0, true);
     import(&mut store, 1, false);
@@ -432,7 +429,12 @@ fn a_refusing_disk_acknowledges_nothing() {
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;
-    assert!(store.core.append(catalog, &[append], store.now_ms).is_err());
+    assert!(
+        store
+            .core
+            .take_in(catalog, &[append], &[], store.now_ms)
+            .is_err()
+    );
     drop(open);
     store.log.refuses.store(false, Ordering::Relaxed);
     let mut store = store.reopen();
@@ -472,11 +474,14 @@ fn one_namespace_too_many_is_refused() {
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;
-    let outcome = store.core.append(catalog, &[append], store.now_ms).unwrap();
+    let outcome = store
+        .core
+        .take_in(catalog, &[append], &[], store.now_ms)
+        .unwrap();
     assert_eq!(outcome.lengths, [None]);
 }
 
-fn erasure(tenant: &str) -> ErasureRecord {
+pub(super) fn erasure(tenant: &str) -> ErasureRecord {
     ErasureRecord {
         tenant: Some(tenant.into()),
         ..ErasureRecord::default()
@@ -516,30 +521,4 @@ fn exports_that_began_since_the_mark_are_ended_before_an_erasure_is_answered() {
     catalog.end_exports(&marked.unwrap());
     assert!(matches!(catalog.exports().get(1), Some(Err(Ended::Erased))));
     assert!(matches!(catalog.exports().get(2), Some(Ok(_))));
-}
-
-#[test]
-fn what_drafts_are_worth_is_erased_also_where_the_names_are_lost() {
-    let mut store = Store::new(small());
-    let mut calibration = Calibration::new();
-    calibration.observe_head(100, 3, 2);
-    let told = Told {
-        namespace: names("a").id(),
-        names: names("a"),
-        observed: calibration.take_observed(),
-    };
-    let now_ms = store.now_ms;
-    store.run(|core, catalog| Ok(core.tell_chances(catalog, &told, now_ms)?.1));
-    let kept = |store: &Store| {
-        let (from, to) = chances_range(names("a").id());
-        let records = store.log.records.lock().unwrap();
-        records.range(from..to).count()
-    };
-    let named = namespace_key(Kind::Namespace, names("a").id());
-    let damaged = store.log.records.lock().unwrap().insert(named, vec![1]);
-    assert!(damaged.is_some());
-    let mut store = store.reopen();
-    assert_eq!(kept(&store), 1);
-    store.run(|core, catalog| Ok(core.mark(catalog, erasure("a"), now_ms)?.1));
-    assert_eq!(kept(&store), 0);
 }
