@@ -3,6 +3,7 @@
     client.py REFRAIN MODEL        # the binary, the folder of the shipped model
 """
 
+import itertools
 import os
 import signal
 import socket
@@ -393,10 +394,22 @@ class StandIn(WithMesh):
             said = text[at : at + kept + 1]
             at += kept + 1
 
+    def few_steps(self, cache, fields=None):
+        """Says the text until nobody was in the way: steps that met somebody else went without drafts."""
+        attempts = itertools.count()
+
+        def holds():
+            req_id = f"again-{next(attempts)}"
+            if fields:
+                cache.announce(req_id, fields, Ending())
+            return self.decode(cache, req_id, TEXT) < len(TEXT) // 5
+
+        wait_until("a text that is known takes few steps", holds)
+
     def test_a_repeated_text_takes_few_steps(self):
         cache = SuffixDecodingCache(max_tree_depth=24, max_cached_requests=10000, client=self.mesh.client())
         self.assertEqual(self.decode(cache, "a", TEXT), len(TEXT))
-        self.assertLess(self.decode(cache, "b", TEXT), len(TEXT) // 5)
+        self.few_steps(cache)
         self.assertEqual(list(cache.active_requests), [])
 
     def test_calls_out_of_order_are_refused_as_the_peer_does(self):
@@ -420,8 +433,7 @@ class StandIn(WithMesh):
         with self.assertLogs("refrain_client", "WARNING"):
             self.assertEqual(self.decode(cache, "b", TEXT), len(TEXT))
         fields = {"refrain_namespace": self.mesh.token(), "refrain_document": "0" * 31 + "7"}
-        cache.announce("c", fields, Ending())
-        self.assertLess(self.decode(cache, "c", TEXT), len(TEXT) // 5)
+        self.few_steps(cache, fields)
 
     def test_fields_that_cannot_be_read_do_not_stop_the_engine(self):
         client = self.mesh.client()

@@ -190,12 +190,13 @@ impl Proposer {
         })
     }
 
-    /// A request begins, or goes on after the engine made room.
+    /// A request begins, or goes on after the engine made room. Returns how many tokens of its output are known, from before:
+    /// the next ones that it says stand behind those.
     ///
     /// # Errors
     /// Its token is refused, or its document is no name of one. With a token that is refused it runs all the same, is
     /// drafted for from its own text alone, and is not kept.
-    pub fn begin(&self, begin: Begin<'_>) -> Result<(), ApiError> {
+    pub fn begin(&self, begin: Begin<'_>) -> Result<usize, ApiError> {
         let document = match begin.document {
             Some(document) => document.parse().map_err(|error: String| {
                 self.refuse();
@@ -224,8 +225,8 @@ impl Proposer {
         };
         let namespace = signed.as_ref().map(|signed| signed.namespace.id());
         let is = Paused::new(begin.prompt, &output, namespace, head);
-        self.run(begin.request, is, signed, begin.group);
-        refused
+        let known = self.run(begin.request, is, signed, begin.group);
+        refused.map(|()| known)
     }
 
     /// Counts a request that brought what cannot be read, and is not begun here.
@@ -377,7 +378,13 @@ impl Proposer {
         requests.standing.clone()
     }
 
-    fn run(&self, id: String, is: Paused, signed: Option<SignedNamespace>, group: Option<String>) {
+    fn run(
+        &self,
+        id: String,
+        is: Paused,
+        signed: Option<SignedNamespace>,
+        group: Option<String>,
+    ) -> usize {
         let paused = {
             let mut requests = self.lock();
             let paused = requests.paused.take(&id);
@@ -394,12 +401,14 @@ impl Proposer {
             None => Placed::Nowhere,
         };
         let own = self.reader.read(is.text());
+        let known = is.output().len();
         let mut requests = self.lock();
         let unfinished = requests.running.insert(id, Request::new(is, placed, own));
         self.metrics.requests.set(requests.running.len() as i64);
         if let Some(unfinished) = unfinished {
             self.end(unfinished, finish_of(None));
         }
+        known
     }
 
     /// Finds a request its place, now if nobody has to be waited for.

@@ -86,6 +86,10 @@ impl Paused {
         &self.text
     }
 
+    pub(crate) fn output(&self) -> &[u32] {
+        &self.text[self.prompt_len..]
+    }
+
     pub(crate) fn document(&self) -> DocumentId {
         self.update.document
     }
@@ -130,7 +134,7 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn new(is: Paused, placed: Placed, own: Own) -> Self {
         Request {
-            told: is.text.len() - is.prompt_len,
+            told: is.output().len(),
             is,
             placed,
             own,
@@ -144,7 +148,7 @@ impl Request {
     }
 
     fn output(&self) -> &[u32] {
-        &self.is.text[self.is.prompt_len..]
+        self.is.output()
     }
 
     /// Takes what the engine said, and finds out what it made of the last offer. The table learns from what was found,

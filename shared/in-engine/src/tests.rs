@@ -312,7 +312,12 @@ fn outputs_reach_the_store_with_the_engines_word_for_their_end() {
         assert_eq!(outputs[number].2, Some(*finish), "{number}");
     }
     // One that the engine had only made room with goes on as the same output, and is told the rest.
-    rig.begin("5", &[1, 2, 3], None);
+    let again = Begin {
+        request: "5".into(),
+        prompt: vec![1, 2, 3],
+        ..Begin::default()
+    };
+    assert_eq!(rig.proposer.begin(again).unwrap(), 25);
     rig.proposer.extend("5", &[7, 7]);
     rig.proposer.finish("5".into(), Some("stop"));
     rig.drain();

@@ -18,17 +18,19 @@ def announces(fields):
 
 
 def start(client, request_id, prompt, fields):
-    """Begins a request with what it brought. What cannot be read, or is refused, costs drafts, not the request."""
+    """Begins a request with what it brought. What cannot be read, or is refused, costs drafts, not the request. Returns how
+    many tokens of its output are known from before."""
     try:
         brought = read(fields)
     except UNREADABLE as error:
         client.refuse()
         _warn(error)
-        return
+        return 0
     try:
-        client.start(request_id, prompt, **brought)
+        return client.start(request_id, prompt, **brought)
     except UNREADABLE as error:
         _warn(error)
+        return 0
 
 
 def read(fields):

@@ -1,0 +1,130 @@
+"""A stand-in for SGLang's `NgramCorpus`, with Refrain's memory behind it."""
+
+from refrain_client.announced import announces, start
+from refrain_client.ending import Ending
+
+# How long a process that ends waits for the draft store.
+DRAIN_SECONDS = 5.0
+
+
+class Met:
+    """A request in the batch: it, how it ends (None: it has), and how much of its output is known here."""
+
+    def __init__(self, req, known):
+        self.req, self.known = req, known
+        self.prompt_len = len(req.origin_input_ids_unpadded)
+        self.ending = Ending.of_sglang(req, known)
+
+
+def is_drafted_for(params):
+    """Not where a token's chances depend on those just before it in a way that SGLang's verification only comes close to."""
+    has_penalty = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+    return not has_penalty and not params.min_new_tokens
+
+
+class RefrainCorpus:
+    """What SGLang 0.5.23's `NGRAMWorker` calls, step by step. Its drafts are chains.
+
+    A step has a fixed number of nodes for each request. Where a draft has fewer, the chain goes on with its last token: nodes
+    beside each other that say the same, with which SGLang fills up its own trees, count twice where an output is sampled.
+    """
+
+    def __init__(self, client, draft_token_num):
+        self.client = client
+        self.draft_token_num = draft_token_num
+        self._met = {}
+
+    def meet(self, reqs):
+        """The batch of the step that begins."""
+        for req in reqs:
+            met = self._met.get(req.rid)
+            if met is not None:
+                if met.req is req:
+                    continue
+                self._settle(req.rid)
+            fields = getattr(req.sampling_params, "custom_params", None) or {}
+            fields = fields if announces(fields) else {}
+            known = start(self.client, req.rid, list(req.origin_input_ids_unpadded), fields)
+            self._met[req.rid] = Met(req, known)
+
+    def batch_get(self, req_ids, batch_tokens, total_lens):
+        """The nodes of all requests, and which of them stand before which: int64 arrays of batch * n and batch * n * n."""
+        import numpy as np
+
+        count = self.draft_token_num
+        nodes = np.array(self.chains(req_ids, batch_tokens, total_lens), dtype=np.int64)
+        mask = np.tril(np.ones((count, count), dtype=np.int64))
+        return nodes.reshape(-1), np.tile(mask.reshape(-1), len(req_ids))
+
+    def chains(self, req_ids, tails, total_lens):
+        """For each request the last token of its text, which ends with the tail and is so long, and the draft behind it."""
+        wanted = []
+        for req_id, tail, total_len in zip(req_ids, tails, total_lens):
+            met = self._met[req_id]
+            self._say(req_id, met, tail, total_len)
+            is_wanted = met.ending is not None and is_drafted_for(met.req.sampling_params)
+            wanted.append((req_id, self.draft_token_num - 1 if is_wanted else 0))
+        chains = []
+        for tail, (tokens, *_) in zip(tails, self.client.propose(wanted)):
+            chain = [tail[-1], *tokens]
+            chains.append(chain + chain[-1:] * (self.draft_token_num - len(chain)))
+        return chains
+
+    def erase_match_state(self, req_ids):
+        """These are not in the batch any more: they have ended, or SGLang made room with them."""
+        for req_id in req_ids:
+            if req_id in self._met:
+                self._settle(req_id)
+
+    def reset(self):
+        """SGLang's caches were flushed. What is remembered here is the mesh's."""
+
+    def synchronize(self):
+        """What was said is known at once."""
+
+    def batch_put(self, batch_tokens):
+        """Each request's text is followed, so its last tokens are not needed once more."""
+
+    def load_external_corpus_named(self, corpus_id, chunks):
+        raise ValueError("drafts come from the draft store: import documents there, with `refrain store import`")
+
+    def commit_external_corpus_load(self, corpus_id, loaded_token_count):
+        """Nothing was loaded."""
+
+    def remove_external_corpus(self, corpus_id):
+        raise ValueError(f"no corpus is called {corpus_id!r}: drafts come from the draft store")
+
+    def list_external_corpora(self):
+        return {}
+
+    def close(self):
+        """The process ends: what the last batch said is handed on, too."""
+        self.erase_match_state(list(self._met))
+        self.client.drain(DRAIN_SECONDS)
+
+    def _say(self, req_id, met, tail, total_len):
+        """Follows a text to this length. Steps that overlap bring tokens before the request has them."""
+        new = total_len - met.prompt_len - met.known
+        if new > len(tail):
+            tail = [*met.req.output_ids[met.known :], *tail]
+        if new > 0:
+            self._take(req_id, met, tail[-new:])
+
+    def _take(self, req_id, met, said):
+        met.known += len(said)
+        if met.ending is None:
+            return
+        said, reason = met.ending.take(said)
+        self.client.extend(req_id, said)
+        if reason:
+            met.ending = None
+            self.client.finish(req_id, reason)
+
+    def _settle(self, req_id):
+        met = self._met.pop(req_id)
+        output = met.req.output_ids_through_stop
+        if len(output) > met.known:
+            self._take(req_id, met, list(output[met.known :]))
+        if met.ending is not None:
+            reason = met.req.finished_reason
+            self.client.finish(req_id, reason.to_json()["type"] if reason else None)

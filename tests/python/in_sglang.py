@@ -1,0 +1,285 @@
+"""The SGLang plugin, in an engine that calls it as the source of SGLang 0.5.23 does. No SGLang runs here.
+
+    in_sglang.py REFRAIN MODEL        # the binary, the folder of the shipped model
+"""
+
+import os
+import sys
+import unittest
+from array import array
+from types import ModuleType
+from types import SimpleNamespace as Namespace
+from unittest import mock
+
+from client import PATIENCE_SECONDS, PROMPT, TEXT, WithMesh, undisturbed, wait_until
+from refrain_client import sglang
+from refrain_client.corpus import RefrainCorpus
+
+END = 2
+NODES = 8
+# SGLang's --speculative-ngram-max-trie-depth: so much of a text its corpus is shown.
+TAIL = 18
+
+
+class Req:
+    """What the plugin reads of a request of SGLang's."""
+
+    def __init__(self, rid, text, prompt=PROMPT, **params):
+        self.rid, self.text = rid, text
+        self.origin_input_ids_unpadded, self.output_ids = array("q", prompt), array("q", text[:1])
+        self.finished_reason = self.finished_len = None
+        self.eos_token_ids, self.tokenizer = {END}, None
+        given = {
+            "ignore_eos": False, "stop_token_ids": None, "max_new_tokens": 1000, "min_new_tokens": 0, "custom_params": None,
+            "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, **params,
+        }  # fmt: skip
+        self.sampling_params = Namespace(**given)
+
+    @property
+    def output_ids_through_stop(self):
+        return self.output_ids[: self.finished_len] if self.finished_len is not None else self.output_ids
+
+    def says(self, at):
+        """Its token there, whatever is drafted; beyond its end, what nobody hears."""
+        return self.text[at] if at < len(self.text) else 999
+
+    def hear(self, tokens):
+        for token in tokens:
+            self.output_ids.append(token)
+            if self.finished_reason is None and token == END:
+                self.finish("stop")
+            elif self.finished_reason is None and len(self.output_ids) == self.sampling_params.max_new_tokens:
+                self.finish("length")
+
+    def finish(self, why):
+        self.finished_reason = Namespace(to_json=lambda: {"type": why})
+        self.finished_len = len(self.output_ids)
+
+
+class Engine:
+    """SGLang's NGRAMWorker and its scheduler. Where steps overlap, what a step brought is known to a request only after the
+    next one began."""
+
+    def __init__(self, corpus, overlaps):
+        self.corpus, self.overlaps = corpus, overlaps
+        self.batch, self.brought, self.last, self.steps = [], {}, set(), 0
+
+    def step(self):
+        self.steps += 1
+        batch, corpus = self.batch, self.corpus
+        ahead = {req.rid: self.brought.get(req.rid, []) for req in batch}
+        corpus.meet(batch)
+        corpus.synchronize()
+        texts = [[*req.origin_input_ids_unpadded, *req.output_ids, *ahead[req.rid]] for req in batch]
+        nodes, mask = corpus.batch_get([req.rid for req in batch], [text[-TAIL:] for text in texts], list(map(len, texts)))
+        assert (nodes.dtype, mask.dtype) == ("int64", "int64")
+        nodes, mask = nodes.reshape(len(batch), NODES), mask.reshape(len(batch), NODES, NODES)
+        brought = {}
+        for req, text, tokens, before in zip(batch, texts, nodes.tolist(), mask.tolist()):
+            assert tokens[0] == text[-1]
+            brought[req.rid] = self.verify(req, len(text) - len(PROMPT), tokens, before)
+        corpus.batch_put([text[-TAIL:] for text in texts])
+        here = {req.rid for req in batch}
+        if gone := self.last - here:
+            corpus.erase_match_state(list(gone))
+        self.last = here
+        heard, self.brought = (self.brought, brought) if self.overlaps else (brought, {})
+        for req in batch:
+            req.hear(heard.get(req.rid, []))
+        self.batch = [req for req in batch if req.finished_reason is None]
+
+    @staticmethod
+    def verify(req, at, tokens, before):
+        """The path through the tree that the request says, and one token more."""
+        assert all(before[node][node] for node in range(NODES))
+        parents = [max((other for other in range(node) if before[node][other]), default=-1) for node in range(NODES)]
+        node, said = 0, []
+        while True:
+            said.append(req.says(at + len(said)))
+            children = [child for child in range(NODES) if parents[child] == node]
+            # A token that stands there twice would count twice where it is sampled.
+            assert len({tokens[child] for child in children}) == len(children)
+            node = next((child for child in children if tokens[child] == said[-1]), None)
+            if node is None:
+                return said
+
+
+class Corpus(WithMesh):
+    def corpus(self, **settings):
+        return RefrainCorpus(self.mesh.client(**settings), NODES)
+
+    def run_all(self, engine, reqs):
+        """Returns the steps that it took."""
+        engine.batch, before = list(reqs), engine.steps
+        while engine.batch:
+            engine.step()
+        # Whatever comes next, or the end.
+        engine.step()
+        return engine.steps - before
+
+    def few_steps(self, engine, count=1, **params):
+        """Says the text until nobody was in the way: steps that met somebody else went without drafts. Returns what was run."""
+        ran = []
+
+        def holds():
+            reqs = [Req(f"again-{len(ran) + number}", [*TEXT, END], **params) for number in range(count)]
+            ran.extend(reqs)
+            return self.run_all(engine, reqs) < len(TEXT) // 3
+
+        wait_until("a text that is known takes few steps", holds)
+        return ran
+
+    def test_repeated_texts_take_few_steps_and_are_what_they_were(self):
+        text = [*TEXT, END]
+        for overlaps in (False, True):
+            corpus = self.corpus()
+            engine = Engine(corpus, overlaps)
+            first = Req("a", text)
+            self.assertGreaterEqual(self.run_all(engine, [first]), len(text))
+            ran = [first, *self.few_steps(engine, count=6)]
+            for req in ran:
+                self.assertEqual(list(req.output_ids_through_stop), text)
+            stats = corpus.client.stats()
+            # Nothing past an output's end is remembered.
+            self.assertEqual((stats["requests"], stats["said_tokens"]), (0, len(ran) * len(text)))
+
+    def test_outputs_reach_the_store_whole_also_those_of_the_last_batch(self):
+        self.mesh.start()
+        corpus = self.corpus()
+        engine = Engine(corpus, True)
+        reqs = [Req("stops", [*TEXT[:40], END]), Req("long", [7, *TEXT], max_new_tokens=50), Req("aborted", [8, *TEXT])]
+        engine.batch = list(reqs)
+        while len(engine.batch) > 1:
+            engine.step()
+        reqs[2].finish("abort")
+        corpus.close()
+        other = self.mesh.client()
+        wait_until("all are there", lambda: other.stats()["documents"] == 3)
+        for start, then in ((PROMPT[-4:] + [7, *TEXT[:3]], TEXT[3:6]), (PROMPT[-4:] + [8, *TEXT[:3]], TEXT[3:6])):
+            other.start(str(start), start)
+            found = undisturbed(other, lambda: other.propose([(str(start), 3)]))
+            self.assertEqual(found[0][0], then)
+
+    def test_a_request_that_sglang_made_room_with_goes_on(self):
+        corpus = self.corpus()
+        engine = Engine(corpus, True)
+        req, other = Req("a", [*TEXT, END]), Req("b", [9, *TEXT[:60], END])
+        engine.batch = [req, other]
+        for _ in range(10):
+            engine.step()
+        # What the last step brought is heard, and it leaves.
+        req.hear(engine.brought.pop("a"))
+        engine.batch = [other]
+        engine.step()
+        self.assertEqual(corpus.client.stats()["requests"], 1)
+        engine.batch.append(req)
+        while engine.batch:
+            engine.step()
+        engine.step()
+        self.assertEqual(list(req.output_ids_through_stop), [*TEXT, END])
+        self.assertEqual(corpus.client.stats()["said_tokens"], len(TEXT) + 1 + 62)
+
+    def test_what_sglang_would_not_judge_exactly_is_not_drafted(self):
+        corpus = self.corpus()
+        engine = Engine(corpus, False)
+        self.run_all(engine, [Req("a", [*TEXT, END])])
+        for params in ({"frequency_penalty": 0.5}, {"repetition_penalty": 1.1}, {"min_new_tokens": 5}):
+            before = corpus.client.stats()["drafted_tokens"]
+            self.run_all(engine, [Req(str(params), [*TEXT, END], **params)])
+            self.assertEqual(corpus.client.stats()["drafted_tokens"], before)
+        self.few_steps(engine)
+
+    def test_a_token_of_the_request_is_believed_when_it_is_signed(self):
+        corpus = self.corpus(TOKEN=None)
+        engine = Engine(corpus, False)
+        fields = {"custom_params": {"refrain_namespace": self.mesh.token(), "other": 1}}
+        self.few_steps(engine, **fields)
+        drafted = corpus.client.stats()["drafted_tokens"]
+        with self.assertLogs("refrain_client", "WARNING"):
+            self.run_all(engine, [Req("c", [*TEXT, END], custom_params={"refrain_namespace": "nonsense"})])
+        self.assertEqual(corpus.client.stats()["drafted_tokens"], drafted)
+
+    def test_there_are_no_corpora_to_load(self):
+        corpus = self.corpus()
+        for call in (lambda: corpus.load_external_corpus_named("a", [[1]]), lambda: corpus.remove_external_corpus("a")):
+            with self.assertRaisesRegex(ValueError, "draft store"):
+                call()
+        self.assertEqual(corpus.list_external_corpora(), {})
+        corpus.reset()
+        corpus.erase_match_state(["unknown"])
+        self.assertTrue(corpus.client.drain(PATIENCE_SECONDS))
+
+
+def server_args(**given):
+    return Namespace(**{
+        "tp_size": 1, "pp_size": 1, "dp_size": 1, "device": "cuda", "speculative_accept_threshold_single": 1.0,
+        "speculative_accept_threshold_acc": 1.0, "speculative_use_rejection_sampling": False, "max_running_requests": None,
+        "speculative_num_draft_tokens": None, **given,
+    })  # fmt: skip
+
+
+class Plugin(unittest.TestCase):
+    def setUp(self):
+        """The names that the plugin imports of SGLang."""
+        self.registered = {}
+
+        class CustomSpecAlgo:
+            """As SGLang's, without its callers."""
+
+            def is_ngram(self):
+                return False
+
+            def has_draft_kv(self):
+                return True
+
+        class SpeculativeAlgorithm:
+            @staticmethod
+            def register(name, *, supports_overlap, validate_server_args, spec_class):
+                def decorator(factory):
+                    self.registered[name] = Namespace(
+                        overlaps=supports_overlap, check=validate_server_args, algorithm=spec_class(), factory=factory
+                    )
+                    return factory
+
+                return decorator
+
+        self.is_hip = False
+        names = ("sglang", "sglang.srt", "sglang.srt.speculative", "sglang.srt.speculative.spec_info",
+                 "sglang.srt.speculative.spec_registry", "sglang.srt.utils")  # fmt: skip
+        modules = {name: ModuleType(name) for name in names}
+        modules["sglang.srt.speculative.spec_info"].SpeculativeAlgorithm = SpeculativeAlgorithm
+        modules["sglang.srt.speculative.spec_registry"].CustomSpecAlgo = CustomSpecAlgo
+        modules["sglang.srt.utils"].is_hip = lambda: self.is_hip
+        patch = mock.patch.dict(sys.modules, modules)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def test_it_is_registered_where_a_store_is_configured(self):
+        with mock.patch.dict(os.environ):
+            os.environ.pop("REFRAIN_CLIENT_STORE_URL", None)
+            sglang.register()
+            self.assertEqual(self.registered, {})
+            os.environ["REFRAIN_CLIENT_STORE_URL"] = "http://127.0.0.1:1"
+            sglang.register()
+        plugin = self.registered["REFRAIN"]
+        self.assertTrue(plugin.overlaps and plugin.algorithm.is_ngram() and not plugin.algorithm.has_draft_kv())
+        given = server_args(speculative_num_draft_tokens=16)
+        plugin.check(given)
+        plugin.algorithm.handle_server_args(given)
+        self.assertEqual((given.speculative_num_steps, given.speculative_eagle_topk), (16, 1))
+        self.assertEqual((given.max_running_requests, given.enable_mixed_chunk), (48, False))
+
+    def test_it_refuses_what_would_not_be_lossless(self):
+        self.assertIsNone(sglang.refuse(server_args()))
+        for wrong in (
+            {"tp_size": 2}, {"pp_size": 2}, {"dp_size": 2}, {"device": "cpu"}, {"device": "xpu"},
+            {"speculative_accept_threshold_acc": 0.9}, {"speculative_use_rejection_sampling": True},
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, "REFRAIN: "):
+                sglang.check(server_args(**wrong))
+        self.is_hip = True
+        self.assertIn("greedily", sglang.refuse(server_args()))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
