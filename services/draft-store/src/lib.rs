@@ -67,6 +67,8 @@ mod segments;
 mod select;
 mod service;
 mod shared;
+#[cfg(test)]
+mod testing;
 mod text;
 mod writer;
 

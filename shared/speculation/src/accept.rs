@@ -52,26 +52,13 @@ fn descend(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DraftNode, Origin, Scope, Source};
+    use crate::Scope;
+    use crate::testing::drafted_once;
 
     /// 5 and 6 under the root, 7 and 8 under the 5.
     fn tree() -> DraftTree {
-        let mut tree = DraftTree::new();
-        for (token, parent) in [(5, None), (6, None), (7, Some(0)), (8, Some(0))] {
-            let node = DraftNode {
-                token,
-                parent,
-                probability: 0.5,
-                count: 1,
-                origin: Origin {
-                    source: Source::Suffix,
-                    scope: Scope::Tenant,
-                    place: None,
-                },
-            };
-            tree.push(node).expect("a tree");
-        }
-        tree
+        let nodes = [(5, None), (6, None), (7, Some(0)), (8, Some(0))];
+        drafted_once(Scope::Tenant, 4, &nodes).tree
     }
 
     #[test]

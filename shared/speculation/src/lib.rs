@@ -62,6 +62,8 @@ mod propose;
 mod route;
 pub mod sampled;
 mod source;
+#[cfg(test)]
+mod testing;
 mod tree;
 mod urgency;
 mod verify_call;

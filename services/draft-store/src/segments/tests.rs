@@ -5,131 +5,27 @@ mod records;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
-use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
-use refrain_protocol::{DocumentId, Namespace};
+use refrain_protocol::DocumentId;
+use refrain_protocol::document::{DocumentHead, FinishReason};
 
 use super::*;
-use crate::config::DraftStoreConfig;
-use crate::directory::{Opened, open};
-use crate::record::DocumentKey;
-use crate::shared::{Open, Shared};
-use crate::text;
-use crate::writer::{Append, By, Core, Removal};
+use crate::testing::{Store, TOKENS, names, text};
 
-const CACHE_BYTES: u64 = 4 << 20;
-const TOKENS: u32 = 300;
-
-fn names(tenant: &str) -> Namespace {
-    let [tenant, model, tokenizer] = [tenant, "m", "t"].map(str::to_owned);
-    Namespace {
-        tenant,
-        model,
-        tokenizer,
-    }
+/// A document of a store that is at its end.
+fn append(store: &Store, tenant: &str, document: u128, len: u32) {
+    store.append(tenant, document, len, Some(FinishReason::Stop));
 }
 
-fn key(tenant: &str, document: u128) -> DocumentKey {
-    DocumentKey {
-        namespace: names(tenant).id(),
-        document: DocumentId(document),
-    }
+/// What is sealed in a store.
+trait Seals {
+    fn plan(&self, tenant: &str, work: Option<Work>) -> Plan;
+    /// Seals all of a tenant's documents.
+    fn seal(&self, tenant: &str) -> SegmentId;
+    fn mounted(&self) -> Vec<SegmentId>;
 }
 
-fn text(document: u128, len: u32) -> Vec<u32> {
-    (0..len).map(|at| at * 31 + document as u32).collect()
-}
-
-/// A store without its actor, and what it must hold of tenant a: lengths by document.
-struct Store {
-    dir: PathBuf,
-    shared: Shared,
-    core: Mutex<Core>,
-    lost: usize,
-    quarantined: Option<PathBuf>,
-    expected: RefCell<BTreeMap<u128, u32>>,
-}
-
-impl Store {
-    fn open(dir: &Path, expected: BTreeMap<u128, u32>) -> Self {
-        let Opened {
-            log,
-            store,
-            loaded,
-            quarantined,
-            ..
-        } = open(dir, CACHE_BYTES, 1).unwrap();
-        let mut core = Core::new(
-            log.clone(),
-            DraftStoreConfig::default(),
-            store,
-            loaded.repairs,
-            loaded.damaged,
-        );
-        let lost = loaded.lost_segments;
-        let mut catalog = loaded.catalog;
-        core.tick(&mut catalog, 1).unwrap();
-        let shared = Shared::default();
-        shared.set_open(Some(Open { catalog, log }));
-        Store {
-            dir: dir.to_owned(),
-            shared,
-            core: Mutex::new(core),
-            lost,
-            quarantined,
-            expected: RefCell::new(expected),
-        }
-    }
-
-    fn append(&self, tenant: &str, document: u128, from: u32, len: u32) {
-        let update = DocumentUpdate {
-            document: DocumentId(document),
-            epoch: 1,
-            prev_len: from,
-            tokens: text(document, len)[from as usize..].to_vec(),
-            head: DocumentHead::default(),
-            finish: Some(FinishReason::Stop),
-        };
-        let append = Append {
-            namespace: names(tenant).id(),
-            names: names(tenant),
-            updates: vec![update],
-            by: By::Worker,
-        };
-        let mut open = self.shared.write();
-        let catalog = &mut open.as_mut().unwrap().catalog;
-        let mut core = self.core.lock().unwrap();
-        core.take_in(catalog, &[append], &[], 1).unwrap();
-        if tenant == "a" {
-            self.expected.borrow_mut().insert(document, len);
-        }
-    }
-
-    fn remove(&self, document: u128) {
-        let mut open = self.shared.write();
-        let catalog = &mut open.as_mut().unwrap().catalog;
-        let mut core = self.core.lock().unwrap();
-        core.remove(catalog, &[key("a", document)], Removal::Tokens, 1)
-            .unwrap();
-        self.expected.borrow_mut().remove(&document);
-    }
-
-    /// Fails unless the store holds exactly what it must.
-    fn check(&self) {
-        let open = self.shared.read();
-        let Open { catalog, log } = open.as_ref().unwrap();
-        let expected = self.expected.borrow();
-        let held = catalog.documents(names("a").id()).count();
-        assert_eq!(held, expected.len());
-        for (document, len) in &*expected {
-            let key = key("a", *document);
-            let read = text::read(catalog, &**log, key, 0, *len).unwrap();
-            assert_eq!(read, text(*document, *len), "document {document}");
-            assert_eq!(catalog.document(key).unwrap().state.len, *len);
-        }
-    }
-
+impl Seals for Store {
     fn plan(&self, tenant: &str, work: Option<Work>) -> Plan {
         let open = self.shared.read();
         let segments = open.as_ref().unwrap().catalog.segments();
@@ -171,7 +67,7 @@ impl Host for Store {
 fn filled(dir: &Path) -> Store {
     let store = Store::open(dir, BTreeMap::new());
     for document in 0..40 {
-        store.append("a", document, 0, TOKENS + document as u32);
+        append(&store, "a", document, TOKENS + document as u32);
     }
     store
 }
@@ -181,9 +77,9 @@ fn change(store: &Store, round: u128) {
     let going_on = round * 3;
     let len = store.expected.borrow().get(&going_on).copied();
     if let Some(len) = len {
-        store.append("a", going_on, len, len + 20);
+        append(store, "a", going_on, len + 20);
     }
-    store.append("a", 100 + round, 0, 40);
+    append(store, "a", 100 + round, 40);
     if store.expected.borrow().contains_key(&(39 - round)) {
         store.remove(39 - round);
     }
@@ -203,7 +99,7 @@ fn broken_off(merges: bool, broken: Step) {
     let work = merges.then(|| {
         let first = store.seal("a");
         for document in 50..70 {
-            store.append("a", document, 0, TOKENS);
+            append(&store, "a", document, TOKENS);
         }
         Work::Merge(vec![first, store.seal("a")])
     });

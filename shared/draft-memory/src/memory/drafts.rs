@@ -1,7 +1,7 @@
 //! What can be drafted from in one place, a namespace or a group: the index, and what each document in it is.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};

@@ -1,7 +1,7 @@
 //! Synthetic streams whose true chances are known, and are not the shares.
 
 use super::*;
-use crate::{DraftTree, Origin};
+use crate::testing::{draft, drafted_once};
 
 /// A few random numbers; the same in every run.
 struct Dice(u64);
@@ -20,39 +20,10 @@ impl Dice {
     }
 }
 
-/// (parent, token, D, count)
-type Node = (Option<u32>, Token, f32, u32);
-
-fn draft(scope: Scope, match_len: u32, nodes: &[Node]) -> Candidate {
-    let mut tree = DraftTree::new();
-    for &(parent, token, probability, count) in nodes {
-        let origin = Origin {
-            source: Source::Suffix,
-            scope,
-            place: None,
-        };
-        tree.push(DraftNode {
-            token,
-            parent,
-            probability,
-            count,
-            origin,
-        })
-        .unwrap();
-    }
-    Candidate {
-        score: tree.score(),
-        tree,
-        match_len,
-        source: Source::Suffix,
-        scope,
-    }
-}
-
 /// A chain of `len` tokens of one earlier copy: D = 1/2 all along.
 fn chain(scope: Scope, match_len: u32, len: u32) -> Candidate {
-    let nodes: Vec<Node> = (0..len).map(|at| (at.checked_sub(1), at, 0.5, 1)).collect();
-    draft(scope, match_len, &nodes)
+    let nodes: Vec<_> = (0..len).map(|at| (at, at.checked_sub(1))).collect();
+    drafted_once(scope, match_len, &nodes)
 }
 
 /// What the target says to a chain whose tokens are each right with `chance`.

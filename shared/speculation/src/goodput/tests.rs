@@ -1,5 +1,6 @@
 use super::*;
-use crate::{DraftNode, DraftTree, Origin, Scope, Source};
+use crate::Scope;
+use crate::testing::draft;
 
 /// An engine's step: seconds by tokens.
 fn takes(tokens: u32) -> f64 {
@@ -18,28 +19,8 @@ fn router() -> Goodput<u8> {
 
 /// A chain of `tokens`, each of this share.
 fn chain(tokens: u32, share: f32) -> Candidate {
-    let mut tree = DraftTree::new();
-    for at in 0..tokens {
-        let node = DraftNode {
-            token: at,
-            parent: at.checked_sub(1),
-            probability: share.powi(at as i32 + 1),
-            count: 4,
-            origin: Origin {
-                source: Source::Suffix,
-                scope: Scope::Tenant,
-                place: None,
-            },
-        };
-        tree.push(node).unwrap();
-    }
-    Candidate {
-        score: tree.score(),
-        tree,
-        match_len: 8,
-        source: Source::Suffix,
-        scope: Scope::Tenant,
-    }
+    let nodes = (0..tokens).map(|at| (at.checked_sub(1), at, share.powi(at as i32 + 1), 4));
+    draft(Scope::Tenant, 8, &nodes.collect::<Vec<_>>())
 }
 
 fn wish(found: Option<&Candidate>, head: bool) -> Wish<'_, u8> {

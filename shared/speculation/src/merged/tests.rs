@@ -1,32 +1,9 @@
 use super::*;
-use crate::{DraftTree, Origin, Scope, Source};
-
-fn node(token: Token, parent: Option<u32>) -> DraftNode {
-    DraftNode {
-        token,
-        parent,
-        probability: 0.5,
-        count: 1,
-        origin: Origin {
-            source: Source::Suffix,
-            scope: Scope::Tenant,
-            place: None,
-        },
-    }
-}
+use crate::Scope;
+use crate::testing::drafted_once;
 
 fn candidate(nodes: &[(Token, Option<u32>)]) -> Candidate {
-    let mut tree = DraftTree::new();
-    for (token, parent) in nodes {
-        tree.push(node(*token, *parent)).unwrap();
-    }
-    Candidate {
-        source: Source::Suffix,
-        scope: Scope::Tenant,
-        match_len: 4,
-        score: tree.score(),
-        tree,
-    }
+    drafted_once(Scope::Tenant, 4, nodes)
 }
 
 fn chain(len: u32) -> Candidate {
@@ -128,12 +105,10 @@ fn pooling_lets_children_lift_the_way_to_them_and_keeps_sums() {
         let parents: Vec<Option<u32>> = (0..12u32)
             .map(|at| ((random() * (at + 1) as f32) as u32).checked_sub(1))
             .collect();
-        let nodes: Vec<_> = (0..12)
-            .zip(&parents)
-            .map(|(at, of)| node(at, *of))
-            .collect();
+        let nodes: Vec<_> = (0..12).zip(parents.iter().copied()).collect();
+        let drafted = candidate(&nodes);
         let worth: Vec<f32> = (0..12).map(|_| random()).collect();
-        let values = pooled(&nodes, &worth);
+        let values = pooled(drafted.tree.nodes(), &worth);
         for (at, parent) in parents.iter().enumerate() {
             if let Some(parent) = parent {
                 assert!(values[at] <= values[*parent as usize] + 1e-6);

@@ -2,137 +2,29 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-
-use refrain_protocol::document::{DocumentHead, DocumentUpdate};
-use refrain_protocol::{DocumentId, Namespace};
 
 use super::*;
-use crate::config::DraftStoreConfig;
-use crate::directory::{Opened, open};
-use crate::record::DocumentKey;
-use crate::text;
-use crate::writer::{Append, By, Core, Removal};
+use crate::testing::{CACHE_BYTES, Store, TOKENS, key};
 
-const CACHE_BYTES: u64 = 4 << 20;
-const TOKENS: u32 = 300;
-
-fn names() -> Namespace {
-    let [tenant, model, tokenizer] = ["a", "m", "t"].map(str::to_owned);
-    Namespace {
-        tenant,
-        model,
-        tokenizer,
-    }
+/// A document that runs.
+fn append(store: &Store, document: u128, len: u32) {
+    store.append("a", document, len, None);
 }
 
-fn key(document: u128) -> DocumentKey {
-    DocumentKey {
-        namespace: names().id(),
-        document: DocumentId(document),
-    }
+/// Opens a store of which nothing may be damaged.
+fn open_sound(dir: &Path, expected: BTreeMap<u128, u32>) -> Store {
+    let store = Store::open(dir, expected);
+    assert_eq!((store.damaged, &store.quarantined), (0, &None));
+    store
 }
 
-fn text(document: u128, len: u32) -> Vec<u32> {
-    (0..len).map(|at| at * 31 + document as u32).collect()
-}
-
-/// A store without its actor, and what it must hold: lengths by document.
-struct Store {
-    dir: PathBuf,
-    shared: Shared,
-    core: Mutex<Core>,
-    number: Mutex<u64>,
-    expected: RefCell<BTreeMap<u128, u32>>,
-}
-
-impl Store {
-    fn open(dir: &Path, expected: BTreeMap<u128, u32>) -> Self {
-        let Opened {
-            log,
-            number,
-            store,
-            loaded,
-            quarantined,
-        } = open(dir, CACHE_BYTES, 1).unwrap();
-        assert_eq!(quarantined, None);
-        assert_eq!((loaded.damaged_records, loaded.damaged.len()), (0, 0));
-        let core = Core::new(
-            log.clone(),
-            DraftStoreConfig::default(),
-            store,
-            loaded.repairs,
-            loaded.damaged,
-        );
-        let shared = Shared::default();
-        shared.set_open(Some(Open {
-            catalog: loaded.catalog,
-            log,
-        }));
-        Store {
-            dir: dir.to_owned(),
-            shared,
-            core: Mutex::new(core),
-            number: Mutex::new(number),
-            expected: RefCell::new(expected),
-        }
-    }
-
-    fn append(&self, document: u128, len: u32) {
-        let known = self.expected.borrow().get(&document).copied().unwrap_or(0);
-        let update = DocumentUpdate {
-            document: DocumentId(document),
-            epoch: 1,
-            prev_len: known,
-            tokens: text(document, len)[known as usize..].to_vec(),
-            head: DocumentHead::default(),
-            finish: None,
-        };
-        let append = Append {
-            namespace: names().id(),
-            names: names(),
-            updates: vec![update],
-            by: By::Worker,
-        };
-        let mut open = self.shared.write();
-        let catalog = &mut open.as_mut().unwrap().catalog;
-        self.core
-            .lock()
-            .unwrap()
-            .take_in(catalog, &[append], &[], 1)
-            .unwrap();
-        self.expected.borrow_mut().insert(document, len);
-    }
-
-    fn remove(&self, document: u128) {
-        let mut open = self.shared.write();
-        let catalog = &mut open.as_mut().unwrap().catalog;
-        let mut core = self.core.lock().unwrap();
-        core.remove(catalog, &[key(document)], Removal::Damage, 1)
-            .unwrap();
-        self.expected.borrow_mut().remove(&document);
-    }
-
-    /// Fails unless the store holds exactly what it must.
-    fn check(&self) {
-        let open = self.shared.read();
-        let Open { catalog, log } = open.as_ref().unwrap();
-        let expected = self.expected.borrow();
-        assert_eq!(catalog.totals().documents, expected.len() as u64);
-        for (document, len) in &*expected {
-            let read = text::read(catalog, &**log, key(*document), 0, *len).unwrap();
-            assert_eq!(read, text(*document, *len), "document {document}");
-        }
-    }
-
-    fn plan(&self) -> Plan {
-        Plan {
-            dir: self.dir.clone(),
-            from: *self.number.lock().unwrap(),
-            cache_bytes: CACHE_BYTES,
-            step: Duration::ZERO,
-            stop: Arc::default(),
-        }
+fn plan(store: &Store) -> Plan {
+    Plan {
+        dir: store.dir.clone(),
+        from: *store.number.lock().unwrap(),
+        cache_bytes: CACHE_BYTES,
+        step: Duration::ZERO,
+        stop: Arc::default(),
     }
 }
 
@@ -155,9 +47,9 @@ impl Host for Store {
 }
 
 fn filled(dir: &Path) -> Store {
-    let store = Store::open(dir, BTreeMap::new());
+    let store = open_sound(dir, BTreeMap::new());
     for document in 0..100 {
-        store.append(document, TOKENS);
+        append(&store, document, TOKENS);
     }
     for document in 0..20 {
         store.remove(document * 5);
@@ -168,8 +60,8 @@ fn filled(dir: &Path) -> Store {
 /// Changes at a step of the copy: documents before and after the place where it is.
 fn change(store: &Store, round: u32) {
     let at = u128::from(round);
-    store.append(1 + at * 5, TOKENS + 50 + round);
-    store.append(200 + at, 40);
+    append(store, 1 + at * 5, TOKENS + 50 + round);
+    append(store, 200 + at, 40);
     let victim = 97 - at * 5;
     if store.expected.borrow().contains_key(&victim) {
         store.remove(victim);
@@ -181,7 +73,7 @@ fn what_is_written_meanwhile_is_in_the_new_log() {
     let dir = tempfile::tempdir().unwrap();
     let store = filled(dir.path());
     let rounds = RefCell::new(0);
-    let done = run(&store.plan(), &store.shared, &store, &|step| {
+    let done = run(&plan(&store), &store.shared, &store, &|step| {
         if step == Step::Copying && *rounds.borrow() < 10 {
             change(&store, *rounds.borrow());
             *rounds.borrow_mut() += 1;
@@ -192,11 +84,11 @@ fn what_is_written_meanwhile_is_in_the_new_log() {
     assert!(*rounds.borrow() > 3, "a copy of several steps");
     assert!(done.after_bytes < done.before_bytes);
     store.check();
-    store.append(300, 10);
+    append(&store, 300, 10);
     let expected = store.expected.take();
     drop(store);
     assert_eq!(log_numbers(dir.path()).unwrap(), [1]);
-    Store::open(dir.path(), expected).check();
+    open_sound(dir.path(), expected).check();
 }
 
 #[test]
@@ -212,7 +104,7 @@ fn broken_off_anywhere_the_store_opens_with_all_that_was_answered() {
         let dir = tempfile::tempdir().unwrap();
         let store = filled(dir.path());
         let round = RefCell::new(0);
-        let outcome = run(&store.plan(), &store.shared, &store, &|step| {
+        let outcome = run(&plan(&store), &store.shared, &store, &|step| {
             if *round.borrow() < 10 {
                 change(&store, *round.borrow());
                 *round.borrow_mut() += 1;
@@ -227,14 +119,14 @@ fn broken_off_anywhere_the_store_opens_with_all_that_was_answered() {
         let expected = store.expected.take();
         drop(store);
         std::fs::write(dir.path().join("manifest.json.new"), b"{").unwrap();
-        let store = Store::open(dir.path(), expected);
+        let store = open_sound(dir.path(), expected);
         store.check();
         let number = *store.number.lock().unwrap();
         let swapped = matches!(broken, Step::Swapped | Step::Deleted);
         assert_eq!(number, u64::from(swapped), "{broken:?}");
         assert_eq!(log_numbers(dir.path()).unwrap(), [number], "{broken:?}");
         // And the next one succeeds.
-        rewrite(&store.plan(), &store.shared, &store).unwrap();
+        rewrite(&plan(&store), &store.shared, &store).unwrap();
         store.check();
     }
 }
@@ -243,7 +135,7 @@ fn broken_off_anywhere_the_store_opens_with_all_that_was_answered() {
 fn a_mirror_that_fails_costs_the_rewrite_and_no_commit() {
     let dir = tempfile::tempdir().unwrap();
     let store = filled(dir.path());
-    let plan = store.plan();
+    let plan = plan(&store);
     let outcome = run(&plan, &store.shared, &store, &|step| {
         if step == Step::Copied {
             store.core.lock().unwrap().end_mirror(None);
@@ -254,7 +146,7 @@ fn a_mirror_that_fails_costs_the_rewrite_and_no_commit() {
     plan.stop.store(true, Ordering::Relaxed);
     assert!(rewrite(&plan, &store.shared, &store).is_err());
     assert_eq!(log_numbers(dir.path()).unwrap(), [0], "nothing is left");
-    store.append(400, 10);
+    append(&store, 400, 10);
     store.check();
 }
 
@@ -262,13 +154,13 @@ fn a_mirror_that_fails_costs_the_rewrite_and_no_commit() {
 fn records_without_a_document_stay_behind() {
     let dir = tempfile::tempdir().unwrap();
     let store = filled(dir.path());
-    let orphan = crate::record::piece_key(key(5_000), 0);
+    let orphan = crate::record::piece_key(key("a", 5_000), 0);
     let mut batch = Batch::default();
     batch.put(orphan.clone(), b"left by a salvage".to_vec());
     let log = store.shared.read().as_ref().unwrap().log.clone();
     log.commit(&batch).unwrap();
     drop(log);
-    rewrite(&store.plan(), &store.shared, &store).unwrap();
+    rewrite(&plan(&store), &store.shared, &store).unwrap();
     let log = store.shared.read().as_ref().unwrap().log.clone();
     assert_eq!(log.get(&orphan).unwrap(), None);
     store.check();

@@ -8,14 +8,14 @@ fn sealed(dir: &Path) -> (Store, [SegmentId; 3]) {
     let store = filled(dir);
     let first = store.seal("a");
     for document in 50..60 {
-        store.append("a", document, 0, TOKENS);
+        append(&store, "a", document, TOKENS);
     }
     let second = store.seal("a");
     for document in 0..5 {
-        store.append("b", document, 0, TOKENS);
+        append(&store, "b", document, TOKENS);
     }
     let theirs = store.seal("b");
-    store.append("a", 70, 0, TOKENS);
+    append(&store, "a", 70, TOKENS);
     (store, [first, second, theirs])
 }
 
@@ -130,7 +130,7 @@ fn a_lost_log_finds_its_segments_again() {
 fn every_byte_of_the_file_counts() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path(), BTreeMap::new());
-    store.append("a", 1, 0, 20);
+    append(&store, "a", 1, 20);
     let segment = store.seal("a");
     drop(store);
     let file = path(dir.path(), segment);

@@ -1,5 +1,5 @@
 use refrain_protocol::document::{DocumentHead, FinishReason};
-use refrain_speculation::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::{Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose};
 
 use super::*;
 
@@ -21,6 +21,25 @@ fn ended(document: u128, epoch: u64, prev_len: u32, tokens: &[u32]) -> DocumentU
         finish: Some(FinishReason::Stop),
         ..update(document, epoch, prev_len, tokens)
     }
+}
+
+/// What drafts offer after the end of `context`, which is the text so far of `document` if that runs.
+pub(in crate::memory) fn proposed(
+    drafts: &Drafts,
+    params: &ProposeParams,
+    context: &[u32],
+    document: Option<u128>,
+) -> Option<Candidate> {
+    let index = &drafts.index;
+    let tip = document.and_then(|document| index.tip(DocumentKey(document)));
+    let lookup = Lookup {
+        source: Source::Suffix,
+        scope: Scope::Tenant,
+        index,
+        cursor: tip.unwrap_or_else(|| index.start(context)),
+        context,
+    };
+    propose(&[lookup], params, 16)
 }
 
 /// Drafts at one instant, unless a test says otherwise.
@@ -62,21 +81,13 @@ impl Bench {
 
     /// Tokens, parents and SCORE of what is proposed after a context, in the running document if one is named.
     fn propose(&self, context: &[u32], document: Option<u128>) -> (Vec<(u32, Option<u32>)>, f32) {
-        let index = &self.drafts.index;
-        let tip = document.and_then(|document| index.tip(DocumentKey(document)));
-        let lookup = Lookup {
-            source: Source::Suffix,
-            scope: Scope::Tenant,
-            index,
-            cursor: tip.unwrap_or_else(|| index.start(context)),
-            context,
-        };
         let params = ProposeParams {
             expansion: Expansion::Tree,
             samples_max: usize::MAX,
             ..ProposeParams::default()
         };
-        propose(&[lookup], &params, 16).map_or_else(Default::default, |candidate| {
+        let found = proposed(&self.drafts, &params, context, document);
+        found.map_or_else(Default::default, |candidate| {
             let tree = &candidate.tree;
             (tree.tokens().zip(tree.parents()).collect(), candidate.score)
         })

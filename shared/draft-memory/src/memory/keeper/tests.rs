@@ -13,13 +13,13 @@ use refrain_protocol::document::{
 use refrain_protocol::{ApiError, DocumentId, Namespace, NamespaceId, SignedNamespace};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
-use refrain_speculation::{Candidate, Lookup, ProposeParams, Scope, Source, propose};
-use refrain_suffix_index::DocumentKey;
+use refrain_speculation::{Candidate, ProposeParams};
 
 use super::super::{Memory, NamespaceMemory};
 use super::*;
 use crate::config::MemoryConfig;
 use crate::memory::drafts::settled_bytes;
+use crate::memory::drafts::tests::proposed;
 
 /// A store whose feed holds these documents, each whole and ended.
 #[derive(Default)]
@@ -147,18 +147,8 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
     assert!(waited.await.is_ok(), "never: {what}");
 }
 
-/// What the drafts offer after the end of `context`, which is the text so far of `document` if that runs.
 fn draft(drafts: &Drafts, context: &[u32], document: Option<u128>) -> Option<Candidate> {
-    let index = &drafts.index;
-    let tip = document.and_then(|document| index.tip(DocumentKey(document)));
-    let lookup = Lookup {
-        source: Source::Suffix,
-        scope: Scope::Tenant,
-        index,
-        cursor: tip.unwrap_or_else(|| index.start(context)),
-        context,
-    };
-    propose(&[lookup], &ProposeParams::default(), 16)
+    proposed(drafts, &ProposeParams::default(), context, document)
 }
 
 /// No two of these texts share a token.
