@@ -1,4 +1,4 @@
-//! Every query of the dashboards, asked of a real Prometheus that scrapes a live mesh.
+//! Every query of the dashboards, asked of a real Prometheus that scrapes a live mesh, and an engine with drafts inside.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,8 @@ use anyhow::{Context, ensure};
 use e2e::{
     Chat, Client, KEY, PATIENCE, Scrape, UpMesh, free_addr, long_task, repository, varied_prompts,
 };
+use refrain_in_engine::{Begin, InEngineConfig, Proposer};
+use refrain_service_kit::mesh::MeshConfig;
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
@@ -126,21 +128,24 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes the mesh at `target` every second.
-    async fn start(dir: &Path, target: &str) -> anyhow::Result<Self> {
+    /// Starts one that scrapes these addresses every second.
+    async fn start(dir: &Path, targets: &[&str]) -> anyhow::Result<Self> {
         let unpacked = repository().join("target/tools/usr/bin/prometheus");
         let binary = if unpacked.exists() {
             unpacked
         } else {
             PathBuf::from("prometheus")
         };
-        let target = target.trim_start_matches("http://");
+        let targets: Vec<&str> = targets
+            .iter()
+            .map(|target| target.trim_start_matches("http://"))
+            .collect();
         let config = dir.join("prometheus.yml");
         std::fs::write(
             &config,
             format!(
                 "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
-                 scrape_configs: [{{job_name: refrain, static_configs: [{{targets: [\"{target}\"]}}]}}]\n"
+                 scrape_configs: [{{job_name: refrain, static_configs: [{{targets: {targets:?}}}]}}]\n"
             ),
         )?;
         let addr = free_addr()?;
@@ -196,6 +201,45 @@ impl Prometheus {
                 .is_some_and(|value| value != "NaN")
         };
         Ok(list(&body["data"]["result"]).filter(is_number).count())
+    }
+}
+
+/// What an engine with the drafts inside tells.
+struct Inside {
+    proposer: Proposer,
+    client: Client,
+}
+
+impl Inside {
+    fn start() -> anyhow::Result<Self> {
+        let config = InEngineConfig {
+            // Nobody is there: what is said stays here.
+            store_url: "http://127.0.0.1:1".into(),
+            mesh: MeshConfig::generate()?,
+            tokenizer: Some(repository().join("services/reference-engine/model")),
+            metrics_listen: Some(([127, 0, 0, 1], 0).into()),
+            ..InEngineConfig::default()
+        };
+        let proposer = Proposer::connect(config, None)?;
+        let addr = proposer.metrics_addr().context("it does not listen")?;
+        Ok(Inside {
+            proposer,
+            client: Client::new(&format!("http://{addr}"), "").without_key(),
+        })
+    }
+
+    /// A request that repeats itself, and is drafted for.
+    fn says_something(&self) -> anyhow::Result<()> {
+        let begin = Begin {
+            request: "a".into(),
+            prompt: [1, 2, 3, 4, 5, 1, 2].to_vec(),
+            ..Begin::default()
+        };
+        self.proposer.begin(begin)?;
+        self.proposer.propose(vec![("a".into(), 3)], 1.0, 1.0, 0.1);
+        self.proposer.extend("a", &[3, 4, 5, 6]);
+        self.proposer.finish("a".into(), Some("stop"));
+        Ok(())
     }
 }
 
@@ -295,12 +339,16 @@ fn split() -> anyhow::Result<(Vec<Query>, Vec<Query>)> {
 async fn all_return_data(settings: &str, queries: &[Query]) -> anyhow::Result<()> {
     let mesh = UpMesh::start_with(settings).await?;
     let dir = tempfile::tempdir()?;
-    let prometheus = Prometheus::start(dir.path(), mesh.client().url()).await?;
+    let inside = Inside::start()?;
+    let targets = [mesh.client().url(), inside.client.url()].map(str::to_owned);
+    let targets = targets.each_ref().map(String::as_str);
+    let prometheus = Prometheus::start(dir.path(), &targets).await?;
     let traffic = tokio::spawn(traffic(Client::new(mesh.client().url(), KEY)));
 
     let deadline = Instant::now() + PATIENCE;
     let silent = loop {
         let mut silent = Vec::new();
+        inside.says_something()?;
         for query in queries {
             if prometheus.ask(query).await? == 0 {
                 silent.push(format!("{}: {}", query.place, query.expression));
@@ -313,10 +361,11 @@ async fn all_return_data(settings: &str, queries: &[Query]) -> anyhow::Result<()
     };
     traffic.abort();
     let scrape = mesh.client().scrape().await?;
+    let scrape_inside = inside.client.scrape().await?;
     for query in queries {
         for metric in metrics_of(&query.expression, &scrape) {
             ensure!(
-                scrape.kind(&metric).is_some(),
+                scrape.kind(&metric).is_some() || scrape_inside.kind(&metric).is_some(),
                 "{}: /metrics has no {metric}",
                 query.place
             );

@@ -1,5 +1,6 @@
 //! The configuration: variables `REFRAIN_CLIENT_...` of the engine's process, over a file if there is one.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use refrain_draft_memory::{HarvestConfig, MemoryConfig};
@@ -17,6 +18,7 @@ const ENV_RULE: EnvRule = EnvRule {
         "TOKENIZER",
         "LOG",
         "TIMEOUT_MS",
+        "METRICS_LISTEN",
         "PATTERN_TOKENS_MAX",
         "PROMPT_TOKENS_AT_ONCE",
         "READING_TOKENS_MAX",
@@ -43,6 +45,8 @@ pub struct InEngineConfig {
     pub tokenizer: Option<PathBuf>,
     /// What goes to standard error, as in the mesh's configuration.
     pub log: String,
+    /// Where `/metrics` is served for Prometheus; nowhere, if not said. One process can have an address.
+    pub metrics_listen: Option<SocketAddr>,
     /// Deadline of ordinary calls of the store, milliseconds. No step of the engine waits for them.
     pub timeout_ms: u64,
     /// Longest match that is looked for.
@@ -75,6 +79,7 @@ impl Default for InEngineConfig {
             token_file: None,
             tokenizer: None,
             log: "warn".into(),
+            metrics_listen: None,
             timeout_ms: 10_000,
             pattern_tokens_max: 64,
             prompt_tokens_at_once: 1_024,

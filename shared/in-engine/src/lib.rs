@@ -7,6 +7,7 @@
 
 mod background;
 mod config;
+mod listen;
 mod metrics;
 mod own;
 mod paused;

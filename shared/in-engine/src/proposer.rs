@@ -1,6 +1,7 @@
 //! [`Proposer`]: what an engine calls.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -12,7 +13,7 @@ use refrain_clients::{DraftStore, HttpDraftStore};
 use refrain_draft_memory::{Harvest, Memory};
 use refrain_protocol::document::{DocumentHead, FinishReason};
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, SignedNamespace};
-use refrain_service_kit::http::MeshClient;
+use refrain_service_kit::http::{MeshClient, Server};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::{self, Metrics, TelemetryConfig};
 use refrain_service_kit::{clock, random};
@@ -23,6 +24,7 @@ use tokio::sync::oneshot;
 
 use crate::background::{Background, Event};
 use crate::config::InEngineConfig;
+use crate::listen::listen;
 use crate::metrics::{FIELDS, InEngineMetrics, QUEUED_TOKENS_MAX, TOKEN};
 use crate::own::Reader;
 use crate::paused::PausedRequests;
@@ -43,6 +45,7 @@ pub struct Proposer {
     requests: Mutex<Requests>,
     pub(crate) metrics: InEngineMetrics,
     registry: Metrics,
+    listener: Option<Server>,
 }
 
 struct Requests {
@@ -166,6 +169,8 @@ impl Proposer {
             standing.set(signed.clone());
             runtime.spawn(standing.clone().renew(memory.clone()));
         }
+        let listener = config.metrics_listen;
+        let listener = listener.and_then(|addr| listen(addr, &registry, memory.clone()));
         drop(entered);
         let reader = Reader::start(&config, metrics.clone())?;
         let at_least_one = |most| NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
@@ -187,6 +192,7 @@ impl Proposer {
             requests: Mutex::new(requests),
             metrics,
             registry,
+            listener,
         })
     }
 
@@ -346,6 +352,11 @@ impl Proposer {
         String::from_utf8_lossy(&self.registry.render()).into_owned()
     }
 
+    /// Where they are served, if anywhere.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.listener.as_ref().map(Server::addr)
+    }
+
     /// Waits until the store has all outputs, at most `grace`. Returns whether it has. Not for the engine's thread.
     pub fn drain(&self, grace: Duration) -> bool {
         let Some(runtime) = &self.runtime else {
@@ -479,8 +490,16 @@ impl Proposer {
 impl Drop for Proposer {
     fn drop(&mut self) {
         self.memory.stop();
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+        let Some(runtime) = self.runtime.take() else {
+            return;
+        };
+        match self.listener.take() {
+            None => runtime.shutdown_background(),
+            // It has threads of its own. Whoever drops this may be on a runtime, and must not wait there.
+            Some(listener) => drop(std::thread::spawn(move || {
+                runtime.block_on(listener.stop(false));
+                runtime.shutdown_background();
+            })),
         }
     }
 }

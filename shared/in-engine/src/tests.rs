@@ -1,5 +1,7 @@
 //! What an engine's thread is told while others hold what it would like, and what the store gets of what it says.
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -399,6 +401,29 @@ fn a_request_that_ends_before_its_place_was_found_is_kept() {
         let kept = outputs.iter().any(|output| output.1 == text(number, 50));
         assert!(kept, "{number}");
     }
+}
+
+#[test]
+fn prometheus_can_ask() {
+    let get = |addr: SocketAddr| {
+        let mut stream = TcpStream::connect(addr).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let request = "GET /metrics HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let rig = Rig::new(|config| config.metrics_listen = Some(([127, 0, 0, 1], 0).into()));
+    let addr = rig.proposer.metrics_addr().unwrap();
+    rig.begin("a", &[1, 2, 3], None);
+    rig.proposer.extend("a", &text(0, 7));
+    assert!(get(addr).contains("\nrefrain_client_said_tokens_total 7\n"));
+    // Another engine of the machine goes on without.
+    let other = Rig::new(|config| config.metrics_listen = Some(addr));
+    assert!(other.proposer.metrics_addr().is_none());
+    other.begin("a", &[1, 2, 3, 1, 2], None);
+    assert_eq!(other.draft("a", 1), [3]);
 }
 
 #[test]
