@@ -41,6 +41,7 @@
 mod error;
 mod index;
 mod live;
+mod memory;
 mod merge;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;

@@ -5,6 +5,7 @@ mod continuations;
 
 use crate::live::automaton::{Place, Spot};
 use crate::live::edges::StateId;
+use crate::memory::fetch;
 use crate::segment::{Probe, Probes, SEPARATOR};
 use crate::{DocumentKey, Index, Token};
 
@@ -182,20 +183,23 @@ impl<'a> Search<'a> {
         } else {
             Spot::default()
         };
+        let automaton = &index.live.automaton;
+        automaton.fetch(spot.state);
         let len_max = limits.len_max.min(index.config.pattern_tokens_max) as usize;
         let views = index.sealed.iter().map(|mounted| mounted.segment.view());
-        let automaton = &index.live.automaton;
+        let probes = Probes::new(views, context, len_max, limits.samples_max);
         let mut live_next = automaton.fit(spot);
         // Nothing follows the end of a document that ends as no other text does.
         while live_next.len > 0 && automaton.fan_out(live_next.state) == 0 {
             live_next = automaton.link_of(live_next.state);
         }
+        automaton.fetch_link(live_next.state);
         Search {
             index,
             limits,
             live: None,
             live_next,
-            probes: Probes::new(views, context, len_max, limits.samples_max),
+            probes,
             hits: Vec::new(),
             hits_read: 0,
             occurrences_read: 0,
@@ -250,11 +254,14 @@ impl<'a> Search<'a> {
         }
         let state = self.live_next.state;
         self.live = Some(state);
-        self.live_next = self.index.live.automaton.link_of(state);
+        let automaton = &self.index.live.automaton;
+        self.live_next = automaton.link_of(state);
+        automaton.fetch_link(self.live_next.state);
+        automaton.fetch_edges(state);
         true
     }
 
-    /// Reads the sealed occurrences of the current pattern, so many in all.
+    /// Reads the sealed occurrences of the current pattern, so many in all, and asks for what follows them.
     fn read(&mut self, all: usize) {
         self.hits.clear();
         self.occurrences_read = all;
@@ -292,11 +299,15 @@ impl<'a> Search<'a> {
                 .sample(count_max)
                 .map(|(end, weight)| (end + 1, weight))
                 .filter(|&(position, _)| mounted.is_whole() || !mounted.is_masked_at(position));
-            self.hits.extend(read.map(|(position, weight)| Hit {
-                token: SEPARATOR,
-                place: HitPlace::Text(position),
-                weight,
-                segment,
+            let text = self.probes.text(segment);
+            self.hits.extend(read.map(|(position, weight)| {
+                fetch(text, position as usize);
+                Hit {
+                    token: SEPARATOR,
+                    place: HitPlace::Text(position),
+                    weight,
+                    segment,
+                }
             }));
         }
         self.hits_read += self.hits.len();

@@ -10,6 +10,7 @@ mod format;
 mod grams;
 mod look;
 mod probe;
+mod side;
 mod words;
 
 use std::fmt;
@@ -279,6 +280,13 @@ impl<'a> View<'a> {
         let interval = self.grams?.interval(token)?;
         let all = self.ends.len();
         Some(interval.start.min(all)..interval.end.min(all))
+    }
+
+    /// Asks for what is known of the last tokens of a context without a search.
+    pub(crate) fn fetch_grams(&self, context: &[Token]) {
+        if let (&[.., last_but_one, last], Some(grams)) = (context, self.grams) {
+            grams.fetch(last_but_one, last);
+        }
     }
 
     /// Whether an entry may end with the last two tokens of a context.

@@ -7,6 +7,7 @@ use std::mem::size_of;
 
 use super::edges::{Edge, Edges, Fan, StateId};
 use crate::Token;
+use crate::memory::{fetch, make_room};
 
 /// The state of the empty string.
 pub(crate) const ROOT: StateId = 0;
@@ -92,6 +93,21 @@ impl Automaton {
 
     pub(crate) fn state(&self, id: StateId) -> &State {
         &self.states[id as usize]
+    }
+
+    /// Asks for a state.
+    pub(crate) fn fetch(&self, id: StateId) {
+        fetch(&self.states, id as usize);
+    }
+
+    /// Asks for the link of a state that is at hand.
+    pub(crate) fn fetch_link(&self, id: StateId) {
+        self.fetch(self.state(id).link);
+    }
+
+    /// Asks for the transitions of a state that is at hand.
+    pub(crate) fn fetch_edges(&self, id: StateId) {
+        self.edges.fetch(&self.state(id).fan);
     }
 
     /// The longest string at the state's link.
@@ -209,6 +225,7 @@ impl Automaton {
 
     fn push(&mut self, state: State) -> StateId {
         let id = self.states.len() as StateId;
+        make_room(&mut self.states, 1);
         self.states.push(state);
         id
     }

@@ -12,6 +12,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::mem::size_of;
 
 use crate::Token;
+use crate::memory::{fetch, make_room};
 
 /// Number of a state; 0 is the root.
 pub(crate) type StateId = u32;
@@ -142,6 +143,15 @@ impl Edges {
         inline.into_iter().chain(self.block(fan).iter().copied())
     }
 
+    /// Asks for a block of transitions, or as much of it as fits into two lines of the cache.
+    pub(crate) fn fetch(&self, fan: &Fan) {
+        if fan.len >= 2 {
+            let last = fan.len.min(SCAN_MAX) - 1;
+            fetch(&self.slab, fan.offset());
+            fetch(&self.slab, fan.offset() + last as usize);
+        }
+    }
+
     /// Bytes on the heap.
     pub(crate) fn bytes(&self) -> usize {
         // A slot of the standard map is the pair and one control byte; capacity is 7/8 of the slots.
@@ -202,6 +212,7 @@ impl Edges {
             return offset;
         }
         let offset = self.slab.len();
+        make_room(&mut self.slab, capacity as usize);
         self.slab.resize(
             offset + capacity as usize,
             Edge {

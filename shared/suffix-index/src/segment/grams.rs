@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::{SEPARATOR, View};
 use crate::Token;
+use crate::memory::fetch;
 
 /// Every so many entries the token that follows is at hand.
 pub(crate) const NEXT_ENTRIES: usize = 16;
@@ -83,6 +84,12 @@ impl Grams {
         let at = |token: usize| self.starts.get(token).or(self.starts.last());
         let (start, end) = (at(token as usize)?, at(token as usize + 1)?);
         Some(*start as usize..*end as usize)
+    }
+
+    /// Asks for what [`interval`](Self::interval) and [`may_have`](Self::may_have) read.
+    pub(super) fn fetch(&self, last_but_one: Token, last: Token) {
+        fetch(&self.pairs, pair(self.pairs.len(), last_but_one, last).0);
+        fetch(&self.starts, last as usize);
     }
 
     /// Whether an entry may end with the pair.

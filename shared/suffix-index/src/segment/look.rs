@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::{FENCE_ENTRIES, FENCE_TOKENS, SUMMARY_FENCES, View, summary};
 use crate::Token;
+use crate::memory::fetch;
 
 /// Entries between two of the summary.
 const BLOCK_ENTRIES: usize = SUMMARY_FENCES * FENCE_ENTRIES;
@@ -25,11 +26,16 @@ pub(super) struct Look<'a> {
 }
 
 impl<'a> Look<'a> {
-    /// Loads at once what stands `known` tokens before some places of the text. Whoever reads it after that waits for one
-    /// of them and not for each.
-    pub(super) fn touch(&self, ends: &[u32], known: usize) {
-        let text = |end: u32| self.view.text[(end as usize).saturating_sub(known)];
-        std::hint::black_box(ends.iter().fold(0, |all, &end| all ^ text(end)));
+    /// Asks for what stands `known` tokens before some places of the text.
+    pub(super) fn fetch(&self, ends: &[u32], known: usize) {
+        for &end in ends {
+            fetch(self.view.text, (end as usize).saturating_sub(known));
+        }
+    }
+
+    /// Asks for what is known of the last tokens without a search.
+    pub(super) fn fetch_grams(&self) {
+        self.view.fetch_grams(self.context);
     }
 
     /// How much of the context's end what ends at a position has in common with it.
@@ -71,19 +77,12 @@ impl<'a> Look<'a> {
         &self.context[self.context.len() - len..]
     }
 
-    /// The first entry that is not less than the context.
-    pub(super) fn find(&self) -> Narrow {
+    /// The first entry that is not less than the context, which is [near](Self::near) these fences.
+    pub(super) fn find(&self, near: Range<usize>) -> Narrow {
         let fences = self.view.fences;
         let len = self.context.len().min(FENCE_TOKENS);
         let pattern = self.pattern(len);
         let order = |fence: &[Token; FENCE_TOKENS]| compare(fence.iter(), pattern.iter().rev());
-        let near = self.near(pattern);
-        if near.len() <= SUMMARY_FENCES {
-            let loaded = fences[near.clone()]
-                .iter()
-                .fold(0, |all, fence| all ^ fence[0]);
-            std::hint::black_box(loaded);
-        }
         let low =
             near.start + fences[near].partition_point(|fence| order(fence).1 == Ordering::Less);
         // Between the last fence below the context and the first above it.
@@ -109,15 +108,22 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// The fences among which the first is that is not less than the pattern, or the one behind them.
-    fn near(&self, pattern: &[Token]) -> Range<usize> {
-        let (last, rest) = pattern.split_last().unwrap_or((&0, &[]));
+    /// The fences among which the first is that is not less than the context, or the one behind them. Asks for them.
+    pub(super) fn near(&self) -> Range<usize> {
+        let (last, rest) = self.context.split_last().unwrap_or((&0, &[]));
         let key = summary(*last, rest.last().copied().unwrap_or(0));
         let behind = self.view.summary.partition_point(|&other| other < key);
         let rest = &self.view.summary[behind..];
         let equal = gallop(rest.len(), |at| rest[at] == key);
         let end = ((behind + equal) * SUMMARY_FENCES).min(self.view.fences.len());
-        behind.saturating_sub(1) * SUMMARY_FENCES..end
+        let near = behind.saturating_sub(1) * SUMMARY_FENCES..end;
+        // Two fences are a line of the cache.
+        if near.len() <= SUMMARY_FENCES {
+            near.clone()
+                .step_by(2)
+                .for_each(|at| fetch(self.view.fences, at));
+        }
+        near
     }
 
     /// Where the interval of a pattern starts, from which on all entries up to the context's `place` are known to belong
@@ -209,7 +215,7 @@ impl<'a> Look<'a> {
     }
 }
 
-/// A search for an edge of a pattern's interval, in steps of three parts, [`load`](Self::load), [`touch`](Self::touch) and
+/// A search for an edge of a pattern's interval, in steps of three parts, [`fetch`](Self::fetch), [`load`](Self::load) and
 /// [`step`](Self::step), so that several searches wait for memory together.
 pub(super) struct Narrow {
     /// The edge is at one of these or at their end.
@@ -220,8 +226,18 @@ pub(super) struct Narrow {
     /// How much of the pattern the entries around the range end with: at least so much all of it does as well.
     below: usize,
     above: usize,
+    /// The edge is known well enough.
+    done: bool,
     /// The entries looked at.
     ends: [u32; STEP_ENTRIES],
+}
+
+/// What is behind an interval.
+enum Beyond {
+    Nothing,
+    /// A fence has all of it that matters.
+    Fence(usize),
+    Entry(usize),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -240,6 +256,7 @@ impl Narrow {
             edge,
             below: 0,
             above: 0,
+            done: false,
             ends: [0; STEP_ENTRIES],
         }
     }
@@ -256,25 +273,52 @@ impl Narrow {
     /// Common length with the context of the entry on the far side of the range, which is not in the interval; 0 if
     /// there is none.
     pub(super) fn beyond(&self, look: &Look<'_>) -> usize {
+        match self.beyond_at() {
+            Beyond::Nothing => 0,
+            Beyond::Fence(at) => {
+                let fence = look.view.fences.get(at);
+                let pattern = look.pattern(self.len);
+                fence.map_or(0, |fence| compare(fence.iter(), pattern.iter().rev()).0)
+            }
+            Beyond::Entry(at) => look.view.ends.get(at).map_or(0, |&end| look.common(end)),
+        }
+    }
+
+    /// Asks for that entry.
+    pub(super) fn fetch_beyond(&self, look: &Look<'_>) {
+        match self.beyond_at() {
+            Beyond::Nothing => {}
+            Beyond::Fence(at) => fetch(look.view.fences, at),
+            Beyond::Entry(at) => fetch(look.view.ends, at),
+        }
+    }
+
+    /// Asks for the text that it leads to.
+    pub(super) fn fetch_text_beyond(&self, look: &Look<'_>) {
+        if let Beyond::Entry(at) = self.beyond_at()
+            && let Some(&end) = look.view.ends.get(at)
+        {
+            fetch(look.view.text, end as usize);
+        }
+    }
+
+    fn beyond_at(&self) -> Beyond {
         let entry = match self.edge {
             Edge::Start => self.range.start.checked_sub(1),
             Edge::End => Some(self.range.end),
         };
         match entry {
-            // Nothing is shorter.
-            _ if self.len <= 1 => 0,
             // A fence repeats what is needed of it.
-            Some(entry) if entry % FENCE_ENTRIES == 0 && self.len <= FENCE_TOKENS => {
-                let fence = look.view.fences.get(entry / FENCE_ENTRIES);
-                let pattern = look.pattern(self.len);
-                fence.map_or(0, |fence| compare(fence.iter(), pattern.iter().rev()).0)
+            Some(at) if self.len > 1 && at % FENCE_ENTRIES == 0 && self.len <= FENCE_TOKENS => {
+                Beyond::Fence(at / FENCE_ENTRIES)
             }
-            Some(entry) => look.view.ends.get(entry).map_or(0, |&end| look.common(end)),
-            None => 0,
+            // Nothing is shorter than one token.
+            Some(at) if self.len > 1 => Beyond::Entry(at),
+            _ => Beyond::Nothing,
         }
     }
 
-    /// The end of the range that the interval begins from.
+    /// The end of the range that the interval begins from: the edge, once that is found.
     pub(super) fn nearest(&self) -> usize {
         match self.edge {
             Edge::Start => self.range.end,
@@ -282,22 +326,31 @@ impl Narrow {
         }
     }
 
-    /// Reads the entries of the next step; returns their number.
+    /// Asks for the entries of the next step; returns whether there is one. `place` and `exact_max` are as for
+    /// [`found`](Self::found).
+    pub(super) fn fetch(&mut self, look: &Look<'_>, place: usize, exact_max: usize) -> bool {
+        self.done = self.found(place, exact_max).is_some();
+        for at in 0..self.count() {
+            fetch(look.view.ends, entry(&self.range, at));
+        }
+        !self.done
+    }
+
+    /// Reads them and asks for what they lead to; returns their number.
     pub(super) fn load(&mut self, look: &Look<'_>) -> usize {
         let count = self.count();
         for (at, slot) in (0..count).zip(&mut self.ends) {
             *slot = look.view.ends[entry(&self.range, at)];
         }
+        look.fetch(&self.ends[..count], self.known());
         count
-    }
-
-    /// Has what they lead to loaded.
-    pub(super) fn touch(&self, look: &Look<'_>) {
-        look.touch(&self.ends[..self.count()], self.known());
     }
 
     /// Looks at them and keeps the range between two of them.
     pub(super) fn step(&mut self, look: &Look<'_>) {
+        if self.done {
+            return;
+        }
         let pattern = look.pattern(self.len);
         let count = self.count();
         let known = self.known();
@@ -330,7 +383,10 @@ impl Narrow {
     }
 
     fn count(&self) -> usize {
-        self.range.len().min(STEP_ENTRIES)
+        match self.done {
+            true => 0,
+            false => self.range.len().min(STEP_ENTRIES),
+        }
     }
 }
 

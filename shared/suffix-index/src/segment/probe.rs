@@ -1,21 +1,16 @@
-//! A context in the segments of an index: in each the interval of its occurrences, from the longest pattern to the
-//! shortest.
+//! A context in several segments: where it would stand, and the intervals of its suffixes around that place.
 //!
-//! What a search costs is waiting for memory: an entry of the suffix array lies somewhere, and the text it leads to
-//! somewhere else. So all segments are searched at once, in turns of loading and looking, and entries are looked at in
-//! groups whose loads do not wait for each other.
+//! What such a look-up costs is waiting for memory: an entry of the suffix array lies somewhere, and the text it leads to
+//! somewhere else. So all segments are searched at once, in turns of asking, loading and looking, and entries are looked at in
+//! groups that are asked for together.
+
+use std::ops::Range;
 
 use super::grams::NEXT_ENTRIES;
 use super::look::{Look, Narrow};
+use super::side::{Direction, STEPS_MAX, Side};
 use super::{SEPARATOR, View};
 use crate::Token;
-
-/// Entries that are looked at together.
-const GROUP: usize = 8;
-
-/// How far from the context's place entries are looked at in their order; beyond, the end of an interval is searched
-/// for. The nearest and one group behind it: a second group would be waited for on its own.
-const STEPS_MAX: usize = 1 + GROUP;
 
 /// A context in several segments. The pattern begins as one too long to occur and is shortened by
 /// [`descend`](Probes::descend).
@@ -28,34 +23,13 @@ pub(crate) struct Probes<'a> {
 /// The occurrences of a pattern, a suffix of the context, in one segment.
 pub(crate) struct Probe<'a> {
     look: Look<'a>,
+    /// Fences near the context's place, until they were looked at.
+    near: Option<Range<usize>>,
     /// The first entry that is not less than the context.
     place: usize,
     /// Occurrences that stand before it, and those from it on.
     before: Side,
     behind: Side,
-}
-
-/// The entries on one side of the context's place, by their distance from it. The further, the less they have in common
-/// with the context.
-struct Side {
-    direction: Direction,
-    /// Entries that end with the pattern.
-    len: usize,
-    /// Common length of the entry behind those; 0 at the end.
-    next: usize,
-    /// Text positions of the entries from distance `loaded_from` on.
-    loaded: [u32; GROUP],
-    loaded_from: usize,
-    loaded_len: usize,
-    /// A search for the end of the interval.
-    search: Option<Narrow>,
-    entries_read: usize,
-}
-
-#[derive(Clone, Copy)]
-enum Direction {
-    Before,
-    Behind,
 }
 
 impl<'a> Probes<'a> {
@@ -70,24 +44,23 @@ impl<'a> Probes<'a> {
         let context = &context[context.len().saturating_sub(len_max)..];
         let separated = context.iter().rposition(|&token| token == SEPARATOR);
         let context = &context[separated.map_or(0, |at| at + 1)..];
-        if context.is_empty() {
-            return Probes {
-                probes: Vec::new(),
-                exact_max,
-            };
-        }
-        let mut probes: Vec<Probe<'a>> = views
-            .map(|view| Probe::new(Look { view, context }))
-            .collect();
+        let mut probes: Vec<Probe<'a>> = match context {
+            [] => Vec::new(),
+            _ => views
+                .map(|view| Probe::new(Look { view, context }))
+                .collect(),
+        };
+        probes.iter_mut().for_each(Probe::begin);
+        probes.iter_mut().for_each(Probe::search_fences);
         loop {
             let mut searches = 0;
             for probe in &mut probes {
-                searches += usize::from(probe.load_place());
+                searches += usize::from(probe.fetch_place());
             }
             if searches == 0 {
                 break;
             }
-            probes.iter().for_each(Probe::touch);
+            probes.iter_mut().for_each(Probe::load);
             probes.iter_mut().for_each(Probe::step);
         }
         Probes { probes, exact_max }
@@ -100,25 +73,29 @@ impl<'a> Probes<'a> {
 
     /// Shortens the pattern to `len` tokens, at least 1; nothing changes above [`next_len`](Self::next_len).
     pub(crate) fn descend(&mut self, len: usize) {
+        let exact_max = self.exact_max;
         for probe in &mut self.probes {
-            probe.expect(len, self.exact_max);
-        }
-        for probe in &self.probes {
-            probe.touch_expected(len);
+            probe.expect(len, exact_max);
         }
         for probe in &mut self.probes {
-            probe.walk(len, self.exact_max);
+            probe.walk(len, exact_max);
         }
         loop {
-            let mut searches = 0;
-            for probe in &mut self.probes {
-                searches += probe.load(self.exact_max);
-            }
+            let searches: usize = self
+                .probes
+                .iter_mut()
+                .map(|probe| probe.fetch(exact_max))
+                .sum();
             if searches == 0 {
                 break;
             }
-            self.probes.iter().for_each(Probe::touch);
+            self.probes.iter_mut().for_each(Probe::load);
             self.probes.iter_mut().for_each(Probe::step);
+        }
+        let found: usize = self.probes.iter().map(Probe::fetch_beyond).sum();
+        if found > 0 {
+            self.probes.iter().for_each(Probe::fetch_text_beyond);
+            self.probes.iter_mut().for_each(Probe::finish);
         }
     }
 
@@ -145,47 +122,51 @@ impl<'a> Probes<'a> {
 }
 
 impl<'a> Probe<'a> {
-    /// Begins the search for the context's place.
-    fn new(mut look: Look<'a>) -> Self {
-        if !look.view.may_have_pair(look.context) {
-            // No more than the last token is there, and all that have it stand behind the place.
-            look.context = &look.context[look.context.len() - 1..];
-            if let Some(interval) = look.interval(1) {
-                return Probe {
-                    look,
-                    place: interval.start,
-                    before: Side::new(Direction::Before),
-                    behind: Side {
-                        next: usize::from(!interval.is_empty()),
-                        ..Side::new(Direction::Behind)
-                    },
-                };
-            }
-        }
+    /// Nothing is known, and what tells most is asked for.
+    fn new(look: Look<'a>) -> Self {
+        look.fetch_grams();
         Probe {
             look,
+            near: None,
             place: 0,
-            before: Side {
-                search: Some(look.find()),
-                ..Side::new(Direction::Before)
-            },
+            before: Side::new(Direction::Before),
             behind: Side::new(Direction::Behind),
         }
     }
 
+    /// Begins the search for the context's place.
+    fn begin(&mut self) {
+        let look = &mut self.look;
+        if !look.view.may_have_pair(look.context) {
+            // No more than the last token is there, and all that have it stand behind the place.
+            look.context = &look.context[look.context.len() - 1..];
+            if let Some(interval) = look.interval(1) {
+                self.place = interval.start;
+                self.behind.next = usize::from(!interval.is_empty());
+                return;
+            }
+        }
+        self.near = Some(look.near());
+    }
+
+    fn search_fences(&mut self) {
+        if let Some(near) = self.near.take() {
+            self.before.search = Some(self.look.find(near));
+        }
+    }
+
     /// Goes on with that search; returns whether it does.
-    fn load_place(&mut self) -> bool {
+    fn fetch_place(&mut self) -> bool {
         let Some(search) = &mut self.before.search else {
             return false;
         };
-        let Some(place) = search.found(0, usize::MAX) else {
-            self.before.entries_read += search.load(&self.look);
+        if search.fetch(&self.look, 0, usize::MAX) {
             return true;
-        };
+        }
+        self.place = search.nearest();
         self.before.search = None;
-        self.place = place;
         for side in [&mut self.before, &mut self.behind] {
-            side.next = side.common(&self.look, place, 0);
+            side.next = side.common(&self.look, self.place);
         }
         false
     }
@@ -242,7 +223,7 @@ impl<'a> Probe<'a> {
         })
     }
 
-    /// Reads the entries that the walk to a pattern looks at, where there has to be one.
+    /// Reads the entries that the walk to a pattern looks at, where there has to be one, and asks for what they lead to.
     fn expect(&mut self, len: usize, exact_max: usize) {
         let is_known = self.look.interval(len).is_some();
         for side in [&mut self.before, &mut self.behind] {
@@ -253,16 +234,7 @@ impl<'a> Probe<'a> {
                 let known = side.len + 1;
                 side.search = Some(side.begin(&self.look, self.place, len, known, exact_max));
             } else {
-                side.load(&self.look, self.place, side.len + 1);
-            }
-        }
-    }
-
-    /// Has what they lead to loaded.
-    fn touch_expected(&self, len: usize) {
-        for side in [&self.before, &self.behind] {
-            if side.next >= len && side.len + 1 < STEPS_MAX && side.search.is_none() {
-                self.look.touch(&side.loaded[..side.loaded_len], 0);
+                side.expect(&self.look, self.place);
             }
         }
     }
@@ -274,37 +246,27 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Goes on with the searches for those that are not: finishes those that are done, reads the entries that the others
-    /// look at next, and returns how many these are.
-    fn load(&mut self, exact_max: usize) -> usize {
-        let mut searches = 0;
-        for side in [&mut self.before, &mut self.behind] {
-            let Some(search) = &mut side.search else {
-                continue;
-            };
-            match search.found(self.place, exact_max) {
-                Some(edge) => {
-                    side.next = search.beyond(&self.look);
-                    side.len = self.place.abs_diff(edge);
-                    side.search = None;
-                }
-                None => {
-                    side.entries_read += search.load(&self.look);
-                    searches += 1;
-                }
-            }
-        }
+    /// Goes on with the searches for those that are not, which is a round of three: asks for the entries that they look at
+    /// next, and returns how many searches are not done.
+    fn fetch(&mut self, exact_max: usize) -> usize {
+        let (look, place) = (&self.look, self.place);
+        let sides = [&mut self.before, &mut self.behind];
+        let searches = sides.into_iter().filter_map(|side| side.search.as_mut());
         searches
+            .map(|search| usize::from(search.fetch(look, place, exact_max)))
+            .sum()
     }
 
-    fn touch(&self) {
-        for side in [&self.before, &self.behind] {
-            if let Some(search) = &side.search {
-                search.touch(&self.look);
+    /// Reads them and asks for what they lead to.
+    fn load(&mut self) {
+        for side in [&mut self.before, &mut self.behind] {
+            if let Some(search) = &mut side.search {
+                side.entries_read += search.load(&self.look);
             }
         }
     }
 
+    /// Looks at that.
     fn step(&mut self) {
         for side in [&mut self.before, &mut self.behind] {
             if let Some(search) = &mut side.search {
@@ -312,103 +274,33 @@ impl<'a> Probe<'a> {
             }
         }
     }
-}
 
-impl Side {
-    fn new(direction: Direction) -> Self {
-        Side {
-            direction,
-            len: 0,
-            next: 0,
-            loaded: [0; GROUP],
-            loaded_from: 0,
-            loaded_len: 0,
-            search: None,
-            entries_read: 0,
-        }
+    /// Asks for the entries behind the intervals that were searched; returns how many these are.
+    fn fetch_beyond(&self) -> usize {
+        let searches = self.searches();
+        searches
+            .map(|search| search.fetch_beyond(&self.look))
+            .count()
     }
 
-    /// Takes in what ends with the pattern of `len` tokens, group by group; begins a search where there are many.
-    fn walk(&mut self, look: &Look<'_>, place: usize, len: usize, exact_max: usize) {
-        if self.next < len || self.search.is_some() {
-            return;
-        }
-        self.len += 1;
-        while self.len < STEPS_MAX {
-            self.load(look, place, self.len);
-            let skipped = self.len - self.loaded_from.min(self.len);
-            let loaded = &self.loaded[..self.loaded_len];
-            let Some(rest) = loaded.get(skipped..).filter(|rest| !rest.is_empty()) else {
-                self.next = 0;
-                return;
-            };
-            // What holds of the furthest holds of all.
-            let holds = |end: &u32| look.ends_with(*end, len);
-            if rest.last().is_some_and(holds) {
-                self.len += rest.len();
-                continue;
+    fn fetch_text_beyond(&self) {
+        self.searches()
+            .for_each(|search| search.fetch_text_beyond(&self.look));
+    }
+
+    /// Takes in what was found.
+    fn finish(&mut self) {
+        for side in [&mut self.before, &mut self.behind] {
+            if let Some(search) = side.search.take() {
+                side.next = search.beyond(&self.look);
+                side.len = self.place.abs_diff(search.nearest());
             }
-            let within = rest[..rest.len() - 1].partition_point(holds);
-            self.next = look.common(rest[within]);
-            self.len += within;
-            return;
-        }
-        self.search = Some(self.begin(look, place, len, self.len, exact_max));
-    }
-
-    /// A search for the end of a pattern's interval, which so many entries are known to belong to.
-    fn begin(
-        &self,
-        look: &Look<'_>,
-        place: usize,
-        len: usize,
-        known: usize,
-        exact_max: usize,
-    ) -> Narrow {
-        match self.direction {
-            Direction::Before => look.start(len, place - known, place, exact_max),
-            Direction::Behind => look.end(len, place + known, place, exact_max),
         }
     }
 
-    /// Common length of the entry at a distance; 0 beyond the last.
-    fn common(&mut self, look: &Look<'_>, place: usize, distance: usize) -> usize {
-        self.load(look, place, distance);
-        self.loaded(distance).map_or(0, |end| look.common(end))
-    }
-
-    fn loaded(&self, distance: usize) -> Option<u32> {
-        let loaded = &self.loaded[..self.loaded_len];
-        loaded.get(distance.checked_sub(self.loaded_from)?).copied()
-    }
-
-    /// Reads the entry at a distance, and those behind it along with it.
-    fn load(&mut self, look: &Look<'_>, place: usize, distance: usize) {
-        if self.loaded(distance).is_some() {
-            return;
-        }
-        let all = look.view.ends;
-        // The nearest is often the only one that is asked for, and the search has just been there.
-        let wanted = if distance == 0 { 1 } else { GROUP };
-        let count = match self.direction {
-            Direction::Before => {
-                let end = place - distance;
-                let count = end.min(wanted);
-                let nearest = all[end - count..end].iter().rev();
-                for (slot, &end) in self.loaded.iter_mut().zip(nearest) {
-                    *slot = end;
-                }
-                count
-            }
-            Direction::Behind => {
-                let start = place + distance;
-                let count = (all.len() - start).min(wanted);
-                self.loaded[..count].copy_from_slice(&all[start..start + count]);
-                count
-            }
-        };
-        self.loaded_from = distance;
-        self.loaded_len = count;
-        self.entries_read += count;
+    fn searches(&self) -> impl Iterator<Item = &Narrow> {
+        [&self.before, &self.behind]
+            .into_iter()
+            .filter_map(|side| side.search.as_ref())
     }
 }

@@ -2,8 +2,7 @@
 
 use memmap2::MmapMut;
 
-/// From this size on memory is asked for on huge pages: the size of one on most machines.
-const HUGE_FROM_BYTES: usize = 2 << 20;
+use crate::memory::HUGE_FROM_BYTES;
 
 /// The words of a segment.
 pub(super) enum Words {
