@@ -29,6 +29,7 @@ use crate::fallback::{FallbackWatch, ItemDone, StepDone};
 use crate::goodput::Goodput;
 use crate::guard::Guard;
 use crate::metrics::WorkerMetrics;
+use crate::proposers::Proposers;
 use crate::router::Router;
 use crate::running::Absorbed;
 use refrain_draft_memory::Elsewhere;
@@ -57,6 +58,7 @@ pub(crate) struct DecodeLoop {
     pub(crate) guard: Guard,
     pub(crate) goodput: Goodput,
     pub(crate) elsewhere: Elsewhere,
+    pub(crate) proposers: Proposers,
     pub(crate) step_tokens_max: u32,
     pub(crate) prefill_chunk_tokens: u32,
     pub(crate) outlet: Outlet,

@@ -19,6 +19,7 @@ mod guard;
 mod http;
 mod metrics;
 mod profile;
+mod proposers;
 mod router;
 mod running;
 mod slots;
@@ -28,6 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use refrain_clients::{ChunkStream, DraftStore, Scheduler, Worker};
@@ -51,6 +53,7 @@ use crate::goodput::Goodput;
 use crate::guard::Guard;
 use crate::metrics::WorkerMetrics;
 use crate::profile::profile;
+use crate::proposers::Proposers;
 use crate::router::Router;
 use crate::running::{Running, Sources};
 use crate::slots::Slots;
@@ -165,6 +168,8 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
                     &router.params,
                     metrics.memory.clone(),
                 ),
+                proposers: Proposers::new(&config.speculation)
+                    .context("starting the threads that look for drafts")?,
                 step_tokens_max: config.step_tokens_max,
                 prefill_chunk_tokens: config.prefill_chunk_tokens,
                 outlet,

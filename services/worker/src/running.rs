@@ -205,10 +205,10 @@ impl Running {
             let held = held.unwrap_or(0).min(output.len() as u32);
             running.update(held, output[held as usize..].to_vec(), None)
         };
-        let held = sources.memory.lock().len_of(running.document());
+        let held = sources.memory.read().len_of(running.document());
         sources.memory.merge(&from(held));
         if let Some(group) = sources.group.as_ref().map(Membership::group) {
-            let held = group.lock().len_of(running.document());
+            let held = group.read().len_of(running.document());
             group.merge(&from(held));
         }
         Ok(running)

@@ -4,7 +4,7 @@
 //!
 //! What the store has sealed is taken over as it lies (`takeover.rs`), the rest and all news come by the feed.
 //!
-//! The decode loop reads and appends under a lock that is held for microseconds. The follower applies news
+//! The decode loop reads and appends under a lock that is held for microseconds, and by any number of readers at once. The follower applies news
 //! in small pieces, so that it holds it no longer. Outputs that ended are sealed in segments beside the lock, by the
 //! keeper; only the two ends of that, which copy texts and compare them, take milliseconds.
 
@@ -20,7 +20,7 @@ mod tests;
 mod upkeep;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 use refrain_clients::DraftStore;
 use refrain_protocol::document::DocumentUpdate;
@@ -56,13 +56,18 @@ pub struct NamespaceMemory {
 }
 
 impl NamespaceMemory {
+    /// The drafts for those who only look, to be held for microseconds and once by a thread.
+    pub fn read(&self) -> RwLockReadGuard<'_, Drafts> {
+        self.drafts.read()
+    }
+
     /// The drafts, to be held for microseconds.
-    pub fn lock(&self) -> MutexGuard<'_, Drafts> {
+    pub fn lock(&self) -> RwLockWriteGuard<'_, Drafts> {
         self.drafts.lock()
     }
 
-    /// The same for those who must not wait: `None` while somebody else holds them.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, Drafts>> {
+    /// [`lock`](Self::lock) for those who must not wait: `None` while somebody else holds them.
+    pub fn try_lock(&self) -> Option<RwLockWriteGuard<'_, Drafts>> {
         self.drafts.try_lock()
     }
 
@@ -262,7 +267,7 @@ impl Memory {
     pub fn observe(&self) {
         let mut sum = IndexSizes::default();
         for memory in self.space.namespaces() {
-            let sizes = memory.lock().index.sizes();
+            let sizes = memory.read().index.sizes();
             sum.live_documents += sizes.live_documents;
             sum.live_tokens += sizes.live_tokens;
             sum.live_bytes += sizes.live_bytes;
@@ -273,7 +278,7 @@ impl Memory {
         }
         let groups = self.space.groups.all();
         let sizes = groups.iter().map(|group| {
-            let drafts = group.lock();
+            let drafts = group.read();
             (drafts.index.tokens(), drafts.index.bytes())
         });
         let (tokens, bytes) = sizes.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));

@@ -7,14 +7,17 @@
 //!
 //! Every request looks into its own text and into its namespace, three segments and a live part, with the settings that
 //! a worker has by default, and may have the head's draft instead. A round is one step of a batch that was not met before.
-//! Proposals are made one after the other, and on more threads, which are started for the step.
+//! Proposals are made one after the other, and on more threads, which wait for the step as those of a worker do.
 
 mod text;
 
+use std::collections::BTreeSet;
 use std::hint::black_box;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use refrain_speculation::{
     BudgetRequest, BudgetStep, Calibration, Candidate, Expansion, HeadOffer, Lookup, ProposeParams,
     Scope, Source, StepCost, divide, propose,
@@ -31,6 +34,10 @@ const ROUNDS_BEFORE: usize = 8;
 /// Text of a request that a search may read.
 const CONTEXT_TOKENS: usize = 64;
 const STEP_MS: f64 = 11.0;
+/// What all of it may take of that, percent.
+const SHARE_MAX: f64 = 3.0;
+/// Requests that a thread takes at a time.
+const PART: usize = 4;
 
 const OWN: DocumentKey = DocumentKey(0);
 
@@ -111,12 +118,12 @@ fn main() {
         .collect();
     let batches: Vec<&[Request]> = requests.chunks(BATCH).collect();
     println!(
-        "{BATCH} requests a step, {} tokens in {SEGMENTS} segments and {} live ones; median of {} steps, us",
+        "{BATCH} requests a step, {} tokens in {SEGMENTS} segments and {} live ones; median of {} steps, us, and its share of {STEP_MS} ms; all of it may take {SHARE_MAX} %",
         namespace.tokens() - namespace.live_tokens(),
         namespace.live_tokens(),
         ROUNDS - ROUNDS_BEFORE
     );
-    decide(&batches, &namespace);
+    let rest_us = decide(&batches, &namespace);
     let params = params();
     for (name, scope) in [("own text", Scope::Request), ("namespace", Scope::Tenant)] {
         let times = batches.iter().map(|batch| {
@@ -125,15 +132,25 @@ fn main() {
         });
         row(&format!("proposals, {name} alone"), times.collect());
     }
-    for threads in [2, 4] {
-        let found = |batch| on_threads(threads, batch, &namespace, &params);
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let threads: BTreeSet<usize> = [2, 4, cores]
+        .into_iter()
+        .filter(|&threads| threads <= cores)
+        .collect();
+    for threads in threads.into_iter().filter(|&threads| threads > 1) {
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads - 1)
+            .build()
+            .expect("threads");
+        let found = |batch| on_threads(&pool, batch, &namespace, &params);
         let times = batches.iter().map(|batch| timed(|| found(batch)).1);
-        row(&format!("proposals on {threads} threads"), times.collect());
+        let us = row(&format!("proposals on {threads} threads"), times.collect());
+        summary(&format!("all of it on {threads}"), us + rest_us);
     }
 }
 
-/// All decisions of the batches, and how long each kind takes.
-fn decide(batches: &[&[Request]], namespace: &Index) {
+/// All decisions of the batches, and how long each kind takes; returns what those take that follow proposals, us.
+fn decide(batches: &[&[Request]], namespace: &Index) -> f64 {
     let (params, mut calibration, cost) = (params(), Calibration::new(), step_cost());
     let mut times: [Vec<f64>; 5] = Default::default();
     let mut drafted = 0;
@@ -200,9 +217,12 @@ fn decide(batches: &[&[Request]], namespace: &Index) {
         drafted as f64 / (batches.len() * BATCH) as f64
     );
     let names = ["proposals", "chances", "division", "learning", "all of it"];
-    for (name, times) in names.iter().zip(times) {
-        row(name, times);
-    }
+    let us: Vec<f64> = names
+        .iter()
+        .zip(times)
+        .map(|(name, times)| row(name, times))
+        .collect();
+    us[1..4].iter().sum()
 }
 
 /// As a worker's by default: trees of at most 32 tokens, none less likely than 0.1.
@@ -234,24 +254,36 @@ fn step_cost() -> StepCost {
     cost
 }
 
+/// The caller's thread takes a part as well.
 fn on_threads(
-    threads: usize,
+    pool: &ThreadPool,
     batch: &[Request],
     namespace: &Index,
     params: &ProposeParams,
 ) -> Vec<Option<Candidate>> {
-    std::thread::scope(|scope| {
-        let parts = batch.chunks(batch.len().div_ceil(threads)).map(|part| {
-            let each = part.iter();
-            scope.spawn(move || {
-                each.map(|request| request.propose(namespace, params))
-                    .collect::<Vec<_>>()
-            })
-        });
-        let started: Vec<_> = parts.collect();
-        let joined = started.into_iter().map(|part| part.join());
-        joined.flat_map(|part| part.expect("no panic")).collect()
-    })
+    let parts = batch.chunks(PART);
+    let found: Mutex<Vec<(usize, Vec<Option<Candidate>>)>> = Mutex::default();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(part) = parts.clone().nth(at) else {
+                break;
+            };
+            let part = part
+                .iter()
+                .map(|request| request.propose(namespace, params));
+            let part = part.collect();
+            found.lock().expect("no panic").push((at, part));
+        }
+    };
+    pool.in_place_scope(|scope| {
+        (0..pool.current_num_threads()).for_each(|_| scope.spawn(|_| work()));
+        work();
+    });
+    let mut found = found.into_inner().expect("no panic");
+    found.sort_unstable_by_key(|(at, _)| *at);
+    found.into_iter().flat_map(|(_, part)| part).collect()
 }
 
 /// What was done, and microseconds.
@@ -261,12 +293,16 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     (done, start.elapsed().as_secs_f64() * 1e6)
 }
 
-fn row(name: &str, times: Vec<f64>) {
+/// Prints the median, and returns it.
+fn row(name: &str, times: Vec<f64>) -> f64 {
     let mut times = times[ROUNDS_BEFORE..].to_vec();
     times.sort_by(f64::total_cmp);
     let us = times[times.len() / 2];
-    println!(
-        "{name:<24} {us:8.1} {:6.2} % of {STEP_MS} ms",
-        us / STEP_MS / 10.0
-    );
+    summary(name, us);
+    us
+}
+
+fn summary(name: &str, us: f64) {
+    let share = us / STEP_MS / 10.0;
+    println!("{name:<28} {us:8.1} {share:6.2} %");
 }

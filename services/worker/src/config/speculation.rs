@@ -8,6 +8,9 @@ use refrain_speculation::{
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
+/// More cores than any machine has to spare for it.
+const PROPOSE_THREADS_MAX: usize = 256;
+
 /// How drafts are made: the parameters of SuffixDecoding, and of the fallback behind it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -43,6 +46,10 @@ pub struct SpeculationConfig {
     /// The goodput router: how often a worker tells the draft store what it observed of a namespace's drafts, and hears what
     /// others did, milliseconds. 0 keeps it to itself.
     pub chances_interval_ms: u64,
+    /// Threads that look for the drafts of a step, the decode loop's own included. 0 takes one for each core, eight at most.
+    pub propose_threads: usize,
+    /// Requests of a step from which on they do so together. Below, what is saved is less than what waking them takes.
+    pub propose_together_min: usize,
     /// The engine's own head.
     pub eagle3: Eagle3Config,
 }
@@ -129,6 +136,9 @@ impl Default for SpeculationConfig {
             handover_after_steps: HandOverParams::default().after_steps,
             gain_min: 0.97,
             chances_interval_ms: 10_000,
+            propose_threads: 0,
+            // Some 100 microseconds of looking, of which waking a thread takes a good part.
+            propose_together_min: 12,
             eagle3: Eagle3Config::default(),
         }
     }
@@ -212,6 +222,14 @@ impl SpeculationConfig {
         check(
             self.gain_min >= 0.0 && self.gain_min.is_finite(),
             "speculation.gain_min: a number that is not negative",
+        );
+        check(
+            self.propose_threads <= PROPOSE_THREADS_MAX,
+            "speculation.propose_threads: at most 256; 0 takes one for each core",
+        );
+        check(
+            self.propose_together_min >= 2,
+            "speculation.propose_together_min: at least 2; propose_threads = 1 never looks for drafts together",
         );
         let eagle3 = &self.eagle3;
         for (value, fault) in [

@@ -10,7 +10,7 @@ use super::DecodeLoop;
 use super::entry::Entry;
 use crate::fallback::ItemKind;
 use crate::router::Routed;
-use crate::running::{EngineLimits, Prospect, Routing};
+use crate::running::{EngineLimits, Prospect, Routing, Running};
 use refrain_draft_memory::{FoundElsewhere, Wanted};
 
 /// A step to be made.
@@ -203,23 +203,23 @@ impl DecodeLoop {
             fallback: self.fallback.state(movers.decoding),
             withholds: movers.withholds,
         };
-        let mut prospects = Vec::with_capacity(movers.parts.len());
-        for part in &movers.parts {
-            let running = &batch[part.place].running;
-            if part.context < running.owed() {
-                continue;
-            }
+        let parts = movers.parts.iter();
+        let sampling = parts
+            .map(|part| (part, &batch[part.place].running))
+            .filter(|(part, running)| part.context >= running.owed())
+            .map(|(_, running)| running);
+        let sampling: Vec<&Running> = sampling.collect();
+        self.proposers.map(&sampling, |running| {
             let started = Instant::now();
             let mut prospect = running.prospect(movers.room, limits, routing, started);
             if let Some(candidate) = found.get(&running.document()) {
                 prospect.consider(candidate);
             }
-            prospects.push(prospect);
             self.metrics
                 .propose_seconds
                 .observe(started.elapsed().as_secs_f64());
-        }
-        prospects
+            prospect
+        })
     }
 }
 

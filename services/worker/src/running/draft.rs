@@ -326,8 +326,8 @@ impl Running {
 
     pub(super) fn suffix_draft(&self, draft_max: u32, params: &ProposeParams) -> Option<Candidate> {
         let sources = self.sources.as_ref()?;
-        let drafts = sources.memory.lock();
-        let group = sources.group.as_ref().map(|member| member.group().lock());
+        let drafts = sources.memory.read();
+        let group = sources.group.as_ref().map(|member| member.group().read());
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
             scope,

@@ -4,7 +4,7 @@
 //! namespace, which keeps them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
@@ -67,13 +67,18 @@ impl Drop for Membership {
 }
 
 impl GroupMemory {
+    /// The group's drafts for those who only look, to be held for microseconds and once by a thread.
+    pub fn read(&self) -> RwLockReadGuard<'_, Drafts> {
+        self.drafts.read()
+    }
+
     /// The group's drafts, to be held for microseconds.
-    pub fn lock(&self) -> MutexGuard<'_, Drafts> {
+    pub fn lock(&self) -> RwLockWriteGuard<'_, Drafts> {
         self.drafts.lock()
     }
 
-    /// The same for those who must not wait: `None` while somebody else holds them.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, Drafts>> {
+    /// [`lock`](Self::lock) for those who must not wait: `None` while somebody else holds them.
+    pub fn try_lock(&self) -> Option<RwLockWriteGuard<'_, Drafts>> {
         self.drafts.try_lock()
     }
 
@@ -89,7 +94,7 @@ impl GroupMemory {
         drafts.map(|drafts| self.take(drafts, update)).is_some()
     }
 
-    fn take(&self, mut drafts: MutexGuard<'_, Drafts>, update: &DocumentUpdate) {
+    fn take(&self, mut drafts: RwLockWriteGuard<'_, Drafts>, update: &DocumentUpdate) {
         let version = update.head.weight_version;
         let newest = self.weight_version.fetch_max(version, Ordering::Relaxed);
         if version != 0 && version < newest {

@@ -1,6 +1,7 @@
-//! Drafts behind their lock: short holds for those who draft and append, long work beside it.
+//! Drafts behind their lock: those who draft hold it together and those who append alone, both shortly; long work is beside
+//! it.
 
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Instant;
 
 use prometheus::Histogram;
@@ -12,7 +13,7 @@ use super::drafts::Drafts;
 
 /// Drafts that several threads read and write.
 pub(crate) struct SharedDrafts {
-    drafts: Mutex<Drafts>,
+    drafts: RwLock<Drafts>,
     /// Held while a new live part is built. Whoever has much to append waits for it, since all of it would have to be
     /// appended once more, under the lock, when the new one is installed.
     pub(super) building: tokio::sync::Mutex<()>,
@@ -22,20 +23,26 @@ pub(crate) struct SharedDrafts {
 impl SharedDrafts {
     pub(super) fn new(config: IndexConfig) -> Self {
         SharedDrafts {
-            drafts: Mutex::new(Drafts::new(config)),
+            drafts: RwLock::new(Drafts::new(config)),
             building: tokio::sync::Mutex::default(),
             sealed_at: Mutex::default(),
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Drafts> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Drafts> {
         self.drafts
-            .lock()
+            .read()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Drafts>> {
-        match self.drafts.try_lock() {
+    pub(crate) fn lock(&self) -> RwLockWriteGuard<'_, Drafts> {
+        self.drafts
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn try_lock(&self) -> Option<RwLockWriteGuard<'_, Drafts>> {
+        match self.drafts.try_write() {
             Ok(drafts) => Some(drafts),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,

@@ -1,0 +1,132 @@
+//! The threads that a step's drafts are looked for on.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::config::SpeculationConfig;
+
+/// Requests that a thread takes at a time: many enough that taking costs nothing beside them, few enough that nobody waits
+/// long for the last ones.
+const TAKEN: usize = 4;
+/// Most threads unless the configuration says otherwise: one for each core, up to here.
+const THREADS_MAX: usize = 8;
+
+/// Does something for each of many, on its own threads beside the caller's.
+///
+/// A proposal takes some microseconds, waking a thread takes some tens. So helpers are woken for large batches alone; for
+/// any other the caller does all of it as if there were none.
+pub(crate) struct Proposers {
+    /// The helpers; none where the caller is alone.
+    helpers: Option<ThreadPool>,
+    together_min: usize,
+}
+
+impl Proposers {
+    /// # Errors
+    /// The system gives no threads.
+    pub(crate) fn new(config: &SpeculationConfig) -> anyhow::Result<Self> {
+        let threads = match config.propose_threads {
+            0 => {
+                std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS_MAX))
+            }
+            threads => threads,
+        };
+        let helpers = ThreadPoolBuilder::new()
+            .num_threads(threads.saturating_sub(1))
+            .thread_name(|number| format!("propose-{number}"));
+        Ok(Proposers {
+            helpers: (threads > 1).then(|| helpers.build()).transpose()?,
+            together_min: config.propose_together_min,
+        })
+    }
+
+    /// What `make` makes of each, in their order.
+    pub(crate) fn map<T: Sync, R: Send>(
+        &self,
+        items: &[T],
+        make: impl Fn(&T) -> R + Sync,
+    ) -> Vec<R> {
+        let helpers = self.helpers.as_ref();
+        let Some(helpers) = helpers.filter(|_| items.len() >= self.together_min.max(2)) else {
+            return items.iter().map(make).collect();
+        };
+        let parts: Vec<&[T]> = items.chunks(TAKEN).collect();
+        let made: Mutex<Vec<(usize, Vec<R>)>> = Mutex::new(Vec::with_capacity(parts.len()));
+        let next = AtomicUsize::new(0);
+        let work = || {
+            // Who comes late finds nothing to do.
+            while let Some((at, part)) = {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                parts.get(at).map(|part| (at, part))
+            } {
+                let part = part.iter().map(&make).collect();
+                made.lock()
+                    .unwrap_or_else(|poisoned| poisoned.into_inner())
+                    .push((at, part));
+            }
+        };
+        helpers.in_place_scope(|scope| {
+            for _ in 1..parts.len().min(helpers.current_num_threads() + 1) {
+                scope.spawn(|_| work());
+            }
+            work();
+        });
+        let mut made = made
+            .into_inner()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        made.sort_unstable_by_key(|(at, _)| *at);
+        made.into_iter().flat_map(|(_, part)| part).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Barrier;
+    use std::thread::{ThreadId, current};
+
+    use super::*;
+
+    fn proposers(threads: usize, together_min: usize) -> Proposers {
+        let config = SpeculationConfig {
+            propose_threads: threads,
+            propose_together_min: together_min,
+            ..SpeculationConfig::default()
+        };
+        Proposers::new(&config).expect("threads")
+    }
+
+    #[test]
+    fn all_are_made_once_and_in_their_order() {
+        for threads in 1..4 {
+            let proposers = proposers(threads, 2);
+            for len in [0, 1, 2, TAKEN, TAKEN + 1, 64, 101] {
+                let items: Vec<usize> = (0..len).collect();
+                let made = proposers.map(&items, |item| item * 3);
+                assert_eq!(made, items.iter().map(|item| item * 3).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_batch_is_made_at_once_and_a_small_one_by_the_caller() {
+        let proposers = proposers(2, 2 * TAKEN);
+        // Nobody gets past it unless two are there.
+        let both = Barrier::new(2);
+        let firsts = [0, TAKEN];
+        let items: Vec<usize> = (0..2 * TAKEN).collect();
+        let threads = proposers.map(&items, |item| {
+            if firsts.contains(item) {
+                both.wait();
+            }
+            current().id()
+        });
+        let threads: HashSet<ThreadId> = threads.into_iter().collect();
+        assert_eq!(threads.len(), 2);
+        assert!(threads.contains(&current().id()));
+        let threads = proposers.map(&items[1..], |_| current().id());
+        assert!(threads.iter().all(|thread| *thread == current().id()));
+    }
+}
