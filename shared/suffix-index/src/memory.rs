@@ -45,3 +45,23 @@ fn prefer_huge<T>(list: &mut Vec<T>) {
 
 #[cfg(not(target_os = "linux"))]
 fn prefer_huge<T>(_: &mut Vec<T>) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_keeps_what_it_holds_while_it_moves_to_huge_pages() {
+        let mut list = Vec::new();
+        for item in 0..3 * (HUGE_FROM_BYTES / size_of::<u64>()) {
+            make_room(&mut list, 1);
+            assert!(list.capacity() > list.len());
+            list.push(item as u64);
+        }
+        fetch(&list, 0);
+        fetch(&list, list.len());
+        assert!(list.iter().zip(0..).all(|(item, at)| *item == at));
+        make_room(&mut list, 1000);
+        assert!(list.capacity() - list.len() >= 1000);
+    }
+}

@@ -9,6 +9,7 @@ mod build;
 mod format;
 mod grams;
 mod look;
+mod narrow;
 mod probe;
 mod side;
 mod words;

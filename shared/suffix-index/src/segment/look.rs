@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
+use super::narrow::{Edge, Narrow};
 use super::{FENCE_ENTRIES, FENCE_TOKENS, SUMMARY_FENCES, View, summary};
 use crate::Token;
 use crate::memory::fetch;
@@ -12,10 +13,6 @@ const BLOCK_ENTRIES: usize = SUMMARY_FENCES * FENCE_ENTRIES;
 
 /// Tokens that are compared in one go.
 const BLOCK: usize = 8;
-
-/// Entries that a step looks at: two steps get from between two fences to the edge, and the loads of one are few enough
-/// to be under way together.
-const STEP_ENTRIES: usize = 12;
 
 /// A segment and a context.
 #[derive(Clone, Copy)]
@@ -50,7 +47,7 @@ impl<'a> Look<'a> {
 
     /// How much of a pattern what ends at a position has in common with it, and how it is ordered to it; equal where it
     /// has all of it. `known` tokens are known to agree.
-    fn compare(&self, end: u32, pattern: &[Token], known: usize) -> (usize, Ordering) {
+    pub(super) fn compare(&self, end: u32, pattern: &[Token], known: usize) -> (usize, Ordering) {
         let pattern = &pattern[..pattern.len() - known];
         let text = &self.view.text[..(end as usize + 1).saturating_sub(known)];
         // Most often the next token tells, and the block around it would begin in another line of the cache.
@@ -73,7 +70,7 @@ impl<'a> Look<'a> {
     }
 
     /// The end of the context.
-    fn pattern(&self, len: usize) -> &'a [Token] {
+    pub(super) fn pattern(&self, len: usize) -> &'a [Token] {
         &self.context[self.context.len() - len..]
     }
 
@@ -101,11 +98,8 @@ impl<'a> Look<'a> {
             let fence = at.and_then(|at| fences.get(at));
             fence.map_or(0, |fence| order(fence).0)
         };
-        Narrow {
-            below: common(below),
-            above: common(Some(high)),
-            ..Narrow::new(range, self.context.len(), Edge::Start)
-        }
+        Narrow::new(range, self.context.len(), Edge::Start)
+            .between(common(below), common(Some(high)))
     }
 
     /// The fences among which the first is that is not less than the context, or the one behind them. Asks for them.
@@ -215,191 +209,8 @@ impl<'a> Look<'a> {
     }
 }
 
-/// A search for an edge of a pattern's interval, in steps of three parts, [`fetch`](Self::fetch), [`load`](Self::load) and
-/// [`step`](Self::step), so that several searches wait for memory together.
-pub(super) struct Narrow {
-    /// The edge is at one of these or at their end.
-    range: Range<usize>,
-    /// Length of the pattern.
-    len: usize,
-    edge: Edge,
-    /// How much of the pattern the entries around the range end with: at least so much all of it does as well.
-    below: usize,
-    above: usize,
-    /// The edge is known well enough.
-    done: bool,
-    /// The entries looked at.
-    ends: [u32; STEP_ENTRIES],
-}
-
-/// What is behind an interval.
-enum Beyond {
-    Nothing,
-    /// A fence has all of it that matters.
-    Fence(usize),
-    Entry(usize),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Edge {
-    /// The first entry that is not less than the pattern.
-    Start,
-    /// The first entry that is greater.
-    End,
-}
-
-impl Narrow {
-    fn new(range: Range<usize>, len: usize, edge: Edge) -> Self {
-        Narrow {
-            range: range.start..range.end.max(range.start),
-            len,
-            edge,
-            below: 0,
-            above: 0,
-            done: false,
-            ends: [0; STEP_ENTRIES],
-        }
-    }
-
-    /// The edge, once it is known: exactly, or, if the interval has more than `exact_max` entries between the range and
-    /// the context's `place`, when these are much against what is left of the range. The interval is then short by
-    /// at most a fifth.
-    pub(super) fn found(&self, place: usize, exact_max: usize) -> Option<usize> {
-        let (near, left) = (self.nearest(), self.range.len());
-        let inside = place.abs_diff(near);
-        (left == 0 || inside >= exact_max && left * 4 <= inside).then_some(near)
-    }
-
-    /// Common length with the context of the entry on the far side of the range, which is not in the interval; 0 if
-    /// there is none.
-    pub(super) fn beyond(&self, look: &Look<'_>) -> usize {
-        match self.beyond_at() {
-            Beyond::Nothing => 0,
-            Beyond::Fence(at) => {
-                let fence = look.view.fences.get(at);
-                let pattern = look.pattern(self.len);
-                fence.map_or(0, |fence| compare(fence.iter(), pattern.iter().rev()).0)
-            }
-            Beyond::Entry(at) => look.view.ends.get(at).map_or(0, |&end| look.common(end)),
-        }
-    }
-
-    /// Asks for that entry.
-    pub(super) fn fetch_beyond(&self, look: &Look<'_>) {
-        match self.beyond_at() {
-            Beyond::Nothing => {}
-            Beyond::Fence(at) => fetch(look.view.fences, at),
-            Beyond::Entry(at) => fetch(look.view.ends, at),
-        }
-    }
-
-    /// Asks for the text that it leads to.
-    pub(super) fn fetch_text_beyond(&self, look: &Look<'_>) {
-        if let Beyond::Entry(at) = self.beyond_at()
-            && let Some(&end) = look.view.ends.get(at)
-        {
-            fetch(look.view.text, end as usize);
-        }
-    }
-
-    fn beyond_at(&self) -> Beyond {
-        let entry = match self.edge {
-            Edge::Start => self.range.start.checked_sub(1),
-            Edge::End => Some(self.range.end),
-        };
-        match entry {
-            // A fence repeats what is needed of it.
-            Some(at) if self.len > 1 && at % FENCE_ENTRIES == 0 && self.len <= FENCE_TOKENS => {
-                Beyond::Fence(at / FENCE_ENTRIES)
-            }
-            // Nothing is shorter than one token.
-            Some(at) if self.len > 1 => Beyond::Entry(at),
-            _ => Beyond::Nothing,
-        }
-    }
-
-    /// The end of the range that the interval begins from: the edge, once that is found.
-    pub(super) fn nearest(&self) -> usize {
-        match self.edge {
-            Edge::Start => self.range.end,
-            Edge::End => self.range.start,
-        }
-    }
-
-    /// Asks for the entries of the next step; returns whether there is one. `place` and `exact_max` are as for
-    /// [`found`](Self::found).
-    pub(super) fn fetch(&mut self, look: &Look<'_>, place: usize, exact_max: usize) -> bool {
-        self.done = self.found(place, exact_max).is_some();
-        for at in 0..self.count() {
-            fetch(look.view.ends, entry(&self.range, at));
-        }
-        !self.done
-    }
-
-    /// Reads them and asks for what they lead to; returns their number.
-    pub(super) fn load(&mut self, look: &Look<'_>) -> usize {
-        let count = self.count();
-        for (at, slot) in (0..count).zip(&mut self.ends) {
-            *slot = look.view.ends[entry(&self.range, at)];
-        }
-        look.fetch(&self.ends[..count], self.known());
-        count
-    }
-
-    /// Looks at them and keeps the range between two of them.
-    pub(super) fn step(&mut self, look: &Look<'_>) {
-        if self.done {
-            return;
-        }
-        let pattern = look.pattern(self.len);
-        let count = self.count();
-        let known = self.known();
-        let (mut before, mut behind) = (0, count);
-        while before < behind {
-            let middle = before.midpoint(behind);
-            let (common, order) = look.compare(self.ends[middle], pattern, known);
-            if order == Ordering::Less || self.edge == Edge::End && order == Ordering::Equal {
-                before = middle + 1;
-                self.below = common;
-            } else {
-                behind = middle;
-                self.above = common;
-            }
-        }
-        let end = match before < count {
-            true => entry(&self.range, before),
-            false => self.range.end,
-        };
-        let start = match before {
-            0 => self.range.start,
-            _ => entry(&self.range, before - 1) + 1,
-        };
-        self.range = start..end;
-    }
-
-    /// How much of the pattern all of the range ends with, at least.
-    fn known(&self) -> usize {
-        self.below.min(self.above)
-    }
-
-    fn count(&self) -> usize {
-        match self.done {
-            true => 0,
-            false => self.range.len().min(STEP_ENTRIES),
-        }
-    }
-}
-
-/// The entries looked at divide the range evenly, or are all of it.
-fn entry(range: &Range<usize>, at: usize) -> usize {
-    match range.len() <= STEP_ENTRIES {
-        true => range.start + at,
-        false => range.start + range.len() * (at + 1) / (STEP_ENTRIES + 1),
-    }
-}
-
 /// Common beginning of two sequences, and the order of the first to the second; equal where it begins with it.
-fn compare<'t>(
+pub(super) fn compare<'t>(
     mut one: impl Iterator<Item = &'t Token>,
     other: impl Iterator<Item = &'t Token>,
 ) -> (usize, Ordering) {

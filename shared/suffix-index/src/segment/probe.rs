@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::grams::NEXT_ENTRIES;
-use super::look::{Look, Narrow};
+use super::look::Look;
+use super::narrow::Narrow;
 use super::side::{Direction, STEPS_MAX, Side};
 use super::{SEPARATOR, View};
 use crate::Token;

@@ -1,6 +1,7 @@
 //! The entries on one side of a context's place in a segment, nearest first.
 
-use super::look::{Look, Narrow};
+use super::look::Look;
+use super::narrow::Narrow;
 
 /// Entries that are looked at together.
 const GROUP: usize = 8;
