@@ -301,6 +301,11 @@ impl Index {
         self.live.tip(key)
     }
 
+    /// The same if the document's output is so long, and no more than one look for both.
+    pub fn tip_at(&self, key: DocumentKey, output_len: u32) -> Option<Cursor> {
+        self.live.tip_at(key, output_len)
+    }
+
     /// Lets a cursor follow its context by one token. Amortised O(1).
     ///
     /// A cursor holds the longest match at the time; where later appends to the index would have made it

@@ -153,6 +153,11 @@ impl Live {
         Some(self.cursor(self.document(key)?.tip))
     }
 
+    pub(crate) fn tip_at(&self, key: DocumentKey, output_len: u32) -> Option<Cursor> {
+        let document = self.document(key)?;
+        (document.output_len() == output_len).then(|| self.cursor(document.tip))
+    }
+
     pub(crate) fn advance(&self, cursor: &mut Cursor, token: Token) {
         let from = if self.is_current(cursor) {
             cursor.spot

@@ -98,8 +98,7 @@ impl Drafts {
     /// Where a text stands that ends in a document's output, of which it has `output_len` tokens. A document that was
     /// removed while it runs ends elsewhere or is gone; then the end of the text is looked up afresh.
     pub fn cursor(&self, document: DocumentId, output_len: u32, text: &[u32]) -> Cursor {
-        let is_whole = self.len_of(document) == Some(output_len);
-        let tip = self.index.tip(key(document)).filter(|_| is_whole);
+        let tip = self.index.tip_at(key(document), output_len);
         tip.unwrap_or_else(|| self.index.start(text))
     }
 

@@ -199,9 +199,13 @@ impl World {
         let mut contexts = vec![self.context.clone()];
         for key in self.oracle.keys() {
             let (left, output) = self.oracle.text(key);
-            assert_eq!(self.index.len_of(key), Some(output.len() as u32));
+            let output_len = output.len() as u32;
+            assert_eq!(self.index.len_of(key), Some(output_len));
             let text = [left, output].concat();
-            match self.index.tip(key) {
+            let tip = self.index.tip(key);
+            assert_eq!(self.index.tip_at(key, output_len), tip);
+            assert_eq!(self.index.tip_at(key, output_len + 1), None);
+            match tip {
                 Some(tip) => self.check_cursor(&text, tip, clean),
                 None => assert!(self.index.is_sealed(key)),
             }
