@@ -3,16 +3,15 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use actix::{Actor as _, Recipient, System};
+use actix::Actor as _;
 use anyhow::Context as _;
+use refrain_service_kit::actor_thread::ActorThread;
 use refrain_service_kit::config::Validate as _;
 use refrain_service_kit::http::{ServeOptions, Server, serve};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
-use tokio::sync::oneshot;
 
 use crate::config::DraftStoreConfig;
 use crate::handle::DraftStoreHandle;
@@ -20,13 +19,12 @@ use crate::http;
 use crate::metrics::StoreMetrics;
 use crate::shared::Shared;
 use crate::writer::actor::Writer;
-use crate::writer::call::Call;
 
 /// A running draft store.
 pub struct Running {
     handle: DraftStoreHandle,
     server: Option<Server>,
-    writer: WriterThread,
+    writer: ActorThread,
 }
 
 /// Opens the store, starts its writer and, if the configuration says so, its listener.
@@ -48,13 +46,15 @@ pub async fn start(
     let store_metrics = StoreMetrics::new(metrics)?;
     let shared = Arc::new(Shared::default());
     let pending_tokens = Arc::new(AtomicU64::new(0));
-    let (writer, recipient) = WriterThread::start(
-        config.clone(),
-        shared.clone(),
-        store_metrics.clone(),
-        pending_tokens.clone(),
-    )
-    .await?;
+    let (of_writer, shown) = (config.clone(), shared.clone());
+    let (counted, waiting) = (store_metrics.clone(), pending_tokens.clone());
+    let begin = move || {
+        let data_dir = of_writer.data_dir.clone();
+        let writer = Writer::open(of_writer, shown, counted, waiting)
+            .with_context(|| format!("draft store in {}", data_dir.display()))?;
+        Ok(writer.start().recipient())
+    };
+    let (writer, recipient) = ActorThread::start("draft-store-writer", begin).await?;
     let handle = DraftStoreHandle::new(
         recipient,
         shared,
@@ -111,56 +111,5 @@ impl Running {
         }
         self.handle.close().await;
         self.writer.stop().await;
-    }
-}
-
-/// The writer's own thread, with an actix system of its own: callers then need none, and the writer may
-/// block on the disk.
-struct WriterThread {
-    stop: oneshot::Sender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl WriterThread {
-    async fn start(
-        config: DraftStoreConfig,
-        shared: Arc<Shared>,
-        metrics: StoreMetrics,
-        pending_tokens: Arc<AtomicU64>,
-    ) -> anyhow::Result<(Self, Recipient<Call>)> {
-        let (stop, stopped) = oneshot::channel();
-        let (started, outcome) = oneshot::channel();
-        let data_dir = config.data_dir.clone();
-        let thread = std::thread::Builder::new()
-            .name("draft-store-writer".to_owned())
-            .spawn(move || {
-                System::new().block_on(async move {
-                    match Writer::open(config, shared, metrics, pending_tokens) {
-                        Ok(writer) => {
-                            // Either end going away means that the store is not wanted any more.
-                            if started.send(Ok(writer.start().recipient())).is_ok() {
-                                let _ = stopped.await;
-                            }
-                        }
-                        Err(error) => {
-                            let _ = started.send(Err(error));
-                        }
-                    }
-                });
-            })
-            .context("the draft store's writer thread cannot be started")?;
-        let recipient = outcome
-            .await
-            .context("the draft store's writer did not start")?
-            .with_context(|| format!("draft store in {}", data_dir.display()))?;
-        Ok((WriterThread { stop, thread }, recipient))
-    }
-
-    async fn stop(self) {
-        drop(self.stop);
-        let joined = tokio::task::spawn_blocking(move || self.thread.join()).await;
-        if !matches!(joined, Ok(Ok(()))) {
-            tracing::error!("draft store writer thread panicked");
-        }
     }
 }

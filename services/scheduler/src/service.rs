@@ -2,19 +2,17 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use actix::{Actor, Recipient, System};
-use anyhow::Context as _;
+use actix::Actor;
+use refrain_service_kit::actor_thread::ActorThread;
 use refrain_service_kit::config::Validate as _;
 use refrain_service_kit::http::{ServeOptions, Server, serve};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
-use tokio::sync::oneshot;
 
 use crate::config::SchedulerConfig;
-use crate::dispatch::actor::{Call, DispatchActor};
+use crate::dispatch::actor::DispatchActor;
 use crate::handle::SchedulerHandle;
 use crate::http;
 use crate::metrics::SchedulerMetrics;
@@ -29,7 +27,7 @@ const HTTP_THREADS: usize = 2;
 pub struct Running {
     handle: SchedulerHandle,
     server: Option<Server>,
-    dispatch: DispatchThread,
+    dispatch: ActorThread,
 }
 
 /// Starts the dispatcher and, if the configuration says so, its listener.
@@ -48,8 +46,12 @@ pub async fn start(
         faults.join("; ")
     );
     let scheduler_metrics = SchedulerMetrics::new(metrics)?;
-    let (dispatch, recipient) =
-        DispatchThread::start(config.clone(), scheduler_metrics.clone()).await?;
+    let (core_config, core_metrics) = (config.clone(), scheduler_metrics.clone());
+    let begin = move || {
+        let actor = DispatchActor::new(core_config, core_metrics);
+        Ok(actor.start().recipient())
+    };
+    let (dispatch, recipient) = ActorThread::start("scheduler-dispatch", begin).await?;
     let handle = SchedulerHandle::new(recipient, mesh.clone(), scheduler_metrics);
     let server = match config.listen {
         None => None,
@@ -100,44 +102,5 @@ impl Running {
             server.stop_within(grace).await;
         }
         self.dispatch.stop().await;
-    }
-}
-
-/// The dispatcher's own thread, with an actix system of its own: callers then need none, and nothing of
-/// theirs can hold the dispatcher up.
-struct DispatchThread {
-    stop: oneshot::Sender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl DispatchThread {
-    async fn start(
-        config: SchedulerConfig,
-        metrics: SchedulerMetrics,
-    ) -> anyhow::Result<(Self, Recipient<Call>)> {
-        let (stop, stopped) = oneshot::channel();
-        let (started, address) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name("scheduler-dispatch".to_owned())
-            .spawn(move || {
-                System::new().block_on(async move {
-                    let address = DispatchActor::new(config, metrics).start();
-                    // Either end going away means that the scheduler is not wanted any more.
-                    if started.send(address.recipient()).is_ok() {
-                        let _ = stopped.await;
-                    }
-                });
-            })
-            .context("the dispatcher's thread cannot be started")?;
-        let recipient = address.await.context("the dispatcher did not start")?;
-        Ok((DispatchThread { stop, thread }, recipient))
-    }
-
-    async fn stop(self) {
-        drop(self.stop);
-        let joined = tokio::task::spawn_blocking(move || self.thread.join()).await;
-        if !matches!(joined, Ok(Ok(()))) {
-            tracing::error!("dispatcher thread panicked");
-        }
     }
 }
