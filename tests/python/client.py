@@ -544,6 +544,51 @@ class StandIn(WithMesh):
         ended = [mock.call("a", "stop"), mock.call("b", "length"), mock.call("c")]
         self.assertEqual(client.finish.call_args_list, ended)
 
+    def test_the_scheduler_tells_why_an_output_ended(self):
+        names = ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.scheduler")
+        modules = {name: ModuleType(name) for name in names}
+        passed_on = []
+        update = {"update_draft_token_ids": lambda self, drafts: passed_on.append(drafts.draft_token_ids)}
+        modules[names[-1]].Scheduler = type("Scheduler", (), update)
+        with mock.patch.dict(sys.modules, modules):
+            from refrain_client.scheduler import RefrainScheduler
+
+        class Request:
+            """As vLLM's scheduler has it."""
+
+            def __init__(self, name):
+                self.request_id, self.all_token_ids, self.num_prompt_tokens = name, [*PROMPT, 1], len(PROMPT)
+                self.sampling_params, self.is_prefill_chunk, self.reason = Namespace(extra_args=None), False, None
+
+            num_tokens = property(lambda self: len(self.all_token_ids))
+
+            def is_finished(self):
+                return self.reason is not None
+
+            def get_finished_reason(self):
+                return self.reason
+
+        drafted = type("DraftTokenIds", (), {"__init__": lambda self, ids, drafts: vars(self).update(
+            req_ids=ids, draft_token_ids=drafts)})  # fmt: skip
+        scheduler = RefrainScheduler.__new__(RefrainScheduler)
+        scheduler.drafts = mock.create_autospec(Client, instance=True)
+        scheduler.drafts.step.side_effect = lambda wanted: [[7, 8] if name == "a" else None for name, *_ in wanted]
+        scheduler.followed, scheduler.num_spec_tokens, scheduler.max_model_len = {}, 4, 1000
+        requests = [Request(name) for name in "abc"]
+        scheduler.requests = {request.request_id: request for request in requests}
+        scheduler.update_draft_token_ids(drafted(["a", "b", "c"], [[5], [6], []]))
+        self.assertEqual(passed_on, [[[7, 8], [6], []]])
+        # They leave with what they said last, and nobody ended the third.
+        for request, reason in zip(requests, ("length", "abort", None)):
+            request.all_token_ids += [2, 3]
+            request.reason = reason
+            del scheduler.requests[request.request_id]
+        scheduler.update_draft_token_ids(drafted([], []))
+        extended = {call.args[0]: call.args[1] for call in scheduler.drafts.extend.call_args_list}
+        self.assertEqual(extended, {name: [2, 3] for name in "abc"})
+        ended = {call.args for call in scheduler.drafts.finish.call_args_list}
+        self.assertEqual(ended, {("a", "length"), ("b", "abort"), ("c", None)})
+
     def test_the_plugin_shadows_no_file(self):
         import importlib.util
 

@@ -1,6 +1,7 @@
 """Refrain inside a real vLLM: `method: suffix` with arctic-inference's cache, and with Refrain's package in its place."""
 
 import json
+import re
 import shutil
 import signal
 import statistics
@@ -12,15 +13,15 @@ from check import TOKENS, clear, free_port, prompts
 from engines import Process, Vllm, call
 
 PEER, OURS = "arctic", "refrain"
-# The engine's own n-grams, and the same with drafts overridden by the scheduler.
-ALONE, HYBRID = "ngram", "hybrid"
+# The engine's own drafts, and the same with drafts overridden by the scheduler.
+NGRAM, EAGLE3, HYBRID = "ngram", "eagle3", "+hybrid"
 SUFFIX = ["--speculative-config", json.dumps({"method": "suffix", "num_speculative_tokens": 24})]
-NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4}
-NGRAM = ["--no-async-scheduling", "--speculative-config", json.dumps(NGRAM)]
-ARGUMENTS = {
-    PEER: SUFFIX, OURS: SUFFIX, ALONE: NGRAM,
-    HYBRID: [*NGRAM, "--scheduler-cls", "refrain_client.scheduler.RefrainScheduler"],
-}  # fmt: skip
+OWN_DRAFTS = {
+    NGRAM: {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4},
+    # As deep as the shipped head was trained.
+    EAGLE3: {"method": "eagle3", "num_speculative_tokens": 6},
+}
+SCHEDULER = ["--scheduler-cls", "refrain_client.scheduler.RefrainScheduler"]
 # What is asked in a run of each: every prompt once, and again.
 ROUNDS = 4
 PROMPTS = 40
@@ -78,19 +79,45 @@ files = "{options.model}"
         }
 
 
+def arguments(options, name):
+    """What a vLLM is started with."""
+    whose, plus, _ = name.partition(HYBRID)
+    own = OWN_DRAFTS.get(whose)
+    if own is None:
+        return SUFFIX
+    if whose == EAGLE3:
+        own = {**own, "model": str(head_for_vllm(options))}
+    return ["--no-async-scheduling", "--speculative-config", json.dumps(own), *(SCHEDULER if plus else [])]
+
+
+def head_for_vllm(options):
+    """The shipped EAGLE-3 head, whose configuration names the layers by their outputs. vLLM goes by their inputs."""
+    shipped, folder = options.model / "eagle3", options.work / "eagle3"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(shipped / "model.safetensors", folder)
+    config = json.loads((shipped / "config.json").read_text())
+    layers = "eagle_aux_hidden_state_layer_ids"
+    config["eagle_config"][layers] = [layer + 1 for layer in config["eagle_config"][layers]]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 class Run:
     """One life of a vLLM: what it said, and what its proposals took."""
 
     def __init__(self, options, name, store, rounds):
         self.steps_file = options.work / f"attach-{name}.steps"
         self.steps_file.write_bytes(b"")
-        whose = name.split("-")[0]
+        has_drafts = name.startswith(OURS) or name.endswith(HYBRID)
         # The same plugins are installed for both; the peer's process has no store configured.
         variables = {
             "VLLM_PLUGINS": "refrain,refrain_probe", "REFRAIN_PROBE": str(self.steps_file),
-            "PYTHONPATH": str(install_probe(options)), **(store.variables() if whose in (OURS, HYBRID) else {}),
+            "PYTHONPATH": str(install_probe(options)),
         }  # fmt: skip
-        engine = Vllm(options.work, free_port(), options.model, ARGUMENTS[whose], variables)
+        metrics = f"127.0.0.1:{free_port()}"
+        if has_drafts:
+            variables |= {**store.variables(), "REFRAIN_CLIENT_METRICS_LISTEN": metrics}
+        engine = Vllm(options.work, free_port(), options.model, arguments(options, name), variables)
         engine.kind = f"attach-{name}"
         engine.start()
         try:
@@ -103,8 +130,13 @@ class Run:
                     self.said.append(engine.greedy(prompt, TOKENS))
                     self.seconds.append(time.perf_counter() - started)
                     self.steps.append(probe.records(self.steps_file)[before:])
-            self.accepted = int(engine.metric("vllm:spec_decode_num_accepted_tokens_total"))
+            self.verified = int(engine.metric("vllm:spec_decode_num_accepted_tokens_total"))
             self.drafted = int(engine.metric("vllm:spec_decode_num_draft_tokens_total"))
+            # A step brings one token of the engine's own; what else was said had been drafted. vLLM also counts what it
+            # accepts beyond the end of an output, which nobody hears.
+            self.steps_taken = int(engine.metric("vllm:iteration_tokens_total_count"))
+            self.accepted = sum(map(len, self.said)) - self.steps_taken
+            self.told = call(f"http://{metrics}/metrics")[1] if has_drafts else None
         finally:
             # Like a rollout of the deployment: in order, but with no time to spare.
             engine.process.stop(signal.SIGTERM)
@@ -120,15 +152,19 @@ class Run:
     def token_ms(self):
         return 1e3 * sum(self.seconds) / sum(map(len, self.said))
 
-    def told(self):
+    def told_tokens(self):
+        """What the package inside says that the engine said."""
+        found = re.search(r"^refrain_client_said_tokens_total (\d+)$", self.told, re.M)
+        return int(found[1]) if found else 0
+
+    def summary(self):
         text = (
-            f"{len(self.said)} requests, {sum(map(len, self.said))} tokens, {self.token_ms():.2f} ms each: {self.accepted} of "
-            f"{self.drafted} draft tokens accepted"
+            f"{len(self.said)} requests, {sum(map(len, self.said))} tokens in {self.steps_taken} steps, {self.token_ms():.2f} ms "
+            f"each: {self.accepted} draft tokens heard, {self.verified} of {self.drafted} accepted"
         )
         took = self.proposal_us()
         if took:
-            text += f", {self.accepted_length(slice(None)):.2f} tokens per step; "
-            text += f"proposal per step {statistics.median(took):.1f} us median, {undisturbed_mean(took):.1f} us mean of the fastest 95 %"
+            text += f"; proposal per step {statistics.median(took):.1f} us median, {undisturbed_mean(took):.1f} us mean of the fastest 95 %"
         return text
 
 
@@ -156,10 +192,10 @@ def check(table, options):
         runs = {}
         for name, rounds in (
             (f"{PEER}-warm", ROUNDS), (f"{OURS}-warm", ROUNDS), (f"{PEER}-cold", 1), (f"{OURS}-cold", 1),
-            (ALONE, 1), (HYBRID, 1),
+            *((own + more, 1) for own in OWN_DRAFTS for more in ("", HYBRID)),
         ):  # fmt: skip
             runs[name] = Run(options, name, store, rounds)
-            table.measured("attach", name, runs[name].told())
+            table.measured("attach", name, runs[name].summary())
     finally:
         store.process.stop()
     judge(table, runs)
@@ -183,7 +219,12 @@ def judge(table, runs):
         peers = runs[f"{PEER}-cold"].accepted_length(requests) / peer.accepted_length(before)
         detail = f"{share:.0%} of the warm accepted length ({warm:.2f}); arctic-inference {peers:.0%}"
         table.row("attach", f"after a restart, {what}", share >= 0.9, detail)
-    alone, hybrid = runs[ALONE], runs[HYBRID]
-    table.row("attach", "the hybrid's same greedy tokens", alone.said == hybrid.said, f"{len(hybrid.said)} requests")
-    holds = hybrid.accepted > alone.accepted
-    table.row("attach", "the hybrid's accepted tokens", holds, f"{hybrid.accepted}, n-grams alone {alone.accepted}")
+    said = sum(map(len, ours.said))
+    detail = f"{ours.told_tokens()} tokens on /metrics, {said} said"
+    table.row("attach", "metrics of the package inside", ours.told_tokens() == said, detail)
+    for own in OWN_DRAFTS:
+        alone, hybrid = runs[own], runs[own + HYBRID]
+        same = alone.said == hybrid.said == ours.said[:PROMPTS]
+        table.row("attach", f"{own} and hybrid: the same greedy tokens", same, f"{len(hybrid.said)} requests")
+        detail = f"{hybrid.accepted}, alone {alone.accepted}"
+        table.row("attach", f"{own} and hybrid: accepted tokens", hybrid.accepted > alone.accepted, detail)

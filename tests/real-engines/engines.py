@@ -1,5 +1,6 @@
 """Real engines on this machine: how each is started and asked, apart from Refrain."""
 
+import atexit
 import json
 import os
 import re
@@ -29,12 +30,15 @@ def call(url, body=None, timeout=30):
 
 
 class Process:
-    """A child with its output in a file."""
+    """A child with its output in a file, and a group of its own: what it starts ends with it, however it ends."""
 
     def __init__(self, arguments, log, env=None):
         self.log = log
         with open(log, "ab") as out:
-            self.child = subprocess.Popen(arguments, stdout=out, stderr=out, env={**os.environ, **(env or {})})
+            self.child = subprocess.Popen(
+                arguments, stdout=out, stderr=out, env={**os.environ, **(env or {})}, start_new_session=True
+            )
+        atexit.register(self.kill_all)
 
     def stop(self, how=signal.SIGTERM, timeout=30):
         if self.child.poll() is None:
@@ -42,9 +46,17 @@ class Process:
             try:
                 self.child.wait(timeout)
             except subprocess.TimeoutExpired:
-                self.child.kill()
-                self.child.wait()
-        return self.child.returncode
+                pass
+        self.kill_all()
+        return self.child.wait()
+
+    def kill_all(self):
+        """A server that is killed leaves its workers, which hold its memory and its port."""
+        atexit.unregister(self.kill_all)
+        try:
+            os.killpg(self.child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # None of them is left.
 
     def cpu_seconds(self):
         """Of the child and of all that it started."""
