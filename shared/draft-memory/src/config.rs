@@ -89,7 +89,7 @@ impl Default for MemoryConfig {
 impl Default for HarvestConfig {
     fn default() -> Self {
         HarvestConfig {
-            interval_ms: 100,
+            interval_ms: 250,
             batch_tokens: 65_536,
             pending_tokens_max: 4_000_000,
         }
