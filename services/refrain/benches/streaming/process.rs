@@ -1,0 +1,94 @@
+//! Processes, and what the kernel counts that they have used.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read as _};
+use std::path::Path;
+use std::process::{ChildStdout, Command, Stdio};
+
+use anyhow::Context;
+
+/// A process that is killed when this is dropped.
+pub(crate) struct Child {
+    process: std::process::Child,
+    // A program that finds nobody reading would end.
+    output: BufReader<ChildStdout>,
+}
+
+impl Child {
+    /// Starts it, and waits for a line of its output that holds `text`.
+    pub(crate) fn start(mut command: Command, text: &str) -> anyhow::Result<(Self, String)> {
+        let mut process = command.stdout(Stdio::piped()).spawn()?;
+        let output = process.stdout.take().context("no output")?;
+        let mut child = Child {
+            process,
+            output: BufReader::new(output),
+        };
+        let mut lines = child.output.by_ref().lines();
+        let line = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains(text)));
+        let line = line.with_context(|| format!("{command:?} ended before it said {text:?}"))??;
+        Ok((child, line))
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The counts so far of the threads that a process has. What threads used that have ended meanwhile is not in it.
+pub(crate) struct Used {
+    threads: HashMap<OsString, Counts>,
+}
+
+/// What threads used.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Counts {
+    /// CPU time, in user mode and in the kernel, nanoseconds.
+    pub(crate) cpu_ns: u64,
+    /// Times that one went to sleep, to be woken later.
+    pub(crate) sleeps: u64,
+}
+
+impl Used {
+    pub(crate) fn by(pid: u32) -> anyhow::Result<Self> {
+        let mut threads = HashMap::new();
+        for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+            let task = task?;
+            // A thread may end at any time.
+            if let Some(counts) = counts(&task.path()) {
+                threads.insert(task.file_name(), counts);
+            }
+        }
+        Ok(Used { threads })
+    }
+
+    pub(crate) fn since(&self, before: &Used) -> Counts {
+        let mut sum = Counts::default();
+        for (thread, now) in &self.threads {
+            let before = before.threads.get(thread).copied().unwrap_or_default();
+            sum.cpu_ns += now.cpu_ns.saturating_sub(before.cpu_ns);
+            sum.sleeps += now.sleeps.saturating_sub(before.sleeps);
+        }
+        sum
+    }
+}
+
+fn counts(task: &Path) -> Option<Counts> {
+    let spent = std::fs::read_to_string(task.join("schedstat")).ok()?;
+    let status = std::fs::read_to_string(task.join("status")).ok()?;
+    let sleeps = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+    Some(Counts {
+        cpu_ns: spent.split(' ').next()?.parse().ok()?,
+        sleeps: sleeps.trim().parse().ok()?,
+    })
+}
