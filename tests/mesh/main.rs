@@ -11,6 +11,7 @@ mod lossless;
 mod memory;
 mod openai_client;
 mod other_engine;
+mod retries;
 mod sealing;
 mod store_import;
 mod takeover;

@@ -8,7 +8,7 @@ use e2e::{Client, HttpMesh, Service, TINY_MODEL};
 use refrain_clients::{
     DraftStore as _, HttpDraftStore, HttpScheduler, HttpWorkers, Scheduler as _, Workers as _,
 };
-use refrain_protocol::chunk::{ChunkRequest, Speculation, Urgency};
+use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::document::{AppendRequest, FeedCursor, FollowRequest, TouchRequest};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::scheduling::LeaseRequest;
@@ -161,6 +161,7 @@ async fn calls(
         chunk_tokens: None,
         speculation: Speculation::Off,
         urgency: Urgency::default(),
+        budget: ChunkBudget::default(),
         prediction: Vec::new(),
     };
     let append = AppendRequest {

@@ -1,8 +1,11 @@
 //! What to do when a lease is refused or a chunk fails: a plain policy, without clock or I/O.
 //!
-//! Before the first token of a request only the scheduler's absence is tried again, once; after it, the
-//! client has seen output, so everything that may pass is, a bounded number of times. Failures are counted
-//! in a row: a token in between means that the request gets on.
+//! Before the first token of a request, a scheduler's absence is tried again once, and failures of workers and engines as
+//! often as `failures_max` says; after it, the client has seen output, so everything that may pass is. Failures are counted in
+//! a row, those that a worker heard of from its engine among them: a token in between means that the request gets on.
+//!
+//! The first attempt behind a token continues an output and is always made. All others are retries, and need the leave of the
+//! budget that all requests share (`retries.rs`).
 
 use std::time::Duration;
 
@@ -80,12 +83,34 @@ impl Attempts {
         self.prefer.as_ref()
     }
 
-    /// The scheduler said no. `has_output`: whether the client may have seen some.
-    pub(crate) fn lease_refused(&mut self, error: ApiError, has_output: bool) -> Verdict {
+    /// Attempts that are left, the next one among them.
+    pub(crate) fn left(&self) -> u32 {
+        self.failures_max.saturating_sub(self.failures).max(1)
+    }
+
+    /// Whether nothing has failed since the request last got on.
+    pub(crate) fn is_first(&self) -> bool {
+        self.failures == 0
+    }
+
+    /// The worker's engine failed, and the worker asks it once more.
+    pub(crate) fn retried(&mut self) {
+        self.failures += 1;
+    }
+
+    /// The scheduler said no. `has_output`: whether the client may have seen some. `may_retry` is asked before a retry.
+    pub(crate) fn lease_refused(
+        &mut self,
+        error: ApiError,
+        has_output: bool,
+        may_retry: impl FnOnce() -> bool,
+    ) -> Verdict {
         let had_excluded = !self.exclude.is_empty();
+        let continues = has_output && self.failures == 0;
+        let may_retry = || continues || may_retry();
         match error.kind {
             ErrorKind::Overloaded if !has_output => Verdict::GiveUp(error),
-            ErrorKind::Overloaded => self.again(error, self.failures_max),
+            ErrorKind::Overloaded => self.again(error, self.failures_max, may_retry),
             ErrorKind::Unavailable
             | ErrorKind::Upstream
             | ErrorKind::Timeout
@@ -98,7 +123,7 @@ impl Attempts {
                 } else {
                     2
                 };
-                self.again(error, most)
+                self.again(error, most, may_retry)
             }
             // Not the client's fault: it signs no namespaces.
             ErrorKind::Unauthorized => Verdict::GiveUp(ApiError::internal(error)),
@@ -106,13 +131,15 @@ impl Attempts {
         }
     }
 
-    /// A chunk failed. `progressed`: whether it brought tokens first.
+    /// A chunk failed. `progressed`: whether it brought tokens first. `may_retry` is asked before a retry.
     pub(crate) fn chunk_failed(
         &mut self,
         worker: &WorkerId,
         error: ApiError,
         progressed: bool,
+        may_retry: impl FnOnce() -> bool,
     ) -> (LeaseOutcome, Verdict) {
+        let may_retry = || progressed || may_retry();
         if progressed {
             self.failures = 0;
         }
@@ -130,21 +157,21 @@ impl Attempts {
             // A newer attempt of our own: the worker is well.
             ErrorKind::Conflict => (
                 LeaseOutcome::Continues,
-                self.again(error, self.failures_max),
+                self.again(error, self.failures_max, may_retry),
             ),
             // Full or draining: well too, but not for us now.
             ErrorKind::Overloaded | ErrorKind::Unavailable => {
                 self.leave_out(worker);
                 (
                     LeaseOutcome::Continues,
-                    self.again(error, self.failures_max),
+                    self.again(error, self.failures_max, may_retry),
                 )
             }
             _ => {
                 self.leave_out(worker);
                 (
                     LeaseOutcome::WorkerFailed,
-                    self.again(error, self.failures_max),
+                    self.again(error, self.failures_max, may_retry),
                 )
             }
         }
@@ -195,9 +222,9 @@ impl Attempts {
         }
     }
 
-    fn again(&mut self, error: ApiError, most: u32) -> Verdict {
+    fn again(&mut self, error: ApiError, most: u32, may_retry: impl FnOnce() -> bool) -> Verdict {
         self.failures += 1;
-        if self.failures >= most {
+        if self.failures >= most || !may_retry() {
             return Verdict::GiveUp(error);
         }
         let doubled = self
@@ -220,6 +247,10 @@ mod tests {
         Attempts::new(4, Duration::from_millis(50))
     }
 
+    fn granted() -> bool {
+        true
+    }
+
     fn worker(name: &str) -> WorkerId {
         WorkerId(name.into())
     }
@@ -227,11 +258,11 @@ mod tests {
     #[test]
     fn a_full_queue_is_the_clients_to_know_before_its_first_token_only() {
         assert!(matches!(
-            attempts().lease_refused(error(ErrorKind::Overloaded), false),
+            attempts().lease_refused(error(ErrorKind::Overloaded), false, granted),
             Verdict::GiveUp(_)
         ));
         assert!(matches!(
-            attempts().lease_refused(error(ErrorKind::Overloaded), true),
+            attempts().lease_refused(error(ErrorKind::Overloaded), true, granted),
             Verdict::Again(_)
         ));
     }
@@ -240,11 +271,11 @@ mod tests {
     fn an_absent_scheduler_is_asked_once_more() {
         let mut attempts = attempts();
         assert_eq!(
-            attempts.lease_refused(error(ErrorKind::Unavailable), false),
+            attempts.lease_refused(error(ErrorKind::Unavailable), false, granted),
             Verdict::Again(Duration::from_millis(50))
         );
         assert!(matches!(
-            attempts.lease_refused(error(ErrorKind::Unavailable), false),
+            attempts.lease_refused(error(ErrorKind::Unavailable), false, granted),
             Verdict::GiveUp(_)
         ));
     }
@@ -252,7 +283,11 @@ mod tests {
     #[test]
     fn a_slow_engine_is_not_waited_for_again() {
         let slow = || error(ErrorKind::Timeout).with_code("engine_timeout");
-        let verdict = |progressed| attempts().chunk_failed(&worker("a"), slow(), progressed).1;
+        let verdict = |progressed| {
+            attempts()
+                .chunk_failed(&worker("a"), slow(), progressed, granted)
+                .1
+        };
         assert!(matches!(verdict(false), Verdict::GiveUp(_)));
         assert!(matches!(verdict(true), Verdict::Again(_)));
     }
@@ -261,7 +296,7 @@ mod tests {
     fn failed_workers_are_left_out_until_nobody_else_is_there() {
         let mut attempts = attempts();
         let (outcome, verdict) =
-            attempts.chunk_failed(&worker("a"), error(ErrorKind::Upstream), false);
+            attempts.chunk_failed(&worker("a"), error(ErrorKind::Upstream), false, granted);
         assert_eq!(
             (outcome, verdict),
             (
@@ -270,7 +305,7 @@ mod tests {
             )
         );
         assert_eq!(attempts.exclude(), [worker("a")]);
-        let verdict = attempts.lease_refused(error(ErrorKind::Unavailable), false);
+        let verdict = attempts.lease_refused(error(ErrorKind::Unavailable), false, granted);
         assert_eq!(verdict, Verdict::Again(Duration::from_millis(100)));
         assert!(attempts.exclude().is_empty());
     }
@@ -279,14 +314,15 @@ mod tests {
     fn failures_are_counted_in_a_row() {
         let mut attempts = attempts();
         for _ in 0..20 {
-            let (_, verdict) = attempts.chunk_failed(&worker("a"), error(ErrorKind::Timeout), true);
+            let (_, verdict) =
+                attempts.chunk_failed(&worker("a"), error(ErrorKind::Timeout), true, granted);
             assert!(matches!(verdict, Verdict::Again(_)));
         }
         let mut last = None;
         for _ in 0..3 {
             last = Some(
                 attempts
-                    .chunk_failed(&worker("b"), error(ErrorKind::Timeout), false)
+                    .chunk_failed(&worker("b"), error(ErrorKind::Timeout), false, granted)
                     .1,
             );
         }
@@ -294,9 +330,54 @@ mod tests {
     }
 
     #[test]
+    fn retries_need_leave_and_continuations_do_not() {
+        let refused = || false;
+        let lost = || error(ErrorKind::Upstream);
+        let mut attempts = attempts();
+        let verdict = attempts.chunk_failed(&worker("a"), lost(), true, refused).1;
+        assert!(matches!(verdict, Verdict::Again(_)));
+        let verdict = attempts
+            .chunk_failed(&worker("b"), lost(), false, refused)
+            .1;
+        assert_eq!(verdict, Verdict::GiveUp(lost()));
+
+        let mut attempts = self::attempts();
+        attempts.chunk_ended(&worker("a"), NextChunk::Here);
+        let full = || error(ErrorKind::Overloaded);
+        let verdict = attempts.lease_refused(full(), true, refused);
+        assert!(matches!(verdict, Verdict::Again(_)));
+        let verdict = attempts.lease_refused(full(), true, refused);
+        assert_eq!(verdict, Verdict::GiveUp(full()));
+    }
+
+    #[test]
+    fn what_a_worker_tried_counts() {
+        let mut attempts = attempts();
+        assert_eq!(attempts.left(), 4);
+        attempts.retried();
+        attempts.retried();
+        let lost = error(ErrorKind::Upstream);
+        let verdict = attempts
+            .chunk_failed(&worker("a"), lost.clone(), false, granted)
+            .1;
+        assert!(matches!(verdict, Verdict::Again(_)));
+        assert_eq!(attempts.left(), 1);
+        // Nobody is asked for leave for what is not done in any case.
+        let unasked = || unreachable!("the last attempt has failed");
+        let verdict = attempts
+            .chunk_failed(&worker("b"), lost.clone(), false, unasked)
+            .1;
+        assert_eq!(verdict, Verdict::GiveUp(lost));
+    }
+
+    #[test]
     fn what_no_worker_can_do_is_not_tried_elsewhere() {
-        let (outcome, verdict) =
-            attempts().chunk_failed(&worker("a"), error(ErrorKind::InvalidRequest), false);
+        let (outcome, verdict) = attempts().chunk_failed(
+            &worker("a"),
+            error(ErrorKind::InvalidRequest),
+            false,
+            granted,
+        );
         assert_eq!(outcome, LeaseOutcome::Done);
         assert!(
             matches!(verdict, Verdict::GiveUp(error) if error.kind == ErrorKind::InvalidRequest)
@@ -339,14 +420,14 @@ mod tests {
         let mut attempts = Attempts::new(100, Duration::from_millis(50));
         let hinted = error(ErrorKind::Overloaded).with_retry_after_ms(700);
         assert_eq!(
-            attempts.lease_refused(hinted, true),
+            attempts.lease_refused(hinted, true, granted),
             Verdict::Again(Duration::from_millis(700))
         );
         for _ in 0..40 {
-            attempts.lease_refused(error(ErrorKind::Overloaded), true);
+            attempts.lease_refused(error(ErrorKind::Overloaded), true, granted);
         }
         assert_eq!(
-            attempts.lease_refused(error(ErrorKind::Overloaded), true),
+            attempts.lease_refused(error(ErrorKind::Overloaded), true, granted),
             Verdict::Again(PAUSE_MAX)
         );
     }

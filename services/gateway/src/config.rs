@@ -33,8 +33,14 @@ pub struct GatewayConfig {
     pub rollout_chunk_tokens: u32,
     /// Chunk size of all others, tokens; 0: one chunk.
     pub chunk_tokens: u32,
-    /// Failures in a row, without a token between them, after which a request gives up.
+    /// Failures in a row, without a token between them, after which a request gives up. A worker's attempts at its engine are
+    /// among them.
     pub failures_max: u32,
+    /// Retries that all requests together may make, per chunk that is begun. One that continues an output is none. Past it:
+    /// the error that would have been retried.
+    pub retry_share: f64,
+    /// Retries that they may make beside those, per second.
+    pub retries_per_s_min: f64,
     /// Pause after the first failure; it doubles with each, up to two seconds.
     pub retry_backoff_ms: u64,
     /// A worker that sends nothing for this long is taken for lost.
@@ -126,6 +132,8 @@ impl Default for GatewayConfig {
             rollout_chunk_tokens: 2_048,
             chunk_tokens: 0,
             failures_max: 5,
+            retry_share: 0.2,
+            retries_per_s_min: 10.0,
             retry_backoff_ms: 50,
             worker_idle_ms_max: 120_000,
             request_ms_max: 3_600_000,
@@ -180,6 +188,15 @@ impl Validate for GatewayConfig {
             ("models_poll_ms", self.models_poll_ms),
         ] {
             require(value >= 10, &format!("{name}: at least 10"));
+        }
+        for (name, value) in [
+            ("retry_share", self.retry_share),
+            ("retries_per_s_min", self.retries_per_s_min),
+        ] {
+            require(
+                value.is_finite() && value >= 0.0,
+                &format!("{name}: 0 or more"),
+            );
         }
         for (place, key) in self.keys.iter().enumerate() {
             require(

@@ -21,6 +21,7 @@ mod metrics;
 mod models;
 mod relay;
 mod request;
+mod retries;
 mod sse;
 mod text;
 
@@ -94,6 +95,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         metrics: metrics.clone(),
         tasks: tokio::runtime::Handle::current(),
         failures_max: config.failures_max,
+        retries: retries::Retries::new(
+            config.retry_share,
+            config.retries_per_s_min,
+            metrics.retry_budget.clone(),
+            metrics.rejections.with_label_values(&["retries"]),
+        ),
         retry_backoff: Duration::from_millis(config.retry_backoff_ms),
         worker_idle_max: Duration::from_millis(config.worker_idle_ms_max),
         request_max: Duration::from_millis(config.request_ms_max),

@@ -29,6 +29,7 @@ use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 use crate::relay::run::{ChoiceRun, ChunkOutcome};
 use crate::request::{GenerateRequest, PreparedPrompt};
+use crate::retries::Retries;
 use crate::text::OutputText;
 
 /// What the relay needs of the mesh and of the configuration.
@@ -40,6 +41,7 @@ pub(crate) struct Relay {
     /// Where leases are given back.
     pub(crate) tasks: tokio::runtime::Handle,
     pub(crate) failures_max: u32,
+    pub(crate) retries: Retries,
     pub(crate) retry_backoff: Duration,
     pub(crate) worker_idle_max: Duration,
     pub(crate) request_max: Duration,
@@ -149,21 +151,30 @@ impl Relay {
             first_token: None,
         };
         let mut attempts = Attempts::new(self.failures_max, self.retry_backoff);
+        let may_retry = || self.retries.take();
         loop {
             let lease = match self.scheduler.lease(run.lease_request(&attempts)).await {
                 Ok(lease) => lease,
-                Err(error) => match attempts.lease_refused(error, run.choice.output_len() > 0) {
-                    Verdict::GiveUp(error) => return Err(error),
-                    Verdict::Again(pause) => {
-                        tokio::time::sleep(pause).await;
-                        continue;
+                Err(error) => {
+                    let has_output = run.choice.output_len() > 0;
+                    match attempts.lease_refused(error, has_output, may_retry) {
+                        Verdict::GiveUp(error) => return Err(error),
+                        Verdict::Again(pause) => {
+                            tokio::time::sleep(pause).await;
+                            continue;
+                        }
                     }
-                },
+                }
             };
             attempts.leased(&lease.worker);
+            if attempts.is_first() {
+                self.retries.chunk_begins();
+            }
             let mut hold = LeaseHold::new(self.scheduler.clone(), self.tasks.clone(), &lease);
             let mut open = None;
-            let outcome = run.chunk(&lease, &attempts, &mut hold, &mut open).await?;
+            let outcome = run
+                .chunk(&lease, &mut attempts, &mut hold, &mut open)
+                .await?;
             let (given_back, verdict) = match outcome {
                 ChunkOutcome::Finished => {
                     match open {
@@ -186,7 +197,7 @@ impl Relay {
                     let detail = error.detail.clone();
                     tracing::warn!(worker = %lease.worker, kind = ?error.kind, detail, "chunk failed");
                     let (outcome, verdict) =
-                        attempts.chunk_failed(&lease.worker, error, progressed);
+                        attempts.chunk_failed(&lease.worker, error, progressed, may_retry);
                     if matches!(verdict, Verdict::Again(_)) {
                         self.metrics.continuations.inc();
                     }

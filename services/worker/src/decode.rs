@@ -222,7 +222,7 @@ impl DecodeLoop {
         }
     }
 
-    /// Ends the chunks that nobody reads any more.
+    /// Ends the chunks that nobody reads or waits for any more.
     fn reap(&mut self, batch: &mut Vec<Entry>) {
         let now = Instant::now();
         for entry in batch.iter_mut() {
@@ -238,6 +238,14 @@ impl DecodeLoop {
                 .stalled_since
                 .is_some_and(|since| now - since > stall_max)
         };
+        while let Some((place, error)) = batch
+            .iter()
+            .enumerate()
+            .find_map(|(place, entry)| Some((place, entry.overdue(now)?)))
+        {
+            let entry = batch.remove(place);
+            self.leave_failed(entry, error);
+        }
         while let Some(place) = batch
             .iter()
             .position(|entry| entry.events.is_closed() || stalled(entry))

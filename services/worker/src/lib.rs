@@ -388,6 +388,8 @@ impl Inner {
 impl Worker for WorkerHandle {
     async fn chunk(&self, mut request: ChunkRequest) -> Result<ChunkStream, ApiError> {
         let inner = &self.inner;
+        let time_left = request.budget.time_left_ms.map(Duration::from_millis);
+        let deadline = time_left.and_then(|left| Instant::now().checked_add(left));
         let namespace_id = inner.auth.verify(&request.namespace)?;
         self.check(&request)?;
         let running = inner.drain.enter().ok_or_else(|| {
@@ -448,6 +450,8 @@ impl Worker for WorkerHandle {
             events,
             slot,
             span,
+            deadline,
+            runtime: tokio::runtime::Handle::current(),
         };
         inner
             .commands

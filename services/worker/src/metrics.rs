@@ -1,7 +1,11 @@
 //! What a worker tells Prometheus.
 
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
 use prometheus::{
-    CounterVec, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Counter, CounterVec, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec,
 };
 use refrain_draft_memory::{HarvestMetrics, MemoryMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
@@ -18,11 +22,13 @@ pub(crate) struct WorkerMetrics {
     spec_drafted: IntCounterVec,
     spec_accepted: IntCounterVec,
     spec_emitted: IntCounterVec,
+    /// Their children: tokens come too often to look them up by their labels.
+    spec: Arc<RwLock<HashMap<(DraftSource, DraftScope), SpecCounters>>>,
     spec_decisions: IntCounterVec,
     accepted_length: HistogramVec,
-    goodput_tokens: IntCounterVec,
-    step_seconds: CounterVec,
-    draft_seconds: CounterVec,
+    goodput_tokens: IntCounter,
+    step_seconds: Counter,
+    draft_seconds: Counter,
     expected_tokens: CounterVec,
     expected_accepted: IntCounterVec,
     budget_slots: IntCounterVec,
@@ -46,8 +52,26 @@ pub(crate) struct WorkerMetrics {
     drive_call_seconds: CounterVec,
     engine_requests: IntGaugeVec,
     engine_kv_usage: GaugeVec,
+    streamed_step: GaugeVec,
     pub(crate) memory: MemoryMetrics,
     pub(crate) harvest: HarvestMetrics,
+}
+
+/// The counters of a source and scope.
+struct SpecCounters {
+    steps: IntCounter,
+    drafted: IntCounter,
+    accepted: IntCounter,
+    emitted: IntCounter,
+}
+
+impl SpecCounters {
+    fn add(&self, counts: StepCounts) {
+        self.steps.inc_by(counts.steps);
+        self.drafted.inc_by(counts.drafted);
+        self.accepted.inc_by(counts.accepted);
+        self.emitted.inc_by(counts.emitted);
+    }
 }
 
 impl WorkerMetrics {
@@ -80,6 +104,12 @@ impl WorkerMetrics {
             drive_calls.with_label_values(&[model, way.as_str(), "verified"]);
             drive_call_seconds.with_label_values(&[model, way.as_str()]);
         }
+        let streamed_step = metrics.float_gauge_vec(
+            "refrain_engine_streamed_step_seconds",
+            "Median gap lately between what a streaming engine sends a request, by the largest number of requests that it sends to; 0: none was heard.",
+            &["model", "batch"],
+        )?;
+        streamed_step.with_label_values(&[model, "1"]);
         Ok(WorkerMetrics {
             model: model.to_owned(),
             spec_steps: metrics.counter_vec(
@@ -102,6 +132,7 @@ impl WorkerMetrics {
                 "Tokens emitted, the target's own included.",
                 &spec,
             )?,
+            spec: Arc::default(),
             spec_decisions: metrics.counter_vec(
                 "refrain_spec_decisions_total",
                 "What the router decided for a step, and why.",
@@ -119,17 +150,20 @@ impl WorkerMetrics {
                 "refrain_goodput_tokens_total",
                 "Tokens kept.",
                 &["model"],
-            )?,
+            )?
+            .with_label_values(&[model]),
             step_seconds: metrics.float_counter_vec(
                 "refrain_engine_step_seconds_total",
-                "Seconds of engine steps.",
+                "Seconds of engine steps; of a streaming engine, told by the gaps between what it sends.",
                 &["model"],
-            )?,
+            )?
+            .with_label_values(&[model]),
             draft_seconds: metrics.float_counter_vec(
                 "refrain_engine_draft_seconds_total",
                 "Seconds of engine steps that the engine's own head or draft model took.",
                 &["model"],
-            )?,
+            )?
+            .with_label_values(&[model]),
             expected_tokens: metrics.float_counter_vec(
                 "refrain_spec_expected_tokens_total",
                 "Draft tokens that the goodput router expected to be accepted.",
@@ -229,28 +263,31 @@ impl WorkerMetrics {
                 "Share of its KV cache that a streaming engine says is in use.",
                 &["model"],
             )?,
+            streamed_step,
             memory: MemoryMetrics::new(metrics)?,
             harvest: HarvestMetrics::new(metrics)?,
         })
     }
 
     pub(crate) fn step(&self, source: DraftSource, scope: DraftScope, counts: StepCounts) {
+        self.goodput_tokens.inc_by(counts.emitted);
+        let key = (source, scope);
+        let known = self.spec.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counters) = known.get(&key) {
+            counters.add(counts);
+            return;
+        }
+        drop(known);
         let labels = [self.model.as_str(), source.as_str(), scope.as_str()];
-        self.spec_steps
-            .with_label_values(&labels)
-            .inc_by(counts.steps);
-        self.spec_drafted
-            .with_label_values(&labels)
-            .inc_by(counts.drafted);
-        self.spec_accepted
-            .with_label_values(&labels)
-            .inc_by(counts.accepted);
-        self.spec_emitted
-            .with_label_values(&labels)
-            .inc_by(counts.emitted);
-        self.goodput_tokens
-            .with_label_values(&[self.model.as_str()])
-            .inc_by(counts.emitted);
+        let counters = SpecCounters {
+            steps: self.spec_steps.with_label_values(&labels),
+            drafted: self.spec_drafted.with_label_values(&labels),
+            accepted: self.spec_accepted.with_label_values(&labels),
+            emitted: self.spec_emitted.with_label_values(&labels),
+        };
+        counters.add(counts);
+        let mut known = self.spec.write().unwrap_or_else(PoisonError::into_inner);
+        known.insert(key, counters);
     }
 
     pub(crate) fn decision(&self, (decision, reason): (&str, &str)) {
@@ -260,13 +297,15 @@ impl WorkerMetrics {
     }
 
     pub(crate) fn engine_step(&self, seconds: f64, draft_seconds: f64) {
-        let model = [self.model.as_str()];
-        self.step_seconds
-            .with_label_values(&model)
-            .inc_by(seconds.max(0.0));
-        self.draft_seconds
-            .with_label_values(&model)
-            .inc_by(draft_seconds.max(0.0));
+        self.step_seconds.inc_by(seconds.max(0.0));
+        self.draft_seconds.inc_by(draft_seconds.max(0.0));
+    }
+
+    /// What a step takes of a streaming engine that sends to up to `batch` requests.
+    pub(crate) fn streamed_step(&self, batch: u32, seconds: f64) {
+        let batch = batch.to_string();
+        let labels = [self.model.as_str(), batch.as_str()];
+        self.streamed_step.with_label_values(&labels).set(seconds);
     }
 
     /// A call that had a streaming engine judge a draft.

@@ -48,6 +48,25 @@ pub struct Urgency {
     pub tpot_ms: Option<u32>,
 }
 
+/// What is left of a request's patience, of which its chunk may use as much as it likes. Whoever asks counts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkBudget {
+    /// Attempts to have the engine begin, at least 1. Each one after the first is told of ([`ChunkEvent::Retry`]).
+    pub attempts: u32,
+    /// Milliseconds until nobody waits for the request any more; `None`: somebody always does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_left_ms: Option<u64>,
+}
+
+impl Default for ChunkBudget {
+    fn default() -> Self {
+        ChunkBudget {
+            attempts: 1,
+            time_left_ms: None,
+        }
+    }
+}
+
 /// Where a draft came from: the `source` label of metrics and of `metrics.speculative_decoding`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -168,6 +187,9 @@ pub struct ChunkRequest {
     /// What it is to have of a step that is shared.
     #[serde(default)]
     pub urgency: Urgency,
+    /// How often, and for how long, it may be tried.
+    #[serde(default)]
+    pub budget: ChunkBudget,
     /// What the client predicts as the output, from its first token on; empty if it predicts nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prediction: Vec<TokenId>,
@@ -180,6 +202,8 @@ pub struct ChunkRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ChunkEvent {
+    /// The engine failed before its first token and is asked once more: one attempt of the budget less.
+    Retry,
     /// Tokens of one engine step.
     Step(StepMessage),
     /// The last event of a chunk that did not fail.

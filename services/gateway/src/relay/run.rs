@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use futures_util::StreamExt;
 use refrain_clients::{ChunkStream, Worker};
-use refrain_protocol::chunk::{ChunkEndReason, ChunkEvent, ChunkRequest};
+use refrain_protocol::chunk::{ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::scheduling::{Lease, LeaseRequest};
 use refrain_protocol::{ApiError, ErrorKind, RequestId};
@@ -82,6 +82,10 @@ impl ChoiceRun<'_> {
             chunk_tokens: self.request.chunk_tokens,
             speculation: self.request.speculation,
             urgency: self.request.urgency,
+            budget: ChunkBudget {
+                attempts: attempts.left().min(1 + self.relay.retries.left()),
+                time_left_ms: Some(self.time_left_ms()),
+            },
             prediction: self
                 .request
                 .prediction
@@ -92,11 +96,20 @@ impl ChoiceRun<'_> {
         }
     }
 
+    /// Until the request has taken as long as it may.
+    fn time_left_ms(&self) -> u64 {
+        let left = self
+            .relay
+            .request_max
+            .saturating_sub(self.received.elapsed());
+        u64::try_from(left.as_millis()).unwrap_or(u64::MAX)
+    }
+
     /// Decodes one chunk. What is left in `open` afterwards is a stream that has to be cut.
     pub(super) async fn chunk(
         &mut self,
         lease: &Lease,
-        attempts: &Attempts,
+        attempts: &mut Attempts,
         hold: &mut LeaseHold,
         open: &mut Option<(Arc<dyn Worker>, ChunkStream)>,
     ) -> Result<ChunkOutcome, ApiError> {
@@ -127,6 +140,10 @@ impl ChoiceRun<'_> {
                 Err(_) => return self.chunk_lost(silent()).await,
             };
             match event {
+                ChunkEvent::Retry => {
+                    attempts.retried();
+                    self.relay.retries.made();
+                }
                 ChunkEvent::Step(message) => {
                     let progress = match self.choice.step(self.received.elapsed(), message) {
                         Ok(progress) => progress,

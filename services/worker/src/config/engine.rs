@@ -28,7 +28,8 @@ pub struct EngineConfig {
     pub first_token_ms_max: u64,
     /// How long it waits for each further one, milliseconds.
     pub idle_ms_max: u64,
-    /// Attempts to start a chunk, as long as the engine has sent nothing.
+    /// Attempts to start a chunk, as long as the engine has sent nothing: at most, of those that its request has left
+    /// (`gateway.failures_max`).
     pub attempts_max: u32,
     /// Pause after the first failed one, milliseconds; it doubles with each.
     pub retry_backoff_ms: u64,
@@ -45,6 +46,9 @@ pub struct EngineConfig {
     pub drive_tokens_max: u32,
     /// Most tokens of a verify call, those of all its prompts together: a fan-out repeats the text for each draft token.
     pub drive_prompt_tokens_max: u64,
+    /// The engine is told the priority of each request, and heeds it in its own queue: a vLLM with
+    /// `--scheduling-policy priority`. Others refuse requests that have one.
+    pub pass_priority: bool,
     /// The engine has Refrain's Python client inside (vLLM only): it is told whose each request is, and which document its
     /// output is, which is written from here.
     pub attached: bool,
@@ -132,6 +136,7 @@ impl Default for EngineConfig {
             drive_sampled: false,
             drive_tokens_max: 64,
             drive_prompt_tokens_max: 131_072,
+            pass_priority: false,
             attached: false,
             prime_tenant: String::new(),
             prime_context_tokens: 24,
@@ -196,6 +201,10 @@ impl EngineConfig {
         check(
             !self.attached || self.kind == EngineKind::Vllm && self.drive == DriveMode::Off,
             "engine.attached: only a vLLM has drafts inside, and then engine.drive = \"off\"",
+        );
+        check(
+            !self.pass_priority || self.kind == EngineKind::Vllm,
+            "engine.pass_priority: only a vLLM is told priorities",
         );
         check(
             !self.primes() || self.kind == EngineKind::LlamaCpp,

@@ -23,6 +23,11 @@ pub(crate) struct Start {
     pub(crate) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
     pub(crate) slot: Slot,
     pub(crate) span: tracing::Span,
+    /// When nobody waits for it any more.
+    pub(crate) deadline: Option<Instant>,
+    /// Where its reader runs. A chunk that is listened to runs there as well: what the engine says then reaches the
+    /// client's connection on one thread, and wakes no other.
+    pub(crate) runtime: tokio::runtime::Handle,
 }
 
 /// A chunk's place: given back when the chunk is over.
@@ -45,6 +50,8 @@ pub(super) struct Entry {
     /// Given back before the last event is sent: whoever hears of the end may count on the slot.
     pub(super) slot: Option<Slot>,
     pub(super) span: tracing::Span,
+    /// When nobody waits for it any more.
+    pub(super) deadline: Option<Instant>,
     /// Since when its reader has had no room for more.
     pub(super) stalled_since: Option<Instant>,
     /// Not before then: the engine had no room for it.
@@ -76,6 +83,8 @@ impl Entry {
             events,
             slot,
             span,
+            deadline,
+            runtime: _,
         } = start;
         Entry {
             running,
@@ -83,10 +92,20 @@ impl Entry {
             lease: slot.lease,
             slot: Some(slot),
             span,
+            deadline,
             stalled_since: None,
             wait_until: None,
             waits_since: None,
         }
+    }
+
+    /// The error of a chunk whose time is up.
+    pub(super) fn overdue(&self, now: Instant) -> Option<ApiError> {
+        let is_overdue = self.deadline.is_some_and(|deadline| deadline <= now);
+        is_overdue.then(|| {
+            let message = "the request has taken as long as it may";
+            ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout")
+        })
     }
 
     /// What an item's error means: try again later, open a new session, or the end.

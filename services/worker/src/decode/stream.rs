@@ -6,10 +6,11 @@
 
 mod listen;
 mod prime;
+mod steps;
 mod verify;
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use tokio::task::{Id, JoinSet};
 use tracing::Instrument;
 
 use self::prime::SharedPriming;
+use self::steps::Steps;
 use super::entry::Entry;
 use super::{Command, Outlet, Start};
 use crate::config::{EngineConfig, WorkerConfig};
@@ -66,6 +68,9 @@ struct Chunks {
     metrics: WorkerMetrics,
     engine_ready: Arc<AtomicBool>,
     breaker: Mutex<Breaker>,
+    steps: Mutex<Steps>,
+    /// Chunks that the engine is sending tokens to.
+    sent_to: Arc<AtomicU32>,
     helpers: SharedHelpers,
     config: EngineConfig,
     reader_stall_max: Duration,
@@ -109,6 +114,8 @@ impl StreamDriver {
                 metrics,
                 engine_ready,
                 breaker: Mutex::new(breaker),
+                steps: Mutex::default(),
+                sent_to: Arc::default(),
                 helpers,
                 config,
                 reader_stall_max,
@@ -145,6 +152,7 @@ impl StreamDriver {
     }
 
     fn start(&self, start: Start, tasks: &mut JoinSet<()>, listed: &mut HashMap<Id, Listed>) {
+        let runtime = start.runtime.clone();
         let entry = Entry::new(start);
         let document = entry.running.document();
         for old in listed.values().filter(|old| old.document == document) {
@@ -155,7 +163,7 @@ impl StreamDriver {
         let lease = entry.lease;
         let span = entry.span.clone();
         let task = self.chunks.clone().chunk(entry, told).instrument(span);
-        let id = tasks.spawn(task).id();
+        let id = tasks.spawn_on(task, &runtime).id();
         let chunk = Listed {
             lease,
             document,

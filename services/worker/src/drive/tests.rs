@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use refrain_protocol::chunk::{ChunkRequest, Speculation, Urgency};
+use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{LeaseId, Namespace, RequestId, SignedNamespace};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
@@ -202,6 +202,7 @@ fn asks() -> ChunkRequest {
         chunk_tokens: None,
         speculation: Speculation::Auto,
         urgency: Urgency::default(),
+        budget: ChunkBudget::default(),
     }
 }
 

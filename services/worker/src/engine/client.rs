@@ -1,5 +1,7 @@
 //! HTTP calls to an engine that is no service of the mesh: it gets its own key and never the mesh's secret.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use refrain_protocol::{ApiError, ErrorKind};
@@ -7,6 +9,7 @@ use reqwest::{Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::runtime;
 
 use crate::config::ApiKey;
 
@@ -19,10 +22,10 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// What is passed on of an engine's own message, characters.
 const MESSAGE_CHARS_MAX: usize = 500;
 
-/// An engine's base URL and a connection pool. Cheap to clone.
+/// An engine's base URL and its connections. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct EngineClient {
-    http: reqwest::Client,
+    pools: Arc<Pools>,
     base_url: String,
     api_key: Option<ApiKey>,
     call_timeout: Duration,
@@ -35,14 +38,10 @@ impl EngineClient {
         call_timeout: Duration,
     ) -> anyhow::Result<Self> {
         refrain_service_kit::telemetry::install_crypto_provider();
-        let http = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
-            .tcp_nodelay(true)
-            .no_proxy()
-            .build()?;
+        // The settings can be used: found out here, and not by the first call.
+        new_pool()?;
         Ok(EngineClient {
-            http,
+            pools: Arc::default(),
             base_url: base_url.trim_end_matches('/').to_owned(),
             api_key,
             call_timeout,
@@ -55,14 +54,14 @@ impl EngineClient {
 
     /// Gets text.
     pub(super) async fn get(&self, path: &str) -> Result<String, ApiError> {
-        let request = self.request(Method::GET, path).timeout(self.call_timeout);
+        let request = self.request(Method::GET, path)?.timeout(self.call_timeout);
         let answer = self.read(self.send(request).await?).await?;
         Ok(String::from_utf8_lossy(&answer).into_owned())
     }
 
     /// Gets JSON.
     pub(super) async fn get_json<A: DeserializeOwned>(&self, path: &str) -> Result<A, ApiError> {
-        let request = self.request(Method::GET, path).timeout(self.call_timeout);
+        let request = self.request(Method::GET, path)?.timeout(self.call_timeout);
         parse(&self.read(self.send(request).await?).await?)
     }
 
@@ -81,14 +80,14 @@ impl EngineClient {
         path: &str,
         body: &Q,
     ) -> Result<Vec<u8>, ApiError> {
-        let request = self.request(Method::POST, path).json(body);
+        let request = self.request(Method::POST, path)?.json(body);
         let response = self.send(request.timeout(self.call_timeout)).await?;
         self.read(response).await
     }
 
     /// Posts JSON and reads nothing but whether it was taken.
     pub(super) async fn post<Q: Serialize>(&self, path: &str, body: &Q) -> Result<(), ApiError> {
-        let request = self.request(Method::POST, path).json(body);
+        let request = self.request(Method::POST, path)?.json(body);
         self.send(request.timeout(self.call_timeout)).await?;
         Ok(())
     }
@@ -100,7 +99,7 @@ impl EngineClient {
         body: &Q,
     ) -> Result<Response, ApiError> {
         let response = self
-            .send(self.request(Method::POST, path).json(body))
+            .send(self.request(Method::POST, path)?.json(body))
             .await?;
         let kind = response.headers().get(reqwest::header::CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("none");
@@ -111,14 +110,13 @@ impl EngineClient {
         Err(no_engine(what))
     }
 
-    fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request = self
-            .http
-            .request(method, format!("{}{path}", self.base_url));
-        match &self.api_key {
+    fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, ApiError> {
+        let pool = self.pools.here()?;
+        let request = pool.request(method, format!("{}{path}", self.base_url));
+        Ok(match &self.api_key {
             Some(key) => request.bearer_auth(key.as_str()),
             None => request,
-        }
+        })
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<Response, ApiError> {
@@ -148,6 +146,46 @@ impl EngineClient {
         }
         Ok(body)
     }
+}
+
+/// A pool of connections for each runtime that calls. A connection is served where it was opened: out of one pool for all,
+/// what an engine streams would often wake one thread to be handed to another, and connections would die with the listener
+/// thread that happened to open them.
+#[derive(Default)]
+struct Pools {
+    by_runtime: Mutex<HashMap<runtime::Id, reqwest::Client>>,
+}
+
+/// Runtimes remembered at most: a process has its own and one for each thread of a listener, so more means that some are gone.
+const RUNTIMES_MAX: usize = 1024;
+
+impl Pools {
+    /// The pool of the runtime that this is called on.
+    fn here(&self) -> Result<reqwest::Client, ApiError> {
+        let runtime = runtime::Handle::current().id();
+        let mut pools = self
+            .by_runtime
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(&runtime) {
+            return Ok(pool.clone());
+        }
+        if pools.len() >= RUNTIMES_MAX {
+            pools.clear();
+        }
+        let pool = new_pool().map_err(ApiError::internal)?;
+        pools.insert(runtime, pool.clone());
+        Ok(pool)
+    }
+}
+
+fn new_pool() -> reqwest::Result<reqwest::Client> {
+    reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(POOL_IDLE_TIMEOUT)
+        .tcp_nodelay(true)
+        .no_proxy()
+        .build()
 }
 
 /// The connection was refused, timed out, or broke.

@@ -308,6 +308,7 @@ async fn judges(
             prompt_len: before.len() as u32,
             tokens_max: 1,
             sampling: Sampling::default(),
+            priority: None,
             keeping: None,
         },
         draft: Draft {
@@ -515,6 +516,7 @@ pub(super) fn request(tokens: &[TokenId], sampling: Sampling) -> GenerateRequest
         prompt_len: tokens.len() as u32,
         tokens_max: 7,
         sampling,
+        priority: None,
         keeping: None,
     }
 }

@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
+use refrain_protocol::chunk::Priority;
 use refrain_protocol::engine::{Sampling, TokenLogprob};
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, RequestId, TokenId};
 
@@ -99,6 +100,8 @@ pub struct GenerateRequest {
     pub tokens_max: u32,
     /// How to sample.
     pub sampling: Sampling,
+    /// What it counts in the engine's own queue, where that is told.
+    pub priority: Option<Priority>,
     /// For an engine that has the drafts inside.
     pub keeping: Option<Keeping>,
 }
@@ -311,6 +314,7 @@ mod tests {
                 choice,
                 ..Sampling::default()
             },
+            priority: None,
             keeping: None,
         };
         let seeds: std::collections::HashSet<u64> = (0..8u64)

@@ -6,6 +6,7 @@ mod tests;
 
 use std::collections::HashMap;
 
+use refrain_protocol::chunk::Priority;
 use refrain_protocol::{ApiError, TokenId};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -36,6 +37,7 @@ impl Dialect for Vllm {
 
     fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
         let mut body = extended_body(&self.model, request);
+        body.extend(priority(request));
         let mut set = |key: &str, value: Value| body.insert(key.to_owned(), value);
         set("return_token_ids", json!(true));
         // Blocks of its KV cache are found again within the namespace only.
@@ -84,6 +86,7 @@ impl Dialect for Vllm {
                 let mut body = fan_out_body(&self.model, request);
                 body.insert("return_token_ids".to_owned(), json!(true));
                 body.extend(own.map(|(key, value)| (key.to_owned(), value)));
+                body.extend(priority(&request.text));
                 Some(("/v1/completions", body.into()))
             }
             VerifyWay::Chain => {
@@ -104,6 +107,11 @@ impl Dialect for Vllm {
                 for (key, value) in own {
                     body[key] = value;
                 }
+                if let (Some(body), Some((key, rank))) =
+                    (body.as_object_mut(), priority(&request.text))
+                {
+                    body.insert(key, rank);
+                }
                 Some(("/inference/v1/generate", body))
             }
         }
@@ -120,6 +128,16 @@ impl Dialect for Vllm {
         let body = json!({ "model": self.model, "tokens": tokens });
         Some(("/detokenize", body, "prompt"))
     }
+}
+
+/// Its own field: requests of a lower number go first. It takes none but 0 without `--scheduling-policy priority`.
+fn priority(request: &GenerateRequest) -> Option<(String, Value)> {
+    let rank = match request.priority? {
+        Priority::High => -1,
+        Priority::Normal => 0,
+        Priority::Low => 1,
+    };
+    Some(("priority".to_owned(), json!(rank)))
 }
 
 /// The answer of `/inference/v1/generate`.

@@ -165,6 +165,10 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
         chunk_tokens: None,
         speculation: Speculation::Auto,
         urgency: Urgency::default(),
+        budget: ChunkBudget {
+            attempts: 3,
+            time_left_ms: None,
+        },
     }
 }
 
@@ -173,6 +177,7 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
 pub(crate) struct Said {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) steps: u64,
+    pub(crate) retries: u32,
     pub(crate) accepted: u32,
     pub(crate) scopes: Vec<DraftScope>,
     pub(crate) sources: Vec<DraftSource>,
@@ -194,6 +199,7 @@ pub(crate) async fn read(mut stream: ChunkStream) -> Said {
                 said.sources.push(step.source);
                 said.tokens.extend(step.tokens);
             }
+            Ok(ChunkEvent::Retry) => said.retries += 1,
             Ok(ChunkEvent::End(end)) => said.end = Some(end),
             Err(error) => said.error = Some(error),
         }

@@ -187,6 +187,7 @@ fn request() -> GenerateRequest {
         prompt_len: 2,
         tokens_max: 4,
         sampling: Sampling::default(),
+        priority: None,
         keeping: None,
     }
 }

@@ -160,6 +160,47 @@ async fn a_reader_that_leaves_stops_the_engine() {
     assert_eq!(bench.figure("refrain_worker_chunks_running"), 0.0);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chunk_ends_with_the_thread_that_its_reader_runs_on() {
+    let engine = FakeStream {
+        pause: Duration::from_millis(2),
+        ..FakeStream::new(erratic)
+    };
+    let (engine, bench) = listening(engine, |_| {}).await;
+    let request = chunk(&bench, &[1, 2, 3], 100_000);
+    let (handle, asked) = (bench.worker.handle(), request.clone());
+    let of_a_listener = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let stream = runtime.block_on(async {
+            let mut stream = handle.chunk(asked).await.unwrap();
+            for _ in 0..3 {
+                stream.next().await.unwrap().unwrap();
+            }
+            stream
+        });
+        drop(runtime);
+        drop(stream);
+    });
+    of_a_listener.await.unwrap();
+    eventually("the engine is free", || {
+        engine.at_work.load(Ordering::SeqCst) == 0
+    })
+    .await;
+    eventually("what was said is kept", || {
+        stored(&bench, &request).is_some_and(|(tokens, finish)| {
+            tokens.len() >= 3 && finish == Some(FinishReason::Cancelled)
+        })
+    })
+    .await;
+    eventually("its place is free", || {
+        bench.figure("refrain_worker_chunks_running") == 0.0
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_cut_ends_a_chunk_where_its_reader_says() {
     let engine = FakeStream {
@@ -211,10 +252,21 @@ async fn a_start_is_tried_again_and_an_answer_never() {
     assert_eq!(said.tokens, plainly(erratic, &[1], 10));
     assert_eq!(engine.asked.lock().unwrap().len(), 3);
     assert_eq!(bench.figure("refrain_worker_engine_retries_total"), 2.0);
+    assert_eq!(said.retries, 2);
 
     engine.refusals.store(3, Ordering::SeqCst);
     let said = run(&bench, chunk(&bench, &[1], 10)).await;
     assert_eq!(said.error.unwrap().kind, ErrorKind::Unavailable);
+
+    // No more often than the request has left, whatever the worker might do.
+    engine.refusals.store(2, Ordering::SeqCst);
+    let mut tried_before = chunk(&bench, &[1], 10);
+    tried_before.budget.attempts = 2;
+    let asked = engine.asked.lock().unwrap().len();
+    let said = run(&bench, tried_before).await;
+    assert_eq!(said.error.unwrap().kind, ErrorKind::Unavailable);
+    assert_eq!(said.retries, 1);
+    assert_eq!(engine.asked.lock().unwrap().len(), asked + 2);
 
     // A request that the engine refuses is nobody's fault but the client's.
     *engine.refusal.lock().unwrap() = ErrorKind::InvalidRequest;
@@ -327,6 +379,28 @@ async fn an_engine_that_is_slow_is_told_of_in_time() {
         engine.at_work.load(Ordering::SeqCst) == 0
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_request_whose_time_is_up_ends_and_the_engine_is_not_blamed() {
+    let engine = FakeStream {
+        pause: Duration::from_secs(60),
+        ..FakeStream::new(erratic)
+    };
+    let (_, bench) = listening(engine, |config| {
+        config.engine.breaker_failures_max = 1;
+    })
+    .await;
+    for _ in 0..2 {
+        let mut request = chunk(&bench, &[1], 5);
+        request.budget.time_left_ms = Some(50);
+        let error = run(&bench, request).await.error.unwrap();
+        assert_eq!(
+            (error.kind, error.code.as_deref()),
+            (ErrorKind::Timeout, Some("request_timeout"))
+        );
+    }
+    assert_eq!(bench.figure("refrain_worker_engine_failures_total"), 0.0);
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! One chunk's task: asks the engine, listens, passes on, and tells why it ended.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,9 @@ use refrain_service_kit::mesh::token_of;
 use tokio::sync::{mpsc, oneshot};
 
 use super::prime::Priming;
+use super::steps::LastSent;
 use super::{Chunks, Control};
+use crate::decode::Outlet;
 use crate::decode::entry::Entry;
 use crate::drive::{Call, Driving};
 use crate::engine::{Breaker, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, Keeping};
@@ -41,12 +43,26 @@ struct Helpers<'a> {
 /// How long the engine's next word is waited for.
 struct Patience {
     due: tokio::time::Instant,
+    /// When the request's own time is up.
+    deadline: Option<Instant>,
     /// It has said something.
     has_output: bool,
 }
 
 impl Patience {
-    fn spent(&self) -> ApiError {
+    /// Waits for so long from now on.
+    fn renew(&mut self, ms: u64) {
+        let due = Instant::now() + Duration::from_millis(ms);
+        self.due = self
+            .deadline
+            .map_or(due, |deadline| deadline.min(due))
+            .into();
+    }
+
+    fn spent(&self, entry: &Entry) -> ApiError {
+        if let Some(error) = entry.overdue(Instant::now()) {
+            return error;
+        }
         let what = if self.has_output {
             "a token"
         } else {
@@ -60,8 +76,58 @@ impl Patience {
     }
 }
 
-fn after(ms: u64) -> tokio::time::Instant {
-    tokio::time::Instant::now() + Duration::from_millis(ms)
+/// A stream that the engine sends tokens over, from the first one on.
+struct SentTo {
+    all: Arc<AtomicU32>,
+    is_counted: bool,
+    last: LastSent,
+}
+
+impl SentTo {
+    fn new(all: &Arc<AtomicU32>) -> Self {
+        SentTo {
+            all: all.clone(),
+            is_counted: false,
+            last: LastSent::default(),
+        }
+    }
+
+    /// How many there are, this one among them.
+    fn batch(&mut self) -> u32 {
+        if std::mem::replace(&mut self.is_counted, true) {
+            self.all.load(Ordering::Relaxed)
+        } else {
+            self.all.fetch_add(1, Ordering::Relaxed) + 1
+        }
+    }
+}
+
+impl Drop for SentTo {
+    fn drop(&mut self) {
+        if self.is_counted {
+            self.all.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A chunk that is listened to. Its task may be dropped at any time, with the thread of the listener that its reader runs on:
+/// then nobody reads on.
+struct Listening {
+    entry: Entry,
+    outlet: Outlet,
+    /// The outcome's label.
+    outcome: Option<&'static str>,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let running = &self.entry.running;
+        if self.outcome.is_none() {
+            self.outlet.cancelled(running);
+        }
+        self.outlet
+            .left(running, self.outcome.unwrap_or("cancelled"));
+    }
 }
 
 /// Why a chunk's task is over.
@@ -78,17 +144,19 @@ pub(super) enum Outcome {
 }
 
 impl Chunks {
-    pub(super) async fn chunk(
-        self: Arc<Self>,
-        mut entry: Entry,
-        mut told: mpsc::Receiver<Control>,
-    ) {
+    pub(super) async fn chunk(self: Arc<Self>, entry: Entry, mut told: mpsc::Receiver<Control>) {
+        let mut listening = Listening {
+            entry,
+            outlet: self.outlet.clone(),
+            outcome: None,
+        };
+        let entry = &mut listening.entry;
         self.outlet.adopt(&entry.running);
-        let over = self.listen(&mut entry, &mut told).await;
+        let over = self.listen(entry, &mut told).await;
         let outcome = match over {
-            Outcome::Ended(end) => self.outlet.end(&mut entry, end),
+            Outcome::Ended(end) => self.outlet.end(entry, end),
             Outcome::Failed(error) => {
-                self.outlet.fail(&mut entry, error);
+                self.outlet.fail(entry, error);
                 "failed"
             }
             Outcome::Left { stalled } => {
@@ -109,7 +177,8 @@ impl Chunks {
                 "taken_over"
             }
         };
-        self.outlet.left(&entry.running, outcome);
+        listening.outcome = Some(outcome);
+        drop(listening);
         // What was told while the chunk was ending.
         told.close();
         while let Ok(control) = told.try_recv() {
@@ -132,9 +201,11 @@ impl Chunks {
             self.prime(&entry.running, priming);
         }
         let mut patience = Patience {
-            due: after(self.config.first_token_ms_max),
+            due: tokio::time::Instant::now(),
+            deadline: entry.deadline,
             has_output: false,
         };
+        patience.renew(self.config.first_token_ms_max);
         let over = loop {
             let stream = match self.open(entry, told, &patience).await {
                 Ok(stream) => stream,
@@ -155,7 +226,7 @@ impl Chunks {
                 break over;
             }
             // A stream behind a call queues and reads its text like the first one.
-            patience.due = after(self.config.first_token_ms_max);
+            patience.renew(self.config.first_token_ms_max);
         };
         if let Some(driving) = &mut driving {
             driving.end(Instant::now());
@@ -175,7 +246,7 @@ impl Chunks {
             over = interrupted(entry, told) => return Err(over),
             started = tokio::time::timeout_at(patience.due, self.begin(entry)) => started,
         };
-        let started = started.unwrap_or_else(|_| Err(patience.spent()));
+        let started = started.unwrap_or_else(|_| Err(patience.spent(entry)));
         started.map_err(|error| self.failed(error))
     }
 
@@ -195,6 +266,7 @@ impl Chunks {
         if let Some(driving) = &mut driving {
             driving.stream_began(patience.has_output, Instant::now());
         }
+        let mut sent = SentTo::new(&self.sent_to);
         // What has come already.
         let mut ahead = None;
         loop {
@@ -217,7 +289,7 @@ impl Chunks {
                     let error = ApiError::new(ErrorKind::Upstream, broke_off);
                     return Heard::Over(self.failed(error));
                 }
-                Err(_) => return Heard::Over(self.failed(patience.spent())),
+                Err(_) => return Heard::Over(self.failed(patience.spent(entry))),
             };
             match piece {
                 Generated::Begun { cached_tokens } => {
@@ -231,6 +303,7 @@ impl Chunks {
                     if !std::mem::replace(&mut patience.has_output, true) {
                         self.works();
                     }
+                    self.sent(&mut sent, now);
                     let absorbed =
                         entry
                             .running
@@ -253,7 +326,7 @@ impl Chunks {
                         }
                         Err(over) => return Heard::Over(over),
                     }
-                    patience.due = after(self.config.idle_ms_max);
+                    patience.renew(self.config.idle_ms_max);
                     if let Some(priming) = &mut priming {
                         self.prime(&entry.running, priming);
                     }
@@ -280,10 +353,24 @@ impl Chunks {
         }
     }
 
+    /// Lets the figures have what the engine's sending tells of its steps.
+    fn sent(&self, sent: &mut SentTo, now: Instant) {
+        let batch = sent.batch();
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gap) = steps.heard(&mut sent.last, now, batch) {
+            self.metrics.engine_step(gap.share_s, 0.0);
+            if let Some((batch, seconds)) = gap.median {
+                self.metrics.streamed_step(batch, seconds);
+            }
+        }
+    }
+
     /// Asks the engine, again while that may help and nothing has been said.
     async fn begin(&self, entry: &Entry) -> Result<GeneratedStream, ApiError> {
         let mut pause = Duration::from_millis(self.config.retry_backoff_ms);
         let mut attempts = 1;
+        let attempts_max = entry.running.request.budget.attempts;
+        let attempts_max = attempts_max.min(self.config.attempts_max);
         self.admit()?;
         loop {
             let request = self.request(entry)?;
@@ -299,11 +386,13 @@ impl Chunks {
                 error.kind,
                 ErrorKind::Unavailable | ErrorKind::Overloaded | ErrorKind::Upstream
             );
-            if !may_pass || attempts >= self.config.attempts_max {
+            if !may_pass || attempts >= attempts_max {
                 return Err(error);
             }
             attempts += 1;
             self.metrics.engine_retries.inc();
+            // A reader that has left is noticed by who waits for this.
+            let _ = entry.events.send(Ok(ChunkEvent::Retry)).await;
             let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
             tokio::time::sleep(pause.max(hint).min(RETRY_PAUSE_MAX)).await;
             pause = pause.saturating_mul(2);
@@ -337,6 +426,10 @@ impl Chunks {
             prompt_len: running.request.prompt_len,
             tokens_max: running.request.chunk_tokens.unwrap_or(left).clamp(1, left),
             sampling: running.request.sampling.clone(),
+            priority: self
+                .config
+                .pass_priority
+                .then_some(running.request.urgency.priority),
             keeping: self.keeping(running)?,
         })
     }
@@ -425,6 +518,8 @@ impl Chunks {
         if error.kind == ErrorKind::InvalidRequest {
             // An engine that refuses a request is there.
             self.works();
+        } else if error.code.as_deref() == Some("request_timeout") {
+            tracing::debug!("a request's time is up");
         } else if error.kind == ErrorKind::Overloaded {
             // It may have got worse since: `begin` has told the breaker.
             self.metrics.engine_failures.inc();

@@ -109,3 +109,21 @@ fn prompts_of_a_fan_out_are_answered_by_their_index() {
         assert!(body.get(of_streams).is_none(), "{of_streams}");
     }
 }
+
+#[test]
+fn priorities_are_told_only_where_the_engine_heeds_them() {
+    let mut asked = asked(VerifyWay::Chain, &[1, 2], &[5]);
+    for (priority, rank) in [
+        (None, Value::Null),
+        (Some(Priority::High), json!(-1)),
+        (Some(Priority::Normal), json!(0)),
+        (Some(Priority::Low), json!(1)),
+    ] {
+        asked.text.priority = priority;
+        assert_eq!(vllm().body(&asked.text).unwrap()["priority"], rank);
+        for way in [VerifyWay::Chain, VerifyWay::FanOut] {
+            asked.way = way;
+            assert_eq!(vllm().verify(&asked).unwrap().1["priority"], rank);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! One budget of attempts, whoever makes them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::ensure;
+use e2e::UpMesh;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const MODEL: &str = "model-of-a-failing-engine";
+
+/// An engine that is there, serves the model, and fails whatever it is asked to generate.
+struct FailingEngine {
+    url: String,
+    asked: Arc<AtomicU64>,
+}
+
+impl FailingEngine {
+    async fn start() -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let asked = Arc::new(AtomicU64::new(0));
+        let counter = asked.clone();
+        tokio::spawn(async move {
+            while let Ok((connection, _)) = listener.accept().await {
+                tokio::spawn(answer(connection, counter.clone()));
+            }
+        });
+        Ok(FailingEngine { url, asked })
+    }
+
+    fn asked(&self) -> u64 {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+/// One request, one answer.
+async fn answer(mut connection: TcpStream, asked: Arc<AtomicU64>) -> anyhow::Result<()> {
+    let mut request = Vec::new();
+    loop {
+        let mut piece = [0; 4096];
+        let read = connection.read(&mut piece).await?;
+        ensure!(read > 0, "no whole request");
+        request.extend_from_slice(&piece[..read]);
+        let text = String::from_utf8_lossy(&request);
+        let Some((head, body)) = text.split_once("\r\n\r\n") else {
+            continue;
+        };
+        let length = head.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            let is_length = name.eq_ignore_ascii_case("content-length");
+            is_length.then(|| value.trim().parse::<usize>().ok())?
+        });
+        if body.len() >= length.unwrap_or(0) {
+            break;
+        }
+    }
+    let (status, body) = if request.starts_with(b"POST /v1/completions ") {
+        asked.fetch_add(1, Ordering::SeqCst);
+        let planned = json!({"error": {"message": "planned", "code": 500}});
+        ("500 Internal Server Error", planned)
+    } else {
+        ("200 OK", json!({"data": [{"id": MODEL}]}))
+    };
+    let body = body.to_string();
+    let head = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    connection.write_all((head + &body).as_bytes()).await?;
+    Ok(connection.shutdown().await?)
+}
+
+async fn in_front_of(engine: &FailingEngine, gateway: &str) -> anyhow::Result<UpMesh> {
+    let settings = format!(
+        "urls.engine = \"{}\"\n\
+         [scheduler]\nheartbeat_interval_ms = 50\n\
+         [gateway]\nretry_backoff_ms = 1\n{gateway}\n\
+         [worker.engine]\nkind = \"openai\"\nmodel = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\n\
+         attempts_max = 3\nretry_backoff_ms = 1\nbreaker_failures_max = 1000\n\
+         [[gateway.models]]\nid = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\ntext_only = true\n",
+        engine.url
+    );
+    UpMesh::start_with(&settings).await
+}
+
+async fn ask(mesh: &UpMesh) -> anyhow::Result<(u16, Value)> {
+    let client = mesh.client();
+    let body = json!({"model": MODEL, "prompt": "CREATE", "max_tokens": 5});
+    let request = client.request(Method::POST, "/v1/completions").json(&body);
+    let reply = client.send(request).await?;
+    Ok((reply.status, serde_json::from_str(&reply.text)?))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gateway_and_worker_together_try_no_more_often_than_a_request_may_be() -> anyhow::Result<()>
+{
+    let engine = FailingEngine::start().await?;
+    let mesh = in_front_of(&engine, "failures_max = 5").await?;
+    let (status, error) = ask(&mesh).await?;
+    ensure!(status == 502, "{status}: {error}");
+    // Three times by the worker on its first lease, and twice on its second.
+    ensure!(engine.asked() == 5, "asked {} times", engine.asked());
+    let scrape = mesh.client().scrape().await?;
+    let retries = scrape.sum("refrain_worker_engine_retries_total", &[]);
+    ensure!(retries == 3.0, "{retries} retries by the worker");
+    mesh.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn retries_of_all_requests_are_a_share_of_them() -> anyhow::Result<()> {
+    let engine = FailingEngine::start().await?;
+    let mesh = in_front_of(&engine, "retry_share = 0.5\nretries_per_s_min = 0.0").await?;
+    for _ in 0..6 {
+        let (status, error) = ask(&mesh).await?;
+        ensure!(status == 502, "{status}: {error}");
+    }
+    // What is not used in time is forgotten, so a slow machine grants fewer.
+    ensure!(
+        (6..=9).contains(&engine.asked()),
+        "asked {} times",
+        engine.asked()
+    );
+    let scrape = mesh.client().scrape().await?;
+    let refused = scrape.sum("refrain_gateway_rejections_total", &[("limit", "retries")]);
+    ensure!(refused >= 3.0, "{refused} refused");
+    ensure!(scrape.sum("refrain_gateway_retry_budget", &[]) < 1.0);
+    mesh.stop().await;
+    Ok(())
+}
