@@ -41,7 +41,7 @@ pub struct HttpMesh {
 }
 
 enum Running {
-    Here(Process),
+    Here(Box<Process>),
     Child(Program),
 }
 
@@ -55,7 +55,7 @@ impl HttpMesh {
         for service in mesh.services() {
             let file: MeshFile = mesh.file(service)?.try_into()?;
             let process = Process::start(service.role(), file).await?;
-            mesh.running.insert(service, Running::Here(process));
+            mesh.running.insert(service, Running::Here(process.into()));
         }
         mesh.ready().await;
         Ok(mesh)
