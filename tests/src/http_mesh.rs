@@ -42,7 +42,7 @@ pub struct HttpMesh {
 
 enum Running {
     Here(Box<Process>),
-    Child(Program),
+    Child(Box<Program>),
 }
 
 impl HttpMesh {
@@ -114,7 +114,7 @@ impl HttpMesh {
         let arguments = [service.role().name(), "--config", &*path];
         let mut child = Program::start(self.dir.path(), &arguments, &variables)?;
         child.line_with("listens on").await?;
-        self.running.insert(service, Running::Child(child));
+        self.running.insert(service, Running::Child(child.into()));
         Ok(())
     }
 
