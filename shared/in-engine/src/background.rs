@@ -35,11 +35,18 @@ pub(crate) enum Event {
 /// What is to be done for a request that has ended.
 pub(crate) struct Ended {
     pub(crate) placed: Placed,
-    /// What the memory, or the group's, lacks of it.
-    pub(crate) merge: DocumentUpdate,
+    /// What the memory lacks of it, and the group's.
+    pub(crate) lack: Lack,
+    pub(crate) group_lack: Option<Lack>,
     /// What the store lacks of it; `None` where somebody else writes the output.
     pub(crate) tell: Option<DocumentUpdate>,
     pub(crate) touched: Vec<DocumentId>,
+}
+
+/// What a copy of the drafts lacks of an output, as [`merge_said`](refrain_draft_memory::Drafts::merge_said) takes it.
+pub(crate) struct Lack {
+    pub(crate) piece: DocumentUpdate,
+    pub(crate) is_alone: bool,
 }
 
 /// How often it is looked for events. Nobody is woken by them: on a machine without an idle core that would cost the
@@ -91,7 +98,8 @@ impl Background {
     fn end(&self, ended: Ended) {
         let Ended {
             mut placed,
-            merge,
+            lack,
+            group_lack,
             tell,
             touched,
         } = ended;
@@ -99,13 +107,15 @@ impl Background {
         let Some(Place { memory, group }) = placed.place() else {
             return;
         };
-        if memory.lock().merge(&merge, Instant::now()).is_err() {
+        let Lack { piece, is_alone } = lack;
+        let merged = memory.lock().merge_said(&piece, is_alone, Instant::now());
+        if merged.is_err() {
             self.metrics.rejected(INDEX);
         }
-        if let Some(group) = group {
-            group.group().merge(&merge);
+        if let (Some(member), Some(Lack { piece, is_alone })) = (group, group_lack) {
+            member.group().merge_said(&piece, is_alone);
         }
-        memory.end(merge.document);
+        memory.end(piece.document);
         self.tell(memory, tell, touched);
     }
 

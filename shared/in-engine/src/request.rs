@@ -8,7 +8,7 @@ use refrain_speculation::{
     Calibration, Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose,
 };
 
-use crate::background::{Ended, Event};
+use crate::background::{Ended, Event, Lack};
 use crate::metrics::{INDEX, InEngineMetrics};
 use crate::own::Own;
 use crate::place::{Place, Placed};
@@ -23,9 +23,21 @@ pub(crate) struct Paused {
     prompt_len: usize,
     /// The piece that is told next, apart from its tokens.
     update: DocumentUpdate,
+    /// What the memory was brought of its output, and the group's. It is brought nothing twice: what was removed there
+    /// meanwhile stays away.
+    merged: Merged,
+    group_merged: Merged,
     /// Whoever named the document writes it to the store: a worker knows more of an output than its engine does, such as
     /// where a stop string cut it and whose session it is of.
     is_named: bool,
+}
+
+/// How far a copy of the drafts was brought an output, tokens.
+#[derive(Clone, Copy, Default)]
+struct Merged {
+    len: usize,
+    /// Nothing that an earlier attempt said stands behind that.
+    is_alone: bool,
 }
 
 /// Which document a request's output is.
@@ -63,6 +75,8 @@ impl Paused {
                 head,
                 finish: None,
             },
+            merged: Merged::default(),
+            group_merged: Merged::default(),
             is_named: output.is_named,
         }
     }
@@ -103,12 +117,22 @@ impl Paused {
         &self.update
     }
 
+    fn lack(&mut self, merged: Merged) -> Lack {
+        Lack {
+            piece: self.piece(merged.len).clone(),
+            is_alone: merged.is_alone,
+        }
+    }
+
     /// The same, going on. What the store was told to have ended goes on under a higher epoch.
     pub(crate) fn again(mut self) -> Self {
         if !self.is_named {
             self.update.epoch = self.update.epoch.saturating_add(1);
         }
         self.update.finish = None;
+        // What it lacked when it stopped may be there by now.
+        self.merged.is_alone = false;
+        self.group_merged.is_alone = false;
         self
     }
 }
@@ -118,9 +142,6 @@ pub(crate) struct Request {
     is: Paused,
     placed: Placed,
     own: Own,
-    /// Output that the memory was brought, and the group's.
-    merged: usize,
-    group_merged: usize,
     /// Output that was handed on.
     told: usize,
     /// What was found for the step in progress, and whether the engine was offered it.
@@ -138,8 +159,6 @@ impl Request {
             is,
             placed,
             own,
-            merged: 0,
-            group_merged: 0,
             found: None,
             is_offered: false,
             rival: Vec::new(),
@@ -205,21 +224,28 @@ impl Request {
             return;
         };
         if let Some(mut drafts) = memory.try_lock() {
-            if drafts
-                .merge(self.is.piece(self.merged), Instant::now())
-                .is_err()
-            {
+            let Merged {
+                len: from,
+                is_alone,
+            } = self.is.merged;
+            let merged = drafts.merge_said(self.is.piece(from), is_alone, Instant::now());
+            let is_alone = merged.unwrap_or_else(|_| {
                 metrics.rejected(INDEX);
-            }
-            self.merged = len;
+                is_alone
+            });
+            self.is.merged = Merged { len, is_alone };
         } else {
             metrics.busy.inc();
         }
         if let Some(member) = group {
-            if member.group().try_merge(self.is.piece(self.group_merged)) {
-                self.group_merged = len;
-            } else {
-                metrics.busy.inc();
+            let Merged {
+                len: from,
+                is_alone,
+            } = self.is.group_merged;
+            let merged = member.group().try_merge_said(self.is.piece(from), is_alone);
+            match merged {
+                Some(is_alone) => self.is.group_merged = Merged { len, is_alone },
+                None => metrics.busy.inc(),
             }
         }
     }
@@ -250,11 +276,13 @@ impl Request {
         if matches!(self.placed, Placed::Nowhere) {
             return (self.is, None);
         }
-        let merge = self.is.piece(self.merged.min(self.group_merged)).clone();
         let is_told = !self.is.is_named;
+        let may_have_group = !matches!(self.placed, Placed::At(Place { group: None, .. }));
+        let (merged, group_merged) = (self.is.merged, self.is.group_merged);
         let ended = Ended {
             placed: self.placed,
-            merge,
+            lack: self.is.lack(merged),
+            group_lack: may_have_group.then(|| self.is.lack(group_merged)),
             tell: is_told.then(|| self.is.piece(self.told).clone()),
             touched: self.touched,
         };

@@ -1,5 +1,7 @@
 //! What an engine's thread is told while others hold what it would like, and what the store gets of what it says.
 
+mod pauses;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
@@ -11,8 +13,8 @@ use async_trait::async_trait;
 use refrain_clients::DraftStore;
 use refrain_draft_memory::{Drafts, HarvestConfig, Membership, NamespaceMemory};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, DocumentUpdate, FinishReason, FollowReply, FollowRequest,
-    LEFT_CONTEXT_TOKENS, StoreStats, TouchRequest,
+    AppendReply, AppendRequest, DocumentUpdate, FeedEvent, FinishReason, FollowReply,
+    FollowRequest, LEFT_CONTEXT_TOKENS, StoreStats, TouchRequest,
 };
 use refrain_protocol::{ApiError, DocumentId, Namespace, SignedNamespace};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner, token_of};
@@ -29,6 +31,8 @@ const NAMED: &str = "000000000000000000000000000000ab";
 #[derive(Default)]
 struct Sent {
     updates: Mutex<Vec<DocumentUpdate>>,
+    /// What it erased, and has not told yet.
+    erased: Mutex<Vec<DocumentId>>,
 }
 
 impl Sent {
@@ -63,9 +67,10 @@ impl DraftStore for Sent {
 
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
         tokio::time::sleep(Duration::from_millis(request.wait_ms.into())).await;
+        let erased = std::mem::take(&mut *self.erased.lock().unwrap());
         Ok(FollowReply {
             reset: false,
-            events: Vec::new(),
+            events: erased.into_iter().map(FeedEvent::Remove).collect(),
             cursor: request.after,
             caught_up: true,
         })

@@ -164,6 +164,24 @@ impl Index {
         Some(document.output.len() as u32)
     }
 
+    /// How many of `tokens` a document's output has from `from` on, up to the first that it has not; none where there is no
+    /// such document. Costs a look at each of these.
+    pub fn agreeing(&self, key: DocumentKey, from: u32, tokens: &[Token]) -> usize {
+        fn count(here: impl Iterator<Item = Token>, tokens: &[Token]) -> usize {
+            let pairs = here.zip(tokens);
+            pairs.take_while(|(here, token)| here == *token).count()
+        }
+        if let Some(document) = self.live.document(key) {
+            return count(document.live_from(document.left_len() + from), tokens);
+        }
+        let Some((segment, number)) = self.sealed_place(key) else {
+            return 0;
+        };
+        let document = self.sealed[segment].segment.view().document(number);
+        let rest = document.output.get(from as usize..).unwrap_or_default();
+        count(rest.iter().copied(), tokens)
+    }
+
     /// Number of documents.
     pub fn documents(&self) -> usize {
         let sealed = |mounted: &Mounted| {

@@ -108,6 +108,35 @@ impl Drafts {
     /// # Errors
     /// The index has no room for more states.
     pub fn merge(&mut self, update: &DocumentUpdate, now: Instant) -> Result<(), IndexError> {
+        self.take(update, false, now)
+    }
+
+    /// The same from the request that says it. An earlier attempt of the same epoch may have said something else: until this
+    /// one `is_alone`, what stands here is compared with what it says, and the newer word holds. Returns whether it is alone
+    /// from here on.
+    ///
+    /// # Errors
+    /// As [`merge`](Self::merge).
+    pub fn merge_said(
+        &mut self,
+        update: &DocumentUpdate,
+        is_alone: bool,
+        now: Instant,
+    ) -> Result<bool, IndexError> {
+        self.take(update, !is_alone, now)?;
+        let said_len = update.prev_len + update.tokens.len() as u32;
+        Ok(is_alone
+            || self
+                .len_of(update.document)
+                .is_none_or(|len| len <= said_len))
+    }
+
+    fn take(
+        &mut self,
+        update: &DocumentUpdate,
+        compares: bool,
+        now: Instant,
+    ) -> Result<(), IndexError> {
         let (document, key) = (update.document, key(update.document));
         let known = self.held.get(&document).map(|held| held.epoch);
         if known.is_some_and(|epoch| update.epoch < epoch) {
@@ -127,10 +156,16 @@ impl Drafts {
         }
         let mut len = self.index.len_of(key).unwrap_or(0);
         let mut is_changed = known.is_none();
-        if known.is_some_and(|epoch| update.epoch > epoch) && update.prev_len < len {
-            self.index.shorten(key, update.prev_len)?;
-            len = update.prev_len;
-            is_changed = true;
+        let is_newer = known.is_some_and(|epoch| update.epoch > epoch);
+        if (is_newer || compares) && update.prev_len < len {
+            // What is the same stays: to compare costs less than to cut it off and append it again.
+            let agreeing = self.index.agreeing(key, update.prev_len, &update.tokens);
+            let kept = update.prev_len + agreeing as u32;
+            if kept < len && (is_newer || agreeing < update.tokens.len()) {
+                self.index.shorten(key, kept)?;
+                len = kept;
+                is_changed = true;
+            }
         }
         if let Some(held) = self.held.get_mut(&document) {
             held.epoch = update.epoch;

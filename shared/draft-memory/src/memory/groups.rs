@@ -85,37 +85,53 @@ impl GroupMemory {
     /// Takes a piece of a running output. What newer weights say drives out what older ones said: their samples are
     /// no guide to these.
     pub fn merge(&self, update: &DocumentUpdate) {
-        self.take(self.lock(), update);
+        self.take(self.lock(), update, true);
     }
 
-    /// The same for those who must not wait. Returns whether it was taken: not while somebody else holds the drafts.
-    pub fn try_merge(&self, update: &DocumentUpdate) -> bool {
-        let drafts = self.try_lock();
-        drafts.map(|drafts| self.take(drafts, update)).is_some()
+    /// The same from the request that says it; see [`Drafts::merge_said`].
+    pub fn merge_said(&self, update: &DocumentUpdate, is_alone: bool) -> bool {
+        self.take(self.lock(), update, is_alone)
     }
 
-    fn take(&self, mut drafts: RwLockWriteGuard<'_, Drafts>, update: &DocumentUpdate) {
+    /// The same for those who must not wait: `None` while somebody else holds the drafts.
+    pub fn try_merge_said(&self, update: &DocumentUpdate, is_alone: bool) -> Option<bool> {
+        let drafts = self.try_lock()?;
+        Some(self.take(drafts, update, is_alone))
+    }
+
+    fn take(
+        &self,
+        mut drafts: RwLockWriteGuard<'_, Drafts>,
+        update: &DocumentUpdate,
+        is_alone: bool,
+    ) -> bool {
         let version = update.head.weight_version;
         let newest = self.weight_version.fetch_max(version, Ordering::Relaxed);
         if version != 0 && version < newest {
-            return;
+            return is_alone;
         }
         if newest != 0 && version > newest {
             drafts.clear();
         }
-        let over =
-            |drafts: &Drafts| drafts.index.tokens() + update.tokens.len() as u64 > self.tokens_max;
+        // What the tree has already is not new.
+        let here = drafts.len_of(update.document).unwrap_or(0);
+        let new = (update.prev_len as usize + update.tokens.len()).saturating_sub(here as usize);
+        let new = new.min(update.tokens.len()) as u64;
+        let over = |drafts: &Drafts| drafts.index.tokens() + new > self.tokens_max;
         if over(&drafts) {
-            let left = self.tokens_max.saturating_sub(update.tokens.len() as u64);
+            let left = self.tokens_max.saturating_sub(new);
             let evicted = drafts.evict(left);
             self.metrics.group_evictions.inc_by(evicted as u64);
         }
         // All of it runs: this output is left out from here on, as if a piece of it were missing.
-        let is_full = over(&drafts) && !update.tokens.is_empty();
+        let is_full = over(&drafts) && new > 0;
+        let merged = (!is_full).then(|| drafts.merge_said(update, is_alone, Instant::now()));
         // Or the tree has no room for more states, which is as much a limit of it.
-        if is_full || drafts.merge(update, Instant::now()).is_err() {
+        let Some(Ok(is_alone)) = merged else {
             self.metrics.group_full();
-        }
+            return is_alone;
+        };
+        is_alone
     }
 
     fn touch(&self) {

@@ -38,6 +38,21 @@ fn sealed_documents_answer_for_themselves() {
 }
 
 #[test]
+fn texts_are_compared_where_they_lie() {
+    let mut index = index_of(&["q|abc", "r|abcd"]);
+    index.shorten(key(1), 1).expect("longer");
+    index.append(key(1), &tokens("bc")).expect("room");
+    index.seal(|other| other == key(0)).expect("room");
+    for number in [0, 1] {
+        let agreeing = |from, text| index.agreeing(key(number), from, &tokens(text));
+        assert_eq!((agreeing(0, "abx"), agreeing(1, "bcd")), (2, 2));
+        assert_eq!((agreeing(0, ""), agreeing(1, "a")), (0, 0));
+        assert_eq!((agreeing(3, "c"), agreeing(9, "c")), (0, 0));
+    }
+    assert_eq!(index.agreeing(key(2), 0, &tokens("abc")), 0);
+}
+
+#[test]
 fn sizes_tell_where_everything_is() {
     let mut index = index_of(&["abcdef", "ghij", "klm", "no"]);
     index.seal(|other| other.0 < 3).expect("room");

@@ -120,6 +120,54 @@ fn gaps_and_old_epochs_are_ignored_and_new_epochs_shorten() {
 }
 
 #[test]
+fn what_a_higher_epoch_says_as_before_is_not_read_again() {
+    for sealed in [false, true] {
+        let mut bench = Bench::new();
+        bench.merge(&ended(1, 1, 0, &[1, 2, 3, 4]));
+        if sealed {
+            bench.seal();
+        }
+        bench.merge(&update(1, 2, 1, &[2, 3, 4]));
+        assert_eq!(bench.is_sealed(1), sealed);
+        bench.merge(&update(1, 3, 1, &[2, 3, 4, 5]));
+        assert_eq!(bench.len(1), Some(5));
+        assert_eq!(bench.drafts.index.dead_tokens(), 0);
+        bench.merge(&update(1, 4, 1, &[2, 3, 9]));
+        bench.merge(&update(1, 5, 2, &[3]));
+        assert_eq!(bench.len(1), Some(3));
+        assert_eq!(bench.drafts.index.dead_tokens(), 3);
+    }
+}
+
+#[test]
+fn the_newest_attempt_of_an_epoch_has_the_word() {
+    for sealed in [false, true] {
+        let mut bench = Bench::new();
+        bench.merge(&update(1, 1, 0, &[1, 2, 3, 4, 5]));
+        if sealed {
+            bench.now += QUIET;
+            bench.seal();
+        }
+        let said = |bench: &mut Bench, prev_len, tokens: &[u32], is_alone| {
+            let piece = update(1, 1, prev_len, tokens);
+            let said = bench.drafts.merge_said(&piece, is_alone, bench.now);
+            (said.unwrap(), bench.len(1))
+        };
+        assert_eq!(said(&mut bench, 0, &[1, 2], false), (false, Some(5)));
+        assert_eq!(said(&mut bench, 2, &[3, 9], false), (true, Some(4)));
+        assert_eq!(said(&mut bench, 4, &[8], true), (true, Some(5)));
+        let whole = [1, 2, 3, 9, 8];
+        let agreeing = bench.drafts.index.agreeing(DocumentKey(1), 0, &whole);
+        assert_eq!(agreeing, whole.len());
+        // An older epoch, or one of whose beginning nothing is left.
+        bench.merge(&update(1, 2, 5, &[]));
+        assert_eq!(said(&mut bench, 0, &[7], false).1, Some(5));
+        bench.drafts.remove(&[DocumentId(1)]);
+        assert_eq!(said(&mut bench, 5, &[7], false), (true, None));
+    }
+}
+
+#[test]
 fn the_oldest_documents_leave_first_and_running_ones_stay() {
     for sealed in [false, true] {
         let mut bench = Bench::new();

@@ -120,6 +120,20 @@ fn a_full_group_lets_ended_outputs_go_and_takes_no_more_of_running_ones() {
 }
 
 #[test]
+fn what_a_full_group_has_already_needs_no_room() {
+    let groups = groups(|config| config.group_tokens_max = 10);
+    drop(join(&groups, ONE, "a", 1));
+    let member = join(&groups, ONE, "a", 2);
+    let group = member.group();
+    group.merge(&update(1, 0, &[1; 4], 1));
+    group.merge(&update(2, 0, &[2; 5], 1));
+    group.merge(&update(2, 0, &[2; 6], 1));
+    assert_eq!(lengths(group, [1, 2]), [Some(4), Some(6)]);
+    group.merge(&update(2, 5, &[2; 2], 1));
+    assert_eq!(lengths(group, [1, 2]), [None, Some(7)]);
+}
+
+#[test]
 fn what_is_erased_is_erased_from_groups_too() {
     let groups = groups(|_| {});
     let member = join(&groups, ONE, "a", 1);
@@ -151,20 +165,45 @@ fn who_must_not_wait_is_told_so_while_others_hold_what_it_needs() {
     drop(all);
     let drafts = member.group().lock();
     assert!(try_join(2).is_none());
-    assert!(!member.group().try_merge(&update(1, 0, &[1, 2], 1)));
+    assert!(
+        member
+            .group()
+            .try_merge_said(&update(1, 0, &[1, 2], 1), true)
+            .is_none()
+    );
     drop(drafts);
     // What only says when it was used last is not waited for.
     let used = member.group().used.lock();
     let second = try_join(2).unwrap();
     drop(used);
 
-    assert!(member.group().try_merge(&update(1, 0, &[1, 2], 2)));
-    assert!(second.group().try_merge(&update(2, 0, &[3, 4], 2)));
+    assert!(
+        member
+            .group()
+            .try_merge_said(&update(1, 0, &[1, 2], 2), true)
+            .is_some()
+    );
+    assert!(
+        second
+            .group()
+            .try_merge_said(&update(2, 0, &[3, 4], 2), true)
+            .is_some()
+    );
     assert_eq!(lengths(member.group(), [1, 2]), [Some(2), Some(2)]);
     // Newer weights are noted only by a merge that took place.
     let drafts = member.group().lock();
-    assert!(!member.group().try_merge(&update(2, 2, &[5], 3)));
+    assert!(
+        member
+            .group()
+            .try_merge_said(&update(2, 2, &[5], 3), true)
+            .is_none()
+    );
     drop(drafts);
-    assert!(second.group().try_merge(&update(2, 0, &[5], 3)));
+    assert!(
+        second
+            .group()
+            .try_merge_said(&update(2, 0, &[5], 3), true)
+            .is_some()
+    );
     assert_eq!(lengths(member.group(), [1, 2]), [None, Some(1)]);
 }
