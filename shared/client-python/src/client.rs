@@ -40,8 +40,8 @@ impl Client {
     /// begins, or goes on after the engine made room. `namespace` is a token; without it the configured one holds; a request that has neither, or
     /// whose token is refused (ValueError), is drafted for from its own text alone, and is not kept. `document` and `epoch`
     /// name its output in the store, as 32 hex digits and a number, where somebody else writes it; an output without a name is
-    /// written from here. The last `written` tokens of the prompt are of it. Returns how many tokens of its output are known
-    /// from before: the next ones stand behind those.
+    /// written from here. The last `written` tokens of the prompt are of it. Returns how many tokens behind the prompt are
+    /// known from before: the next ones stand behind those.
     #[pyo3(signature = (request_id, prompt, namespace=None, group=None, document=None, epoch=1, written=0))]
     #[expect(clippy::too_many_arguments, reason = "a Python call with names")]
     fn start(

@@ -60,7 +60,7 @@ pub struct InEngineConfig {
     pub piece_tokens: u32,
     /// Most output on its way to the background thread; what is more waits with its request.
     pub queued_tokens_max: usize,
-    /// Most requests that ended here and are remembered, in case the engine only made room.
+    /// Most requests that were interrupted and are remembered, in case the engine only made room.
     pub paused_requests_max: usize,
     /// Most tokens of their texts.
     pub paused_tokens_max: usize,

@@ -63,7 +63,7 @@ impl InEngineMetrics {
             )?,
             paused_tokens: metrics.gauge(
                 "refrain_client_paused_tokens",
-                "Tokens of requests that ended and are remembered.",
+                "Tokens of requests that were interrupted and are remembered.",
             )?,
             reading_tokens: metrics.gauge(
                 "refrain_client_reading_tokens",
@@ -71,7 +71,7 @@ impl InEngineMetrics {
             )?,
             forgotten: metrics.counter(
                 "refrain_client_forgotten_requests_total",
-                "Requests that ended and were forgotten for want of room.",
+                "Requests that were interrupted and forgotten for want of room.",
             )?,
             busy: metrics.counter(
                 "refrain_client_busy_total",

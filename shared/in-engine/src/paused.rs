@@ -1,4 +1,4 @@
-//! Requests that ended and are remembered, in case the engine only made room.
+//! Requests that were interrupted and are remembered, in case the engine only made room.
 
 use std::num::NonZeroUsize;
 
@@ -6,7 +6,7 @@ use lru::LruCache;
 
 use crate::request::Paused;
 
-/// At most so many requests, and so many tokens of their texts; the one that ended first goes first.
+/// At most so many requests, and so many tokens of their texts; the one that was interrupted first goes first.
 pub(crate) struct PausedRequests {
     by_id: LruCache<String, Paused>,
     tokens: usize,

@@ -196,12 +196,12 @@ impl Proposer {
         })
     }
 
-    /// A request begins, or goes on after the engine made room. Returns how many tokens of its output are known, from before:
-    /// the next ones that it says stand behind those.
+    /// A request begins, or goes on after the engine made room. Returns how many tokens behind its prompt are known, from
+    /// before: the next ones that it says stand behind those.
     ///
     /// # Errors
     /// Its token is refused, or its document is no name of one. With a token that is refused it runs all the same, is
-    /// drafted for from its own text alone, and is not kept.
+    /// drafted for from its own text alone, is not kept, and begins with its prompt.
     pub fn begin(&self, begin: Begin<'_>) -> Result<usize, ApiError> {
         let document = match begin.document {
             Some(document) => document.parse().map_err(|error: String| {
@@ -231,7 +231,13 @@ impl Proposer {
         };
         let namespace = signed.as_ref().map(|signed| signed.namespace.id());
         let is = Paused::new(begin.prompt, &output, namespace, head);
-        let known = self.run(begin.request, is, signed, begin.group);
+        let prompt_len = is.tokens();
+        let paused = self.take_paused(&begin.request);
+        // Who is told of a refusal is told of no length.
+        let paused = paused.filter(|paused| refused.is_ok() && paused.began_as(&is));
+        let is = paused.map_or(is, Paused::again);
+        let known = is.tokens() - prompt_len;
+        self.run(begin.request, is, signed, begin.group);
         refused.map(|()| known)
     }
 
@@ -307,7 +313,12 @@ impl Proposer {
             return;
         };
         self.metrics.requests.set(requests.running.len() as i64);
-        let paused = self.end(ended, finish_of(reason));
+        let finish = finish_of(reason);
+        let paused = self.end(ended, finish);
+        if finish != FinishReason::Cancelled {
+            // It has come to its end, and nothing goes on from there.
+            return;
+        }
         let gone = requests.paused.put(request, paused);
         let tokens = requests.paused.tokens();
         self.metrics.paused_tokens.set(tokens as i64);
@@ -389,37 +400,26 @@ impl Proposer {
         requests.standing.clone()
     }
 
-    fn run(
-        &self,
-        id: String,
-        is: Paused,
-        signed: Option<SignedNamespace>,
-        group: Option<String>,
-    ) -> usize {
-        let paused = {
-            let mut requests = self.lock();
-            let paused = requests.paused.take(&id);
-            let tokens = requests.paused.tokens();
-            self.metrics.paused_tokens.set(tokens as i64);
-            paused
-        };
-        let is = match paused.filter(|paused| paused.began_as(&is)) {
-            Some(paused) => paused.again(),
-            None => is,
-        };
+    fn run(&self, id: String, is: Paused, signed: Option<SignedNamespace>, group: Option<String>) {
         let placed = match signed {
             Some(signed) => self.place(signed, group, is.document()),
             None => Placed::Nowhere,
         };
         let own = self.reader.read(is.text());
-        let known = is.output().len();
         let mut requests = self.lock();
         let unfinished = requests.running.insert(id, Request::new(is, placed, own));
         self.metrics.requests.set(requests.running.len() as i64);
         if let Some(unfinished) = unfinished {
-            self.end(unfinished, finish_of(None));
+            self.end(unfinished, FinishReason::Cancelled);
         }
-        known
+    }
+
+    fn take_paused(&self, id: &str) -> Option<Paused> {
+        let mut requests = self.lock();
+        let paused = requests.paused.take(id);
+        let tokens = requests.paused.tokens();
+        self.metrics.paused_tokens.set(tokens as i64);
+        paused
     }
 
     /// Finds a request its place, now if nobody has to be waited for.

@@ -351,14 +351,14 @@ fn an_output_that_somebody_named_is_drafted_from_here_and_written_by_them() {
         written: 2,
         ..Begin::default()
     };
-    rig.proposer.begin(begin("named")).unwrap();
+    assert_eq!(rig.proposer.begin(begin("named")).unwrap(), 0);
     rig.proposer.extend("named", &text(2, 30));
     rig.begin("other", &text(1_000, 20), None);
     rig.proposer.extend("other", &text(0, 12));
     rig.await_draft("other", &text(12, 10));
     // The engine makes room, and goes on: its worker knows of one attempt.
     rig.proposer.finish("named".into(), None);
-    rig.proposer.begin(begin("named")).unwrap();
+    assert_eq!(rig.proposer.begin(begin("named")).unwrap(), 30);
     rig.proposer.extend("named", &text(32, 30));
     rig.proposer.extend("other", &text(12, 20));
     rig.await_draft("other", &text(32, 10));

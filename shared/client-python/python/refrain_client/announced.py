@@ -19,7 +19,7 @@ def announces(fields):
 
 def start(client, request_id, prompt, fields):
     """Begins a request with what it brought. What cannot be read, or is refused, costs drafts, not the request. Returns how
-    many tokens of its output are known from before."""
+    many tokens behind the prompt are known from before."""
     try:
         brought = read(fields)
     except UNREADABLE as error:

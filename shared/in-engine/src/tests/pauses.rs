@@ -116,3 +116,56 @@ fn of_two_attempts_at_a_named_output_the_newer_ones_text_is_kept() {
         rig.await_draft(other, &text(502, 8));
     }
 }
+
+#[test]
+fn only_what_was_interrupted_is_remembered() {
+    let rig = Rig::new(|config| config.paused_requests_max = 1);
+    let prompt = text(1_000, 20);
+    let begin = |request: &str| {
+        let begin = Begin {
+            request: request.into(),
+            prompt: prompt.clone(),
+            ..Begin::default()
+        };
+        rig.proposer.begin(begin).unwrap()
+    };
+    begin("paused");
+    rig.proposer.extend("paused", &text(0, 30));
+    rig.proposer.finish("paused".into(), None);
+    let metrics = &rig.proposer.metrics;
+    for reason in ["stop", "length", "repetition", "error"] {
+        assert_eq!(begin("ended"), 0, "{reason}");
+        rig.proposer.extend("ended", &text(100, 30));
+        rig.proposer.finish("ended".into(), Some(reason));
+        assert_eq!(metrics.paused_tokens.get(), 50, "{reason}");
+    }
+    assert_eq!(metrics.forgotten.get(), 0);
+    assert_eq!((begin("ended"), begin("paused")), (0, 30));
+    for request in ["ended", "paused"] {
+        rig.proposer.finish(request.into(), None);
+    }
+    assert_eq!(metrics.forgotten.get(), 1);
+    // Outputs of one name are documents of their own.
+    rig.drain();
+    assert_eq!(rig.store.outputs().len(), 6);
+}
+
+#[test]
+fn a_request_that_was_refused_is_not_taken_up_again() {
+    let rig = Rig::new(|_| {});
+    let begin = || Begin {
+        request: "a".into(),
+        prompt: text(1_000, 20),
+        namespace: Some("nonsense"),
+        ..Begin::default()
+    };
+    assert!(rig.proposer.begin(begin()).is_err());
+    rig.proposer.extend("a", &text(0, 30));
+    rig.proposer.finish("a".into(), None);
+    assert!(rig.proposer.begin(begin()).is_err());
+    // It was told of no length, and hands over all of its output. Said twice it would be drafted from.
+    rig.proposer.extend("a", &text(0, 30));
+    assert!(rig.draft("a", 5).is_empty());
+    rig.proposer.extend("a", &[0, 1]);
+    assert_eq!(rig.draft("a", 2), text(2, 2));
+}
