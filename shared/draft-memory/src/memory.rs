@@ -61,6 +61,11 @@ impl NamespaceMemory {
         self.drafts.read()
     }
 
+    /// [`read`](Self::read) for those who must not wait: `None` while somebody changes them, or waits to.
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, Drafts>> {
+        self.drafts.try_read()
+    }
+
     /// The drafts, to be held for microseconds.
     pub fn lock(&self) -> RwLockWriteGuard<'_, Drafts> {
         self.drafts.lock()

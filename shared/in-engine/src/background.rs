@@ -32,6 +32,20 @@ pub(crate) enum Event {
     Flush(oneshot::Sender<()>),
 }
 
+impl Event {
+    /// Output tokens that are on their way with it.
+    pub(crate) fn tokens(&self) -> usize {
+        match self {
+            Event::Said(_, update, _) => update.tokens.len(),
+            Event::Ended(ended) => {
+                let told = ended.tell.as_ref().map_or(0, |update| update.tokens.len());
+                ended.lacking_tokens() + told
+            }
+            Event::Began(..) | Event::Place { .. } | Event::Flush(_) => 0,
+        }
+    }
+}
+
 /// What is to be done for a request that has ended.
 pub(crate) struct Ended {
     pub(crate) placed: Placed,
@@ -41,6 +55,23 @@ pub(crate) struct Ended {
     /// What the store lacks of it; `None` where somebody else writes the output.
     pub(crate) tell: Option<DocumentUpdate>,
     pub(crate) touched: Vec<DocumentId>,
+}
+
+impl Ended {
+    /// Tokens that the copies of the drafts lack.
+    pub(crate) fn lacking_tokens(&self) -> usize {
+        let lacks = [Some(&self.lack), self.group_lack.as_ref()];
+        let lacks = lacks.into_iter().flatten();
+        lacks.map(|lack| lack.piece.tokens.len()).sum()
+    }
+
+    /// Leaves the copies of the drafts without these: they learn of the end alone.
+    pub(crate) fn drop_lacking(&mut self) {
+        self.lack.piece.tokens = Vec::new();
+        if let Some(lack) = &mut self.group_lack {
+            lack.piece.tokens = Vec::new();
+        }
+    }
 }
 
 /// What a copy of the drafts lacks of an output, as [`merge_said`](refrain_draft_memory::Drafts::merge_said) takes it.
@@ -65,7 +96,11 @@ impl Background {
     pub(crate) async fn run(self, events: Receiver<Event>) {
         loop {
             match events.try_recv() {
-                Ok(event) => self.take(event),
+                Ok(event) => {
+                    let tokens = event.tokens();
+                    self.take(event);
+                    self.metrics.queued_tokens.sub(tokens as i64);
+                }
                 Err(TryRecvError::Empty) => tokio::time::sleep(LOOK_EVERY).await,
                 Err(TryRecvError::Disconnected) => return,
             }
@@ -130,7 +165,6 @@ impl Background {
             self.harvest.touch(memory.id(), &grant, document);
         }
         if let Some(update) = update {
-            self.metrics.queued_tokens.sub(update.tokens.len() as i64);
             self.harvest.push(memory.id(), &grant, update);
         }
     }

@@ -58,7 +58,8 @@ pub struct InEngineConfig {
     pub reading_tokens_max: usize,
     /// Output of a request that is handed on together.
     pub piece_tokens: u32,
-    /// Most output on its way to the background thread; what is more waits with its request.
+    /// Most output on its way to the background thread; what is more waits with its request. Of one that ends it is not
+    /// drafted from, and what the store lacks of that goes all the same.
     pub queued_tokens_max: usize,
     /// Most requests that were interrupted and are remembered, in case the engine only made room.
     pub paused_requests_max: usize,

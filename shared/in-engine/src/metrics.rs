@@ -33,7 +33,7 @@ impl InEngineMetrics {
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
         let rejections = metrics.counter_vec(
             "refrain_client_rejections_total",
-            "Requests without the drafts of their namespace, since its token was refused or what they brought cannot be read, or without those of their own prompt, and pieces of output that had to wait or that the index had no room for.",
+            "Requests without the drafts of their namespace, since its token was refused or what they brought cannot be read, or without those of their own prompt, and pieces of output that had to wait, or that the memory was not brought for want of room.",
             &["limit"],
         )?;
         for limit in [QUEUED_TOKENS_MAX, TOKEN, FIELDS, READING_TOKENS_MAX, INDEX] {

@@ -331,7 +331,7 @@ impl Proposer {
         let signed = self.standing.signed();
         let memory = signed.map(|signed| self.memory.namespace(signed.namespace.id(), &signed));
         let (documents, tokens) = memory.as_ref().map_or((0, 0), |memory| {
-            let drafts = memory.lock();
+            let drafts = memory.read();
             (drafts.index().documents() as u64, drafts.index().tokens())
         });
         let metrics = &self.metrics;
@@ -375,10 +375,10 @@ impl Proposer {
         };
         let (done, is_done) = oneshot::channel();
         self.say(Event::Flush(done));
-        runtime.block_on(async {
-            let handed_on = tokio::time::timeout(grace, is_done).await;
-            matches!(handed_on, Ok(Ok(()))) && self.harvest.drain(grace).await
-        })
+        let drained = async { is_done.await.is_ok() && self.harvest.drain(grace).await };
+        // One deadline for both: `grace` is all the time there is.
+        let drained = runtime.block_on(async { tokio::time::timeout(grace, drained).await });
+        drained.unwrap_or(false)
     }
 
     fn params(&self, factor: f32, offset: f32, min_token_prob: f32) -> ProposeParams {
@@ -453,10 +453,14 @@ impl Proposer {
     }
 
     fn end(&self, request: Request, finish: FinishReason) -> Paused {
-        self.metrics.queued_tokens.add(request.untold() as i64);
-        let (paused, event) = request.end(finish);
-        if let Some(event) = event {
-            self.say(event);
+        let (paused, ended) = request.end(finish);
+        if let Some(mut ended) = ended {
+            // The end of an output always reaches the store. Without it others draft less, no more.
+            let lacking = ended.lacking_tokens();
+            if lacking > 0 && !self.has_room(lacking) {
+                ended.drop_lacking();
+            }
+            self.say(Event::Ended(ended));
         }
         paused
     }
@@ -466,18 +470,25 @@ impl Proposer {
         if untold < self.config.piece_tokens as usize {
             return;
         }
-        let queued = self.metrics.queued_tokens.get().max(0) as usize;
-        if queued + untold > self.config.queued_tokens_max {
-            self.metrics.rejected(QUEUED_TOKENS_MAX);
-            return;
-        }
-        if let Some(event) = request.tell() {
-            self.metrics.queued_tokens.add(untold as i64);
+        if self.has_room(untold)
+            && let Some(event) = request.tell()
+        {
             self.say(event);
         }
     }
 
+    /// Whether the background thread may be given so many tokens more.
+    fn has_room(&self, tokens: usize) -> bool {
+        let queued = self.metrics.queued_tokens.get().max(0) as usize;
+        let has_room = queued + tokens <= self.config.queued_tokens_max;
+        if !has_room {
+            self.metrics.rejected(QUEUED_TOKENS_MAX);
+        }
+        has_room
+    }
+
     fn say(&self, event: Event) {
+        self.metrics.queued_tokens.add(event.tokens() as i64);
         // Nobody listens once the client is being closed.
         let _ = self.events.send(event);
     }

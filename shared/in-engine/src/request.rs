@@ -271,7 +271,7 @@ impl Request {
     }
 
     /// Ends it, maybe only for now.
-    pub(crate) fn end(mut self, finish: FinishReason) -> (Paused, Option<Event>) {
+    pub(crate) fn end(mut self, finish: FinishReason) -> (Paused, Option<Box<Ended>>) {
         self.is.update.finish = Some(finish);
         if matches!(self.placed, Placed::Nowhere) {
             return (self.is, None);
@@ -286,7 +286,7 @@ impl Request {
             tell: is_told.then(|| self.is.piece(self.told).clone()),
             touched: self.touched,
         };
-        (self.is, Some(Event::Ended(Box::new(ended))))
+        (self.is, Some(Box::new(ended)))
     }
 
     /// The best draft of at most `room` tokens.
@@ -305,9 +305,9 @@ impl Request {
             ..
         } = &self.is;
         let output_len = (text.len() - prompt_len) as u32;
-        let drafts = place.map(|place| place.memory.try_lock());
+        let drafts = place.map(|place| place.memory.try_read());
         let member = place.and_then(|place| place.group.as_ref());
-        let group = member.map(|member| member.group().try_lock());
+        let group = member.map(|member| member.group().try_read());
         for held in [
             drafts.as_ref().map(Option::is_none),
             group.as_ref().map(Option::is_none),

@@ -1,5 +1,6 @@
 //! What an engine's thread is told while others hold what it would like, and what the store gets of what it says.
 
+mod crowded;
 mod pauses;
 
 use std::io::{Read, Write};
@@ -155,6 +156,14 @@ impl Rig {
         wait_until(|| {
             self.proposer.extend(request, &[]);
             self.draft(request, due.len()) == due
+        });
+    }
+
+    /// Has the memory brought what steps that met somebody else could not bring it, until it has so much of an output.
+    fn settle(&self, request: &str, document: DocumentId, len: u32) {
+        wait_until(|| {
+            self.proposer.extend(request, &[]);
+            self.memory().read().len_of(document) == Some(len)
         });
     }
 
@@ -353,6 +362,8 @@ fn an_output_that_somebody_named_is_drafted_from_here_and_written_by_them() {
     };
     assert_eq!(rig.proposer.begin(begin("named")).unwrap(), 0);
     rig.proposer.extend("named", &text(2, 30));
+    let document = NAMED.parse().unwrap();
+    rig.settle("named", document, 32);
     rig.begin("other", &text(1_000, 20), None);
     rig.proposer.extend("other", &text(0, 12));
     rig.await_draft("other", &text(12, 10));
@@ -360,6 +371,7 @@ fn an_output_that_somebody_named_is_drafted_from_here_and_written_by_them() {
     rig.proposer.finish("named".into(), None);
     assert_eq!(rig.proposer.begin(begin("named")).unwrap(), 30);
     rig.proposer.extend("named", &text(32, 30));
+    rig.settle("named", document, 62);
     rig.proposer.extend("other", &text(12, 20));
     rig.await_draft("other", &text(32, 10));
     rig.proposer.finish("named".into(), Some("stop"));
@@ -370,7 +382,7 @@ fn an_output_that_somebody_named_is_drafted_from_here_and_written_by_them() {
     assert_eq!(outputs[0].1, text(0, 32));
     // The worker cut it where a stop string began, under the epoch behind its own.
     let cut = DocumentUpdate {
-        document: NAMED.parse().unwrap(),
+        document,
         epoch: 4,
         prev_len: 40,
         tokens: Vec::new(),

@@ -72,14 +72,14 @@ impl GroupMemory {
         self.drafts.read()
     }
 
+    /// [`read`](Self::read) for those who must not wait: `None` while somebody changes them, or waits to.
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, Drafts>> {
+        self.drafts.try_read()
+    }
+
     /// The group's drafts, to be held for microseconds.
     pub fn lock(&self) -> RwLockWriteGuard<'_, Drafts> {
         self.drafts.lock()
-    }
-
-    /// [`lock`](Self::lock) for those who must not wait: `None` while somebody else holds them.
-    pub fn try_lock(&self) -> Option<RwLockWriteGuard<'_, Drafts>> {
-        self.drafts.try_lock()
     }
 
     /// Takes a piece of a running output. What newer weights say drives out what older ones said: their samples are
@@ -95,7 +95,7 @@ impl GroupMemory {
 
     /// The same for those who must not wait: `None` while somebody else holds the drafts.
     pub fn try_merge_said(&self, update: &DocumentUpdate, is_alone: bool) -> Option<bool> {
-        let drafts = self.try_lock()?;
+        let drafts = self.drafts.try_lock()?;
         Some(self.take(drafts, update, is_alone))
     }
 

@@ -35,6 +35,14 @@ impl SharedDrafts {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, Drafts>> {
+        match self.drafts.try_read() {
+            Ok(drafts) => Some(drafts),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     pub(crate) fn lock(&self) -> RwLockWriteGuard<'_, Drafts> {
         self.drafts
             .write()
