@@ -13,6 +13,8 @@
 //! the log to quarantine; so does a log without the record that is made durable before the manifest is
 //! first written. What still decodes is copied into the new log, under a new generation, so that followers
 //! start over; segments are taken in as they lie. A segment that is missing or damaged costs itself alone.
+//! One of a format version that this program does not read is refused with the whole directory, before
+//! anything is moved: it is neither damaged nor an orphan to delete.
 
 mod manifest;
 mod quarantine;
@@ -131,9 +133,10 @@ pub(crate) fn disk_bytes(dir: &Path) -> u64 {
 /// Opens the store in `dir`, whatever state it is in. The caller holds the directory.
 ///
 /// # Errors
-/// [`LogError::Refused`] when the disk refuses: nothing was changed.
+/// [`LogError::Refused`] when the disk refuses, or a segment is of another version: nothing was changed.
 pub(crate) fn open(dir: &Path, cache_bytes: u64, now_ms: u64) -> Result<Opened, LogError> {
     std::fs::create_dir_all(dir).map_err(|error| refused("create", dir, &error))?;
+    segments::check_versions(dir)?;
     let manifest = Manifest::read(dir);
     let number = current(dir, manifest.as_ref(), cache_bytes)?;
     let opened = match open_believed(dir, number, manifest.as_ref(), cache_bytes) {
@@ -190,8 +193,9 @@ fn is_unbelieved(dir: &Path, segment: SegmentId) -> bool {
 /// whose process ended while it was created.
 ///
 /// # Errors
-/// There is no store, or it is not readable as a whole.
+/// There is no store, a segment is of another version, or the store is not readable as a whole.
 pub(crate) fn inspect(dir: &Path, cache_bytes: u64, was_begun: bool) -> Result<Opened, LogError> {
+    segments::check_versions(dir)?;
     let manifest = Manifest::read(dir);
     let number = current(dir, manifest.as_ref(), cache_bytes)?;
     let path = log_path(dir, number);

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_suffix_index::SegmentStats;
 
-pub(crate) use file::Sealed;
+pub(crate) use file::{Sealed, check_versions};
 pub(crate) use find::{Found, find};
 #[cfg(test)]
 pub(crate) use job::Step;

@@ -16,8 +16,10 @@
 //! length, with those of what is known from the start cut, found 2 % fewer tokens a step, and 4 % fewer where only half the
 //! output's length was kept.
 //!
-//! A file of version 1, which had a record of a hundred bytes for each document, is refused as one of any other version:
-//! it goes to quarantine, and its outputs can be imported anew.
+//! A file of another version (1 had a record of a hundred bytes for each document) is no damage: who finds one refuses to
+//! start, and leaves everything as it lies. So that every program can tell such a file from a damaged one, magic, version,
+//! length of the index and checksum stand in the same places of the footer in all versions. The index has a version of its
+//! own: a new one of it is a new one of the file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,9 +31,9 @@ use refrain_suffix_index::{DocumentKey as IndexKey, SealedDocument, Segment};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::map::{IndexBytes, map};
-use super::path;
 use super::records::Records;
 use super::write::Entry;
+use super::{list, path};
 use crate::codec::Damage;
 use crate::log::LogError;
 use crate::record::{NamespaceRecord, SegmentId, SegmentRecord, StateRecord};
@@ -77,6 +79,53 @@ pub(super) fn footer(
     footer
 }
 
+fn u64_at(footer: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&footer[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+fn version_of(footer: &[u8]) -> u32 {
+    u64_at(footer, 4) as u32
+}
+
+/// Refuses bytes that are a whole file of another version. Damaged ones pass: they are for [`Sealed::open`].
+fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
+    let Some(footer) = bytes.last_chunk::<FOOTER_BYTES>() else {
+        return Ok(());
+    };
+    let version = version_of(footer);
+    if footer[..4] != MAGIC || version == VERSION {
+        return Ok(());
+    }
+    let index = usize::try_from(u64_at(footer, 32)).unwrap_or(usize::MAX);
+    let checked = bytes.get(index..bytes.len() - 8);
+    if checked.is_none_or(|checked| xxh3_64(checked) != u64_at(footer, 64)) {
+        return Ok(());
+    }
+    Err(LogError::Refused(format!(
+        "{} is a segment of format version {version}, and this program reads {VERSION}: nothing was changed; run the \
+         binary that wrote it and `refrain store export`, then import into an empty directory with this one",
+        path.display()
+    )))
+}
+
+/// Refuses a directory that has a segment of another version.
+///
+/// # Errors
+/// [`LogError::Refused`], also when the disk does. A missing or damaged file is no error.
+pub(crate) fn check_versions(dir: &Path) -> Result<(), LogError> {
+    for segment in list(dir)?.0 {
+        let path = path(dir, segment);
+        match map(&path) {
+            Ok(map) => check_version(&map, &path)?,
+            Err(LogError::Corrupt(_)) => {}
+            Err(refused) => return Err(refused),
+        }
+    }
+    Ok(())
+}
+
 /// A segment's file, open.
 pub(crate) struct Sealed {
     id: SegmentId,
@@ -109,27 +158,19 @@ impl Parts {
     fn check(bytes: &[u8], id: SegmentId) -> Result<(Parts, NamespaceId), String> {
         let at = bytes.len().checked_sub(FOOTER_BYTES).ok_or("too short")?;
         let footer = &bytes[at..];
-        let u64_at = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&footer[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
         if footer[..4] != MAGIC {
             return Err("not the file of a segment".into());
         }
-        let version = u64_at(4) as u32;
-        if version != VERSION {
-            return Err(format!(
-                "a segment of format version {version}; this program reads {VERSION}"
-            ));
+        if version_of(footer) != VERSION {
+            return Err("its format version is damaged".into());
         }
-        let len_at = |at: usize| usize::try_from(u64_at(at)).map_err(|_| "lengths");
+        let len_at = |at: usize| usize::try_from(u64_at(footer, at)).map_err(|_| "lengths");
         let parts = Parts {
             index: len_at(32)?,
             records: len_at(40)?,
             names: len_at(48)?,
             documents: len_at(56)?,
-            checksum: u64_at(64),
+            checksum: u64_at(footer, 64),
         };
         let sum = [parts.records, parts.names]
             .into_iter()
@@ -140,10 +181,10 @@ impl Parts {
         if xxh3_64(&bytes[parts.index..bytes.len() - 8]) != parts.checksum {
             return Err("checksum of the records differs".into());
         }
-        if u64_at(8) != id {
+        if u64_at(footer, 8) != id {
             return Err("of another segment".into());
         }
-        let namespace = u128::from(u64_at(16)) | u128::from(u64_at(24)) << 64;
+        let namespace = u128::from(u64_at(footer, 16)) | u128::from(u64_at(footer, 24)) << 64;
         Ok((parts, NamespaceId(namespace)))
     }
 }
@@ -152,10 +193,12 @@ impl Sealed {
     /// Opens the file of a segment, and checks all of it.
     ///
     /// # Errors
-    /// [`LogError::Corrupt`] when it is missing or damaged, [`LogError::Refused`] when the disk refuses.
+    /// [`LogError::Corrupt`] when it is missing or damaged, [`LogError::Refused`] when it is of another version or the
+    /// disk refuses.
     pub(crate) fn open(dir: &Path, id: SegmentId) -> Result<Sealed, LogError> {
         let path = path(dir, id);
         let map = map(&path)?;
+        check_version(&map, &path)?;
         let corrupt = |why: &str| LogError::Corrupt(format!("{}: {why}", path.display()));
         let (parts, namespace) = Parts::check(&map, id).map_err(|why| corrupt(&why))?;
         let bytes = IndexBytes {

@@ -28,7 +28,7 @@ pub(crate) struct Found {
 /// their names, and a document that comes back from a segment that was merged costs little.
 ///
 /// # Errors
-/// The disk refuses. A missing or damaged file is no error.
+/// The disk refuses, or a file is of another version. A missing or damaged file is no error.
 pub(crate) fn find(dir: &Path, log: &dyn RecordLog, adopts: bool) -> Result<Found, LogError> {
     let mut found = Found::default();
     let mut named: BTreeMap<SegmentId, Option<SegmentRecord>> = BTreeMap::new();

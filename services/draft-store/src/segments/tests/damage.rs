@@ -22,7 +22,7 @@ fn sealed(dir: &Path) -> (Store, [SegmentId; 3]) {
 #[test]
 fn a_damaged_or_missing_file_costs_itself_alone() {
     for case in [
-        "missing", "empty", "short", "index", "records", "later", "earlier", "footer",
+        "missing", "empty", "short", "index", "records", "version", "footer",
     ] {
         let dir = tempfile::tempdir().unwrap();
         let (store, [first, second, theirs]) = sealed(dir.path());
@@ -48,9 +48,7 @@ fn a_damaged_or_missing_file_costs_itself_alone() {
             "short" => bytes.truncate(len / 2),
             "index" => bytes[1_000] ^= 1,
             "records" => bytes[len - 150] ^= 1,
-            // Written by a later program, or an earlier one.
-            "later" => bytes[len - 68] += 1,
-            "earlier" => bytes[len - 68] -= 1,
+            "version" => bytes[len - 68] ^= 1,
             _ => bytes[len - 40] ^= 1,
         }
         std::fs::write(&file, bytes).unwrap();
@@ -76,6 +74,81 @@ fn a_damaged_or_missing_file_costs_itself_alone() {
         let store = Store::open(dir.path(), expected);
         assert_eq!(store.lost, 0, "the second start is an ordinary one");
         store.check();
+    }
+}
+
+/// All files of a segment directory, and the names of what lies in the data directory.
+fn lies(dir: &Path) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
+    let entries = |dir: &Path| {
+        let entries = std::fs::read_dir(dir).unwrap().map(Result::unwrap);
+        let mut entries: Vec<_> = entries
+            .map(|entry| (entry.file_name().into_string().unwrap(), entry.path()))
+            .collect();
+        entries.sort();
+        entries
+    };
+    let segments = entries(&directory(dir)).into_iter();
+    let segments = segments.map(|(name, path)| (name, std::fs::read(path).unwrap()));
+    let names = entries(dir).into_iter().map(|(name, _)| name);
+    (segments.collect(), names.collect())
+}
+
+#[test]
+fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
+    // Also where the log, which would name it, is gone, and where it is an orphan.
+    for (version, loses) in [(1u32, "nothing"), (3, "log"), (3, "name")] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, [first, ..]) = sealed(dir.path());
+        let open = store.shared.read().as_ref().unwrap().log.clone();
+        let identity = store.core.lock().unwrap().store();
+        {
+            let open = store.shared.read();
+            let catalog = &open.as_ref().unwrap().catalog;
+            let manifest = Manifest::new(0, identity, catalog, true);
+            manifest.write(dir.path()).unwrap();
+        }
+        if loses == "name" {
+            let mut batch = crate::log::Batch::default();
+            batch.remove(crate::record::segment_key(first));
+            open.commit(&batch).unwrap();
+        }
+        drop((store, open));
+        if loses == "log" {
+            std::fs::remove_dir_all(dir.path().join("log")).unwrap();
+        }
+        // As another program writes it: whole, with a sound checksum.
+        let file = path(dir.path(), first);
+        let mut bytes = std::fs::read(&file).unwrap();
+        assert_eq!(
+            bytes[4..8],
+            [1, 0, 0, 0],
+            "a new index is a new version of the file too"
+        );
+        let footer = bytes.len() - 72;
+        let index = u64::from_le_bytes(bytes[footer + 32..footer + 40].try_into().unwrap());
+        bytes[footer + 4..footer + 8].copy_from_slice(&version.to_le_bytes());
+        let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[index as usize..footer + 64]);
+        bytes[footer + 64..].copy_from_slice(&checksum.to_le_bytes());
+        std::fs::write(&file, &bytes).unwrap();
+        let before = lies(dir.path());
+        let refusals = [
+            crate::directory::open(dir.path(), 4 << 20, 1).map(drop),
+            crate::directory::inspect(dir.path(), 4 << 20, true).map(drop),
+            Sealed::open(dir.path(), first).map(drop),
+        ];
+        for refusal in refusals {
+            let Err(LogError::Refused(why)) = refusal else {
+                panic!("{loses}: {refusal:?}");
+            };
+            let what = [
+                file.display().to_string(),
+                format!("version {version}"),
+                "reads 2".into(),
+                "refrain store export".into(),
+            ];
+            assert!(what.iter().all(|what| why.contains(what)), "{why}");
+        }
+        assert!(lies(dir.path()) == before, "{loses}: something was moved");
     }
 }
 
