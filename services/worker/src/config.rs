@@ -45,6 +45,8 @@ pub struct WorkerConfig {
     pub profile_ms_max: u64,
     /// How long a drain lets chunks run before they are handed over, milliseconds.
     pub drain_grace_ms: u64,
+    /// How long a worker that stops waits for the draft store to take outputs and what was learnt, milliseconds.
+    pub store_grace_ms: u64,
     /// The engine that it drives.
     pub engine: EngineConfig,
     /// Drafting.
@@ -71,6 +73,7 @@ impl Default for WorkerConfig {
             slot_wait_ms: 1_000,
             profile_ms_max: 200,
             drain_grace_ms: 20_000,
+            store_grace_ms: 5_000,
             engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),
             memory: MemoryConfig::default(),

@@ -162,7 +162,7 @@ impl DecodeLoop {
                 }
             }
         }
-        self.goodput.finish().await;
+        serve_cuts(commands, &self.outlet, self.goodput.finish()).await;
     }
 
     /// Does what it is told. Says whether more may come.
@@ -401,6 +401,32 @@ impl DecodeLoop {
                 tracing::debug!(%error, "engine session was not closed");
             }
         });
+    }
+}
+
+/// All that a loop still does whose chunks have ended, until `last` is over: readers shorten what they were sent.
+async fn serve_cuts(
+    mut commands: mpsc::Receiver<Command>,
+    outlet: &Outlet,
+    last: impl Future<Output = ()>,
+) {
+    let serve = |command| {
+        if let Command::Cut(cut, done) = command {
+            outlet.cut_ended(cut);
+            let _ = done.send(());
+        }
+    };
+    let mut last = std::pin::pin!(last);
+    loop {
+        tokio::select! {
+            () = &mut last => break,
+            Some(command) = commands.recv() => serve(command),
+        }
+    }
+    // Who comes from now on is told that nobody is here.
+    commands.close();
+    while let Ok(command) = commands.try_recv() {
+        serve(command);
     }
 }
 

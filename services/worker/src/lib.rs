@@ -263,14 +263,19 @@ impl RunningWorker {
             let _ = inner.commands.send(Command::HandOver).await;
             inner.drain.finished(HAND_OVER_GRACE).await;
         }
-        let outputs = inner.harvest.drain(STORE_GRACE);
-        let learnt = tokio::time::timeout(STORE_GRACE, async {
+        let store_grace = Duration::from_millis(inner.config.store_grace_ms);
+        let waited = Instant::now();
+        // The loop goes on meanwhile: readers may still shorten what they were sent last.
+        inner.harvest.drain(store_grace).await;
+        let left = || store_grace.saturating_sub(waited.elapsed()).max(LAST_GRACE);
+        let learnt = tokio::time::timeout(left(), async {
             // The loop may be gone already. It tells the store before it ends.
             let _ = inner.commands.send(Command::End).await;
             let _ = (&mut decoding).await;
         });
-        let (is_kept, is_learnt) = tokio::join!(outputs, learnt);
-        if !is_kept {
+        let is_learnt = learnt.await;
+        // What was shortened since.
+        if !inner.harvest.drain(left()).await {
             tracing::warn!("outputs are left that the draft store did not take");
         }
         if is_learnt.is_err() {
@@ -291,8 +296,9 @@ impl RunningWorker {
 
 /// How long a hand-over may take.
 const HAND_OVER_GRACE: Duration = Duration::from_secs(2);
-/// How long a stopping worker waits for the draft store.
-const STORE_GRACE: Duration = Duration::from_secs(5);
+/// How long a stopping worker waits for each of the last things that the draft store is to take, when the store has used
+/// up its time.
+const LAST_GRACE: Duration = Duration::from_millis(500);
 /// How long it waits until what was answered is read.
 const ANSWERS_GRACE: Duration = Duration::from_secs(2);
 

@@ -23,7 +23,7 @@ use tracing::Instrument;
 use self::prime::SharedPriming;
 use self::steps::Steps;
 use super::entry::Entry;
-use super::{Command, Outlet, Start};
+use super::{Command, Outlet, Start, serve_cuts};
 use crate::config::{EngineConfig, WorkerConfig};
 use crate::drive::SharedDrive;
 use crate::engine::{Breaker, StreamingEngine};
@@ -123,22 +123,22 @@ impl StreamDriver {
         }
     }
 
-    /// Runs until every sender of commands is gone and nothing is left to listen to.
+    /// Runs until it is told to end, or nobody can tell it anything any more, and nothing is left to listen to.
     pub(crate) async fn run(self, mut commands: mpsc::Receiver<Command>) {
         let mut tasks: JoinSet<()> = JoinSet::new();
         let mut listed: HashMap<Id, Listed> = HashMap::new();
-        let mut open = true;
-        while open || !tasks.is_empty() {
+        let mut ends = false;
+        while !ends || !tasks.is_empty() {
             tokio::select! {
-                command = commands.recv(), if open => match command {
-                    Some(Command::Start(start)) => self.start(*start, &mut tasks, &mut listed),
-                    Some(Command::Cut(cut, done)) => self.cut(cut, done, &listed),
-                    Some(Command::HandOver) => {
+                Some(command) = commands.recv() => match command {
+                    Command::Start(start) => self.start(*start, &mut tasks, &mut listed),
+                    Command::Cut(cut, done) => self.cut(cut, done, &listed),
+                    Command::HandOver => {
                         for chunk in listed.values() {
                             let _ = chunk.control.try_send(Control::HandOver);
                         }
                     }
-                    Some(Command::End) | None => open = false,
+                    Command::End => ends = true,
                 },
                 Some(ended) = tasks.join_next_with_id() => {
                     let id = match ended {
@@ -147,8 +147,10 @@ impl StreamDriver {
                     };
                     listed.remove(&id);
                 }
+                else => break,
             }
         }
+        serve_cuts(commands, &self.chunks.outlet, std::future::ready(())).await;
     }
 
     fn start(&self, start: Start, tasks: &mut JoinSet<()>, listed: &mut HashMap<Id, Listed>) {

@@ -114,6 +114,8 @@ async fn start_bench<E>(
         running_max: 8,
         // Tests count steps.
         profile_ms_max: 0,
+        // What a stopping worker waits for is certain to come, on a busy machine too.
+        store_grace_ms: 3_600_000,
         ..WorkerConfig::default()
     };
     config.harvest.interval_ms = 5;

@@ -1,7 +1,7 @@
 //! An engine whose target model is a function, a store that is a map, a scheduler that listens.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -316,7 +316,13 @@ pub(crate) struct Stored {
 pub(crate) struct FakeStore {
     pub(crate) documents: Mutex<HashMap<DocumentId, Stored>>,
     pub(crate) touched: Mutex<Vec<DocumentId>>,
+    /// Whether it takes no outputs, and how often it took none.
+    pub(crate) refuses_outputs: AtomicBool,
+    pub(crate) refused_outputs: AtomicU64,
     chances: Mutex<KeptChances>,
+    /// Held by who wants calls that tell something to wait, and how many do.
+    pub(crate) chances_gate: tokio::sync::Mutex<()>,
+    pub(crate) chances_waiting: AtomicU64,
 }
 
 /// What drafts are worth, of one namespace.
@@ -337,6 +343,10 @@ impl FakeStore {
 #[async_trait]
 impl DraftStore for FakeStore {
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
+        if self.refuses_outputs.load(Ordering::SeqCst) {
+            self.refused_outputs.fetch_add(1, Ordering::SeqCst);
+            return Err(ApiError::new(ErrorKind::Unavailable, "told to"));
+        }
         let mut documents = self.documents.lock().unwrap();
         let lengths = request.updates.into_iter().map(|update| {
             let stored = documents.entry(update.document).or_default();
@@ -364,6 +374,10 @@ impl DraftStore for FakeStore {
     }
 
     async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+        if !request.observed.is_empty() {
+            self.chances_waiting.fetch_add(1, Ordering::SeqCst);
+            drop(self.chances_gate.lock().await);
+        }
         let mut kept = self.chances();
         if kept.refuses {
             return Err(ApiError::new(ErrorKind::Unavailable, "told to"));

@@ -2,6 +2,7 @@
 
 mod bench;
 mod chances;
+mod drain;
 mod drive;
 mod external;
 mod fake_stream;
