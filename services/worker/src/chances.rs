@@ -95,8 +95,8 @@ impl Chances {
             .clone_from(namespace);
     }
 
-    /// Takes in what was answered, and tells what is due.
-    pub(crate) fn exchange(&mut self, router: &mut Goodput<NamespaceId>, now: Instant) {
+    /// Takes in what was answered.
+    fn hear(&mut self, router: &mut Goodput<NamespaceId>) {
         while let Ok(Answer { id, known }) = self.answers.try_recv() {
             if let Some(turn) = self.namespaces.peek_mut(&id) {
                 turn.under_way = false;
@@ -107,6 +107,11 @@ impl Chances {
                 Err(observed) => router.calibration(id).put_back(&observed),
             }
         }
+    }
+
+    /// Takes in what was answered, and tells what is due.
+    pub(crate) fn exchange(&mut self, router: &mut Goodput<NamespaceId>, now: Instant) {
+        self.hear(router);
         let Some(interval) = self.interval else {
             return;
         };
@@ -145,7 +150,9 @@ impl Chances {
 
     /// Tells all that was not told yet, and returns when the store has answered. What it does not take is lost: nobody
     /// is there to tell it again.
-    pub(crate) async fn finish(self, router: &mut Goodput<NamespaceId>) {
+    pub(crate) async fn finish(mut self, router: &mut Goodput<NamespaceId>) {
+        // What the store did not take comes back with its answer, and is told again.
+        self.hear(router);
         let Some(telling) = self.telling else { return };
         // Nobody learns from answers any more.
         drop(self.answers);
@@ -210,4 +217,101 @@ fn read(tables: &[u8]) -> Result<Option<Calibration>, ApiError> {
         let message = "the draft store's chances cannot be read";
         ApiError::new(ErrorKind::Upstream, message).with_detail(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use async_trait::async_trait;
+    use refrain_protocol::Namespace;
+    use refrain_protocol::chances::ChancesReply;
+    use refrain_protocol::document::*;
+    use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
+    use refrain_service_kit::telemetry::Metrics;
+    use refrain_speculation::GoodputParams;
+
+    use super::*;
+
+    fn refused<T>() -> Result<T, ApiError> {
+        Err(ApiError::new(ErrorKind::Unavailable, "told to"))
+    }
+
+    /// Keeps what it is told.
+    #[derive(Default)]
+    struct Store {
+        refuses: AtomicBool,
+        told: Mutex<Vec<Observed>>,
+    }
+
+    #[async_trait]
+    impl DraftStore for Store {
+        async fn append(&self, _: AppendRequest) -> Result<AppendReply, ApiError> {
+            refused()
+        }
+
+        async fn follow(&self, _: FollowRequest) -> Result<FollowReply, ApiError> {
+            refused()
+        }
+
+        async fn touch(&self, _: TouchRequest) -> Result<(), ApiError> {
+            refused()
+        }
+
+        async fn stats(&self) -> Result<StoreStats, ApiError> {
+            refused()
+        }
+
+        async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+            if self.refuses.load(Ordering::SeqCst) {
+                return refused();
+            }
+            let observed = Observed::from_bytes(&request.observed).unwrap();
+            self.told.lock().unwrap().push(observed);
+            Ok(ChancesReply { tables: Vec::new() })
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_refused_and_not_heard_of_is_told_at_the_end() {
+        let store = Arc::new(Store::default());
+        let metrics = WorkerMetrics::new(&Metrics::new().unwrap(), "fake").unwrap();
+        let namespaces_max = NonZeroUsize::MIN;
+        let hour = Duration::from_secs(3_600);
+        let mut chances = Chances::start(Some(hour), namespaces_max, store.clone(), metrics);
+        let mut router = Goodput::new(GoodputParams {
+            namespaces_max,
+            off_above_batch: None,
+        });
+        let namespace = Namespace {
+            tenant: "acme".into(),
+            model: "fake".into(),
+            tokenizer: "fake".into(),
+        };
+        let id = namespace.id();
+        let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
+        let now = Instant::now();
+        chances.meet(id, &signer.sign(namespace), now);
+        router.calibration(id).observe_head(10, 3, 2);
+        let observed = {
+            let mut same = Calibration::new();
+            same.observe_head(10, 3, 2);
+            same.take_observed()
+        };
+        assert!(!observed.is_empty());
+
+        store.refuses.store(true, Ordering::SeqCst);
+        chances.exchange(&mut router, now);
+        let answered = tokio::time::timeout(Duration::from_secs(60), async {
+            while chances.answers.is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        assert!(answered.await.is_ok(), "no answer");
+        assert!(!router.has_observed(&id));
+        store.refuses.store(false, Ordering::SeqCst);
+        chances.finish(&mut router).await;
+        assert_eq!(*store.told.lock().unwrap(), [observed]);
+    }
 }
