@@ -1,5 +1,7 @@
 //! Workers and schedulers that fail: the client does not notice, or is told.
 
+use std::time::Duration;
+
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use serde_json::json;
@@ -255,9 +257,15 @@ async fn the_only_worker_is_tried_again() {
     bench.mesh.script().workers = 1;
     // The second of these questions is asked after the change, and its answer known before the third.
     let asked = bench.mesh.log().polls;
-    while bench.mesh.log().polls < asked + 3 {
-        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-    }
+    let asks = tokio::time::timeout(Duration::from_secs(60), async {
+        while bench.mesh.log().polls < asked + 3 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+    assert!(
+        asks.await.is_ok(),
+        "the gateway asks no more what is served"
+    );
     bench.mesh.mishap(0, Mishap::Lose(1));
     assert_eq!(bench.chat(json!({})).await.0, 200);
     assert!(bench.mesh.log().leases[1].exclude.is_empty());
