@@ -1,5 +1,6 @@
 //! The threads that a step's drafts are looked for on.
 
+use std::num::NonZeroUsize;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,13 +11,18 @@ use crate::config::SpeculationConfig;
 /// Requests that a thread takes at a time: many enough that taking costs nothing beside them, few enough that nobody waits
 /// long for the last ones.
 const TAKEN: usize = 4;
-/// Most threads unless the configuration says otherwise: one for each core, up to here.
+/// Most threads unless the configuration says otherwise.
 const THREADS_MAX: usize = 8;
 
 /// Does something for each of many, on its own threads beside the caller's.
 ///
 /// A proposal takes some microseconds, waking a thread takes some tens. So helpers are woken for large batches alone; for
 /// any other the caller does all of it as if there were none.
+///
+/// The caller waits until each helper that it woke has run, also one that finds nothing left to do: what they look at is
+/// borrowed from the batch, and only unsafe code could go on while a thread may still come to look at it. On a machine
+/// whose cores are all taken such a helper makes the step wait for the system's scheduler. So a core is left free, and
+/// with two cores nobody helps, unless the configuration says otherwise.
 pub(crate) struct Proposers {
     /// The helpers; none where the caller is alone.
     helpers: Option<ThreadPool>,
@@ -27,12 +33,8 @@ impl Proposers {
     /// # Errors
     /// The system gives no threads.
     pub(crate) fn new(config: &SpeculationConfig) -> anyhow::Result<Self> {
-        let threads = match config.propose_threads {
-            0 => {
-                std::thread::available_parallelism().map_or(1, |cores| cores.get().min(THREADS_MAX))
-            }
-            threads => threads,
-        };
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let threads = threads(config.propose_threads, cores);
         let helpers = ThreadPoolBuilder::new()
             .num_threads(threads.saturating_sub(1))
             .thread_name(|number| format!("propose-{number}"));
@@ -81,6 +83,14 @@ impl Proposers {
     }
 }
 
+/// How many look for drafts on a machine with so many cores, the caller included; 0 `asked` for leaves a core free.
+fn threads(asked: usize, cores: usize) -> usize {
+    match asked {
+        0 => cores.saturating_sub(1).clamp(1, THREADS_MAX),
+        asked => asked,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -96,6 +106,13 @@ mod tests {
             ..SpeculationConfig::default()
         };
         Proposers::new(&config).expect("threads")
+    }
+
+    #[test]
+    fn a_core_is_left_free_unless_the_configuration_says_otherwise() {
+        let by_cores = [1, 2, 3, 4, 9, 64].map(|cores| threads(0, cores));
+        assert_eq!(by_cores, [1, 1, 2, 3, 8, 8]);
+        assert_eq!([threads(1, 64), threads(2, 1), threads(12, 2)], [1, 2, 12]);
     }
 
     #[test]

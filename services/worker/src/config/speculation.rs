@@ -46,7 +46,8 @@ pub struct SpeculationConfig {
     /// The goodput router: how often a worker tells the draft store what it observed of a namespace's drafts, and hears what
     /// others did, milliseconds. 0 keeps it to itself.
     pub chances_interval_ms: u64,
-    /// Threads that look for the drafts of a step, the decode loop's own included. 0 takes one for each core, eight at most.
+    /// Threads that look for the drafts of a step, the decode loop's own included. 0 takes one less than there are cores, and
+    /// eight at most.
     pub propose_threads: usize,
     /// Requests of a step from which on they do so together. Below, what is saved is less than what waking them takes.
     pub propose_together_min: usize,
@@ -225,7 +226,7 @@ impl SpeculationConfig {
         );
         check(
             self.propose_threads <= PROPOSE_THREADS_MAX,
-            "speculation.propose_threads: at most 256; 0 takes one for each core",
+            "speculation.propose_threads: at most 256; 0 takes one less than there are cores",
         );
         check(
             self.propose_together_min >= 2,
