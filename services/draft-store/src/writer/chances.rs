@@ -4,7 +4,9 @@
 //! They hold counts and no token. They belong to the namespace and not to its documents, so no budget and no age removes
 //! them. An erasure does, of every namespace that it may hit: all of its tenant's, of its model if it names one, and
 //! everybody's where it names no tenant; also where it is of one session or some time only, since nobody can tell
-//! what of the counts came from there. They are learnt again.
+//! what of the counts came from there. They are learnt again. What a worker observed before an erasure and tells after it
+//! is added to the emptied tables: counts of the last interval (`chances_interval_ms`, ten seconds unless the worker is
+//! told otherwise; longer where the store was away meanwhile).
 
 use refrain_protocol::{Namespace, NamespaceId};
 use refrain_speculation::{Calibration, Observed};
