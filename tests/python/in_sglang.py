@@ -12,7 +12,7 @@ from types import SimpleNamespace as Namespace
 from unittest import mock
 
 from client import PATIENCE_SECONDS, PROMPT, TEXT, WithMesh, undisturbed, wait_until
-from refrain_client import sglang
+from refrain_client import announced, sglang
 from refrain_client.corpus import RefrainCorpus
 
 END = 2
@@ -178,6 +178,19 @@ class Corpus(WithMesh):
         engine.step()
         self.assertEqual(list(req.output_ids_through_stop), [*TEXT, END])
         self.assertEqual(corpus.client.stats()["said_tokens"], len(TEXT) + 1 + 62)
+
+    def test_one_whose_token_is_refused_is_not_read_twice(self):
+        corpus = self.corpus()
+        engine = Engine(corpus, False)
+        req = Req("a", [*TEXT, END], custom_params={"refrain_namespace": "nonsense"})
+        with mock.patch.object(announced, "_refused", True):
+            for batch in ([req], [], [req]):
+                engine.batch = batch
+                for _ in range(5):
+                    engine.step()
+        # A text that stood there twice would be drafted from.
+        stats = corpus.client.stats()
+        self.assertEqual((stats["refused_tokens"], stats["drafted_tokens"]), (2, 0))
 
     def test_what_sglang_would_not_judge_exactly_is_not_drafted(self):
         corpus = self.corpus()
