@@ -1,16 +1,26 @@
 //! `refrain store` as an operator's script uses it: what an import acknowledged survives kill -9 at any moment.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use e2e::refrain_binary;
+use e2e::{PATIENCE, refrain_binary};
 use serde_json::Value;
 
 const DOCUMENTS: u32 = 6_000;
 const KILLS: u32 = 20;
+/// Kills of imports that nobody waits for: most of these come before anything is acknowledged.
+const EARLY_KILLS: u32 = 3;
+/// How long an import may go on at most before it is killed: some of the time that the whole trace takes. Nothing depends
+/// on how far it gets.
+const MOMENT: Duration = Duration::from_millis(200);
+/// Documents of a batch, and batches that travel while no acknowledgement is waited for.
+const BATCH: u32 = 512;
+const UNDER_WAY: u32 = 4;
 
 /// What a call of the trace said: of any length, and different for each.
 fn output(call: u32) -> Vec<u32> {
@@ -19,7 +29,7 @@ fn output(call: u32) -> Vec<u32> {
     (0..len).map(token).collect()
 }
 
-fn write_trace(path: &Path) -> anyhow::Result<()> {
+fn trace() -> String {
     let line = |call: u32| {
         let prompt: Vec<u32> = (0..call % 30).collect();
         format!(
@@ -30,8 +40,30 @@ fn write_trace(path: &Path) -> anyhow::Result<()> {
             output(call)
         )
     };
-    let trace: String = (0..DOCUMENTS).map(line).collect();
-    Ok(std::fs::write(path, trace)?)
+    (0..DOCUMENTS).map(line).collect()
+}
+
+/// How many documents an import surely acknowledges that was sent so many lines and no end of them: a batch is sent with
+/// the line behind it, and awaited when it is one too many.
+fn surely_acknowledged(lines: u32) -> u32 {
+    let sent = lines.saturating_sub(1) / BATCH;
+    sent.saturating_sub(UNDER_WAY) * BATCH
+}
+
+/// Writes the first lines of a trace, and the others once it is told to. Its end comes with that of the returned sender,
+/// so an import is never finished before.
+fn feed(mut stdin: ChildStdin, trace: Arc<str>, first: u32) -> (mpsc::Sender<()>, JoinHandle<()>) {
+    let (go_on, told) = mpsc::channel();
+    let feeder = thread::spawn(move || {
+        let first = trace.split_inclusive('\n').take(first as usize);
+        let (first, others) = trace.split_at(first.map(str::len).sum());
+        for part in [first, others] {
+            // Who was killed reads no more.
+            let _ = stdin.write_all(part.as_bytes());
+            let _ = told.recv();
+        }
+    });
+    (go_on, feeder)
 }
 
 fn import(trace: &Path, data_dir: &Path) -> anyhow::Result<Command> {
@@ -121,46 +153,61 @@ fn stats(data_dir: &Path) -> anyhow::Result<Value> {
 #[test]
 fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
+    let lines: Arc<str> = trace().into();
     let trace = dir.path().join("trace.jsonl");
-    write_trace(&trace)?;
+    std::fs::write(&trace, &*lines)?;
     let tokens: usize = (0..DOCUMENTS).map(|call| output(call).len()).sum();
-    let started = Instant::now();
     let whole = dir.path().join("whole");
     let mut child = import(&trace, &whole)?.spawn()?;
-    let lines = BufReader::new(child.stdout.take().context("no stdout")?).lines();
-    let told = acknowledged(lines.map_while(Result::ok), |_| ())?;
+    let said = BufReader::new(child.stdout.take().context("no stdout")?).lines();
+    let told = acknowledged(said.map_while(Result::ok), |_| ())?;
     ensure!(
         child.wait()?.success() && told == u64::from(DOCUMENTS),
         "{told}"
     );
-    let took = started.elapsed();
     let seed = std::process::id();
-    let (mut cut, mut partial) = (0, 0);
     for round in 0..KILLS {
         let data_dir = dir.path().join(format!("round-{round}"));
-        let began = Instant::now();
-        let mut child = import(&trace, &data_dir)?.spawn()?;
+        let mut child = import(Path::new("-"), &data_dir)?
+            .stdin(Stdio::piped())
+            .spawn()?;
         let stdout = child.stdout.take().context("no stdout")?;
-        let (progress, told) = std::sync::mpsc::channel();
-        let reader = std::thread::spawn(move || {
-            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            acknowledged(lines, |documents| _ = progress.send(documents))
+        let (progress, told) = mpsc::channel();
+        let reader = thread::spawn(move || {
+            let said = BufReader::new(stdout).lines().map_while(Result::ok);
+            acknowledged(said, |documents| _ = progress.send(documents))
         });
-        // Twenty moments, one after each twentieth of what there is to do, however quick the machine is just now.
-        let goal = u64::from(DOCUMENTS / KILLS * round);
-        let _ = (round > 0).then(|| told.iter().find(|documents| *documents >= goal));
+        // What was surely acknowledged when the rest of the trace is let go, between the first batch and the last one.
+        let waited_for = round.checked_sub(EARLY_KILLS).map(|later| {
+            let first = BATCH * (UNDER_WAY + 1) + 1;
+            first + (DOCUMENTS - first) * later / (KILLS - EARLY_KILLS)
+        });
+        let stdin = child.stdin.take().context("no stdin")?;
+        let (go_on, feeder) = feed(stdin, lines.clone(), waited_for.unwrap_or(0));
+        let goal = u64::from(waited_for.map_or(0, surely_acknowledged));
+        let mut seen = 0;
+        while seen < goal {
+            let next = told.recv_timeout(PATIENCE);
+            seen = next.with_context(|| format!("round {round}: {seen} of {goal}"))?;
+        }
         let within =
             f64::from((seed ^ round).wrapping_mul(2_654_435_761) >> 8) / f64::from(1 << 24);
-        // A little later, by the pace of this very run: another may have had the machine to itself, or not.
-        let pace = if round == 0 { took } else { began.elapsed() };
-        std::thread::sleep(pace.mul_f64(within / f64::from(2 * KILLS)));
-        cut += u32::from(child.try_wait()?.is_none());
+        go_on.send(())?;
+        thread::sleep(MOMENT.mul_f64(within));
+        ensure!(
+            child.try_wait()?.is_none(),
+            "round {round}: the import ended before its trace did"
+        );
         child.kill()?;
         child.wait()?;
-        let told = reader
-            .join()
-            .map_err(|_| anyhow::anyhow!("the reader panicked"))??;
-        partial += u32::from(told > 0 && told < u64::from(DOCUMENTS));
+        drop(go_on);
+        let joined = |_| anyhow::anyhow!("a thread panicked");
+        feeder.join().map_err(joined)?;
+        let told = reader.join().map_err(joined)??;
+        ensure!(
+            (goal..u64::from(DOCUMENTS)).contains(&told),
+            "round {round}: {told} acknowledged, {goal} seen"
+        );
         if told == 0 {
             // There may be no store yet. What counts is that one can be made where another was begun.
             goes_on(&trace, &data_dir)?;
@@ -193,10 +240,6 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
             goes_on(&trace, &data_dir)?;
         }
     }
-    ensure!(
-        cut >= KILLS / 2 && partial >= 3,
-        "{cut} were cut, {partial} half way"
-    );
     let found = stats(&whole)?;
     ensure!(
         found["documents"] == DOCUMENTS && found["tokens"] == tokens,
