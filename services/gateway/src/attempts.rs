@@ -2,10 +2,11 @@
 //!
 //! Before the first token of a request, a scheduler's absence is tried again once, and failures of workers and engines as
 //! often as `failures_max` says; after it, the client has seen output, so everything that may pass is. Failures are counted in
-//! a row, those that a worker heard of from its engine among them: a token in between means that the request gets on.
+//! a row: a token in between means that the request gets on. Those that a worker heard of from its engine are among them before
+//! the first token.
 //!
-//! The first attempt behind a token continues an output and is always made. All others are retries, and need the leave of the
-//! budget that all requests share (`retries.rs`).
+//! What asks an engine again for a request without a token is a retry, and needs the leave of the budget that all requests share
+//! (`retries.rs`). What continues an output is none, and neither is what follows a refusal for which no engine was asked.
 
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub(crate) struct Attempts {
     handed_over: bool,
     /// Times that a worker named another one.
     hand_overs: u32,
+    /// Whether the next chunk is asked for because the last one failed.
+    again: bool,
 }
 
 /// Times that a request may be sent on, should the worker that was named be full when it comes there.
@@ -47,6 +50,17 @@ pub(crate) enum NextChunk {
     Elsewhere,
     /// On this one, which the worker named as better for the request.
     On(WorkerId),
+}
+
+/// What a choice has said when its chunk fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// No token.
+    Nothing,
+    /// Tokens, all of them in earlier chunks.
+    Before,
+    /// Tokens in this chunk.
+    InThisChunk,
 }
 
 /// What to do.
@@ -70,6 +84,7 @@ impl Attempts {
             named: false,
             handed_over: false,
             hand_overs: 0,
+            again: false,
         }
     }
 
@@ -88,29 +103,22 @@ impl Attempts {
         self.failures_max.saturating_sub(self.failures).max(1)
     }
 
-    /// Whether nothing has failed since the request last got on.
-    pub(crate) fn is_first(&self) -> bool {
-        self.failures == 0
+    /// Whether the next chunk is asked for because the last one failed.
+    pub(crate) fn is_again(&self) -> bool {
+        self.again
     }
 
-    /// The worker's engine failed, and the worker asks it once more.
+    /// The worker's engine failed before the request's first token, and the worker asks it once more.
     pub(crate) fn retried(&mut self) {
-        self.failures += 1;
+        self.failures = self.failures.saturating_add(1);
     }
 
-    /// The scheduler said no. `has_output`: whether the client may have seen some. `may_retry` is asked before a retry.
-    pub(crate) fn lease_refused(
-        &mut self,
-        error: ApiError,
-        has_output: bool,
-        may_retry: impl FnOnce() -> bool,
-    ) -> Verdict {
+    /// The scheduler said no. `has_output`: whether the client may have seen some.
+    pub(crate) fn lease_refused(&mut self, error: ApiError, has_output: bool) -> Verdict {
         let had_excluded = !self.exclude.is_empty();
-        let continues = has_output && self.failures == 0;
-        let may_retry = || continues || may_retry();
         match error.kind {
             ErrorKind::Overloaded if !has_output => Verdict::GiveUp(error),
-            ErrorKind::Overloaded => self.again(error, self.failures_max, may_retry),
+            ErrorKind::Overloaded => self.again(error, self.failures_max),
             ErrorKind::Unavailable
             | ErrorKind::Upstream
             | ErrorKind::Timeout
@@ -123,7 +131,7 @@ impl Attempts {
                 } else {
                     2
                 };
-                self.again(error, most, may_retry)
+                self.again(error, most)
             }
             // Not the client's fault: it signs no namespaces.
             ErrorKind::Unauthorized => Verdict::GiveUp(ApiError::internal(error)),
@@ -131,50 +139,51 @@ impl Attempts {
         }
     }
 
-    /// A chunk failed. `progressed`: whether it brought tokens first. `may_retry` is asked before a retry.
+    /// A chunk failed. `may_retry` is asked before a retry.
     pub(crate) fn chunk_failed(
         &mut self,
         worker: &WorkerId,
         error: ApiError,
-        progressed: bool,
+        said: Said,
         may_retry: impl FnOnce() -> bool,
     ) -> (LeaseOutcome, Verdict) {
-        let may_retry = || progressed || may_retry();
-        if progressed {
+        if said == Said::InThisChunk {
             self.failures = 0;
         }
         self.prefer = None;
-        match error.kind {
+        self.again = true;
+        let code = error.code.as_deref();
+        let unasked = ["worker_full", "draining", "engine_breaker_open"];
+        let is_free = said != Said::Nothing || code.is_some_and(|code| unasked.contains(&code));
+        let outcome = match error.kind {
             ErrorKind::InvalidRequest | ErrorKind::TooLarge => {
-                (LeaseOutcome::Done, Verdict::GiveUp(error))
+                return (LeaseOutcome::Done, Verdict::GiveUp(error));
+            }
+            // Nobody waits for it any more, and nobody is to blame.
+            ErrorKind::Timeout if code == Some("request_timeout") => {
+                return (LeaseOutcome::Done, Verdict::GiveUp(error));
             }
             // The client has waited for as long as an engine may take; another may take as long.
-            ErrorKind::Timeout
-                if error.code.as_deref() == Some("engine_timeout") && !progressed =>
-            {
-                (LeaseOutcome::WorkerFailed, Verdict::GiveUp(error))
+            ErrorKind::Timeout if code == Some("engine_timeout") && said != Said::InThisChunk => {
+                return (LeaseOutcome::WorkerFailed, Verdict::GiveUp(error));
             }
             // A newer attempt of our own: the worker is well.
-            ErrorKind::Conflict => (
-                LeaseOutcome::Continues,
-                self.again(error, self.failures_max, may_retry),
-            ),
+            ErrorKind::Conflict => LeaseOutcome::Continues,
             // Full or draining: well too, but not for us now.
             ErrorKind::Overloaded | ErrorKind::Unavailable => {
                 self.leave_out(worker);
-                (
-                    LeaseOutcome::Continues,
-                    self.again(error, self.failures_max, may_retry),
-                )
+                LeaseOutcome::Continues
             }
             _ => {
                 self.leave_out(worker);
-                (
-                    LeaseOutcome::WorkerFailed,
-                    self.again(error, self.failures_max, may_retry),
-                )
+                LeaseOutcome::WorkerFailed
             }
-        }
+        };
+        let verdict = match self.again(error.clone(), self.failures_max) {
+            Verdict::Again(_) if !is_free && !may_retry() => Verdict::GiveUp(error),
+            verdict => verdict,
+        };
+        (outcome, verdict)
     }
 
     /// Whether the worker that is preferred was named by the last one.
@@ -197,6 +206,7 @@ impl Attempts {
     /// A chunk ended and the request goes on.
     pub(crate) fn chunk_ended(&mut self, worker: &WorkerId, next: NextChunk) {
         self.failures = 0;
+        self.again = false;
         self.exclude.clear();
         self.named = false;
         match next {
@@ -222,9 +232,9 @@ impl Attempts {
         }
     }
 
-    fn again(&mut self, error: ApiError, most: u32, may_retry: impl FnOnce() -> bool) -> Verdict {
-        self.failures += 1;
-        if self.failures >= most || !may_retry() {
+    fn again(&mut self, error: ApiError, most: u32) -> Verdict {
+        self.failures = self.failures.saturating_add(1);
+        if self.failures >= most {
             return Verdict::GiveUp(error);
         }
         let doubled = self
@@ -236,199 +246,4 @@ impl Attempts {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn error(kind: ErrorKind) -> ApiError {
-        ApiError::new(kind, "x")
-    }
-
-    fn attempts() -> Attempts {
-        Attempts::new(4, Duration::from_millis(50))
-    }
-
-    fn granted() -> bool {
-        true
-    }
-
-    fn worker(name: &str) -> WorkerId {
-        WorkerId(name.into())
-    }
-
-    #[test]
-    fn a_full_queue_is_the_clients_to_know_before_its_first_token_only() {
-        assert!(matches!(
-            attempts().lease_refused(error(ErrorKind::Overloaded), false, granted),
-            Verdict::GiveUp(_)
-        ));
-        assert!(matches!(
-            attempts().lease_refused(error(ErrorKind::Overloaded), true, granted),
-            Verdict::Again(_)
-        ));
-    }
-
-    #[test]
-    fn an_absent_scheduler_is_asked_once_more() {
-        let mut attempts = attempts();
-        assert_eq!(
-            attempts.lease_refused(error(ErrorKind::Unavailable), false, granted),
-            Verdict::Again(Duration::from_millis(50))
-        );
-        assert!(matches!(
-            attempts.lease_refused(error(ErrorKind::Unavailable), false, granted),
-            Verdict::GiveUp(_)
-        ));
-    }
-
-    #[test]
-    fn a_slow_engine_is_not_waited_for_again() {
-        let slow = || error(ErrorKind::Timeout).with_code("engine_timeout");
-        let verdict = |progressed| {
-            attempts()
-                .chunk_failed(&worker("a"), slow(), progressed, granted)
-                .1
-        };
-        assert!(matches!(verdict(false), Verdict::GiveUp(_)));
-        assert!(matches!(verdict(true), Verdict::Again(_)));
-    }
-
-    #[test]
-    fn failed_workers_are_left_out_until_nobody_else_is_there() {
-        let mut attempts = attempts();
-        let (outcome, verdict) =
-            attempts.chunk_failed(&worker("a"), error(ErrorKind::Upstream), false, granted);
-        assert_eq!(
-            (outcome, verdict),
-            (
-                LeaseOutcome::WorkerFailed,
-                Verdict::Again(Duration::from_millis(50))
-            )
-        );
-        assert_eq!(attempts.exclude(), [worker("a")]);
-        let verdict = attempts.lease_refused(error(ErrorKind::Unavailable), false, granted);
-        assert_eq!(verdict, Verdict::Again(Duration::from_millis(100)));
-        assert!(attempts.exclude().is_empty());
-    }
-
-    #[test]
-    fn failures_are_counted_in_a_row() {
-        let mut attempts = attempts();
-        for _ in 0..20 {
-            let (_, verdict) =
-                attempts.chunk_failed(&worker("a"), error(ErrorKind::Timeout), true, granted);
-            assert!(matches!(verdict, Verdict::Again(_)));
-        }
-        let mut last = None;
-        for _ in 0..3 {
-            last = Some(
-                attempts
-                    .chunk_failed(&worker("b"), error(ErrorKind::Timeout), false, granted)
-                    .1,
-            );
-        }
-        assert!(matches!(last, Some(Verdict::GiveUp(_))));
-    }
-
-    #[test]
-    fn retries_need_leave_and_continuations_do_not() {
-        let refused = || false;
-        let lost = || error(ErrorKind::Upstream);
-        let mut attempts = attempts();
-        let verdict = attempts.chunk_failed(&worker("a"), lost(), true, refused).1;
-        assert!(matches!(verdict, Verdict::Again(_)));
-        let verdict = attempts
-            .chunk_failed(&worker("b"), lost(), false, refused)
-            .1;
-        assert_eq!(verdict, Verdict::GiveUp(lost()));
-
-        let mut attempts = self::attempts();
-        attempts.chunk_ended(&worker("a"), NextChunk::Here);
-        let full = || error(ErrorKind::Overloaded);
-        let verdict = attempts.lease_refused(full(), true, refused);
-        assert!(matches!(verdict, Verdict::Again(_)));
-        let verdict = attempts.lease_refused(full(), true, refused);
-        assert_eq!(verdict, Verdict::GiveUp(full()));
-    }
-
-    #[test]
-    fn what_a_worker_tried_counts() {
-        let mut attempts = attempts();
-        assert_eq!(attempts.left(), 4);
-        attempts.retried();
-        attempts.retried();
-        let lost = error(ErrorKind::Upstream);
-        let verdict = attempts
-            .chunk_failed(&worker("a"), lost.clone(), false, granted)
-            .1;
-        assert!(matches!(verdict, Verdict::Again(_)));
-        assert_eq!(attempts.left(), 1);
-        // Nobody is asked for leave for what is not done in any case.
-        let unasked = || unreachable!("the last attempt has failed");
-        let verdict = attempts
-            .chunk_failed(&worker("b"), lost.clone(), false, unasked)
-            .1;
-        assert_eq!(verdict, Verdict::GiveUp(lost));
-    }
-
-    #[test]
-    fn what_no_worker_can_do_is_not_tried_elsewhere() {
-        let (outcome, verdict) = attempts().chunk_failed(
-            &worker("a"),
-            error(ErrorKind::InvalidRequest),
-            false,
-            granted,
-        );
-        assert_eq!(outcome, LeaseOutcome::Done);
-        assert!(
-            matches!(verdict, Verdict::GiveUp(error) if error.kind == ErrorKind::InvalidRequest)
-        );
-    }
-
-    #[test]
-    fn the_last_worker_is_preferred_unless_it_drains() {
-        let mut attempts = attempts();
-        attempts.chunk_ended(&worker("a"), NextChunk::Here);
-        assert_eq!(attempts.prefer(), Some(&worker("a")));
-        attempts.chunk_ended(&worker("a"), NextChunk::Elsewhere);
-        assert_eq!(
-            (attempts.prefer(), attempts.exclude()),
-            (None, &[worker("a")][..])
-        );
-    }
-
-    #[test]
-    fn a_request_is_handed_over_once_it_is_there_and_not_sent_on_for_ever() {
-        let mut attempts = attempts();
-        attempts.chunk_ended(&worker("a"), NextChunk::On(worker("b")));
-        assert_eq!(attempts.prefer(), Some(&worker("b")));
-        assert!(attempts.prefers_named() && !attempts.is_handed_over());
-        attempts.leased(&worker("b"));
-        assert!(!attempts.prefers_named() && attempts.is_handed_over());
-
-        let mut attempts = self::attempts();
-        for sent in 0..HAND_OVERS_MAX {
-            assert!(!attempts.is_handed_over(), "sent on {sent} times");
-            attempts.chunk_ended(&worker("a"), NextChunk::On(worker("b")));
-            // It was full.
-            attempts.leased(&worker("a"));
-        }
-        assert!(attempts.is_handed_over());
-    }
-
-    #[test]
-    fn pauses_grow_to_a_bound_and_heed_hints() {
-        let mut attempts = Attempts::new(100, Duration::from_millis(50));
-        let hinted = error(ErrorKind::Overloaded).with_retry_after_ms(700);
-        assert_eq!(
-            attempts.lease_refused(hinted, true, granted),
-            Verdict::Again(Duration::from_millis(700))
-        );
-        for _ in 0..40 {
-            attempts.lease_refused(error(ErrorKind::Overloaded), true, granted);
-        }
-        assert_eq!(
-            attempts.lease_refused(error(ErrorKind::Overloaded), true, granted),
-            Verdict::Again(PAUSE_MAX)
-        );
-    }
-}
+mod tests;

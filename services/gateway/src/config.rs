@@ -33,13 +33,13 @@ pub struct GatewayConfig {
     pub rollout_chunk_tokens: u32,
     /// Chunk size of all others, tokens; 0: one chunk.
     pub chunk_tokens: u32,
-    /// Failures in a row, without a token between them, after which a request gives up. A worker's attempts at its engine are
-    /// among them.
+    /// Failures in a row, without a token between them, after which a request gives up. Before its first token, a worker's
+    /// attempts at its engine are among them.
     pub failures_max: u32,
-    /// Retries that all requests together may make, per chunk that is begun. One that continues an output is none. Past it:
-    /// the error that would have been retried.
+    /// Retries that all requests together may make, per chunk that is begun; 100 at most. One that continues an output is
+    /// none. Past it: the error that would have been retried.
     pub retry_share: f64,
-    /// Retries that they may make beside those, per second.
+    /// Retries that they may make beside those, per second; 1e6 at most.
     pub retries_per_s_min: f64,
     /// Pause after the first failure; it doubles with each, up to two seconds.
     pub retry_backoff_ms: u64,
@@ -57,6 +57,11 @@ pub struct GatewayConfig {
     /// How often the scheduler is asked which models are served.
     pub models_poll_ms: u64,
 }
+
+/// Above this a share of retries holds nothing back.
+const RETRY_SHARE_MAX: f64 = 100.0;
+/// Above this retries per second hold nothing back.
+const RETRIES_PER_S_MAX: f64 = 1e6;
 
 /// One API key, in clear or as a hash.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
@@ -189,13 +194,17 @@ impl Validate for GatewayConfig {
         ] {
             require(value >= 10, &format!("{name}: at least 10"));
         }
-        for (name, value) in [
-            ("retry_share", self.retry_share),
-            ("retries_per_s_min", self.retries_per_s_min),
+        for (name, value, most) in [
+            ("retry_share", self.retry_share, RETRY_SHARE_MAX),
+            (
+                "retries_per_s_min",
+                self.retries_per_s_min,
+                RETRIES_PER_S_MAX,
+            ),
         ] {
             require(
-                value.is_finite() && value >= 0.0,
-                &format!("{name}: 0 or more"),
+                (0.0..=most).contains(&value),
+                &format!("{name}: between 0 and {most}"),
             );
         }
         for (place, key) in self.keys.iter().enumerate() {
@@ -272,6 +281,23 @@ mod tests {
                 .join("\n")
                 .contains("anonymous_tenant")
         );
+    }
+
+    #[test]
+    fn a_budget_of_retries_is_a_number_that_can_be_reckoned_with() {
+        let told = |share, per_s| {
+            let config = GatewayConfig {
+                retry_share: share,
+                retries_per_s_min: per_s,
+                ..GatewayConfig::default()
+            };
+            let faults = config.faults().join("\n");
+            ["retry_share", "retries_per_s_min"].map(|name| faults.contains(name))
+        };
+        assert_eq!(told(0.0, 0.0), [false, false]);
+        assert_eq!(told(100.0, 1e6), [false, false]);
+        assert_eq!(told(1e308, 1e308), [true, true]);
+        assert_eq!(told(-0.1, f64::NAN), [true, true]);
     }
 
     #[test]

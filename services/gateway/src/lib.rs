@@ -98,9 +98,9 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         retries: retries::Retries::new(
             config.retry_share,
             config.retries_per_s_min,
-            metrics.retry_budget.clone(),
+            &deps.metrics,
             metrics.rejections.with_label_values(&["retries"]),
-        ),
+        )?,
         retry_backoff: Duration::from_millis(config.retry_backoff_ms),
         worker_idle_max: Duration::from_millis(config.worker_idle_ms_max),
         request_max: Duration::from_millis(config.request_ms_max),

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use prometheus::{Gauge, HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
 /// Tenants with label values of their own; the rest share `other`.
@@ -18,7 +18,6 @@ pub(crate) struct GatewayMetrics {
     pub(crate) in_flight: IntGauge,
     pub(crate) rejections: IntCounterVec,
     pub(crate) continuations: IntCounter,
-    pub(crate) retry_budget: Gauge,
     pub(crate) requests: IntCounterVec,
     tenants: Mutex<HashSet<String>>,
 }
@@ -92,10 +91,6 @@ impl GatewayMetrics {
             continuations: metrics.counter(
                 "refrain_gateway_continuations_total",
                 "Choices that went on elsewhere after a worker failed.",
-            )?,
-            retry_budget: metrics.float_gauge(
-                "refrain_gateway_retry_budget",
-                "Retries that all requests together may make at the moment.",
             )?,
             requests: metrics.counter_vec(
                 "refrain_gateway_requests_total",

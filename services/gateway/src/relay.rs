@@ -73,6 +73,11 @@ pub(crate) struct RequestSummary {
 }
 
 impl Relay {
+    /// Until a request has taken as long as it may.
+    fn time_left(&self, received: Instant) -> Duration {
+        self.request_max.saturating_sub(received.elapsed())
+    }
+
     /// Starts carrying out a request.
     pub(crate) fn start(
         self: &Arc<Self>,
@@ -113,7 +118,7 @@ impl Relay {
             let prompt = &request.prompts[index / per_prompt];
             self.run_choice(request, prompt, index as u32, events, received)
         });
-        let summaries = tokio::time::timeout(self.request_max, try_join_all(choices))
+        let summaries = tokio::time::timeout(self.time_left(received), try_join_all(choices))
             .await
             .map_err(|_| {
                 let most = self.request_max.as_secs();
@@ -157,7 +162,7 @@ impl Relay {
                 Ok(lease) => lease,
                 Err(error) => {
                     let has_output = run.choice.output_len() > 0;
-                    match attempts.lease_refused(error, has_output, may_retry) {
+                    match attempts.lease_refused(error, has_output) {
                         Verdict::GiveUp(error) => return Err(error),
                         Verdict::Again(pause) => {
                             tokio::time::sleep(pause).await;
@@ -167,7 +172,7 @@ impl Relay {
                 }
             };
             attempts.leased(&lease.worker);
-            if attempts.is_first() {
+            if !attempts.is_again() {
                 self.retries.chunk_begins();
             }
             let mut hold = LeaseHold::new(self.scheduler.clone(), self.tasks.clone(), &lease);
@@ -193,11 +198,11 @@ impl Relay {
                         Verdict::Again(Duration::ZERO),
                     )
                 }
-                ChunkOutcome::Failed { error, progressed } => {
+                ChunkOutcome::Failed { error, said } => {
                     let detail = error.detail.clone();
                     tracing::warn!(worker = %lease.worker, kind = ?error.kind, detail, "chunk failed");
                     let (outcome, verdict) =
-                        attempts.chunk_failed(&lease.worker, error, progressed, may_retry);
+                        attempts.chunk_failed(&lease.worker, error, said, may_retry);
                     if matches!(verdict, Verdict::Again(_)) {
                         self.metrics.continuations.inc();
                     }

@@ -51,7 +51,8 @@ pub struct Urgency {
 /// What is left of a request's patience, of which its chunk may use as much as it likes. Whoever asks counts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkBudget {
-    /// Attempts to have the engine begin, at least 1. Each one after the first is told of ([`ChunkEvent::Retry`]).
+    /// Attempts to have the engine begin the request's output, at least 1. Each one after the first is told of
+    /// ([`ChunkEvent::Retry`]). Behind a token they do not count: there the worker's own limit holds.
     pub attempts: u32,
     /// Milliseconds until nobody waits for the request any more; `None`: somebody always does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -202,7 +203,7 @@ pub struct ChunkRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ChunkEvent {
-    /// The engine failed before its first token and is asked once more: one attempt of the budget less.
+    /// The engine failed before the request's first token and is asked once more: one attempt of the budget less.
     Retry,
     /// Tokens of one engine step.
     Step(StepMessage),

@@ -10,7 +10,7 @@ use opentelemetry_sdk::trace::SdkTracerProvider;
 use prometheus::core::Collector;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    IntGauge, IntGaugeVec, Opts, PullingGauge, Registry, TextEncoder,
 };
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::layer::SubscriberExt;
@@ -213,6 +213,17 @@ impl Metrics {
     /// A gauge of real numbers.
     pub fn float_gauge(&self, name: &str, help: &str) -> anyhow::Result<Gauge> {
         self.add(Gauge::new(name, help))
+    }
+
+    /// A gauge that is asked for its value whenever metrics are rendered: for what changes with time alone.
+    pub fn asked_gauge(
+        &self,
+        name: &str,
+        help: &str,
+        value: impl Fn() -> f64 + Send + Sync + 'static,
+    ) -> anyhow::Result<()> {
+        let gauge = PullingGauge::new(name, help, Box::new(value))?;
+        Ok(self.inner.registry.register(Box::new(gauge))?)
     }
 
     /// A gauge of real numbers with labels.

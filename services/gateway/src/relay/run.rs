@@ -1,7 +1,7 @@
 //! One choice and its chunks: asks a worker, reads its events, passes on what a reader can use.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use refrain_clients::{ChunkStream, Worker};
@@ -11,17 +11,21 @@ use refrain_protocol::scheduling::{Lease, LeaseRequest};
 use refrain_protocol::{ApiError, ErrorKind, RequestId};
 use tokio::sync::mpsc;
 
-use crate::attempts::{Attempts, NextChunk};
+use crate::attempts::{Attempts, NextChunk, Said};
 use crate::choice::{Choice, Progress};
 use crate::lease::LeaseHold;
 use crate::relay::{Relay, RelayEvent};
 use crate::request::GenerateRequest;
 
+/// What a worker is told that a request has left beyond what it has, so that the request ends by the gateway's own clock,
+/// however much later a worker's began.
+const TIME_MARGIN: Duration = Duration::from_secs(1);
+
 /// How a chunk ended, for the request.
 pub(super) enum ChunkOutcome {
     Finished,
     Continues(NextChunk),
-    Failed { error: ApiError, progressed: bool },
+    Failed { error: ApiError, said: Said },
 }
 
 /// A choice on its way through the mesh.
@@ -83,7 +87,9 @@ impl ChoiceRun<'_> {
             speculation: self.request.speculation,
             urgency: self.request.urgency,
             budget: ChunkBudget {
-                attempts: attempts.left().min(1 + self.relay.retries.left()),
+                attempts: attempts
+                    .left()
+                    .min(self.relay.retries.left().saturating_add(1)),
                 time_left_ms: Some(self.time_left_ms()),
             },
             prediction: self
@@ -96,13 +102,10 @@ impl ChoiceRun<'_> {
         }
     }
 
-    /// Until the request has taken as long as it may.
+    /// Until the request has certainly taken as long as it may.
     fn time_left_ms(&self) -> u64 {
-        let left = self
-            .relay
-            .request_max
-            .saturating_sub(self.received.elapsed());
-        u64::try_from(left.as_millis()).unwrap_or(u64::MAX)
+        let left = self.relay.time_left(self.received);
+        u64::try_from(left.saturating_add(TIME_MARGIN).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Decodes one chunk. What is left in `open` afterwards is a stream that has to be cut.
@@ -140,6 +143,8 @@ impl ChoiceRun<'_> {
                 Err(_) => return self.chunk_lost(silent()).await,
             };
             match event {
+                // Behind a token it would be no retry.
+                ChunkEvent::Retry if self.choice.output_len() > 0 => {}
                 ChunkEvent::Retry => {
                     attempts.retried();
                     self.relay.retries.made();
@@ -193,10 +198,14 @@ impl ChoiceRun<'_> {
 
     /// A chunk broke off; often the output has ended all the same.
     async fn chunk_lost(&mut self, error: ApiError) -> Result<ChunkOutcome, ApiError> {
-        let progressed = self.choice.chunk_output_len() > 0;
+        let said = match (self.choice.output_len(), self.choice.chunk_output_len()) {
+            (0, _) => Said::Nothing,
+            (_, 0) => Said::Before,
+            _ => Said::InThisChunk,
+        };
         let progress = self.choice.lost();
         if progress.finish.is_none() {
-            return Ok(ChunkOutcome::Failed { error, progressed });
+            return Ok(ChunkOutcome::Failed { error, said });
         }
         self.send(progress).await?;
         Ok(ChunkOutcome::Finished)

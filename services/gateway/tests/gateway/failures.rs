@@ -182,6 +182,53 @@ async fn who_gives_up_says_why() {
 }
 
 #[tokio::test]
+async fn an_output_goes_on_where_nothing_may_be_retried() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        retry_share: 0.0,
+        retries_per_s_min: 0.0,
+        ..config()
+    })
+    .await;
+    bench.mesh.mishap(0, Mishap::Fail(2, ErrorKind::Upstream));
+    for lease in 1..4 {
+        bench
+            .mesh
+            .mishap(lease, Mishap::Fail(0, ErrorKind::Upstream));
+    }
+    let (status, body) = bench.chat(json!({})).await;
+    assert_eq!(
+        (status, &body["choices"][0]["message"]["content"]),
+        (200, &json!(TEXT))
+    );
+    let refused = "refrain_gateway_rejections_total{limit=\"retries\"}";
+    assert_eq!(bench.metric(refused), 0.0);
+    // Without a token it is a retry.
+    bench.mesh.mishap(5, Mishap::Fail(0, ErrorKind::Upstream));
+    assert_eq!(bench.chat(json!({})).await.0, 502);
+    assert_eq!(bench.metric(refused), 1.0);
+}
+
+#[tokio::test]
+async fn a_request_ends_by_the_gateways_clock_and_not_by_a_workers() {
+    let request_ms_max = 200;
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        request_ms_max,
+        ..config()
+    })
+    .await;
+    // A busy machine may take so long that no worker is asked: then once more.
+    for lease in 0.. {
+        assert!(lease < 300, "no worker is asked");
+        bench.mesh.mishap(lease, Mishap::Hang(0));
+        assert_eq!(bench.chat(json!({})).await.0, 504);
+        if let Some(chunk) = bench.mesh.log().chunks.first() {
+            assert!(chunk.budget.time_left_ms.unwrap() > request_ms_max);
+            break;
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_error_in_mid_stream_is_an_event_without_done() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         failures_max: 1,

@@ -1,0 +1,257 @@
+//! Failures and what follows from them.
+
+use super::*;
+
+fn error(kind: ErrorKind) -> ApiError {
+    ApiError::new(kind, "x")
+}
+
+fn attempts() -> Attempts {
+    Attempts::new(4, Duration::from_millis(50))
+}
+
+fn granted() -> bool {
+    true
+}
+
+fn worker(name: &str) -> WorkerId {
+    WorkerId(name.into())
+}
+
+#[test]
+fn a_full_queue_is_the_clients_to_know_before_its_first_token_only() {
+    assert!(matches!(
+        attempts().lease_refused(error(ErrorKind::Overloaded), false),
+        Verdict::GiveUp(_)
+    ));
+    assert!(matches!(
+        attempts().lease_refused(error(ErrorKind::Overloaded), true),
+        Verdict::Again(_)
+    ));
+}
+
+#[test]
+fn an_absent_scheduler_is_asked_once_more() {
+    let mut attempts = attempts();
+    assert_eq!(
+        attempts.lease_refused(error(ErrorKind::Unavailable), false),
+        Verdict::Again(Duration::from_millis(50))
+    );
+    assert!(matches!(
+        attempts.lease_refused(error(ErrorKind::Unavailable), false),
+        Verdict::GiveUp(_)
+    ));
+}
+
+#[test]
+fn a_slow_engine_is_not_waited_for_again() {
+    let slow = || error(ErrorKind::Timeout).with_code("engine_timeout");
+    let verdict = |said| {
+        attempts()
+            .chunk_failed(&worker("a"), slow(), said, granted)
+            .1
+    };
+    assert!(matches!(verdict(Said::Nothing), Verdict::GiveUp(_)));
+    assert!(matches!(verdict(Said::Before), Verdict::GiveUp(_)));
+    assert!(matches!(verdict(Said::InThisChunk), Verdict::Again(_)));
+}
+
+#[test]
+fn nobody_is_to_blame_for_a_request_whose_time_is_up() {
+    let overdue = || error(ErrorKind::Timeout).with_code("request_timeout");
+    for said in [Said::Nothing, Said::Before, Said::InThisChunk] {
+        let mut attempts = attempts();
+        let ended = attempts.chunk_failed(&worker("a"), overdue(), said, granted);
+        assert_eq!(ended, (LeaseOutcome::Done, Verdict::GiveUp(overdue())));
+        assert!(attempts.exclude().is_empty(), "{said:?}");
+    }
+}
+
+#[test]
+fn failed_workers_are_left_out_until_nobody_else_is_there() {
+    let mut attempts = attempts();
+    let (outcome, verdict) = attempts.chunk_failed(
+        &worker("a"),
+        error(ErrorKind::Upstream),
+        Said::Nothing,
+        granted,
+    );
+    assert_eq!(
+        (outcome, verdict),
+        (
+            LeaseOutcome::WorkerFailed,
+            Verdict::Again(Duration::from_millis(50))
+        )
+    );
+    assert_eq!(attempts.exclude(), [worker("a")]);
+    let verdict = attempts.lease_refused(error(ErrorKind::Unavailable), false);
+    assert_eq!(verdict, Verdict::Again(Duration::from_millis(100)));
+    assert!(attempts.exclude().is_empty());
+}
+
+#[test]
+fn failures_are_counted_in_a_row() {
+    let mut attempts = attempts();
+    for _ in 0..20 {
+        let (_, verdict) = attempts.chunk_failed(
+            &worker("a"),
+            error(ErrorKind::Timeout),
+            Said::InThisChunk,
+            granted,
+        );
+        assert!(matches!(verdict, Verdict::Again(_)));
+    }
+    let mut last = None;
+    for _ in 0..3 {
+        last = Some(
+            attempts
+                .chunk_failed(
+                    &worker("b"),
+                    error(ErrorKind::Timeout),
+                    Said::Nothing,
+                    granted,
+                )
+                .1,
+        );
+    }
+    assert!(matches!(last, Some(Verdict::GiveUp(_))));
+}
+
+#[test]
+fn retries_need_leave_and_continuations_do_not() {
+    let refused = || false;
+    let unasked = || unreachable!("an output goes on");
+    let lost = || error(ErrorKind::Upstream);
+    let mut attempts = attempts();
+    for (failures, said) in [
+        (1, Said::InThisChunk),
+        (2, Said::Before),
+        (3, Said::Before),
+        (4, Said::Before),
+    ] {
+        let verdict = attempts.chunk_failed(&worker("a"), lost(), said, unasked).1;
+        assert_eq!(matches!(verdict, Verdict::Again(_)), failures < 4);
+    }
+    let verdict = self::attempts()
+        .chunk_failed(&worker("b"), lost(), Said::Nothing, refused)
+        .1;
+    assert_eq!(verdict, Verdict::GiveUp(lost()));
+}
+
+#[test]
+fn where_no_engine_was_asked_nobody_is_asked_for_leave() {
+    let unasked = || unreachable!("no engine was asked");
+    for refusal in [
+        error(ErrorKind::Overloaded).with_code("worker_full"),
+        error(ErrorKind::Unavailable).with_code("draining"),
+        error(ErrorKind::Unavailable).with_code("engine_breaker_open"),
+    ] {
+        let mut attempts = attempts();
+        let (outcome, verdict) =
+            attempts.chunk_failed(&worker("a"), refusal, Said::Nothing, unasked);
+        assert_eq!(outcome, LeaseOutcome::Continues);
+        assert!(matches!(verdict, Verdict::Again(_)));
+    }
+    // An engine that has no room was asked.
+    let full = || error(ErrorKind::Overloaded);
+    let verdict = attempts()
+        .chunk_failed(&worker("a"), full(), Said::Nothing, || false)
+        .1;
+    assert_eq!(verdict, Verdict::GiveUp(full()));
+}
+
+#[test]
+fn what_follows_a_failed_chunk_is_no_new_one() {
+    let mut attempts = attempts();
+    attempts.lease_refused(error(ErrorKind::Unavailable), false);
+    assert!(!attempts.is_again());
+    attempts.chunk_failed(
+        &worker("a"),
+        error(ErrorKind::Upstream),
+        Said::Nothing,
+        granted,
+    );
+    assert!(attempts.is_again());
+    attempts.chunk_ended(&worker("b"), NextChunk::Here);
+    assert!(!attempts.is_again());
+}
+
+#[test]
+fn what_a_worker_tried_counts() {
+    let mut attempts = attempts();
+    assert_eq!(attempts.left(), 4);
+    attempts.retried();
+    attempts.retried();
+    let lost = error(ErrorKind::Upstream);
+    let verdict = attempts
+        .chunk_failed(&worker("a"), lost.clone(), Said::Nothing, granted)
+        .1;
+    assert!(matches!(verdict, Verdict::Again(_)));
+    assert_eq!(attempts.left(), 1);
+    // Nobody is asked for leave for what is not done in any case.
+    let unasked = || unreachable!("the last attempt has failed");
+    let verdict = attempts
+        .chunk_failed(&worker("b"), lost.clone(), Said::Nothing, unasked)
+        .1;
+    assert_eq!(verdict, Verdict::GiveUp(lost));
+}
+
+#[test]
+fn what_no_worker_can_do_is_not_tried_elsewhere() {
+    let (outcome, verdict) = attempts().chunk_failed(
+        &worker("a"),
+        error(ErrorKind::InvalidRequest),
+        Said::Nothing,
+        granted,
+    );
+    assert_eq!(outcome, LeaseOutcome::Done);
+    assert!(matches!(verdict, Verdict::GiveUp(error) if error.kind == ErrorKind::InvalidRequest));
+}
+
+#[test]
+fn the_last_worker_is_preferred_unless_it_drains() {
+    let mut attempts = attempts();
+    attempts.chunk_ended(&worker("a"), NextChunk::Here);
+    assert_eq!(attempts.prefer(), Some(&worker("a")));
+    attempts.chunk_ended(&worker("a"), NextChunk::Elsewhere);
+    assert_eq!(
+        (attempts.prefer(), attempts.exclude()),
+        (None, &[worker("a")][..])
+    );
+}
+
+#[test]
+fn a_request_is_handed_over_once_it_is_there_and_not_sent_on_for_ever() {
+    let mut attempts = attempts();
+    attempts.chunk_ended(&worker("a"), NextChunk::On(worker("b")));
+    assert_eq!(attempts.prefer(), Some(&worker("b")));
+    assert!(attempts.prefers_named() && !attempts.is_handed_over());
+    attempts.leased(&worker("b"));
+    assert!(!attempts.prefers_named() && attempts.is_handed_over());
+
+    let mut attempts = self::attempts();
+    for sent in 0..HAND_OVERS_MAX {
+        assert!(!attempts.is_handed_over(), "sent on {sent} times");
+        attempts.chunk_ended(&worker("a"), NextChunk::On(worker("b")));
+        // It was full.
+        attempts.leased(&worker("a"));
+    }
+    assert!(attempts.is_handed_over());
+}
+
+#[test]
+fn pauses_grow_to_a_bound_and_heed_hints() {
+    let mut attempts = Attempts::new(100, Duration::from_millis(50));
+    let hinted = error(ErrorKind::Overloaded).with_retry_after_ms(700);
+    assert_eq!(
+        attempts.lease_refused(hinted, true),
+        Verdict::Again(Duration::from_millis(700))
+    );
+    for _ in 0..40 {
+        attempts.lease_refused(error(ErrorKind::Overloaded), true);
+    }
+    assert_eq!(
+        attempts.lease_refused(error(ErrorKind::Overloaded), true),
+        Verdict::Again(PAUSE_MAX)
+    );
+}
