@@ -1,7 +1,7 @@
 //! HTTP calls to an engine that is no service of the mesh: it gets its own key and never the mesh's secret.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use refrain_protocol::{ApiError, ErrorKind};
@@ -163,19 +163,22 @@ impl Pools {
     /// The pool of the runtime that this is called on.
     fn here(&self) -> Result<reqwest::Client, ApiError> {
         let runtime = runtime::Handle::current().id();
-        let mut pools = self
-            .by_runtime
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(pool) = pools.get(&runtime) {
+        if let Some(pool) = self.lock().get(&runtime) {
             return Ok(pool.clone());
         }
+        // Made without the lock: it takes a while, and others have calls to make. Of two made at once, one stays.
+        let pool = new_pool().map_err(ApiError::internal)?;
+        let mut pools = self.lock();
         if pools.len() >= RUNTIMES_MAX {
             pools.clear();
         }
-        let pool = new_pool().map_err(ApiError::internal)?;
-        pools.insert(runtime, pool.clone());
-        Ok(pool)
+        Ok(pools.entry(runtime).or_insert(pool).clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<runtime::Id, reqwest::Client>> {
+        self.by_runtime
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

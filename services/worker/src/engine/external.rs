@@ -10,6 +10,7 @@ use refrain_protocol::engine::{Draft, Sampling};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, RequestId, TokenId};
 use refrain_tokenization::Tokenizer;
 use serde_json::Value;
+use tokio::runtime::Handle;
 
 use super::client::{EngineClient, lost, no_engine, refusal};
 use super::identity::{Card, card, check_tokenizer, plain_tokens};
@@ -114,6 +115,9 @@ pub(super) struct ExternalEngine {
     capabilities: StreamingCapabilities,
     served_model: String,
     card: Card,
+    /// The runtime that it was joined on, where aborts are sent: the one that a call was made on may be ending when the call is
+    /// dropped.
+    tasks: Handle,
 }
 
 impl ExternalEngine {
@@ -173,6 +177,7 @@ impl ExternalEngine {
             capabilities,
             served_model: served.served_model,
             card,
+            tasks: Handle::current(),
         })
     }
 }
@@ -198,7 +203,7 @@ impl StreamingEngine for ExternalEngine {
     async fn generate(&self, request: GenerateRequest) -> Result<GeneratedStream, ApiError> {
         let body = self.dialect.body(&request)?;
         // Made before the call: a caller that gives up while the call is under way aborts as well.
-        let abort = Abort::of(&self.client, &*self.dialect, &request);
+        let abort = Abort::of(&self.client, &self.tasks, &*self.dialect, &request);
         let response = self.client.post_events(self.dialect.path(), &body).await?;
         let answer = Answer {
             body: response.bytes_stream().boxed(),
@@ -215,7 +220,7 @@ impl StreamingEngine for ExternalEngine {
     }
 
     async fn verify(&self, request: VerifyRequest) -> Result<Verified, ApiError> {
-        verify(&self.client, &*self.dialect, &request).await
+        verify(&self.client, &self.tasks, &*self.dialect, &request).await
     }
 
     async fn prime(&self, tokens: Vec<TokenId>) -> Result<(), ApiError> {
@@ -245,13 +250,14 @@ impl StreamingEngine for ExternalEngine {
 /// One verify call.
 async fn verify(
     client: &EngineClient,
+    tasks: &Handle,
     dialect: &dyn Dialect,
     request: &VerifyRequest,
 ) -> Result<Verified, ApiError> {
     let (path, body) = dialect.verify(request).ok_or_else(|| {
         ApiError::internal("a verify call of a kind that the engine does not take")
     })?;
-    let mut abort = Abort::of(client, dialect, &request.text);
+    let mut abort = Abort::of(client, tasks, dialect, &request.text);
     let answer = client.post_read(path, &body).await;
     if let Some(abort) = &mut abort {
         // It has answered, or was given up by the deadline of calls and may still be at work.
@@ -320,7 +326,7 @@ async fn judges(
     if dialect.verify(&request).is_none() {
         return Ok(false);
     }
-    match verify(client, dialect, &request).await {
+    match verify(client, &Handle::current(), dialect, &request).await {
         Ok(verified) => {
             let open = verified.drawn.iter().filter(|drawn| drawn.is_none());
             let open = open.count();
@@ -351,6 +357,7 @@ async fn judges(
 /// Tells the engine to stop when it goes out of scope.
 struct Abort {
     client: EngineClient,
+    tasks: Handle,
     path: &'static str,
     body: Value,
     /// Until the engine has ended by itself.
@@ -359,10 +366,16 @@ struct Abort {
 
 impl Abort {
     /// None where closing the connection is enough.
-    fn of(client: &EngineClient, dialect: &dyn Dialect, request: &GenerateRequest) -> Option<Self> {
+    fn of(
+        client: &EngineClient,
+        tasks: &Handle,
+        dialect: &dyn Dialect,
+        request: &GenerateRequest,
+    ) -> Option<Self> {
         let (path, body) = dialect.abort(request)?;
         Some(Abort {
             client: client.clone(),
+            tasks: tasks.clone(),
             path,
             body,
             needed: true,
@@ -376,14 +389,12 @@ impl Drop for Abort {
             return;
         }
         let (client, path, body) = (self.client.clone(), self.path, self.body.take());
-        if let Ok(tasks) = tokio::runtime::Handle::try_current() {
-            tasks.spawn(async move {
-                if let Err(error) = client.post(path, &body).await {
-                    // Its words are not logged: they may repeat the request.
-                    tracing::debug!(kind = ?error.kind, "the engine did not take an abort");
-                }
-            });
-        }
+        self.tasks.spawn(async move {
+            if let Err(error) = client.post(path, &body).await {
+                // Its words are not logged: they may repeat the request.
+                tracing::debug!(kind = ?error.kind, "the engine did not take an abort");
+            }
+        });
     }
 }
 

@@ -178,6 +178,22 @@ fn llama() -> Vec<(&'static str, Answer)> {
     ]
 }
 
+/// An SGLang that takes aborts.
+fn sglang() -> Vec<(&'static str, Answer)> {
+    let models = "{\"data\":[{\"id\":\"m\",\"max_model_len\":400}]}";
+    vec![
+        ("/health", json("{}")),
+        ("/v1/models", json(models)),
+        ("/abort_request", json("{}")),
+    ]
+}
+
+fn sglang_piece(count: u32, finish: &str) -> String {
+    format!(
+        "data: {{\"output_ids\":[9],\"meta_info\":{{\"finish_reason\":{finish},\"completion_tokens\":{count}}}}}\n\n"
+    )
+}
+
 fn request() -> GenerateRequest {
     GenerateRequest {
         request: RequestId(1),
@@ -364,28 +380,15 @@ async fn dropping_an_answer_closes_its_connection_and_aborts_where_that_is_asked
     })
     .await;
 
-    let sglang = Canned::start(&[
-        ("/health", json("{}")),
-        (
-            "/v1/models",
-            json("{\"data\":[{\"id\":\"m\",\"max_model_len\":400}]}"),
-        ),
-        ("/abort_request", json("{}")),
-    ])
-    .await;
-    let piece = |count: u32, finish: &str| {
-        format!(
-            "data: {{\"output_ids\":[9],\"meta_info\":{{\"finish_reason\":{finish},\"completion_tokens\":{count}}}}}\n\n"
-        )
-    };
+    let sglang = Canned::start(&sglang()).await;
     let engine = sglang.connect(EngineKind::Sglang).await.unwrap();
     assert_eq!(engine.capabilities().max_context, 400);
-    let whole = piece(1, "null") + &piece(2, "{\"type\":\"length\"}");
+    let whole = sglang_piece(1, "null") + &sglang_piece(2, "{\"type\":\"length\"}");
     sglang.set("/generate", events(&whole, false));
     assert_eq!(generated(&*engine).await.unwrap().len(), 3);
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert!(sglang.heard("/abort_request").is_empty());
-    sglang.set("/generate", events(&piece(1, "null"), true));
+    sglang.set("/generate", events(&sglang_piece(1, "null"), true));
     let mut stream = engine.generate(request()).await.unwrap();
     stream.next().await.unwrap().unwrap();
     drop(stream);
@@ -394,6 +397,30 @@ async fn dropping_an_answer_closes_its_connection_and_aborts_where_that_is_asked
             .heard("/abort_request")
             .iter()
             .any(|text| text.contains("-0000000002-0000000000000003\""))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_abort_outlives_the_thread_that_listened() {
+    let sglang = Canned::start(&sglang()).await;
+    let engine = sglang.connect(EngineKind::Sglang).await.unwrap();
+    sglang.set("/generate", events(&sglang_piece(1, "null"), true));
+    let listener = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async move {
+            let mut stream = engine.generate(request()).await.unwrap();
+            stream.next().await.unwrap().unwrap();
+            // It is dropped with the runtime.
+            tokio::spawn(async move { stream.next().await });
+        });
+    });
+    listener.await.unwrap();
+    crate::bench::eventually("the abort is heard", || {
+        sglang.heard("/abort_request").len() == 1
     })
     .await;
 }
