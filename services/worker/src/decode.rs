@@ -243,8 +243,9 @@ impl DecodeLoop {
             .enumerate()
             .find_map(|(place, entry)| Some((place, entry.overdue(now)?)))
         {
-            let entry = batch.remove(place);
-            self.leave_failed(entry, error);
+            let mut entry = batch.remove(place);
+            let outcome = self.outlet.overdue(&mut entry, error);
+            self.leave(entry, outcome, true);
         }
         while let Some(place) = batch
             .iter()

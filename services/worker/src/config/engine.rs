@@ -28,7 +28,7 @@ pub struct EngineConfig {
     pub first_token_ms_max: u64,
     /// How long it waits for each further one, milliseconds.
     pub idle_ms_max: u64,
-    /// Attempts to start a chunk, as long as the engine has sent nothing: at most, of those that its request has left
+    /// Attempts in a row to have the engine begin, at most; before a request's first token, of those that it has left
     /// (`gateway.failures_max`).
     pub attempts_max: u32,
     /// Pause after the first failed one, milliseconds; it doubles with each.

@@ -117,6 +117,13 @@ impl Outlet {
         entry.send_last(Err(error));
     }
 
+    /// Tells the reader that the request's time is up, whose output ends here. Returns the outcome's label.
+    pub(super) fn overdue(&self, entry: &mut Entry, error: ApiError) -> &'static str {
+        self.cancelled(&entry.running);
+        entry.send_last(Err(error));
+        "overdue"
+    }
+
     /// Nobody reads on: the output so far is all there is of it.
     pub(super) fn cancelled(&self, running: &Running) {
         let len = running.output().len() as u32;

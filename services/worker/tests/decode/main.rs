@@ -91,6 +91,27 @@ async fn the_second_request_drafts_from_the_first_and_credits_it() {
 }
 
 #[tokio::test]
+async fn an_output_whose_time_is_up_ends_there() {
+    let bench = bench(FakeEngine::new(erratic), |_| {}).await;
+    let mut request = chunk(&bench, &[1, 2, 7, 8], 100);
+    request.prompt_len = 2;
+    request.budget.time_left_ms = Some(0);
+    let document: DocumentId = request.request.into();
+    let said = run(&bench, request).await;
+    assert_eq!(said.error.unwrap().code.as_deref(), Some("request_timeout"));
+    let output = [vec![7, 8], said.tokens].concat();
+    eventually("the store knows of its end", || {
+        let documents = bench.store.documents.lock().unwrap();
+        documents.get(&document).is_some_and(|stored| {
+            (&stored.tokens, stored.finish) == (&output, Some(FinishReason::Cancelled))
+        })
+    })
+    .await;
+    let overdue = "refrain_worker_chunks_total{outcome=\"overdue\"}";
+    eventually("it is counted", || bench.figure(overdue) == 1.0).await;
+}
+
+#[tokio::test]
 async fn chunks_join_without_a_seam() {
     let bench = bench(FakeEngine::new(repetitive), |_| {}).await;
     let prompt = vec![4, 5, 6];

@@ -404,6 +404,64 @@ async fn a_request_whose_time_is_up_ends_and_the_engine_is_not_blamed() {
 }
 
 #[tokio::test]
+async fn an_output_whose_time_is_up_ends_there() {
+    let engine = FakeStream {
+        pause: Duration::from_secs(60),
+        ..FakeStream::new(erratic)
+    };
+    let (_, bench) = listening(engine, |_| {}).await;
+    // What it said before is all that it says.
+    let mut request = chunk(&bench, &[1, 7, 8], 5);
+    request.prompt_len = 1;
+    request.budget.time_left_ms = Some(10);
+    let said = run(&bench, request.clone()).await;
+    assert_eq!(said.error.unwrap().code.as_deref(), Some("request_timeout"));
+    eventually("the store has it", || {
+        stored(&bench, &request) == Some((vec![7, 8], Some(FinishReason::Cancelled)))
+    })
+    .await;
+    let overdue = "refrain_worker_chunks_total{outcome=\"overdue\"}";
+    eventually("it is counted", || bench.figure(overdue) == 1.0).await;
+}
+
+#[tokio::test]
+async fn behind_a_token_nothing_takes_from_the_budget_of_attempts() {
+    let (engine, bench) = listening(FakeStream::new(erratic), |config| {
+        config.engine.retry_backoff_ms = 1;
+        config.engine.attempts_max = 3;
+    })
+    .await;
+    engine.refusals.store(2, Ordering::SeqCst);
+    let mut request = chunk(&bench, &[1, 7], 5);
+    request.prompt_len = 1;
+    request.budget.attempts = 1;
+    let said = run(&bench, request).await;
+    assert_eq!(said.tokens, plainly(erratic, &[1, 7], 5));
+    assert_eq!(said.retries, 0);
+    assert_eq!(bench.figure("refrain_worker_engine_retries_total"), 2.0);
+}
+
+#[tokio::test]
+async fn a_reader_that_stands_still_is_not_waited_for_before_the_first_token_either() {
+    let (engine, bench) = listening(FakeStream::new(erratic), |config| {
+        config.engine.retry_backoff_ms = 1;
+        config.event_queue = 1;
+        config.reader_stall_ms_max = 10;
+    })
+    .await;
+    engine.refusals.store(u32::MAX, Ordering::SeqCst);
+    // Nobody reads that the engine is asked once more, and then once more.
+    let _unread = bench
+        .worker
+        .handle()
+        .chunk(chunk(&bench, &[1], 5))
+        .await
+        .unwrap();
+    let stalled = "refrain_worker_rejections_total{limit=\"reader_stall_ms_max\"}";
+    eventually("it is given up", || bench.figure(stalled) == 1.0).await;
+}
+
+#[tokio::test]
 async fn what_the_engine_cannot_do_is_refused() {
     let (engine, bench) = listening(FakeStream::new(erratic), |_| {}).await;
     let mut request = chunk(&bench, &[1], 5);

@@ -26,6 +26,9 @@ const UNSENT_TOKENS_MAX: u32 = 3;
 /// Longest pause between two attempts.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// Where a chunk's reader hears from it.
+type Events = mpsc::Sender<Result<ChunkEvent, ApiError>>;
+
 /// How a stream ended.
 enum Heard {
     /// With the chunk.
@@ -59,10 +62,8 @@ impl Patience {
             .into();
     }
 
-    fn spent(&self, entry: &Entry) -> ApiError {
-        if let Some(error) = entry.overdue(Instant::now()) {
-            return error;
-        }
+    /// The error of an engine that has said nothing for so long.
+    fn spent(&self) -> ApiError {
         let what = if self.has_output {
             "a token"
         } else {
@@ -135,6 +136,8 @@ pub(super) enum Outcome {
     /// As it should be.
     Ended(ChunkEnd),
     Failed(ApiError),
+    /// The request's time is up.
+    Overdue(ApiError),
     /// Its reader is gone, or stood still for too long.
     Left {
         stalled: bool,
@@ -159,6 +162,7 @@ impl Chunks {
                 self.outlet.fail(entry, error);
                 "failed"
             }
+            Outcome::Overdue(error) => self.outlet.overdue(entry, error),
             Outcome::Left { stalled } => {
                 if stalled {
                     self.outlet.reader_stalled();
@@ -246,8 +250,15 @@ impl Chunks {
             over = interrupted(entry, told) => return Err(over),
             started = tokio::time::timeout_at(patience.due, self.begin(entry)) => started,
         };
-        let started = started.unwrap_or_else(|_| Err(patience.spent(entry)));
-        started.map_err(|error| self.failed(error))
+        started.unwrap_or_else(|_| Err(self.out_of_patience(entry, patience)))
+    }
+
+    /// Nothing came in time.
+    fn out_of_patience(&self, entry: &Entry, patience: &Patience) -> Outcome {
+        match entry.overdue(Instant::now()) {
+            Some(error) => Outcome::Overdue(error),
+            None => self.failed(patience.spent()),
+        }
     }
 
     /// Listens until the chunk is over or the stream is to be given up for a call.
@@ -289,7 +300,7 @@ impl Chunks {
                     let error = ApiError::new(ErrorKind::Upstream, broke_off);
                     return Heard::Over(self.failed(error));
                 }
-                Err(_) => return Heard::Over(self.failed(patience.spent(entry))),
+                Err(_) => return Heard::Over(self.out_of_patience(entry, patience)),
             };
             match piece {
                 Generated::Begun { cached_tokens } => {
@@ -365,15 +376,23 @@ impl Chunks {
         }
     }
 
-    /// Asks the engine, again while that may help and nothing has been said.
-    async fn begin(&self, entry: &Entry) -> Result<GeneratedStream, ApiError> {
+    /// Asks the engine, again while that may help. Before the request's first token that takes from its budget; behind it, only
+    /// this worker's limit counts, from each token anew.
+    async fn begin(&self, entry: &Entry) -> Result<GeneratedStream, Outcome> {
+        let failed = |error| self.failed(error);
         let mut pause = Duration::from_millis(self.config.retry_backoff_ms);
         let mut attempts = 1;
-        let attempts_max = entry.running.request.budget.attempts;
-        let attempts_max = attempts_max.min(self.config.attempts_max);
-        self.admit()?;
+        let has_output = !entry.running.output().is_empty();
+        let attempts_max = match has_output {
+            true => self.config.attempts_max,
+            false => {
+                let left = entry.running.request.budget.attempts;
+                left.min(self.config.attempts_max)
+            }
+        };
+        self.admit().map_err(failed)?;
         loop {
-            let request = self.request(entry)?;
+            let request = self.request(entry).map_err(failed)?;
             let error = match self.engine.generate(request).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
@@ -387,17 +406,18 @@ impl Chunks {
                 ErrorKind::Unavailable | ErrorKind::Overloaded | ErrorKind::Upstream
             );
             if !may_pass || attempts >= attempts_max {
-                return Err(error);
+                return Err(failed(error));
             }
             attempts += 1;
             self.metrics.engine_retries.inc();
-            // A reader that has left is noticed by who waits for this.
-            let _ = entry.events.send(Ok(ChunkEvent::Retry)).await;
+            if !has_output {
+                self.tell(&entry.events, ChunkEvent::Retry).await?;
+            }
             let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
             tokio::time::sleep(pause.max(hint).min(RETRY_PAUSE_MAX)).await;
             pause = pause.saturating_mul(2);
             // What failed here says more than that others failed meanwhile.
-            self.admit().map_err(|_| error)?;
+            self.admit().map_err(|_| failed(error))?;
         }
     }
 
@@ -449,22 +469,25 @@ impl Chunks {
         absorbed: Absorbed,
     ) -> Result<Option<ChunkEnd>, Outcome> {
         let (message, end) = self.outlet.keep(&entry.running, absorbed);
-        match entry.events.try_send(Ok(ChunkEvent::Step(message))) {
-            Ok(()) => Ok(end),
-            Err(mpsc::error::TrySendError::Closed(_)) => Err(Outcome::Left { stalled: false }),
-            Err(mpsc::error::TrySendError::Full(event)) => {
-                let events = entry.events.clone();
-                let sent = tokio::time::timeout(self.reader_stall_max, events.send(event));
-                tokio::select! {
-                    biased;
-                    over = interrupted(entry, told) => Err(over),
-                    sent = sent => match sent {
-                        Ok(Ok(())) => Ok(end),
-                        Ok(Err(_)) => Err(Outcome::Left { stalled: false }),
-                        Err(_) => Err(Outcome::Left { stalled: true }),
-                    },
-                }
-            }
+        tokio::select! {
+            biased;
+            said = self.tell(&entry.events, ChunkEvent::Step(message)) => said.map(|()| end),
+            over = interrupted(entry, told) => Err(over),
+        }
+    }
+
+    /// Passes an event on, and waits for a reader that has no room only for so long.
+    async fn tell(&self, events: &Events, event: ChunkEvent) -> Result<(), Outcome> {
+        let Err(unsent) = events.try_send(Ok(event)) else {
+            return Ok(());
+        };
+        let mpsc::error::TrySendError::Full(event) = unsent else {
+            return Err(Outcome::Left { stalled: false });
+        };
+        match tokio::time::timeout(self.reader_stall_max, events.send(event)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(Outcome::Left { stalled: false }),
+            Err(_) => Err(Outcome::Left { stalled: true }),
         }
     }
 
@@ -518,8 +541,6 @@ impl Chunks {
         if error.kind == ErrorKind::InvalidRequest {
             // An engine that refuses a request is there.
             self.works();
-        } else if error.code.as_deref() == Some("request_timeout") {
-            tracing::debug!("a request's time is up");
         } else if error.kind == ErrorKind::Overloaded {
             // It may have got worse since: `begin` has told the breaker.
             self.metrics.engine_failures.inc();
