@@ -10,7 +10,7 @@ use refrain_protocol::{DocumentId, ErrorKind, LeaseId, TokenId};
 use refrain_worker::{DriveMode, EngineKind, VerifyAbilities, VerifyWay, WorkerConfig};
 
 use crate::bench::*;
-use crate::fake_stream::{FakeStream, listening, stored};
+use crate::fake_stream::{FakeStream, kept_as_cancelled, listening, stored};
 use crate::fakes::{STOP, Target};
 
 const CHAIN: VerifyAbilities = VerifyAbilities {
@@ -243,16 +243,8 @@ async fn a_reader_that_leaves_during_a_call_frees_the_engine() {
     // The stream was given up for the call.
     assert_eq!(engine.at_work.load(Ordering::SeqCst), 1);
     reading.abort();
-    eventually("the engine is free", || {
-        engine.at_work.load(Ordering::SeqCst) == 0
-    })
-    .await;
-    eventually("what was said is kept", || {
-        stored(&bench, &request).is_some_and(|(tokens, finish)| {
-            !tokens.is_empty() && finish == Some(FinishReason::Cancelled)
-        })
-    })
-    .await;
+    engine.becomes_free().await;
+    kept_as_cancelled(&bench, &request, 1).await;
 }
 
 #[tokio::test]

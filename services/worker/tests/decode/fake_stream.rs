@@ -52,6 +52,14 @@ pub(crate) struct FakeStream {
 }
 
 impl FakeStream {
+    /// Waits until it works for nobody.
+    pub(crate) async fn becomes_free(&self) {
+        eventually("the engine is free", || {
+            self.at_work.load(Ordering::SeqCst) == 0
+        })
+        .await;
+    }
+
     pub(crate) fn new(target: Target) -> Self {
         FakeStream {
             capabilities: StreamingCapabilities {
@@ -237,4 +245,18 @@ pub(crate) fn stored(
     let documents = bench.store.documents.lock().unwrap();
     let stored = documents.get(&document)?;
     Some((stored.tokens.clone(), stored.finish))
+}
+
+/// Waits until a request's output is in the store as cancelled, with so many tokens at least.
+pub(crate) async fn kept_as_cancelled(
+    bench: &Bench<FakeStream>,
+    request: &ChunkRequest,
+    tokens_min: usize,
+) {
+    eventually("what was said is kept", || {
+        stored(bench, request).is_some_and(|(tokens, finish)| {
+            tokens.len() >= tokens_min && finish == Some(FinishReason::Cancelled)
+        })
+    })
+    .await;
 }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::bench::*;
-use crate::fake_stream::{FakeStream, listening, stored};
+use crate::fake_stream::{FakeStream, kept_as_cancelled, listening, stored};
 use crate::fakes::{STOP, Target};
 
 #[tokio::test]
@@ -147,16 +147,8 @@ async fn a_reader_that_leaves_stops_the_engine() {
     }
     assert_eq!(engine.at_work.load(Ordering::SeqCst), 1);
     drop(stream);
-    eventually("the engine is free", || {
-        engine.at_work.load(Ordering::SeqCst) == 0
-    })
-    .await;
-    eventually("what was said is kept", || {
-        stored(&bench, &request).is_some_and(|(tokens, finish)| {
-            tokens.len() >= 3 && finish == Some(FinishReason::Cancelled)
-        })
-    })
-    .await;
+    engine.becomes_free().await;
+    kept_as_cancelled(&bench, &request, 3).await;
     assert_eq!(bench.figure("refrain_worker_chunks_running"), 0.0);
 }
 
@@ -185,16 +177,8 @@ async fn a_chunk_ends_with_the_thread_that_its_reader_runs_on() {
         drop(stream);
     });
     of_a_listener.await.unwrap();
-    eventually("the engine is free", || {
-        engine.at_work.load(Ordering::SeqCst) == 0
-    })
-    .await;
-    eventually("what was said is kept", || {
-        stored(&bench, &request).is_some_and(|(tokens, finish)| {
-            tokens.len() >= 3 && finish == Some(FinishReason::Cancelled)
-        })
-    })
-    .await;
+    engine.becomes_free().await;
+    kept_as_cancelled(&bench, &request, 3).await;
     eventually("its place is free", || {
         bench.figure("refrain_worker_chunks_running") == 0.0
     })
@@ -229,10 +213,7 @@ async fn a_cut_ends_a_chunk_where_its_reader_says() {
         })
         .await;
     }
-    eventually("the engine is free", || {
-        engine.at_work.load(Ordering::SeqCst) == 0
-    })
-    .await;
+    engine.becomes_free().await;
     // A lease that nobody has is no error.
     let unknown = ChunkCut {
         lease: LeaseId(u128::MAX),
@@ -375,10 +356,7 @@ async fn an_engine_that_is_slow_is_told_of_in_time() {
         (error.kind, error.code.as_deref()),
         (ErrorKind::Timeout, Some("engine_timeout"))
     );
-    eventually("the engine is free", || {
-        engine.at_work.load(Ordering::SeqCst) == 0
-    })
-    .await;
+    engine.becomes_free().await;
 }
 
 #[tokio::test]
@@ -530,10 +508,7 @@ async fn a_newer_lease_takes_a_request_over() {
         last = event.err();
     }
     assert_eq!(last.unwrap().kind, ErrorKind::Conflict);
-    eventually("the engine is free", || {
-        engine.at_work.load(Ordering::SeqCst) == 0
-    })
-    .await;
+    engine.becomes_free().await;
 }
 
 #[tokio::test]
