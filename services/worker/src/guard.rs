@@ -27,9 +27,9 @@ impl Guard {
     }
 
     /// See [`Rule::withholds`].
-    pub(crate) fn withholds(&self, batch: u32, others_try: bool) -> bool {
+    pub(crate) fn withholds(&self, batch: u32, may_try: bool) -> bool {
         let rule = self.rule.as_ref();
-        rule.is_some_and(|rule| rule.withholds(batch, others_try))
+        rule.is_some_and(|rule| rule.withholds(batch, may_try))
     }
 
     /// See [`Rule::is_on_trial`].

@@ -97,12 +97,13 @@ impl Guard {
         self.guarded
     }
 
-    /// Whether a step that decodes for `batch` requests verifies no drafts but those that were asked for. While
-    /// something else is on trial, this is not.
-    pub fn withholds(&self, batch: u32, others_try: bool) -> bool {
+    /// Whether a step that decodes for `batch` requests verifies no drafts but those that were asked for. It tries what is
+    /// not in use only where it `may_try`: not while something else is on trial, and not in a step that reads a prompt as
+    /// well, which would pay for the trial and be no evidence.
+    pub fn withholds(&self, batch: u32, may_try: bool) -> bool {
         match self.gate.passage(batch) {
-            passage if others_try => !passage.is_in_use(),
-            passage => passage.mode() == Mode::Plain,
+            passage if may_try => passage.mode() == Mode::Plain,
+            passage => !passage.is_in_use(),
         }
     }
 

@@ -138,7 +138,7 @@ impl Judge {
     pub(super) fn choose(&mut self, mut turns: Vec<Turn>) -> Vec<Choice> {
         let batch = turns.len() as u32;
         let policy = self.judging.policy;
-        self.withholds = policy == Policy::Goodput && self.guard.withholds(batch, false);
+        self.withholds = policy == Policy::Goodput && self.guard.withholds(batch, true);
         if self.withholds {
             // A worker looks for nothing then.
             for turn in &mut turns {

@@ -79,12 +79,13 @@ impl DecodeLoop {
     pub(super) fn movers(&self, batch: &[Entry], first: usize) -> Movers {
         let (parts, room) = self.parts(batch, first);
         let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
-        let others_try = self.fallback.is_on_trial(decoding);
+        let reads_prompt = parts.iter().any(|part| !part.decodes);
+        let may_try = !reads_prompt && !self.fallback.is_on_trial(decoding);
         Movers {
+            withholds: self.guard.withholds(decoding, may_try),
             parts,
             room,
             decoding,
-            withholds: self.guard.withholds(decoding, others_try),
         }
     }
 

@@ -6,7 +6,7 @@ fn run(guard: &mut Guard, steps: u32, seconds: impl Fn(bool) -> f64) -> (u32, Ve
     let mut withheld_steps = 0;
     let mut last = None;
     for _ in 0..steps {
-        let withheld = guard.withholds(4, false);
+        let withheld = guard.withholds(4, true);
         withheld_steps += u32::from(withheld);
         let step = GuardedStep {
             batch: 4,
@@ -40,7 +40,7 @@ fn what_loses_is_held_back_and_what_pays_is_not() {
             false => assert!(withheld > 3000, "{withheld}"),
         }
         // Other sizes of batch are no business of this one.
-        assert!(!guard.withholds(64, false));
+        assert!(!guard.withholds(64, true));
     }
 }
 
@@ -49,7 +49,7 @@ fn news_is_told_once() {
     let mut guard = Guard::new(0.97, Guarded::SuffixDrafts);
     let mut changes = 0;
     for _ in 0..2000 {
-        let withheld = guard.withholds(1, false);
+        let withheld = guard.withholds(1, true);
         let step = GuardedStep {
             batch: 1,
             tokens: 1,
@@ -92,5 +92,30 @@ fn a_step_without_drafts_is_no_evidence_and_a_trial_of_others_comes_first() {
             break;
         }
     }
-    assert!(guard.withholds(2, false) && !guard.withholds(2, true));
+    assert!(guard.withholds(2, true) && !guard.withholds(2, false));
+}
+
+#[test]
+fn a_step_that_may_not_try_pays_for_no_trial() {
+    let mut guard = Guard::new(0.97, Guarded::AllDrafts);
+    // Every second step reads a prompt as well.
+    let (mut withheld_steps, mut read_with_drafts) = (0, 0);
+    for at in 0..4000 {
+        let reads = at % 2 == 1;
+        let on_trial = guard.is_on_trial(4);
+        let withheld = guard.withholds(4, !reads);
+        assert!(!(reads && withheld), "drafts are in use");
+        withheld_steps += u32::from(withheld);
+        read_with_drafts += u32::from(reads && on_trial);
+        let step = GuardedStep {
+            batch: 4,
+            tokens: if withheld { 4 } else { 8 },
+            seconds: 0.01,
+            withheld,
+            concerned: true,
+            is_clean: !reads,
+        };
+        guard.step_done(&step, HeadUse::default());
+    }
+    assert!(withheld_steps > 0 && read_with_drafts > 0);
 }
