@@ -9,6 +9,7 @@ mod background;
 mod config;
 mod listen;
 mod metrics;
+mod outbox;
 mod own;
 mod paused;
 mod place;

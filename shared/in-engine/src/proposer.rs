@@ -1,31 +1,25 @@
 //! [`Proposer`]: what an engine calls.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::num::NonZeroUsize;
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+mod life;
 
-use anyhow::Context as _;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use lru::LruCache;
-use refrain_clients::{DraftStore, HttpDraftStore};
 use refrain_draft_memory::{Harvest, Memory};
 use refrain_protocol::document::{DocumentHead, FinishReason};
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, SignedNamespace};
-use refrain_service_kit::http::{MeshClient, Server};
-use refrain_service_kit::mesh::MeshAuth;
-use refrain_service_kit::telemetry::{self, Metrics, TelemetryConfig};
+use refrain_service_kit::http::Server;
+use refrain_service_kit::telemetry::Metrics;
 use refrain_service_kit::{clock, random};
 use refrain_speculation::{Calibration, Expansion, ProposeParams};
-use refrain_tokenization::ModelFiles;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-use crate::background::{Background, Event};
+use crate::background::Event;
 use crate::config::InEngineConfig;
-use crate::listen::listen;
-use crate::metrics::{FIELDS, InEngineMetrics, QUEUED_TOKENS_MAX, TOKEN};
+use crate::metrics::{FIELDS, InEngineMetrics, TOKEN};
+use crate::outbox::Outbox;
 use crate::own::Reader;
 use crate::paused::PausedRequests;
 use crate::place::{Place, Placed};
@@ -39,7 +33,7 @@ pub struct Proposer {
     pub(crate) memory: Arc<Memory>,
     harvest: Harvest,
     standing: Arc<Standing>,
-    events: mpsc::Sender<Event>,
+    outbox: Outbox,
     reader: Reader,
     /// The engine's own: the threads here never hold it.
     requests: Mutex<Requests>,
@@ -104,98 +98,6 @@ fn finish_of(reason: Option<&str>) -> FinishReason {
 }
 
 impl Proposer {
-    /// Reads the tokenizer's files from the configured folder, or else from `tokenizer`, and follows the configured store.
-    ///
-    /// # Errors
-    /// The files cannot be read, the keys or the token are refused, or the system has no more threads.
-    pub fn connect(config: InEngineConfig, tokenizer: Option<&Path>) -> anyhow::Result<Self> {
-        let files = config.tokenizer.as_deref().or(tokenizer).context(
-            "tokenizer: missing; REFRAIN_CLIENT_TOKENIZER names the folder of tokenizer.json",
-        )?;
-        let tokenizer = ModelFiles::from_dir(files).and_then(|files| files.tokenizer())?;
-        let telemetry = TelemetryConfig {
-            log: config.log.clone(),
-            ..TelemetryConfig::default()
-        };
-        // The second client of a process logs as the first one does.
-        let _ = telemetry::init(&telemetry, "refrain-client");
-        let timeout = Duration::from_millis(config.timeout_ms);
-        let client = MeshClient::new(&config.store_url, &config.mesh.secret, timeout)?;
-        let store = Arc::new(HttpDraftStore::new(client));
-        Proposer::start(config, tokenizer.identity(), store)
-    }
-
-    /// Follows a store for an engine whose tokenizer has this identity.
-    ///
-    /// # Errors
-    /// The keys or the token are refused, or the system has no more threads.
-    pub(crate) fn start(
-        config: InEngineConfig,
-        tokenizer: &str,
-        store: Arc<dyn DraftStore>,
-    ) -> anyhow::Result<Self> {
-        let auth = MeshAuth::new(&config.mesh)?;
-        let standing = Standing::new(config.token_file.clone(), auth, tokenizer.to_owned());
-        let standing = Arc::new(standing);
-        let signed = match &config.token {
-            Some(token) => Some(standing.check(token)?),
-            None => standing.read()?,
-        };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("refrain-client")
-            .enable_all()
-            .build()?;
-        let entered = runtime.enter();
-        let registry = Metrics::new()?;
-        let metrics = InEngineMetrics::new(&registry)?;
-        let memory = Arc::new(Memory::new(
-            config.memory.clone(),
-            config.pattern_tokens_max,
-            store.clone(),
-            metrics.memory.clone(),
-        ));
-        let harvest = Harvest::start(config.harvest.clone(), store, metrics.harvest.clone());
-        let (events, inbox) = mpsc::channel();
-        let background = Background {
-            memory: memory.clone(),
-            harvest: harvest.clone(),
-            metrics: metrics.clone(),
-        };
-        runtime.spawn(background.run(inbox));
-        if let Some(signed) = &signed {
-            // From here on it is followed: the first request finds what there was before.
-            memory.namespace(signed.namespace.id(), signed);
-            standing.set(signed.clone());
-            runtime.spawn(standing.clone().renew(memory.clone()));
-        }
-        let listener = config.metrics_listen;
-        let listener = listener.and_then(|addr| listen(addr, &registry, memory.clone()));
-        drop(entered);
-        let reader = Reader::start(&config, metrics.clone())?;
-        let at_least_one = |most| NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
-        let paused_max = at_least_one(config.paused_requests_max);
-        let requests = Requests {
-            running: HashMap::new(),
-            calibrations: LruCache::new(at_least_one(config.memory.namespaces_max)),
-            paused: PausedRequests::new(paused_max, config.paused_tokens_max),
-            standing: signed,
-        };
-        Ok(Proposer {
-            config,
-            runtime: Some(runtime),
-            memory,
-            harvest,
-            standing,
-            events,
-            reader,
-            requests: Mutex::new(requests),
-            metrics,
-            registry,
-            listener,
-        })
-    }
-
     /// A request begins, or goes on after the engine made room. Returns how many tokens behind its prompt are known, from
     /// before: the next ones that it says stand behind those.
     ///
@@ -250,7 +152,7 @@ impl Proposer {
     pub fn extend(&self, request: &str, said: &[u32]) {
         if let Some(request) = self.lock().running.get_mut(request) {
             request.extend(said, None, &self.metrics);
-            self.tell_if_due(request);
+            self.outbox.tell_if_due(request);
         }
     }
 
@@ -294,7 +196,7 @@ impl Proposer {
             let request = running.get_mut(&step.request)?;
             let table = calibrations.get_or_insert_mut(request.namespace(), Calibration::new);
             request.extend(&step.said, Some(table), &self.metrics);
-            self.tell_if_due(request);
+            self.outbox.tell_if_due(request);
             request.propose(&params, step.room, &self.metrics);
             if !request.beats(step.rival, table) {
                 return None;
@@ -314,7 +216,7 @@ impl Proposer {
         };
         self.metrics.requests.set(requests.running.len() as i64);
         let finish = finish_of(reason);
-        let paused = self.end(ended, finish);
+        let paused = self.outbox.end(ended, finish);
         if finish != FinishReason::Cancelled {
             // It has come to its end, and nothing goes on from there.
             return;
@@ -323,62 +225,6 @@ impl Proposer {
         let tokens = requests.paused.tokens();
         self.metrics.paused_tokens.set(tokens as i64);
         self.metrics.forgotten.inc_by(gone);
-    }
-
-    /// What was done, and what is in the memory.
-    pub fn stats(&self) -> HashMap<&'static str, u64> {
-        let counted = |value: i64| value.max(0) as u64;
-        let signed = self.standing.signed();
-        let memory = signed.map(|signed| self.memory.namespace(signed.namespace.id(), &signed));
-        let (documents, tokens) = memory.as_ref().map_or((0, 0), |memory| {
-            let drafts = memory.read();
-            (drafts.index().documents() as u64, drafts.index().tokens())
-        });
-        let metrics = &self.metrics;
-        let refused = |limit| metrics.rejections.with_label_values(&[limit]).get();
-        HashMap::from([
-            ("requests", counted(metrics.requests.get())),
-            ("drafts", metrics.drafts.get()),
-            ("drafted_tokens", metrics.drafted.get()),
-            ("accepted_tokens", metrics.accepted.get()),
-            ("said_tokens", metrics.said.get()),
-            ("busy", metrics.busy.get()),
-            ("refused_tokens", refused(TOKEN)),
-            ("refused_fields", refused(FIELDS)),
-            ("paused_tokens", counted(metrics.paused_tokens.get())),
-            ("reading_tokens", counted(metrics.reading_tokens.get())),
-            ("documents", documents),
-            ("tokens", tokens),
-            // Whether all that the store has of the engine's own namespace is here.
-            (
-                "is_caught_up",
-                u64::from(memory.is_some_and(|memory| !memory.is_partial())),
-            ),
-        ])
-    }
-
-    /// The same and more, as Prometheus reads it.
-    pub fn metrics(&self) -> String {
-        self.memory.observe();
-        String::from_utf8_lossy(&self.registry.render()).into_owned()
-    }
-
-    /// Where they are served, if anywhere.
-    pub fn metrics_addr(&self) -> Option<SocketAddr> {
-        self.listener.as_ref().map(Server::addr)
-    }
-
-    /// Waits until the store has all outputs, at most `grace`. Returns whether it has. Not for the engine's thread.
-    pub fn drain(&self, grace: Duration) -> bool {
-        let Some(runtime) = &self.runtime else {
-            return false;
-        };
-        let (done, is_done) = oneshot::channel();
-        self.say(Event::Flush(done));
-        let drained = async { is_done.await.is_ok() && self.harvest.drain(grace).await };
-        // One deadline for both: `grace` is all the time there is.
-        let drained = runtime.block_on(async { tokio::time::timeout(grace, drained).await });
-        drained.unwrap_or(false)
     }
 
     fn params(&self, factor: f32, offset: f32, min_token_prob: f32) -> ProposeParams {
@@ -410,7 +256,7 @@ impl Proposer {
         let unfinished = requests.running.insert(id, Request::new(is, placed, own));
         self.metrics.requests.set(requests.running.len() as i64);
         if let Some(unfinished) = unfinished {
-            self.end(unfinished, FinishReason::Cancelled);
+            self.outbox.end(unfinished, FinishReason::Cancelled);
         }
     }
 
@@ -439,11 +285,12 @@ impl Proposer {
             Some(Place { memory, group })
         };
         if let Some(place) = at_once() {
-            self.say(Event::Began(place.memory.clone(), document));
+            self.outbox
+                .say(Event::Began(place.memory.clone(), document));
             return Placed::At(place);
         }
         let (reply, coming) = oneshot::channel();
-        self.say(Event::Place {
+        self.outbox.say(Event::Place {
             signed,
             group,
             document,
@@ -452,65 +299,7 @@ impl Proposer {
         Placed::Coming(coming)
     }
 
-    fn end(&self, request: Request, finish: FinishReason) -> Paused {
-        let (paused, ended) = request.end(finish);
-        if let Some(mut ended) = ended {
-            // The end of an output always reaches the store. Without it others draft less, no more.
-            let lacking = ended.lacking_tokens();
-            if lacking > 0 && !self.has_room(lacking) {
-                ended.drop_lacking();
-            }
-            self.say(Event::Ended(ended));
-        }
-        paused
-    }
-
-    fn tell_if_due(&self, request: &mut Request) {
-        let untold = request.untold();
-        if untold < self.config.piece_tokens as usize {
-            return;
-        }
-        if self.has_room(untold)
-            && let Some(event) = request.tell()
-        {
-            self.say(event);
-        }
-    }
-
-    /// Whether the background thread may be given so many tokens more.
-    fn has_room(&self, tokens: usize) -> bool {
-        let queued = self.metrics.queued_tokens.get().max(0) as usize;
-        let has_room = queued + tokens <= self.config.queued_tokens_max;
-        if !has_room {
-            self.metrics.rejected(QUEUED_TOKENS_MAX);
-        }
-        has_room
-    }
-
-    fn say(&self, event: Event) {
-        self.metrics.queued_tokens.add(event.tokens() as i64);
-        // Nobody listens once the client is being closed.
-        let _ = self.events.send(event);
-    }
-
     fn lock(&self) -> MutexGuard<'_, Requests> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Proposer {
-    fn drop(&mut self) {
-        self.memory.stop();
-        let Some(runtime) = self.runtime.take() else {
-            return;
-        };
-        match self.listener.take() {
-            None => runtime.shutdown_background(),
-            // It has threads of its own. Whoever drops this may be on a runtime, and must not wait there.
-            Some(listener) => drop(std::thread::spawn(move || {
-                runtime.block_on(listener.stop(false));
-                runtime.shutdown_background();
-            })),
-        }
     }
 }
