@@ -435,6 +435,32 @@ class StandIn(WithMesh):
         fields = {"refrain_namespace": self.mesh.token(), "refrain_document": "0" * 31 + "7"}
         self.few_steps(cache, fields)
 
+    def test_what_a_request_had_said_before_the_engine_made_room_is_known(self):
+        cache = SuffixDecodingCache(client=self.mesh.client())
+        prompt = array("i", PROMPT)
+        # One whose token is refused is not remembered, one that cannot be read not even begun: neither goes on by itself.
+        refused = {"refrain_namespace": "nonsense"}
+        for req_id, fields, is_begun in (("kept", {}, True), ("refused", refused, True), ("unread", {"refrain_group": 1}, False)):
+            cache.announce(req_id, fields, Ending())
+            self.step(cache, [(req_id, prompt, PROMPT, TEXT[:40])])
+            self.step(cache, [])
+            cache.announce(req_id, fields, Ending(), TEXT[:40])
+            (draft,) = self.step(cache, [(req_id, prompt, PROMPT, TEXT[:10])])
+            self.assertEqual(draft[:4], TEXT[10:14] if is_begun else [], req_id)
+            self.step(cache, [])
+
+    def test_a_client_that_goes_on_is_told_nothing_twice(self):
+        client = mock.create_autospec(Client, instance=True)
+        client.propose.return_value = [([], 0.0, 0)]
+        cache = SuffixDecodingCache(client=client)
+        for req_id, known, more in (("a", 3, []), ("b", 2, [9]), ("c", 0, [7, 8, 9])):
+            client.start.return_value = known
+            client.extend.reset_mock()
+            cache.announce(req_id, {}, Ending(), [7, 8, 9])
+            self.step(cache, [(req_id, array("i", PROMPT), PROMPT, [1])])
+            told = [call.args[1] for call in client.extend.call_args_list]
+            self.assertEqual(told, [more, [1]] if more else [[1]])
+
     def test_fields_that_cannot_be_read_do_not_stop_the_engine(self):
         client = self.mesh.client()
         cache = SuffixDecodingCache(client=client)
@@ -495,7 +521,7 @@ class StandIn(WithMesh):
         told = []
         with mock.patch.dict(sys.modules, modules):
             for at, cache in enumerate(caches):
-                cache.announce = lambda req_id, fields, ending, at=at: told.append((at, req_id, fields, ending))
+                cache.announce = lambda *what, at=at: told.append((at, *what))
                 vllm.announce_to(cache)
         params = {"eos_token_id": 2, "stop_token_ids": [7], "max_tokens": 30}
         for req_id, fields in (("a", {"refrain_group": "g"}), ("b", {"other": 1}), ("c", None)):
@@ -505,9 +531,10 @@ class StandIn(WithMesh):
         self.assertEqual([(at, req_id) for req_id in "abc" for at in sorted({0, 1})], [
             (at, req_id) for at, req_id, *_ in sorted(told, key=lambda one: (one[1], one[0]))
         ])  # fmt: skip
-        for _, req_id, fields, ending in told:
+        for _, req_id, fields, ending, said in told:
             # Only what is Refrain's own is passed on.
             self.assertEqual(fields, {"refrain_group": "g"} if req_id == "a" else {})
+            self.assertEqual(said, [1] * 10)
             self.assertEqual((ending.stop_ids, ending.left), ({2, 7}, 20))
 
     def test_outputs_end_where_the_engine_ends_them(self):
@@ -526,7 +553,7 @@ class StandIn(WithMesh):
 
     def test_the_client_hears_why_an_output_ended(self):
         client = mock.create_autospec(Client, instance=True)
-        client.propose.return_value = [([], 0.0, 0)]
+        client.start.return_value, client.propose.return_value = 0, [([], 0.0, 0)]
         cache = SuffixDecodingCache(client=client)
         for req_id, ending in (("a", Ending([9])), ("b", Ending([9], 4)), ("c", Ending([9], 4))):
             cache.announce(req_id, {}, ending)

@@ -43,6 +43,7 @@ class SuffixDecodingCache:
         self.max_cached_requests = max_cached_requests
         # Of each request how it ends, and None once it has.
         self._active = {}
+        # Of each request what it brought, how it ends, and what it had said.
         self._announced = OrderedDict()
 
     @property
@@ -54,17 +55,21 @@ class SuffixDecodingCache:
         """None: nothing has to be evicted before a request begins again."""
         return ()
 
-    def announce(self, req_id, fields, ending):
-        """What a request brought along: fields of `vllm_xargs` that only Refrain's gateway and workers set; and its `Ending`."""
-        self._announced[req_id] = fields, ending
+    def announce(self, req_id, fields, ending, said=()):
+        """What a request brought along: fields of `vllm_xargs` that only Refrain's gateway and workers set; its `Ending`; and what
+        it said before the engine made room, token ids."""
+        self._announced[req_id] = fields, ending, said
         while len(self._announced) > ANNOUNCED_MAX:
             self._announced.popitem(last=False)
 
     def start_request(self, req_id, prompt_token_ids):
         if req_id in self._active:
             raise ValueError(f"Request '{req_id}' is already active")
-        fields, self._active[req_id] = self._announced.pop(req_id, ({}, Ending()))
-        start(self.client, req_id, prompt_token_ids, fields)
+        fields, self._active[req_id], said = self._announced.pop(req_id, ({}, Ending(), ()))
+        known = start(self.client, req_id, prompt_token_ids, fields)
+        if known < len(said):
+            # What the client does not go on with, such as of a request that was refused, it is told once more.
+            self.client.extend(req_id, said[known:])
 
     def stop_request(self, req_id):
         """It is not in the batch any more: the engine made room, or somebody stopped it, if it had not ended."""

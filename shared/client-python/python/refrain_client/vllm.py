@@ -59,7 +59,7 @@ class Nothing:
     """A client that remembers nothing and drafts nothing."""
 
     def start(self, *_, **__):
-        pass
+        return 0
 
     def refuse(self):
         pass
@@ -88,7 +88,8 @@ _told = weakref.WeakSet()
 
 
 def announce_to(cache):
-    """Has vLLM's batch tell the cache what requests bring along, and where they end, which its proposer does not."""
+    """Has vLLM's batch tell the cache what requests bring along, what they had said, and where they end, which its proposer does
+    not."""
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
     _told.add(cache)
@@ -102,8 +103,9 @@ def announce_to(cache):
         fields = fields if announces(fields) else {}
         for cache in _told:
             if request.req_id not in cache.active_requests:
-                ending = Ending.of_vllm(params, len(request.output_token_ids))
-                cache.announce(request.req_id, fields, ending)
+                # A copy: the engine goes on with its own.
+                said = list(request.output_token_ids)
+                cache.announce(request.req_id, fields, Ending.of_vllm(params, len(said)), said)
         return add_request(self, request)
 
     add_and_announce.announces = True
