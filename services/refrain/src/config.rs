@@ -118,6 +118,16 @@ impl MeshFile {
         })
     }
 
+    /// Reads what namespaces are signed with, of any mesh that has a gateway: its keys and the gateway's section.
+    ///
+    /// # Errors
+    /// All faults of these.
+    pub fn load_to_sign(file: &Path) -> Result<Self, ConfigError> {
+        load(Some(file), ENV_RULE, std::env::vars_os(), |config| {
+            MeshFile::signing_faults(config)
+        })
+    }
+
     /// The embedded default of `refrain up`: a few tenants with keys for development, the shipped model.
     pub fn embedded() -> Self {
         let mut file = MeshFile::default();
@@ -156,13 +166,13 @@ impl MeshFile {
         self.mesh != MeshConfig::default()
     }
 
+    fn signing_faults(&self) -> Vec<String> {
+        let mut faults = self.mesh.faults(true);
+        faults.extend(within("gateway", self.gateway.faults()));
+        faults
+    }
+
     fn faults(&self, role: Role) -> Vec<String> {
-        let within = |section: &str, faults: Vec<String>| -> Vec<String> {
-            faults
-                .into_iter()
-                .map(|fault| format!("{section}.{fault}"))
-                .collect()
-        };
         let url = |key: &str, url: &str| -> Vec<String> {
             if url.starts_with("http://") || url.starts_with("https://") {
                 Vec::new()
@@ -207,8 +217,7 @@ impl MeshFile {
                 }
             }
             Role::Gateway => {
-                faults.extend(self.mesh.faults(true));
-                faults.extend(within("gateway", self.gateway.faults()));
+                faults.extend(self.signing_faults());
                 faults.extend(url("scheduler", &self.urls.scheduler));
             }
             Role::Scheduler => {
@@ -237,6 +246,13 @@ impl MeshFile {
         }
         faults
     }
+}
+
+fn within(section: &str, faults: Vec<String>) -> Vec<String> {
+    faults
+        .into_iter()
+        .map(|fault| format!("{section}.{fault}"))
+        .collect()
 }
 
 #[cfg(test)]

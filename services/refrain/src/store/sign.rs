@@ -5,7 +5,7 @@ use refrain_protocol::Namespace;
 use refrain_service_kit::mesh::{NamespaceSigner, token_of};
 
 use super::SignArgs;
-use crate::config::{MeshFile, Role};
+use crate::config::MeshFile;
 use crate::roles::model_files;
 
 /// The token. It names the tokenizer as the gateway does, so that both mean one namespace.
@@ -13,7 +13,7 @@ use crate::roles::model_files;
 /// # Errors
 /// A configuration that is no gateway's, a tenant or model that is not in it, and unreadable files.
 pub(super) fn token(args: &SignArgs) -> anyhow::Result<String> {
-    let file = MeshFile::load(Role::Gateway, Some(&args.config))?;
+    let file = MeshFile::load_to_sign(&args.config)?;
     let gateway = &file.gateway;
     let has_key = gateway.keys.iter().any(|key| key.tenant == args.tenant);
     ensure!(
@@ -56,7 +56,6 @@ mod tests {
         let config = folder.path().join("mesh.toml");
         let text = format!(
             "[mesh]\nsecret = \"{}\"\nnamespace_public_key = \"{}\"\nnamespace_signing_key = \"{}\"\n\
-             [urls]\nscheduler = \"http://127.0.0.1:1\"\n\
              [gateway]\nlisten = \"127.0.0.1:0\"\nanonymous_tenant = \"acme\"\n\
              [[gateway.models]]\nid = \"m\"\nfiles = \"{}\"\n",
             keys.secret,
