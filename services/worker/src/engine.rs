@@ -3,12 +3,14 @@
 //! Two ways to decode with one: an [`Engine`] verifies drafts, and the worker drives it step by step; a
 //! [`StreamingEngine`] generates by itself, and the worker listens.
 
+mod answer;
 mod breaker;
 mod client;
 mod completions;
 mod external;
 mod http;
 mod identity;
+mod introductions;
 mod llama_cpp;
 mod load;
 mod sglang;
@@ -129,22 +131,22 @@ pub async fn connect_external(
 ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
     let model = served.served_model.clone();
     let tokenizer = served.tokenizer.clone();
-    let dialect: Box<dyn Dialect> = match config.kind {
+    let dialect: Arc<dyn Dialect> = match config.kind {
         EngineKind::Refrain => {
             return Err(ApiError::invalid(
                 "worker.engine.kind",
                 "an engine of this kind is driven, not listened to",
             ));
         }
-        EngineKind::LlamaCpp => Box::new(llama_cpp::LlamaCpp::new(tokenizer, config.prompt_cache)),
-        EngineKind::Vllm => Box::new(vllm::Vllm { model }),
-        EngineKind::Sglang => Box::new(sglang::SgLang),
-        EngineKind::TensorrtLlm => Box::new(tensorrt_llm::TensorRtLlm { model }),
-        EngineKind::Openai => Box::new(text_only::TextOnly { model, tokenizer }),
+        EngineKind::LlamaCpp => Arc::new(llama_cpp::LlamaCpp::new(tokenizer, config.prompt_cache)),
+        EngineKind::Vllm => Arc::new(vllm::Vllm { model }),
+        EngineKind::Sglang => Arc::new(sglang::SgLang),
+        EngineKind::TensorrtLlm => Arc::new(tensorrt_llm::TensorRtLlm { model }),
+        EngineKind::Openai => Arc::new(text_only::TextOnly { model, tokenizer }),
     };
     let call_timeout = Duration::from_millis(config.call_ms_max);
     let client =
         EngineClient::new(url, config.api_key.clone(), call_timeout).map_err(ApiError::internal)?;
-    let engine = ExternalEngine::connect(client, dialect, served, config.drives()).await?;
+    let engine = ExternalEngine::connect(client, dialect, served, config).await?;
     Ok(Arc::new(engine))
 }

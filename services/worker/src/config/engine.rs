@@ -47,11 +47,14 @@ pub struct EngineConfig {
     /// Most tokens of a verify call, those of all its prompts together: a fan-out repeats the text for each draft token.
     pub drive_prompt_tokens_max: u64,
     /// The engine is told the priority of each request, and heeds it in its own queue: a vLLM with
-    /// `--scheduling-policy priority`. Others refuse requests that have one.
+    /// `--scheduling-policy priority`. One without that policy takes the number and does not heed it (vLLM 0.32), or refuses it.
     pub pass_priority: bool,
     /// The engine has Refrain's Python client inside (vLLM only): it is told whose each request is, and which document its
     /// output is, which is written from here.
     pub attached: bool,
+    /// Namespaces that were asked for last, so many at most, which such an engine is told of when it comes back: it drafts
+    /// from what the mesh remembers of them from their first requests on.
+    pub introduced_namespaces_max: usize,
     /// The tenant whose drafts prime the n-gram pool of a llama-server started with `--spec-type ngram-mod`; empty: nobody's.
     /// The pool is one for all who use that server, and has no walls inside: only for servers of a single tenant.
     pub prime_tenant: String,
@@ -138,6 +141,7 @@ impl Default for EngineConfig {
             drive_prompt_tokens_max: 131_072,
             pass_priority: false,
             attached: false,
+            introduced_namespaces_max: 64,
             prime_tenant: String::new(),
             prime_context_tokens: 24,
             prime_tokens_max: 256,

@@ -5,22 +5,23 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
-use futures_util::stream::BoxStream;
 use refrain_protocol::engine::{Draft, Sampling};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, RequestId, TokenId};
 use refrain_tokenization::Tokenizer;
 use serde_json::Value;
 use tokio::runtime::Handle;
 
-use super::client::{EngineClient, lost, no_engine, refusal};
+use super::answer::{Abort, Answer};
+use super::client::{EngineClient, no_engine, refusal};
 use super::identity::{Card, card, check_tokenizer, plain_tokens};
+use super::introductions::{Introductions, introduction};
 use super::load::LoadSeries;
-use super::sse::SseParser;
 use super::streaming::{
     GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
     StreamingEngine, StreamingLoad,
 };
 use super::verify::{Verified, VerifyAbilities, VerifyRequest, VerifyWay};
+use crate::config::EngineConfig;
 
 /// How one kind of engine is spoken to. Pure: bodies out of requests, pieces out of events.
 pub(super) trait Dialect: Send + Sync {
@@ -111,10 +112,11 @@ pub struct ServedAs {
 /// An engine of another maker.
 pub(super) struct ExternalEngine {
     client: EngineClient,
-    dialect: Box<dyn Dialect>,
+    dialect: Arc<dyn Dialect>,
     capabilities: StreamingCapabilities,
     served_model: String,
     card: Card,
+    introductions: Introductions,
     /// The runtime that it was joined on, where aborts are sent: the one that a call was made on may be ending when the call is
     /// dropped.
     tasks: Handle,
@@ -128,9 +130,9 @@ impl ExternalEngine {
     /// again is of no use).
     pub(super) async fn connect(
         client: EngineClient,
-        dialect: Box<dyn Dialect>,
+        dialect: Arc<dyn Dialect>,
         served: ServedAs,
-        drives: bool,
+        config: &EngineConfig,
     ) -> Result<Self, ApiError> {
         let card = card(&client, dialect.health(), &served.served_model).await?;
         check_tokenizer(&client, &*dialect, &card, &served.tokenizer).await?;
@@ -150,7 +152,7 @@ impl ExternalEngine {
                 ));
             }
         };
-        let verifies = if drives {
+        let verifies = if config.drives() {
             verify_abilities(&client, &*dialect, &served.tokenizer).await?
         } else {
             VerifyAbilities::default()
@@ -177,18 +179,12 @@ impl ExternalEngine {
             capabilities,
             served_model: served.served_model,
             card,
+            introductions: Introductions::new(config.introduced_namespaces_max),
             tasks: Handle::current(),
         })
     }
-}
 
-#[async_trait]
-impl StreamingEngine for ExternalEngine {
-    fn capabilities(&self) -> &StreamingCapabilities {
-        &self.capabilities
-    }
-
-    async fn confirm(&self) -> Result<(), ApiError> {
+    async fn is_the_same(&self) -> Result<(), ApiError> {
         let now = card(&self.client, self.dialect.health(), &self.served_model).await?;
         if now == self.card {
             return Ok(());
@@ -200,19 +196,53 @@ impl StreamingEngine for ExternalEngine {
         Err(ApiError::new(ErrorKind::Unavailable, message))
     }
 
+    /// Tells an engine that has come back of the namespaces of late. Nobody waits for that: requests that come first go first.
+    fn introduce(&self) {
+        let known = self.introductions.engine_is_here();
+        if known.is_empty() {
+            return;
+        }
+        tracing::info!(namespaces = known.len(), "the engine is told of namespaces");
+        let (client, dialect) = (self.client.clone(), self.dialect.clone());
+        self.tasks.spawn(async move {
+            for (namespace, token) in known {
+                let told = async {
+                    let body = dialect.body(&introduction(namespace, token)?)?;
+                    client.post_read(dialect.path(), &body).await
+                };
+                if let Err(error) = told.await {
+                    // It learns of that one with its first request.
+                    tracing::debug!(kind = ?error.kind, "the engine was not told of a namespace");
+                }
+            }
+        });
+    }
+}
+
+#[async_trait]
+impl StreamingEngine for ExternalEngine {
+    fn capabilities(&self) -> &StreamingCapabilities {
+        &self.capabilities
+    }
+
+    async fn confirm(&self) -> Result<(), ApiError> {
+        let confirmed = self.is_the_same().await;
+        match &confirmed {
+            Ok(()) => self.introduce(),
+            Err(_) => self.introductions.engine_left(),
+        }
+        confirmed
+    }
+
     async fn generate(&self, request: GenerateRequest) -> Result<GeneratedStream, ApiError> {
+        if let Some(keeping) = &request.keeping {
+            self.introductions.met(request.namespace, &keeping.token);
+        }
         let body = self.dialect.body(&request)?;
         // Made before the call: a caller that gives up while the call is under way aborts as well.
         let abort = Abort::of(&self.client, &self.tasks, &*self.dialect, &request);
         let response = self.client.post_events(self.dialect.path(), &body).await?;
-        let answer = Answer {
-            body: response.bytes_stream().boxed(),
-            parser: SseParser::default(),
-            decoder: self.dialect.decoder(&request),
-            pieces: VecDeque::new(),
-            abort,
-            over: false,
-        };
+        let answer = Answer::new(response, self.dialect.decoder(&request), abort);
         let stream = futures_util::stream::unfold(answer, |mut answer| async move {
             answer.next().await.map(|piece| (piece, answer))
         });
@@ -354,112 +384,6 @@ async fn judges(
     }
 }
 
-/// Tells the engine to stop when it goes out of scope.
-struct Abort {
-    client: EngineClient,
-    tasks: Handle,
-    path: &'static str,
-    body: Value,
-    /// Until the engine has ended by itself.
-    needed: bool,
-}
-
-impl Abort {
-    /// None where closing the connection is enough.
-    fn of(
-        client: &EngineClient,
-        tasks: &Handle,
-        dialect: &dyn Dialect,
-        request: &GenerateRequest,
-    ) -> Option<Self> {
-        let (path, body) = dialect.abort(request)?;
-        Some(Abort {
-            client: client.clone(),
-            tasks: tasks.clone(),
-            path,
-            body,
-            needed: true,
-        })
-    }
-}
-
-impl Drop for Abort {
-    fn drop(&mut self) {
-        if !self.needed {
-            return;
-        }
-        let (client, path, body) = (self.client.clone(), self.path, self.body.take());
-        self.tasks.spawn(async move {
-            if let Err(error) = client.post(path, &body).await {
-                // Its words are not logged: they may repeat the request.
-                tracing::debug!(kind = ?error.kind, "the engine did not take an abort");
-            }
-        });
-    }
-}
-
-/// An answer while it streams.
-struct Answer {
-    body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
-    parser: SseParser,
-    decoder: Box<dyn Decoder>,
-    pieces: VecDeque<Generated>,
-    abort: Option<Abort>,
-    over: bool,
-}
-
-impl Answer {
-    async fn next(&mut self) -> Option<Result<Generated, ApiError>> {
-        loop {
-            if let Some(piece) = self.pieces.pop_front() {
-                if matches!(piece, Generated::End(_)) {
-                    self.over = true;
-                    if let Some(abort) = &mut self.abort {
-                        abort.needed = false;
-                    }
-                }
-                return Some(Ok(piece));
-            }
-            if self.over {
-                // Read to its end, so that the connection can be used again.
-                while let Some(Ok(_)) = self.body.next().await {}
-                return None;
-            }
-            if let Err(error) = self.read().await {
-                self.over = true;
-                return Some(Err(error));
-            }
-        }
-    }
-
-    /// Takes the next events.
-    async fn read(&mut self) -> Result<(), ApiError> {
-        let bytes = match self.body.next().await {
-            Some(Ok(bytes)) => bytes,
-            Some(Err(error)) => return Err(lost(&error)),
-            None => {
-                return Err(ApiError::new(
-                    ErrorKind::Upstream,
-                    "the engine broke off in the middle of its answer",
-                ));
-            }
-        };
-        self.parser.push(&bytes);
-        loop {
-            let data = match self.parser.next() {
-                Ok(Some(data)) => data,
-                Ok(None) => return Ok(()),
-                Err(_) => return Err(no_engine("an event without end")),
-            };
-            if data == b"[DONE]" {
-                self.decoder.done(&mut self.pieces);
-            } else {
-                self.decoder.decode(&data, &mut self.pieces)?;
-            }
-        }
-    }
-}
-
 /// An error in the middle of a stream.
 pub(super) fn error_event(error: &Value) -> ApiError {
     let status = error["code"].as_u64();
@@ -485,7 +409,7 @@ pub(super) fn read_recorded(
     mut decoder: Box<dyn Decoder>,
     recorded: &str,
 ) -> Result<Vec<Generated>, ApiError> {
-    let mut parser = SseParser::default();
+    let mut parser = super::sse::SseParser::default();
     parser.push(recorded.as_bytes());
     let mut pieces = VecDeque::new();
     while let Some(data) = parser.next().expect("events of ordinary length") {

@@ -130,7 +130,8 @@ impl Dialect for Vllm {
     }
 }
 
-/// Its own field: requests of a lower number go first. It takes none but 0 without `--scheduling-policy priority`.
+/// Its own field: requests of a lower number go first. Without `--scheduling-policy priority` vLLM 0.32 takes any, and goes by
+/// arrival; its documentation says that it refuses all but 0.
 fn priority(request: &GenerateRequest) -> Option<(String, Value)> {
     let rank = match request.priority? {
         Priority::High => -1,

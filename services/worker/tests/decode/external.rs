@@ -16,18 +16,23 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// What a route answers: status, content type, body; and whether the connection stays open after it.
 #[derive(Clone)]
-struct Answer(u16, &'static str, String, bool);
+pub(crate) struct Answer(
+    pub(crate) u16,
+    pub(crate) &'static str,
+    pub(crate) String,
+    pub(crate) bool,
+);
 
-fn json(body: &str) -> Answer {
+pub(crate) fn json(body: &str) -> Answer {
     Answer(200, "application/json", body.to_owned(), false)
 }
 
-fn events(body: &str, hangs: bool) -> Answer {
+pub(crate) fn events(body: &str, hangs: bool) -> Answer {
     Answer(200, "text/event-stream", body.to_owned(), hangs)
 }
 
 /// A server with canned answers by path.
-struct Canned {
+pub(crate) struct Canned {
     url: String,
     answers: Arc<Mutex<Vec<(&'static str, Answer)>>>,
     /// Requests as they came, head and body.
@@ -61,13 +66,13 @@ impl Canned {
         canned
     }
 
-    fn set(&self, path: &'static str, answer: Answer) {
+    pub(crate) fn set(&self, path: &'static str, answer: Answer) {
         let mut answers = self.answers.lock().unwrap();
         answers.retain(|(known, _)| *known != path);
         answers.push((path, answer));
     }
 
-    fn heard(&self, path: &str) -> Vec<String> {
+    pub(crate) fn heard(&self, path: &str) -> Vec<String> {
         let heard = self.heard.lock().unwrap();
         let of_path = heard
             .iter()
@@ -75,7 +80,10 @@ impl Canned {
         of_path.cloned().collect()
     }
 
-    async fn connect(&self, kind: EngineKind) -> Result<Arc<dyn StreamingEngine>, ApiError> {
+    pub(crate) async fn connect(
+        &self,
+        kind: EngineKind,
+    ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
         self.connect_as(kind, DriveMode::Off).await
     }
 
@@ -194,7 +202,7 @@ fn sglang_piece(count: u32, finish: &str) -> String {
     )
 }
 
-fn request() -> GenerateRequest {
+pub(crate) fn request() -> GenerateRequest {
     GenerateRequest {
         request: RequestId(1),
         call: 3,
@@ -426,7 +434,7 @@ async fn an_abort_outlives_the_thread_that_listened() {
 }
 
 /// A vLLM with these routes beside the usual ones.
-async fn vllm(answers: &[(&'static str, Answer)]) -> Canned {
+pub(crate) async fn vllm(answers: &[(&'static str, Answer)]) -> Canned {
     let usual = [
         ("/health", json("{}")),
         (

@@ -12,6 +12,7 @@ mod goodput;
 mod groups;
 mod guard;
 mod handover;
+mod introductions;
 mod prediction;
 mod streaming;
 
