@@ -4,8 +4,9 @@
 //! everybody else's: alone, a request may have thirty verified for next to nothing; beside sixty-three others the
 //! second token of each already fills the machine. So all draft tokens of all requests stand in one order, by the
 //! chance that they are accepted times the weight of their request, and are admitted from the best on. How many is decided by
-//! goodput: expected tokens of the step / what it takes. Every number is tried, since what a step takes is a
-//! staircase: past a step that loses there may be one that wins.
+//! goodput: expected tokens of the step / what it takes. Every stair is tried, since what a step takes is a
+//! staircase: past one that loses there may be one that wins. Nodes of one stair come for the price of the first, so each
+//! stair is weighed where it ends.
 //!
 //! Along a path chances never rise, so a node is never admitted before its parent: greedy is optimal here (AdaServe,
 //! arXiv 2501.12162, theorem 4.1; it is the same order).
@@ -33,7 +34,9 @@
 
 mod worths;
 
-use self::worths::Worths;
+use std::ops::Range;
+
+use crate::Stair;
 
 /// What one request of a step may have verified.
 #[derive(Clone, Copy, Debug)]
@@ -114,36 +117,37 @@ const PRICE_SLOTS: u32 = 16;
 /// depth)` what the head takes before it.
 ///
 /// The step is never expected to do worse than plain decoding. Costs a sort of all nodes and up to three walks over
-/// them.
+/// them, with one question for each stair.
 pub fn divide(
     requests: &[BudgetRequest<'_>],
     step: &BudgetStep,
-    seconds: impl Fn(u32) -> f64,
+    seconds: impl Fn(u32) -> Stair,
     head_seconds: impl Fn(u32, u32) -> f64,
 ) -> Budgeted {
-    let worths: Vec<Worths> = requests.iter().map(BudgetRequest::worths).collect();
     let division = Division {
         requests,
         step,
-        order: Order::of(&worths),
-        worths,
+        nodes: Nodes::of(requests),
         rate: step
             .rate
-            .map(|rate| rate.max(worth(requests) / seconds(step.tokens))),
+            .map(|rate| rate.max(worth(requests) / seconds(step.tokens).seconds)),
         seconds,
         head_seconds,
     };
     let nobody = vec![false; requests.len()];
     let trees = division.weigh(&nobody);
-    let advantages = division.advantages(&trees);
-    let priced = division.fitting(&advantages, 0.0);
-    let all = division.fitting(&advantages, f64::NEG_INFINITY);
     let mut best = (nobody, trees);
-    for heads in [priced, all] {
-        if heads != best.0 && heads.contains(&true) {
-            let weighed = division.weigh(&heads);
-            if weighed.merit > best.1.merit {
-                best = (heads, weighed);
+    if requests.iter().any(|request| request.head.is_some()) {
+        let advantages = division.advantages(&best.1);
+        let priced = division.fitting(&advantages, 0.0);
+        let all = division.fitting(&advantages, f64::NEG_INFINITY);
+        let differs = all != priced;
+        for heads in [Some(priced), differs.then_some(all)].into_iter().flatten() {
+            if heads.contains(&true) {
+                let weighed = division.weigh(&heads);
+                if weighed.merit > best.1.merit {
+                    best = (heads, weighed);
+                }
             }
         }
     }
@@ -158,59 +162,80 @@ fn worth(requests: &[BudgetRequest<'_>]) -> f64 {
         .sum()
 }
 
-/// All nodes, those that bring most first.
-struct Order {
-    slots: Vec<Slot>,
+/// The nodes of all requests, one list after the other: of each request those of its tree, then the same beside the head.
+struct Nodes {
+    /// What each is worth.
+    worths: Vec<f32>,
+    /// Whose each is.
+    owners: Vec<Owner>,
+    /// Where those of each request are.
+    of: Vec<Places>,
+    /// Those that are worth anything, the best first. Among equals the earlier one comes first, so a parent before its child.
+    order: Vec<u32>,
+}
+
+/// Where a request's nodes are.
+struct Places {
+    tree: Range<usize>,
+    beside: Range<usize>,
 }
 
 #[derive(Clone, Copy)]
-struct Slot {
+struct Owner {
     request: u32,
-    node: u32,
-    worth: f32,
-    /// Of a request that has the head.
+    /// Where it has the head.
     beside: bool,
 }
 
-impl Order {
-    fn of(worths: &[Worths]) -> Self {
-        // Positive floats are in the order of their bits. Among equals the earlier one comes first, so a parent before its child.
-        let nodes = worths.iter().map(|of| of.tree.len() + of.beside.len());
-        let mut keys: Vec<u64> = Vec::with_capacity(nodes.sum());
-        let mut unsorted = Vec::with_capacity(keys.capacity());
-        for (at, worths) in worths.iter().enumerate() {
-            let alone = worths.tree.iter().enumerate().map(|node| (node, false));
-            let beside = worths.beside.iter().enumerate().map(|node| (node, true));
-            for ((node, &worth), beside) in alone.chain(beside) {
-                if worth > 0.0 && worth.is_finite() {
-                    keys.push(
-                        u64::from(worth.to_bits()) << 32
-                            | u64::from(u32::MAX - unsorted.len() as u32),
-                    );
-                    unsorted.push(Slot {
-                        request: at as u32,
-                        node: node as u32,
-                        worth,
-                        beside,
-                    });
-                }
+impl Nodes {
+    fn of(requests: &[BudgetRequest<'_>]) -> Self {
+        let lengths = requests.iter().map(|of| of.tree.len() + of.beside.len());
+        let count = lengths.sum();
+        let mut worths: Vec<f32> = Vec::with_capacity(count);
+        let mut owners: Vec<Owner> = Vec::with_capacity(count);
+        let mut of = Vec::with_capacity(requests.len());
+        for (request, wanted) in (0u32..).zip(requests) {
+            let first = worths.len();
+            let middle = first + wanted.tree.len();
+            wanted.worths(&mut worths);
+            for (end, beside) in [(middle, false), (worths.len(), true)] {
+                owners.resize(end, Owner { request, beside });
             }
+            of.push(Places {
+                tree: first..middle,
+                beside: middle..worths.len(),
+            });
         }
-        keys.sort_unstable_by(|a, b| b.cmp(a));
-        let slots = keys
-            .into_iter()
-            .map(|key| unsorted[(u32::MAX - key as u32) as usize])
-            .collect();
-        Order { slots }
+        let ranked = (0u32..).zip(&worths);
+        let mut keys: Vec<u64> = Vec::with_capacity(count);
+        keys.extend(
+            ranked
+                .filter(|(_, worth)| **worth > 0.0 && worth.is_finite())
+                // Positive floats are in the order of their bits.
+                .map(|(at, worth)| u64::from(!worth.to_bits()) << 32 | u64::from(at)),
+        );
+        keys.sort_unstable();
+        Nodes {
+            worths,
+            owners,
+            of,
+            order: keys.into_iter().map(|key| key as u32).collect(),
+        }
+    }
+
+    fn owner(&self, at: u32) -> Owner {
+        self.owners[at as usize]
+    }
+
+    fn worth(&self, at: u32) -> f64 {
+        f64::from(self.worths[at as usize])
     }
 }
 
 struct Division<'a, S, H> {
     requests: &'a [BudgetRequest<'a>],
     step: &'a BudgetStep,
-    /// One per request.
-    worths: Vec<Worths>,
-    order: Order,
+    nodes: Nodes,
     rate: Option<f64>,
     seconds: S,
     head_seconds: H,
@@ -228,7 +253,7 @@ struct Weighed {
     admitted: u32,
 }
 
-impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
+impl<S: Fn(u32) -> Stair, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
     fn merit(&self, worth: f64, seconds: f64) -> f64 {
         match self.rate {
             Some(rate) => worth - rate * seconds,
@@ -237,11 +262,11 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
     }
 
     /// The nodes of requests, best first, those that have a head at what they add to it.
-    fn slots<'s>(&'s self, heads: &'s [bool]) -> impl Iterator<Item = &'s Slot> {
-        self.order
-            .slots
-            .iter()
-            .filter(|slot| slot.beside == heads[slot.request as usize])
+    fn slots<'s>(&'s self, heads: &'s [bool]) -> impl Iterator<Item = u32> + Clone {
+        self.nodes.order.iter().copied().filter(|at| {
+            let Owner { request, beside } = self.nodes.owner(*at);
+            beside == heads[request as usize]
+        })
     }
 
     /// Admits as many nodes as is best.
@@ -269,7 +294,7 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
             .sum();
         let tokens = self.step.tokens.saturating_add(slots);
         let mut worth = worth(self.requests) + gain;
-        let seconds = (self.seconds)(tokens) + head_seconds;
+        let seconds = (self.seconds)(tokens).seconds + head_seconds;
         let mut best = Weighed {
             merit: self.merit(worth, seconds),
             worth,
@@ -279,11 +304,27 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
         };
         let reserved: u64 = chosen().map(|(_, head)| u64::from(head.slots_max)).sum();
         let room = u64::from(self.step.slots_max).saturating_sub(reserved);
-        for (slot, admitted) in self.slots(heads).take(room as usize).zip(1..) {
-            worth += f64::from(slot.worth);
-            let seconds = (self.seconds)(tokens.saturating_add(admitted)) + head_seconds;
+        let mut slots = self.slots(heads).take(room as usize);
+        let mut admitted = 0;
+        // Where the best stair begins.
+        let mut best_from = None;
+        loop {
+            let from = (slots.clone(), worth, admitted);
+            let stair = (self.seconds)(tokens.saturating_add(admitted + 1));
+            let more = stair
+                .tokens_max
+                .saturating_sub(tokens.saturating_add(admitted));
+            for at in slots.by_ref().take(more.max(1) as usize) {
+                worth += self.nodes.worth(at);
+                admitted += 1;
+            }
+            if admitted == from.2 {
+                break;
+            }
+            let seconds = stair.seconds + head_seconds;
             let merit = self.merit(worth, seconds);
             if merit > best.merit {
+                best_from = Some(from);
                 best = Weighed {
                     merit,
                     worth,
@@ -293,6 +334,17 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
                 };
             }
         }
+        // The last nodes of a stair may bring so little that nothing is better with them.
+        if let Some((slots, mut worth, mut admitted)) = best_from {
+            for at in slots {
+                worth += self.nodes.worth(at);
+                admitted += 1;
+                if self.merit(worth, best.seconds) >= best.merit {
+                    (best.worth, best.admitted) = (worth, admitted);
+                    break;
+                }
+            }
+        }
         best
     }
 
@@ -300,25 +352,26 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
     fn advantages(&self, trees: &Weighed) -> Vec<Option<f64>> {
         let rate = self.rate.unwrap_or(trees.worth / trees.seconds);
         let at = trees.tokens.saturating_add(trees.admitted);
-        let more = (self.seconds)(at.saturating_add(PRICE_SLOTS)) - (self.seconds)(at);
+        let seconds = |tokens| (self.seconds)(tokens).seconds;
+        let more = seconds(at.saturating_add(PRICE_SLOTS)) - seconds(at);
         let slot_price = rate * more / f64::from(PRICE_SLOTS);
         let offered = self.requests.iter().filter(|of| of.head.is_some());
         let count = offered.count() as u32;
-        let advantage = |(request, worths): (&BudgetRequest<'_>, &Worths)| {
+        let advantage = |(request, places): (&BudgetRequest<'_>, &Places)| {
             let head = request.head?;
             let passes = (self.head_seconds)(count, head.depth) / f64::from(count);
             let head_price = rate * (passes + head.own_seconds);
             let by_head =
                 request.head_worth(&head) - f64::from(head.slots) * slot_price - head_price;
-            let worth_it = |nodes: &[f32]| -> f64 {
+            let worth_it = |places: &Range<usize>| -> f64 {
                 let more = |worth: &f32| (f64::from(*worth) - slot_price).max(0.0);
-                nodes.iter().map(more).sum()
+                self.nodes.worths[places.clone()].iter().map(more).sum()
             };
-            Some(by_head + worth_it(&worths.beside) - worth_it(&worths.tree))
+            Some(by_head + worth_it(&places.beside) - worth_it(&places.tree))
         };
         self.requests
             .iter()
-            .zip(&self.worths)
+            .zip(&self.nodes.of)
             .map(advantage)
             .collect()
     }
@@ -347,40 +400,43 @@ impl<S: Fn(u32) -> f64, H: Fn(u32, u32) -> f64> Division<'_, S, H> {
     }
 
     fn carry_out(&self, heads: &[bool], weighed: &Weighed) -> Budgeted {
-        let mut shares: Vec<Share> = heads
-            .iter()
-            .map(|head| if *head { Share::Head } else { Share::Plain })
-            .collect();
         let mut expected_tokens: f64 = self.requests.len() as f64;
         for (request, _) in self.requests.iter().zip(heads).filter(|(_, head)| **head) {
             expected_tokens += request.head.map_or(0.0, |head| f64::from(head.gain));
         }
-        for slot in self.slots(heads).take(weighed.admitted as usize) {
-            let request = &self.requests[slot.request as usize];
-            let worth = if slot.beside {
-                request.beside
-            } else {
-                request.tree
+        let mut is_admitted = vec![false; self.nodes.worths.len()];
+        let mut counts = vec![0; self.requests.len()];
+        let mut slots = self.slots(heads);
+        for at in slots.by_ref().take(weighed.admitted as usize) {
+            let Owner { request, beside } = self.nodes.owner(at);
+            let (request, at) = (request as usize, at as usize);
+            let places = &self.nodes.of[request];
+            let chance = match beside {
+                true => self.requests[request].beside[at - places.beside.start],
+                false => self.requests[request].tree[at - places.tree.start],
             };
-            expected_tokens += f64::from(worth[slot.node as usize]);
-            match &mut shares[slot.request as usize] {
-                Share::Tree(nodes) | Share::Merged(nodes) => nodes.push(slot.node),
-                share if slot.beside => *share = Share::Merged(vec![slot.node]),
-                share => *share = Share::Tree(vec![slot.node]),
-            }
+            expected_tokens += f64::from(chance);
+            is_admitted[at] = true;
+            counts[request] += 1;
         }
-        for share in &mut shares {
-            if let Share::Tree(nodes) | Share::Merged(nodes) = share {
-                nodes.sort_unstable();
+        let refused = slots.filter(|at| !self.nodes.owner(*at).beside).count() as u32;
+        let share = |((places, head), count): ((&Places, &bool), usize)| {
+            let places = if *head { &places.beside } else { &places.tree };
+            let mut nodes = Vec::with_capacity(count);
+            if count > 0 {
+                let admitted = (0u32..).zip(&is_admitted[places.clone()]);
+                nodes.extend(admitted.filter(|(_, is)| **is).map(|(node, _)| node));
             }
-        }
-        let refused = self
-            .slots(heads)
-            .skip(weighed.admitted as usize)
-            .filter(|slot| !slot.beside)
-            .count() as u32;
+            match (head, count) {
+                (true, 0) => Share::Head,
+                (true, _) => Share::Merged(nodes),
+                (false, 0) => Share::Plain,
+                (false, _) => Share::Tree(nodes),
+            }
+        };
+        let requests = self.nodes.of.iter().zip(heads).zip(counts);
         Budgeted {
-            shares,
+            shares: requests.map(share).collect(),
             expected_tokens,
             expected_seconds: weighed.seconds,
             admitted: weighed.admitted,

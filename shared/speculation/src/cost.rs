@@ -42,6 +42,15 @@ pub struct StepCost {
     curve: Vec<f64>,
 }
 
+/// What a step of some number of tokens takes, and how many it may have for the same.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stair {
+    /// What it takes, above 0.
+    pub seconds: f64,
+    /// Most tokens of a step that takes as long; not below what was asked for.
+    pub tokens_max: u32,
+}
+
 /// Steps of one size.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
@@ -75,7 +84,7 @@ struct Fit {
 
 impl Default for StepCost {
     fn default() -> Self {
-        let buckets = vec![Bucket::default(); bucket_of(WIDTHS[WIDTHS.len() - 1].0) + 1];
+        let buckets = vec![Bucket::default(); bucket_of(WIDTHS[WIDTHS.len() - 1].0).0 + 1];
         StepCost {
             line: Line::default(),
             curve: vec![UNKNOWN_S; buckets.len()],
@@ -107,14 +116,27 @@ impl StepCost {
 
     /// What a step takes that computes `batched_tokens` and holds `kv_tokens` of all its requests, seconds, above 0.
     pub fn seconds(&self, batched_tokens: u32, kv_tokens: u64) -> f64 {
-        self.at_kv(kv_tokens)(batched_tokens)
+        self.at_kv(kv_tokens)(batched_tokens).seconds
     }
 
     /// The same for steps that hold so many KV tokens, by tokens computed: for whoever asks often.
-    pub fn at_kv(&self, kv_tokens: u64) -> impl Fn(u32) -> f64 + '_ {
+    pub fn at_kv(&self, kv_tokens: u64) -> impl Fn(u32) -> Stair + '_ {
         let fit = self.line.fit();
         let kv = fit.per_kv_token * kv_tokens as f64;
-        move |batched_tokens| self.without_kv(batched_tokens, fit) + kv
+        move |batched_tokens| {
+            let (at, last) = bucket_of(batched_tokens);
+            let without_kv = match self.curve.get(at) {
+                Some(seconds) => *seconds,
+                None => {
+                    let beyond = f64::from(batched_tokens - WIDTHS[WIDTHS.len() - 1].0);
+                    self.curve[self.curve.len() - 1] + fit.per_token * beyond
+                }
+            };
+            Stair {
+                seconds: without_kv + kv,
+                tokens_max: last,
+            }
+        }
     }
 
     /// Takes a step into account, without what a head took of it. One that took less than
@@ -139,21 +161,11 @@ impl StepCost {
     }
 
     fn add(&mut self, weight: f64, tokens: u32, kv_tokens: u64, seconds: f64) {
-        let (at, tokens, kv_tokens) = (bucket_of(tokens), f64::from(tokens), kv_tokens as f64);
+        let (at, _) = bucket_of(tokens);
+        let (tokens, kv_tokens) = (f64::from(tokens), kv_tokens as f64);
         self.line.add(weight, tokens, kv_tokens, seconds);
         if let Some(bucket) = self.buckets.get_mut(at) {
             bucket.add(weight, tokens, kv_tokens, seconds);
-        }
-    }
-
-    fn without_kv(&self, tokens: u32, fit: Fit) -> f64 {
-        let at = bucket_of(tokens);
-        match self.curve.get(at) {
-            Some(seconds) => *seconds,
-            None => {
-                let beyond = f64::from(tokens - WIDTHS[WIDTHS.len() - 1].0);
-                self.curve[self.curve.len() - 1] + fit.per_token * beyond
-            }
         }
     }
 
@@ -333,16 +345,18 @@ fn never_falling(values: &mut [f64], weights: &[f64]) {
     }
 }
 
-fn bucket_of(tokens: u32) -> usize {
+/// The bucket of a number of tokens, and the last number in it. Beyond the widths every number has one of its own.
+fn bucket_of(tokens: u32) -> (usize, u32) {
     let (mut first, mut from) = (0, 0);
     for (to, width) in WIDTHS {
         if tokens <= to {
-            return first + (tokens.max(1) - from).div_ceil(width) as usize - 1;
+            let widths = (tokens.max(1) - from).div_ceil(width);
+            return (first + widths as usize - 1, from + widths * width);
         }
         first += ((to - from) / width) as usize;
         from = to;
     }
-    first + (tokens - from) as usize - 1
+    (first + (tokens - from) as usize - 1, tokens)
 }
 
 /// Tokens in the middle of a bucket.

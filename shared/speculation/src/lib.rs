@@ -73,7 +73,7 @@ pub use budget::{BudgetRequest, BudgetStep, Budgeted, HeadOffer, Share, divide};
 pub use calibration::{
     CALIBRATION_BYTES_MAX, Calibration, CalibrationError, NodeFeatures, Observed,
 };
-pub use cost::{HeadCost, HeadDrafted, STEP_SECONDS_MIN, StepCost};
+pub use cost::{HeadCost, HeadDrafted, STEP_SECONDS_MIN, Stair, StepCost};
 pub use counts::{Acceptance, AcceptanceTable};
 pub use gate::{Gate, GateParams, GateStep, Mode, Passage, TRIAL_STEPS_MIN, batch_bucket};
 pub use going_rate::GoingRate;

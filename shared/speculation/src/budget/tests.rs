@@ -1,9 +1,25 @@
+mod plain;
+
 use std::cell::Cell;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::Priority;
+
+/// Where every number of tokens is a stair of its own.
+fn divide(
+    requests: &[BudgetRequest<'_>],
+    step: &BudgetStep,
+    seconds: impl Fn(u32) -> f64,
+    head_seconds: impl Fn(u32, u32) -> f64,
+) -> Budgeted {
+    let stair = |tokens| Stair {
+        seconds: seconds(tokens),
+        tokens_max: tokens,
+    };
+    super::divide(requests, step, stair, head_seconds)
+}
 
 fn request(tree: &[f32]) -> BudgetRequest<'_> {
     BudgetRequest {
@@ -280,6 +296,25 @@ fn the_work_is_a_sort_and_three_walks() {
         |_, _| 0.1,
     );
     assert!(asked.get() <= 3 * (64 * 32 + 2), "{}", asked.get());
+}
+
+#[test]
+fn a_stair_is_asked_about_once_in_a_walk() {
+    let tree = chain(0.97, 32);
+    let asked = Cell::new(0);
+    let stairs = |tokens: u32| {
+        asked.set(asked.get() + 1);
+        let tokens_max = tokens.next_multiple_of(64);
+        let seconds = 1.0 + 0.001 * f64::from(tokens_max);
+        Stair {
+            seconds,
+            tokens_max,
+        }
+    };
+    let budgeted = super::divide(&[request(&tree); 64], &step(64), stairs, no_head);
+    assert!(budgeted.admitted > 64);
+    // 33 stairs, the plain step, and the one that would come after the last.
+    assert!(asked.get() <= 35, "{}", asked.get());
 }
 
 /// A request as parents and chances.

@@ -5,27 +5,19 @@ use super::{BudgetRequest, HeadOffer};
 /// What the tokens that a request needs for its pace count more than others.
 const DUE_WEIGHT: f32 = 4.0;
 
-/// What each node of a request is worth.
-pub(super) struct Worths {
-    /// Of those that stand alone.
-    pub(super) tree: Vec<f32>,
-    /// Of those that stand beside the head's draft.
-    pub(super) beside: Vec<f32>,
-}
-
 impl BudgetRequest<'_> {
-    pub(super) fn worths(&self) -> Worths {
+    /// Adds what each node is worth that stands alone, then what each is that stands beside the head's draft.
+    pub(super) fn worths(&self, into: &mut Vec<f32>) {
         let missing = self.due_tokens - 1.0;
         let by_head = self.head.map_or(0.0, |head| head.gain);
-        Worths {
-            tree: self.raised(self.tree, missing),
-            beside: self.raised(self.beside, missing - by_head),
-        }
+        self.raised(self.tree, missing, into);
+        self.raised(self.beside, missing - by_head, into);
     }
 
     /// What nodes are worth that bring so much, of which so many tokens are `missing` for its pace.
-    fn raised(&self, nodes: &[f32], mut missing: f32) -> Vec<f32> {
-        let mut worths: Vec<f32> = nodes.iter().map(|f| self.weight * f).collect();
+    fn raised(&self, nodes: &[f32], mut missing: f32, into: &mut Vec<f32>) {
+        let first = into.len();
+        into.extend(nodes.iter().map(|f| self.weight * f));
         if missing > 0.0 {
             // Likeliest first, and parents before children among equals: what is raised is a tree, too.
             let mut order: Vec<usize> = (0..nodes.len()).collect();
@@ -34,11 +26,10 @@ impl BudgetRequest<'_> {
                 if missing <= 0.0 {
                     break;
                 }
-                worths[at] *= DUE_WEIGHT;
+                into[first + at] *= DUE_WEIGHT;
                 missing -= nodes[at];
             }
         }
-        worths
     }
 
     /// What the head's draft is worth.

@@ -14,8 +14,10 @@ fn close(is: f64, should: f64, share: f64) -> bool {
 fn buckets_cover_every_size_once_and_in_order() {
     let mut last = 0;
     for tokens in 1..=5000 {
-        let at = bucket_of(tokens);
+        let (at, end) = bucket_of(tokens);
         assert!(at == last || at == last + 1, "{tokens}");
+        assert!(end >= tokens && bucket_of(end).0 == at, "{tokens}");
+        assert_eq!(bucket_of(end + 1).0, at + 1, "{tokens}");
         if tokens <= 4096 {
             let width = WIDTHS.iter().find(|(to, _)| tokens <= *to).unwrap().1;
             assert!(
@@ -25,17 +27,8 @@ fn buckets_cover_every_size_once_and_in_order() {
         }
         last = at;
     }
-    assert_eq!(
-        (
-            bucket_of(0),
-            bucket_of(1),
-            bucket_of(64),
-            bucket_of(65),
-            bucket_of(68),
-            bucket_of(69)
-        ),
-        (0, 0, 63, 64, 64, 65)
-    );
+    let buckets = [0, 1, 64, 65, 68, 69].map(|tokens| bucket_of(tokens).0);
+    assert_eq!(buckets, [0, 0, 63, 64, 64, 65]);
     // The largest number is a size as well.
     assert!(bucket_of(u32::MAX) > bucket_of(u32::MAX - 1));
 }
@@ -88,9 +81,16 @@ fn a_staircase_is_found_step_by_step() {
     let jump = cost.seconds(17, 0) - cost.seconds(16, 0);
     assert!(jump > 0.0005, "{jump}");
     assert!(cost.seconds(32, 0) - cost.seconds(18, 0) < 0.0003);
-    let all: Vec<f64> = (1..=5000).map(cost.at_kv(7)).collect();
+    let all: Vec<f64> = (1..=5000).map(|tokens| cost.seconds(tokens, 7)).collect();
     assert!(all.is_sorted());
-    assert_eq!(all[16], cost.seconds(17, 7));
+    for tokens in 1..=5000 {
+        let stair = cost.at_kv(7)(tokens);
+        let same = &all[tokens as usize - 1..(stair.tokens_max as usize).min(5000)];
+        assert!(
+            same.iter().all(|seconds| *seconds == stair.seconds),
+            "{tokens}"
+        );
+    }
 }
 
 #[test]
