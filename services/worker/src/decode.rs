@@ -4,9 +4,15 @@
 //! that can move, waits for the engine, and hands the tokens out. Beside the engine it awaits the store's look-ups
 //! alone, for a small share of a step: drafting takes microseconds, the harvest and the readers have queues of their
 //! own.
+//!
+//! Between two steps the engine has nothing to do, so only that stands there which the next step needs: the tokens go
+//! into the index and to the readers, and drafts are found and chosen. What the router learns from a step, the store's
+//! share and the figures are seen to while the engine computes the next one ([`DecodeLoop::catch_up`]). So a draft goes by
+//! what was learnt up to the step before the last.
 
 mod compose;
 mod entry;
+mod lessons;
 mod outlet;
 mod stream;
 
@@ -15,17 +21,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent, Speculation};
-use refrain_protocol::engine::{CloseRequest, StepResponse, StepResult};
+use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent};
+use refrain_protocol::engine::{CloseRequest, StepResponse};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_speculation::{HeadUse, HeadWork, StepTaken};
+use refrain_speculation::StepTaken;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
 use self::compose::{Composed, Member};
 use self::entry::{ENGINE_ROOM_PAUSE, Entry, Over, wait_for_room};
 use crate::engine::Engine;
-use crate::fallback::{FallbackWatch, ItemDone, StepDone};
+use crate::fallback::FallbackWatch;
 use crate::goodput::Goodput;
 use crate::guard::Guard;
 use crate::metrics::WorkerMetrics;
@@ -91,11 +97,12 @@ impl DecodeLoop {
         // The request whose turn it is to be first, so that a full step starves nobody.
         let mut first = 0usize;
         let mut refusals = 0u32;
+        // The last step, until it was learnt from.
+        let mut taken: Option<StepTaken> = None;
         while open || !batch.is_empty() {
             while open && let Ok(command) = commands.try_recv() {
                 open = self.command(command, &mut batch);
             }
-            self.goodput.exchange();
             self.reap(&mut batch);
             first = if batch.is_empty() {
                 0
@@ -107,9 +114,14 @@ impl DecodeLoop {
             let withholds = movers.withholds;
             let wanted = self.wanted_elsewhere(&batch, &movers);
             let found = self.elsewhere.ask(wanted).await;
-            let Composed { request, members } = self.compose(&mut batch, movers, &found);
+            let Composed {
+                request,
+                members,
+                propose_seconds,
+            } = self.compose(&mut batch, movers, &found);
             let compose_seconds = began.elapsed().as_secs_f64();
             if request.items.is_empty() {
+                self.catch_up(&mut batch, taken.take());
                 // Nothing can move: a command, a reader that catches up or leaves, or the end of a pause.
                 let wait = wait_for_room(&batch);
                 tokio::select! {
@@ -128,7 +140,17 @@ impl DecodeLoop {
             for member in &members[1..] {
                 span.follows_from(&batch[member.place].span);
             }
-            match self.engine.step(request).instrument(span).await {
+            let engine = self.engine.clone();
+            let step = engine.step(request).instrument(span);
+            let beside = async {
+                // Whoever carries the call to the engine may need this thread first.
+                tokio::task::yield_now().await;
+                self.count(&members, &propose_seconds);
+                self.catch_up(&mut batch, taken.take());
+            };
+            // In this order: the call is begun first.
+            let (answer, ()) = futures_util::future::join(step, beside).await;
+            match answer {
                 Ok(response) if response.results.len() == members.len() => {
                     refusals = 0;
                     self.engine_ready.store(true, Ordering::Relaxed);
@@ -136,7 +158,7 @@ impl DecodeLoop {
                         withholds,
                         seconds: compose_seconds,
                     };
-                    self.observe(&response, &members, composed, &batch);
+                    taken = Some(self.observe(&response, &members, composed, &batch));
                     self.take(response, &members, &mut batch);
                 }
                 Ok(_) => {
@@ -176,6 +198,7 @@ impl DecodeLoop {
             }
             Command::HandOver => {
                 for mut entry in std::mem::take(batch) {
+                    self.settle(&mut entry);
                     let end = entry.running.end(ChunkEndReason::Draining);
                     let outcome = self.outlet.end(&mut entry, end);
                     self.leave(entry, outcome, true);
@@ -191,7 +214,7 @@ impl DecodeLoop {
         let place = batch.iter().position(|entry| entry.lease == cut.lease);
         match place {
             Some(place) => {
-                let entry = batch.remove(place);
+                let entry = self.take_out(place, batch);
                 self.outlet.shorten(entry.ended(cut.output_len));
                 self.leave(entry, "cut", true);
             }
@@ -205,7 +228,7 @@ impl DecodeLoop {
         // An older attempt at the same request lost its lease: it must not go on beside this one.
         let same = |entry: &Entry| entry.running.document() == running.document();
         if let Some(place) = batch.iter().position(same) {
-            let mut old = batch.remove(place);
+            let mut old = self.take_out(place, batch);
             let taken_over = "a newer lease has taken this request over";
             old.send_last(Err(ApiError::new(ErrorKind::Conflict, taken_over)));
             self.leave(old, "taken_over", true);
@@ -243,7 +266,7 @@ impl DecodeLoop {
             .enumerate()
             .find_map(|(place, entry)| Some((place, entry.overdue(now)?)))
         {
-            let mut entry = batch.remove(place);
+            let mut entry = self.take_out(place, batch);
             let outcome = self.outlet.overdue(&mut entry, error);
             self.leave(entry, outcome, true);
         }
@@ -251,7 +274,7 @@ impl DecodeLoop {
             .iter()
             .position(|entry| entry.events.is_closed() || stalled(entry))
         {
-            let entry = batch.remove(place);
+            let entry = self.take_out(place, batch);
             if stalled(&entry) {
                 self.outlet.reader_stalled();
             }
@@ -298,7 +321,7 @@ impl DecodeLoop {
         let mut places: Vec<usize> = over.keys().copied().collect();
         places.sort_unstable_by(|a, b| b.cmp(a));
         for place in places {
-            let entry = batch.remove(place);
+            let entry = self.take_out(place, batch);
             match over.remove(&place) {
                 Some(Over::Ended(outcome)) => self.leave(entry, outcome, true),
                 Some(Over::Failed(error)) => self.leave_failed(entry, error),
@@ -307,64 +330,32 @@ impl DecodeLoop {
         }
     }
 
-    /// Lets what the step took and brought tell how the ways of drafting do.
-    fn observe(
-        &mut self,
-        response: &StepResponse,
-        members: &[Member],
-        composed: HowComposed,
-        batch: &[Entry],
-    ) {
-        let done = |(member, result): (&Member, &StepResult)| ItemDone {
-            kind: member.kind,
-            is_auto: batch[member.place].running.request.speculation == Speculation::Auto,
-            eligible: batch[member.place].running.may_fall_back(),
-            // What the engine had in its cache was not read.
-            context: member
-                .context
-                .saturating_sub(result.as_ref().map_or(0, |output| output.cached_tokens)),
-            catch_up_tokens: member.catch_up_tokens,
-            emitted: result
-                .as_ref()
-                .ok()
-                .map(|output| output.emitted.len() as u32),
-        };
-        let items: Vec<ItemDone> = members.iter().zip(&response.results).map(done).collect();
-        let step = StepDone {
-            items: &items,
-            seconds: response.step_s,
-            draft_seconds: response.draft_s,
-        };
-        self.elsewhere.step_took(response.step_s);
-        self.goodput.step_done(&StepTaken {
-            compose_seconds: composed.seconds,
-            ..taken(&step, &response.results, members, batch)
-        });
-        let batch = step.batch();
-        self.fallback
-            .step_done(&step, self.guard.is_on_trial(batch));
-        let head = HeadUse {
-            on_trial: self.fallback.is_on_trial(batch),
-            in_use: self.fallback.is_in_use(batch),
-        };
-        // Doing without drafts also saves what it takes to find them.
-        let step = StepDone {
-            seconds: step.seconds + composed.seconds,
-            ..step
-        };
-        self.guard.step_done(&step, composed.withholds, head);
+    /// Takes a chunk out of the batch, with nothing left to be done of its last step: what comes after that in store and
+    /// figures is its end.
+    fn take_out(&mut self, place: usize, batch: &mut Vec<Entry>) -> Entry {
+        let mut entry = batch.remove(place);
+        self.settle(&mut entry);
+        entry
     }
 
-    /// Sends a step's tokens to the reader, the index and the store. Returns how the chunk ended, if it did.
+    /// Sends a step's tokens to the index and the reader. Returns how the chunk ended, if it did.
     fn emit(&mut self, entry: &mut Entry, absorbed: Absorbed) -> Option<&'static str> {
-        self.goodput
-            .learn(entry.running.namespace, &absorbed.lesson, &absorbed.message);
-        let (message, end) = self.outlet.keep(&entry.running, absorbed);
+        let Absorbed {
+            message,
+            heard,
+            end,
+        } = absorbed;
+        entry.running.remember(&heard.update);
+        entry.heard = Some(heard);
+        let end = end.or_else(|| self.fallback.hand_over(&entry.running));
+        if end.is_some() {
+            // Whoever has read all of it finds all of it counted and kept.
+            self.settle(entry);
+        }
         // There was room when the step was composed, and this loop is the only sender; a reader that left
         // meanwhile is noticed by the next reap.
         let _ = entry.events.try_send(Ok(ChunkEvent::Step(message)));
-        let end = end.or_else(|| self.fallback.hand_over(&entry.running))?;
-        Some(self.outlet.end(entry, end))
+        Some(self.outlet.end(entry, end?))
     }
 
     /// A step that failed as a whole fails its requests: the gateway continues them, here or elsewhere.
@@ -377,7 +368,7 @@ impl DecodeLoop {
         let mut places: Vec<usize> = members.iter().map(|member| member.place).collect();
         places.sort_unstable_by(|a, b| b.cmp(a));
         for place in places {
-            let entry = batch.remove(place);
+            let entry = self.take_out(place, batch);
             self.leave_failed(entry, error.clone());
         }
     }
@@ -428,45 +419,5 @@ async fn serve_cuts(
     commands.close();
     while let Ok(command) = commands.try_recv() {
         serve(command);
-    }
-}
-
-/// What the engine had to do in a step, as far as the answer tells.
-fn taken(
-    step: &StepDone<'_>,
-    results: &[StepResult],
-    members: &[Member],
-    batch: &[Entry],
-) -> StepTaken {
-    let mut head = HeadWork::default();
-    let (mut batched_tokens, mut kv_tokens) = (0, 0);
-    for ((item, result), member) in step.items.iter().zip(results).zip(members) {
-        let Ok(output) = result else {
-            // What was done for it is not known.
-            return StepTaken::default();
-        };
-        let running = &batch[member.place].running;
-        // A request that brings nothing has the pass over its last token done.
-        batched_tokens += item.context.max(1) + running.offered_tree_tokens() + output.self_drafted;
-        kv_tokens += u64::from(output.text_len);
-        if let Some(asked) = running.asked_head() {
-            head.requests += 1;
-            head.depth = head.depth.max(asked.depth);
-            head.drafted.asked_tokens += asked.tokens_max;
-            // What it drafted and was there already took it as long.
-            head.drafted.tokens += output.self_drafted + output.agreed_nodes.len() as u32;
-            head.drafted.read_tokens += member.catch_up_tokens;
-        }
-    }
-    let routed = step.is_clean() && step.items.iter().all(|item| item.is_auto);
-    let figures = step.figures(None);
-    StepTaken {
-        batched_tokens,
-        kv_tokens,
-        seconds: step.seconds,
-        draft_seconds: step.draft_seconds,
-        head,
-        routed: routed.then_some((figures.batch, figures.tokens)),
-        ..StepTaken::default()
     }
 }

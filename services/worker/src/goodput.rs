@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use refrain_clients::DraftStore;
-use refrain_protocol::chunk::StepMessage;
 use refrain_protocol::engine::SelfDraft;
 use refrain_protocol::{NamespaceId, SignedNamespace};
 use refrain_speculation::{
@@ -18,7 +17,7 @@ use crate::chances::Chances;
 use crate::config::{RouterChoice, WorkerConfig};
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
-use crate::running::{Allotment, Lesson, Offer, Prospect};
+use crate::running::{Allotment, Heard, Lesson, Offer, Prospect};
 
 /// See the module. One per engine.
 pub(crate) struct Goodput {
@@ -76,6 +75,15 @@ impl Goodput {
         self.chances.finish(&mut self.rule).await;
     }
 
+    /// f of each node of what was found for a request: none where nothing goes by it. Asked for many requests at once.
+    pub(crate) fn chances(&self, prospect: &Prospect) -> Vec<f32> {
+        let is_divided = self.choice == RouterChoice::Goodput && prospect.asked == Asked::Auto;
+        match prospect.candidate.as_ref().filter(|_| is_divided) {
+            Some(found) => self.rule.chances(prospect.namespace, found),
+            None => Vec::new(),
+        }
+    }
+
     /// What each request verifies, in their order.
     pub(crate) fn allot(
         &mut self,
@@ -118,18 +126,18 @@ impl Goodput {
                 pace: prospect.pace,
                 context_tokens: prospect.context_tokens,
                 found: prospect.candidate.as_ref(),
+                chances: &prospect.chances,
                 head: head_wish(prospect, router),
             })
             .collect();
         let granted = self.rule.divide(&wishes, frame);
         self.metrics.budget(granted.admitted, granted.refused);
         let is_off = self.is_off(frame.batch);
-        let grants = granted.grants.into_iter().zip(granted.chances);
-        for ((at, prospect), (grant, f)) in open.into_iter().zip(grants) {
+        for ((at, prospect), grant) in open.into_iter().zip(granted.grants) {
             allotments[at] = Some(match grant {
                 Grant::Plain if is_off => Allotment::plain(RouteReason::LargeBatch, prospect),
                 Grant::Plain => without_draft(prospect, router),
-                Grant::Tree(nodes) => within_budget(prospect, &nodes, &f),
+                Grant::Tree(nodes) => within_budget(prospect, &nodes),
                 Grant::Head { gain } => {
                     let mut allotment = by_head(prospect, RouteReason::WithinBudget, router);
                     allotment.lesson.expected = Some(gain);
@@ -152,17 +160,19 @@ impl Goodput {
     }
 
     /// A request's step came to this.
-    pub(crate) fn learn(&mut self, namespace: NamespaceId, lesson: &Lesson, said: &StepMessage) {
+    pub(crate) fn learn(&mut self, namespace: NamespaceId, heard: &Heard) {
         if self.choice == RouterChoice::Score {
             return;
         }
+        let Heard { lesson, said, .. } = heard;
+        let tokens = &heard.update.tokens;
         if let (Some(found), Some(asked)) = (&lesson.found, lesson.asked_head) {
             self.rule
-                .observe_beside(namespace, found, &said.tokens, asked.accepted);
+                .observe_beside(namespace, found, tokens, asked.accepted);
         }
         let calibration = self.rule.calibration(namespace);
         if let Some(found) = &lesson.found {
-            calibration.observe(found, &said.tokens);
+            calibration.observe(found, tokens);
         }
         if let Some(asked) = lesson.asked_head {
             calibration.observe_head(asked.context_tokens, asked.depth, asked.accepted);
@@ -265,8 +275,9 @@ fn part(found: &Candidate, nodes: &[u32]) -> Candidate {
     }
 }
 
-/// The part of a suffix draft that is worth it; `f` of each of its nodes.
-fn within_budget(prospect: Prospect, nodes: &[u32], f: &[f32]) -> Allotment {
+/// The part of a suffix draft that is worth it.
+fn within_budget(prospect: Prospect, nodes: &[u32]) -> Allotment {
+    let f = &prospect.chances;
     let offer = prospect.candidate.as_ref();
     let offer = offer.map(|found| Offer::Suffix(part(found, nodes)));
     Allotment {

@@ -19,7 +19,7 @@ use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 use crate::router::{Router, asked};
 use refrain_draft_memory::{Membership, NamespaceMemory};
 
-pub(crate) use self::answer::Absorbed;
+pub(crate) use self::answer::{Absorbed, Heard};
 pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect, labels};
 pub(crate) use self::stream::Judged;
 

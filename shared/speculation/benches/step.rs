@@ -1,5 +1,5 @@
-//! What deciding a step of a batch takes: 64 proposals over an index of millions of tokens, the chances of what was
-//! found, the division of the step, and learning from what came of it.
+//! What deciding a step of a batch takes: 64 proposals over an index of millions of tokens with the chances of what was
+//! found, and the division of the step. What is learnt from a step is seen to while the next one is made, and stands apart.
 //!
 //! ```text
 //! cargo bench -p refrain-speculation --bench step
@@ -7,20 +7,22 @@
 //!
 //! Every request looks into its own text and into its namespace, three segments and a live part, with the settings that
 //! a worker has by default, and may have the head's draft instead. A round is one step of a batch that was not met before.
-//! Proposals are made one after the other, and on more threads, which wait for the step as those of a worker do.
+//! Proposals are made one after the other, and on more threads, which wait for the step as those of a worker do. Run by one
+//! thread nobody is woken.
 
 mod text;
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use refrain_speculation::{
-    BudgetRequest, BudgetStep, Calibration, Candidate, Expansion, HeadOffer, Lookup, ProposeParams,
-    Scope, Source, StepCost, divide, propose,
+    Candidate, Expansion, Goodput, GoodputParams, Granted, HeadDrafted, HeadWish, HeadWork, Lookup,
+    Priority, ProposeParams, Scope, Source, StepFrame, StepTaken, Wish, propose,
 };
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, SegmentBuilder, Token};
 use text::{Corpus, Random};
@@ -38,6 +40,10 @@ const STEP_MS: f64 = 11.0;
 const SHARE_MAX: f64 = 3.0;
 /// Requests that a thread takes at a time.
 const PART: usize = 4;
+/// Tokens of all texts of a batch.
+const KV_TOKENS: u64 = 50_000;
+/// Whose requests they are.
+const NAMESPACE: u8 = 0;
 
 const OWN: DocumentKey = DocumentKey(0);
 
@@ -123,106 +129,124 @@ fn main() {
         namespace.live_tokens(),
         ROUNDS - ROUNDS_BEFORE
     );
-    let rest_us = decide(&batches, &namespace);
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads: BTreeSet<usize> = [1, 2, 4, 8, cores]
+        .into_iter()
+        .filter(|&threads| threads <= cores)
+        .collect();
     let params = params();
+    for threads in threads {
+        let helpers = ThreadPoolBuilder::new().num_threads(threads - 1).build();
+        let desk = Desk {
+            namespace: &namespace,
+            params: &params,
+            helpers: helpers.ok().filter(|_| threads > 1),
+        };
+        desk.decide_all(&batches, threads);
+    }
     for (name, scope) in [("own text", Scope::Request), ("namespace", Scope::Tenant)] {
         let times = batches.iter().map(|batch| {
             let propose = |request: &Request| request.propose_from(&[scope], &namespace, &params);
             timed(|| batch.iter().map(propose).collect::<Vec<_>>()).1
         });
-        row(&format!("proposals, {name} alone"), times.collect());
-    }
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let threads: BTreeSet<usize> = [2, 4, cores]
-        .into_iter()
-        .filter(|&threads| threads <= cores)
-        .collect();
-    for threads in threads.into_iter().filter(|&threads| threads > 1) {
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(threads - 1)
-            .build()
-            .expect("threads");
-        let found = |batch| on_threads(&pool, batch, &namespace, &params);
-        let times = batches.iter().map(|batch| timed(|| found(batch)).1);
-        let us = row(&format!("proposals on {threads} threads"), times.collect());
-        summary(&format!("all of it on {threads}"), us + rest_us);
+        row(&format!("{name} alone, on 1 thread"), times.collect());
     }
 }
 
-/// All decisions of the batches, and how long each kind takes; returns what those take that follow proposals, us.
-fn decide(batches: &[&[Request]], namespace: &Index) -> f64 {
-    let (params, mut calibration, cost) = (params(), Calibration::new(), step_cost());
-    let mut times: [Vec<f64>; 5] = Default::default();
-    let mut drafted = 0;
-    for batch in batches {
-        let (found, proposing) = timed(|| -> Vec<Option<Candidate>> {
-            let each = batch.iter();
-            each.map(|request| request.propose(namespace, &params))
-                .collect()
-        });
-        let (chances, expecting) = timed(|| -> Vec<Vec<f32>> {
-            let each = found.iter();
-            each.map(|found| {
-                found
-                    .as_ref()
-                    .map_or_else(Vec::new, |found| calibration.expect(found))
-            })
-            .collect()
-        });
-        let (_, dividing) = timed(|| {
-            let requests: Vec<BudgetRequest<'_>> = chances
+/// A draft that was found, and the chances of its nodes.
+type Found = Option<(Candidate, Vec<f32>)>;
+
+/// Where steps are decided.
+struct Desk<'a> {
+    namespace: &'a Index,
+    params: &'a ProposeParams,
+    helpers: Option<ThreadPool>,
+}
+
+impl Desk<'_> {
+    /// Decides all steps, and prints what that takes.
+    fn decide_all(&self, batches: &[&[Request]], threads: usize) {
+        let mut router = router();
+        let mut times: [Vec<f64>; 4] = Default::default();
+        let mut drafted = 0;
+        for batch in batches {
+            let (found, proposing) = timed(|| self.find(batch, &router));
+            let (granted, dividing) = timed(|| divide(&found, &mut router));
+            // While the engine computes.
+            let ((), learning) = timed(|| learn(batch, &found, &granted, &mut router));
+            drafted += found
                 .iter()
-                .map(|tree| BudgetRequest {
-                    beside: &[],
-                    weight: 1.0,
-                    due_tokens: 0.0,
-                    tree,
-                    head: Some(HEAD),
-                })
-                .collect();
-            let step = BudgetStep {
-                tokens: BATCH as u32,
-                slots_max: 4096,
-                rate: None,
-            };
-            black_box(divide(
-                &requests,
-                &step,
-                cost.at_kv(50_000),
-                |requests, depth| 1e-5 * f64::from(requests * depth),
-            ))
-        });
-        let ((), learning) = timed(|| {
-            for (found, request) in found.iter().zip(*batch) {
-                if let Some(found) = found {
-                    calibration.observe(found, &request.next);
-                }
-            }
-        });
-        drafted += found
-            .iter()
-            .flatten()
-            .map(|found| found.tree.len())
-            .sum::<usize>();
-        let all = proposing + expecting + dividing + learning;
-        for (times, time) in times
-            .iter_mut()
-            .zip([proposing, expecting, dividing, learning, all])
-        {
-            times.push(time);
+                .flatten()
+                .map(|(found, _)| found.tree.len())
+                .sum::<usize>();
+            let spent = [proposing, dividing, proposing + dividing, learning];
+            times
+                .iter_mut()
+                .zip(spent)
+                .for_each(|(times, time)| times.push(time));
+        }
+        println!(
+            "{threads} threads, {:.1} tokens a draft",
+            drafted as f64 / (batches.len() * BATCH) as f64
+        );
+        let [proposing, dividing, path, learning] = times;
+        row("  proposals and chances", proposing);
+        row("  division", dividing);
+        let us = row("  all that a step waits for", path);
+        let most_us = SHARE_MAX / 100.0 * STEP_MS * 1e3;
+        let holds = if us <= most_us { "holds" } else { "missed" };
+        println!("    {SHARE_MAX} % is {most_us:.0} us: {holds}");
+        row("  beside the step: learning", learning);
+    }
+
+    fn find(&self, batch: &[Request], router: &Goodput<u8>) -> Vec<Found> {
+        let find = |request: &Request| {
+            let found = request.propose(self.namespace, self.params)?;
+            let chances = router.chances(NAMESPACE, &found);
+            Some((found, chances))
+        };
+        match &self.helpers {
+            Some(helpers) => on_threads(helpers, batch, find),
+            None => batch.iter().map(find).collect(),
         }
     }
-    println!(
-        "{:.1} tokens a draft",
-        drafted as f64 / (batches.len() * BATCH) as f64
-    );
-    let names = ["proposals", "chances", "division", "learning", "all of it"];
-    let us: Vec<f64> = names
+}
+
+fn divide(found: &[Found], router: &mut Goodput<u8>) -> Granted {
+    let wishes: Vec<Wish<'_, u8>> = found
         .iter()
-        .zip(times)
-        .map(|(name, times)| row(name, times))
+        .map(|found| Wish {
+            namespace: NAMESPACE,
+            priority: Priority::Normal,
+            pace: None,
+            context_tokens: CONTEXT_TOKENS as u32,
+            found: found.as_ref().map(|(found, _)| found),
+            chances: found.as_ref().map_or(&[], |(_, chances)| chances),
+            head: Some(HeadWish {
+                depth: HEAD_DEPTH,
+                tokens_max: HEAD_DEPTH,
+                unread_tokens: 0,
+                merges: false,
+            }),
+        })
         .collect();
-    us[1..4].iter().sum()
+    let frame = StepFrame {
+        tokens: BATCH as u32,
+        kv_tokens: KV_TOKENS,
+        slots_max: 4096,
+        batch: BATCH as u32,
+    };
+    black_box(router.divide(&wishes, frame))
+}
+
+fn learn(batch: &[Request], found: &[Found], granted: &Granted, router: &mut Goodput<u8>) {
+    let calibration = router.calibration(NAMESPACE);
+    for (found, request) in found.iter().zip(batch) {
+        if let Some((found, _)) = found {
+            calibration.observe(found, &request.next);
+        }
+    }
+    router.step_done(&made(BATCH as u32 + granted.admitted));
 }
 
 /// As a worker's by default: trees of at most 32 tokens, none less likely than 0.1.
@@ -235,55 +259,70 @@ fn params() -> ProposeParams {
     }
 }
 
-const HEAD: HeadOffer = HeadOffer {
-    depth: 4,
-    slots: 4.0,
-    slots_max: 4,
-    gain: 1.5,
-    own_seconds: 0.0,
-};
+const HEAD_DEPTH: u32 = 4;
 
-/// What was seen of an engine that takes 8 ms and more for each 64 tokens.
-fn step_cost() -> StepCost {
-    let mut cost = StepCost::new();
-    for step in 0..2000u32 {
-        let tokens = 1 + step * 31 % 2048;
-        let seconds = 0.008 + 1e-6 * f64::from(tokens.next_multiple_of(64));
-        cost.observe(tokens, 50_000, seconds);
+/// A step of an engine that takes 8 ms and more for each 64 tokens, and whose head drafts for all.
+fn made(tokens: u32) -> StepTaken {
+    let draft_seconds = 1e-5 * f64::from(BATCH as u32 * HEAD_DEPTH);
+    let drafted_tokens = BATCH as u32 * HEAD_DEPTH;
+    StepTaken {
+        batched_tokens: tokens,
+        kv_tokens: KV_TOKENS,
+        seconds: 0.008 + 1e-6 * f64::from(tokens.next_multiple_of(64)) + draft_seconds,
+        draft_seconds,
+        head: HeadWork {
+            requests: BATCH as u32,
+            depth: HEAD_DEPTH,
+            drafted: HeadDrafted {
+                tokens: drafted_tokens,
+                asked_tokens: drafted_tokens,
+                read_tokens: 0,
+            },
+        },
+        ..StepTaken::default()
     }
-    cost
 }
 
-/// The caller's thread takes a part as well.
-fn on_threads(
-    pool: &ThreadPool,
-    batch: &[Request],
-    namespace: &Index,
-    params: &ProposeParams,
-) -> Vec<Option<Candidate>> {
-    let parts = batch.chunks(PART);
-    let found: Mutex<Vec<(usize, Vec<Option<Candidate>>)>> = Mutex::default();
+/// It knows what steps of all sizes take, and that the head brings a token or two.
+fn router() -> Goodput<u8> {
+    let mut router = Goodput::new(GoodputParams {
+        namespaces_max: NonZeroUsize::MIN,
+        off_above_batch: None,
+    });
+    for step in 0..2000u32 {
+        router.step_done(&made(1 + step * 31 % 2048));
+        let calibration = router.calibration(NAMESPACE);
+        calibration.observe_head(CONTEXT_TOKENS as u32, HEAD_DEPTH, step % 4);
+    }
+    router
+}
+
+/// The caller's thread takes its part as well.
+fn on_threads<T: Sync, R: Send>(
+    helpers: &ThreadPool,
+    items: &[T],
+    make: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let made: Mutex<Vec<(usize, Vec<R>)>> = Mutex::default();
     let next = AtomicUsize::new(0);
+    let parts = items.chunks(PART);
     let work = || {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(part) = parts.clone().nth(at) else {
                 break;
             };
-            let part = part
-                .iter()
-                .map(|request| request.propose(namespace, params));
-            let part = part.collect();
-            found.lock().expect("no panic").push((at, part));
+            let part = part.iter().map(&make).collect();
+            made.lock().expect("no panic").push((at, part));
         }
     };
-    pool.in_place_scope(|scope| {
-        (0..pool.current_num_threads()).for_each(|_| scope.spawn(|_| work()));
+    helpers.in_place_scope(|scope| {
+        (0..helpers.current_num_threads()).for_each(|_| scope.spawn(|_| work()));
         work();
     });
-    let mut found = found.into_inner().expect("no panic");
-    found.sort_unstable_by_key(|(at, _)| *at);
-    found.into_iter().flat_map(|(_, part)| part).collect()
+    let mut made = made.into_inner().expect("no panic");
+    made.sort_unstable_by_key(|(at, _)| *at);
+    made.into_iter().flat_map(|(_, part)| part).collect()
 }
 
 /// What was done, and microseconds.

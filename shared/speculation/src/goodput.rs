@@ -3,8 +3,10 @@
 //!
 //! One [`Goodput`] belongs to one engine. It puts the parts together: per namespace the [`Calibration`] and the trials of
 //! the head, for the engine what steps and the head take ([`StepCost`], [`HeadCost`]) and what a second is worth
-//! ([`GoingRate`]). Before a step [`divide`](Goodput::divide) says what every request is granted; after it
-//! [`calibration`](Goodput::calibration) is told what was said, and [`step_done`](Goodput::step_done) what it took.
+//! ([`GoingRate`]). Before a step [`chances`](Goodput::chances) says what a draft is worth, on any thread, and
+//! [`divide`](Goodput::divide) what every request is granted; after it [`calibration`](Goodput::calibration) is told what was
+//! said, and [`step_done`](Goodput::step_done) what it took. Neither is news that the very next step has to have: who is short
+//! of time tells it while that one is made.
 //!
 //! No clock and no I/O. The worker runs it before a real engine, and `refrain replay` before a modelled one: both by the same
 //! decisions.
@@ -63,6 +65,8 @@ pub struct Wish<'a, N> {
     pub context_tokens: u32,
     /// The best suffix draft.
     pub found: Option<&'a Candidate>,
+    /// f of each of its nodes: see [`Goodput::chances`]. Nothing of a draft is granted whose chances are not known.
+    pub chances: &'a [f32],
     /// What the engine's head may draft instead, or beside it.
     pub head: Option<HeadWish>,
 }
@@ -110,8 +114,6 @@ pub enum Grant {
 pub struct Granted {
     /// One per request, in their order.
     pub grants: Vec<Grant>,
-    /// f of each node of what was found, one list per request: see [`Calibration::expect`].
-    pub chances: Vec<Vec<f32>>,
     /// Draft tokens of trees that are verified.
     pub admitted: u32,
     /// Those that are not, though their request has no draft of the head instead.
@@ -213,22 +215,22 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         known.is_some_and(|known| known.calibration.has_observed())
     }
 
+    /// f of each node of a draft, in their order: see [`Calibration::expect`]. Reads only, so that many are asked for at once.
+    pub fn chances(&self, namespace: N, found: &Candidate) -> Vec<f32> {
+        match self.namespaces.peek(&namespace) {
+            Some(known) => known.calibration.expect(found),
+            None => Calibration::new().expect(found),
+        }
+    }
+
     fn known(&mut self, namespace: N) -> &mut Known {
         self.namespaces.get_or_insert_mut(namespace, Known::default)
     }
 
     /// What each request verifies. `frame` has the tokens and the room that are left beside those whose drafts are settled.
     pub fn divide(&mut self, wishes: &[Wish<'_, N>], frame: StepFrame) -> Granted {
-        let chances: Vec<Vec<f32>> = wishes
-            .iter()
-            .map(|wish| match wish.found {
-                Some(found) => self.calibration(wish.namespace).expect(found),
-                None => Vec::new(),
-            })
-            .collect();
         let mut granted = Granted {
             grants: vec![Grant::Plain; wishes.len()],
-            chances,
             admitted: 0,
             refused: 0,
         };
@@ -304,10 +306,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .iter()
             .map(|at| self.head_offer(&wishes[*at]))
             .collect();
-        let beside: Vec<Beside> = open
-            .iter()
-            .map(|at| self.beside(&wishes[*at], &granted.chances[*at]))
-            .collect();
+        let beside: Vec<Beside> = open.iter().map(|at| self.beside(&wishes[*at])).collect();
         // Against the mean of the batch: where all count the same, whatever that is, nothing differs, and time is worth what
         // it is.
         let weight = |at: &usize| wishes[*at].priority.weight();
@@ -321,7 +320,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
                 due_tokens: wishes[*at]
                     .pace
                     .map_or(0.0, |pace| pace.due_tokens(step_seconds)),
-                tree: &granted.chances[*at],
+                tree: wishes[*at].chances,
                 head: *head,
                 beside: &beside.pooled,
             })
@@ -365,8 +364,11 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
     }
 
     /// What the nodes of what was found add to the head's draft.
-    fn beside(&mut self, wish: &Wish<'_, N>, chances: &[f32]) -> Beside {
-        let (Some(found), Some(head)) = (wish.found, wish.head.filter(|head| head.merges)) else {
+    fn beside(&mut self, wish: &Wish<'_, N>) -> Beside {
+        let found = wish
+            .found
+            .filter(|found| found.tree.len() == wish.chances.len());
+        let (Some(found), Some(head)) = (found, wish.head.filter(|head| head.merges)) else {
             return Beside::default();
         };
         let known = self.known(wish.namespace);
@@ -374,7 +376,7 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             .calibration
             .head_paths(wish.context_tokens, head.depth);
         let paths: Vec<f32> = paths.collect();
-        let worth = known.rescue.beside(found, chances, &paths);
+        let worth = known.rescue.beside(found, wish.chances, &paths);
         Beside {
             pooled: pooled(found.tree.nodes(), &worth),
             worth,

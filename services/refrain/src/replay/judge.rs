@@ -146,15 +146,17 @@ impl Judge {
             }
         }
         let mut room = self.judging.step_tokens_max.saturating_sub(batch);
-        let (routes, chances) = if policy == Policy::Goodput {
-            self.by_goodput(&turns, room)
-        } else {
-            let routes = turns.iter().map(|turn| self.by_itself(turn)).collect();
-            let chances = turns.iter().map(|turn| match &turn.found {
-                Some(found) => self.goodput.calibration(turn.namespace).expect(found),
+        let chances: Vec<Vec<f32>> = turns
+            .iter()
+            .map(|turn| match &turn.found {
+                Some(found) => self.goodput.chances(turn.namespace, found),
                 None => Vec::new(),
-            });
-            (routes, chances.collect())
+            })
+            .collect();
+        let routes = if policy == Policy::Goodput {
+            self.by_goodput(&turns, &chances, room)
+        } else {
+            turns.iter().map(|turn| self.by_itself(turn)).collect()
         };
         turns
             .into_iter()
@@ -168,8 +170,8 @@ impl Judge {
             .collect()
     }
 
-    /// The worker's own router, and the chances that it saw.
-    fn by_goodput(&mut self, turns: &[Turn], room: u32) -> (Vec<Routed>, Vec<Vec<f32>>) {
+    /// The worker's own router.
+    fn by_goodput(&mut self, turns: &[Turn], chances: &[Vec<f32>], room: u32) -> Vec<Routed> {
         let depth = self.judging.head.acceptance.len() as u32;
         // It reads what it missed in its first pass.
         let head = (depth > 0 && !self.withholds).then_some(HeadWish {
@@ -180,12 +182,14 @@ impl Judge {
         });
         let wishes: Vec<Wish<'_, usize>> = turns
             .iter()
-            .map(|turn| Wish {
+            .zip(chances)
+            .map(|(turn, chances)| Wish {
                 namespace: turn.namespace,
                 priority: Priority::Normal,
                 pace: None,
                 context_tokens: turn.context_tokens as u32,
                 found: turn.found.as_ref(),
+                chances,
                 head,
             })
             .collect();
@@ -203,7 +207,7 @@ impl Judge {
             Grant::Tree(nodes) => Routed::Part(nodes),
             Grant::Head { .. } | Grant::Merged { .. } | Grant::HeadTrial => Routed::Head,
         });
-        (routes.collect(), granted.chances)
+        routes.collect()
     }
 
     /// A policy that looks at a request by itself.

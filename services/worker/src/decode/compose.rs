@@ -19,6 +19,8 @@ pub(super) struct Composed {
     pub(super) request: StepRequest,
     /// Whose the items are, in their order.
     pub(super) members: Vec<Member>,
+    /// What it took to draft for each that samples.
+    pub(super) propose_seconds: Vec<f64>,
 }
 
 /// Who moves in a step.
@@ -39,6 +41,7 @@ pub(super) struct Member {
     pub(super) place: usize,
     pub(super) sampled: bool,
     pub(super) kind: ItemKind,
+    pub(super) routed: Routed,
     /// Context tokens that it brings.
     pub(super) context: u32,
     pub(super) catch_up_tokens: u32,
@@ -54,11 +57,16 @@ struct Part {
 }
 
 impl Composed {
-    fn push(&mut self, part: Part, kind: ItemKind, item: StepItem, entry: &Entry) {
+    fn push(&mut self, part: Part, routed: Routed, item: StepItem, entry: &Entry) {
         self.members.push(Member {
             place: part.place,
             sampled: item.sample,
-            kind,
+            kind: if part.decodes {
+                decoding_kind(routed)
+            } else {
+                ItemKind::Prefill
+            },
+            routed,
             context: item.tokens.len() as u32,
             catch_up_tokens: entry.running.catch_up_tokens(),
         });
@@ -110,7 +118,7 @@ impl DecodeLoop {
         movers: Movers,
         found: &FoundElsewhere,
     ) -> Composed {
-        let prospects = self.prospects(batch, &movers, found);
+        let (prospects, propose_seconds) = self.prospects(batch, &movers, found);
         let Movers {
             parts,
             room,
@@ -133,7 +141,10 @@ impl DecodeLoop {
             .goodput
             .allot(prospects, frame, &self.router)
             .into_iter();
-        let mut composed = Composed::default();
+        let mut composed = Composed {
+            propose_seconds,
+            ..Composed::default()
+        };
         let limits = self.limits();
         let kept = self.fallback.decisions_kept();
         for part in parts {
@@ -143,14 +154,8 @@ impl DecodeLoop {
             let routed = allotment.as_ref().map_or(Routed::Prefill, |allotment| {
                 Routed::Decided(allotment.decision)
             });
-            self.metrics.decision(self.router.labels(routed));
             let item = entry.running.item(part.context, allotment, limits, kept);
-            let kind = if part.decodes {
-                decoding_kind(routed)
-            } else {
-                ItemKind::Prefill
-            };
-            composed.push(part, kind, item, entry);
+            composed.push(part, routed, item, entry);
         }
         composed
     }
@@ -196,8 +201,14 @@ impl DecodeLoop {
         (parts, left)
     }
 
-    /// What those that sample could draft, in their order. The piece that ends a prompt can verify a draft as well.
-    fn prospects(&self, batch: &[Entry], movers: &Movers, found: &FoundElsewhere) -> Vec<Prospect> {
+    /// What those that sample could draft, in their order, and what it took to find that. The piece that ends a prompt can
+    /// verify a draft as well.
+    fn prospects(
+        &self,
+        batch: &[Entry],
+        movers: &Movers,
+        found: &FoundElsewhere,
+    ) -> (Vec<Prospect>, Vec<f64>) {
         let limits = self.limits();
         let routing = Routing {
             router: &self.router,
@@ -210,17 +221,16 @@ impl DecodeLoop {
             .filter(|(part, running)| part.context >= running.owed())
             .map(|(_, running)| running);
         let sampling: Vec<&Running> = sampling.collect();
-        self.proposers.map(&sampling, |running| {
+        let prospects = self.proposers.map(&sampling, |running| {
             let started = Instant::now();
             let mut prospect = running.prospect(movers.room, limits, routing, started);
             if let Some(candidate) = found.get(&running.document()) {
                 prospect.consider(candidate);
             }
-            self.metrics
-                .propose_seconds
-                .observe(started.elapsed().as_secs_f64());
-            prospect
-        })
+            prospect.chances = self.goodput.chances(&prospect);
+            (prospect, started.elapsed().as_secs_f64())
+        });
+        prospects.into_iter().unzip()
     }
 }
 

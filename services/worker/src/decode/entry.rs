@@ -9,7 +9,7 @@ use refrain_protocol::{ApiError, ErrorKind, LeaseId, NamespaceId, SignedNamespac
 use refrain_service_kit::drain::Running as DrainToken;
 use tokio::sync::mpsc;
 
-use crate::running::Running;
+use crate::running::{Heard, Running};
 use refrain_draft_memory::{GroupMemory, NamespaceMemory};
 
 /// How long the engine may refuse a request for want of room before the request fails.
@@ -45,6 +45,8 @@ impl Drop for Slot {
 
 pub(super) struct Entry {
     pub(super) running: Running,
+    /// What its last step brought, until there was time to learn from it and to keep it.
+    pub(super) heard: Option<Heard>,
     pub(super) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
     pub(super) lease: LeaseId,
     /// Given back before the last event is sent: whoever hears of the end may count on the slot.
@@ -88,6 +90,7 @@ impl Entry {
         } = start;
         Entry {
             running,
+            heard: None,
             events,
             lease: slot.lease,
             slot: Some(slot),

@@ -4,15 +4,13 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
-use refrain_protocol::chunk::{
-    ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, DraftScope, StepMessage,
-};
+use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{ApiError, LeaseId};
 
 use super::entry::{EndedChunk, Entry};
 use crate::metrics::WorkerMetrics;
-use crate::running::{Absorbed, Running};
+use crate::running::{Heard, Running};
 use refrain_draft_memory::Harvest;
 
 /// Ended chunks that are remembered. A cut follows within milliseconds.
@@ -46,34 +44,18 @@ impl Outlet {
         }
     }
 
-    /// Lets index, store and figures have a step's tokens. Returns what the reader is to be told.
-    pub(super) fn keep(
-        &self,
-        running: &Running,
-        absorbed: Absorbed,
-    ) -> (StepMessage, Option<ChunkEnd>) {
-        let Absorbed {
-            message,
-            update,
-            credited,
-            lesson: _,
-            end,
-        } = absorbed;
-        for (source, counts) in message.counts(message.tokens.len()) {
-            // What the engine drafts is found nowhere.
-            let scope = match source == message.source {
-                true => message.scope,
-                false => DraftScope::None,
-            };
+    /// Lets store and figures have a step's tokens. Nobody drafts from there, so it may wait; a document's pieces come in their
+    /// order.
+    pub(super) fn keep(&self, running: &Running, heard: Heard) {
+        for (source, scope, counts) in heard.counts() {
             self.metrics.step(source, scope, counts);
         }
-        running.remember(&update);
         let namespace = &running.request.namespace;
-        for document in credited {
+        for document in heard.credited {
             self.harvest.touch(running.namespace, namespace, document);
         }
-        self.harvest.push(running.namespace, namespace, update);
-        (message, end)
+        self.harvest
+            .push(running.namespace, namespace, heard.update);
     }
 
     /// Sends the last event of a chunk that did not fail. Returns the outcome's label.

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, DraftSource, StepCounts, StepMessage};
+use refrain_protocol::chunk::{
+    ChunkEnd, ChunkEndReason, DraftScope, DraftSource, StepCounts, StepMessage,
+};
 use refrain_protocol::document::{DocumentUpdate, FinishReason};
 use refrain_protocol::engine::StepOutput;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind};
@@ -11,12 +13,33 @@ use super::{EngineLimits, Lesson, OWN, Running};
 
 /// What one step brought.
 pub(crate) struct Absorbed {
+    /// For the reader.
     pub(crate) message: StepMessage,
+    pub(crate) heard: Heard,
+    pub(crate) end: Option<ChunkEnd>,
+}
+
+/// The same for those who remember it.
+pub(crate) struct Heard {
     pub(crate) update: DocumentUpdate,
     /// Documents of the namespace whose draft tokens were accepted.
     pub(crate) credited: Vec<DocumentId>,
     pub(crate) lesson: Lesson,
-    pub(crate) end: Option<ChunkEnd>,
+    /// The reader's message without its tokens, which are those of `update`.
+    pub(crate) said: StepMessage,
+}
+
+impl Heard {
+    /// The step's counts by where its drafts came from.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = (DraftSource, DraftScope, StepCounts)> {
+        let StepMessage { source, scope, .. } = self.said;
+        let counts = self.said.counts(self.update.tokens.len());
+        counts.into_iter().map(move |(of, counts)| {
+            // What the engine drafts is found nowhere.
+            let is_first = of == source;
+            (of, if is_first { scope } else { DraftScope::None }, counts)
+        })
+    }
 }
 
 impl Running {
@@ -130,11 +153,19 @@ impl Running {
         };
         self.sequence += 1;
         let end = end.map(|(reason, _)| self.end(reason));
+        let said = StepMessage {
+            tokens: Vec::new(),
+            logprobs: None,
+            ..message
+        };
         Ok(Some(Absorbed {
             message,
-            update,
-            credited,
-            lesson: std::mem::take(&mut self.lesson),
+            heard: Heard {
+                update,
+                credited,
+                lesson: std::mem::take(&mut self.lesson),
+                said,
+            },
             end,
         }))
     }

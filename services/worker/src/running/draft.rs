@@ -28,6 +28,8 @@ pub(crate) struct Prospect {
     pub(crate) merged_max: u32,
     /// The best suffix draft, of at most so many.
     pub(crate) candidate: Option<Candidate>,
+    /// What each node of it is worth, where the router goes by that.
+    pub(crate) chances: Vec<f32>,
     /// Nobody looked for one: drafts do not pay.
     pub(crate) withheld: bool,
     /// How it stands with the fallback for this request.
@@ -290,6 +292,7 @@ impl Running {
             candidate: looks
                 .then(|| self.suffix_draft(draft_max, &routing.router.params))
                 .flatten(),
+            chances: Vec::new(),
             withheld,
             fallback: self.usable(routing.fallback),
             unread_tokens: self.unread_tokens(),

@@ -13,6 +13,7 @@ use refrain_protocol::engine::*;
 use refrain_protocol::scheduling::*;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, TokenId};
 use refrain_speculation::{Calibration, Observed};
+use tokio::sync::Semaphore;
 
 /// The stop id of the fake model.
 pub(crate) const STOP: TokenId = 0;
@@ -33,6 +34,8 @@ pub(crate) struct FakeEngine {
     pub(crate) closed: AtomicU64,
     /// Answers this many of the coming steps with an error.
     pub(crate) failures: AtomicU32,
+    /// Makes no more steps than it is allowed, if somebody allows them.
+    pub(crate) allowed: Option<Semaphore>,
     /// Forgets all sessions before this many of the coming steps.
     pub(crate) amnesia: AtomicU32,
     pub(crate) step_time: Duration,
@@ -72,6 +75,7 @@ impl FakeEngine {
             steps: AtomicU64::new(0),
             closed: AtomicU64::new(0),
             failures: AtomicU32::new(0),
+            allowed: None,
             amnesia: AtomicU32::new(0),
             step_time: Duration::ZERO,
             step_s: 0.001,
@@ -208,6 +212,9 @@ impl refrain_worker::Engine for FakeEngine {
     }
 
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
+        if let Some(allowed) = &self.allowed {
+            allowed.acquire().await.unwrap().forget();
+        }
         if self.step_time.is_zero() {
             // A sleep of no time lasts a millisecond.
             tokio::task::yield_now().await;

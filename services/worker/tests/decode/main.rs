@@ -26,6 +26,7 @@ use refrain_clients::Worker;
 use refrain_protocol::chunk::*;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, ErrorKind, LeaseId, TokenId};
+use tokio::sync::Semaphore;
 
 #[tokio::test]
 async fn drafts_change_the_number_of_steps_and_nothing_else() {
@@ -89,6 +90,46 @@ async fn the_second_request_drafts_from_the_first_and_credits_it() {
         bench.store.touched.lock().unwrap().contains(&document)
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_step_is_counted_and_kept_while_the_next_one_is_made() {
+    let mut engine = FakeEngine::new(repetitive);
+    engine.allowed = Some(Semaphore::new(3));
+    let bench = bench(engine, |_| {}).await;
+    let request = chunk(&bench, &[1, 2, 3], 100);
+    let document: DocumentId = request.request.into();
+    let mut stream = bench.worker.handle().chunk(request).await.unwrap();
+    let mut said = Vec::new();
+    let hear = |event, said: &mut Vec<TokenId>| {
+        if let ChunkEvent::Step(step) = event {
+            said.extend(step.tokens);
+        }
+    };
+    for _ in 0..3 {
+        hear(stream.next().await.unwrap().unwrap(), &mut said);
+    }
+    // The fourth waits to be allowed.
+    let counted = "refrain_goodput_tokens_total{model=\"fake\"}";
+    eventually("the third is counted", || {
+        bench.figure(counted) == said.len() as f64
+    })
+    .await;
+    eventually("the store has it", || {
+        let documents = bench.store.documents.lock().unwrap();
+        let stored = documents.get(&document);
+        stored.is_some_and(|stored| stored.tokens == said)
+    })
+    .await;
+    assert_eq!(bench.engine.steps.load(Ordering::Relaxed), 3);
+    let allowed = bench.engine.allowed.as_ref().unwrap();
+    allowed.add_permits(1000);
+    while let Some(event) = stream.next().await {
+        hear(event.unwrap(), &mut said);
+    }
+    assert_eq!(said, plainly(repetitive, &[1, 2, 3], 100));
+    // Whoever has heard the end finds the last step counted.
+    assert_eq!(bench.figure(counted), 100.0);
 }
 
 #[tokio::test]

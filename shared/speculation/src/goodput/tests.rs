@@ -30,6 +30,7 @@ fn wish(found: Option<&Candidate>, head: bool) -> Wish<'_, u8> {
         pace: None,
         context_tokens: 100,
         found,
+        chances: &[],
         head: head.then_some(HeadWish {
             merges: false,
             depth: 4,
@@ -37,6 +38,23 @@ fn wish(found: Option<&Candidate>, head: bool) -> Wish<'_, u8> {
             unread_tokens: 0,
         }),
     }
+}
+
+/// Divides a step by what the drafts are worth just then.
+fn divide(router: &mut Goodput<u8>, wishes: &[Wish<'_, u8>], frame: StepFrame) -> Granted {
+    let chances = |wish: &Wish<'_, u8>| {
+        wish.found
+            .map(|found| router.chances(wish.namespace, found))
+    };
+    let chances: Vec<Vec<f32>> = wishes
+        .iter()
+        .map(|wish| chances(wish).unwrap_or_default())
+        .collect();
+    let wishes = wishes
+        .iter()
+        .zip(&chances)
+        .map(|(wish, chances)| Wish { chances, ..*wish });
+    router.divide(&wishes.collect::<Vec<_>>(), frame)
 }
 
 fn frame(batch: u32, slots_max: u32) -> StepFrame {
@@ -56,7 +74,7 @@ fn step(
     head: bool,
     true_tokens: u32,
 ) -> Grant {
-    let granted = router.divide(&[wish(found, head)], frame(1, 64));
+    let granted = divide(router, &[wish(found, head)], frame(1, 64));
     let grant = granted.grants[0].clone();
     let said: Vec<u32> = (0..true_tokens).chain([1000]).collect();
     if let Some(found) = found {
@@ -121,7 +139,7 @@ fn a_head_that_pays_for_many_is_found_out() {
     let mut served = 0;
     for at in 0..2_000 {
         let wishes = vec![wish(None, true); BATCH as usize];
-        let granted = router.divide(&wishes, frame(BATCH, 64));
+        let granted = divide(&mut router, &wishes, frame(BATCH, 64));
         let drafting = |grant: &&Grant| matches!(grant, Grant::Head { .. } | Grant::HeadTrial);
         let requests = granted.grants.iter().filter(drafting).count() as u32;
         for _ in 0..requests {
@@ -168,7 +186,7 @@ fn a_head_that_is_of_no_use_is_tried_ever_more_rarely() {
     assert!(waits.is_sorted() && waits[0] < 32, "{waits:?}");
     // No trial where its draft has no room.
     let due = (0..5000).any(|_| {
-        let granted = router.divide(&[wish(None, true)], frame(1, 3));
+        let granted = divide(&mut router, &[wish(None, true)], frame(1, 3));
         granted.grants[0] == Grant::HeadTrial
     });
     assert!(!due);
@@ -180,7 +198,7 @@ fn a_profile_prices_the_first_step() {
     let drafted = |profile: &[(u32, f64)]| {
         let mut router = router();
         router.start_from(profile);
-        let granted = router.divide(&[wish(Some(&found), false)], frame(1, 64));
+        let granted = divide(&mut router, &[wish(Some(&found), false)], frame(1, 64));
         granted.admitted
     };
     // Knowing nothing, it takes what it gets; and where tokens are as dear as steps, only what is worth it.
@@ -210,10 +228,9 @@ fn large_batches_draft_nothing_and_small_ones_have_no_more_room_than_there_is() 
     let found = chain(8, 0.9);
     let mut router = router();
     let wishes: Vec<_> = (0..9).map(|_| wish(Some(&found), true)).collect();
-    let granted = router.divide(&wishes, frame(9, 1000));
+    let granted = divide(&mut router, &wishes, frame(9, 1000));
     assert!(granted.grants.iter().all(|grant| *grant == Grant::Plain));
-    assert_eq!(granted.chances.len(), 9);
-    let granted = router.divide(&wishes[..8], frame(8, 10));
+    let granted = divide(&mut router, &wishes[..8], frame(8, 10));
     let drafted: usize = granted
         .grants
         .iter()
@@ -230,17 +247,19 @@ fn large_batches_draft_nothing_and_small_ones_have_no_more_room_than_there_is() 
 fn namespaces_are_apart_and_the_one_unused_longest_is_forgotten() {
     let found = chain(4, 0.9);
     let mut router = router();
-    let unknown = router.calibration(1).expect(&found);
+    let unknown = router.chances(1, &found);
     for _ in 0..50 {
         router.calibration(1).observe(&found, &[1000]);
     }
-    let known = router.calibration(1).expect(&found);
+    let known = router.chances(1, &found);
     assert!(known[0] < 0.3 * unknown[0]);
-    assert_eq!(router.calibration(2).expect(&found), unknown);
-    assert_eq!(router.calibration(1).expect(&found), known);
+    assert_eq!(router.chances(2, &found), unknown);
+    router.calibration(2).observe(&found, &[1000]);
+    router.calibration(1);
     router.calibration(3);
     // 2 went, 1 did not.
-    assert_eq!(router.calibration(1).expect(&found), known);
+    assert_eq!(router.chances(2, &found), unknown);
+    assert_eq!(router.chances(1, &found), known);
 }
 
 #[test]
@@ -277,7 +296,7 @@ fn two_drafts_that_fail_apart_are_merged_where_tokens_are_cheap() {
             if let Some(head) = &mut wish.head {
                 head.merges = true;
             }
-            let grant = router.divide(&[wish], frame(1, 64)).grants[0].clone();
+            let grant = divide(&mut router, &[wish], frame(1, 64)).grants[0].clone();
             let by_head = (0..4).take_while(|_| coin()).count() as u32;
             let is_right = coin();
             // The found token is 0. What the head says first is 0 too if both are right or both are wrong.

@@ -468,7 +468,13 @@ impl Chunks {
         told: &mut mpsc::Receiver<Control>,
         absorbed: Absorbed,
     ) -> Result<Option<ChunkEnd>, Outcome> {
-        let (message, end) = self.outlet.keep(&entry.running, absorbed);
+        let Absorbed {
+            message,
+            heard,
+            end,
+        } = absorbed;
+        entry.running.remember(&heard.update);
+        self.outlet.keep(&entry.running, heard);
         tokio::select! {
             biased;
             said = self.tell(&entry.events, ChunkEvent::Step(message)) => said.map(|()| end),

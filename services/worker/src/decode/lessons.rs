@@ -1,0 +1,132 @@
+//! What a step teaches, and what else it leaves to be done: what the next step goes by at once, and what waits until that
+//! one is under way.
+
+use refrain_protocol::chunk::Speculation;
+use refrain_protocol::engine::{StepResponse, StepResult};
+use refrain_speculation::{HeadUse, HeadWork, StepTaken};
+
+use super::compose::Member;
+use super::entry::Entry;
+use super::{DecodeLoop, HowComposed};
+use crate::fallback::{ItemDone, StepDone};
+
+impl DecodeLoop {
+    /// Lets what the step took and brought tell how the ways of drafting do, as far as that decides what the next one tries.
+    /// The rest of what there is to learn from it.
+    pub(super) fn observe(
+        &mut self,
+        response: &StepResponse,
+        members: &[Member],
+        composed: HowComposed,
+        batch: &[Entry],
+    ) -> StepTaken {
+        let done = |(member, result): (&Member, &StepResult)| ItemDone {
+            kind: member.kind,
+            is_auto: batch[member.place].running.request.speculation == Speculation::Auto,
+            eligible: batch[member.place].running.may_fall_back(),
+            // What the engine had in its cache was not read.
+            context: member
+                .context
+                .saturating_sub(result.as_ref().map_or(0, |output| output.cached_tokens)),
+            catch_up_tokens: member.catch_up_tokens,
+            emitted: result
+                .as_ref()
+                .ok()
+                .map(|output| output.emitted.len() as u32),
+        };
+        let items: Vec<ItemDone> = members.iter().zip(&response.results).map(done).collect();
+        let step = StepDone {
+            items: &items,
+            seconds: response.step_s,
+            draft_seconds: response.draft_s,
+        };
+        self.elsewhere.step_took(response.step_s);
+        let taken = StepTaken {
+            compose_seconds: composed.seconds,
+            ..taken(&step, &response.results, members, batch)
+        };
+        let batch = step.batch();
+        self.fallback
+            .step_done(&step, self.guard.is_on_trial(batch));
+        let head = HeadUse {
+            on_trial: self.fallback.is_on_trial(batch),
+            in_use: self.fallback.is_in_use(batch),
+        };
+        // Doing without drafts also saves what it takes to find them.
+        let step = StepDone {
+            seconds: step.seconds + composed.seconds,
+            ..step
+        };
+        self.guard.step_done(&step, composed.withholds, head);
+        taken
+    }
+
+    /// Does what a step left to be done that the next one does not need, while that one is made or nobody can move.
+    pub(super) fn catch_up(&mut self, batch: &mut [Entry], taken: Option<StepTaken>) {
+        for entry in batch {
+            self.settle(entry);
+        }
+        if let Some(taken) = taken {
+            self.goodput.step_done(&taken);
+        }
+        self.goodput.exchange();
+    }
+
+    /// Learns from what a request's last step brought, and lets store and figures have it.
+    pub(super) fn settle(&mut self, entry: &mut Entry) {
+        if let Some(heard) = entry.heard.take() {
+            self.goodput.learn(entry.running.namespace, &heard);
+            self.outlet.keep(&entry.running, heard);
+        }
+    }
+
+    /// The figures of a step that is under way.
+    pub(super) fn count(&self, members: &[Member], propose_seconds: &[f64]) {
+        for member in members {
+            self.metrics.decision(self.router.labels(member.routed));
+        }
+        for seconds in propose_seconds {
+            self.metrics.propose_seconds.observe(*seconds);
+        }
+    }
+}
+
+/// What the engine had to do in a step, as far as the answer tells.
+fn taken(
+    step: &StepDone<'_>,
+    results: &[StepResult],
+    members: &[Member],
+    batch: &[Entry],
+) -> StepTaken {
+    let mut head = HeadWork::default();
+    let (mut batched_tokens, mut kv_tokens) = (0, 0);
+    for ((item, result), member) in step.items.iter().zip(results).zip(members) {
+        let Ok(output) = result else {
+            // What was done for it is not known.
+            return StepTaken::default();
+        };
+        let running = &batch[member.place].running;
+        // A request that brings nothing has the pass over its last token done.
+        batched_tokens += item.context.max(1) + running.offered_tree_tokens() + output.self_drafted;
+        kv_tokens += u64::from(output.text_len);
+        if let Some(asked) = running.asked_head() {
+            head.requests += 1;
+            head.depth = head.depth.max(asked.depth);
+            head.drafted.asked_tokens += asked.tokens_max;
+            // What it drafted and was there already took it as long.
+            head.drafted.tokens += output.self_drafted + output.agreed_nodes.len() as u32;
+            head.drafted.read_tokens += member.catch_up_tokens;
+        }
+    }
+    let routed = step.is_clean() && step.items.iter().all(|item| item.is_auto);
+    let figures = step.figures(None);
+    StepTaken {
+        batched_tokens,
+        kv_tokens,
+        seconds: step.seconds,
+        draft_seconds: step.draft_seconds,
+        head,
+        routed: routed.then_some((figures.batch, figures.tokens)),
+        ..StepTaken::default()
+    }
+}
