@@ -12,6 +12,7 @@
 //! decisions.
 
 mod head_trials;
+mod readings;
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -21,14 +22,12 @@ use lru::LruCache;
 use refrain_suffix_index::Token;
 
 use self::head_trials::HeadTrials;
+use self::readings::Readings;
 use crate::merged::{Rescue, pooled};
 use crate::{
     BudgetRequest, BudgetStep, Calibration, Candidate, DecayedRatio, GoingRate, HeadCost,
     HeadDrafted, HeadOffer, Pace, Priority, STEP_SECONDS_MIN, Share, StepCost, divide,
 };
-
-/// Steps that a text is taken to serve the head once it has read it.
-const READ_ONCE_STEPS: f64 = 8.0;
 
 /// The router's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,6 +162,7 @@ struct Beside {
 struct Known {
     calibration: Calibration,
     head_trials: HeadTrials,
+    readings: Readings,
     rescue: Rescue,
 }
 
@@ -285,7 +285,9 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             }
             *left -= 1;
             if is_first {
-                self.known(namespace).head_trials.tried();
+                let known = self.known(namespace);
+                known.head_trials.tried();
+                known.readings.tried();
             }
             frame.slots_max -= head.tokens_max;
             frame.tokens += head.tokens_max;
@@ -344,8 +346,13 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         let shares = budgeted.shares.into_iter().zip(heads).zip(beside);
         for (at, ((share, head), beside)) in open.iter().zip(shares) {
             if head.is_some() {
+                let wish = &wishes[*at];
                 let chosen = matches!(share, Share::Head | Share::Merged(_));
-                *heads_chosen.entry(wishes[*at].namespace).or_default() |= chosen;
+                *heads_chosen.entry(wish.namespace).or_default() |= chosen;
+                if let Some(head) = wish.head.filter(|_| chosen) {
+                    let readings = &mut self.known(wish.namespace).readings;
+                    readings.drafts(head.unread_tokens);
+                }
             }
             granted.grants[*at] = match (share, head) {
                 (Share::Tree(nodes), _) => Grant::Tree(nodes),
@@ -399,13 +406,14 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
 
     fn head_offer(&mut self, wish: &Wish<'_, N>) -> Option<HeadOffer> {
         let head = wish.head?;
-        let calibration = self.calibration(wish.namespace);
+        let known = self.known(wish.namespace);
+        let (calibration, share) = (&known.calibration, known.readings.share());
         Some(HeadOffer {
             depth: head.depth,
             gain: calibration.expect_head(wish.context_tokens, head.depth),
             slots: self.head_cost.tokens(head.tokens_max),
             slots_max: head.tokens_max,
-            own_seconds: self.head_cost.reading_seconds(head.unread_tokens) / READ_ONCE_STEPS,
+            own_seconds: self.head_cost.reading_seconds(head.unread_tokens) * share,
         })
     }
 

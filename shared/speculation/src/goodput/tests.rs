@@ -354,3 +354,66 @@ fn two_drafts_that_fail_apart_are_merged_where_tokens_are_cheap() {
     let (merged, ..) = run(|tokens| 0.001 * f64::from(tokens));
     assert_eq!(merged, 0);
 }
+
+#[test]
+fn what_a_text_takes_to_read_is_charged_to_as_many_drafts_as_there_are_of_it() {
+    // The head is right with all four tokens. Reading a prompt takes as long as ten plain steps.
+    const PROMPT_TOKENS: u32 = 400;
+    const READING_S: f64 = 3e-5;
+    // Requests of so many steps: in how many of the last hundred requests did the head draft at all?
+    let drafted = |steps: u32| {
+        let mut router = router();
+        let mut drafted = 0;
+        for request in 0..500 {
+            let mut unread_tokens = PROMPT_TOKENS;
+            let mut was_drafted = false;
+            for _ in 0..steps {
+                let head = HeadWish {
+                    merges: false,
+                    depth: 4,
+                    tokens_max: 4,
+                    unread_tokens,
+                };
+                let wish = Wish {
+                    head: Some(head),
+                    ..wish(None, true)
+                };
+                let grant = divide(&mut router, &[wish], frame(1, 64)).grants.remove(0);
+                let drafts = grant != Grant::Plain;
+                was_drafted |= matches!(grant, Grant::Head { .. });
+                let (mut draft_seconds, mut read_tokens) = (0.0, 0);
+                if drafts {
+                    router.calibration(1).observe_head(100, 4, 4);
+                    // What the last steps brought is read along with the passes.
+                    read_tokens = if unread_tokens > 16 { unread_tokens } else { 0 };
+                    draft_seconds = 4.0 * PASS_S + f64::from(read_tokens) * READING_S;
+                    unread_tokens = 0;
+                }
+                let tokens = if drafts { 5 } else { 1 };
+                unread_tokens += tokens;
+                router.step_done(&StepTaken {
+                    batched_tokens: tokens,
+                    seconds: takes(tokens) + draft_seconds,
+                    draft_seconds,
+                    head: HeadWork {
+                        requests: u32::from(drafts),
+                        depth: 4 * u32::from(drafts),
+                        drafted: HeadDrafted {
+                            tokens: 4 * u32::from(drafts),
+                            asked_tokens: 4 * u32::from(drafts),
+                            read_tokens,
+                        },
+                    },
+                    routed: Some((1, tokens)),
+                    ..StepTaken::default()
+                });
+            }
+            drafted += u32::from(was_drafted && request >= 400);
+        }
+        drafted
+    };
+    // Four tokens more are worth four steps of 1.2 ms; a draft takes 1 ms more than none, and the prompt 12 ms once.
+    assert_eq!(drafted(30), 100, "thirty drafts for one reading");
+    let alone = drafted(1);
+    assert!(alone < 40, "one draft for each reading: {alone}");
+}
