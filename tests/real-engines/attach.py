@@ -1,7 +1,6 @@
 """Refrain inside a real vLLM: `method: suffix` with arctic-inference's cache, and with Refrain's package in its place."""
 
 import json
-import re
 import shutil
 import signal
 import statistics
@@ -9,8 +8,8 @@ import subprocess
 import time
 
 import probe
-from check import TOKENS, clear, free_port, prompts
-from engines import Process, Vllm, call
+from engines import Process, Vllm, series
+from mesh import PUBLIC, TENANT, TOKENS, await_ready, clear, free_port, keys, prompts
 
 PEER, OURS = "arctic", "refrain"
 # The engine's own drafts, and the same with drafts overridden by the scheduler.
@@ -27,7 +26,6 @@ ROUNDS = 4
 PROMPTS = 40
 # The first requests after a restart, which must be drafted for as well as the others.
 FIRST = 5
-TENANT, MODEL = "tenant", "public-name"
 
 
 class Store:
@@ -35,48 +33,41 @@ class Store:
 
     def __init__(self, options):
         self.options, self.url = options, f"http://127.0.0.1:{free_port()}"
-        keys = subprocess.run([options.refrain, "keys"], check=True, capture_output=True, text=True).stdout
-        self.keys = dict(line.split(" = ") for line in keys.splitlines() if " = " in line)
+        section, self.keys = keys(options.refrain)
         self.config = options.work / "attach.toml"
-        self.config.write_text(f"""{keys}
-[urls]
-scheduler = "http://127.0.0.1:1"
+        self.config.write_text(f"""{section}
 [draft_store]
 listen = "{self.url.removeprefix("http://")}"
 data_dir = "{options.work / "attach-data"}"
 [gateway]
-listen = "127.0.0.1:1"
 anonymous_tenant = "{TENANT}"
 [[gateway.models]]
-id = "{MODEL}"
+id = "{PUBLIC}"
 files = "{options.model}"
 """)
         self.process = Process(
             [options.refrain, "draft-store", "--config", self.config], options.work / "attach-store.log"
         )
 
-    def ready(self, seconds=30):
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            try:
-                if call(self.url + "/readyz", timeout=2)[0] == 200:
-                    return self
-            except OSError:
-                pass
-            time.sleep(0.05)
-        raise SystemExit(f"the draft store is not ready: see {self.process.log}")
+    def ready(self):
+        await_ready(self.process, self.url)
+        return self
 
     def variables(self):
         command = [
-            self.options.refrain, "store", "sign", "--config", self.config, "--tenant", TENANT, "--model", MODEL,
+            self.options.refrain, "store", "sign", "--config", self.config, "--tenant", TENANT, "--model", PUBLIC,
         ]  # fmt: skip
         token = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        return {
-            "REFRAIN_CLIENT_STORE_URL": self.url,
-            "REFRAIN_CLIENT_MESH__SECRET": self.keys["secret"].strip('"'),
-            "REFRAIN_CLIENT_MESH__NAMESPACE_PUBLIC_KEY": self.keys["namespace_public_key"].strip('"'),
-            "REFRAIN_CLIENT_TOKEN": token,
-        }
+        return {**follows(self.url, self.keys), "REFRAIN_CLIENT_TOKEN": token}
+
+
+def follows(store_url, keys):
+    """What the package inside an engine is told of a mesh."""
+    return {
+        "REFRAIN_CLIENT_STORE_URL": store_url,
+        "REFRAIN_CLIENT_MESH__SECRET": keys["secret"],
+        "REFRAIN_CLIENT_MESH__NAMESPACE_PUBLIC_KEY": keys["namespace_public_key"],
+    }
 
 
 def arguments(options, name):
@@ -110,10 +101,7 @@ class Run:
         self.steps_file.write_bytes(b"")
         has_drafts = name.startswith(OURS) or name.endswith(HYBRID)
         # The same plugins are installed for both; the peer's process has no store configured.
-        variables = {
-            "VLLM_PLUGINS": "refrain,refrain_probe", "REFRAIN_PROBE": str(self.steps_file),
-            "PYTHONPATH": str(install_probe(options)),
-        }  # fmt: skip
+        variables = plugins(options, self.steps_file)
         metrics = f"127.0.0.1:{free_port()}"
         if has_drafts:
             variables |= {**store.variables(), "REFRAIN_CLIENT_METRICS_LISTEN": metrics}
@@ -136,26 +124,21 @@ class Run:
             # accepts beyond the end of an output, which nobody hears.
             self.steps_taken = int(engine.metric("vllm:iteration_tokens_total_count"))
             self.accepted = sum(map(len, self.said)) - self.steps_taken
-            self.told = call(f"http://{metrics}/metrics")[1] if has_drafts else None
+            # What the package inside says that the engine said.
+            self.told_tokens = int(series(f"http://{metrics}", "refrain_client_said_tokens_total")) if has_drafts else 0
         finally:
             # Like a rollout of the deployment: in order, but with no time to spare.
             engine.process.stop(signal.SIGTERM)
 
     def accepted_length(self, requests):
         """Tokens per step of these requests."""
-        steps = [step for request in self.steps[requests] for step in request]
-        return sum(step[2] for step in steps) / sum(step[1] for step in steps)
+        return accepted_length(self.steps[requests])
 
     def proposal_us(self):
         return [step[0] / 1e3 for request in self.steps for step in request]
 
     def token_ms(self):
         return 1e3 * sum(self.seconds) / sum(map(len, self.said))
-
-    def told_tokens(self):
-        """What the package inside says that the engine said."""
-        found = re.search(r"^refrain_client_said_tokens_total (\d+)$", self.told, re.M)
-        return int(found[1]) if found else 0
 
     def summary(self):
         text = (
@@ -168,9 +151,22 @@ class Run:
         return text
 
 
+def accepted_length(requests):
+    """Tokens per step of requests, of each the probe's records."""
+    steps = [step for request in requests for step in request]
+    return sum(step[2] for step in steps) / sum(step[1] for step in steps)
+
+
 def undisturbed_mean(values):
     """The mean of what the machine did not interrupt."""
     return statistics.mean(sorted(values)[: max(1, len(values) * 95 // 100)])
+
+
+def plugins(options, steps_file):
+    """Of a vLLM that writes down what its steps were."""
+    return {
+        "VLLM_PLUGINS": "refrain,refrain_probe", "REFRAIN_PROBE": str(steps_file), "PYTHONPATH": str(install_probe(options)),
+    }  # fmt: skip
 
 
 def install_probe(options):
@@ -220,8 +216,8 @@ def judge(table, runs):
         detail = f"{share:.0%} of the warm accepted length ({warm:.2f}); arctic-inference {peers:.0%}"
         table.row("attach", f"after a restart, {what}", share >= 0.9, detail)
     said = sum(map(len, ours.said))
-    detail = f"{ours.told_tokens()} tokens on /metrics, {said} said"
-    table.row("attach", "metrics of the package inside", ours.told_tokens() == said, detail)
+    detail = f"{ours.told_tokens} tokens on /metrics, {said} said"
+    table.row("attach", "metrics of the package inside", ours.told_tokens == said, detail)
     for own in OWN_DRAFTS:
         alone, hybrid = runs[own], runs[own + HYBRID]
         same = alone.said == hybrid.said == ours.said[:PROMPTS]

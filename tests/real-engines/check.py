@@ -11,156 +11,18 @@ import sys
 import threading
 import time
 
+import attach
+import attached
 import drive
 import faulty
-from engines import END_TOKEN, SERVED, LlamaCpp, Process, Vllm, call
+from engines import END_TOKEN, SERVED, LlamaCpp, Vllm, call
+from mesh import TOKENS, Mesh, Stream, Table, clear, compare, free_port, prompts
 
-PUBLIC = "public-name"
-PROMPTS = 50
-TOKENS = 48
-# Where the engine's two best tokens are closer than this, a batch of another size may turn them round.
-NEAR_TIE = 1e-3
 # Short ones, since the shipped model's answers are.
 N_GRAMS = ["--spec-ngram-mod-n-match", "12", "--spec-ngram-mod-n-min", "4"]
 
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
-class Mesh:
-    """`refrain up` in front of an engine."""
-
-    def __init__(self, options, kind, engine_url, name, settings="", served=SERVED, env=None):
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.refrain = options.refrain
-        self.data = options.work / f"{name}-data"
-        config = options.work / f"{name}.toml"
-        config.write_text(f"""
-[urls]
-engine = "{engine_url}"
-[telemetry]
-log = "info"
-[gateway]
-listen = "127.0.0.1:{self.port}"
-anonymous_tenant = "tenant"
-[[gateway.models]]
-id = "{PUBLIC}"
-files = "{options.model}"
-[draft_store]
-data_dir = "{self.data}"
-[worker.engine]
-kind = "{kind}"
-model = "{PUBLIC}"
-served_model = "{served}"
-files = "{options.model}"
-{settings}
-""")
-        self.process = Process([options.refrain, "up", "--config", config], options.work / f"{name}.log", env)
-
-    def ready(self, seconds=30):
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if self.process.child.poll() is not None:
-                raise SystemExit(f"refrain ended: see {self.process.log}")
-            try:
-                if call(self.url + "/readyz", timeout=2)[0] == 200:
-                    return self
-            except OSError:
-                pass
-            time.sleep(0.05)
-        raise SystemExit(f"refrain is not ready: see {self.process.log}")
-
-    def body(self, prompt, tokens_max, **fields):
-        return {"model": PUBLIC, "prompt": prompt, "max_tokens": tokens_max, "temperature": 0, **fields}
-
-    def ask(self, prompt, tokens_max=TOKENS, timeout=60, **fields):
-        return call(self.url + "/v1/completions", self.body(prompt, tokens_max, **fields), timeout)
-
-    def metric(self, name):
-        _, text = call(self.url + "/metrics")
-        values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
-        return sum(map(float, values))
-
-    def outputs(self):
-        """Stops the mesh. Returns what the draft store kept: session -> output token ids."""
-        code = self.process.stop()
-        if code != 0:
-            raise SystemExit(f"refrain stopped with {code}: see {self.process.log}")
-        trace = self.data.with_suffix(".jsonl")
-        Process(
-            [self.refrain, "store", "export", "--data-dir", self.data, "--tenant", "tenant", "--output", trace],
-            self.process.log,
-        ).child.wait()
-        calls = [json.loads(line) for line in trace.read_text().splitlines()]
-        return {call["session"]: call["output_token_ids"] for call in calls}
-
-
-def clear(folder, suffix):
-    """Deletes the data of earlier runs."""
-    for old in folder.glob(f"*{suffix}"):
-        for path in sorted(old.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        old.rmdir()
-
-
-def prompts(engine):
-    """Questions of the kind that the shipped model was trained on."""
-    tables = ["orders", "customers", "books", "flights", "teachers"]
-    columns = ["city", "country", "status", "year", "name"]
-    asks = ["the average {} of", "the number of", "the highest {} of", "all columns of", "the sum of {} of"]
-    made = []
-    for number in range(PROMPTS):
-        table, column = tables[number % 5], columns[number // 5 % 5]
-        ask = asks[(number // 25 + number) % 5].format(column)
-        text = (
-            "<|im_start|>system\nYou write SQL. Answer with one statement.<|im_end|>\n<|im_start|>user\n"
-            f"CREATE TABLE {table} (\n  id INTEGER PRIMARY KEY,\n  {column} TEXT,\n  amount INTEGER\n);\n\n"
-            f"What is {ask} the {table} per {column}, number {number}?<|im_end|>\n<|im_start|>assistant\n"
-        )
-        made.append(engine.tokenize(text))
-    return made
-
-
-class Stream:
-    """A streamed completion that is read event by event."""
-
-    def __init__(self, url, path, body):
-        host, port = url.removeprefix("http://").split(":")
-        self.connection = http.client.HTTPConnection(host, int(port), timeout=60)
-        self.connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-        self.response = self.connection.getresponse()
-
-    def __iter__(self):
-        for line in self.response:
-            if line.startswith(b"data: "):
-                yield line[6:].strip()
-
-    def leave(self):
-        self.connection.sock.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
-
-
-class Table:
-    """What was found."""
-
-    def __init__(self):
-        self.failed = False
-
-    def row(self, engine, name, holds, detail):
-        self.failed |= not holds
-        self.line(engine, name, "holds" if holds else "FAILS", detail)
-
-    def measured(self, engine, name, detail):
-        """A figure that nothing is promised about."""
-        self.line(engine, name, "measured", detail)
-
-    @staticmethod
-    def line(engine, name, verdict, detail):
-        print(f"{engine:<10} {name:<34} {verdict:<8} {detail}", flush=True)
+# Parts that are of a vLLM with Refrain's package inside.
+INSIDE = {"attach": attach, "attached": attached}
 
 
 def same_tokens(table, engine, options, what, env):
@@ -174,17 +36,8 @@ def same_tokens(table, engine, options, what, env):
             return
     chunks = mesh.metric("refrain_worker_chunks_total")
     kept = mesh.outputs()
-    same, ties, wrong = 0, 0, []
-    for number, prompt in enumerate(asked):
-        ours, theirs = kept.get(f"p{number}"), expected[number]
-        if ours == theirs:
-            same += 1
-            continue
-        differ = next((at for at, pair in enumerate(zip(ours or [], theirs)) if pair[0] != pair[1]), None)
-        if differ is not None and engine.margin(prompt + theirs[:differ]) < NEAR_TIE:
-            ties += 1
-        else:
-            wrong.append(number)
+    outputs = [(number, prompt, kept.get(f"p{number}"), expected[number]) for number, prompt in enumerate(asked)]
+    same, ties, wrong = compare(engine, outputs)
     detail = (
         f"{same} of {len(asked)} prompts, {sum(map(len, expected))} tokens in {chunks:.0f} chunks; "
         f"{ties} part at near-ties; {len(wrong)} differ"
@@ -410,7 +263,7 @@ def driven(table, engine, options, asked):
         name: Mesh(options, engine.kind, engine.url, f"{engine.kind}-{name}", settings).ready()
         for name, settings in meshes.items()
     }
-    drive.check(table, engine, meshes["plain"], meshes["driven"], asked, NEAR_TIE)
+    drive.check(table, engine, meshes["plain"], meshes["driven"], asked)
 
 
 def primed(table, options):
@@ -461,11 +314,8 @@ def main():
             old.unlink()
     table = Table()
     for name in options.engines:
-        if name == "attach":
-            # It needs this module's parts.
-            import attach
-
-            attach.check(table, options)
+        if name in INSIDE:
+            INSIDE[name].check(table, options)
             continue
         port = free_port()
         engine = LlamaCpp(options.work, port) if name == "llama-cpp" else Vllm(options.work, port, options.model)

@@ -4,6 +4,7 @@ import statistics
 import time
 
 from engines import END_TOKEN
+from mesh import compare
 
 PROMPTS = 8
 ROUNDS = 12
@@ -14,7 +15,7 @@ KINDS = {
 }
 
 
-def check(table, engine, plain, driven, asked, near_tie):
+def check(table, engine, plain, driven, asked):
     """`plain` and `driven` are meshes in front of the engine, without drive mode and with it."""
     asked = asked[:PROMPTS]
     seconds = {}
@@ -53,16 +54,10 @@ def check(table, engine, plain, driven, asked, near_tie):
     calls, accepted = driven.metric("refrain_drive_calls_total"), driven.metric("refrain_spec_accepted_tokens_total")
     drafted = driven.metric("refrain_spec_drafted_tokens_total")
     said, expected = driven.outputs(), plain.outputs()
-    same, ties, wrong = 0, 0, []
-    for session, theirs in expected.items():
-        ours = said.get(session, [])
-        differ = next((at for at, pair in enumerate(zip(ours, theirs)) if pair[0] != pair[1]), None)
-        if ours == theirs:
-            same += 1
-        elif differ is not None and engine.margin(asked[int(session.rsplit("-", 1)[1])] + theirs[:differ]) < near_tie:
-            ties += 1
-        else:
-            wrong.append(session)
+    outputs = [
+        (session, asked[int(session.rsplit("-", 1)[1])], said.get(session), theirs) for session, theirs in expected.items()
+    ]
+    same, ties, wrong = compare(engine, outputs)
     detail = (
         f"{same} of {len(expected)} outputs, {ties} part at near-ties, {len(wrong)} differ; "
         f"{calls:.0f} calls, {accepted:.0f} of {drafted:.0f} draft tokens accepted"

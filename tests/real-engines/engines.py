@@ -14,10 +14,11 @@ SERVED = "shipped"
 END_TOKEN = 2
 
 
-def call(url, body=None, timeout=30):
-    """Posts JSON (or gets, without a body). Returns (status, parsed answer or text)."""
+def call(url, body=None, timeout=30, key=None):
+    """Posts JSON (or gets, without a body), with an API key or none. Returns (status, parsed answer or text)."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+    request = urllib.request.Request(url, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             status, answer = response.status, response.read().decode()
@@ -27,6 +28,13 @@ def call(url, body=None, timeout=30):
         return status, json.loads(answer)
     except ValueError:
         return status, answer
+
+
+def series(url, name):
+    """The sum of a series of Prometheus."""
+    _, text = call(url + "/metrics")
+    values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.M)
+    return sum(map(float, values))
 
 
 class Process:
@@ -104,10 +112,7 @@ class Engine:
         return {}
 
     def metric(self, name):
-        """The sum of a series."""
-        _, text = call(self.url + "/metrics")
-        values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.M)
-        return sum(float(value) for value in values)
+        return series(self.url, name)
 
 
 class LlamaCpp(Engine):

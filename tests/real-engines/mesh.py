@@ -1,0 +1,185 @@
+"""A mesh in front of a real engine, and what the checks of one have in common."""
+
+import http.client
+import json
+import re
+import socket
+import subprocess
+import time
+
+from engines import SERVED, Process, call, series
+
+PUBLIC, TENANT = "public-name", "tenant"
+PROMPTS = 50
+TOKENS = 48
+# Where the engine's two best tokens are closer than this, a batch of another size may turn them round.
+NEAR_TIE = 1e-3
+
+
+def keys(refrain):
+    """Of a mesh: the section of its configuration, and its values by name."""
+    text = subprocess.run([refrain, "keys"], check=True, capture_output=True, text=True).stdout
+    return text, dict(re.findall(r'^(\w+) = "(.*)"$', text, re.M))
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def await_ready(process, url, seconds=30):
+    """Waits for a part of Refrain to come up."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if process.child.poll() is not None:
+            raise SystemExit(f"refrain ended: see {process.log}")
+        try:
+            if call(url + "/readyz", timeout=2)[0] == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.05)
+    raise SystemExit(f"refrain is not ready: see {process.log}")
+
+
+class Mesh:
+    """`refrain up` in front of an engine."""
+
+    def __init__(self, options, kind, engine_url, name, settings="", served=SERVED, env=None):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.refrain = options.refrain
+        self.data = options.work / f"{name}-data"
+        config = options.work / f"{name}.toml"
+        config.write_text(f"""
+[urls]
+engine = "{engine_url}"
+[telemetry]
+log = "info"
+[gateway]
+listen = "127.0.0.1:{self.port}"
+anonymous_tenant = "{TENANT}"
+[[gateway.models]]
+id = "{PUBLIC}"
+files = "{options.model}"
+[draft_store]
+data_dir = "{self.data}"
+[worker.engine]
+kind = "{kind}"
+model = "{PUBLIC}"
+served_model = "{served}"
+files = "{options.model}"
+{settings}
+""")
+        self.process = Process([options.refrain, "up", "--config", config], options.work / f"{name}.log", env)
+
+    def ready(self):
+        await_ready(self.process, self.url)
+        return self
+
+    def body(self, prompt, tokens_max, **fields):
+        return {"model": PUBLIC, "prompt": prompt, "max_tokens": tokens_max, "temperature": 0, **fields}
+
+    def ask(self, prompt, tokens_max=TOKENS, timeout=60, key=None, **fields):
+        return call(self.url + "/v1/completions", self.body(prompt, tokens_max, **fields), timeout, key)
+
+    def metric(self, name):
+        return series(self.url, name)
+
+    def stop(self):
+        code = self.process.stop()
+        if code != 0:
+            raise SystemExit(f"refrain stopped with {code}: see {self.process.log}")
+
+    def kept(self, tenant=TENANT):
+        """What the draft store of a mesh that was stopped has of a tenant: the lines of an export."""
+        trace = self.data.with_suffix(".jsonl")
+        command = [self.refrain, "store", "export", "--data-dir", self.data, "--tenant", tenant, "--output", trace]
+        code = Process(command, self.process.log).child.wait()
+        if code != 0:
+            raise SystemExit(f"refrain store export ended with {code}: see {self.process.log}")
+        return [json.loads(line) for line in trace.read_text().splitlines()]
+
+    def outputs(self):
+        """Stops the mesh. Returns what the draft store kept: session -> output token ids."""
+        self.stop()
+        return {call["session"]: call["output_token_ids"] for call in self.kept()}
+
+
+def clear(folder, suffix):
+    """Deletes the data of earlier runs."""
+    for old in folder.glob(f"*{suffix}"):
+        for path in sorted(old.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        old.rmdir()
+
+
+def prompts(engine):
+    """Questions of the kind that the shipped model was trained on."""
+    tables = ["orders", "customers", "books", "flights", "teachers"]
+    columns = ["city", "country", "status", "year", "name"]
+    asks = ["the average {} of", "the number of", "the highest {} of", "all columns of", "the sum of {} of"]
+    made = []
+    for number in range(PROMPTS):
+        table, column = tables[number % 5], columns[number // 5 % 5]
+        ask = asks[(number // 25 + number) % 5].format(column)
+        text = (
+            "<|im_start|>system\nYou write SQL. Answer with one statement.<|im_end|>\n<|im_start|>user\n"
+            f"CREATE TABLE {table} (\n  id INTEGER PRIMARY KEY,\n  {column} TEXT,\n  amount INTEGER\n);\n\n"
+            f"What is {ask} the {table} per {column}, number {number}?<|im_end|>\n<|im_start|>assistant\n"
+        )
+        made.append(engine.tokenize(text))
+    return made
+
+
+class Stream:
+    """A streamed completion that is read event by event."""
+
+    def __init__(self, url, path, body):
+        host, port = url.removeprefix("http://").split(":")
+        self.connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        self.connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        self.response = self.connection.getresponse()
+
+    def __iter__(self):
+        for line in self.response:
+            if line.startswith(b"data: "):
+                yield line[6:].strip()
+
+    def leave(self):
+        self.connection.sock.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+
+class Table:
+    """What was found."""
+
+    def __init__(self):
+        self.failed = False
+
+    def row(self, engine, name, holds, detail):
+        self.failed |= not holds
+        self.line(engine, name, "holds" if holds else "FAILS", detail)
+
+    def measured(self, engine, name, detail):
+        """A figure that nothing is promised about."""
+        self.line(engine, name, "measured", detail)
+
+    @staticmethod
+    def line(engine, name, verdict, detail):
+        print(f"{engine:<10} {name:<34} {verdict:<8} {detail}", flush=True)
+
+
+def compare(engine, outputs):
+    """Of (name, prompt, output, the engine's own): how many are the same, how many part at a near-tie, names of the others."""
+    same, ties, wrong = 0, 0, []
+    for name, prompt, ours, theirs in outputs:
+        differ = next((at for at, pair in enumerate(zip(ours or [], theirs)) if pair[0] != pair[1]), None)
+        if ours == theirs:
+            same += 1
+        elif differ is not None and engine.margin(prompt + theirs[:differ]) < NEAR_TIE:
+            ties += 1
+        else:
+            wrong.append(name)
+    return same, ties, wrong
