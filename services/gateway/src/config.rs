@@ -9,7 +9,7 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
-    /// Address of the HTTP listener, such as `127.0.0.1:8000`; port 0 takes a free one.
+    /// Address of the HTTP listener, such as `127.0.0.1:8080`; port 0 takes a free one.
     pub listen: String,
     /// Threads that serve requests.
     pub threads: usize,
@@ -124,7 +124,7 @@ impl Default for ModelConfig {
 impl Default for GatewayConfig {
     fn default() -> Self {
         GatewayConfig {
-            listen: "127.0.0.1:8000".into(),
+            listen: "127.0.0.1:8080".into(),
             threads: 2,
             connections_max: 10_000,
             keys: Vec::new(),
@@ -160,7 +160,7 @@ impl Validate for GatewayConfig {
         };
         require(
             self.listen.parse::<std::net::SocketAddr>().is_ok(),
-            "listen: an address and a port, such as 127.0.0.1:8000",
+            "listen: an address and a port, such as 127.0.0.1:8080",
         );
         require(
             !self.keys.is_empty() || self.anonymous_tenant.is_some(),

@@ -119,8 +119,6 @@ fn up(args: UpArgs) -> anyhow::Result<()> {
     let mut file = MeshFile::load(Role::Up, args.config.as_deref())?;
     if let Some(listen) = args.listen {
         file.gateway.listen = listen.to_string();
-    } else if args.config.is_none() && std::env::var_os("REFRAIN_GATEWAY__LISTEN").is_none() {
-        file.gateway.listen = "127.0.0.1:8080".into();
     }
     if let Some(data_dir) = args.data_dir {
         file.draft_store.data_dir = data_dir;
