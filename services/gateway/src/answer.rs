@@ -10,12 +10,14 @@ use refrain_protocol::openai::{
 };
 use refrain_service_kit::{clock, random};
 use serde::Serialize;
-use tokio::sync::mpsc;
 
 use crate::answer::logprobs::{chat_logprobs, completion_logprobs};
 use crate::choice::{OutputToken, Progress};
-use crate::relay::{RelayEvent, RequestSummary};
+use crate::relay::{RelayEvent, Relayed, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest};
+
+/// An event of a stream less its text, about.
+const FRAME_BYTES: usize = 320;
 
 /// Writes the answer to one request.
 pub(crate) struct AnswerWriter {
@@ -65,15 +67,14 @@ impl AnswerWriter {
     ///
     /// # Errors
     /// What the request failed with.
-    pub(crate) async fn collect(
-        mut self,
-        events: &mut mpsc::Receiver<RelayEvent>,
-    ) -> Result<Vec<u8>, ApiError> {
+    pub(crate) async fn collect(mut self, events: &mut Relayed) -> Result<Vec<u8>, ApiError> {
         let mut collected: Vec<Collected> =
             self.choices.iter().map(|_| Collected::default()).collect();
         let summary = loop {
-            match events.recv().await {
-                None => return Err(ApiError::internal("the request's task died")),
+            match events.next().await {
+                None => {
+                    return Err(ApiError::internal("a request ended without a last event"));
+                }
                 Some(RelayEvent::Failed(error)) => return Err(error),
                 Some(RelayEvent::Done(summary)) => break summary,
                 Some(RelayEvent::Progress { index, progress }) => {
@@ -126,12 +127,8 @@ impl AnswerWriter {
     ///
     /// # Errors
     /// A value that cannot be written as JSON, which would be a fault of ours.
-    pub(crate) fn progress(
-        &mut self,
-        index: u32,
-        progress: &Progress,
-    ) -> Result<Vec<u8>, ApiError> {
-        let mut frames = Vec::new();
+    pub(crate) fn progress(&mut self, index: u32, progress: Progress) -> Result<Vec<u8>, ApiError> {
+        let mut frames = Vec::with_capacity(FRAME_BYTES + progress.text.len());
         let has_content =
             !progress.text.is_empty() || (self.wants_logprobs() && !progress.tokens.is_empty());
         match self.request.endpoint {
@@ -150,7 +147,7 @@ impl AnswerWriter {
                 if has_content {
                     let delta = Delta {
                         role: None,
-                        content: Some(progress.text.clone()),
+                        content: Some(progress.text),
                     };
                     self.chat_frame(&mut frames, index, delta, Some(&progress.tokens), None)?;
                 }
@@ -159,7 +156,10 @@ impl AnswerWriter {
                 }
             }
             Endpoint::Completion => {
-                let text = self.begin_completion(index) + &progress.text;
+                let text = match self.begin_completion(index) {
+                    echo if echo.is_empty() => progress.text,
+                    echo => echo + &progress.text,
+                };
                 if !text.is_empty() || has_content || progress.finish.is_some() {
                     let logprobs = (self.wants_logprobs() && !progress.tokens.is_empty())
                         .then(|| self.completion_logprobs(index, &progress.tokens));
@@ -264,15 +264,15 @@ impl AnswerWriter {
     /// What all answers and events have. In events, `usage` is null where a later one will have it.
     fn envelope<C>(
         &self,
-        object: &str,
+        object: &'static str,
         choices: Vec<C>,
         summary: Option<&RequestSummary>,
-    ) -> Answer<C> {
+    ) -> Answer<'_, C> {
         Answer {
-            id: self.id.clone(),
-            object: object.to_owned(),
+            id: self.id.as_str().into(),
+            object: object.into(),
             created: self.created,
-            model: self.request.model.id.clone(),
+            model: self.request.model.id.as_str().into(),
             choices,
             usage: match summary {
                 Some(summary) => Some(Some(summary.usage)),

@@ -186,7 +186,7 @@ impl Gateway {
     ) -> Result<HttpResponse, ApiError> {
         let writer = AnswerWriter::new(request.clone())?;
         let is_stream = request.is_stream;
-        let mut events = self.relay.start(request, ticket, received);
+        let mut events = self.relay.carry_out(request, ticket, received);
         if !is_stream {
             let body = writer.collect(&mut events).await?;
             return Ok(HttpResponse::Ok()
@@ -194,8 +194,8 @@ impl Gateway {
                 .body(body));
         }
         // An error before the first event gets a status of its own, unless it takes its time.
-        let first = match tokio::time::timeout(self.stream_head_wait, events.recv()).await {
-            Ok(None) => return Err(ApiError::internal("the request's task died")),
+        let first = match tokio::time::timeout(self.stream_head_wait, events.next()).await {
+            Ok(None) => return Err(ApiError::internal("a request ended without a last event")),
             Ok(Some(RelayEvent::Failed(error))) => return Err(error),
             Ok(Some(event)) => Some(event),
             Err(_) => None,
@@ -205,7 +205,12 @@ impl Gateway {
             .insert_header((CACHE_CONTROL, "no-cache"))
             // nginx would gather the events otherwise.
             .insert_header(("x-accel-buffering", "no"))
-            .streaming(sse::body(first, events, writer, self.stream_keep_alive)))
+            .streaming(sse::Body::new(
+                first,
+                events,
+                writer,
+                self.stream_keep_alive,
+            )))
     }
 
     fn count_refused(&self, error: &ApiError) {

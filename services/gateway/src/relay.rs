@@ -1,9 +1,9 @@
 //! Carries a request out: lease, chunk, next lease, until every choice has ended.
 //!
-//! One task per request drives all its choices and sends what happens into a bounded channel. Whoever reads
-//! it (an event stream, or the collector of a plain answer) may go away at any time: the task then stops,
-//! the workers' streams are dropped, and the leases go back.
+//! Whoever reads a request's events (an event stream, or the collector of a plain answer) drives all its choices by reading
+//! ([`Relayed`]), and may go away at any time: with it go the workers' streams, and the leases go back.
 
+mod relayed;
 mod run;
 
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use crate::choice::{Choice, ChoicePlan, ChoiceSummary, Progress};
 use crate::lease::LeaseHold;
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
+pub(crate) use crate::relay::relayed::Relayed;
 use crate::relay::run::{ChoiceRun, ChunkOutcome};
 use crate::request::{GenerateRequest, PreparedPrompt};
 use crate::retries::Retries;
@@ -48,8 +49,7 @@ pub(crate) struct Relay {
     pub(crate) events_max: usize,
 }
 
-/// What happens to a request. The last event is `Done` or `Failed`; a channel that closes without either
-/// means that the task died.
+/// What happens to a request. The last event is `Done` or `Failed`.
 #[derive(Debug)]
 pub(crate) enum RelayEvent {
     /// A choice got on, or ended.
@@ -78,33 +78,35 @@ impl Relay {
         self.request_max.saturating_sub(received.elapsed())
     }
 
-    /// Starts carrying out a request.
-    pub(crate) fn start(
+    /// What carries a request out as it is read.
+    pub(crate) fn carry_out(
         self: &Arc<Self>,
         request: Arc<GenerateRequest>,
         ticket: Ticket,
         received: Instant,
-    ) -> mpsc::Receiver<RelayEvent> {
-        let (events, reader) = mpsc::channel(self.events_max);
+    ) -> Relayed {
         let relay = self.clone();
-        let task = async move {
-            let outcome = tokio::select! {
-                biased;
-                () = events.closed() => None,
-                outcome = relay.run(&request, &events, received) => Some(outcome),
+        Relayed::new(self.events_max, move |events| {
+            let work = async move {
+                let mut record = Record {
+                    relay: &relay,
+                    request: &request,
+                    received,
+                    outcome: None,
+                };
+                let outcome = relay.run(&request, &events, received).await;
+                let outcome = record.outcome.insert(outcome).clone();
+                drop(record);
+                let last = match outcome {
+                    Ok(summary) => RelayEvent::Done(Box::new(summary)),
+                    Err(error) => RelayEvent::Failed(error),
+                };
+                // An error means that the reader left meanwhile.
+                let _ = events.send(last).await;
+                drop(ticket);
             };
-            relay.record(&request, outcome.as_ref(), received);
-            let last = match outcome {
-                None => return,
-                Some(Ok(summary)) => RelayEvent::Done(Box::new(summary)),
-                Some(Err(error)) => RelayEvent::Failed(error),
-            };
-            // An error means that the reader left meanwhile.
-            let _ = events.send(last).await;
-            drop(ticket);
-        };
-        tokio::spawn(task.instrument(Span::current()));
-        reader
+            work.instrument(Span::current())
+        })
     }
 
     async fn run(
@@ -220,6 +222,7 @@ impl Relay {
         }
     }
 
+    /// `outcome`: `None` where the client went away.
     fn record(
         &self,
         request: &GenerateRequest,
@@ -264,6 +267,21 @@ impl Relay {
                 span.record("error.type", status);
             }
         }
+    }
+}
+
+/// Records what became of a request, when that is known or nobody waits for it any more.
+struct Record<'a> {
+    relay: &'a Relay,
+    request: &'a GenerateRequest,
+    received: Instant,
+    outcome: Option<Result<RequestSummary, ApiError>>,
+}
+
+impl Drop for Record<'_> {
+    fn drop(&mut self) {
+        let outcome = self.outcome.as_ref();
+        self.relay.record(self.request, outcome, self.received);
     }
 }
 

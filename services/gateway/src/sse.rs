@@ -1,81 +1,94 @@
 //! A request's events as server-sent events.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream::{Stream, unfold};
+use futures_util::stream::Stream;
 use refrain_protocol::ApiError;
 use refrain_protocol::openai::ErrorBody;
-use tokio::sync::mpsc;
+use refrain_service_kit::deadline::Deadline;
+use tokio::time::Instant;
 
 use crate::answer::{AnswerWriter, write_frame};
-use crate::relay::RelayEvent;
+use crate::relay::{RelayEvent, Relayed};
 
 /// Keeps proxies from closing an idle stream; clients skip comments.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
-
-struct State {
-    /// Already received: the first event, which decided that there is a stream.
-    first: Option<RelayEvent>,
-    events: mpsc::Receiver<RelayEvent>,
-    writer: AnswerWriter,
-    keep_alive: Duration,
-    ended: bool,
-}
 
 /// The body of a streaming answer. Nothing is buffered: what is ready is sent. Dropping it stops the
 /// request.
 ///
 /// An error in mid-stream is an event with a top-level `error`, and then the stream ends without `[DONE]`.
-pub(crate) fn body(
+pub(crate) struct Body {
+    /// Already received: the first event, which decided that there is a stream.
     first: Option<RelayEvent>,
-    events: mpsc::Receiver<RelayEvent>,
+    events: Relayed,
     writer: AnswerWriter,
     keep_alive: Duration,
-) -> impl Stream<Item = Result<Bytes, std::io::Error>> + 'static {
-    let state = State {
-        first,
-        events,
-        writer,
-        keep_alive,
-        ended: false,
-    };
-    unfold(state, |mut state| async move {
-        if state.ended {
-            return None;
-        }
-        loop {
-            let event = match state.first.take() {
-                Some(first) => Some(first),
-                None => match tokio::time::timeout(state.keep_alive, state.events.recv()).await {
-                    Ok(event) => event,
-                    Err(_) => return Some((Ok(Bytes::from_static(KEEP_ALIVE)), state)),
-                },
-            };
-            let frames = state.frames(event).unwrap_or_else(|error| {
-                state.ended = true;
-                error_frame(&error)
-            });
-            if !frames.is_empty() {
-                return Some((Ok(Bytes::from(frames)), state));
-            }
-        }
-    })
+    /// When the stream has been idle for so long.
+    idle: Deadline,
+    ended: bool,
 }
 
-impl State {
+impl Body {
+    pub(crate) fn new(
+        first: Option<RelayEvent>,
+        events: Relayed,
+        writer: AnswerWriter,
+        keep_alive: Duration,
+    ) -> Self {
+        Body {
+            first,
+            events,
+            writer,
+            keep_alive,
+            idle: Deadline::after(keep_alive),
+            ended: false,
+        }
+    }
+
     fn frames(&mut self, event: Option<RelayEvent>) -> Result<Vec<u8>, ApiError> {
         match event {
-            Some(RelayEvent::Progress { index, progress }) => {
-                self.writer.progress(index, &progress)
-            }
+            Some(RelayEvent::Progress { index, progress }) => self.writer.progress(index, progress),
             Some(RelayEvent::Done(summary)) => {
                 self.ended = true;
                 self.writer.done(&summary)
             }
             Some(RelayEvent::Failed(error)) => Err(error),
-            None => Err(ApiError::internal("the request's task died")),
+            None => Err(ApiError::internal("a request ended without a last event")),
         }
+    }
+
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<RelayEvent>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(first)),
+            None => self.events.poll_next(context),
+        }
+    }
+}
+
+impl Stream for Body {
+    type Item = Result<Bytes, std::io::Error>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        while !this.ended {
+            let frames = match this.poll_event(context) {
+                Poll::Ready(event) => this.frames(event).unwrap_or_else(|error| {
+                    this.ended = true;
+                    error_frame(&error)
+                }),
+                Poll::Pending if this.idle.poll_due(context).is_ready() => KEEP_ALIVE.to_vec(),
+                Poll::Pending => return Poll::Pending,
+            };
+            if !frames.is_empty() {
+                this.idle.set(Instant::now() + this.keep_alive);
+                return Poll::Ready(Some(Ok(Bytes::from(frames))));
+            }
+        }
+        Poll::Ready(None)
     }
 }
 

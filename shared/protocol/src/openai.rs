@@ -5,6 +5,7 @@
 //! A request body is read as two of these types: its endpoint's own, and [`Parameters`]. (One type with
 //! serde's `flatten` would lose the place of a fault.)
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -280,15 +281,15 @@ pub enum FinishReason {
 
 /// A chat answer (`chat.completion`), or an event of one (`chat.completion.chunk`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Answer<C> {
+pub struct Answer<'a, C> {
     /// The same in all events.
-    pub id: String,
+    pub id: Cow<'a, str>,
     /// What this is.
-    pub object: String,
+    pub object: Cow<'a, str>,
     /// Unix seconds, the same in all events.
     pub created: u64,
     /// Public model name.
-    pub model: String,
+    pub model: Cow<'a, str>,
     /// By index.
     pub choices: Vec<C>,
     /// `None`: the key is left out. `Some(None)`: null.
@@ -545,7 +546,7 @@ mod tests {
             let json = serde_json::to_value(&answer).unwrap();
             assert_eq!(json.get("usage").cloned(), key);
             assert_eq!(
-                serde_json::from_value::<Answer<ChatChunkChoice>>(json).unwrap(),
+                serde_json::from_value::<Answer<'_, ChatChunkChoice>>(json).unwrap(),
                 answer
             );
         }

@@ -1,5 +1,5 @@
 //! The shell that every service wears: configuration, telemetry, HTTP on both ends, mesh authentication,
-//! drain, threads for actors and a guard around their cores. It does not know what a token is.
+//! drain, deadlines, threads for actors and a guard around their cores. It does not know what a token is.
 //!
 //! Start with [`config::load`], [`telemetry::init`] and [`http::serve`]; services that keep state in an
 //! actor put its core into [`guard::Guarded`].
@@ -7,6 +7,7 @@
 pub mod actor_thread;
 pub mod clock;
 pub mod config;
+pub mod deadline;
 pub mod drain;
 pub mod guard;
 pub mod http;

@@ -9,6 +9,7 @@ use refrain_protocol::chunk::{ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequ
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::scheduling::{Lease, LeaseRequest};
 use refrain_protocol::{ApiError, ErrorKind, RequestId};
+use refrain_service_kit::deadline::Deadline;
 use tokio::sync::mpsc;
 
 use crate::attempts::{Attempts, NextChunk, Said};
@@ -129,19 +130,21 @@ impl ChoiceRun<'_> {
             Ok(stream) => stream,
             Err(error) => return self.chunk_lost(error).await,
         };
+        let mut patience = Deadline::after(idle_max);
         loop {
-            let event = match tokio::time::timeout(idle_max, stream.next()).await {
-                Ok(Some(Ok(event))) => event,
-                Ok(Some(Err(error))) => return self.chunk_lost(error).await,
-                Ok(None) => {
+            let event = match patience.bound(stream.next()).await {
+                Some(Some(Ok(event))) => event,
+                Some(Some(Err(error))) => return self.chunk_lost(error).await,
+                Some(None) => {
                     let error = ApiError::new(
                         ErrorKind::Upstream,
                         "a worker was lost and no other could go on",
                     );
                     return self.chunk_lost(error).await;
                 }
-                Err(_) => return self.chunk_lost(silent()).await,
+                None => return self.chunk_lost(silent()).await,
             };
+            patience.set(tokio::time::Instant::now() + idle_max);
             match event {
                 // Behind a token it would be no retry.
                 ChunkEvent::Retry if self.choice.output_len() > 0 => {}
