@@ -46,7 +46,7 @@ pub struct SchedulerConfig {
     pub retry_after_ms_max: u64,
     /// Messages that the dispatcher's mailbox holds. It only absorbs bursts: past it, 503.
     pub mailbox_max: usize,
-    /// How often deadlines are looked at.
+    /// How often deadlines are looked at while requests wait.
     pub tick_ms: u64,
     /// Largest request body.
     pub body_bytes_max: usize,

@@ -107,6 +107,19 @@ impl Dispatch {
         effects
     }
 
+    /// When [`Event::Tick`] is due, if nothing happens before: while somebody waits, soon, else when the first worker or
+    /// lease may have been silent for too long. `None`: nothing here can run out.
+    pub fn due_ms(&self) -> Option<u64> {
+        if self.queue.len() > 0 {
+            return Some(self.now_ms.saturating_add(self.config.tick_ms));
+        }
+        let worker = self.workers.heard_first_ms();
+        let worker = worker.map(|heard| heard.saturating_add(self.config.worker_ttl_ms));
+        let lease = self.leases.seen_first_ms();
+        let lease = lease.map(|seen| seen.saturating_add(self.config.lease_ttl_ms));
+        worker.into_iter().chain(lease).min()
+    }
+
     /// Requests that wait.
     pub fn queue_length(&self) -> usize {
         self.queue.len()
@@ -193,9 +206,16 @@ impl Dispatch {
                 emitted_tokens,
             );
             if outcome == LeaseOutcome::WorkerFailed {
-                // Its slot is free on paper; without this the next request would be sent there to fail too.
+                // Its slot is free on paper; without this the next request would be sent there to fail too, and being idle
+                // it would be preferred to those that work. It is waited for even where there is no other: one that has
+                // died comes back later than a request has attempts. Its next report, or an output that it brings to
+                // its end, says that it lives, so that one request which the engine fails at holds the others up for
+                // a heartbeat's time at most.
                 self.workers.suspect(&running.worker);
             } else {
+                if outcome == LeaseOutcome::Done && emitted_tokens > 0 {
+                    self.workers.trust(&running.worker);
+                }
                 let held_ms = self.now_ms.saturating_sub(running.granted_ms);
                 self.queue.note_service(&running.pool, held_ms);
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use actix::{Actor, AsyncContext, Context, Handler, Message};
+use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle};
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
@@ -94,14 +94,21 @@ pub(crate) struct DispatchActor {
     draining: bool,
     metrics: SchedulerMetrics,
     mailbox_max: usize,
-    tick: Duration,
+    /// The tick that is on its way.
+    tick: Option<Tick>,
+}
+
+/// A timer that is set.
+struct Tick {
+    due_ms: u64,
+    timer: SpawnHandle,
 }
 
 impl DispatchActor {
     pub(crate) fn new(config: SchedulerConfig, metrics: SchedulerMetrics) -> Self {
         let clock = Clock::new();
         let epoch_last = Arc::new(AtomicU64::new(0));
-        let (mailbox_max, tick) = (config.mailbox_max, Duration::from_millis(config.tick_ms));
+        let mailbox_max = config.mailbox_max;
         let rebuild = {
             let epoch_last = epoch_last.clone();
             move || {
@@ -120,7 +127,7 @@ impl DispatchActor {
             draining: false,
             metrics,
             mailbox_max,
-            tick,
+            tick: None,
         }
     }
 
@@ -194,6 +201,31 @@ impl DispatchActor {
         }
     }
 
+    /// Sees to it that the core gets its next tick in time. What puts a deadline off moves no timer: the tick comes too early
+    /// then, and the next one is set by it.
+    fn set_tick(&mut self, ctx: &mut Context<Self>) {
+        let core = self.core.core();
+        if self.tick.is_some() && core.queue_length() == 0 {
+            return;
+        }
+        let Some(due_ms) = core.due_ms() else {
+            return;
+        };
+        if let Some(tick) = &self.tick {
+            if tick.due_ms <= due_ms {
+                return;
+            }
+            ctx.cancel_future(tick.timer);
+        }
+        let wait_ms = due_ms.saturating_sub(self.clock.now_ms()).max(1);
+        let timer = ctx.run_later(Duration::from_millis(wait_ms), |actor, ctx| {
+            actor.tick = None;
+            actor.apply(Event::Tick);
+            actor.set_tick(ctx);
+        });
+        self.tick = Some(Tick { due_ms, timer });
+    }
+
     /// The core panicked and is a fresh one: tells those who waited in the old one.
     fn rebuilt(&mut self) {
         for (_, reply) in self.waiting.drain() {
@@ -213,16 +245,20 @@ impl Actor for DispatchActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(self.mailbox_max);
-        ctx.run_interval(self.tick, |actor, _| {
-            actor.apply(Event::Tick);
-        });
     }
 }
 
 impl Handler<Call> for DispatchActor {
     type Result = ();
 
-    fn handle(&mut self, call: Call, _: &mut Self::Context) {
+    fn handle(&mut self, call: Call, ctx: &mut Self::Context) {
+        self.answer(call);
+        self.set_tick(ctx);
+    }
+}
+
+impl DispatchActor {
+    fn answer(&mut self, call: Call) {
         // Answers to callers that are gone go nowhere, on purpose.
         match call {
             Call::Submit {

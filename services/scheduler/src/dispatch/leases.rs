@@ -172,6 +172,11 @@ impl LeaseTable {
         }
     }
 
+    /// When the lease was last heard of that has been silent for longest.
+    pub(super) fn seen_first_ms(&self) -> Option<u64> {
+        self.running.values().map(|running| running.seen_ms).min()
+    }
+
     /// Leases that nothing was heard of for `ttl_ms`, in order of their ids.
     pub(super) fn silent_for(&self, now_ms: u64, ttl_ms: u64) -> Vec<LeaseId> {
         let silent = |running: &RunningLease| now_ms >= running.seen_ms.saturating_add(ttl_ms);

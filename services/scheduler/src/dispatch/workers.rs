@@ -173,11 +173,23 @@ impl WorkerTable {
             .any(|worker| worker.foreign.remove(&lease))
     }
 
-    /// Somebody failed to reach it: no new chunks until it reports again.
+    /// Somebody failed to reach it: no new chunks until it reports again, or somebody else does reach it.
     pub(super) fn suspect(&mut self, worker: &WorkerId) {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.suspect = true;
         }
+    }
+
+    /// It brought an output to its end.
+    pub(super) fn trust(&mut self, worker: &WorkerId) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.suspect = false;
+        }
+    }
+
+    /// When the worker was last heard that has been silent for longest.
+    pub(super) fn heard_first_ms(&self) -> Option<u64> {
+        self.workers.values().map(|worker| worker.heard_ms).min()
     }
 
     /// Removes the workers silent for `ttl_ms`, with the leases they took along.

@@ -17,14 +17,21 @@ struct Mesh {
 }
 
 async fn mesh(listens: bool) -> Mesh {
+    mesh_with(SchedulerConfig {
+        listen: listens.then(|| "127.0.0.1:0".parse().unwrap()),
+        tick_ms: 10,
+        // Nobody reports again: on a busy machine a test may take longer than a worker may be silent.
+        worker_ttl_ms: 3_600_000,
+        lease_ttl_ms: 3_600_000,
+        ..SchedulerConfig::default()
+    })
+    .await
+}
+
+async fn mesh_with(config: SchedulerConfig) -> Mesh {
     let keys = MeshConfig::generate().unwrap();
     let auth = MeshAuth::new(&keys).unwrap();
     let metrics = Metrics::new().unwrap();
-    let config = SchedulerConfig {
-        listen: listens.then(|| "127.0.0.1:0".parse().unwrap()),
-        tick_ms: 10,
-        ..SchedulerConfig::default()
-    };
     let running = start(config, auth, &metrics).await.unwrap();
     Mesh {
         running,
@@ -260,6 +267,23 @@ async fn a_panic_fails_those_who_wait_and_heartbeats_refill_the_table() {
         handle.finish(done(before.lease)).await.unwrap();
     });
     assert!(after.unwrap().epoch > before.epoch);
+}
+
+#[tokio::test]
+async fn a_worker_that_falls_silent_is_forgotten_though_nobody_waits() {
+    let mesh = mesh_with(SchedulerConfig {
+        heartbeat_interval_ms: 10,
+        lease_grace_ms: 20,
+        worker_ttl_ms: 50,
+        lease_ttl_ms: 50,
+        ..SchedulerConfig::default()
+    })
+    .await;
+    mesh.handle().heartbeat(beat(Vec::new())).await.unwrap();
+    mesh.until(|state| state.workers.is_empty()).await;
+    // And so is the next one.
+    mesh.handle().heartbeat(beat(Vec::new())).await.unwrap();
+    mesh.until(|state| state.workers.is_empty()).await;
 }
 
 #[tokio::test]

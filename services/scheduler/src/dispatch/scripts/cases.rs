@@ -176,6 +176,60 @@ fn a_worker_that_failed_somebody_takes_nothing_until_it_reports() {
 }
 
 #[test]
+fn a_worker_that_brings_an_output_to_its_end_is_trusted_again() {
+    check(
+        "0 beat a slots=5
+         1 ask 1 acme
+         2 ask 2 acme
+         3 ask 3 acme
+         4 failed 1
+         5 ask 4 acme
+         6 done 2
+         7 done 3 9",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms
+            2 grant #2 on a after 0 ms
+            3 grant #3 on a after 0 ms
+            4 end of 1 on a: worker_failed
+            6 end of 2 on a: done
+            7 end of 3 on a: done
+            7 grant #4 on a after 2 ms
+        "#]],
+    );
+}
+
+#[test]
+fn a_tick_is_due_when_something_can_run_out() {
+    let mut script = Script::new(SchedulerConfig::default());
+    let mut due = |line: &str| {
+        script.run(line);
+        script.dispatch.due_ms().map(|due_ms| due_ms - START_MS)
+    };
+    assert_eq!(due("0 tick"), None);
+    // A worker's silence.
+    assert_eq!(due("0 beat a slots=1"), Some(5_000));
+    assert_eq!(due("1 ask 1 acme"), Some(5_000));
+    assert_eq!(due("900 beat a slots=1 runs=1"), Some(5_900));
+    // Somebody waits.
+    assert_eq!(due("901 ask 2 acme"), Some(1_001));
+    assert_eq!(due("902 withdraw 2"), Some(5_900));
+    // A lease that no heartbeat names.
+    assert_eq!(due("903 done 1"), Some(5_900));
+    assert_eq!(due("904 ask 3 acme"), Some(5_900));
+    assert_eq!(due("905 tick"), Some(5_900));
+    assert_eq!(due("5899 tick"), Some(5_900));
+    assert_eq!(due("5900 tick"), None);
+    assert!(
+        script
+            .log
+            .ends_with("5900 a lost\n5900 end of 3 on a: worker_lost\n"),
+        "{}",
+        script.log
+    );
+}
+
+#[test]
 fn leases_live_as_long_as_heartbeats_name_them() {
     check(
         "0 beat a slots=4
