@@ -345,7 +345,7 @@ impl DecodeLoop {
             heard,
             end,
         } = absorbed;
-        entry.running.remember(&heard.update);
+        entry.running.remember(entry.running.piece_of(&heard));
         entry.heard = Some(heard);
         let end = end.or_else(|| self.fallback.hand_over(&entry.running));
         if end.is_some() {

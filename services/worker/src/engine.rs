@@ -3,10 +3,12 @@
 //! Two ways to decode with one: an [`Engine`] verifies drafts, and the worker drives it step by step; a
 //! [`StreamingEngine`] generates by itself, and the worker listens.
 
+mod abilities;
 mod answer;
 mod breaker;
 mod client;
 mod completions;
+mod dialect;
 mod external;
 mod http;
 mod identity;
@@ -31,7 +33,8 @@ use refrain_protocol::engine::{
 use refrain_protocol::{ApiError, EngineSessionId, TokenId};
 
 use self::client::EngineClient;
-use self::external::{Dialect, ExternalEngine};
+use self::dialect::Dialect;
+use self::external::ExternalEngine;
 use crate::config::{EngineConfig, EngineKind};
 
 pub(crate) use breaker::Breaker;

@@ -165,7 +165,7 @@ impl Goodput {
             return;
         }
         let Heard { lesson, said, .. } = heard;
-        let tokens = &heard.update.tokens;
+        let tokens = &heard.tokens;
         if let (Some(found), Some(asked)) = (&lesson.found, lesson.asked_head) {
             self.rule
                 .observe_beside(namespace, found, tokens, asked.accepted);

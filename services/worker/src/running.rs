@@ -4,23 +4,24 @@
 
 mod answer;
 mod draft;
+mod sources;
 mod stream;
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculation, StepCounts};
-use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason, LEFT_CONTEXT_TOKENS};
+use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::engine::{SelfDraft, SessionSpec, StepItem};
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, WorkerId};
 use refrain_speculation::{Candidacy, Decision, Fallback, RecentRoutes, RouteReason};
-use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 
+use self::sources::{OWN, prompt_end};
 use crate::router::{Router, asked};
-use refrain_draft_memory::{Membership, NamespaceMemory};
+use refrain_draft_memory::{Membership, Piece};
 
 pub(crate) use self::answer::{Absorbed, Heard};
 pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect, labels};
+pub(crate) use self::sources::Sources;
 pub(crate) use self::stream::Judged;
 
 /// Limits of the engine that matter to one request.
@@ -87,67 +88,12 @@ pub(crate) struct Running {
     reopened: u32,
 }
 
-/// What a request may draft from.
-pub(crate) struct Sources {
-    pub(crate) memory: Arc<NamespaceMemory>,
-    /// What its group of samples said here, if it is one of a group.
-    pub(crate) group: Option<Membership>,
-    /// The request's own tree: prompt and output.
-    own: Index,
-    /// What the client predicts as its output, if it does.
-    predicted: Option<Index>,
-}
-
-impl Sources {
-    /// Reads the text of a request that begins.
-    ///
-    /// # Errors
-    /// A text that is too long for an index.
-    pub(crate) fn new(
-        request: &mut ChunkRequest,
-        memory: Arc<NamespaceMemory>,
-        group: Option<Membership>,
-        index: IndexConfig,
-    ) -> Result<Self, ApiError> {
-        let mut own = Index::new(index.clone());
-        own.open(OWN, &[])
-            .and_then(|()| own.append(OWN, &request.tokens))
-            .map_err(ApiError::internal)?;
-        let predicted = match std::mem::take(&mut request.prediction) {
-            tokens if tokens.is_empty() => None,
-            tokens => {
-                // The end of the prompt stands before it, so that the first token is drafted as the others are.
-                let mut predicted = Index::new(index);
-                predicted
-                    .open(OWN, prompt_end(request))
-                    .and_then(|()| predicted.append(OWN, &tokens))
-                    .map_err(ApiError::internal)?;
-                Some(predicted)
-            }
-        };
-        Ok(Sources {
-            memory,
-            group,
-            own,
-            predicted,
-        })
-    }
-}
-
-/// The end of the prompt, which stands before an output wherever that is kept.
-fn prompt_end(request: &ChunkRequest) -> &[u32] {
-    let prompt_len = request.prompt_len as usize;
-    &request.tokens[prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS)..prompt_len]
-}
-
 /// A session that is lost this often within one chunk is the engine's fault, not bad luck.
 const REOPENED_MAX: u32 = 3;
 
 /// Text that some plain or suffix steps leave to the head to read: below this it is part of drafting, above it a
 /// context that is read at once.
 const CATCH_UP_TOKENS_MIN: u32 = 32;
-
-const OWN: DocumentKey = DocumentKey(0);
 
 impl Running {
     pub(crate) fn new(
@@ -203,7 +149,7 @@ impl Running {
         let from = |held: Option<u32>| {
             let output = running.output();
             let held = held.unwrap_or(0).min(output.len() as u32);
-            running.update(held, output[held as usize..].to_vec(), None)
+            DocumentUpdate::from(running.piece(held, &output[held as usize..], None))
         };
         let held = sources.memory.read().len_of(running.document());
         sources.memory.merge(&from(held));
@@ -409,37 +355,44 @@ impl Running {
     }
 
     /// Lets others draft from a piece of the output.
-    pub(crate) fn remember(&self, update: &DocumentUpdate) {
+    pub(crate) fn remember(&self, piece: Piece<'_>) {
         let Some(sources) = &self.sources else {
             return;
         };
-        sources.memory.merge(update);
+        let update = DocumentUpdate::from(piece);
+        sources.memory.merge(&update);
         if let Some(membership) = &sources.group {
-            membership.group().merge(update);
+            membership.group().merge(&update);
         }
     }
 
     /// A piece of the output for the index and the store.
-    pub(crate) fn update(
-        &self,
+    pub(crate) fn piece<'a>(
+        &'a self,
         prev_len: u32,
-        tokens: Vec<u32>,
+        tokens: &'a [u32],
         finish: Option<FinishReason>,
-    ) -> DocumentUpdate {
-        DocumentUpdate {
+    ) -> Piece<'a> {
+        Piece {
             document: self.document(),
             epoch: self.request.epoch,
             prev_len,
             tokens,
-            head: self.head.clone(),
+            head: &self.head,
             finish,
         }
+    }
+
+    /// The piece of the output that was heard.
+    pub(crate) fn piece_of<'a>(&'a self, heard: &'a Heard) -> Piece<'a> {
+        self.piece(heard.prev_len, &heard.tokens, heard.finish)
     }
 
     /// The update that keeps only the first `output_len` output tokens, because a stop string ended there.
     pub(crate) fn cut(&self, output_len: u32) -> DocumentUpdate {
         let output_len = output_len.min(self.output().len() as u32);
-        let mut update = self.update(output_len, Vec::new(), Some(FinishReason::Stop));
+        let piece = self.piece(output_len, &[], Some(FinishReason::Stop));
+        let mut update = DocumentUpdate::from(piece);
         // No lease of this request comes after it, so the next epoch is free.
         update.epoch += 1;
         update

@@ -54,6 +54,9 @@ pub struct MemoryConfig {
 pub struct HarvestConfig {
     /// How often, milliseconds.
     pub interval_ms: u64,
+    /// Every so many-th time, what there is of outputs that still grow is sent as well. Between, only what has ended, what
+    /// is of a group, whose samples draft from each other wherever they run, and what has grown by many tokens.
+    pub growing_every: u32,
     /// Most tokens of one message.
     pub batch_tokens: usize,
     /// Most tokens held while the store is away; then the oldest finished outputs are dropped.
@@ -90,6 +93,7 @@ impl Default for HarvestConfig {
     fn default() -> Self {
         HarvestConfig {
             interval_ms: 250,
+            growing_every: 4,
             batch_tokens: 65_536,
             pending_tokens_max: 4_000_000,
         }
@@ -133,6 +137,7 @@ impl HarvestConfig {
     /// Tells of each limit whether it makes sense, and what is wrong if not.
     pub fn check(&self, check: &mut impl FnMut(bool, &str)) {
         check(self.interval_ms >= 1, "harvest.interval_ms: at least 1");
+        check(self.growing_every >= 1, "harvest.growing_every: at least 1");
         check(self.batch_tokens >= 1, "harvest.batch_tokens: at least 1");
     }
 }

@@ -5,17 +5,62 @@ mod gathered;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use refrain_clients::DraftStore;
-use refrain_protocol::document::{AppendRequest, DocumentUpdate};
-use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace};
+use refrain_protocol::document::{AppendRequest, DocumentHead, DocumentUpdate, FinishReason};
+use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNamespace, TokenId};
 use tokio::sync::Notify;
 
 use crate::config::HarvestConfig;
 use crate::harvest::gathered::Gathered;
 use crate::metrics::HarvestMetrics;
+
+/// A piece of an output, or its end, as its request has it: what a [`DocumentUpdate`] says, borrowed. One comes with every
+/// token.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Whose.
+    pub document: DocumentId,
+    /// Fencing epoch of the attempt that said it.
+    pub epoch: u64,
+    /// Output tokens before it.
+    pub prev_len: u32,
+    /// It.
+    pub tokens: &'a [TokenId],
+    /// What is known of the document.
+    pub head: &'a DocumentHead,
+    /// How the output ended, if it has.
+    pub finish: Option<FinishReason>,
+}
+
+impl<'a> From<&'a DocumentUpdate> for Piece<'a> {
+    fn from(update: &'a DocumentUpdate) -> Self {
+        Piece {
+            document: update.document,
+            epoch: update.epoch,
+            prev_len: update.prev_len,
+            tokens: &update.tokens,
+            head: &update.head,
+            finish: update.finish,
+        }
+    }
+}
+
+impl From<Piece<'_>> for DocumentUpdate {
+    fn from(piece: Piece<'_>) -> Self {
+        DocumentUpdate {
+            document: piece.document,
+            epoch: piece.epoch,
+            prev_len: piece.prev_len,
+            tokens: piece.tokens.to_vec(),
+            head: piece.head.clone(),
+            finish: piece.finish,
+        }
+    }
+}
 
 /// The handle: the decode loop pushes, a task sends.
 #[derive(Clone)]
@@ -25,6 +70,12 @@ pub struct Harvest {
 
 struct HarvestInner {
     gathered: Mutex<Gathered>,
+    /// The task found nothing to send and waits until there is something. Changed under the lock of `gathered`.
+    rests: AtomicBool,
+    /// Somebody waits until the store has everything.
+    hurries: AtomicBool,
+    /// Ends the rest.
+    work: Arc<Notify>,
     config: HarvestConfig,
     metrics: HarvestMetrics,
     flushed: Notify,
@@ -40,6 +91,9 @@ impl Harvest {
         let harvest = Harvest {
             inner: Arc::new(HarvestInner {
                 gathered: Mutex::default(),
+                rests: AtomicBool::new(false),
+                hurries: AtomicBool::new(false),
+                work: Arc::default(),
                 config,
                 metrics,
                 flushed: Notify::new(),
@@ -47,10 +101,22 @@ impl Harvest {
         };
         // The task holds a weak reference: it ends with the worker.
         let weak = Arc::downgrade(&harvest.inner);
+        let work = harvest.inner.work.clone();
         tokio::spawn(async move {
             let mut failures = 0u32;
+            let mut times = 0u32;
             while let Some(inner) = weak.upgrade() {
-                failures = if inner.flush(&*store).await {
+                if inner.rests() {
+                    // Also where what was left to send has been dropped.
+                    inner.flushed.notify_waiters();
+                    drop(inner);
+                    work.notified().await;
+                    continue;
+                }
+                times = times.wrapping_add(1);
+                let growing = times.is_multiple_of(inner.config.growing_every)
+                    || inner.hurries.load(Ordering::Relaxed);
+                failures = if inner.flush(&*store, growing).await {
                     0
                 } else {
                     failures + 1
@@ -65,26 +131,16 @@ impl Harvest {
     }
 
     /// Takes a piece of an output, or its end.
-    pub fn push(
-        &self,
-        namespace_id: NamespaceId,
-        namespace: &SignedNamespace,
-        update: DocumentUpdate,
-    ) {
+    pub fn push(&self, namespace_id: NamespaceId, namespace: &SignedNamespace, piece: Piece<'_>) {
         self.inner
-            .gather(|gathered| gathered.push(namespace_id, namespace, update));
+            .gather(|gathered| gathered.push(namespace_id, namespace, piece));
     }
 
-    /// Takes over an output that somebody else began, before the first piece that comes from here: `update` holds
+    /// Takes over an output that somebody else began, before the first piece that comes from here: `said` holds
     /// all of it so far.
-    pub fn adopt(
-        &self,
-        namespace_id: NamespaceId,
-        namespace: &SignedNamespace,
-        update: DocumentUpdate,
-    ) {
+    pub fn adopt(&self, namespace_id: NamespaceId, namespace: &SignedNamespace, said: Piece<'_>) {
         self.inner
-            .gather(|gathered| gathered.adopt(namespace_id, namespace, update));
+            .gather(|gathered| gathered.adopt(namespace_id, namespace, said));
     }
 
     /// Notes that a document's draft was accepted.
@@ -94,7 +150,9 @@ impl Harvest {
         namespace: &SignedNamespace,
         document: DocumentId,
     ) {
-        self.inner.lock().touch(namespace_id, namespace, document);
+        let mut gathered = self.inner.lock();
+        gathered.touch(namespace_id, namespace, document);
+        self.inner.wake(&gathered);
     }
 
     /// Nothing more comes of a document here.
@@ -104,6 +162,7 @@ impl Harvest {
 
     /// Waits until the store has everything, at most `grace`. Returns whether it has.
     pub async fn drain(&self, grace: Duration) -> bool {
+        self.inner.hurries.store(true, Ordering::Relaxed);
         let settled = async {
             loop {
                 let flushed = self.inner.flushed.notified();
@@ -113,7 +172,9 @@ impl Harvest {
                 flushed.await;
             }
         };
-        tokio::time::timeout(grace, settled).await.is_ok()
+        let is_settled = tokio::time::timeout(grace, settled).await.is_ok();
+        self.inner.hurries.store(false, Ordering::Relaxed);
+        is_settled
     }
 }
 
@@ -127,8 +188,25 @@ impl HarvestInner {
     fn gather(&self, change: impl FnOnce(&mut Gathered)) {
         let mut gathered = self.lock();
         change(&mut gathered);
+        self.wake(&gathered);
         let lost = gathered.shed(self.config.pending_tokens_max);
         self.observe(gathered, lost);
+    }
+
+    /// There is something to send.
+    fn wake(&self, _gathered: &Gathered) {
+        if self.rests.load(Ordering::Relaxed) {
+            self.rests.store(false, Ordering::Relaxed);
+            self.work.notify_one();
+        }
+    }
+
+    /// Whether there is nothing to send. The task then waits until there is.
+    fn rests(&self) -> bool {
+        let gathered = self.lock();
+        let rests = gathered.is_settled() && !gathered.has_touched();
+        self.rests.store(rests, Ordering::Relaxed);
+        rests
     }
 
     fn observe(&self, gathered: MutexGuard<'_, Gathered>, lost: usize) {
@@ -138,11 +216,11 @@ impl HarvestInner {
     }
 
     /// Sends what there is. Returns whether the store took it.
-    async fn flush(&self, store: &dyn DraftStore) -> bool {
+    async fn flush(&self, store: &dyn DraftStore, growing: bool) -> bool {
         let (batch, touched) = {
             let mut gathered = self.lock();
             (
-                gathered.batch(self.config.batch_tokens),
+                gathered.batch(self.config.batch_tokens, growing),
                 gathered.take_touched(),
             )
         };
@@ -239,6 +317,13 @@ impl HarvestInner {
         let lost = gathered.give_up(namespace_id, request);
         self.observe(gathered, lost);
         tracing::error!(%error, lost, "the draft store refuses outputs for good; dropped");
+    }
+}
+
+impl Drop for HarvestInner {
+    fn drop(&mut self) {
+        // The task finds that its worker is gone.
+        self.work.notify_one();
     }
 }
 

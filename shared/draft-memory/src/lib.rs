@@ -13,6 +13,6 @@ mod metrics;
 
 pub use config::{HarvestConfig, MemoryConfig};
 pub use elsewhere::{Elsewhere, FoundElsewhere, Wanted};
-pub use harvest::Harvest;
+pub use harvest::{Harvest, Piece};
 pub use memory::{Drafts, GroupMemory, Membership, Memory, NamespaceMemory};
 pub use metrics::{HarvestMetrics, MemoryMetrics};

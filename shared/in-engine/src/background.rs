@@ -165,7 +165,7 @@ impl Background {
             self.harvest.touch(memory.id(), &grant, document);
         }
         if let Some(update) = update {
-            self.harvest.push(memory.id(), &grant, update);
+            self.harvest.push(memory.id(), &grant, (&update).into());
         }
     }
 }

@@ -250,7 +250,7 @@ pub struct DraftShare {
 impl StepMessage {
     /// The step's counts by source if the first `kept` of its tokens are kept. The step itself is its first source's, as are
     /// the tokens that no draft brought.
-    pub fn counts(&self, kept: usize) -> Vec<(DraftSource, StepCounts)> {
+    pub fn counts(&self, kept: usize) -> impl Iterator<Item = (DraftSource, StepCounts)> {
         let kept = kept as u64;
         let drafted = u64::from(self.drafted);
         // A path that leaves the first source's tree does not come back to it.
@@ -272,10 +272,7 @@ impl StepMessage {
             accepted,
             emitted: kept - beside.map_or(0, |(_, counts)| counts.emitted),
         };
-        [Some((self.source, first)), beside]
-            .into_iter()
-            .flatten()
-            .collect()
+        [Some((self.source, first)), beside].into_iter().flatten()
     }
 }
 
@@ -348,7 +345,7 @@ mod tests {
             }),
         };
         let counts = |kept| {
-            let counts = message.counts(kept).into_iter();
+            let counts = message.counts(kept);
             let numbers = counts.map(|(source, of)| {
                 (
                     source.as_str(),
@@ -373,8 +370,8 @@ mod tests {
             merged: None,
             ..message.clone()
         };
-        assert_eq!(alone.counts(6).len(), 1);
-        assert_eq!(alone.counts(6)[0].1.emitted, 6);
+        assert_eq!(alone.counts(6).count(), 1);
+        assert_eq!(alone.counts(6).next().unwrap().1.emitted, 6);
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl Outlet {
     /// Takes over what a continued request has said so far.
     pub(super) fn adopt(&self, running: &Running) {
         if !running.output().is_empty() {
-            let said = running.update(0, running.output().to_vec(), None);
+            let said = running.piece(0, running.output(), None);
             self.harvest
                 .adopt(running.namespace, &running.request.namespace, said);
         }
@@ -51,11 +51,11 @@ impl Outlet {
             self.metrics.step(source, scope, counts);
         }
         let namespace = &running.request.namespace;
-        for document in heard.credited {
-            self.harvest.touch(running.namespace, namespace, document);
+        for document in &heard.credited {
+            self.harvest.touch(running.namespace, namespace, *document);
         }
         self.harvest
-            .push(running.namespace, namespace, heard.update);
+            .push(running.namespace, namespace, running.piece_of(&heard));
     }
 
     /// Sends the last event of a chunk that did not fail. Returns the outcome's label.
@@ -85,10 +85,10 @@ impl Outlet {
                 return;
             }
         };
-        let update = running.update(running.output().len() as u32, Vec::new(), Some(finish));
-        running.remember(&update);
+        let piece = running.piece(running.output().len() as u32, &[], Some(finish));
+        running.remember(piece);
         self.harvest
-            .push(running.namespace, &running.request.namespace, update);
+            .push(running.namespace, &running.request.namespace, piece);
     }
 
     /// Tells the reader of an error. The output so far stays as an unfinished document: whoever continues the
@@ -109,9 +109,9 @@ impl Outlet {
     /// Nobody reads on: the output so far is all there is of it.
     pub(super) fn cancelled(&self, running: &Running) {
         let len = running.output().len() as u32;
-        let update = running.update(len, Vec::new(), Some(FinishReason::Cancelled));
+        let piece = running.piece(len, &[], Some(FinishReason::Cancelled));
         self.harvest
-            .push(running.namespace, &running.request.namespace, update);
+            .push(running.namespace, &running.request.namespace, piece);
     }
 
     /// A reader stood still for too long.
@@ -153,7 +153,8 @@ impl Outlet {
         if let Some(group) = group.and_then(|group| group.upgrade()) {
             group.merge(&update);
         }
-        self.harvest.push(namespace_id, &namespace, update);
+        self.harvest
+            .push(namespace_id, &namespace, (&update).into());
     }
 
     fn ended(&self) -> MutexGuard<'_, LruCache<LeaseId, EndedChunk>> {

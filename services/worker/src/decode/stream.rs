@@ -4,8 +4,12 @@
 //! indexed as well, and a stream is given up for a verify call now and then; else nothing is drafted. A chunk's task ends,
 //! and with it the engine's work, as soon as the reader leaves.
 
+mod ask;
 mod listen;
+mod outside;
+mod patience;
 mod prime;
+mod say;
 mod steps;
 mod verify;
 

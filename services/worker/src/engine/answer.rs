@@ -1,15 +1,19 @@
 //! One answer of an engine, read while it streams, and given up by who does not read on.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{BoxStream, Stream};
 use refrain_protocol::{ApiError, ErrorKind};
+use reqwest::Response;
 use serde_json::Value;
 use tokio::runtime::Handle;
 
 use super::client::{EngineClient, lost, no_engine};
-use super::external::{Decoder, Dialect};
+use super::dialect::{Decoder, Dialect};
 use super::sse::SseParser;
 use super::streaming::{GenerateRequest, Generated};
 
@@ -57,22 +61,19 @@ impl Drop for Abort {
     }
 }
 
-/// An answer while it streams.
+/// Pieces as they come. What came together is handed out before more is asked for.
 pub(super) struct Answer {
-    body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
+    body: BoxStream<'static, reqwest::Result<Bytes>>,
     parser: SseParser,
     decoder: Box<dyn Decoder>,
     pieces: VecDeque<Generated>,
+    /// Until the engine has ended by itself.
     abort: Option<Abort>,
     over: bool,
 }
 
 impl Answer {
-    pub(super) fn new(
-        response: reqwest::Response,
-        decoder: Box<dyn Decoder>,
-        abort: Option<Abort>,
-    ) -> Self {
+    pub(super) fn new(response: Response, decoder: Box<dyn Decoder>, abort: Option<Abort>) -> Self {
         Answer {
             body: response.bytes_stream().boxed(),
             parser: SseParser::default(),
@@ -83,53 +84,50 @@ impl Answer {
         }
     }
 
-    /// The next piece; none behind the end, which is an error where the engine did not end by itself.
-    pub(super) async fn next(&mut self) -> Option<Result<Generated, ApiError>> {
+    /// Takes events.
+    fn read(&mut self, bytes: &[u8]) -> Result<(), ApiError> {
+        self.parser.push(bytes);
         loop {
-            if let Some(piece) = self.pieces.pop_front() {
-                if matches!(piece, Generated::End(_)) {
-                    self.over = true;
-                    if let Some(abort) = &mut self.abort {
-                        abort.needed = false;
-                    }
-                }
-                return Some(Ok(piece));
-            }
-            if self.over {
-                // Read to its end, so that the connection can be used again.
-                while let Some(Ok(_)) = self.body.next().await {}
-                return None;
-            }
-            if let Err(error) = self.read().await {
-                self.over = true;
-                return Some(Err(error));
+            match self.parser.next() {
+                Ok(Some(b"[DONE]")) => self.decoder.done(&mut self.pieces),
+                Ok(Some(data)) => self.decoder.decode(data, &mut self.pieces)?,
+                Ok(None) => return Ok(()),
+                Err(_) => return Err(no_engine("an event without end")),
             }
         }
     }
+}
 
-    /// Takes the next events.
-    async fn read(&mut self) -> Result<(), ApiError> {
-        let bytes = match self.body.next().await {
-            Some(Ok(bytes)) => bytes,
-            Some(Err(error)) => return Err(lost(&error)),
-            None => {
-                return Err(ApiError::new(
+impl Stream for Answer {
+    type Item = Result<Generated, ApiError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(piece) = this.pieces.pop_front() {
+                if matches!(piece, Generated::End(_)) {
+                    this.over = true;
+                    if let Some(abort) = &mut this.abort {
+                        abort.needed = false;
+                    }
+                }
+                return Poll::Ready(Some(Ok(piece)));
+            }
+            let bytes = ready!(this.body.poll_next_unpin(context));
+            let read = match bytes {
+                // Read to its end, so that the connection can be used again.
+                Some(Ok(_)) if this.over => continue,
+                Some(Err(_)) | None if this.over => return Poll::Ready(None),
+                Some(Ok(bytes)) => this.read(&bytes),
+                Some(Err(error)) => Err(lost(&error)),
+                None => Err(ApiError::new(
                     ErrorKind::Upstream,
                     "the engine broke off in the middle of its answer",
-                ));
-            }
-        };
-        self.parser.push(&bytes);
-        loop {
-            let data = match self.parser.next() {
-                Ok(Some(data)) => data,
-                Ok(None) => return Ok(()),
-                Err(_) => return Err(no_engine("an event without end")),
+                )),
             };
-            if data == b"[DONE]" {
-                self.decoder.done(&mut self.pieces);
-            } else {
-                self.decoder.decode(&data, &mut self.pieces)?;
+            if let Err(error) = read {
+                this.over = true;
+                return Poll::Ready(Some(Err(error)));
             }
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use refrain_protocol::{ApiError, ErrorKind};
 use reqwest::{Method, RequestBuilder, Response};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::runtime;
 
@@ -275,7 +275,7 @@ pub(super) fn refusal(status: u16, body: &[u8]) -> ApiError {
     }
 }
 
-pub(super) fn parse<A: DeserializeOwned>(body: &[u8]) -> Result<A, ApiError> {
+pub(super) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
         // Its message quotes what it stumbled over, which may be someone's text; details are logged.
         let place = (error.line(), error.column());

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 
 use refrain_protocol::engine::{Sampling, TokenLogprob};
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::client::{no_engine, parse};
-use super::external::{Decoder, end_of, error_event};
+use super::dialect::{Decoder, end_of, error_event};
 use super::streaming::{GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN};
 use super::verify::{Said, Verified, VerifyRequest};
 
@@ -100,8 +101,9 @@ pub(super) fn logit_bias(sampling: &Sampling) -> Value {
 
 /// An event of the stream.
 #[derive(Debug, Deserialize)]
-pub(super) struct Event {
-    choices: Option<Vec<Choice>>,
+pub(super) struct Event<'a> {
+    #[serde(borrow)]
+    choices: Option<Vec<Choice<'a>>>,
     /// Instead of all else.
     #[serde(default)]
     error: Option<Value>,
@@ -110,17 +112,17 @@ pub(super) struct Event {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Choice {
+pub(super) struct Choice<'a> {
     #[serde(default)]
     index: usize,
-    #[serde(default)]
-    pub(super) text: String,
+    #[serde(borrow, default)]
+    pub(super) text: Cow<'a, str>,
     #[serde(default)]
     token_ids: Option<Vec<TokenId>>,
     #[serde(default)]
     logprobs: Option<Logprobs>,
-    #[serde(default)]
-    pub(super) finish_reason: Option<String>,
+    #[serde(borrow, default)]
+    pub(super) finish_reason: Option<Cow<'a, str>>,
     /// The stop id that ended it, a string, or nothing.
     #[serde(default)]
     stop_reason: Value,
@@ -153,16 +155,16 @@ impl Usage {
     }
 }
 
-impl Choice {
+impl Choice<'_> {
     /// The stop id that ended it. Some leave it out of the ids, and say which it was.
     fn stop_id(&self) -> Option<TokenId> {
         TokenId::try_from(self.stop_reason.as_u64()?).ok()
     }
 }
 
-impl Event {
-    pub(super) fn parse(data: &[u8]) -> Result<Self, ApiError> {
-        let event: Event = parse(data)?;
+impl<'a> Event<'a> {
+    pub(super) fn parse(data: &'a [u8]) -> Result<Self, ApiError> {
+        let event: Self = parse(data)?;
         match &event.error {
             Some(error) => Err(error_event(error)),
             None => Ok(event),
@@ -170,7 +172,7 @@ impl Event {
     }
 
     /// The one choice of a request for one; the last event has none.
-    pub(super) fn choice(self) -> Result<Option<Choice>, ApiError> {
+    pub(super) fn choice(self) -> Result<Option<Choice<'a>>, ApiError> {
         let choices = self.choices.ok_or_else(|| no_engine("no choices"))?;
         Ok(choices.into_iter().next())
     }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::client::{EngineClient, no_engine};
-use super::external::Dialect;
+use super::dialect::Dialect;
 
 /// An entry of an engine's list of models: of it, what tells one model from another.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

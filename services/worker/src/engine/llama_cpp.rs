@@ -7,6 +7,7 @@ mod partial;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 
 use self::partial::Fragments;
 use super::client::{no_engine, parse};
-use super::external::{Decoder, Dialect, error_event};
+use super::dialect::{Decoder, Dialect, error_event};
 use super::load::LoadSeries;
 use super::streaming::{
     GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX,
@@ -166,9 +167,9 @@ impl Drawn {
 
 /// An event of `/completion`.
 #[derive(Debug, Deserialize)]
-struct Event {
-    #[serde(default)]
-    content: String,
+struct Event<'a> {
+    #[serde(borrow, default)]
+    content: Cow<'a, str>,
     #[serde(default)]
     tokens: Vec<TokenId>,
     stop: Option<bool>,
@@ -178,8 +179,8 @@ struct Event {
     /// Tokens drawn so far, those included whose ids were not sent.
     #[serde(default)]
     tokens_predicted: u64,
-    #[serde(default)]
-    stop_type: Option<String>,
+    #[serde(borrow, default)]
+    stop_type: Option<Cow<'a, str>>,
     #[serde(default)]
     prompt_progress: Option<Progress>,
     #[serde(default)]
@@ -215,7 +216,7 @@ struct LlamaDecoder {
 
 impl Decoder for LlamaDecoder {
     fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
-        let event: Event = parse(data)?;
+        let event: Event<'_> = parse(data)?;
         if let Some(error) = &event.error {
             return Err(error_event(error));
         }
@@ -242,12 +243,15 @@ impl Decoder for LlamaDecoder {
         };
         let drawn = self.seen.saturating_add(1);
         let unsent = event.tokens_predicted.saturating_sub(drawn);
-        let mut tokens = match unsent {
-            0 => Vec::with_capacity(1),
+        let tokens = match unsent {
+            0 => event.tokens,
             // The text of all of them, now that it ends with a character.
-            _ => self.fragments.spell(&event.content, token, unsent)?,
+            _ => {
+                let mut tokens = self.fragments.spell(&event.content, token, unsent)?;
+                tokens.push(token);
+                tokens
+            }
         };
-        tokens.push(token);
         self.seen = event.tokens_predicted.max(drawn);
         let logprobs = match self.top {
             None => None,

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::client::{no_engine, parse};
 use super::completions::{NO_PENALTIES, logit_bias};
-use super::external::{Decoder, Dialect, end_of, error_event};
+use super::dialect::{Decoder, Dialect, end_of, error_event};
 use super::load::LoadSeries;
 use super::streaming::{
     GenerateRequest, Generated, GeneratedEnd, LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX,

@@ -12,6 +12,7 @@ pub(super) struct SseParser {
     buffer: BytesMut,
     /// How much of the buffer is known to hold no end of a line.
     scanned: usize,
+    /// The event that is being read, or was read last.
     data: Vec<u8>,
     has_data: bool,
 }
@@ -29,7 +30,7 @@ impl SseParser {
     ///
     /// # Errors
     /// The event is longer than any engine's.
-    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
+    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, TooLong> {
         while let Some(at) = self.buffer[self.scanned..]
             .iter()
             .position(|byte| *byte == b'\n')
@@ -40,7 +41,7 @@ impl SseParser {
             self.scanned = 0;
             if event {
                 self.has_data = false;
-                return Ok(Some(std::mem::take(&mut self.data)));
+                return Ok(Some(&self.data));
             }
             if self.data.len() > EVENT_BYTES_MAX {
                 return Err(TooLong);
@@ -61,10 +62,11 @@ impl SseParser {
             return self.has_data;
         }
         if let Some(value) = line.strip_prefix(b"data:") {
-            if self.has_data {
+            if std::mem::replace(&mut self.has_data, true) {
                 self.data.push(b'\n');
+            } else {
+                self.data.clear();
             }
-            self.has_data = true;
             self.data
                 .extend_from_slice(value.strip_prefix(b" ").unwrap_or(value));
         }
@@ -77,9 +79,8 @@ mod tests {
     use super::*;
 
     fn events(parser: &mut SseParser) -> Vec<String> {
-        std::iter::from_fn(|| parser.next().unwrap())
-            .map(|data| String::from_utf8(data).unwrap())
-            .collect()
+        let next = || Some(String::from_utf8(parser.next().unwrap()?.to_vec()).unwrap());
+        std::iter::from_fn(next).collect()
     }
 
     #[test]

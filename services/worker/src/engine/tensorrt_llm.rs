@@ -7,7 +7,7 @@ use refrain_protocol::ApiError;
 use serde_json::{Map, Value, json};
 
 use super::completions::{CompletionsDecoder, extended_body, fan_out_answer, fan_out_body};
-use super::external::{Decoder, Dialect};
+use super::dialect::{Decoder, Dialect};
 use super::load::LoadSeries;
 use super::streaming::{GenerateRequest, StreamingCapabilities};
 use super::verify::{Verified, VerifyRequest, VerifyWay};

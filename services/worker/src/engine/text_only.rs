@@ -15,7 +15,7 @@ use refrain_tokenization::{TEXT_ONLY_PREFIX, Tokenizer};
 use serde_json::{Value, json};
 
 use super::completions::{Event, common_body};
-use super::external::{Decoder, Dialect, end_of};
+use super::dialect::{Decoder, Dialect, end_of};
 use super::streaming::{GenerateRequest, Generated, StreamingCapabilities};
 
 pub(super) struct TextOnly {

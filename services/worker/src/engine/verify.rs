@@ -183,7 +183,7 @@ pub(super) fn sure_best(best: impl IntoIterator<Item = (TokenId, f32)>) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use super::super::external::verify_request;
+    use super::super::dialect::verify_request;
     use super::*;
 
     #[test]

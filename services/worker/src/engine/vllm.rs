@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::client::{no_engine, parse};
 use super::completions::{CompletionsDecoder, Usage, extended_body, fan_out_answer, fan_out_body};
-use super::external::{Decoder, Dialect};
+use super::dialect::{Decoder, Dialect};
 use super::load::LoadSeries;
 use super::streaming::{GenerateRequest, StreamingCapabilities};
 use super::verify::{Said, Verified, VerifyRequest, VerifyWay, sure_best};

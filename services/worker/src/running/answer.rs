@@ -5,9 +5,9 @@ use std::time::Instant;
 use refrain_protocol::chunk::{
     ChunkEnd, ChunkEndReason, DraftScope, DraftSource, StepCounts, StepMessage,
 };
-use refrain_protocol::document::{DocumentUpdate, FinishReason};
+use refrain_protocol::document::FinishReason;
 use refrain_protocol::engine::StepOutput;
-use refrain_protocol::{ApiError, DocumentId, ErrorKind};
+use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 
 use super::{EngineLimits, Lesson, OWN, Running};
 
@@ -21,11 +21,15 @@ pub(crate) struct Absorbed {
 
 /// The same for those who remember it.
 pub(crate) struct Heard {
-    pub(crate) update: DocumentUpdate,
+    pub(crate) tokens: Vec<TokenId>,
+    /// Output tokens before them.
+    pub(super) prev_len: u32,
+    /// How the output ended with them, if it has.
+    pub(super) finish: Option<FinishReason>,
     /// Documents of the namespace whose draft tokens were accepted.
     pub(crate) credited: Vec<DocumentId>,
     pub(crate) lesson: Lesson,
-    /// The reader's message without its tokens, which are those of `update`.
+    /// The reader's message without its tokens, which stand here.
     pub(crate) said: StepMessage,
 }
 
@@ -33,8 +37,8 @@ impl Heard {
     /// The step's counts by where its drafts came from.
     pub(crate) fn counts(&self) -> impl Iterator<Item = (DraftSource, DraftScope, StepCounts)> {
         let StepMessage { source, scope, .. } = self.said;
-        let counts = self.said.counts(self.update.tokens.len());
-        counts.into_iter().map(move |(of, counts)| {
+        let counts = self.said.counts(self.tokens.len());
+        counts.map(move |(of, counts)| {
             // What the engine drafts is found nowhere.
             let is_first = of == source;
             (of, if is_first { scope } else { DraftScope::None }, counts)
@@ -91,7 +95,7 @@ impl Running {
         if self.sequence == 0 {
             self.head.weight_version = weight_version;
         }
-        let before = self.output().len() as u32;
+        let prev_len = self.output().len() as u32;
         let (source, scope) = offered.labels();
         // A head that came to no draft may not have read all of the text yet.
         if output.self_drafted > 0 || !output.agreed_nodes.is_empty() {
@@ -131,15 +135,12 @@ impl Running {
         } else {
             None
         };
-        let update = self.update(
-            before,
-            output.emitted.clone(),
-            end.and_then(|(_, finish)| finish),
-        );
+        let finish = end.and_then(|(_, finish)| finish);
         if let Some(asked) = &mut self.lesson.asked_head {
             asked.accepted = offered.accepted_of_engine(&output);
         }
         let credited = offered.credited(&output.accepted_nodes, self.document());
+        let tokens = output.emitted.clone();
         let message = StepMessage {
             sequence: self.sequence,
             tokens: output.emitted,
@@ -161,7 +162,9 @@ impl Running {
         Ok(Some(Absorbed {
             message,
             heard: Heard {
-                update,
+                tokens,
+                prev_len,
+                finish,
                 credited,
                 lesson: std::mem::take(&mut self.lesson),
                 said,

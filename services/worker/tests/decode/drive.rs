@@ -264,6 +264,30 @@ async fn a_call_without_an_answer_is_given_up_and_the_stream_goes_on() {
 }
 
 #[tokio::test]
+async fn a_call_is_waited_for_no_longer_than_the_request_has_time() {
+    let mut engine = engine(counting, FAN_OUT);
+    engine.judging = Duration::from_secs(3600);
+    let (engine, bench) = listening(engine, |config| {
+        drives(config);
+        config.engine.call_ms_max = 3_600_000;
+    })
+    .await;
+    run(&bench, chunk(&bench, &[1, 2, 3], 40)).await;
+    // A machine that is busy may need more time to come to the call.
+    for tries in 0.. {
+        let mut request = chunk(&bench, &[1, 2, 3], 1_000);
+        request.budget.time_left_ms = Some(100 << tries);
+        let error = run(&bench, request).await.error.unwrap();
+        assert_eq!(error.code.as_deref(), Some("request_timeout"));
+        engine.becomes_free().await;
+        if !engine.judged.lock().unwrap().is_empty() {
+            break;
+        }
+    }
+    assert_eq!(bench.figure("refrain_worker_engine_failures_total"), 0.0);
+}
+
+#[tokio::test]
 async fn drafts_come_from_the_prediction_and_from_the_group_as_well() {
     let (engine, bench) = listening(engine(counting, FAN_OUT), drives).await;
     let mut request = chunk(&bench, &[1, 2, 3], 100);

@@ -12,6 +12,8 @@ use refrain_protocol::document::{
 };
 use refrain_protocol::{DocumentId, NamespaceId, SignedNamespace};
 
+use super::Piece;
+
 #[cfg(test)]
 mod tests;
 
@@ -46,6 +48,8 @@ struct Pending {
     released: bool,
 }
 
+/// Unsent tokens of an output that are sent however early.
+const GROWN_TOKENS: usize = 256;
 /// Most documents remembered as touched between two messages.
 const TOUCHED_MAX: usize = 4096;
 /// Most updates of one message; the store takes more, so that its limit can be lowered without harm.
@@ -54,15 +58,15 @@ const UPDATES_MAX: usize = 1024;
 const UPDATE_WEIGHT_TOKENS: usize = 64;
 
 impl Pending {
-    fn new(key: Key, namespace: &SignedNamespace, update: &DocumentUpdate) -> Self {
+    fn new(key: Key, namespace: &SignedNamespace, piece: Piece<'_>) -> Self {
         Pending {
             key,
             namespace: namespace.clone(),
-            head: update.head.clone(),
-            epoch: update.epoch,
-            base: update.prev_len,
+            head: piece.head.clone(),
+            epoch: piece.epoch,
+            base: piece.prev_len,
             text: Vec::new(),
-            acknowledged: update.prev_len,
+            acknowledged: piece.prev_len,
             finish: None,
             settled: true,
             released: false,
@@ -80,6 +84,14 @@ impl Pending {
 
     fn unacknowledged(&self) -> usize {
         self.len().saturating_sub(self.acknowledged) as usize
+    }
+
+    /// Whether somebody may be waiting for what the store lacks of it.
+    fn is_pressing(&self) -> bool {
+        self.finish.is_some()
+            || self.released
+            || self.head.group.is_some()
+            || self.unacknowledged() >= GROWN_TOKENS
     }
 
     /// What the store lacks.
@@ -109,36 +121,36 @@ impl Gathered {
         &mut self,
         namespace_id: NamespaceId,
         namespace: &SignedNamespace,
-        update: DocumentUpdate,
+        piece: Piece<'_>,
     ) {
-        self.change(namespace_id, namespace, update, |pending, update| {
-            if update.prev_len < pending.base || update.prev_len > pending.len() {
+        self.change(namespace_id, namespace, piece, |pending, piece| {
+            if piece.prev_len < pending.base || piece.prev_len > pending.len() {
                 // Another attempt at the same output, which begins elsewhere: it replaces this one.
                 pending.text.clear();
-                pending.base = update.prev_len;
-                pending.acknowledged = update.prev_len;
+                pending.base = piece.prev_len;
+                pending.acknowledged = piece.prev_len;
             }
-            let kept = (update.prev_len - pending.base) as usize;
+            let kept = (piece.prev_len - pending.base) as usize;
             pending.text.truncate(kept);
-            pending.text.extend_from_slice(&update.tokens);
-            pending.acknowledged = pending.acknowledged.min(update.prev_len);
+            pending.text.extend_from_slice(piece.tokens);
+            pending.acknowledged = pending.acknowledged.min(piece.prev_len);
             pending.settled = false;
         });
     }
 
-    /// Takes over an output that runs on here: `update` holds all of it. The store is taken to have what this
+    /// Takes over an output that runs on here: `piece` holds all of it. The store is taken to have what this
     /// worker does not know it to lack, so that nothing is sent twice where all is well; where it is not, the
     /// store's answer to the next piece says so, and everything is sent from there.
     pub(crate) fn adopt(
         &mut self,
         namespace_id: NamespaceId,
         namespace: &SignedNamespace,
-        update: DocumentUpdate,
+        piece: Piece<'_>,
     ) {
-        self.change(namespace_id, namespace, update, |pending, update| {
-            let len = update.tokens.len() as u32;
+        self.change(namespace_id, namespace, piece, |pending, piece| {
+            let len = piece.tokens.len() as u32;
             // This worker had the request before, and has something yet to send of it.
-            let is_owed = !pending.is_settled() && pending.agrees_with(&update.tokens);
+            let is_owed = !pending.is_settled() && pending.agrees_with(piece.tokens);
             if is_owed {
                 pending.acknowledged = pending.acknowledged.min(len);
             } else {
@@ -146,7 +158,7 @@ impl Gathered {
                 pending.settled = true;
             }
             pending.base = 0;
-            pending.text = update.tokens;
+            pending.text = piece.tokens.to_vec();
         });
     }
 
@@ -154,25 +166,25 @@ impl Gathered {
         &mut self,
         namespace_id: NamespaceId,
         namespace: &SignedNamespace,
-        update: DocumentUpdate,
-        change: impl FnOnce(&mut Pending, DocumentUpdate),
+        piece: Piece<'_>,
+        change: impl FnOnce(&mut Pending, Piece<'_>),
     ) {
-        let key = (namespace_id, update.document);
+        let key = (namespace_id, piece.document);
         let order = *self.by_id.entry(key).or_insert_with(|| {
             self.next_order += 1;
             self.documents
-                .insert(self.next_order, Pending::new(key, namespace, &update));
+                .insert(self.next_order, Pending::new(key, namespace, piece));
             self.next_order
         });
         let Some(pending) = self.documents.get_mut(&order) else {
             return;
         };
         self.tokens -= pending.text.len();
-        pending.epoch = update.epoch;
-        pending.finish = update.finish;
+        pending.epoch = piece.epoch;
+        pending.finish = piece.finish;
         // It runs here (again): an acknowledgement must not end it.
         pending.released = false;
-        change(pending, update);
+        change(pending, piece);
         self.tokens += pending.text.len();
     }
 
@@ -192,8 +204,13 @@ impl Gathered {
         }
     }
 
-    /// The next messages: oldest documents first, each once, until they weigh about `tokens_max` tokens.
-    pub(crate) fn batch(&self, tokens_max: usize) -> Vec<(NamespaceId, AppendRequest)> {
+    /// The next messages: oldest documents first, each once, until they weigh about `tokens_max` tokens. Outputs that
+    /// merely grow are among them if `growing`.
+    pub(crate) fn batch(
+        &self,
+        tokens_max: usize,
+        growing: bool,
+    ) -> Vec<(NamespaceId, AppendRequest)> {
         let mut requests: Vec<(NamespaceId, AppendRequest)> = Vec::new();
         // The message of each namespace that is being filled.
         let mut places: HashMap<NamespaceId, usize> = HashMap::new();
@@ -201,7 +218,7 @@ impl Gathered {
         for pending in self
             .documents
             .values()
-            .filter(|pending| !pending.is_settled())
+            .filter(|pending| !pending.is_settled() && (growing || pending.is_pressing()))
         {
             if weight >= tokens_max {
                 break;
@@ -310,6 +327,11 @@ impl Gathered {
     /// Whether the store has everything.
     pub(crate) fn is_settled(&self) -> bool {
         self.documents.values().all(Pending::is_settled)
+    }
+
+    /// Whether there are touches since the last call of [`Gathered::take_touched`].
+    pub(crate) fn has_touched(&self) -> bool {
+        !self.touched.is_empty()
     }
 
     /// The touches since the last call.

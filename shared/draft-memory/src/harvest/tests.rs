@@ -73,6 +73,9 @@ fn gathered(updates_max: usize) -> (HarvestInner, Picky) {
     let metrics = HarvestMetrics::new(&Metrics::new().unwrap()).unwrap();
     let harvest = HarvestInner {
         gathered: Mutex::default(),
+        rests: AtomicBool::new(false),
+        hurries: AtomicBool::new(false),
+        work: Arc::default(),
         config: HarvestConfig::default(),
         metrics,
         flushed: Notify::new(),
@@ -95,7 +98,7 @@ fn gathered(updates_max: usize) -> (HarvestInner, Picky) {
             head: DocumentHead::default(),
             finish: Some(FinishReason::Stop),
         };
-        harvest.gather(|gathered| gathered.push(NamespaceId(1), &namespace, update));
+        harvest.gather(|gathered| gathered.push(NamespaceId(1), &namespace, (&update).into()));
     }
     let store = Picky::default();
     store.state.lock().unwrap().updates_max = updates_max;
@@ -111,13 +114,13 @@ fn stored(store: &Picky) -> Vec<u128> {
 async fn only_what_is_refused_by_itself_is_given_up() {
     for updates_max in [1, 3] {
         let (harvest, store) = gathered(updates_max);
-        assert!(harvest.flush(&store).await);
+        assert!(harvest.flush(&store, true).await);
         assert_eq!(stored(&store), [12, 14]);
         assert_eq!(store.state.lock().unwrap().calls, 4);
         assert_eq!(harvest.metrics.dropped_tokens.get(), 2);
         assert_eq!(harvest.metrics.pending_tokens.get(), 0);
         // Nothing is left to be sent again.
-        assert!(harvest.flush(&store).await);
+        assert!(harvest.flush(&store, true).await);
         assert_eq!(store.state.lock().unwrap().calls, 4);
     }
 }
@@ -126,10 +129,10 @@ async fn only_what_is_refused_by_itself_is_given_up() {
 async fn a_store_that_is_away_gets_everything_later() {
     let (harvest, store) = gathered(3);
     store.state.lock().unwrap().refuses = Some(ErrorKind::Unavailable);
-    assert!(!harvest.flush(&store).await);
+    assert!(!harvest.flush(&store, true).await);
     assert_eq!(harvest.metrics.dropped_tokens.get(), 0);
     store.state.lock().unwrap().refuses = None;
-    assert!(harvest.flush(&store).await);
+    assert!(harvest.flush(&store, true).await);
     assert_eq!(stored(&store), [12, 14]);
 }
 
@@ -137,7 +140,7 @@ async fn a_store_that_is_away_gets_everything_later() {
 async fn a_store_of_another_mesh_is_not_asked_again() {
     let (harvest, store) = gathered(3);
     store.state.lock().unwrap().refuses = Some(ErrorKind::Unauthorized);
-    assert!(harvest.flush(&store).await);
+    assert!(harvest.flush(&store, true).await);
     assert_eq!(store.state.lock().unwrap().calls, 1);
     assert_eq!(harvest.metrics.dropped_tokens.get(), 6);
 }

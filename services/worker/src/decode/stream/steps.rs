@@ -3,6 +3,8 @@
 //! Engines that generate by themselves batch as they like, and send each request of their batch something after each step. So
 //! the gap between two sendings to one request is a step, and all requests of the batch see the same one.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Sendings that are closer together are of one step, sent in pieces. No engine's step is as short.
@@ -38,6 +40,40 @@ pub(super) struct Gap {
     pub(super) share_s: f64,
     /// Now and then: the largest batch of a class, and the median step of such ones.
     pub(super) median: Option<(u32, f64)>,
+}
+
+/// A stream that the engine sends tokens over, from the first one on.
+pub(super) struct SentTo {
+    all: Arc<AtomicU32>,
+    is_counted: bool,
+    pub(super) last: LastSent,
+}
+
+impl SentTo {
+    pub(super) fn new(all: &Arc<AtomicU32>) -> Self {
+        SentTo {
+            all: all.clone(),
+            is_counted: false,
+            last: LastSent::default(),
+        }
+    }
+
+    /// How many there are, this one among them.
+    pub(super) fn batch(&mut self) -> u32 {
+        if std::mem::replace(&mut self.is_counted, true) {
+            self.all.load(Ordering::Relaxed)
+        } else {
+            self.all.fetch_add(1, Ordering::Relaxed) + 1
+        }
+    }
+}
+
+impl Drop for SentTo {
+    fn drop(&mut self) {
+        if self.is_counted {
+            self.all.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Steps {

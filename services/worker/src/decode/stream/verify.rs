@@ -1,12 +1,13 @@
 //! Verify calls in place of a stream.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use refrain_protocol::{ApiError, ErrorKind};
-use tokio::sync::mpsc;
 
-use super::listen::{Outcome, interrupted};
-use super::{Chunks, Control};
+use super::Chunks;
+use super::listen::Outcome;
+use super::outside::Outside;
+use super::patience::due;
 use crate::decode::entry::Entry;
 use crate::drive::{Call, Driving};
 use crate::engine::VerifyRequest;
@@ -33,7 +34,7 @@ impl Chunks {
     pub(super) async fn drive(
         &self,
         entry: &mut Entry,
-        told: &mut mpsc::Receiver<Control>,
+        outside: &mut Outside,
         driving: &mut Driving,
         first: Box<Call>,
     ) -> Result<(), Outcome> {
@@ -45,12 +46,17 @@ impl Chunks {
                 way: call.way,
             };
             let began = Instant::now();
-            let deadline = Duration::from_millis(self.config.call_ms_max);
+            let due = due(self.config.call_ms_max, entry.deadline, began);
             let answer = tokio::select! {
                 biased;
-                over = interrupted(entry, told) => return Err(over),
-                answer = tokio::time::timeout(deadline, self.engine.verify(request)) => answer,
+                over = outside.interrupts(&entry.running) => return Err(over),
+                answer = tokio::time::timeout_at(due, self.engine.verify(request)) => answer,
             };
+            if answer.is_err()
+                && let Some(error) = entry.overdue(Instant::now())
+            {
+                return Err(Outcome::Overdue(error));
+            }
             let answer = answer.unwrap_or_else(|_| {
                 let late = "the engine did not judge a draft in time";
                 Err(ApiError::new(ErrorKind::Timeout, late).with_code("engine_timeout"))
@@ -68,7 +74,7 @@ impl Chunks {
                 let absorbed = entry.running.absorb_judged(judged, self.limits(), now);
                 let absorbed = absorbed.map_err(|error| self.failed(error))?;
                 driving.said(&absorbed.message.tokens);
-                if let Some(end) = self.say(entry, told, absorbed).await? {
+                if let Some(end) = self.say(entry, outside, absorbed).await? {
                     return Err(Outcome::Ended(end));
                 }
             }

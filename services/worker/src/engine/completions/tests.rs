@@ -4,7 +4,7 @@
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ErrorKind, TokenId};
 
-use super::super::external::{Dialect, read_recorded, request, verify_request};
+use super::super::dialect::{Dialect, read_recorded, request, verify_request};
 use super::super::tensorrt_llm::TensorRtLlm;
 use super::super::verify::VerifyWay;
 use super::super::vllm::Vllm;

@@ -4,7 +4,7 @@ use refrain_protocol::engine::Sampling;
 use refrain_tokenization::ModelFiles;
 
 use super::super::client::refusal;
-use super::super::external::{read_recorded, request, verify_request};
+use super::super::dialect::{read_recorded, request, verify_request};
 use super::*;
 
 fn dialect() -> LlamaCpp {

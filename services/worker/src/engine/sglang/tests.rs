@@ -3,7 +3,7 @@
 use refrain_protocol::ErrorKind;
 use refrain_protocol::engine::Sampling;
 
-use super::super::external::{read_recorded, request, verify_request};
+use super::super::dialect::{read_recorded, request, verify_request};
 use super::*;
 
 fn read(events: &[Value], sampling: Sampling) -> Result<Vec<Generated>, ApiError> {

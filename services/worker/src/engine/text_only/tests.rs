@@ -3,7 +3,7 @@
 use refrain_protocol::engine::Sampling;
 use refrain_tokenization::testing::{IM_END, IM_START, byte_level_files};
 
-use super::super::external::{read_recorded, request};
+use super::super::dialect::{read_recorded, request};
 use super::*;
 
 fn dialect() -> TextOnly {

@@ -3,7 +3,7 @@
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{DocumentId, ErrorKind};
 
-use super::super::external::verify_request;
+use super::super::dialect::verify_request;
 use super::super::streaming::Keeping;
 use super::*;
 
@@ -15,7 +15,7 @@ fn vllm() -> Vllm {
 
 #[test]
 fn an_engine_with_the_drafts_inside_is_told_where_an_output_is_kept() {
-    let mut asked = super::super::external::request(&[5, 6, 7], Sampling::default());
+    let mut asked = super::super::dialect::request(&[5, 6, 7], Sampling::default());
     assert!(vllm().body(&asked).unwrap().get("vllm_xargs").is_none());
     asked.prompt_len = 2;
     asked.keeping = Some(Keeping {

@@ -1,0 +1,78 @@
+//! Passes on what an engine says, and what its end means.
+
+use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkEvent};
+use refrain_protocol::{ApiError, ErrorKind};
+use tokio::sync::mpsc;
+
+use super::Chunks;
+use super::listen::{Events, Outcome};
+use super::outside::Outside;
+use crate::decode::entry::Entry;
+use crate::engine::GeneratedEnd;
+use crate::running::Absorbed;
+
+/// Most tokens that an engine draws and does not send: those of a character that lacks its last byte.
+const UNSENT_TOKENS_MAX: u32 = 3;
+
+impl Chunks {
+    /// Passes on what was taken in. Returns the chunk's end, if this is it.
+    pub(super) async fn say(
+        &self,
+        entry: &mut Entry,
+        outside: &mut Outside,
+        absorbed: Absorbed,
+    ) -> Result<Option<ChunkEnd>, Outcome> {
+        let Absorbed {
+            message,
+            heard,
+            end,
+        } = absorbed;
+        let running = &entry.running;
+        running.remember(running.piece_of(&heard));
+        self.outlet.keep(running, heard);
+        tokio::select! {
+            biased;
+            said = self.tell(&entry.events, ChunkEvent::Step(message)) => said.map(|()| end),
+            over = outside.interrupts(&entry.running) => Err(over),
+        }
+    }
+
+    /// Passes an event on, and waits for a reader that has no room only for so long.
+    pub(super) async fn tell(&self, events: &Events, event: ChunkEvent) -> Result<(), Outcome> {
+        let Err(unsent) = events.try_send(Ok(event)) else {
+            return Ok(());
+        };
+        let mpsc::error::TrySendError::Full(event) = unsent else {
+            return Err(Outcome::Left { stalled: false });
+        };
+        match tokio::time::timeout(self.reader_stall_max, events.send(event)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(Outcome::Left { stalled: false }),
+            Err(_) => Err(Outcome::Left { stalled: true }),
+        }
+    }
+
+    /// The engine ended by itself, where the chunk had not.
+    pub(super) fn ended(&self, entry: &mut Entry, end: GeneratedEnd, has_output: bool) -> Outcome {
+        let running = &entry.running;
+        let reason = match end {
+            GeneratedEnd::Stop => ChunkEndReason::Stop,
+            GeneratedEnd::Length if !has_output => {
+                let nothing = "the engine ended for want of room without a token";
+                return self.failed(ApiError::new(ErrorKind::Upstream, nothing));
+            }
+            // Short of the chunk's limit by tokens that were drawn and never sent. Else it is the engine's own limit.
+            GeneratedEnd::Length
+                if running.request.chunk_tokens.is_some_and(|tokens| {
+                    tokens < running.request.max_new_tokens
+                        && running.emitted() + UNSENT_TOKENS_MAX >= tokens
+                }) =>
+            {
+                ChunkEndReason::ChunkLimit
+            }
+            GeneratedEnd::Length => ChunkEndReason::Length,
+        };
+        self.outlet.finish(running, reason);
+        Outcome::Ended(running.end(reason))
+    }
+}

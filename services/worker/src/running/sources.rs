@@ -1,0 +1,65 @@
+//! What a request may draft from.
+
+use std::sync::Arc;
+
+use refrain_draft_memory::{Membership, NamespaceMemory};
+use refrain_protocol::ApiError;
+use refrain_protocol::chunk::ChunkRequest;
+use refrain_protocol::document::LEFT_CONTEXT_TOKENS;
+use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
+
+/// The one document of a request's own index.
+pub(super) const OWN: DocumentKey = DocumentKey(0);
+
+/// What a request may draft from.
+pub(crate) struct Sources {
+    pub(crate) memory: Arc<NamespaceMemory>,
+    /// What its group of samples said here, if it is one of a group.
+    pub(crate) group: Option<Membership>,
+    /// The request's own tree: prompt and output.
+    pub(super) own: Index,
+    /// What the client predicts as its output, if it does.
+    pub(super) predicted: Option<Index>,
+}
+
+impl Sources {
+    /// Reads the text of a request that begins.
+    ///
+    /// # Errors
+    /// A text that is too long for an index.
+    pub(crate) fn new(
+        request: &mut ChunkRequest,
+        memory: Arc<NamespaceMemory>,
+        group: Option<Membership>,
+        index: IndexConfig,
+    ) -> Result<Self, ApiError> {
+        let mut own = Index::new(index.clone());
+        own.open(OWN, &[])
+            .and_then(|()| own.append(OWN, &request.tokens))
+            .map_err(ApiError::internal)?;
+        let predicted = match std::mem::take(&mut request.prediction) {
+            tokens if tokens.is_empty() => None,
+            tokens => {
+                // The end of the prompt stands before it, so that the first token is drafted as the others are.
+                let mut predicted = Index::new(index);
+                predicted
+                    .open(OWN, prompt_end(request))
+                    .and_then(|()| predicted.append(OWN, &tokens))
+                    .map_err(ApiError::internal)?;
+                Some(predicted)
+            }
+        };
+        Ok(Sources {
+            memory,
+            group,
+            own,
+            predicted,
+        })
+    }
+}
+
+/// The end of the prompt, which stands before an output wherever that is kept.
+pub(super) fn prompt_end(request: &ChunkRequest) -> &[u32] {
+    let prompt_len = request.prompt_len as usize;
+    &request.tokens[prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS)..prompt_len]
+}
