@@ -19,7 +19,7 @@ mod engine;
 mod process;
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
@@ -83,6 +83,9 @@ struct Options {
     /// Rounds; figures are medians over them.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// The program whose mesh is measured: another build, to compare with.
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_refrain"))]
+    program: PathBuf,
     /// Be the engine.
     #[arg(long, hide = true)]
     engine: Option<Dialect>,
@@ -120,7 +123,7 @@ async fn measure(options: &Options) -> anyhow::Result<()> {
     for &kind in &options.kinds {
         let (_engine, engine_url) = start_engine(kind, options.rate)?;
         let dir = tempfile::tempdir()?;
-        let (mesh, mesh_url) = start_mesh(dir.path(), kind, &engine_url)?;
+        let (mesh, mesh_url) = start_mesh(&options.program, dir.path(), kind, &engine_url)?;
         let pid = mesh.pid();
         let through = Client::new(kind, &engine_url, Some(&mesh_url));
         let direct = Client::new(kind, &engine_url, None);
@@ -219,10 +222,15 @@ fn start_engine(dialect: Dialect, rate: f64) -> anyhow::Result<(Child, String)> 
 }
 
 /// Starts `refrain up` in front of it. Returns where it listens.
-fn start_mesh(dir: &Path, kind: Dialect, engine_url: &str) -> anyhow::Result<(Child, String)> {
+fn start_mesh(
+    program: &Path,
+    dir: &Path,
+    kind: Dialect,
+    engine_url: &str,
+) -> anyhow::Result<(Child, String)> {
     let settings = dir.join("mesh.toml");
     std::fs::write(&settings, mesh_settings(kind, engine_url))?;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_refrain"));
+    let mut command = Command::new(program);
     command
         .args(["up", "--listen", "127.0.0.1:0", "--config"])
         .arg(settings)
