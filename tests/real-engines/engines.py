@@ -66,8 +66,8 @@ class Process:
         except ProcessLookupError:
             pass  # None of them is left.
 
-    def cpu_seconds(self):
-        """Of the child and of all that it started."""
+    def family(self):
+        """The child and all that it started: their process ids, and the clock ticks that each has used."""
         parents, ticks = {}, {}
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -79,7 +79,19 @@ class Process:
         family = {self.child.pid}
         while more := {pid for pid, parent in parents.items() if parent in family} - family:
             family |= more
-        return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
+        return {pid: ticks.get(pid, 0) for pid in family}
+
+    def cpu_seconds(self):
+        return sum(self.family().values()) / os.sysconf("SC_CLK_TCK")
+
+    def run_on(self, cores):
+        """Has all threads of the family run on these cores."""
+        for pid in self.family():
+            try:
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(thread), cores)
+            except OSError:
+                pass  # It ended meanwhile.
 
 
 class Engine:
