@@ -59,7 +59,7 @@ pub use merge::{Merge, MergePolicy, Merged};
 pub use rebuild::{Rebuild, Rebuilt, Retired};
 pub use sealed::{Mounted, SegmentStats};
 pub use search::{Continuation, Cursor, Match, Node, Origin, Search, SearchLimits, Sighting};
-pub use segment::{SealedDocument, Segment, SegmentBuilder, SegmentError};
+pub use segment::{SealedDocument, Segment, SegmentBuilder, SegmentError, SegmentWords};
 
 /// Id of a token, as the tokenizer numbers them.
 pub type Token = u32;

@@ -21,6 +21,7 @@ use self::format::Layout;
 pub use self::format::SegmentError;
 use self::grams::Grams;
 pub(crate) use self::probe::{Probe, Probes};
+pub use self::words::SegmentWords;
 use self::words::Words;
 use crate::{DocumentKey, Token};
 
@@ -84,6 +85,16 @@ impl Segment {
         } else {
             Words::new(format::words_of(bytes.as_ref())?)
         };
+        let layout = Layout::check(words.get())?;
+        Ok(Segment::new(words, layout))
+    }
+
+    /// Opens a segment from its words, as [`open`](Self::open) does from its bytes.
+    ///
+    /// # Errors
+    /// What is wrong with the words.
+    pub fn open_words(words: SegmentWords) -> Result<Segment, SegmentError> {
+        let words = Words::Owned(words.0);
         let layout = Layout::check(words.get())?;
         Ok(Segment::new(words, layout))
     }

@@ -15,7 +15,7 @@ use refrain_protocol::segment::{
     DocumentsRequest, SegmentInfo, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
 };
 use refrain_protocol::{ApiError, DocumentId, ErrorKind};
-use refrain_suffix_index::Segment;
+use refrain_suffix_index::{Segment, SegmentWords};
 
 use super::drafts::Arrivals;
 use super::follower::{Follower, backoff, pieces};
@@ -161,7 +161,7 @@ impl Follower {
     }
 
     async fn fetch(&self, info: &SegmentInfo) -> anyhow::Result<Segment> {
-        let mut bytes = Vec::with_capacity(usize::try_from(info.words)? * 4);
+        let mut words = SegmentWords::with_capacity(usize::try_from(info.words)?);
         let mut offset = 0;
         while offset < info.words {
             let call = || {
@@ -179,10 +179,11 @@ impl Follower {
             );
             offset += piece.words.len() as u64;
             anyhow::ensure!(offset <= info.words, "a segment is longer than was told");
-            bytes.extend(piece.words.iter().flat_map(|word| word.to_le_bytes()));
+            words.extend(&piece.words);
         }
-        self.metrics.take_over_bytes.inc_by(bytes.len() as u64);
-        let opened = tokio::task::spawn_blocking(move || Segment::open(bytes));
+        let bytes = words.len() * size_of::<u32>();
+        self.metrics.take_over_bytes.inc_by(bytes as u64);
+        let opened = tokio::task::spawn_blocking(move || Segment::open_words(words));
         opened.await?.context("a segment of the store")
     }
 

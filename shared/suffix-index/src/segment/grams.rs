@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::{SEPARATOR, View};
 use crate::Token;
-use crate::memory::fetch;
+use crate::memory::{fetch, make_room};
 
 /// Every so many entries the token that follows is at hand.
 pub(crate) const NEXT_ENTRIES: usize = 16;
@@ -36,7 +36,9 @@ impl Grams {
         let is_dense =
             tokens.saturating_mul(size_of::<u32>() * STARTS_POSITIONS) <= view.text.len();
         let mut starts = vec![0; if is_dense { tokens } else { 0 }];
-        let mut pairs = vec![0; view.text.len().div_ceil(PAIRS_POSITIONS)];
+        let words = view.text.len().div_ceil(PAIRS_POSITIONS);
+        let mut pairs = roomy(words);
+        pairs.resize(words, 0);
         for number in 0..view.documents() {
             let document = view.output_ends(number);
             for position in document {
@@ -61,11 +63,13 @@ impl Grams {
             *start = sum;
         }
         let marked = view.ends.iter().step_by(NEXT_ENTRIES);
+        let mut next = roomy(marked.len());
+        // The last separator of a text is no end.
+        next.extend(marked.map(|&end| view.text[end as usize + 1]));
         Grams {
             starts,
             pairs,
-            // The last separator of a text is no end.
-            next: marked.map(|&end| view.text[end as usize + 1]).collect(),
+            next,
         }
     }
 
@@ -102,6 +106,13 @@ impl Grams {
     pub(super) fn next(&self, entry: usize) -> Token {
         self.next[entry / NEXT_ENTRIES]
     }
+}
+
+/// Room for so many, where a search finds them fastest.
+fn roomy<T>(count: usize) -> Vec<T> {
+    let mut list = Vec::new();
+    make_room(&mut list, count);
+    list
 }
 
 /// The word of a pair, of so many, and its bits there.

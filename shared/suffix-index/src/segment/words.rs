@@ -2,7 +2,7 @@
 
 use memmap2::MmapMut;
 
-use crate::memory::HUGE_FROM_BYTES;
+use crate::memory::{HUGE_FROM_BYTES, make_room};
 
 /// The words of a segment.
 pub(super) enum Words {
@@ -38,6 +38,36 @@ impl Words {
                 bytemuck::try_cast_slice(bytes.as_ref().as_ref()).unwrap_or_default()
             }
         }
+    }
+}
+
+/// The words of a segment that come from elsewhere, piece by piece. They are put where a search finds them fastest, which bytes
+/// of somebody else's are not: on huge pages, if the system has some.
+#[derive(Debug, Default)]
+pub struct SegmentWords(pub(super) Vec<u32>);
+
+impl SegmentWords {
+    /// Room for so many words.
+    pub fn with_capacity(words: usize) -> Self {
+        let mut all = Vec::new();
+        make_room(&mut all, words);
+        SegmentWords(all)
+    }
+
+    /// Adds the next words.
+    pub fn extend(&mut self, words: &[u32]) {
+        make_room(&mut self.0, words.len());
+        self.0.extend_from_slice(words);
+    }
+
+    /// Number of words so far.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none yet.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 

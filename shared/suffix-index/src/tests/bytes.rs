@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{SegmentBuilder, SegmentError};
+use crate::{SegmentBuilder, SegmentError, SegmentWords};
 
 fn segment_of(documents: &[(u128, &[Token], &[Token])]) -> Segment {
     let mut builder = SegmentBuilder::new();
@@ -74,6 +74,33 @@ fn bytes_hold_everything() {
     );
     assert!(reopened.get(DocumentKey(8)).is_none());
     assert!(use_up(reopened) > 327);
+}
+
+#[test]
+fn words_that_come_in_pieces_are_a_segment_once_all_are_there() {
+    let segment = sample();
+    let bytes = segment.to_bytes();
+    let words: Vec<u32> = bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u32::from_le_bytes(*word))
+        .collect();
+    let mut arriving = SegmentWords::with_capacity(words.len());
+    assert!(arriving.is_empty());
+    for piece in words.chunks(100) {
+        arriving.extend(piece);
+    }
+    assert_eq!(arriving.len(), words.len());
+    let opened = Segment::open_words(arriving).expect("its own words");
+    assert_eq!(opened.to_bytes(), bytes);
+    let mut cut = SegmentWords::default();
+    cut.extend(&words[..words.len() - 1]);
+    let refused = Segment::open_words(cut).expect_err("a word is missing");
+    assert!(
+        matches!(refused, SegmentError::WrongLength { .. }),
+        "{refused}"
+    );
 }
 
 #[test]
