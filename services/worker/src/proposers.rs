@@ -1,6 +1,7 @@
 //! The threads that a step's drafts are looked for on.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,11 +9,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::config::SpeculationConfig;
 
-/// Requests that a thread takes at a time: many enough that taking costs nothing beside them, few enough that nobody waits
-/// long for the last ones.
-const TAKEN: usize = 4;
+/// Most requests that a thread takes at a time: more would save nothing.
+const TAKEN_MAX: usize = 4;
 /// Most threads unless the configuration says otherwise.
-const THREADS_MAX: usize = 8;
+const THREADS_MAX: usize = 16;
 
 /// Does something for each of many, on its own threads beside the caller's.
 ///
@@ -54,23 +54,21 @@ impl Proposers {
         let Some(helpers) = helpers.filter(|_| items.len() >= self.together_min.max(2)) else {
             return items.iter().map(make).collect();
         };
-        let parts: Vec<&[T]> = items.chunks(TAKEN).collect();
-        let made: Mutex<Vec<(usize, Vec<R>)>> = Mutex::new(Vec::with_capacity(parts.len()));
+        let threads = (helpers.current_num_threads() + 1).min(items.len());
+        let made: Mutex<Vec<(usize, Vec<R>)>> = Mutex::new(Vec::with_capacity(items.len()));
         let next = AtomicUsize::new(0);
         let work = || {
             // Who comes late finds nothing to do.
-            while let Some((at, part)) = {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                parts.get(at).map(|part| (at, part))
-            } {
-                let part = part.iter().map(&make).collect();
+            while let Some(part) = take(&next, items.len(), threads) {
+                let first = part.start;
+                let part = items[part].iter().map(&make).collect();
                 made.lock()
                     .unwrap_or_else(|poisoned| poisoned.into_inner())
-                    .push((at, part));
+                    .push((first, part));
             }
         };
         helpers.in_place_scope(|scope| {
-            for _ in 1..parts.len().min(helpers.current_num_threads() + 1) {
+            for _ in 1..threads {
                 scope.spawn(|_| work());
             }
             work();
@@ -78,9 +76,17 @@ impl Proposers {
         let mut made = made
             .into_inner()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
-        made.sort_unstable_by_key(|(at, _)| *at);
+        made.sort_unstable_by_key(|(first, _)| *first);
         made.into_iter().flat_map(|(_, part)| part).collect()
     }
+}
+
+/// Takes some of so many items: fewer at a time as the end comes near, where everybody would wait for whoever has several left.
+fn take(next: &AtomicUsize, items: usize, threads: usize) -> Option<Range<usize>> {
+    let end = |from: usize| from + ((items - from) / (2 * threads)).clamp(1, TAKEN_MAX);
+    let take = |from: usize| (from < items).then(|| end(from));
+    let from = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+    from.ok().map(|from| from..end(from))
 }
 
 /// How many look for drafts on a machine with so many cores, the caller included; 0 `asked` for leaves a core free.
@@ -111,7 +117,7 @@ mod tests {
     #[test]
     fn a_core_is_left_free_unless_the_configuration_says_otherwise() {
         let by_cores = [1, 2, 3, 4, 9, 64].map(|cores| threads(0, cores));
-        assert_eq!(by_cores, [1, 1, 2, 3, 8, 8]);
+        assert_eq!(by_cores, [1, 1, 2, 3, 8, 16]);
         assert_eq!([threads(1, 64), threads(2, 1), threads(12, 2)], [1, 2, 12]);
     }
 
@@ -119,7 +125,7 @@ mod tests {
     fn all_are_made_once_and_in_their_order() {
         for threads in 1..4 {
             let proposers = proposers(threads, 2);
-            for len in [0, 1, 2, TAKEN, TAKEN + 1, 64, 101] {
+            for len in [0, 1, 2, 4, 5, 64, 101] {
                 let items: Vec<usize> = (0..len).collect();
                 let made = proposers.map(&items, |item| item * 3);
                 assert_eq!(made, items.iter().map(|item| item * 3).collect::<Vec<_>>());
@@ -128,14 +134,27 @@ mod tests {
     }
 
     #[test]
+    fn the_last_ones_are_taken_one_by_one() {
+        let next = AtomicUsize::new(0);
+        let sizes: Vec<usize> = std::iter::from_fn(|| take(&next, 64, 4))
+            .map(|part| part.len())
+            .collect();
+        assert_eq!(sizes.iter().sum::<usize>(), 64);
+        assert_eq!(sizes[0], TAKEN_MAX);
+        assert!(sizes.is_sorted_by(|one, next| one >= next));
+        assert!(sizes.ends_with(&[1; 14]), "{sizes:?}");
+        assert_eq!(take(&next, 64, 4), None);
+        assert_eq!(take(&AtomicUsize::new(0), 0, 4), None);
+    }
+
+    #[test]
     fn a_large_batch_is_made_at_once_and_a_small_one_by_the_caller() {
-        let proposers = proposers(2, 2 * TAKEN);
-        // Nobody gets past it unless two are there.
+        let proposers = proposers(2, 8);
+        // Nobody gets past it unless two are there: whoever has the first item waits for whoever has the last.
         let both = Barrier::new(2);
-        let firsts = [0, TAKEN];
-        let items: Vec<usize> = (0..2 * TAKEN).collect();
+        let items: Vec<usize> = (0..8).collect();
         let threads = proposers.map(&items, |item| {
-            if firsts.contains(item) {
+            if [0, 7].contains(item) {
                 both.wait();
             }
             current().id()

@@ -39,7 +39,7 @@ const STEP_MS: f64 = 11.0;
 /// What all of it may take of that, percent.
 const SHARE_MAX: f64 = 3.0;
 /// Requests that a thread takes at a time.
-const PART: usize = 4;
+const TAKEN_MAX: usize = 4;
 /// Tokens of all texts of a batch.
 const KV_TOKENS: u64 = 50_000;
 /// Whose requests they are.
@@ -297,31 +297,29 @@ fn router() -> Goodput<u8> {
     router
 }
 
-/// The caller's thread takes its part as well.
+/// As a worker does it: the caller's thread takes its part as well, and the last ones are taken one by one.
 fn on_threads<T: Sync, R: Send>(
     helpers: &ThreadPool,
     items: &[T],
     make: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
+    let threads = helpers.current_num_threads() + 1;
     let made: Mutex<Vec<(usize, Vec<R>)>> = Mutex::default();
     let next = AtomicUsize::new(0);
-    let parts = items.chunks(PART);
+    let end = |from: usize| from + ((items.len() - from) / (2 * threads)).clamp(1, TAKEN_MAX);
+    let take = |from: usize| (from < items.len()).then(|| end(from));
     let work = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(part) = parts.clone().nth(at) else {
-                break;
-            };
-            let part = part.iter().map(&make).collect();
-            made.lock().expect("no panic").push((at, part));
+        while let Ok(from) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+            let part = items[from..end(from)].iter().map(&make).collect();
+            made.lock().expect("no panic").push((from, part));
         }
     };
     helpers.in_place_scope(|scope| {
-        (0..helpers.current_num_threads()).for_each(|_| scope.spawn(|_| work()));
+        (1..threads).for_each(|_| scope.spawn(|_| work()));
         work();
     });
     let mut made = made.into_inner().expect("no panic");
-    made.sort_unstable_by_key(|(at, _)| *at);
+    made.sort_unstable_by_key(|(from, _)| *from);
     made.into_iter().flat_map(|(_, part)| part).collect()
 }
 

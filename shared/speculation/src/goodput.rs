@@ -253,6 +253,9 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         mut frame: StepFrame,
         grants: &mut [Grant],
     ) -> StepFrame {
+        if !self.may_try_heads(wishes) {
+            return frame;
+        }
         let mut order: Vec<usize> = (0..wishes.len()).collect();
         order.retain(|at| wishes[*at].head.is_some());
         order.sort_by_key(|at| wishes[*at].found.is_some());
@@ -294,6 +297,20 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             grants[at] = Grant::HeadTrial;
         }
         frame
+    }
+
+    /// Whether there is a namespace whose next trial would be due if it took no time: most steps have none.
+    fn may_try_heads(&self, wishes: &[Wish<'_, N>]) -> bool {
+        let wishes = wishes.iter().filter(|wish| wish.head.is_some());
+        // Requests of one namespace often stand together.
+        let mut last = None;
+        let mut namespaces = wishes
+            .map(|wish| wish.namespace)
+            .filter(|namespace| last.replace(*namespace) != Some(*namespace));
+        namespaces.any(|namespace| {
+            let known = self.namespaces.peek(&namespace);
+            known.is_some_and(|known| known.head_trials.is_due(0.0))
+        })
     }
 
     /// Divides the budget among those of the requests that are `open`.

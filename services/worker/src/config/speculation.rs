@@ -47,7 +47,7 @@ pub struct SpeculationConfig {
     /// others did, milliseconds. 0 keeps it to itself.
     pub chances_interval_ms: u64,
     /// Threads that look for the drafts of a step, the decode loop's own included. 0 takes one less than there are cores, and
-    /// eight at most.
+    /// sixteen at most.
     pub propose_threads: usize,
     /// Requests of a step from which on they do so together. Below, what is saved is less than what waking them takes.
     pub propose_together_min: usize,
