@@ -192,6 +192,21 @@ class Corpus(WithMesh):
         stats = corpus.client.stats()
         self.assertEqual((stats["refused_tokens"], stats["drafted_tokens"]), (2, 0))
 
+    def test_an_output_longer_than_the_tail_is_followed_whole_when_it_is_met(self):
+        # As when SGLang made room with a request whose token is refused: nothing of its output is known.
+        for overlaps in (False, True):
+            corpus = self.corpus()
+            engine = Engine(corpus, overlaps)
+            req = Req("a", [*TEXT, END])
+            req.hear(TEXT[1 : 1 + 2 * TAIL])
+            self.run_all(engine, [req])
+            self.assertEqual(corpus.client.stats()["said_tokens"], len(TEXT) + 1)
+            client = corpus.client
+            for at in (4, 2 * TAIL, 3 * TAIL):
+                client.start(str(at), [*PROMPT[-4:], *TEXT[at - 4 : at]])
+                found = undisturbed(client, lambda: client.propose([(str(at), 3)]))
+                self.assertEqual(found[0][0], TEXT[at : at + 3])
+
     def test_what_sglang_would_not_judge_exactly_is_not_drafted(self):
         corpus = self.corpus()
         engine = Engine(corpus, False)
@@ -227,7 +242,7 @@ def server_args(**given):
     return Namespace(**{
         "tp_size": 1, "pp_size": 1, "dp_size": 1, "device": "cuda", "speculative_accept_threshold_single": 1.0,
         "speculative_accept_threshold_acc": 1.0, "speculative_use_rejection_sampling": False, "max_running_requests": None,
-        "speculative_num_draft_tokens": None, **given,
+        "speculative_num_draft_tokens": None, "speculative_ngram_max_trie_depth": 18, **given,
     })  # fmt: skip
 
 
@@ -246,6 +261,8 @@ class Plugin(unittest.TestCase):
                 return True
 
         class SpeculativeAlgorithm:
+            NGRAM = Namespace(carries_draft_hidden_states=lambda: False, __deepcopy__=None)
+
             @staticmethod
             def register(name, *, supports_overlap, validate_server_args, spec_class):
                 def decorator(factory):
@@ -276,11 +293,17 @@ class Plugin(unittest.TestCase):
             sglang.register()
         plugin = self.registered["REFRAIN"]
         self.assertTrue(plugin.overlaps and plugin.algorithm.is_ngram() and not plugin.algorithm.has_draft_kv())
+        self.assertFalse(plugin.algorithm.carries_draft_hidden_states())
+        self.assertFalse(hasattr(plugin.algorithm, "__deepcopy__"))
         given = server_args(speculative_num_draft_tokens=16)
         plugin.check(given)
         plugin.algorithm.handle_server_args(given)
         self.assertEqual((given.speculative_num_steps, given.speculative_eagle_topk), (16, 1))
         self.assertEqual((given.max_running_requests, given.enable_mixed_chunk), (48, False))
+        self.assertEqual(given.speculative_ngram_max_trie_depth, 18)
+        deep = server_args(speculative_num_draft_tokens=32)
+        plugin.algorithm.handle_server_args(deep)
+        self.assertEqual(deep.speculative_ngram_max_trie_depth, 32)
 
     def test_it_refuses_what_would_not_be_lossless(self):
         self.assertIsNone(sglang.refuse(server_args()))

@@ -1,5 +1,7 @@
 """A stand-in for SGLang's `NgramCorpus`, with Refrain's memory behind it."""
 
+import numpy as np
+
 from refrain_client.announced import announces, start
 from refrain_client.ending import Ending
 
@@ -23,7 +25,7 @@ def is_drafted_for(params):
 
 
 class RefrainCorpus:
-    """What SGLang 0.5.23's `NGRAMWorker` calls, step by step. Its drafts are chains.
+    """What the `NGRAMWorker` of SGLang 0.5.16 to 0.5.23 calls, step by step. Its drafts are chains.
 
     A step has a fixed number of nodes for each request. Where a draft has fewer, the chain goes on with its last token: nodes
     beside each other that say the same, with which SGLang fills up its own trees, count twice where an output is sampled.
@@ -33,6 +35,9 @@ class RefrainCorpus:
         self.client = client
         self.draft_token_num = draft_token_num
         self._met = {}
+        self._chain = np.tril(np.ones((draft_token_num, draft_token_num), dtype=np.int64)).reshape(-1)
+        # Of as many requests as there were in a step.
+        self._mask = self._chain
 
     def meet(self, reqs):
         """The batch of the step that begins."""
@@ -49,12 +54,11 @@ class RefrainCorpus:
 
     def batch_get(self, req_ids, batch_tokens, total_lens):
         """The nodes of all requests, and which of them stand before which: int64 arrays of batch * n and batch * n * n."""
-        import numpy as np
-
-        count = self.draft_token_num
         nodes = np.array(self.chains(req_ids, batch_tokens, total_lens), dtype=np.int64)
-        mask = np.tril(np.ones((count, count), dtype=np.int64))
-        return nodes.reshape(-1), np.tile(mask.reshape(-1), len(req_ids))
+        size = len(req_ids) * len(self._chain)
+        if size > len(self._mask):
+            self._mask = np.tile(self._chain, len(req_ids))
+        return nodes.reshape(-1), self._mask[:size]
 
     def chains(self, req_ids, tails, total_lens):
         """For each request the last token of its text, which ends with the tail and is so long, and the draft behind it."""
@@ -103,12 +107,14 @@ class RefrainCorpus:
         self.client.drain(DRAIN_SECONDS)
 
     def _say(self, req_id, met, tail, total_len):
-        """Follows a text to this length. Steps that overlap bring tokens before the request has them."""
-        new = total_len - met.prompt_len - met.known
-        if new > len(tail):
-            tail = [*met.req.output_ids[met.known :], *tail]
-        if new > 0:
-            self._take(req_id, met, tail[-new:])
+        """Follows a text to this length. Steps that overlap bring tokens before the request has them: those of one step, and
+        the tail holds as many."""
+        said = list(met.req.output_ids[met.known :])
+        ahead = total_len - met.prompt_len - met.known - len(said)
+        if ahead > 0:
+            said += tail[-ahead:]
+        if said:
+            self._take(req_id, met, said)
 
     def _take(self, req_id, met, said):
         met.known += len(said)

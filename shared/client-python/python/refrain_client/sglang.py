@@ -3,8 +3,8 @@
     --speculative-algorithm REFRAIN --speculative-num-draft-tokens 16
 
 SGLang loads it in each of its processes (entry point `sglang.srt.plugins`). It does nothing unless a draft store is
-configured (REFRAIN_CLIENT_STORE_URL, or REFRAIN_CLIENT_CONFIG). It was written after the source of SGLang 0.5.23, and never
-run in one. SGLang's own `NGRAMWorker` verifies the drafts; its corpus is replaced.
+configured (REFRAIN_CLIENT_STORE_URL, or REFRAIN_CLIENT_CONFIG). It was run in SGLang 0.5.16 on an H100; 0.5.23 has the same
+seam, by its source. SGLang's own `NGRAMWorker` verifies the drafts; its corpus is replaced.
 """
 
 import atexit
@@ -25,6 +25,12 @@ def register():
 
     class RefrainAlgorithm(CustomSpecAlgo):
         """Treated as SGLang's own n-grams, whose worker it has."""
+
+        def __getattr__(self, name):
+            """What SGLang asks its own algorithms, and forgot in the class for others: 0.5.16 does not start without."""
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return getattr(SpeculativeAlgorithm.NGRAM, name)
 
         def is_ngram(self):
             return True
@@ -74,6 +80,10 @@ def settle(server_args):
         server_args.max_running_requests = RUNNING_REQUESTS
     if server_args.speculative_num_draft_tokens is None:
         server_args.speculative_num_draft_tokens = DRAFT_TOKENS
+    # The tail of a text that the corpus is shown has to hold what a step brings.
+    server_args.speculative_ngram_max_trie_depth = max(
+        server_args.speculative_ngram_max_trie_depth, server_args.speculative_num_draft_tokens
+    )
     server_args.enable_mixed_chunk = False
     server_args.speculative_ngram_max_bfs_breadth = 1
     server_args.speculative_eagle_topk = 1
