@@ -177,7 +177,10 @@ def install_probe(options):
     about.mkdir(parents=True)
     shutil.copy(probe.__file__, folder / "refrain_probe.py")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: refrain-probe\nVersion: 0\n")
-    (about / "entry_points.txt").write_text("[vllm.general_plugins]\nrefrain_probe = refrain_probe:register\n")
+    (about / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nrefrain_probe = refrain_probe:register\n"
+        "[sglang.srt.plugins]\nrefrain_probe = refrain_probe:register_sglang\n"
+    )
     return folder
 
 

@@ -171,14 +171,14 @@ class Table:
         print(f"{engine:<10} {name:<34} {verdict:<8} {detail}", flush=True)
 
 
-def compare(engine, outputs):
+def compare(engine, outputs, near_tie=NEAR_TIE):
     """Of (name, prompt, output, the engine's own): how many are the same, how many part at a near-tie, names of the others."""
     same, ties, wrong = 0, 0, []
     for name, prompt, ours, theirs in outputs:
         differ = next((at for at, pair in enumerate(zip(ours or [], theirs)) if pair[0] != pair[1]), None)
         if ours == theirs:
             same += 1
-        elif differ is not None and engine.margin(prompt + theirs[:differ]) < NEAR_TIE:
+        elif differ is not None and engine.margin(prompt + theirs[:differ]) < near_tie:
             ties += 1
         else:
             wrong.append(name)

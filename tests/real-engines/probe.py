@@ -1,7 +1,7 @@
-"""A plugin of vLLM for the tests: times each step's proposal, whoever makes it.
+"""A plugin of vLLM and of SGLang for the tests: times each step's proposal, whoever makes it.
 
 A record of four numbers per step goes to the file REFRAIN_PROBE: nanoseconds, requests that said something, tokens that
-they said, tokens drafted.
+they said, tokens drafted. Of SGLang, where a step drafts for all and always as many, the last two are 0.
 """
 
 import os
@@ -31,6 +31,37 @@ def register():
         return drafts
 
     SuffixDecodingProposer.propose = timed
+
+
+def register_sglang():
+    """All that SGLang's worker asks of its corpus in a step, or of what stands in for it."""
+    path = os.environ.get("REFRAIN_PROBE")
+    if path is None:
+        return
+    from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
+
+    from refrain_client.corpus import RefrainCorpus
+
+    out = open(path, "ab", buffering=0)
+    for corpus in (NgramCorpus, RefrainCorpus):
+        spent = [0]
+        for name in ("meet", "synchronize", "batch_get", "batch_put", "erase_match_state"):
+            if hasattr(corpus, name):
+                setattr(corpus, name, _timed(getattr(corpus, name), spent, out))
+
+
+def _timed(call, spent, out):
+    def timed(self, first=(), *others):
+        started = time.perf_counter_ns()
+        answer = call(self, *(() if call.__name__ == "synchronize" else (first,)), *others)
+        spent[0] += time.perf_counter_ns() - started
+        # The last of a step.
+        if call.__name__ == "batch_put":
+            out.write(RECORD.pack(spent[0], len(first), 0, 0))
+            spent[0] = 0
+        return answer
+
+    return timed
 
 
 def records(path):

@@ -1,0 +1,324 @@
+"""Refrain inside a real SGLang on a GPU, beside SGLang's own n-grams and without speculation.
+
+    tests/real-engines/run sglang
+    in_sglang.py --refrain BINARY --model DIR --work DIR --python PYTHON [--shape DIR [--only-shape]]
+
+PYTHON is that of SGLang's environment, with the Python client. `--shape` names a folder with the `config.json` of a larger
+model, which is run with dummy weights and the shipped tokenizer, to see what steps of that size take; an 8B model wants a GPU
+of 80 GB.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import statistics
+import sys
+import time
+
+import probe
+from attach import Store, install_probe
+from engines import Engine, call
+from mesh import TOKENS, Table, clear, compare, free_port, prompts
+
+PLAIN, NGRAM, OURS = "plain", "ngram", "refrain"
+# A step verifies so many nodes for each request, the last token of its text among them.
+NODES = 9
+AT_ONCE = (1, 16, 64)
+# Two steps of bfloat16 between 8 and 16, where the shipped model's best logits are: closer tokens change places with the batch.
+NEAR_TIE = 0.125
+# Of the steps of a larger model: draft tokens of a verify pass, and the contexts.
+DEPTHS = (4, 16)
+CONTEXT = 500
+LONG, SHORT = 136, 8
+# Of KV, per engine, so that several have room: the most requests of the longest contexts.
+POOL_TOKENS = 45_000
+# Engines with the larger shape on the GPU together, in 80 GB at 24 each.
+WAVE = 3
+# Of one prompt, to see the law by which outputs are drawn.
+DRAWS, DRAWN_TOKENS = 2048, 4
+
+
+class Sglang(Engine):
+    kind = "sglang"
+    start_seconds = 300
+
+    def __init__(self, options, name, more=(), variables=None, model=None):
+        super().__init__(options.work, free_port())
+        self.kind = f"sglang-{name}"
+        self.python, self.model = options.python, model or options.model
+        self.more, self.variables = [*options.engine_argument, *more], variables or {}
+
+    def arguments(self):
+        return [
+            self.python, "-m", "sglang.launch_server", "--model-path", self.model, "--host", "127.0.0.1", "--port", str(self.port),
+            "--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none", "--enable-metrics",
+            "--max-running-requests", str(max(AT_ONCE)), "--cuda-graph-max-bs-decode", str(max(AT_ONCE)),
+            # Captured at every start, and not what is measured.
+            "--disable-prefill-cuda-graph",
+            *map(str, self.more),
+        ]  # fmt: skip
+
+    def env(self):
+        return {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **self.variables}
+
+    def tokenize(self, text):
+        return call(self.url + "/tokenize", {"prompt": text, "add_special_tokens": False})[1]["tokens"]
+
+    def generate(self, prompt, tokens_max, **sampling):
+        """The output's ids, and what SGLang tells of it."""
+        params = {"max_new_tokens": tokens_max, "temperature": 0, **sampling}
+        status, answer = call(self.url + "/generate", {"input_ids": prompt, "sampling_params": params}, timeout=300)
+        if status != 200:
+            raise SystemExit(f"{self.kind}: status {status}: {answer}")
+        return answer["output_ids"], answer["meta_info"]
+
+    def margin(self, prompt):
+        """Between the two best tokens behind it."""
+        body = {
+            "input_ids": prompt, "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True,
+            "top_logprobs_num": 2,
+        }  # fmt: skip
+        best = call(self.url + "/generate", body)[1]["meta_info"]["output_top_logprobs"][0]
+        return best[0][0] - best[1][0]
+
+
+class Heard:
+    """What a list of requests said, so many at once."""
+
+    def __init__(self, engine, asked, at_once, tokens_max, **sampling):
+        started = time.perf_counter()
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            answers = list(pool.map(lambda prompt: engine.generate(prompt, tokens_max, **sampling), asked))
+        self.seconds = time.perf_counter() - started
+        self.said = [said for said, _ in answers]
+        self.tokens = sum(map(len, self.said))
+        # Of each request; the first token comes with the prompt.
+        self.steps = [about.get("spec_verify_ct", about["completion_tokens"] - 1) for _, about in answers]
+
+    def tokens_per_step(self):
+        return (self.tokens - len(self.said)) / max(1, sum(self.steps))
+
+    def tokens_per_s(self):
+        return self.tokens / self.seconds
+
+
+class Run:
+    """One life of an SGLang with the shipped model."""
+
+    def __init__(self, options, name, store=None, more=()):
+        self.name = name
+        self.steps_file = options.work / f"sglang-{name}.steps"
+        self.steps_file.write_bytes(b"")
+        variables = {"REFRAIN_PROBE": str(self.steps_file), "PYTHONPATH": python_path(options)}
+        self.metrics = f"127.0.0.1:{free_port()}" if store else None
+        if store:
+            variables |= {**store.variables(), "REFRAIN_CLIENT_METRICS_LISTEN": self.metrics}
+        self.engine = Sglang(options, name, ["--max-total-tokens", POOL_TOKENS, *more], variables)
+
+    def ask(self, rounds, is_whole=True):
+        """Every prompt in each of the rounds, one after another. If whole, also samples, and many at once."""
+        engine = self.engine
+        self.asked = prompts(engine)
+        self.rounds = [Heard(engine, self.asked, 1, TOKENS) for _ in range(rounds)]
+        # Texts long enough for a rate; the first time over they are made known.
+        self.rates = {
+            at_once: [Heard(engine, self.many(at_once), at_once, 200, ignore_eos=True) for _ in range(4)][1:]
+            for at_once in (AT_ONCE if is_whole else ())
+        }
+        self.drawn = draws(engine, self.asked[0]) if is_whole else None
+        self.proposals = collections.defaultdict(list)
+        for took, count, *_ in probe.records(self.steps_file):
+            self.proposals[count].append(took / 1e3)
+        self.told = call(f"http://{self.metrics}/metrics")[1] if self.metrics else ""
+        return self
+
+    def many(self, at_once):
+        return (self.asked * 3)[: 2 * max(8, at_once)]
+
+    def rate(self, at_once):
+        return statistics.median(heard.tokens_per_s() for heard in self.rates[at_once])
+
+    def summary(self):
+        lengths = ", ".join(f"{heard.tokens_per_step():.2f}" for heard in self.rounds)
+        rates = ", ".join(
+            f"{self.rate(at_once):.0f} at {at_once} ({self.rates[at_once][-1].tokens_per_step():.2f} a step)"
+            for at_once in self.rates
+        )
+        text = f"tokens a step by rounds {lengths}"
+        if self.drawn:
+            text += f"; sampled {self.drawn.tokens_per_step():.2f}"
+        if rates:
+            text += f"; tokens/s {rates}"
+        took = {count: statistics.median(took) for count, took in self.proposals.items() if count in AT_ONCE}
+        if took:
+            text += f"; proposal, median us {', '.join(f'{took[count]:.0f} for {count}' for count in sorted(took))}"
+        return text
+
+
+def python_path(options):
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join(filter(None, (str(install_probe(options)), given)))
+
+
+def draws(engine, prompt):
+    """What one prompt is answered with by chance."""
+    return Heard(engine, [prompt] * DRAWS, max(AT_ONCE), DRAWN_TOKENS, temperature=1.0)
+
+
+def distance(some, others):
+    """Total variation between the outputs of two."""
+    some, others = (collections.Counter(map(tuple, heard.said)) for heard in (some, others))
+    return sum(abs(some[said] - others[said]) for said in some | others) / (2 * DRAWS)
+
+
+def speculating(algorithm, nodes=NODES):
+    return ["--speculative-algorithm", algorithm, "--speculative-num-draft-tokens", nodes]
+
+
+def started(engines):
+    """All of them side by side, since most of a start is imports."""
+    with concurrent.futures.ThreadPoolExecutor(len(engines)) as pool:
+        list(pool.map(lambda engine: engine.start(), engines))
+
+
+def stop(engine):
+    if engine.process:
+        engine.process.stop(signal.SIGTERM)
+
+
+def check_outputs(table, options, store):
+    """The shipped model: what is said, drafts, and rates."""
+    runs = {
+        OURS: Run(options, OURS, store, speculating("REFRAIN")),
+        NGRAM: Run(options, NGRAM, None, speculating("NGRAM")),
+        PLAIN: Run(options, PLAIN),
+    }
+    again = Run(options, f"{OURS}-restarted", store, speculating("REFRAIN"))
+    try:
+        started([run.engine for run in runs.values()])
+        for run in runs.values():
+            table.measured("sglang", run.name, run.ask(rounds=3).summary())
+        stop(runs[OURS].engine)
+        again.engine.start()
+        table.measured("sglang", again.name, again.ask(rounds=1, is_whole=False).summary())
+        plain = runs[PLAIN]
+        plain.drawn_again = draws(plain.engine, plain.asked[0])
+        for run in (*runs.values(), again):
+            if run is not plain:
+                same_tokens(table, run, plain)
+    finally:
+        for run in (*runs.values(), again):
+            stop(run.engine)
+    ours = runs[OURS]
+    cold, warm = ours.rounds[0].tokens_per_step(), ours.rounds[-1].tokens_per_step()
+    table.row("sglang", "drafts once a text is known", warm > 1.5 * cold, f"{warm:.2f} tokens a step, {cold:.2f} at first")
+    after, before = again.rounds[0].tokens_per_step(), ours.rounds[1].tokens_per_step()
+    detail = f"{after:.2f} tokens a step; before, when each text was known once, {before:.2f}"
+    table.row("sglang", "drafts from the store, restarted", after > 1.5 * cold, detail)
+    for at_once in AT_ONCE:
+        rates = ", ".join(f"{name} {runs[name].rate(at_once):.0f}" for name in (PLAIN, NGRAM, OURS))
+        gain = ours.rate(at_once) / runs[PLAIN].rate(at_once)
+        table.measured("sglang", f"tokens per second at {at_once}", f"{rates}: {gain:.2f}x")
+    noise = distance(plain.drawn, plain.drawn_again)
+    far = {name: distance(plain.drawn, runs[name].drawn) for name in (NGRAM, OURS)}
+    detail = f"{far[OURS]:.3f} from plain, {NGRAM} {far[NGRAM]:.3f}, plain from itself {noise:.3f}"
+    detail += f"; {DRAWS} draws of {DRAWN_TOKENS} tokens"
+    table.row("sglang", "samples: the same law", far[OURS] < 1.25 * noise + 0.02, detail)
+    for run in (ours, again):
+        detail = ", ".join(f"{name} {value}" for name, value in re.findall(r"^refrain_client_(\w+) (\d+)$", run.told, re.M))
+        table.measured("sglang", f"{run.name}: metrics", detail)
+
+
+def same_tokens(table, run, plain):
+    outputs = [
+        (number, *each) for heard in run.rounds for number, each in enumerate(zip(plain.asked, heard.said, plain.rounds[0].said))
+    ]
+    same, ties, wrong = compare(plain.engine, outputs, NEAR_TIE)
+    detail = f"{same} of {len(outputs)} outputs; {ties} part at near-ties; {len(wrong)} differ"
+    table.row("sglang", f"{run.name}: same greedy tokens", not wrong, detail)
+
+
+def check_steps(table, options, store):
+    """A larger shape with dummy weights: what a step takes, plain and with drafts, and rates of texts that are known."""
+    folder = shaped(options)
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    ways = {PLAIN: [], OURS: speculating("REFRAIN"), NGRAM: speculating("NGRAM")}
+    ways |= {f"{OURS}, {depth} drafted": speculating("REFRAIN", depth + 1) for depth in DEPTHS}
+    engines = {}
+    for number, (name, more) in enumerate(ways.items()):
+        variables = store.variables() if name.startswith(OURS) else {}
+        more = ["--load-format", "dummy", "--max-total-tokens", POOL_TOKENS, "--mem-fraction-static", "0.95", *more]
+        engines[name] = Sglang(options, f"shape-{number}", more, variables, folder)
+    names = list(ways)
+    for wave in (names[at : at + WAVE] for at in range(0, len(names), WAVE)):
+        try:
+            started([engines[name] for name in wave])
+            for name in wave:
+                steps_of(table, name, engines[name], vocabulary)
+        finally:
+            for name in wave:
+                stop(engines[name])
+
+
+def steps_of(table, name, engine, vocabulary):
+    """Of random prompts. What dummy weights say soon repeats itself, and is known the second time: the rate where every draft
+    is right, prompts of which a token is read anew in it."""
+    dice = random.Random(7)
+    for at_once in AT_ONCE:
+        asked = [[dice.randrange(1000, vocabulary) for _ in range(CONTEXT - LONG // 2)] for _ in range(at_once)]
+        Heard(engine, asked, at_once, LONG, ignore_eos=True)
+        short, *known = (Heard(engine, asked, at_once, tokens, ignore_eos=True) for tokens in (SHORT, LONG, LONG, LONG))
+        rate = statistics.median(heard.tokens_per_s() for heard in known)
+        length = known[-1].tokens_per_step()
+        detail = f"once known {rate:.0f} tokens/s, {length:.2f} a step: a step in {1e3 * at_once * length / rate:.2f} ms"
+        if name == PLAIN:
+            # All are in step, so that the prompts can be taken out.
+            took = statistics.median(heard.seconds for heard in known) - short.seconds
+            detail += f", {1e3 * took / (LONG - SHORT):.2f} ms without the prompts"
+        table.measured("sglang", f"{name}, {at_once} at once", detail)
+
+
+def shaped(options):
+    """The shape's configuration beside the shipped tokenizer, which knows fewer tokens."""
+    folder = options.work / "shape"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(options.shape / "config.json", folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(options.model / name, folder)
+    return folder
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--refrain", type=pathlib.Path, required=True)
+    parser.add_argument("--model", type=pathlib.Path, required=True)
+    parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--python", type=pathlib.Path, required=True)
+    parser.add_argument("--shape", type=pathlib.Path)
+    parser.add_argument("--only-shape", action="store_true")
+    parser.add_argument("--engine-argument", action="append", default=[])
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    clear(options.work, "attach-data")
+    for old in options.work.glob("sglang-*.log"):
+        old.unlink()
+    table, store = Table(), Store(options).ready()
+    try:
+        if not options.only_shape:
+            check_outputs(table, options, store)
+        if options.shape:
+            check_steps(table, options, store)
+    finally:
+        store.process.stop()
+    sys.exit(1 if table.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
