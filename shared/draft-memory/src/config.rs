@@ -93,7 +93,7 @@ impl Default for HarvestConfig {
     fn default() -> Self {
         HarvestConfig {
             interval_ms: 250,
-            growing_every: 4,
+            growing_every: 2,
             batch_tokens: 65_536,
             pending_tokens_max: 4_000_000,
         }
