@@ -170,6 +170,13 @@ impl Goodput {
             self.rule
                 .observe_beside(namespace, found, tokens, asked.accepted);
         }
+        // One on trial was not chosen for what it costs.
+        if let (Some(asked), Some(_)) = (lesson.asked_head, lesson.expected)
+            && asked.drafted
+        {
+            self.rule
+                .head_drafted(namespace, asked.context_tokens, asked.unread_tokens);
+        }
         let calibration = self.rule.calibration(namespace);
         if let Some(found) = &lesson.found {
             calibration.observe(found, tokens);

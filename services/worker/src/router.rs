@@ -122,7 +122,9 @@ impl Router {
             .and_then(Offer::wanted)
             .map(|wanted| AskedHead {
                 context_tokens: prospect.context_tokens,
+                unread_tokens: prospect.unread_tokens,
                 depth: wanted.depth,
+                drafted: false,
                 accepted: 0,
             });
         Allotment {

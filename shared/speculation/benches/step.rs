@@ -6,9 +6,8 @@
 //! ```
 //!
 //! Every request looks into its own text and into its namespace, three segments and a live part, with the settings that
-//! a worker has by default, and may have the head's draft instead. A round is one step of a batch that was not met before.
-//! Proposals are made one after the other, and on more threads, which wait for the step as those of a worker do. Run by one
-//! thread nobody is woken.
+//! a worker has by default, and may have the head's draft instead. Every step is of a batch that was not met before. The threads wait for the step as those of a worker do; run by one nobody is
+//! woken.
 
 mod text;
 
@@ -30,7 +29,8 @@ use text::{Corpus, Random};
 const SEALED_TOKENS: usize = 4_000_000;
 const SEGMENTS: usize = 3;
 const BATCH: usize = 64;
-const ROUNDS: usize = 64;
+/// Steps for each number of threads.
+const ROUNDS: usize = 48;
 /// Of which so many come first, to fill caches and to learn chances from.
 const ROUNDS_BEFORE: usize = 8;
 /// Text of a request that a search may read.
@@ -38,6 +38,8 @@ const CONTEXT_TOKENS: usize = 64;
 const STEP_MS: f64 = 11.0;
 /// What all of it may take of that, percent.
 const SHARE_MAX: f64 = 3.0;
+/// As many as a worker's, unless it is told otherwise.
+const THREADS_MAX: usize = 16;
 /// Requests that a thread takes at a time.
 const TAKEN_MAX: usize = 4;
 /// Tokens of all texts of a batch.
@@ -117,9 +119,14 @@ fn main() {
     for segment in segments {
         namespace.mount(Arc::new(segment.build().expect("distinct keys")), []);
     }
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads: BTreeSet<usize> = [1, 2, 4, 8, cores.min(THREADS_MAX)]
+        .into_iter()
+        .filter(|&threads| threads <= cores)
+        .collect();
     let keys = documents.len() as u128..;
     let requests: Vec<Request> = keys
-        .take(BATCH * ROUNDS)
+        .take(BATCH * ROUNDS * threads.len())
         .map(|key| Request::begin(&mut corpus, &mut random, key, &mut namespace))
         .collect();
     let batches: Vec<&[Request]> = requests.chunks(BATCH).collect();
@@ -129,20 +136,19 @@ fn main() {
         namespace.live_tokens(),
         ROUNDS - ROUNDS_BEFORE
     );
-    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let threads: BTreeSet<usize> = [1, 2, 4, 8, cores]
-        .into_iter()
-        .filter(|&threads| threads <= cores)
-        .collect();
     let params = params();
-    for threads in threads {
-        let helpers = ThreadPoolBuilder::new().num_threads(threads - 1).build();
-        let desk = Desk {
-            namespace: &namespace,
-            params: &params,
-            helpers: helpers.ok().filter(|_| threads > 1),
-        };
-        desk.decide_all(&batches, threads);
+    let mut desks: Vec<Desk<'_>> = threads
+        .into_iter()
+        .map(|threads| Desk::new(&namespace, &params, threads))
+        .collect();
+    // In turns, each with batches of its own: none finds in the caches what another has looked at.
+    for round in batches.chunks(desks.len()) {
+        for (desk, batch) in desks.iter_mut().zip(round) {
+            desk.decide(batch);
+        }
+    }
+    for desk in desks {
+        desk.tell();
     }
     for (name, scope) in [("own text", Scope::Request), ("namespace", Scope::Tenant)] {
         let times = batches.iter().map(|batch| {
@@ -156,40 +162,52 @@ fn main() {
 /// A draft that was found, and the chances of its nodes.
 type Found = Option<(Candidate, Vec<f32>)>;
 
-/// Where steps are decided.
+/// Where steps are decided, on so many threads.
 struct Desk<'a> {
     namespace: &'a Index,
     params: &'a ProposeParams,
+    threads: usize,
     helpers: Option<ThreadPool>,
+    router: Goodput<u8>,
+    /// Microseconds of each step: proposals, division, both, learning.
+    times: [Vec<f64>; 4],
+    drafted: usize,
 }
 
-impl Desk<'_> {
-    /// Decides all steps, and prints what that takes.
-    fn decide_all(&self, batches: &[&[Request]], threads: usize) {
-        let mut router = router();
-        let mut times: [Vec<f64>; 4] = Default::default();
-        let mut drafted = 0;
-        for batch in batches {
-            let (found, proposing) = timed(|| self.find(batch, &router));
-            let (granted, dividing) = timed(|| divide(&found, &mut router));
-            // While the engine computes.
-            let ((), learning) = timed(|| learn(batch, &found, &granted, &mut router));
-            drafted += found
-                .iter()
-                .flatten()
-                .map(|(found, _)| found.tree.len())
-                .sum::<usize>();
-            let spent = [proposing, dividing, proposing + dividing, learning];
-            times
-                .iter_mut()
-                .zip(spent)
-                .for_each(|(times, time)| times.push(time));
+impl<'a> Desk<'a> {
+    fn new(namespace: &'a Index, params: &'a ProposeParams, threads: usize) -> Self {
+        let helpers = ThreadPoolBuilder::new().num_threads(threads - 1).build();
+        Desk {
+            namespace,
+            params,
+            threads,
+            helpers: helpers.ok().filter(|_| threads > 1),
+            router: router(),
+            times: Default::default(),
+            drafted: 0,
         }
+    }
+
+    fn decide(&mut self, batch: &[Request]) {
+        let (found, proposing) = timed(|| self.find(batch, &self.router));
+        let (granted, dividing) = timed(|| divide(&found, &mut self.router));
+        // While the engine computes.
+        let ((), learning) = timed(|| learn(batch, &found, &granted, &mut self.router));
+        let drafts = found.iter().flatten();
+        self.drafted += drafts.map(|(found, _)| found.tree.len()).sum::<usize>();
+        let spent = [proposing, dividing, proposing + dividing, learning];
+        for (times, time) in self.times.iter_mut().zip(spent) {
+            times.push(time);
+        }
+    }
+
+    fn tell(self) {
         println!(
-            "{threads} threads, {:.1} tokens a draft",
-            drafted as f64 / (batches.len() * BATCH) as f64
+            "{} threads, {:.1} tokens a draft",
+            self.threads,
+            self.drafted as f64 / (ROUNDS * BATCH) as f64
         );
-        let [proposing, dividing, path, learning] = times;
+        let [proposing, dividing, path, learning] = self.times;
         row("  proposals and chances", proposing);
         row("  division", dividing);
         let us = row("  all that a step waits for", path);

@@ -8,8 +8,8 @@
 //! said, and [`step_done`](Goodput::step_done) what it took. Neither is news that the very next step has to have: who is short
 //! of time tells it while that one is made.
 //!
-//! No clock and no I/O. The worker runs it before a real engine, and `refrain replay` before a modelled one: both by the same
-//! decisions.
+//! No clock and no I/O. The worker runs it before a real engine, and `refrain replay` before a modelled one: by the same rules,
+//! but where a worker hears of a step while the next one is made, replay learns from it before that one.
 
 mod head_trials;
 mod readings;
@@ -363,13 +363,8 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
         let shares = budgeted.shares.into_iter().zip(heads).zip(beside);
         for (at, ((share, head), beside)) in open.iter().zip(shares) {
             if head.is_some() {
-                let wish = &wishes[*at];
                 let chosen = matches!(share, Share::Head | Share::Merged(_));
-                *heads_chosen.entry(wish.namespace).or_default() |= chosen;
-                if let Some(head) = wish.head.filter(|_| chosen) {
-                    let readings = &mut self.known(wish.namespace).readings;
-                    readings.drafts(head.unread_tokens);
-                }
+                *heads_chosen.entry(wishes[*at].namespace).or_default() |= chosen;
             }
             granted.grants[*at] = match (share, head) {
                 (Share::Tree(nodes), _) => Grant::Tree(nodes),
@@ -432,6 +427,12 @@ impl<N: Copy + Hash + Eq> Goodput<N> {
             slots_max: head.tokens_max,
             own_seconds: self.head_cost.reading_seconds(head.unread_tokens) * share,
         })
+    }
+
+    /// The head drafted where it was chosen to, for a text of so many tokens, some of which it had to read first.
+    pub fn head_drafted(&mut self, namespace: N, context_tokens: u32, unread_tokens: u32) {
+        let readings = &mut self.known(namespace).readings;
+        readings.drafted(context_tokens, unread_tokens);
     }
 
     /// Takes a step into account.

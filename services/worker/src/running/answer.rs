@@ -137,6 +137,7 @@ impl Running {
         };
         let finish = end.and_then(|(_, finish)| finish);
         if let Some(asked) = &mut self.lesson.asked_head {
+            asked.drafted = output.self_drafted > 0 || !output.agreed_nodes.is_empty();
             asked.accepted = offered.accepted_of_engine(&output);
         }
         let credited = offered.credited(&output.accepted_nodes, self.document());

@@ -105,7 +105,11 @@ pub(crate) struct Lesson {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AskedHead {
     pub(crate) context_tokens: u32,
+    /// Of them, those that it had to read first.
+    pub(crate) unread_tokens: u32,
     pub(crate) depth: u32,
+    /// Whether it drafted anything, once that is known: with much to read it may take some steps until it does.
+    pub(crate) drafted: bool,
     /// Tokens of its draft that were accepted, once that is known.
     pub(crate) accepted: u32,
 }

@@ -6,13 +6,12 @@ use crate::DecayedRatio;
 const DRAFTS_PRIOR: f64 = 8.0;
 /// and for how many texts this counts.
 const PRIOR_TEXTS: f64 = 4.0;
-/// Unread tokens up to which the head reads what the last steps brought, and no text.
-const LITTLE_TOKENS: u32 = 16;
 
 /// Drafts of the head lately, per text that it read for them: what a text takes to read is charged to so many of them.
 ///
 /// It depends on what is asked for. An output of hundreds of tokens that nothing else is found for has a hundred drafts
-/// after one prompt; one of twenty tokens, most of them found, has one, and reading may cost more than that brings.
+/// after one prompt; one of twenty tokens, most of them found, has one, and reading may cost more than that brings. A
+/// text counts once, when most of it is read; what other drafts brought meanwhile is read for the rest of those drafts.
 #[derive(Clone, Debug)]
 pub(super) struct Readings {
     drafts_per_text: DecayedRatio,
@@ -27,9 +26,9 @@ impl Default for Readings {
 }
 
 impl Readings {
-    /// The head is to draft for a request, so much of whose text it has not read.
-    pub(super) fn drafts(&mut self, unread_tokens: u32) {
-        let is_text = unread_tokens > LITTLE_TOKENS;
+    /// The head drafted for a text, some of which it had to read first.
+    pub(super) fn drafted(&mut self, context_tokens: u32, unread_tokens: u32) {
+        let is_text = unread_tokens > context_tokens / 2;
         self.drafts_per_text.add(1.0, f64::from(u8::from(is_text)));
     }
 
@@ -53,9 +52,14 @@ mod tests {
     fn a_text_is_charged_to_as_many_drafts_as_texts_serve() {
         let mut readings = Readings::default();
         assert_eq!(readings.share(), 1.0 / 8.0);
-        // Ten drafts after each prompt, and what the steps between bring.
+        // Ten drafts after each prompt, and before every third what other drafts brought meanwhile.
         for draft in 0..1000 {
-            readings.drafts(if draft % 10 == 0 { 300 } else { 7 });
+            let unread_tokens = match draft % 10 {
+                0 => 300,
+                3 | 6 | 9 => 60,
+                _ => 0,
+            };
+            readings.drafted(300 + 60 * (draft % 10), unread_tokens);
         }
         assert!(
             (readings.share() * 10.0 - 1.0).abs() < 0.05,
@@ -64,7 +68,7 @@ mod tests {
         );
         // One each.
         for _ in 0..1000 {
-            readings.drafts(300);
+            readings.drafted(300, 300);
         }
         assert!((readings.share() - 1.0).abs() < 0.01);
         // What is read over and over again is charged in full, never more.

@@ -365,7 +365,7 @@ fn what_a_text_takes_to_read_is_charged_to_as_many_drafts_as_there_are_of_it() {
         let mut router = router();
         let mut drafted = 0;
         for request in 0..500 {
-            let mut unread_tokens = PROMPT_TOKENS;
+            let (mut context_tokens, mut unread_tokens) = (PROMPT_TOKENS, PROMPT_TOKENS);
             let mut was_drafted = false;
             for _ in 0..steps {
                 let head = HeadWish {
@@ -376,11 +376,15 @@ fn what_a_text_takes_to_read_is_charged_to_as_many_drafts_as_there_are_of_it() {
                 };
                 let wish = Wish {
                     head: Some(head),
+                    context_tokens,
                     ..wish(None, true)
                 };
                 let grant = divide(&mut router, &[wish], frame(1, 64)).grants.remove(0);
                 let drafts = grant != Grant::Plain;
-                was_drafted |= matches!(grant, Grant::Head { .. });
+                if matches!(grant, Grant::Head { .. }) {
+                    router.head_drafted(1, context_tokens, unread_tokens);
+                    was_drafted = true;
+                }
                 let (mut draft_seconds, mut read_tokens) = (0.0, 0);
                 if drafts {
                     router.calibration(1).observe_head(100, 4, 4);
@@ -391,6 +395,7 @@ fn what_a_text_takes_to_read_is_charged_to_as_many_drafts_as_there_are_of_it() {
                 }
                 let tokens = if drafts { 5 } else { 1 };
                 unread_tokens += tokens;
+                context_tokens += tokens;
                 router.step_done(&StepTaken {
                     batched_tokens: tokens,
                     seconds: takes(tokens) + draft_seconds,
