@@ -45,7 +45,8 @@ pub struct GatewayConfig {
     pub retry_backoff_ms: u64,
     /// A worker that sends nothing for this long is taken for lost.
     pub worker_idle_ms_max: u64,
-    /// Longest life of a request, from its body to its last token, as long as somebody reads its answer. Past it: 504.
+    /// Longest life of a request, from its head to its last token. Past it: 504. One whose answer nobody reads ends two
+    /// seconds later at most.
     pub request_ms_max: u64,
     /// How long a streaming answer waits for its first event before it sends its head, so that early errors
     /// still have a status of their own.

@@ -88,7 +88,7 @@ async fn generate(
     payload: web::Payload,
 ) -> HttpResponse {
     let received = Instant::now();
-    let outcome = match gateway.accept(endpoint, &request, payload).await {
+    let outcome = match gateway.accept(endpoint, &request, payload, received).await {
         Ok((accepted, ticket)) => {
             let span = tracing::info_span!(
                 "generate",
@@ -135,11 +135,16 @@ impl Gateway {
         endpoint: Endpoint,
         request: &HttpRequest,
         payload: web::Payload,
+        received: Instant,
     ) -> Result<(Arc<GenerateRequest>, Ticket), ApiError> {
         // The key first: strangers' bodies are not read.
         let tenant = self.tenant(request)?;
         let ticket = self.admission.admit(&tenant)?;
-        let body = self.read(payload).await?;
+        // Its place is taken already, so the time that a request has counts from here.
+        let time = &self.relay.time;
+        let body = tokio::time::timeout(time.left(received), self.read(payload))
+            .await
+            .map_err(|_| time.error())??;
         let large = body.len() >= TOKENIZE_ELSEWHERE_BYTES;
         let gateway = self.clone();
         let parse = move || match endpoint {

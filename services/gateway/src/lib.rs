@@ -64,6 +64,8 @@ pub struct Running {
     server: Server,
     drain: Drain,
     poll: JoinHandle<()>,
+    /// Ends requests that nobody drives.
+    look_after: JoinHandle<()>,
 }
 
 /// How long a first answer of the scheduler is waited for: a gateway starts without one, just not ready.
@@ -88,6 +90,8 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         deps.signer.clone(),
     )?);
     let drain = Drain::new();
+    let request_max = Duration::from_millis(config.request_ms_max);
+    let time = Arc::new(relay::RequestTime::new(request_max));
     let relay = relay::Relay {
         scheduler: deps.scheduler.clone(),
         workers: deps.workers.clone(),
@@ -103,7 +107,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         )?,
         retry_backoff: Duration::from_millis(config.retry_backoff_ms),
         worker_idle_max: Duration::from_millis(config.worker_idle_ms_max),
-        request_max: Duration::from_millis(config.request_ms_max),
+        time: time.clone(),
         events_max: config.stream_events_max,
     };
     let gateway = Arc::new(http::Gateway {
@@ -155,6 +159,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         server,
         drain,
         poll,
+        look_after: tokio::spawn(time.look_after()),
     })
 }
 
@@ -171,6 +176,7 @@ impl Running {
         self.drain.begin();
         let left = self.drain.finished(grace).await;
         self.poll.abort();
+        self.look_after.abort();
         if left == 0 {
             // What was answered may be read for the rest of the grace.
             let rest = grace.saturating_sub(began.elapsed());

@@ -1,10 +1,12 @@
 //! Carries a request out: lease, chunk, next lease, until every choice has ended.
 //!
 //! Whoever reads a request's events (an event stream, or the collector of a plain answer) drives all its choices by reading
-//! ([`Relayed`]), and may go away at any time: with it go the workers' streams, and the leases go back.
+//! ([`Relayed`]), and may go away at any time: with it go the workers' streams, and the leases go back. So they do when its
+//! time is up ([`RequestTime`]), whether or not anybody reads.
 
 mod relayed;
 mod run;
+mod time;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +18,7 @@ use refrain_protocol::openai::{
     CompletionTokensDetails, PromptTokensDetails, ResponseMetrics, Usage,
 };
 use refrain_protocol::scheduling::LeaseOutcome;
-use refrain_protocol::{ApiError, ErrorKind, RequestId};
+use refrain_protocol::{ApiError, RequestId};
 use refrain_service_kit::random;
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span};
@@ -29,6 +31,7 @@ use crate::metrics::GatewayMetrics;
 use crate::models::Models;
 pub(crate) use crate::relay::relayed::Relayed;
 use crate::relay::run::{ChoiceRun, ChunkOutcome};
+pub(crate) use crate::relay::time::RequestTime;
 use crate::request::{GenerateRequest, PreparedPrompt};
 use crate::retries::Retries;
 use crate::text::OutputText;
@@ -45,7 +48,7 @@ pub(crate) struct Relay {
     pub(crate) retries: Retries,
     pub(crate) retry_backoff: Duration,
     pub(crate) worker_idle_max: Duration,
-    pub(crate) request_max: Duration,
+    pub(crate) time: Arc<RequestTime>,
     pub(crate) events_max: usize,
 }
 
@@ -73,11 +76,6 @@ pub(crate) struct RequestSummary {
 }
 
 impl Relay {
-    /// Until a request has taken as long as it may.
-    fn time_left(&self, received: Instant) -> Duration {
-        self.request_max.saturating_sub(received.elapsed())
-    }
-
     /// What carries a request out as it is read.
     pub(crate) fn carry_out(
         self: &Arc<Self>,
@@ -107,6 +105,7 @@ impl Relay {
             };
             work.instrument(Span::current())
         })
+        .within(&self.time, received)
     }
 
     async fn run(
@@ -120,15 +119,9 @@ impl Relay {
             let prompt = &request.prompts[index / per_prompt];
             self.run_choice(request, prompt, index as u32, events, received)
         });
-        let summaries = tokio::time::timeout(self.time_left(received), try_join_all(choices))
+        let summaries = tokio::time::timeout(self.time.left(received), try_join_all(choices))
             .await
-            .map_err(|_| {
-                let most = self.request_max.as_secs();
-                ApiError::new(
-                    ErrorKind::Timeout,
-                    format!("the request took longer than {most} s"),
-                )
-            })??;
+            .map_err(|_| self.time.error())??;
         Ok(summarize(request, &summaries))
     }
 
@@ -280,8 +273,15 @@ struct Record<'a> {
 
 impl Drop for Record<'_> {
     fn drop(&mut self) {
-        let outcome = self.outcome.as_ref();
-        self.relay.record(self.request, outcome, self.received);
+        let outcome = match self.outcome.take() {
+            // Its client may be there still: it was not the one to end it.
+            None if self.relay.time.left(self.received).is_zero() => {
+                Some(Err(self.relay.time.error()))
+            }
+            outcome => outcome,
+        };
+        self.relay
+            .record(self.request, outcome.as_ref(), self.received);
     }
 }
 

@@ -3,28 +3,42 @@
 //! A task of its own for the work would be woken for each token, and would wake the reader's in turn. So the reader's own
 //! task polls the work, down to the engine's connection where the worker is in this process, and what was said is written to
 //! the client before that task sleeps again. While nobody reads, nothing goes on here; a worker ends a chunk whose reader
-//! stands still for too long.
+//! stands still for too long, and [`RequestTime`] the request once its time is up.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
 
 use futures_util::task::AtomicWaker;
+use refrain_protocol::ApiError;
 use tokio::sync::mpsc;
 
 use crate::relay::RelayEvent;
+use crate::relay::time::{RequestTime, Watch};
 
 /// What happens to one request. Dropping it stops the request.
 pub(crate) struct Relayed {
+    driven: Arc<Driven>,
+    /// The signal, as the work sees it.
+    waker: Waker,
+    /// Ends the request if nobody drives it.
+    _watch: Option<Watch>,
+}
+
+/// What is driven. Its reader has it locked for as long as a poll takes, and nobody else wants it before its time is up.
+pub(super) struct Driven {
+    state: Mutex<State>,
+    signal: Arc<Signal>,
+}
+
+struct State {
     /// Until it is done.
     work: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     /// What the work has said. Its sender is in there.
     said: mpsc::Receiver<RelayEvent>,
-    signal: Arc<Signal>,
-    /// The signal, as the work sees it.
-    waker: Waker,
 }
 
 /// Tells that the work can go on. A reader is polled for other reasons, too, and right after each event: the work is not.
@@ -55,12 +69,24 @@ impl Relayed {
             is_set: AtomicBool::new(true),
             reader: AtomicWaker::new(),
         });
-        Relayed {
+        let state = State {
             work: Some(Box::pin(work(events))),
             said,
+        };
+        Relayed {
             waker: signal.clone().into(),
-            signal,
+            driven: Arc::new(Driven {
+                state: Mutex::new(state),
+                signal,
+            }),
+            _watch: None,
         }
+    }
+
+    /// Ends by this clock also where nobody polls it.
+    pub(super) fn within(mut self, time: &Arc<RequestTime>, received: Instant) -> Self {
+        self._watch = time.watch(received, &self.driven);
+        self
     }
 
     /// The next event; `None` after the last one.
@@ -70,26 +96,49 @@ impl Relayed {
 
     /// As [`Relayed::next`].
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<RelayEvent>> {
+        let Driven { state, signal } = &*self.driven;
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         // The channel's own waker is not asked for: nobody but the work sends into it.
-        if let Ok(event) = self.said.try_recv() {
+        if let Ok(event) = state.said.try_recv() {
             return Poll::Ready(Some(event));
         }
-        let Some(work) = &mut self.work else {
+        let Some(work) = &mut state.work else {
             return Poll::Ready(None);
         };
-        self.signal.reader.register(context.waker());
-        if !self.signal.is_set.swap(false, Ordering::AcqRel) {
+        signal.reader.register(context.waker());
+        if !signal.is_set.swap(false, Ordering::AcqRel) {
             return Poll::Pending;
         }
         let mut context = Context::from_waker(&self.waker);
         if work.as_mut().poll(&mut context).is_ready() {
-            self.work = None;
-            return Poll::Ready(self.said.try_recv().ok());
+            state.work = None;
+            return Poll::Ready(state.said.try_recv().ok());
         }
-        match self.said.try_recv() {
+        match state.said.try_recv() {
             Ok(event) => Poll::Ready(Some(event)),
             Err(_) => Poll::Pending,
         }
+    }
+}
+
+impl Driven {
+    /// Ends work that is not done, with all that it holds; its reader finds this error in place of what was not read yet.
+    /// `false`: it is being polled at this moment, and so by a reader that it can end by itself for.
+    pub(super) fn end_unpolled(&self, error: ApiError) -> bool {
+        let Ok(mut state) = self.state.try_lock() else {
+            return false;
+        };
+        let Some(work) = state.work.take() else {
+            return true;
+        };
+        let (last, said) = mpsc::channel(1);
+        // There is room for one.
+        let _ = last.try_send(RelayEvent::Failed(error));
+        state.said = said;
+        drop(state);
+        drop(work);
+        self.signal.reader.wake();
+        true
     }
 }
 

@@ -105,7 +105,7 @@ impl ChoiceRun<'_> {
 
     /// Until the request has certainly taken as long as it may.
     fn time_left_ms(&self) -> u64 {
-        let left = self.relay.time_left(self.received);
+        let left = self.relay.time.left(self.received);
         u64::try_from(left.saturating_add(TIME_MARGIN).as_millis()).unwrap_or(u64::MAX)
     }
 

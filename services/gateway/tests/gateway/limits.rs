@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::mesh::{Bench, Mishap, chat, config};
 
@@ -77,6 +79,70 @@ async fn a_request_has_a_longest_life() {
         (504, &json!("server_error"))
     );
     bench.mesh.settled().await;
+}
+
+/// Sends a chat, less so many bytes of its body, on a connection that takes in little at once.
+async fn sent(bench: &Bench, body: &Value, left_out: usize) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let mut stream = socket.connect(bench.gateway.addr()).await.unwrap();
+    let body = body.to_string();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer sk-acme\r\n\
+         content-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let some = &body.as_bytes()[..body.len() - left_out];
+    stream.write_all(some).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn a_client_that_stops_reading_keeps_its_place_for_a_requests_life_at_most() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        request_ms_max: 3_000,
+        ..config()
+    })
+    .await;
+    // Far more than the buffers on the way can hold: tens of megabytes.
+    bench.mesh.reply(&"word ".repeat(40));
+    let fields = json!({"stream": true, "n": 128, "logprobs": true, "top_logprobs": 20});
+    let mut stream = sent(&bench, &chat(fields), 0).await;
+    let requests = |status: &str| {
+        bench.metric(&format!(
+            "refrain_gateway_requests_total{{status=\"{status}\"}}"
+        ))
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(60), async {
+        while requests("504") + requests("499") == 0.0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(ended.await.is_ok(), "it has no end");
+    bench.mesh.settled().await;
+    assert_eq!((requests("504"), requests("499")), (1.0, 0.0));
+    assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 0.0);
+    // It kept its connection all the time, and is told if it reads on.
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.contains("the request took longer than 3 s"));
+    assert!(!answer.contains("[DONE]"));
+}
+
+#[tokio::test]
+async fn a_client_that_stops_in_its_body_keeps_its_place_for_a_requests_life_at_most() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        request_ms_max: 50,
+        ..config()
+    })
+    .await;
+    let mut stream = sent(&bench, &chat(json!({})), 1).await;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 504 "), "{answer:?}");
+    assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 0.0);
 }
 
 #[tokio::test]
