@@ -27,6 +27,10 @@ pub(crate) struct FakeStream {
     pub(crate) piece: usize,
     /// Pause before each piece.
     pub(crate) pause: Duration,
+    /// Has all its pieces at hand: nobody ever waits for one.
+    pub(crate) at_hand: bool,
+    /// Pieces that were taken from it.
+    pub(crate) taken: Arc<AtomicU64>,
     /// Answers this many of the coming calls with an error of this kind.
     pub(crate) refusals: AtomicU32,
     pub(crate) refusal: Mutex<ErrorKind>,
@@ -75,6 +79,8 @@ impl FakeStream {
             target,
             piece: 1,
             pause: Duration::ZERO,
+            at_hand: false,
+            taken: Arc::default(),
             refusals: AtomicU32::new(0),
             refusal: Mutex::new(ErrorKind::Unavailable),
             breaks: AtomicU32::new(0),
@@ -157,11 +163,18 @@ impl StreamingEngine for FakeStream {
         }
         self.at_work.fetch_add(1, Ordering::SeqCst);
         let at_work = AtWork(self.at_work.clone());
-        let pause = self.pause;
+        let pause = (!self.at_hand).then_some(self.pause);
+        let taken = self.taken.clone();
         let stream = futures_util::stream::iter(pieces).then(move |piece| {
             let _ = &at_work;
+            let taken = taken.clone();
             async move {
-                tokio::time::sleep(pause).await;
+                match pause {
+                    Some(pause) => tokio::time::sleep(pause).await,
+                    // As a socket does that always has something: others get their turn.
+                    None => tokio::task::consume_budget().await,
+                }
+                taken.fetch_add(1, Ordering::SeqCst);
                 piece
             }
         });

@@ -488,6 +488,78 @@ async fn a_slow_reader_holds_the_engine_back_and_loses_nothing() {
 }
 
 #[tokio::test]
+async fn what_a_reader_took_is_not_charged_to_the_engine() {
+    const IDLE_MS_MAX: u64 = 300;
+    // Each piece is waited for, if not for long.
+    let engine = FakeStream {
+        pause: Duration::from_millis(5),
+        ..FakeStream::new(erratic)
+    };
+    let (engine, bench) = listening(engine, |config| {
+        config.event_queue = 1;
+        config.engine.idle_ms_max = IDLE_MS_MAX;
+    })
+    .await;
+    let asked = chunk(&bench, &[1], 8);
+    let stream = bench.worker.handle().chunk(asked).await.unwrap();
+    // Its beginning, a token that is in the queue, and one that has no room there.
+    eventually("the reader is waited for", || {
+        engine.taken.load(Ordering::SeqCst) == 3
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(IDLE_MS_MAX + 50)).await;
+    let said = read(stream).await;
+    assert!(said.error.is_none(), "{:?}", said.error);
+    assert_eq!(said.tokens, plainly(erratic, &[1], 8));
+    assert_eq!(bench.figure("refrain_worker_engine_failures_total"), 0.0);
+}
+
+#[tokio::test]
+async fn what_comes_from_outside_ends_a_chunk_whose_engine_is_never_waited_for() {
+    const TOKENS: usize = 100_000;
+    for is_taken_over in [true, false] {
+        let mut engine = FakeStream {
+            at_hand: true,
+            context: 2 * TOKENS,
+            ..FakeStream::new(erratic)
+        };
+        engine.capabilities.max_context = 2 * TOKENS as u32;
+        let (engine, bench) = listening(engine, |config| {
+            config.event_queue = TOKENS + 16;
+        })
+        .await;
+        let old = chunk(&bench, &[1, 2], TOKENS as u32);
+        let stream = bench.worker.handle().chunk(old.clone()).await.unwrap();
+        eventually("it runs", || engine.taken.load(Ordering::SeqCst) > 5).await;
+        if is_taken_over {
+            let mut new = old.clone();
+            new.lease = LeaseId(old.lease.0 + 1_000_000);
+            new.epoch += 1;
+            new.max_new_tokens = 3;
+            assert_eq!(run(&bench, new).await.tokens.len(), 3);
+        } else {
+            let cut = ChunkCut {
+                lease: old.lease,
+                output_len: 4,
+            };
+            bench.worker.handle().cut(cut).await.unwrap();
+        }
+        let said = read(stream).await;
+        assert!(said.tokens.len() < TOKENS, "it went on to its end");
+        let conflict = is_taken_over.then_some(ErrorKind::Conflict);
+        assert_eq!(said.error.map(|error| error.kind), conflict);
+        engine.becomes_free().await;
+        if !is_taken_over {
+            let kept = Some((plainly(erratic, &[1, 2], 4), Some(FinishReason::Stop)));
+            eventually("what the reader kept is kept", || {
+                stored(&bench, &old) == kept
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_newer_lease_takes_a_request_over() {
     let engine = FakeStream {
         pause: Duration::from_millis(5),

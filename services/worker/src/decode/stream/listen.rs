@@ -247,7 +247,8 @@ impl Chunks {
                         }
                         Err(over) => return Heard::Over(over),
                     }
-                    patience.renew(self.config.idle_ms_max, now);
+                    // What the reader took is not the engine's.
+                    patience.renew(self.config.idle_ms_max, Instant::now());
                     if let Some(priming) = &mut priming {
                         self.prime(&entry.running, priming);
                     }

@@ -58,6 +58,11 @@ impl Outside {
         }
     }
 
+    /// What was told already, without waiting: who always has something to do would not come to poll for it.
+    pub(super) fn told(&mut self) -> Option<Interruption> {
+        self.told.try_recv().ok().map(Interruption::Told)
+    }
+
     /// Waits for what ends the chunk from outside.
     pub(super) async fn interrupts(&mut self, running: &Running) -> Outcome {
         let interruption = poll_fn(|context| self.poll(context)).await;

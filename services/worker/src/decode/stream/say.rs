@@ -16,6 +16,9 @@ const UNSENT_TOKENS_MAX: u32 = 3;
 
 impl Chunks {
     /// Passes on what was taken in. Returns the chunk's end, if this is it.
+    ///
+    /// # Errors
+    /// The chunk is over for another reason: its reader's, or what it was told meanwhile.
     pub(super) async fn say(
         &self,
         entry: &mut Entry,
@@ -32,9 +35,15 @@ impl Chunks {
         self.outlet.keep(running, heard);
         tokio::select! {
             biased;
-            said = self.tell(&entry.events, ChunkEvent::Step(message)) => said.map(|()| end),
-            over = outside.interrupts(&entry.running) => Err(over),
+            said = self.tell(&entry.events, ChunkEvent::Step(message)) => said?,
+            over = outside.interrupts(&entry.running) => return Err(over),
         }
+        if end.is_none()
+            && let Some(told) = outside.told()
+        {
+            return Err(told.outcome(&entry.running));
+        }
+        Ok(end)
     }
 
     /// Passes an event on, and waits for a reader that has no room only for so long.
