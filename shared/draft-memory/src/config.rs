@@ -54,8 +54,9 @@ pub struct MemoryConfig {
 pub struct HarvestConfig {
     /// How often, milliseconds.
     pub interval_ms: u64,
-    /// Every so many-th time, what there is of outputs that still grow is sent as well. Between, only what has ended, what
-    /// is of a group, whose samples draft from each other wherever they run, and what has grown by many tokens.
+    /// What there is of outputs that still grow is sent as well once so many intervals have passed since it last was. Between,
+    /// only what has ended, what is of a group, whose samples draft from each other wherever they run, and what has grown by
+    /// many tokens.
     pub growing_every: u32,
     /// Most tokens of one message.
     pub batch_tokens: usize,

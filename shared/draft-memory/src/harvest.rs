@@ -4,10 +4,11 @@
 mod gathered;
 #[cfg(test)]
 mod tests;
+mod turns;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use refrain_clients::DraftStore;
 use refrain_protocol::document::{AppendRequest, DocumentHead, DocumentUpdate, FinishReason};
@@ -15,7 +16,8 @@ use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId, SignedNames
 use tokio::sync::Notify;
 
 use crate::config::HarvestConfig;
-use crate::harvest::gathered::Gathered;
+use crate::harvest::gathered::{Batch, Gathered};
+use crate::harvest::turns::{Flushed, Turns};
 use crate::metrics::HarvestMetrics;
 
 /// A piece of an output, or its end, as its request has it: what a [`DocumentUpdate`] says, borrowed. One comes with every
@@ -72,8 +74,8 @@ struct HarvestInner {
     gathered: Mutex<Gathered>,
     /// The task found nothing to send and waits until there is something. Changed under the lock of `gathered`.
     rests: AtomicBool,
-    /// Somebody waits until the store has everything.
-    hurries: AtomicBool,
+    /// How many wait until the store has everything.
+    in_a_hurry: AtomicUsize,
     /// Ends the rest.
     work: Arc<Notify>,
     config: HarvestConfig,
@@ -92,7 +94,7 @@ impl Harvest {
             inner: Arc::new(HarvestInner {
                 gathered: Mutex::default(),
                 rests: AtomicBool::new(false),
-                hurries: AtomicBool::new(false),
+                in_a_hurry: AtomicUsize::new(0),
                 work: Arc::default(),
                 config,
                 metrics,
@@ -102,29 +104,24 @@ impl Harvest {
         // The task holds a weak reference: it ends with the worker.
         let weak = Arc::downgrade(&harvest.inner);
         let work = harvest.inner.work.clone();
+        let mut turns = Turns::new(&harvest.inner.config, Instant::now());
         tokio::spawn(async move {
-            let mut failures = 0u32;
-            let mut times = 0u32;
             while let Some(inner) = weak.upgrade() {
+                let began = Instant::now();
                 if inner.rests() {
                     // Also where what was left to send has been dropped.
                     inner.flushed.notify_waiters();
                     drop(inner);
                     work.notified().await;
+                    turns.rested(Instant::now());
                     continue;
                 }
-                times = times.wrapping_add(1);
-                let growing = times.is_multiple_of(inner.config.growing_every)
-                    || inner.hurries.load(Ordering::Relaxed);
-                failures = if inner.flush(&*store, growing).await {
-                    0
-                } else {
-                    failures + 1
-                };
-                let wait_ms = (inner.config.interval_ms << failures.min(6))
-                    .min(5_000.max(inner.config.interval_ms));
+                let growing =
+                    turns.takes_growing(began) || inner.in_a_hurry.load(Ordering::Relaxed) > 0;
+                let flushed = inner.flush(&*store, growing).await;
+                turns.over(began, growing, flushed);
                 drop(inner);
-                tokio::time::sleep(Duration::from_millis(wait_ms)).await;
+                tokio::time::sleep(turns.pause()).await;
             }
         });
         harvest
@@ -162,7 +159,7 @@ impl Harvest {
 
     /// Waits until the store has everything, at most `grace`. Returns whether it has.
     pub async fn drain(&self, grace: Duration) -> bool {
-        self.inner.hurries.store(true, Ordering::Relaxed);
+        let _in_a_hurry = InAHurry::new(&self.inner.in_a_hurry);
         let settled = async {
             loop {
                 let flushed = self.inner.flushed.notified();
@@ -172,9 +169,23 @@ impl Harvest {
                 flushed.await;
             }
         };
-        let is_settled = tokio::time::timeout(grace, settled).await.is_ok();
-        self.inner.hurries.store(false, Ordering::Relaxed);
-        is_settled
+        tokio::time::timeout(grace, settled).await.is_ok()
+    }
+}
+
+/// Counts one who waits, for as long as they do.
+struct InAHurry<'a>(&'a AtomicUsize);
+
+impl<'a> InAHurry<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        InAHurry(count)
+    }
+}
+
+impl Drop for InAHurry<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -215,8 +226,8 @@ impl HarvestInner {
         self.metrics.dropped_tokens.inc_by(lost as u64);
     }
 
-    /// Sends what there is. Returns whether the store took it.
-    async fn flush(&self, store: &dyn DraftStore, growing: bool) -> bool {
+    /// Sends what there is, of outputs that merely grow if `growing`.
+    async fn flush(&self, store: &dyn DraftStore, growing: bool) -> Flushed {
         let (batch, touched) = {
             let mut gathered = self.lock();
             (
@@ -224,8 +235,13 @@ impl HarvestInner {
                 gathered.take_touched(),
             )
         };
+        let Batch {
+            requests,
+            is_complete,
+        } = batch;
+        let is_empty = requests.is_empty();
         let mut is_taken = true;
-        for (namespace_id, request) in batch {
+        for (namespace_id, request) in requests {
             is_taken &= self.send(store, namespace_id, request).await;
         }
         for request in touched {
@@ -235,7 +251,11 @@ impl HarvestInner {
             }
         }
         self.flushed.notify_waiters();
-        is_taken
+        match (is_empty, is_taken) {
+            (true, _) => Flushed::Nothing,
+            (false, true) => Flushed::Taken { is_complete },
+            (false, false) => Flushed::Refused,
+        }
     }
 
     /// Sends one message, until nothing of it is worth sending as it stands. Returns whether that is so.

@@ -24,9 +24,17 @@ pub(crate) struct Gathered {
     documents: BTreeMap<u64, Pending>,
     by_id: HashMap<Key, u64>,
     touched: HashMap<NamespaceId, (SignedNamespace, HashSet<DocumentId>)>,
+    /// Counts documents, and when each began to wait.
     next_order: u64,
     /// Sum of all texts.
     tokens: usize,
+}
+
+/// Messages to the store.
+pub(crate) struct Batch {
+    pub(crate) requests: Vec<(NamespaceId, AppendRequest)>,
+    /// Nothing that was wanted was left out for want of room.
+    pub(crate) is_complete: bool,
 }
 
 type Key = (NamespaceId, DocumentId);
@@ -44,6 +52,8 @@ struct Pending {
     finish: Option<FinishReason>,
     /// Whether the store knows of the newest epoch and finish.
     settled: bool,
+    /// Its place among those that the store lacks something of, from when it did first.
+    waits_since: u64,
     /// Its request went on elsewhere: nothing more comes.
     released: bool,
 }
@@ -69,6 +79,7 @@ impl Pending {
             acknowledged: piece.prev_len,
             finish: None,
             settled: true,
+            waits_since: 0,
             released: false,
         }
     }
@@ -180,6 +191,10 @@ impl Gathered {
             return;
         };
         self.tokens -= pending.text.len();
+        if pending.is_settled() {
+            self.next_order += 1;
+            pending.waits_since = self.next_order;
+        }
         pending.epoch = piece.epoch;
         pending.finish = piece.finish;
         // It runs here (again): an acknowledgement must not end it.
@@ -204,23 +219,21 @@ impl Gathered {
         }
     }
 
-    /// The next messages: oldest documents first, each once, until they weigh about `tokens_max` tokens. Outputs that
-    /// merely grow are among them if `growing`.
-    pub(crate) fn batch(
-        &self,
-        tokens_max: usize,
-        growing: bool,
-    ) -> Vec<(NamespaceId, AppendRequest)> {
+    /// The next messages: what has waited longest first, each document once, until they weigh about `tokens_max` tokens.
+    /// Outputs that merely grow are among them if `growing`.
+    pub(crate) fn batch(&self, tokens_max: usize, growing: bool) -> Batch {
+        let wanted =
+            |pending: &&Pending| !pending.is_settled() && (growing || pending.is_pressing());
+        let mut waiting: Vec<&Pending> = self.documents.values().filter(wanted).collect();
+        waiting.sort_unstable_by_key(|pending| pending.waits_since);
         let mut requests: Vec<(NamespaceId, AppendRequest)> = Vec::new();
         // The message of each namespace that is being filled.
         let mut places: HashMap<NamespaceId, usize> = HashMap::new();
         let mut weight = 0;
-        for pending in self
-            .documents
-            .values()
-            .filter(|pending| !pending.is_settled() && (growing || pending.is_pressing()))
-        {
+        let mut is_complete = true;
+        for pending in waiting {
             if weight >= tokens_max {
+                is_complete = false;
                 break;
             }
             let (namespace_id, _) = pending.key;
@@ -240,7 +253,10 @@ impl Gathered {
             weight += update.tokens.len() + UPDATE_WEIGHT_TOKENS;
             requests[place].1.updates.push(update);
         }
-        requests
+        Batch {
+            requests,
+            is_complete,
+        }
     }
 
     /// What the store answered to one message. Returns the tokens lost.
@@ -265,6 +281,9 @@ impl Gathered {
             // Less than `prev_len`: the store lost the beginning, and gets what there is again.
             pending.acknowledged = length.min(sent_len).clamp(pending.base, pending.len());
             pending.settled = pending.finish == update.finish && length >= sent_len;
+            // What came since it was sent has waited for less long than what was not sent at all.
+            self.next_order += 1;
+            pending.waits_since = self.next_order;
             let is_done = pending.is_settled() && (pending.finish.is_some() || pending.released);
             // A store that takes nothing of a piece that fits knows of a newer attempt.
             let is_superseded = length == update.prev_len && !update.tokens.is_empty();

@@ -31,7 +31,7 @@ fn piece(prev_len: u32, tokens: &[u32], finish: Option<FinishReason>) -> Documen
 
 /// Sends everything to a store that answers with the given length.
 fn exchange(gathered: &mut Gathered, length: u32) -> Option<(u32, Vec<u32>)> {
-    let (id, request) = gathered.batch(1000, true).into_iter().next()?;
+    let (id, request) = gathered.batch(1000, true).requests.into_iter().next()?;
     let sent = (
         request.updates[0].prev_len,
         request.updates[0].tokens.clone(),
@@ -90,7 +90,7 @@ fn a_cut_shortens_what_is_sent() {
     let mut cut = piece(1, &[], Some(FinishReason::Stop));
     cut.epoch = 2;
     gathered.push(ID, &signed(), (&cut).into());
-    let (_, request) = gathered.batch(1000, true).remove(0);
+    let (_, request) = gathered.batch(1000, true).requests.remove(0);
     assert_eq!(
         (request.updates[0].epoch, &request.updates[0].tokens[..]),
         (2, &[1][..])
@@ -101,7 +101,7 @@ fn a_cut_shortens_what_is_sent() {
 fn what_came_while_a_message_was_under_way_is_not_forgotten() {
     let mut gathered = Gathered::default();
     gathered.push(ID, &signed(), (&piece(0, &[1], None)).into());
-    let (id, request) = gathered.batch(1000, true).remove(0);
+    let (id, request) = gathered.batch(1000, true).requests.remove(0);
     gathered.push(
         ID,
         &signed(),
@@ -204,7 +204,7 @@ fn adopting_another_text_or_a_shorter_one_replaces() {
 fn an_output_without_its_beginning_is_counted_as_lost() {
     let mut gathered = Gathered::default();
     gathered.push(ID, &signed(), (&piece(3, &[4, 5], None)).into());
-    let (id, request) = gathered.batch(1000, true).remove(0);
+    let (id, request) = gathered.batch(1000, true).requests.remove(0);
     let lost = gathered.acknowledge(id, &request, &AppendReply { lengths: vec![1] });
     assert_eq!((lost, gathered.documents.len()), (2, 0));
 }
@@ -230,6 +230,7 @@ fn updates_weigh_something_and_are_cut_into_messages() {
     let sizes = |tokens_max| -> Vec<usize> {
         let batch = gathered.batch(tokens_max, true);
         batch
+            .requests
             .iter()
             .map(|(_, request)| request.updates.len())
             .collect()
@@ -242,7 +243,7 @@ fn updates_weigh_something_and_are_cut_into_messages() {
 fn outputs_that_merely_grow_may_wait() {
     let mut gathered = Gathered::default();
     let sent = |gathered: &Gathered, growing| {
-        let messages = gathered.batch(1000, growing);
+        let messages = gathered.batch(1000, growing).requests;
         let updates = messages.iter().flat_map(|(_, request)| &request.updates);
         updates.map(|update| update.tokens.len()).sum::<usize>()
     };
@@ -270,4 +271,41 @@ fn outputs_that_merely_grow_may_wait() {
     gathered.push(ID, &signed(), (&piece(0, &[1], None)).into());
     gathered.release(ID, piece(0, &[], None).document);
     assert_eq!(sent(&gathered, false), 1, "it goes on elsewhere");
+}
+
+#[test]
+fn nothing_starves_however_much_grows() {
+    const DOCUMENTS: usize = 10;
+    // Of so many at once.
+    const ROOM: usize = 4 * UPDATE_WEIGHT_TOKENS;
+    let mut gathered = Gathered::default();
+    let mut lengths = [0; DOCUMENTS];
+    let mut sent = [0; DOCUMENTS];
+    for turn in 0..30 {
+        // All of them grow with every turn.
+        for (document, length) in lengths.iter_mut().enumerate() {
+            let mut grown = piece(*length, &[7], None);
+            grown.document = DocumentId(document as u128);
+            gathered.push(ID, &signed(), (&grown).into());
+            *length += 1;
+        }
+        let batch = gathered.batch(ROOM, true);
+        assert!(!batch.is_complete, "turn {turn}");
+        for (id, request) in batch.requests {
+            let taken = |update: &DocumentUpdate| update.prev_len + update.tokens.len() as u32;
+            let reply = AppendReply {
+                lengths: request.updates.iter().map(taken).collect(),
+            };
+            for update in &request.updates {
+                let document = update.document.0 as usize;
+                // What came in so many turns. With places for four of ten, everyone's turn comes within four.
+                assert!((1..=4).contains(&update.tokens.len()), "turn {turn}");
+                sent[document] += update.tokens.len() as u32;
+            }
+            gathered.acknowledge(id, &request, &reply);
+        }
+    }
+    let waits = |sent: &u32| 30 - sent;
+    assert!(sent.iter().map(waits).all(|turns| turns < 4), "{sent:?}");
+    assert!(gathered.batch(usize::MAX, true).is_complete);
 }
