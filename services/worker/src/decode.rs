@@ -236,6 +236,9 @@ impl DecodeLoop {
         self.outlet.adopt(running);
         self.goodput
             .meet(running.namespace, &running.request.namespace);
+        // What the store answered while nothing was decoded is known to the first step; what is new here, it is asked
+        // before that.
+        self.goodput.exchange();
         // Before the prompt is read for nothing.
         if let Some(end) = self.fallback.hand_over(running) {
             let outcome = self.outlet.end(&mut entry, end);

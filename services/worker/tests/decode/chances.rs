@@ -63,6 +63,40 @@ async fn a_new_worker_expects_what_a_warm_one_does() {
     assert!(known < 0.5 * cold, "{known} expected after {cold}");
 }
 
+/// Tokens that are expected of the draft of a request's first step, the only one that has one.
+async fn expects_in_first_step(bench: &Bench) -> f64 {
+    run(bench, chunk(bench, &[1, 2, 3, 4, 1, 2, 3], 2)).await;
+    bench.figure("refrain_spec_expected_tokens_total{model=\"fake\",source=\"suffix\"}")
+}
+
+#[tokio::test]
+async fn the_first_step_after_an_idle_time_goes_by_what_the_store_answered_meanwhile() {
+    let cold = worker(Arc::new(FakeStore::default()), NEVER_MS).await;
+    let cold = expects_in_first_step(&cold).await;
+    assert!(cold > 0.0);
+
+    let store = Arc::new(FakeStore::default());
+    let warm = worker(store.clone(), NEVER_MS).await;
+    run(&warm, chunk(&warm, &[4, 5, 6], 1000)).await;
+    warm.worker.drain().await;
+    assert_eq!(store.chances().told, 1);
+
+    let new = worker(store.clone(), NEVER_MS).await;
+    let gate = store.asks_gate.lock().await;
+    let mut first = chunk(&new, &[7, 8], 2);
+    first.speculation = Speculation::Off;
+    run(&new, first).await;
+    eventually("nothing runs", || {
+        new.figure("refrain_worker_chunks_running") == 0.0
+    })
+    .await;
+    assert_eq!(new.figure(ANSWERED), 0.0);
+    drop(gate);
+    eventually("the store has answered", || new.figure(ANSWERED) == 1.0).await;
+    let known = expects_in_first_step(&new).await;
+    assert!(known < 0.5 * cold, "{known} expected after {cold}");
+}
+
 #[tokio::test]
 async fn a_worker_keeps_what_the_store_does_not_take() {
     let store = Arc::new(FakeStore::default());

@@ -330,6 +330,8 @@ pub(crate) struct FakeStore {
     /// Held by who wants calls that tell something to wait, and how many do.
     pub(crate) chances_gate: tokio::sync::Mutex<()>,
     pub(crate) chances_waiting: AtomicU64,
+    /// Held by who wants calls that only ask to wait.
+    pub(crate) asks_gate: tokio::sync::Mutex<()>,
 }
 
 /// What drafts are worth, of one namespace.
@@ -384,6 +386,8 @@ impl DraftStore for FakeStore {
         if !request.observed.is_empty() {
             self.chances_waiting.fetch_add(1, Ordering::SeqCst);
             drop(self.chances_gate.lock().await);
+        } else {
+            drop(self.asks_gate.lock().await);
         }
         let mut kept = self.chances();
         if kept.refuses {
