@@ -10,10 +10,12 @@
 //! * a request has at most one lease and waits at most once;
 //! * every submitted ticket is still waiting, or was answered exactly once, or was withdrawn.
 //!
-//! Read on in `queue` (who is next), [`crate::placement`] (where), `leases` and `workers` (what is known).
+//! Read on in `queue` (who is next), [`crate::placement`] (where), `granting` and `refusal` (what comes of it), `leases` and
+//! `workers` (what is known).
 
 pub(crate) mod actor;
 mod event;
+mod granting;
 mod leases;
 mod queue;
 pub(crate) mod refusal;
@@ -27,9 +29,9 @@ mod scripts;
 use std::collections::{BTreeSet, HashMap};
 
 use refrain_protocol::scheduling::{
-    Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseOutcome, LeaseRequest, ServedModel,
+    Heartbeat, HeartbeatReply, LeaseFinish, LeaseOutcome, LeaseRequest, ServedModel,
 };
-use refrain_protocol::{ApiError, LeaseId, RequestId, WorkerId};
+use refrain_protocol::{ApiError, LeaseId, RequestId};
 
 pub use self::event::{DispatchState, Effect, Event};
 pub use self::leases::LeaseEnd;
@@ -39,12 +41,8 @@ pub use self::workers::WorkerState;
 
 use self::leases::{LeaseTable, RunningLease};
 use self::queue::{FairQueue, PoolKey, Waiting};
-use self::workers::{Beat, Headroom, WorkerTable};
+use self::workers::{Beat, WorkerTable};
 use crate::config::SchedulerConfig;
-use crate::placement::{Need, Placement, place};
-
-/// Fencing epochs count in steps of a thousandth of the clock's millisecond, see [`Dispatch::epoch`].
-const EPOCHS_PER_MS: u64 = 1_000;
 
 /// Queues, leases and the worker table.
 #[derive(Debug)]
@@ -140,14 +138,14 @@ impl Dispatch {
         self.workers.models()
     }
 
-    /// The state, for people.
-    pub fn observe(&self) -> DispatchState {
+    /// The state, for people who look at it now.
+    pub fn observe(&self, now_ms: u64) -> DispatchState {
         DispatchState {
             draining: self.draining,
             queue_length: self.queue.len(),
             leases_running: self.leases.len(),
             leases_ended_remembered: self.leases.ended_len(),
-            workers: self.workers.observe(self.now_ms),
+            workers: self.workers.observe(self.now_ms.max(now_ms)),
             pools: self.queue.observe(),
         }
     }
@@ -197,6 +195,7 @@ impl Dispatch {
             lease,
             outcome,
             emitted_tokens,
+            worker_ended_ms_ago,
         } = finish;
         if let Some(running) = self.end(lease, LeaseEnd::Finished(outcome), true, effects) {
             self.queue.settle(
@@ -208,13 +207,16 @@ impl Dispatch {
             if outcome == LeaseOutcome::WorkerFailed {
                 // Its slot is free on paper; without this the next request would be sent there to fail too, and being idle
                 // it would be preferred to those that work. It is waited for even where there is no other: one that has
-                // died comes back later than a request has attempts. Its next report, or an output that it brings to
-                // its end, says that it lives, so that one request which the engine fails at holds the others up for
+                // died comes back later than a request has attempts. Its next report, or a chunk that it brings to its end
+                // from now on, says that it lives, so that one request which the engine fails at holds the others up for
                 // a heartbeat's time at most.
-                self.workers.suspect(&running.worker);
+                self.workers.suspect(&running.worker, self.now_ms);
             } else {
-                if outcome == LeaseOutcome::Done && emitted_tokens > 0 {
-                    self.workers.trust(&running.worker);
+                if let Some(ended_ms_ago) = worker_ended_ms_ago
+                    && emitted_tokens > 0
+                {
+                    let ended_ms = self.now_ms.saturating_sub(ended_ms_ago);
+                    self.workers.trust(&running.worker, ended_ms);
                 }
                 let held_ms = self.now_ms.saturating_sub(running.granted_ms);
                 self.queue.note_service(&running.pool, held_ms);
@@ -299,143 +301,6 @@ impl Dispatch {
         }
     }
 
-    /// Refuses those that have waited long enough.
-    fn refuse_late(&mut self, effects: &mut Vec<Effect>) {
-        for pool in self.queue.pools_waiting() {
-            let headroom = self.workers.headroom(&pool);
-            let tickets: Vec<Ticket> = self
-                .queue
-                .in_order(&pool)
-                .map(|(ticket, _)| ticket)
-                .collect();
-            for ticket in tickets {
-                let stranded_since_ms = self.mark_stranded(ticket, headroom);
-                let Some(waiting) = self.queue.get(ticket) else {
-                    continue;
-                };
-                let waited_ms = self.now_ms.saturating_sub(waiting.submitted_ms);
-                let stranded_ms = stranded_since_ms.map(|since| self.now_ms.saturating_sub(since));
-                if stranded_ms.is_some_and(|stranded| stranded >= self.config.worker_wait_ms) {
-                    self.refuse_waiting(ticket, Refusal::NoWorker, effects);
-                } else if waited_ms >= self.config.queue_wait_ms_max {
-                    self.refuse_waiting(ticket, Refusal::QueueWait, effects);
-                }
-            }
-        }
-    }
-
-    /// Notes whether any live worker could serve a waiting request, full or not. Returns since when none can.
-    fn mark_stranded(&mut self, ticket: Ticket, headroom: Headroom) -> Option<u64> {
-        let waiting = self.queue.get(ticket)?;
-        let stranded = if waiting.request.exclude.is_empty() {
-            waiting.request.context_tokens >= headroom.open_context_max
-        } else {
-            self.place(waiting) == Placement::Nobody
-        };
-        let now_ms = self.now_ms;
-        let waiting = self.queue.get_mut(ticket)?;
-        waiting.stranded_since_ms = stranded.then(|| waiting.stranded_since_ms.unwrap_or(now_ms));
-        waiting.stranded_since_ms
-    }
-
-    /// Grants leases until no waiting request can be placed.
-    fn fill(&mut self, effects: &mut Vec<Effect>) {
-        for pool in self.queue.pools_waiting() {
-            while let Some((ticket, worker)) = self.next_grant(&pool) {
-                self.grant(ticket, worker, effects);
-            }
-        }
-    }
-
-    /// The first request of a pool, in order, for which there is a slot.
-    fn next_grant(&self, pool: &PoolKey) -> Option<(Ticket, WorkerId)> {
-        let free_context_max = self.workers.headroom(pool).free_context_max;
-        if free_context_max == 0 {
-            return None;
-        }
-        self.queue
-            .in_order(pool)
-            // Cheap, and spares most of a long queue the look at every worker.
-            .filter(|(_, waiting)| waiting.request.context_tokens < free_context_max)
-            .find_map(|(ticket, waiting)| match self.place(waiting) {
-                Placement::On(worker) => Some((ticket, worker.clone())),
-                Placement::Full | Placement::Nobody => None,
-            })
-    }
-
-    fn place(&self, waiting: &Waiting) -> Placement<'_> {
-        let request = &waiting.request;
-        let need = Need {
-            model: &request.namespace.namespace.model,
-            tokenizer: &request.namespace.namespace.tokenizer,
-            context_tokens: request.context_tokens,
-            prefer: request.prefer.as_ref(),
-            handed_over: request.handed_over,
-            exclude: &request.exclude,
-            submitted_ms: waiting.submitted_ms,
-        };
-        place(
-            self.workers.candidates(),
-            &need,
-            self.config.prefer_load_slack,
-        )
-    }
-
-    fn grant(&mut self, ticket: Ticket, worker: WorkerId, effects: &mut Vec<Effect>) {
-        let epoch = self.epoch();
-        let Some(url) = self.workers.url(&worker).map(str::to_owned) else {
-            return;
-        };
-        let reads_context = self.queue.get(ticket).is_none_or(|waiting| {
-            let request = &waiting.request;
-            request.handed_over || request.prefer.as_ref() != Some(&worker)
-        });
-        let Some((waiting, charge)) = self.queue.take(ticket, reads_context) else {
-            return;
-        };
-        let request = waiting.request;
-        self.waiting_by_request.remove(&request.request);
-        // Unique because epochs are; the low half tells a reader of logs which request it was.
-        let lease = LeaseId((u128::from(epoch) << 64) | (request.request.0 & u128::from(u64::MAX)));
-        let pool = PoolKey::of(&request);
-        self.leases.insert(
-            lease,
-            RunningLease {
-                request: request.request,
-                worker: worker.clone(),
-                pool,
-                tenant: request.namespace.namespace.tenant,
-                charge,
-                granted_ms: self.now_ms,
-                seen_ms: self.now_ms,
-            },
-        );
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.leases.insert(lease);
-        }
-        effects.push(Effect::Grant {
-            ticket,
-            waited_ms: self.now_ms.saturating_sub(waiting.submitted_ms),
-            lease: Lease {
-                lease,
-                epoch,
-                worker,
-                url,
-                ttl_ms: self.config.lease_ttl_ms,
-            },
-        });
-    }
-
-    /// The next fencing epoch. One count serves all requests: what grows over all leases grows over those of
-    /// each request, and there is nothing to remember per request. It follows the clock, so that it goes on
-    /// growing after a restart, which remembers nothing; at fewer than a million leases a second it never
-    /// runs ahead of it.
-    fn epoch(&mut self) -> u64 {
-        let clock = self.now_ms.saturating_mul(EPOCHS_PER_MS);
-        self.epoch_last = clock.max(self.epoch_last.saturating_add(1));
-        self.epoch_last
-    }
-
     /// Ends a running lease. `settled`: its tokens are known, a later `finish` counts none.
     fn end(
         &mut self,
@@ -461,29 +326,5 @@ impl Dispatch {
         let waiting = self.queue.remove(ticket)?;
         self.waiting_by_request.remove(&waiting.request.request);
         Some(waiting)
-    }
-
-    fn refuse_waiting(&mut self, ticket: Ticket, refusal: Refusal, effects: &mut Vec<Effect>) {
-        if let Some(waiting) = self.take_out(ticket) {
-            effects.push(self.refuse(ticket, &waiting.request, refusal));
-        }
-    }
-
-    fn refuse(&self, ticket: Ticket, request: &LeaseRequest, refusal: Refusal) -> Effect {
-        let pool = PoolKey::of(request);
-        let error = refusal.error(request, &self.config, self.turn_in_ms(&pool));
-        Effect::Reject {
-            ticket,
-            error,
-            refusal,
-        }
-    }
-
-    /// When a request that came now would have its turn: the queue ahead of it, at the pace of recent chunks.
-    fn turn_in_ms(&self, pool: &PoolKey) -> u64 {
-        let slots = self.workers.headroom(pool).slots.max(1);
-        let ahead = self.queue.waiting_in_pool(pool) + 1;
-        let turn_in_ms = ahead as f64 * self.queue.service_ms(pool) / slots as f64;
-        (turn_in_ms as u64).clamp(1, self.config.retry_after_ms_max)
     }
 }

@@ -65,6 +65,10 @@ pub struct LeaseFinish {
     pub outcome: LeaseOutcome,
     /// Output tokens of this chunk, for the tenant's share and the group's length estimate.
     pub emitted_tokens: u32,
+    /// How long ago the worker brought the chunk to its end, or took word of where the output ends; `None`: the request was
+    /// given up, or the worker, before either was heard of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker_ended_ms_ago: Option<u64>,
 }
 
 /// A worker reports for duty: the first one registers it.

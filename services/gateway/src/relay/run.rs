@@ -182,6 +182,14 @@ impl ChoiceRun<'_> {
                         .await;
                 }
                 ChunkEvent::End(end) => {
+                    // A worker can leave off though its engine does not answer; it cannot decode to the end. Noted before the
+                    // reader has taken it, which may last.
+                    if let ChunkEndReason::Stop
+                    | ChunkEndReason::Length
+                    | ChunkEndReason::ChunkLimit = end.reason
+                    {
+                        hold.worker_ended();
+                    }
                     let progress = self.choice.end(&end);
                     let finished = progress.finish.is_some();
                     self.send(progress).await?;

@@ -229,6 +229,46 @@ async fn a_request_ends_by_the_gateways_clock_and_not_by_a_workers() {
 }
 
 #[tokio::test]
+async fn a_worker_that_was_not_heard_to_its_end_is_not_said_to_have_come_there() {
+    let bench = Bench::new().await;
+    let steps = {
+        let script = bench.mesh.script();
+        script.reply.len().div_ceil(script.step_tokens)
+    };
+    for (lease, (mishap, stop, is_ended)) in [
+        (None, "never", true),
+        // The output has ended, and all that is missing is the worker's word for it.
+        (Some(Mishap::Lose(steps)), "never", false),
+        (None, "answer", true),
+        (Some(Mishap::RefuseCut), "answer", false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        if let Some(mishap) = mishap.clone() {
+            bench.mesh.mishap(lease, mishap);
+        }
+        let (status, _) = bench.chat(json!({"stop": stop})).await;
+        bench.mesh.settled().await;
+        let log = bench.mesh.log();
+        let finish = &log.finishes[lease];
+        assert_eq!(
+            (status, finish.outcome, finish.worker_ended_ms_ago.is_some()),
+            (200, LeaseOutcome::Done, is_ended),
+            "{mishap:?}, {stop}"
+        );
+        assert!(finish.emitted_tokens > 0);
+    }
+    // Nor is one that leaves off; the next one comes there.
+    bench.mesh.mishap(4, Mishap::Drain(1));
+    assert_eq!(bench.chat(json!({})).await.0, 200);
+    bench.mesh.settled().await;
+    let log = bench.mesh.log();
+    let is_ended = [4, 5].map(|lease| log.finishes[lease].worker_ended_ms_ago.is_some());
+    assert_eq!(is_ended, [false, true]);
+}
+
+#[tokio::test]
 async fn an_error_in_mid_stream_is_an_event_without_done() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         failures_max: 1,

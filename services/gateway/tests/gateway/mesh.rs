@@ -42,6 +42,8 @@ pub(crate) enum Mishap {
     HandOver(usize),
     /// The worker falls silent.
     Hang(usize),
+    /// The worker does not take a cut.
+    RefuseCut,
 }
 
 /// What the workers do.
@@ -260,8 +262,17 @@ impl Worker for FakeWorker {
             self.0.open.load(Ordering::SeqCst) > 0,
             "the stream was let go before the cut"
         );
+        let mishap = self
+            .0
+            .script()
+            .mishaps
+            .get(&(cut.lease.0 as usize))
+            .cloned();
         self.0.log().cuts.push(cut);
-        Ok(())
+        match mishap {
+            Some(Mishap::RefuseCut) => Err(ApiError::new(ErrorKind::NotFound, "refused by script")),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -325,6 +336,9 @@ fn events(
             drafted: 4,
             accepted: tokens.len() as u32 - 1,
         })));
+    }
+    if matches!(mishap, Some(Mishap::Lose(at)) if *at == chunk.div_ceil(script.step_tokens)) {
+        return events;
     }
     let reason = if left.get(..chunk).is_some_and(|sent| sent.contains(&IM_END)) {
         ChunkEndReason::Stop

@@ -295,7 +295,8 @@ impl DispatchActor {
                 }
             }
             Call::Observe { reply } => {
-                if let Ok(state) = self.core.run(|core| core.observe()) {
+                let now_ms = self.clock.now_ms();
+                if let Ok(state) = self.core.run(|core| core.observe(now_ms)) {
                     let _ = reply.send(state);
                 } else {
                     self.rebuilt();

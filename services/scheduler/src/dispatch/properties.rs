@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
-use refrain_protocol::{Namespace, SignedNamespace};
+use refrain_protocol::{Namespace, SignedNamespace, WorkerId};
 
 use super::*;
 
@@ -203,6 +203,7 @@ impl World {
                     lease,
                     outcome,
                     emitted_tokens,
+                    worker_ended_ms_ago: (emitted_tokens % 2 == 0).then_some(emitted_tokens.into()),
                 }),
                 None => return,
             },
@@ -210,6 +211,7 @@ impl World {
                 lease: LeaseId(1),
                 outcome: LeaseOutcome::Done,
                 emitted_tokens: u32::MAX,
+                worker_ended_ms_ago: Some(u64::MAX),
             }),
             Op::Undelivered { nth } => match self.nth_lease(nth) {
                 Some(lease) => Event::Undelivered { lease },
@@ -329,7 +331,7 @@ proptest! {
         while world.now_ms < deadline_ms && !world.waiting.is_empty() {
             world.step(Op::Wait { ms: 1_000 });
         }
-        prop_assert!(world.waiting.is_empty(), "{:#?}", world.dispatch.observe());
+        prop_assert!(world.waiting.is_empty(), "{:#?}", world.dispatch.observe(world.now_ms));
         // And without heartbeats nothing stays.
         world.step(Op::Wait { ms: config().worker_ttl_ms });
         prop_assert_eq!((world.dispatch.leases_running(), world.dispatch.workers()), (0, 0));
@@ -363,7 +365,7 @@ proptest! {
             let emitted_tokens = outputs.next().unwrap();
             left[tenant] -= 1;
             served[tenant] += i64::from(context_tokens) + 2 * i64::from(emitted_tokens);
-            let finish = LeaseFinish { lease: lease.lease, outcome: LeaseOutcome::Done, emitted_tokens };
+            let finish = LeaseFinish { lease: lease.lease, outcome: LeaseOutcome::Done, emitted_tokens, worker_ended_ms_ago: None };
             granted.extend(dispatch.apply(Event::Finish(finish), START_MS));
             if left.iter().all(|left| *left > 0) {
                 let spread = served.iter().max().unwrap() - served.iter().min().unwrap();

@@ -1,9 +1,13 @@
-//! Why a request gets no lease, in words for its caller.
+//! Why and when a request gets no lease, and how its caller is told.
 
 use refrain_protocol::scheduling::LeaseRequest;
 use refrain_protocol::{ApiError, ErrorKind};
 
+use super::queue::{PoolKey, Ticket};
+use super::workers::Headroom;
+use super::{Dispatch, Effect};
 use crate::config::SchedulerConfig;
+use crate::placement::Placement;
 
 /// Which limit it was: the `limit` label of `refrain_scheduler_rejections_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,6 +114,81 @@ impl Refusal {
             .with_code("superseded"),
             Refusal::Draining => try_soon("the scheduler is going away; try again"),
         }
+    }
+}
+
+impl Dispatch {
+    /// Refuses those that have waited long enough.
+    pub(super) fn refuse_late(&mut self, effects: &mut Vec<Effect>) {
+        for pool in self.queue.pools_waiting() {
+            let headroom = self.workers.headroom(&pool);
+            let tickets: Vec<Ticket> = self
+                .queue
+                .in_order(&pool)
+                .map(|(ticket, _)| ticket)
+                .collect();
+            for ticket in tickets {
+                let stranded_since_ms = self.mark_stranded(ticket, headroom);
+                let Some(waiting) = self.queue.get(ticket) else {
+                    continue;
+                };
+                let waited_ms = self.now_ms.saturating_sub(waiting.submitted_ms);
+                let stranded_ms = stranded_since_ms.map(|since| self.now_ms.saturating_sub(since));
+                if stranded_ms.is_some_and(|stranded| stranded >= self.config.worker_wait_ms) {
+                    self.refuse_waiting(ticket, Refusal::NoWorker, effects);
+                } else if waited_ms >= self.config.queue_wait_ms_max {
+                    self.refuse_waiting(ticket, Refusal::QueueWait, effects);
+                }
+            }
+        }
+    }
+
+    /// Notes whether any live worker could serve a waiting request, full or not. Returns since when none can.
+    pub(super) fn mark_stranded(&mut self, ticket: Ticket, headroom: Headroom) -> Option<u64> {
+        let waiting = self.queue.get(ticket)?;
+        let stranded = if waiting.request.exclude.is_empty() {
+            waiting.request.context_tokens >= headroom.open_context_max
+        } else {
+            self.place(waiting) == Placement::Nobody
+        };
+        let now_ms = self.now_ms;
+        let waiting = self.queue.get_mut(ticket)?;
+        waiting.stranded_since_ms = stranded.then(|| waiting.stranded_since_ms.unwrap_or(now_ms));
+        waiting.stranded_since_ms
+    }
+
+    pub(super) fn refuse_waiting(
+        &mut self,
+        ticket: Ticket,
+        refusal: Refusal,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(waiting) = self.take_out(ticket) {
+            effects.push(self.refuse(ticket, &waiting.request, refusal));
+        }
+    }
+
+    pub(super) fn refuse(
+        &self,
+        ticket: Ticket,
+        request: &LeaseRequest,
+        refusal: Refusal,
+    ) -> Effect {
+        let pool = PoolKey::of(request);
+        let error = refusal.error(request, &self.config, self.turn_in_ms(&pool));
+        Effect::Reject {
+            ticket,
+            error,
+            refusal,
+        }
+    }
+
+    /// When a request that came now would have its turn: the queue ahead of it, at the pace of recent chunks.
+    fn turn_in_ms(&self, pool: &PoolKey) -> u64 {
+        let slots = self.workers.headroom(pool).slots.max(1);
+        let ahead = self.queue.waiting_in_pool(pool) + 1;
+        let turn_in_ms = ahead as f64 * self.queue.service_ms(pool) / slots as f64;
+        (turn_in_ms as u64).clamp(1, self.config.retry_after_ms_max)
     }
 }
 

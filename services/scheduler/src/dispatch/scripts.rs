@@ -4,7 +4,7 @@
 //!   [fallback=worker]`: `runs` names requests, whose
 //!   newest leases are meant;
 //! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m]`: the nth `ask` has ticket n;
-//! * `done|continues|failed <request> [tokens]`: gives the request's newest lease back;
+//! * `done|continues|failed <request> [tokens] [ended=ms ago]`: gives the request's newest lease back;
 //! * `withdraw <ticket>`, `undelivered <request>`, `tick`, `drain`.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 
 use expect_test::Expect;
 use refrain_protocol::scheduling::Eagle3Report;
-use refrain_protocol::{Namespace, SignedNamespace};
+use refrain_protocol::{Namespace, SignedNamespace, WorkerId};
 use refrain_service_kit::config::Validate as _;
 
 use super::*;
@@ -129,6 +129,7 @@ impl Script {
                     other => panic!("no such event: {other}"),
                 },
                 emitted_tokens: words.get(2).map_or(0, |tokens| tokens.parse().unwrap()),
+                worker_ended_ms_ago: given.get("ended").map(|ms_ago| ms_ago.parse().unwrap()),
             }),
         }
     }

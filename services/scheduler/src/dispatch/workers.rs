@@ -28,7 +28,8 @@ pub(super) struct Worker {
     /// Leases it named that this table does not know: grants of an earlier life of the scheduler, or chunks
     /// it has not let go of. They take slots like any other.
     foreign: BTreeSet<LeaseId>,
-    suspect: bool,
+    /// When somebody last failed to reach it, if nothing has been heard of it since.
+    suspect_since_ms: Option<u64>,
 }
 
 impl Worker {
@@ -45,7 +46,7 @@ impl Worker {
             running: self.running(),
             max_running: self.heartbeat.max_running,
             draining: self.heartbeat.draining,
-            suspect: self.suspect,
+            suspect: self.suspect_since_ms.is_some(),
             registered_ms: self.registered_ms,
         }
     }
@@ -125,7 +126,7 @@ impl WorkerTable {
                 heard_ms: now_ms,
                 leases: BTreeSet::new(),
                 foreign: BTreeSet::new(),
-                suspect: false,
+                suspect_since_ms: None,
                 heartbeat,
             };
             self.workers.insert(worker.heartbeat.worker.clone(), worker);
@@ -150,7 +151,7 @@ impl WorkerTable {
             lost.extend(known.leases.iter().copied());
         }
         known.heard_ms = now_ms;
-        known.suspect = false;
+        known.suspect_since_ms = None;
         known.heartbeat = heartbeat;
         Ok(if restarted {
             Beat::Restarted(lost)
@@ -173,17 +174,21 @@ impl WorkerTable {
             .any(|worker| worker.foreign.remove(&lease))
     }
 
-    /// Somebody failed to reach it: no new chunks until it reports again, or somebody else does reach it.
-    pub(super) fn suspect(&mut self, worker: &WorkerId) {
+    /// Somebody failed to reach it: no new chunks until it reports again, or brings one to its end after this.
+    pub(super) fn suspect(&mut self, worker: &WorkerId, now_ms: u64) {
         if let Some(worker) = self.workers.get_mut(worker) {
-            worker.suspect = true;
+            worker.suspect_since_ms = Some(now_ms);
         }
     }
 
-    /// It brought an output to its end.
-    pub(super) fn trust(&mut self, worker: &WorkerId) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.suspect = false;
+    /// It brought a chunk to its end at `ended_ms`. Before it became suspect, or in that very millisecond, that says nothing.
+    pub(super) fn trust(&mut self, worker: &WorkerId, ended_ms: u64) {
+        if let Some(worker) = self.workers.get_mut(worker)
+            && worker
+                .suspect_since_ms
+                .is_some_and(|since| since < ended_ms)
+        {
+            worker.suspect_since_ms = None;
         }
     }
 
@@ -242,7 +247,7 @@ impl WorkerTable {
             && there.heartbeat.max_context >= own.max_context;
         // A full one would send the request back here, after a prefill for nothing.
         let has_room = there.running() < there.heartbeat.max_running;
-        let takes = !there.heartbeat.draining && !there.suspect && has_room;
+        let takes = !there.heartbeat.draining && there.suspect_since_ms.is_none() && has_room;
         there.heartbeat.eagle3.filter(|_| same_text && takes)
     }
 
@@ -282,7 +287,7 @@ impl WorkerTable {
             foreign: worker.foreign.len(),
             max_running: worker.heartbeat.max_running,
             draining: worker.heartbeat.draining,
-            suspect: worker.suspect,
+            suspect: worker.suspect_since_ms.is_some(),
             silent_ms: now_ms.saturating_sub(worker.heard_ms),
         };
         self.workers.iter().map(state).collect()

@@ -80,6 +80,17 @@ impl Mesh {
         panic!("never so: {:#?}", self.handle().observe().await);
     }
 
+    /// Waits until a figure is so, and sends the dispatcher nothing meanwhile: each call would set its timer.
+    async fn until_metric(&self, line: &str) {
+        for _ in 0..3_000 {
+            if self.metric(line) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("never: {line}");
+    }
+
     fn metric(&self, line: &str) -> bool {
         String::from_utf8(self.metrics.render())
             .unwrap()
@@ -109,6 +120,7 @@ fn done(lease: LeaseId) -> LeaseFinish {
         lease,
         outcome: LeaseOutcome::Done,
         emitted_tokens: 5,
+        worker_ended_ms_ago: Some(0),
     }
 }
 
@@ -270,20 +282,31 @@ async fn a_panic_fails_those_who_wait_and_heartbeats_refill_the_table() {
 }
 
 #[tokio::test]
-async fn a_worker_that_falls_silent_is_forgotten_though_nobody_waits() {
+async fn a_worker_that_falls_silent_is_forgotten_though_nobody_asks() {
+    let worker_ttl_ms = 200;
     let mesh = mesh_with(SchedulerConfig {
         heartbeat_interval_ms: 10,
         lease_grace_ms: 20,
-        worker_ttl_ms: 50,
-        lease_ttl_ms: 50,
+        worker_ttl_ms,
+        lease_ttl_ms: worker_ttl_ms,
         ..SchedulerConfig::default()
     })
     .await;
     mesh.handle().heartbeat(beat(Vec::new())).await.unwrap();
-    mesh.until(|state| state.workers.is_empty()).await;
-    // And so is the next one.
+    // The tick that this one has set comes too early for the next.
+    tokio::time::sleep(Duration::from_millis(worker_ttl_ms / 2)).await;
     mesh.handle().heartbeat(beat(Vec::new())).await.unwrap();
-    mesh.until(|state| state.workers.is_empty()).await;
+    mesh.until_metric("refrain_scheduler_workers 0").await;
+    // And so is one that comes back.
+    mesh.handle().heartbeat(beat(Vec::new())).await.unwrap();
+    mesh.until_metric("refrain_scheduler_workers 0").await;
+}
+
+#[tokio::test]
+async fn a_workers_silence_grows_though_nothing_happens() {
+    let mesh = mesh(false).await;
+    mesh.handle().heartbeat(beat(Vec::new())).await.unwrap();
+    mesh.until(|state| state.workers[0].silent_ms >= 20).await;
 }
 
 #[tokio::test]

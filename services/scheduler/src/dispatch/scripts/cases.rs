@@ -176,25 +176,68 @@ fn a_worker_that_failed_somebody_takes_nothing_until_it_reports() {
 }
 
 #[test]
-fn a_worker_that_brings_an_output_to_its_end_is_trusted_again() {
+fn a_worker_that_brings_a_chunk_to_its_end_is_trusted_again() {
     check(
-        "0 beat a slots=5
+        "0 beat a slots=4
          1 ask 1 acme
-         2 ask 2 acme
-         3 ask 3 acme
+         1 ask 2 acme
+         1 ask 3 acme
          4 failed 1
          5 ask 4 acme
-         6 done 2
-         7 done 3 9",
+         6 continues 2 9 ended=1
+         7 failed 4
+         8 ask 5 acme
+         9 done 3 9 ended=0",
         expect![[r#"
             0 a joined
             1 grant #1 on a after 0 ms
-            2 grant #2 on a after 0 ms
-            3 grant #3 on a after 0 ms
+            1 grant #2 on a after 0 ms
+            1 grant #3 on a after 0 ms
+            4 end of 1 on a: worker_failed
+            6 end of 2 on a: continues
+            6 grant #4 on a after 1 ms
+            7 end of 4 on a: worker_failed
+            9 end of 3 on a: done
+            9 grant #5 on a after 1 ms
+        "#]],
+    );
+}
+
+#[test]
+fn a_worker_is_not_trusted_for_what_says_nothing_of_it() {
+    // One whose client left, without and with output; one without output; and one that ended before the failure, or with it,
+    // and was read later.
+    check(
+        "0 beat a slots=9
+         1 ask 1 acme
+         1 ask 2 acme
+         1 ask 3 acme
+         1 ask 4 acme
+         1 ask 5 acme
+         1 ask 6 acme
+         4 failed 1
+         5 ask 7 acme
+         6 done 2
+         7 done 3 9
+         8 done 4 0 ended=0
+         9 done 5 9 ended=6
+         9 done 6 9 ended=5
+         900 beat a slots=9",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms
+            1 grant #2 on a after 0 ms
+            1 grant #3 on a after 0 ms
+            1 grant #4 on a after 0 ms
+            1 grant #5 on a after 0 ms
+            1 grant #6 on a after 0 ms
             4 end of 1 on a: worker_failed
             6 end of 2 on a: done
             7 end of 3 on a: done
-            7 grant #4 on a after 2 ms
+            8 end of 4 on a: done
+            9 end of 5 on a: done
+            9 end of 6 on a: done
+            900 grant #7 on a after 895 ms
         "#]],
     );
 }
@@ -448,7 +491,7 @@ fn senseless_heartbeats_and_too_many_workers_are_refused() {
 fn the_state_is_readable() {
     let mut script = Script::new(small());
     script.run("0 beat a slots=1\n1 ask 1 acme\n2 ask 2 other");
-    let state = serde_json::to_string_pretty(&script.dispatch.observe()).unwrap();
+    let state = serde_json::to_string_pretty(&script.dispatch.observe(START_MS + 702)).unwrap();
     expect![[r#"
         {
           "draining": false,
@@ -466,7 +509,7 @@ fn the_state_is_readable() {
               "max_running": 1,
               "draining": false,
               "suspect": false,
-              "silent_ms": 2
+              "silent_ms": 702
             }
           ],
           "pools": [
