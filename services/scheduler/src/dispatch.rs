@@ -118,6 +118,17 @@ impl Dispatch {
         worker.into_iter().chain(lease).min()
     }
 
+    /// No deadline that the last event brought comes before this. Where a tick is due by then, [`Dispatch::due_ms`] need not be
+    /// asked, which looks at every worker and lease.
+    pub fn due_ms_min(&self) -> u64 {
+        let config = &self.config;
+        let soonest_ms = match self.queue.len() {
+            0 => config.worker_ttl_ms.min(config.lease_ttl_ms),
+            _ => config.tick_ms,
+        };
+        self.now_ms.saturating_add(soonest_ms)
+    }
+
     /// Requests that wait.
     pub fn queue_length(&self) -> usize {
         self.queue.len()

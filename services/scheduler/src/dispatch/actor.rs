@@ -205,7 +205,8 @@ impl DispatchActor {
     /// then, and the next one is set by it.
     fn set_tick(&mut self, ctx: &mut Context<Self>) {
         let core = self.core.core();
-        if self.tick.is_some() && core.queue_length() == 0 {
+        let pending_ms = self.tick.as_ref().map(|tick| tick.due_ms);
+        if pending_ms.is_some_and(|pending_ms| pending_ms <= core.due_ms_min()) {
             return;
         }
         let Some(due_ms) = core.due_ms() else {

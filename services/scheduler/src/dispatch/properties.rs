@@ -260,7 +260,16 @@ impl World {
     }
 
     fn apply(&mut self, event: Event) {
+        // While somebody waits the next tick is near, and no other deadline is looked at.
+        let is_idle = self.dispatch.queue_length() == 0;
+        let due_before_ms = self.dispatch.due_ms().filter(|_| is_idle);
         let effects = self.dispatch.apply(event, self.now_ms);
+        if let Some(due_ms) = self.dispatch.due_ms()
+            && is_idle
+            && due_before_ms.is_none_or(|before_ms| due_ms < before_ms)
+        {
+            assert!(due_ms >= self.dispatch.due_ms_min(), "sooner than it said");
+        }
         for effect in effects {
             match effect {
                 Effect::Grant { ticket, lease, .. } => {

@@ -310,6 +310,24 @@ async fn a_workers_silence_grows_though_nothing_happens() {
 }
 
 #[tokio::test]
+async fn a_lease_that_no_heartbeat_names_ends_before_its_worker_is_given_up() {
+    let mesh = mesh_with(SchedulerConfig {
+        heartbeat_interval_ms: 10,
+        lease_grace_ms: 20,
+        lease_ttl_ms: 50,
+        worker_ttl_ms: 3_600_000,
+        ..SchedulerConfig::default()
+    })
+    .await;
+    let handle = mesh.handle();
+    handle.heartbeat(beat(Vec::new())).await.unwrap();
+    handle.lease(mesh.ask(1)).await.unwrap();
+    mesh.until_metric("refrain_scheduler_leases_total{outcome=\"expired\"} 1")
+        .await;
+    assert!(mesh.metric("refrain_scheduler_workers 1"));
+}
+
+#[tokio::test]
 async fn a_drain_sends_everybody_elsewhere() {
     let mesh = mesh(true).await;
     let handle = mesh.handle();
