@@ -12,13 +12,15 @@ from types import SimpleNamespace as Namespace
 from unittest import mock
 
 from client import PATIENCE_SECONDS, PROMPT, TEXT, WithMesh, undisturbed, wait_until
-from refrain_client import announced, sglang
+from refrain_client import announced, corpus, sglang
 from refrain_client.corpus import RefrainCorpus
 
 END = 2
 NODES = 8
 # SGLang's --speculative-ngram-max-trie-depth: so much of a text its corpus is shown.
 TAIL = 18
+# Longer than a test takes.
+NEVER_SECONDS = 3600.0
 
 
 class Req:
@@ -88,6 +90,12 @@ class Engine:
             req.hear(heard.get(req.rid, []))
         self.batch = [req for req in batch if req.finished_reason is None]
 
+    def flush(self):
+        """SGLang's caches are emptied, for which nothing may run."""
+        assert not self.batch
+        self.corpus.reset()
+        self.last = set()
+
     @staticmethod
     def verify(req, at, tokens, before):
         """The path through the tree that the request says, and one token more."""
@@ -142,6 +150,73 @@ class Corpus(WithMesh):
             stats = corpus.client.stats()
             # Nothing past an output's end is remembered.
             self.assertEqual((stats["requests"], stats["said_tokens"]), (0, len(ran) * len(text)))
+
+    def assert_in_the_store(self, count, *texts):
+        """So many outputs, and these with their last tokens."""
+        other = self.mesh.client()
+        wait_until("all are there", lambda: other.stats()["documents"] == count)
+        for at, text in enumerate(texts):
+            other.start(str(at), text[-12:-4])
+            wait_until("its end is there", lambda at=at, text=text: other.propose([(str(at), 4)])[0][0] == text[-4:])
+
+    def ended(self, *reqs):
+        """An engine whose requests have ended with no step after that: their last tokens are not known here, and nobody looks."""
+        with mock.patch.object(corpus, "LOOK_EVERY_SECONDS", NEVER_SECONDS):
+            engine = Engine(self.corpus(), False)
+        engine.batch = list(reqs)
+        while engine.batch:
+            engine.step()
+        stats = engine.corpus.client.stats()
+        self.assertGreater(stats["requests"], 0)
+        self.assertLess(stats["said_tokens"], sum(len(req.text) for req in reqs))
+        return engine
+
+    def test_a_flush_hands_on_what_the_last_batch_said(self):
+        self.mesh.start()
+        texts = [[*TEXT[:60], END], [9, *TEXT[60:], END]]
+        engine = self.ended(*(Req(str(at), text) for at, text in enumerate(texts)))
+        client = engine.corpus.client
+        engine.flush()
+        stats = client.stats()
+        self.assertEqual((stats["requests"], stats["said_tokens"]), (0, sum(map(len, texts))))
+        last = [10, *TEXT[30:90], END]
+        self.run_all(engine, [Req("after", last)])
+        stats = client.stats()
+        self.assertEqual((stats["requests"], stats["said_tokens"]), (0, sum(map(len, texts)) + len(last)))
+        self.assertTrue(client.drain(PATIENCE_SECONDS))
+        self.assert_in_the_store(3, *texts, last)
+
+    def test_ends_are_handed_on_though_no_step_follows(self):
+        self.mesh.start()
+        for overlaps, text in ((False, [7, *TEXT, END]), (True, [8, *TEXT, END])):
+            engine = Engine(self.corpus(), overlaps)
+            client, req = engine.corpus.client, Req("a", text)
+            engine.batch = [req]
+            while len(req.output_ids) < 50:
+                engine.step()
+            if overlaps:
+                # Whoever asked has left: no token tells of this end.
+                req.finish("abort")
+            else:
+                while engine.batch:
+                    engine.step()
+            wait_until("it has ended here", lambda client=client: client.stats()["requests"] == 0)
+            self.assertGreaterEqual(client.stats()["said_tokens"], len(req.output_ids))
+            self.assertTrue(client.drain(PATIENCE_SECONDS))
+            self.assert_in_the_store(1 + overlaps, list(req.output_ids))
+
+    def test_the_step_that_follows_an_end_hands_it_on(self):
+        req = Req("a", [*TEXT, END])
+        engine = self.ended(req)
+        client = engine.corpus.client
+        # One look alone may come while SGLang is ending it, and within a step nobody is taken out of the batch.
+        engine.corpus.look()
+        engine.corpus.meet([req])
+        engine.corpus.look()
+        self.assertEqual(client.stats()["requests"], 1)
+        engine.corpus.meet([Req("b", [8, *TEXT])])
+        stats = client.stats()
+        self.assertEqual((stats["requests"], stats["said_tokens"]), (1, len(TEXT) + 1))
 
     def test_outputs_reach_the_store_whole_also_those_of_the_last_batch(self):
         self.mesh.start()
@@ -204,8 +279,7 @@ class Corpus(WithMesh):
             client = corpus.client
             for at in (4, 2 * TAIL, 3 * TAIL):
                 client.start(str(at), [*PROMPT[-4:], *TEXT[at - 4 : at]])
-                found = undisturbed(client, lambda: client.propose([(str(at), 3)]))
-                self.assertEqual(found[0][0], TEXT[at : at + 3])
+                wait_until("it is drafted from", lambda at=at: client.propose([(str(at), 3)])[0][0] == TEXT[at : at + 3])
 
     def test_what_sglang_would_not_judge_exactly_is_not_drafted(self):
         corpus = self.corpus()

@@ -1,5 +1,8 @@
 """A stand-in for SGLang's `NgramCorpus`, with Refrain's memory behind it."""
 
+import threading
+import weakref
+
 import numpy as np
 
 from refrain_client.announced import announces, start
@@ -7,6 +10,8 @@ from refrain_client.ending import Ending
 
 # How long a process that ends waits for the draft store.
 DRAIN_SECONDS = 5.0
+# How often somebody looks for requests that have ended with no step after them.
+LOOK_EVERY_SECONDS = 0.5
 
 
 class Met:
@@ -16,6 +21,10 @@ class Met:
         self.req, self.known = req, known
         self.prompt_len = len(req.origin_input_ids_unpadded)
         self.ending = Ending.of_sglang(req, known)
+
+    def has_ended(self):
+        """Whether SGLang says so."""
+        return self.req.finished_reason is not None
 
 
 def is_drafted_for(params):
@@ -34,23 +43,36 @@ class RefrainCorpus:
     def __init__(self, client, draft_token_num):
         self.client = client
         self.draft_token_num = draft_token_num
+        # Who calls the client for a request holds it: SGLang's scheduler, and for one request at a time who looks for ends.
+        self._lock = threading.Lock()
         self._met = {}
+        # Between `meet` and the drafts: who is in the batch must be known then.
+        self._is_in_step = False
+        self._had_ended = set()
+        self._is_closed = threading.Event()
         self._chain = np.tril(np.ones((draft_token_num, draft_token_num), dtype=np.int64)).reshape(-1)
         # Of as many requests as there were in a step.
         self._mask = self._chain
+        threading.Thread(
+            target=look_now_and_then, args=(weakref.ref(self), self._is_closed), name="refrain-ends", daemon=True
+        ).start()
 
     def meet(self, reqs):
-        """The batch of the step that begins."""
-        for req in reqs:
-            met = self._met.get(req.rid)
-            if met is not None:
-                if met.req is req:
-                    continue
-                self._settle(req.rid)
-            fields = getattr(req.sampling_params, "custom_params", None) or {}
-            fields = fields if announces(fields) else {}
-            known = start(self.client, req.rid, list(req.origin_input_ids_unpadded), fields)
-            self._met[req.rid] = Met(req, known)
+        """The batch of the step that begins. What has ended is not in it."""
+        with self._lock:
+            self._is_in_step = True
+            gone = self._met.keys() - {req.rid for req in reqs}
+            self._settle_all([req_id for req_id in gone if self._met[req_id].has_ended()])
+            for req in reqs:
+                met = self._met.get(req.rid)
+                if met is not None:
+                    if met.req is req:
+                        continue
+                    self._settle(req.rid)
+                fields = getattr(req.sampling_params, "custom_params", None) or {}
+                fields = fields if announces(fields) else {}
+                known = start(self.client, req.rid, list(req.origin_input_ids_unpadded), fields)
+                self._met[req.rid] = Met(req, known)
 
     def batch_get(self, req_ids, batch_tokens, total_lens):
         """The nodes of all requests, and which of them stand before which: int64 arrays of batch * n and batch * n * n."""
@@ -63,11 +85,13 @@ class RefrainCorpus:
     def chains(self, req_ids, tails, total_lens):
         """For each request the last token of its text, which ends with the tail and is so long, and the draft behind it."""
         wanted = []
-        for req_id, tail, total_len in zip(req_ids, tails, total_lens):
-            met = self._met[req_id]
-            self._say(req_id, met, tail, total_len)
-            is_wanted = met.ending is not None and is_drafted_for(met.req.sampling_params)
-            wanted.append((req_id, self.draft_token_num - 1 if is_wanted else 0))
+        with self._lock:
+            for req_id, tail, total_len in zip(req_ids, tails, total_lens):
+                met = self._met[req_id]
+                self._say(req_id, met, tail, total_len)
+                is_wanted = met.ending is not None and is_drafted_for(met.req.sampling_params)
+                wanted.append((req_id, self.draft_token_num - 1 if is_wanted else 0))
+            self._is_in_step = False
         chains = []
         for tail, (tokens, *_) in zip(tails, self.client.propose(wanted)):
             chain = [tail[-1], *tokens]
@@ -76,12 +100,35 @@ class RefrainCorpus:
 
     def erase_match_state(self, req_ids):
         """These are not in the batch any more: they have ended, or SGLang made room with them."""
-        for req_id in req_ids:
-            if req_id in self._met:
-                self._settle(req_id)
+        with self._lock:
+            self._settle_all(req_ids)
 
     def reset(self):
-        """SGLang's caches were flushed. What is remembered here is the mesh's."""
+        """SGLang's caches were flushed, for which nothing may run. It has forgotten whom its last batch had, so nobody else
+        tells of their end. What is remembered here is the mesh's."""
+        with self._lock:
+            self._settle_all(list(self._met))
+
+    def look(self):
+        """For when nothing runs: SGLang tells of an end with the next step only. What had ended at the last look, too, is
+        settled; one look alone could find SGLang in the midst of ending it."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            ended = {met: req_id for req_id, met in self._met.items() if met.has_ended()}
+            due = [(req_id, met) for met, req_id in ended.items() if met in self._had_ended]
+            self._had_ended = set(ended)
+        finally:
+            self._lock.release()
+        for req_id, met in due:
+            # One at a time: a step that begins meanwhile waits for no more than that, and settles the others itself.
+            if not self._lock.acquire(blocking=False):
+                return
+            try:
+                if not self._is_in_step and self._met.get(req_id) is met:
+                    self._settle(req_id)
+            finally:
+                self._lock.release()
 
     def synchronize(self):
         """What was said is known at once."""
@@ -103,7 +150,8 @@ class RefrainCorpus:
 
     def close(self):
         """The process ends: what the last batch said is handed on, too."""
-        self.erase_match_state(list(self._met))
+        self._is_closed.set()
+        self.reset()
         self.client.drain(DRAIN_SECONDS)
 
     def _say(self, req_id, met, tail, total_len):
@@ -126,6 +174,11 @@ class RefrainCorpus:
             met.ending = None
             self.client.finish(req_id, reason)
 
+    def _settle_all(self, req_ids):
+        for req_id in req_ids:
+            if req_id in self._met:
+                self._settle(req_id)
+
     def _settle(self, req_id):
         met = self._met.pop(req_id)
         output = met.req.output_ids_through_stop
@@ -134,3 +187,13 @@ class RefrainCorpus:
         if met.ending is not None:
             reason = met.req.finished_reason
             self.client.finish(req_id, reason.to_json()["type"] if reason else None)
+
+
+def look_now_and_then(corpus, is_closed):
+    """On a thread of its own, which keeps no corpus (a weak reference) alive."""
+    while not is_closed.wait(LOOK_EVERY_SECONDS):
+        here = corpus()
+        if here is None:
+            return
+        here.look()
+        del here
