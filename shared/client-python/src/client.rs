@@ -14,7 +14,8 @@ use crate::tokens::Tokens;
 ///
 /// Client(config=None, tokenizer=None): `config` is the path of a TOML file, which variables REFRAIN_CLIENT_... override;
 /// `tokenizer` the folder of the engine's tokenizer.json, where the configuration names none. Raises ValueError for a
-/// faulty configuration, a tokenizer that cannot be read, and a token that is refused.
+/// faulty configuration, a tokenizer that cannot be read, and a token of other keys or another tokenizer. One that is too old,
+/// or a token's file that cannot be read, is waited for.
 #[pyclass(frozen)]
 pub(crate) struct Client {
     proposer: Proposer,

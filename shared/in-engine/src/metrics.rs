@@ -17,6 +17,7 @@ pub(crate) struct InEngineMetrics {
     pub(crate) reading_tokens: IntGauge,
     pub(crate) forgotten: IntCounter,
     pub(crate) busy: IntCounter,
+    pub(crate) token_failures: IntCounter,
     pub(crate) rejections: IntCounterVec,
     pub(crate) memory: MemoryMetrics,
     pub(crate) harvest: HarvestMetrics,
@@ -76,6 +77,10 @@ impl InEngineMetrics {
             busy: metrics.counter(
                 "refrain_client_busy_total",
                 "Times that a step went without a part of the drafts, since others held it.",
+            )?,
+            token_failures: metrics.counter(
+                "refrain_client_token_failures_total",
+                "Times that the engine's own token was too old or wrong, or its file could not be read.",
             )?,
             rejections,
             memory: MemoryMetrics::new(metrics)?,

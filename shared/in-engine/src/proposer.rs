@@ -32,7 +32,7 @@ pub struct Proposer {
     runtime: Option<Runtime>,
     pub(crate) memory: Arc<Memory>,
     harvest: Harvest,
-    standing: Arc<Standing>,
+    pub(crate) standing: Arc<Standing>,
     outbox: Outbox,
     reader: Reader,
     /// The engine's own: the threads here never hold it.

@@ -2,6 +2,7 @@
 
 mod crowded;
 mod pauses;
+mod standing;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

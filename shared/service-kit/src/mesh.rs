@@ -22,6 +22,9 @@ use crate::{clock, random};
 /// How long a signed namespace is believed. Gateways sign anew well before.
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
 
+/// The code of the error for one that was signed longer ago.
+pub const NAMESPACE_EXPIRED: &str = "namespace_expired";
+
 /// Clocks of one mesh may differ by this much.
 const CLOCK_SKEW_S: u64 = 300;
 
@@ -177,11 +180,16 @@ impl MeshAuth {
         if signed.issued_at_s > now_s.saturating_add(CLOCK_SKEW_S) {
             return Err(refused("signed in the future; check the clocks"));
         }
-        if now_s.saturating_sub(signed.issued_at_s) > NAMESPACE_TTL_S {
-            return Err(refused("signature is too old"));
+        if is_too_old(signed.issued_at_s, now_s) {
+            return Err(refused("signature is too old").with_code(NAMESPACE_EXPIRED));
         }
         Ok(signed.namespace.id())
     }
+}
+
+/// Whether what was signed then is believed no longer. Unix seconds.
+pub fn is_too_old(issued_at_s: u64, now_s: u64) -> bool {
+    now_s.saturating_sub(issued_at_s) > NAMESPACE_TTL_S
 }
 
 /// Signs namespaces: the gateway's.
@@ -218,7 +226,8 @@ impl NamespaceSigner {
         self.sign_at(namespace, clock::unix_s())
     }
 
-    fn sign_at(&self, namespace: Namespace, issued_at_s: u64) -> SignedNamespace {
+    /// The same from that time on, Unix seconds.
+    pub fn sign_at(&self, namespace: Namespace, issued_at_s: u64) -> SignedNamespace {
         let signature = self
             .key
             .sign(&SignedNamespace::signed_bytes(&namespace, issued_at_s));

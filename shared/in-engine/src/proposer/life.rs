@@ -31,7 +31,8 @@ impl Proposer {
     /// Reads the tokenizer's files from the configured folder, or else from `tokenizer`, and follows the configured store.
     ///
     /// # Errors
-    /// The files cannot be read, the keys or the token are refused, or the system has no more threads.
+    /// The files cannot be read, the keys or the token are wrong, or the system has no more threads. A token that is too
+    /// old, or a token's file that cannot be read, is none of these: there may be another one soon.
     pub fn connect(config: InEngineConfig, tokenizer: Option<&Path>) -> anyhow::Result<Self> {
         let files = config.tokenizer.as_deref().or(tokenizer).context(
             "tokenizer: missing; REFRAIN_CLIENT_TOKENIZER names the folder of tokenizer.json",
@@ -52,27 +53,28 @@ impl Proposer {
     /// Follows a store for an engine whose tokenizer has this identity.
     ///
     /// # Errors
-    /// The keys or the token are refused, or the system has no more threads.
+    /// The keys or the token are wrong, or the system has no more threads.
     pub(crate) fn start(
         config: InEngineConfig,
         tokenizer: &str,
         store: Arc<dyn DraftStore>,
     ) -> anyhow::Result<Self> {
         let auth = MeshAuth::new(&config.mesh)?;
-        let standing = Standing::new(config.token_file.clone(), auth, tokenizer.to_owned());
-        let standing = Arc::new(standing);
-        let signed = match &config.token {
-            Some(token) => Some(standing.check(token)?),
-            None => standing.read()?,
-        };
+        let registry = Metrics::new()?;
+        let metrics = InEngineMetrics::new(&registry)?;
+        let standing = Arc::new(Standing::new(
+            config.token_file.clone(),
+            auth,
+            tokenizer.to_owned(),
+            metrics.token_failures.clone(),
+        ));
+        let signed = standing.first(config.token.as_deref())?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("refrain-client")
             .enable_all()
             .build()?;
         let entered = runtime.enter();
-        let registry = Metrics::new()?;
-        let metrics = InEngineMetrics::new(&registry)?;
         let memory = Arc::new(Memory::new(
             config.memory.clone(),
             config.pattern_tokens_max,
@@ -88,11 +90,9 @@ impl Proposer {
         };
         runtime.spawn(background.run(inbox));
         if let Some(signed) = &signed {
-            // From here on it is followed: the first request finds what there was before.
-            memory.namespace(signed.namespace.id(), signed);
-            standing.set(signed.clone());
-            runtime.spawn(standing.clone().renew(memory.clone()));
+            standing.set(signed.clone(), &memory);
         }
+        runtime.spawn(standing.clone().renew(memory.clone()));
         let listener = config.metrics_listen;
         let listener = listener.and_then(|addr| listen(addr, &registry, memory.clone()));
         drop(entered);

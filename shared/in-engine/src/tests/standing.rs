@@ -1,0 +1,123 @@
+//! The engine's own token: what it can be without at first, and what it is refused for.
+
+use refrain_service_kit::clock;
+use refrain_service_kit::mesh::NAMESPACE_TTL_S;
+
+use super::*;
+
+/// The keys of a mesh, and the store of one proposer after the other.
+struct Keys {
+    mesh: MeshConfig,
+    signer: NamespaceSigner,
+    store: Arc<Sent>,
+}
+
+impl Keys {
+    fn new() -> Self {
+        let mesh = MeshConfig::generate().unwrap();
+        let signer = NamespaceSigner::new(&mesh).unwrap();
+        Keys {
+            mesh,
+            signer,
+            store: Arc::default(),
+        }
+    }
+
+    fn start(&self, change: impl FnOnce(&mut InEngineConfig)) -> anyhow::Result<Proposer> {
+        let mut config = InEngineConfig {
+            mesh: self.mesh.clone(),
+            ..InEngineConfig::default()
+        };
+        change(&mut config);
+        Proposer::start(config, TOKENIZER, self.store.clone())
+    }
+
+    fn token(&self) -> String {
+        token_of(&sign(&self.signer, "model")).unwrap()
+    }
+
+    fn expired(&self) -> String {
+        let namespace = sign(&self.signer, "model").namespace;
+        let issued_at_s = clock::unix_s() - NAMESPACE_TTL_S - 60;
+        token_of(&self.signer.sign_at(namespace, issued_at_s)).unwrap()
+    }
+}
+
+fn say(proposer: &Proposer, request: &str) {
+    let begin = Begin {
+        request: request.into(),
+        prompt: vec![1, 2, 3, 1, 2],
+        epoch: 1,
+        ..Begin::default()
+    };
+    proposer.begin(begin).unwrap();
+    proposer.extend(request, &[3, 7]);
+    proposer.finish(request.into(), Some("stop"));
+}
+
+#[test]
+fn a_token_that_is_too_old_costs_the_drafts_and_not_the_engine() {
+    let keys = Keys::new();
+    let proposer = keys
+        .start(|config| config.token = Some(keys.expired()))
+        .unwrap();
+    assert_eq!(proposer.metrics.token_failures.get(), 1);
+    say(&proposer, "a");
+    assert!(proposer.drain(PATIENCE));
+    assert_eq!(keys.store.outputs(), []);
+}
+
+#[test]
+fn a_token_file_is_waited_for() {
+    let keys = Keys::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    // Nothing yet, half a token, one of the day before yesterday.
+    let token = keys.token();
+    for written in [None, Some(&token[..40]), Some(&*keys.expired())] {
+        match written {
+            None => assert!(!file.exists()),
+            Some(written) => std::fs::write(&file, written).unwrap(),
+        }
+        let proposer = keys
+            .start(|config| config.token_file = Some(file.clone()))
+            .unwrap();
+        assert!(proposer.metrics.token_failures.get() > 0);
+        say(&proposer, "before");
+        // Moved there whole: whoever reads meanwhile finds the old one.
+        let whole = folder.path().join("whole");
+        std::fs::write(&whole, &token).unwrap();
+        std::fs::rename(&whole, &file).unwrap();
+        wait_until(|| proposer.standing.signed().is_some());
+        let known = keys.store.outputs().len();
+        say(&proposer, "after");
+        assert!(proposer.drain(PATIENCE));
+        assert_eq!(keys.store.outputs().len(), known + 1);
+    }
+}
+
+#[test]
+fn what_is_wrong_for_good_is_refused() {
+    let keys = Keys::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    let foreign = Keys::new().token();
+    let other = keys.signer.sign(Namespace {
+        tokenizer: "another".into(),
+        ..sign(&keys.signer, "model").namespace
+    });
+    for (token, why) in [
+        (foreign, "not signed by this mesh"),
+        (token_of(&other).unwrap(), "another tokenizer"),
+    ] {
+        std::fs::write(&file, &token).unwrap();
+        let of_file = keys.start(|config| config.token_file = Some(file.clone()));
+        let of_token = keys.start(|config| config.token = Some(token));
+        for refused in [of_file, of_token] {
+            let error = format!("{:#}", refused.err().unwrap());
+            assert!(error.contains(why), "{error}");
+        }
+    }
+    let nonsense = keys.start(|config| config.token = Some("nonsense".into()));
+    assert!(nonsense.err().unwrap().to_string().contains("no token"));
+}
