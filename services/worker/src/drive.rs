@@ -390,7 +390,9 @@ impl Drive {
             .entry(batch_bucket(call.batch))
             .or_default()
             .called(call.way, computed, carried, seconds);
-        self.metrics.drive_call(call.way, "verified", seconds);
+        self.metrics
+            .streaming
+            .drive_call(call.way, "verified", seconds);
         let (source, _) = labels(&call.verified);
         self.metrics.expectation(source, call.expected, accepted);
     }
@@ -401,7 +403,9 @@ impl Drive {
             .entry(batch_bucket(call.batch))
             .or_default()
             .call_failed(call.way, seconds);
-        self.metrics.drive_call(call.way, outcome, seconds);
+        self.metrics
+            .streaming
+            .drive_call(call.way, outcome, seconds);
     }
 
     /// A stretch is over. It brought its own chunk so many tokens.

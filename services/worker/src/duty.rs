@@ -53,10 +53,11 @@ impl Duty {
         inner
             .engine_ready
             .store(confirmed.is_ok(), Ordering::Relaxed);
-        if let WorkerEngine::Streaming(engine) = &inner.engine
-            && let Ok(Ok(load)) = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await
-        {
-            inner.metrics.engine_load(load);
+        if let WorkerEngine::Streaming(engine) = &inner.engine {
+            inner.metrics.streaming.introduced(engine.take_introduced());
+            if let Ok(Ok(load)) = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await {
+                inner.metrics.streaming.load(load);
+            }
         }
         let served = inner.engine.served();
         let heartbeat = Heartbeat {

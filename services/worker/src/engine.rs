@@ -41,8 +41,8 @@ pub(crate) use breaker::Breaker;
 pub use external::ServedAs;
 pub use http::HttpEngine;
 pub use streaming::{
-    GenerateRequest, Generated, GeneratedEnd, GeneratedStream, Keeping, StreamingCapabilities,
-    StreamingEngine, StreamingLoad,
+    GenerateRequest, Generated, GeneratedEnd, GeneratedStream, Introduced, Keeping,
+    StreamingCapabilities, StreamingEngine, StreamingLoad,
 };
 pub use verify::{Verified, VerifyAbilities, VerifyRequest, VerifyWay};
 

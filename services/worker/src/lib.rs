@@ -57,9 +57,9 @@ pub use config::{
     ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
 pub use engine::{
-    Engine, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, HttpEngine, Keeping,
-    ServedAs, StreamingCapabilities, StreamingEngine, StreamingLoad, Verified, VerifyAbilities,
-    VerifyRequest, VerifyWay, WorkerEngine, connect_external,
+    Engine, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, HttpEngine, Introduced,
+    Keeping, ServedAs, StreamingCapabilities, StreamingEngine, StreamingLoad, Verified,
+    VerifyAbilities, VerifyRequest, VerifyWay, WorkerEngine, connect_external,
 };
 pub use handle::WorkerHandle;
 pub use refrain_draft_memory::{HarvestConfig, MemoryConfig};

@@ -1,5 +1,7 @@
 //! What a worker tells Prometheus.
 
+mod streaming;
+
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -12,7 +14,7 @@ use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;
 
-use crate::engine::{StreamingLoad, VerifyWay};
+pub(crate) use self::streaming::StreamingMetrics;
 
 /// The worker's collectors. Cheap to clone.
 #[derive(Clone)]
@@ -48,11 +50,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) engine_failures: IntCounter,
     pub(crate) engine_retries: IntCounter,
     pub(crate) primed_tokens: IntCounter,
-    drive_calls: IntCounterVec,
-    drive_call_seconds: CounterVec,
-    engine_requests: IntGaugeVec,
-    engine_kv_usage: GaugeVec,
-    streamed_step: GaugeVec,
+    /// Of engines that generate by themselves.
+    pub(crate) streaming: StreamingMetrics,
     pub(crate) memory: MemoryMetrics,
     pub(crate) harvest: HarvestMetrics,
 }
@@ -90,26 +89,6 @@ impl WorkerMetrics {
         for limit in ["running_max", "epoch", "draining", "breaker"] {
             rejections.with_label_values(&[limit]);
         }
-        let drive_calls = metrics.counter_vec(
-            "refrain_drive_calls_total",
-            "Calls that had a streaming engine judge a draft, by way and by whether the answer could be used.",
-            &["model", "way", "outcome"],
-        )?;
-        let drive_call_seconds = metrics.float_counter_vec(
-            "refrain_drive_call_seconds_total",
-            "Seconds of such calls.",
-            &["model", "way"],
-        )?;
-        for way in [VerifyWay::Chain, VerifyWay::FanOut] {
-            drive_calls.with_label_values(&[model, way.as_str(), "verified"]);
-            drive_call_seconds.with_label_values(&[model, way.as_str()]);
-        }
-        let streamed_step = metrics.float_gauge_vec(
-            "refrain_engine_streamed_step_seconds",
-            "Median gap lately between what a streaming engine sends a request, by the largest number of requests that it sends to; 0: none was heard.",
-            &["model", "batch"],
-        )?;
-        streamed_step.with_label_values(&[model, "1"]);
         Ok(WorkerMetrics {
             model: model.to_owned(),
             spec_steps: metrics.counter_vec(
@@ -251,19 +230,7 @@ impl WorkerMetrics {
                 "refrain_primed_tokens_total",
                 "Draft tokens that were put into the n-gram pool of a llama-server.",
             )?,
-            drive_calls,
-            drive_call_seconds,
-            engine_requests: metrics.gauge_vec(
-                "refrain_engine_requests",
-                "Requests that a streaming engine says it has, running or waiting.",
-                &["model", "state"],
-            )?,
-            engine_kv_usage: metrics.float_gauge_vec(
-                "refrain_engine_kv_usage_ratio",
-                "Share of its KV cache that a streaming engine says is in use.",
-                &["model"],
-            )?,
-            streamed_step,
+            streaming: StreamingMetrics::new(metrics, model)?,
             memory: MemoryMetrics::new(metrics)?,
             harvest: HarvestMetrics::new(metrics)?,
         })
@@ -299,36 +266,6 @@ impl WorkerMetrics {
     pub(crate) fn engine_step(&self, seconds: f64, draft_seconds: f64) {
         self.step_seconds.inc_by(seconds.max(0.0));
         self.draft_seconds.inc_by(draft_seconds.max(0.0));
-    }
-
-    /// What a step takes of a streaming engine that sends to up to `batch` requests.
-    pub(crate) fn streamed_step(&self, batch: u32, seconds: f64) {
-        let batch = batch.to_string();
-        let labels = [self.model.as_str(), batch.as_str()];
-        self.streamed_step.with_label_values(&labels).set(seconds);
-    }
-
-    /// A call that had a streaming engine judge a draft.
-    pub(crate) fn drive_call(&self, way: VerifyWay, outcome: &str, seconds: f64) {
-        let (model, way) = (self.model.as_str(), way.as_str());
-        let calls = &self.drive_calls;
-        calls.with_label_values(&[model, way, outcome]).inc();
-        let spent = self.drive_call_seconds.with_label_values(&[model, way]);
-        spent.inc_by(seconds);
-    }
-
-    /// What a streaming engine says of its load.
-    pub(crate) fn engine_load(&self, load: StreamingLoad) {
-        let model = self.model.as_str();
-        for (state, requests) in [("running", load.running), ("waiting", load.waiting)] {
-            if let Some(requests) = requests {
-                let gauge = self.engine_requests.with_label_values(&[model, state]);
-                gauge.set(requests as i64);
-            }
-        }
-        if let Some(share) = load.kv_usage {
-            self.engine_kv_usage.with_label_values(&[model]).set(share);
-        }
     }
 
     /// Draft tokens that a budget admitted and refused.

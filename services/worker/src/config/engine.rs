@@ -53,7 +53,8 @@ pub struct EngineConfig {
     /// output is, which is written from here.
     pub attached: bool,
     /// Namespaces that were asked for last, so many at most, which such an engine is told of when it comes back: it drafts
-    /// from what the mesh remembers of them from their first requests on.
+    /// from what the mesh remembers of them soon after. Not more than `memory.namespaces_max` inside that engine, which
+    /// would forget those above it. Of each it is told `attempts_max` times at most.
     pub introduced_namespaces_max: usize,
     /// The tenant whose drafts prime the n-gram pool of a llama-server started with `--spec-type ngram-mod`; empty: nobody's.
     /// The pool is one for all who use that server, and has no walls inside: only for servers of a single tenant.

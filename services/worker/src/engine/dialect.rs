@@ -32,6 +32,15 @@ pub(super) trait Dialect: Send + Sync {
     /// The request cannot be put in its words.
     fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError>;
 
+    /// What is asked on behalf of a namespace that an engine with the drafts inside is to be told of. It must say as many
+    /// tokens as it is asked for.
+    ///
+    /// # Errors
+    /// As for [`Dialect::body`].
+    fn introduction(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
+        self.body(request)
+    }
+
     /// Reads one answer.
     fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder>;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use refrain_service_kit::clock;
 use refrain_tokenization::Tokenizer;
 use serde_json::Value;
 use tokio::runtime::Handle;
@@ -14,9 +15,10 @@ use super::answer::{Abort, Answer};
 use super::client::EngineClient;
 use super::dialect::Dialect;
 use super::identity::{Card, card, check_tokenizer};
-use super::introductions::{Introductions, introduction};
+use super::introductions::{Introduction, Introductions};
 use super::streaming::{
-    GenerateRequest, GeneratedStream, StreamingCapabilities, StreamingEngine, StreamingLoad,
+    GenerateRequest, GeneratedStream, Introduced, StreamingCapabilities, StreamingEngine,
+    StreamingLoad,
 };
 use super::verify::{Verified, VerifyAbilities, VerifyRequest};
 use crate::config::EngineConfig;
@@ -41,7 +43,7 @@ pub(super) struct ExternalEngine {
     capabilities: StreamingCapabilities,
     served_model: String,
     card: Card,
-    introductions: Introductions,
+    introductions: Arc<Introductions>,
     /// The runtime that it was joined on, where aborts are sent: the one that a call was made on may be ending when the call is
     /// dropped.
     tasks: Handle,
@@ -104,7 +106,10 @@ impl ExternalEngine {
             capabilities,
             served_model: served.served_model,
             card,
-            introductions: Introductions::new(config.introduced_namespaces_max),
+            introductions: Arc::new(Introductions::new(
+                config.introduced_namespaces_max,
+                config.attempts_max,
+            )),
             tasks: Handle::current(),
         })
     }
@@ -121,23 +126,26 @@ impl ExternalEngine {
         Err(ApiError::new(ErrorKind::Unavailable, message))
     }
 
-    /// Tells an engine that has come back of the namespaces of late. Nobody waits for that: requests that come first go first.
-    fn introduce(&self) {
-        let known = self.introductions.engine_is_here();
-        if known.is_empty() {
+    /// Tells the engine of these. Nobody waits for that: requests that come first go first.
+    fn introduce(&self, due: Vec<Introduction>) {
+        if due.is_empty() {
             return;
         }
-        tracing::info!(namespaces = known.len(), "the engine is told of namespaces");
+        tracing::info!(namespaces = due.len(), "the engine is told of namespaces");
         let (client, dialect) = (self.client.clone(), self.dialect.clone());
+        let introductions = self.introductions.clone();
         self.tasks.spawn(async move {
-            for (namespace, token) in known {
+            for introduction in due {
                 let told = async {
-                    let body = dialect.body(&introduction(namespace, token)?)?;
+                    let body = dialect.introduction(&introduction.request()?)?;
                     client.post_read(dialect.path(), &body).await
                 };
-                if let Err(error) = told.await {
-                    // It learns of that one with its first request.
-                    tracing::debug!(kind = ?error.kind, "the engine was not told of a namespace");
+                match told.await {
+                    Ok(_) => introductions.told(),
+                    Err(error) => {
+                        introductions.failed(&introduction);
+                        tracing::debug!(kind = ?error.kind, "the engine was not told of a namespace");
+                    }
                 }
             }
         });
@@ -151,17 +159,16 @@ impl StreamingEngine for ExternalEngine {
     }
 
     async fn confirm(&self) -> Result<(), ApiError> {
-        let confirmed = self.is_the_same().await;
-        match &confirmed {
-            Ok(()) => self.introduce(),
-            Err(_) => self.introductions.engine_left(),
-        }
-        confirmed
+        // Whoever asks may wait no longer than it likes to: a look that is dropped finds nobody, too.
+        let look = self.introductions.look();
+        self.is_the_same().await?;
+        self.introduce(look.engine_is_here(clock::unix_s()));
+        Ok(())
     }
 
     async fn generate(&self, request: GenerateRequest) -> Result<GeneratedStream, ApiError> {
         if let Some(keeping) = &request.keeping {
-            self.introductions.met(request.namespace, &keeping.token);
+            self.introductions.met(request.namespace, keeping);
         }
         let body = self.dialect.body(&request)?;
         // Made before the call: a caller that gives up while the call is under way aborts as well.
@@ -187,6 +194,10 @@ impl StreamingEngine for ExternalEngine {
             return Ok(StreamingLoad::default());
         };
         Ok(series.read(&self.client.get(series.path).await?))
+    }
+
+    fn take_introduced(&self) -> Introduced {
+        self.introductions.take_outcomes()
     }
 
     async fn metrics(&self) -> Result<String, ApiError> {

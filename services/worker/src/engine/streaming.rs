@@ -112,6 +112,8 @@ pub struct GenerateRequest {
 pub struct Keeping {
     /// The namespace as one word, signed by the gateway.
     pub token: String,
+    /// When that was signed, Unix seconds.
+    pub issued_at_s: u64,
     /// Its group of samples.
     pub group: Option<String>,
     /// Its document.
@@ -187,6 +189,17 @@ pub struct StreamingLoad {
     pub kv_usage: Option<f64>,
 }
 
+/// How often an engine that came back was told of a namespace, or was not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Introduced {
+    /// It was.
+    pub told: u64,
+    /// It could not be reached or refused, and is told again or not.
+    pub failed: u64,
+    /// The namespace's token had become too old.
+    pub expired: u64,
+}
+
 /// An engine that generates by itself and cannot be driven step by step.
 #[async_trait]
 pub trait StreamingEngine: Send + Sync {
@@ -223,6 +236,11 @@ pub trait StreamingEngine: Send + Sync {
     /// # Errors
     /// It cannot be reached, or does not say.
     async fn load(&self) -> Result<StreamingLoad, ApiError>;
+
+    /// What it was told of namespaces since this was last asked. Nothing, where no drafts are inside.
+    fn take_introduced(&self) -> Introduced {
+        Introduced::default()
+    }
 
     /// What it shows Prometheus by itself, unchanged.
     ///

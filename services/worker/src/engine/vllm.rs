@@ -63,6 +63,12 @@ impl Dialect for Vllm {
         Ok(body.into())
     }
 
+    fn introduction(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
+        let mut body = self.body(request)?;
+        body["ignore_eos"] = json!(true);
+        Ok(body)
+    }
+
     fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {
         Box::new(CompletionsDecoder::new(&request.sampling))
     }

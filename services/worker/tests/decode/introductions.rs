@@ -1,24 +1,26 @@
 //! An engine with the drafts inside that was away.
 
+use std::time::Duration;
+
 use futures_util::StreamExt;
 use refrain_protocol::{DocumentId, NamespaceId};
-use refrain_worker::{EngineKind, GenerateRequest, Keeping};
+use refrain_service_kit::clock;
+use refrain_worker::{EngineKind, GenerateRequest, Introduced, Keeping, StreamingEngine};
 
 use crate::bench::eventually;
-use crate::external::{Answer, events, json, request, vllm};
+use crate::external::{Answer, Canned, events, json, request, vllm};
 
 const COMPLETIONS: &str = "/v1/completions";
+const SAID: &str = "data: {\"choices\":[{\"index\":0,\"token_ids\":[9],\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
 
-#[tokio::test]
-async fn an_engine_that_comes_back_is_told_of_the_namespaces_of_late() {
-    let said = "data: {\"choices\":[{\"index\":0,\"token_ids\":[9],\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
-    let server = vllm(&[(COMPLETIONS, events(said, false))]).await;
-    let engine = server.connect(EngineKind::Vllm).await.unwrap();
-    for (namespace, token) in [(1, "old"), (2, "other"), (1, "new")] {
+/// Requests of these namespaces, with these tokens.
+async fn ask(engine: &dyn StreamingEngine, namespaces: &[(u128, &str)]) {
+    for (namespace, token) in namespaces {
         let asked = GenerateRequest {
-            namespace: NamespaceId(namespace),
+            namespace: NamespaceId(*namespace),
             keeping: Some(Keeping {
-                token: token.into(),
+                token: (*token).into(),
+                issued_at_s: clock::unix_s(),
                 group: Some("g".into()),
                 document: DocumentId(7),
                 epoch: 3,
@@ -30,25 +32,40 @@ async fn an_engine_that_comes_back_is_told_of_the_namespaces_of_late() {
             piece.unwrap();
         }
     }
+}
+
+/// What it was told in the calls after so many, once it was told as often as is due.
+async fn told(server: &Canned, before: usize, due: usize) -> Vec<serde_json::Value> {
+    eventually("it was told", || {
+        server.heard(COMPLETIONS).len() >= before + due
+    })
+    .await;
+    let calls = server.heard(COMPLETIONS);
+    assert_eq!(calls.len(), before + due);
+    let body = |call: &String| {
+        let (_, body) = call.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap()
+    };
+    calls[before..].iter().map(body).collect()
+}
+
+#[tokio::test]
+async fn an_engine_that_comes_back_is_told_of_the_namespaces_of_late() {
+    let server = vllm(&[(COMPLETIONS, events(SAID, false))]).await;
+    let engine = server.connect(EngineKind::Vllm).await.unwrap();
+    ask(&*engine, &[(1, "old"), (2, "other"), (1, "new")]).await;
     // It was never away: there is nobody to introduce.
     engine.confirm().await.unwrap();
     let away = Answer(503, "application/json", "{}".into(), false);
-    for times in 1..=2 {
+    for times in 0..2 {
         server.set("/health", away.clone());
         engine.confirm().await.unwrap_err();
         server.set("/health", json("{}"));
         engine.confirm().await.unwrap();
         engine.confirm().await.unwrap();
-        let heard = 3 + 2 * times;
-        eventually("it was told of both", || {
-            server.heard(COMPLETIONS).len() >= heard
-        })
-        .await;
-        let calls = server.heard(COMPLETIONS);
-        assert_eq!(calls.len(), heard);
-        for (call, token) in calls[heard - 2..].iter().zip(["new", "other"]) {
-            let (_, body) = call.split_once("\r\n\r\n").unwrap();
-            let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        let bodies = told(&server, 3 + 2 * times, 2).await;
+        // The one used last is the last that it forgets.
+        for (body, token) in bodies.iter().zip(["other", "new"]) {
             let brought = &body["vllm_xargs"];
             assert_eq!(brought["refrain_namespace"], token);
             // An output of its own, which nobody keeps.
@@ -57,7 +74,50 @@ async fn an_engine_that_comes_back_is_told_of_the_namespaces_of_late() {
                 serde_json::to_value(DocumentId(7)).unwrap()
             );
             assert_eq!(body["max_tokens"], 2);
+            assert_eq!(body["ignore_eos"], true);
             assert!(brought.get("refrain_group").is_none());
         }
     }
+}
+
+#[tokio::test]
+async fn an_engine_that_takes_calls_and_answers_none_is_away() {
+    let server = vllm(&[(COMPLETIONS, events(SAID, false))]).await;
+    let engine = server.connect(EngineKind::Vllm).await.unwrap();
+    ask(&*engine, &[(1, "one")]).await;
+    server.set("/health", Answer(200, "application/json", "".into(), true));
+    // Who asks waits for less than the call itself would.
+    tokio::time::timeout(Duration::from_millis(50), engine.confirm())
+        .await
+        .unwrap_err();
+    server.set("/health", json("{}"));
+    engine.confirm().await.unwrap();
+    let bodies = told(&server, 1, 1).await;
+    assert_eq!(bodies[0]["vllm_xargs"]["refrain_namespace"], "one");
+}
+
+#[tokio::test]
+async fn what_an_engine_refuses_it_is_told_again() {
+    let server = vllm(&[(COMPLETIONS, events(SAID, false))]).await;
+    let engine = server.connect(EngineKind::Vllm).await.unwrap();
+    ask(&*engine, &[(1, "one")]).await;
+    let away = Answer(503, "application/json", "{}".into(), false);
+    server.set("/health", away.clone());
+    engine.confirm().await.unwrap_err();
+    server.set("/health", json("{}"));
+    server.set(COMPLETIONS, away);
+    engine.confirm().await.unwrap();
+    eventually("it refused", || {
+        engine.take_introduced()
+            == Introduced {
+                failed: 1,
+                ..Introduced::default()
+            }
+    })
+    .await;
+    server.set(COMPLETIONS, events(SAID, false));
+    engine.confirm().await.unwrap();
+    eventually("it was told", || engine.take_introduced().told == 1).await;
+    engine.confirm().await.unwrap();
+    assert_eq!(told(&server, 1, 2).await.len(), 2);
 }

@@ -96,6 +96,7 @@ impl Chunks {
         let request = &running.request;
         Ok(Some(Keeping {
             token: token_of(&request.namespace).map_err(ApiError::internal)?,
+            issued_at_s: request.namespace.issued_at_s,
             group: request.group.clone(),
             document: running.document(),
             epoch: request.epoch,

@@ -282,7 +282,7 @@ impl Chunks {
         if let Some(gap) = steps.heard(&mut sent.last, now, batch) {
             self.metrics.engine_step(gap.share_s, 0.0);
             if let Some((batch, seconds)) = gap.median {
-                self.metrics.streamed_step(batch, seconds);
+                self.metrics.streaming.step(batch, seconds);
             }
         }
     }

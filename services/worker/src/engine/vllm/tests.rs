@@ -20,6 +20,7 @@ fn an_engine_with_the_drafts_inside_is_told_where_an_output_is_kept() {
     asked.prompt_len = 2;
     asked.keeping = Some(Keeping {
         token: "signed".into(),
+        issued_at_s: 9,
         group: Some("g".into()),
         document: DocumentId(0xab),
         epoch: 3,
@@ -32,6 +33,11 @@ fn an_engine_with_the_drafts_inside_is_told_where_an_output_is_kept() {
         "refrain_written": 1,
     });
     assert_eq!(vllm().body(&asked).unwrap()["vllm_xargs"], fields);
+    // One end token would end it before anybody inside hears of it.
+    let introduction = vllm().introduction(&asked).unwrap();
+    assert_eq!(introduction["vllm_xargs"], fields);
+    assert_eq!(introduction["ignore_eos"], true);
+    assert!(vllm().body(&asked).unwrap().get("ignore_eos").is_none());
 }
 
 fn asked(way: VerifyWay, text: &[TokenId], draft: &[TokenId]) -> VerifyRequest {
