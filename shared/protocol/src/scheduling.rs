@@ -48,7 +48,7 @@ pub struct Lease {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseOutcome {
-    /// The request is finished, or its client went away.
+    /// The request is finished, or was given up: its client left, its time was up, or nobody else could carry it out.
     Done,
     /// The chunk ended; the request asks for another lease.
     Continues,

@@ -114,15 +114,15 @@ async fn a_client_that_stops_reading_keeps_its_place_for_a_requests_life_at_most
             "refrain_gateway_requests_total{{status=\"{status}\"}}"
         ))
     };
+    let in_flight = || bench.metric("refrain_gateway_requests_in_flight");
     let ended = tokio::time::timeout(Duration::from_secs(60), async {
-        while requests("504") + requests("499") == 0.0 {
+        while requests("504") + requests("499") == 0.0 || in_flight() > 0.0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
     assert!(ended.await.is_ok(), "it has no end");
     bench.mesh.settled().await;
     assert_eq!((requests("504"), requests("499")), (1.0, 0.0));
-    assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 0.0);
     // It kept its connection all the time, and is told if it reads on.
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.unwrap();

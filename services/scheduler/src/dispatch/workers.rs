@@ -365,7 +365,7 @@ pub struct WorkerState {
     pub max_running: u32,
     /// Takes no new chunks.
     pub draining: bool,
-    /// Somebody failed to reach it since it last reported.
+    /// Somebody failed to reach it, and it has neither reported nor ended a chunk since.
     pub suspect: bool,
     /// Since its last heartbeat.
     pub silent_ms: u64,
