@@ -23,7 +23,8 @@ pub struct EngineCapabilities {
     pub max_context: u32,
     /// Most sessions in one step.
     pub max_batch: u32,
-    /// Most tokens (new context and draft nodes) of all items of one step.
+    /// Most tokens (new context and draft nodes) of all items of one step. What drafts inside the engine reads no more text in
+    /// one step either.
     pub max_step_tokens: u32,
     /// Most sessions that may exist at once, running or kept for reuse.
     pub max_sessions: u32,

@@ -20,7 +20,11 @@ impl DecodeLoop {
         composed: HowComposed,
         batch: &[Entry],
     ) -> StepTaken {
-        let done = |(member, result): (&Member, &StepResult)| ItemDone {
+        let read = read_in_step(
+            members.iter().map(|member| member.catch_up_tokens),
+            self.engine.capabilities().max_step_tokens,
+        );
+        let done = |((member, result), read_tokens): ((&Member, &StepResult), u32)| ItemDone {
             kind: member.kind,
             is_auto: batch[member.place].running.request.speculation == Speculation::Auto,
             eligible: batch[member.place].running.may_fall_back(),
@@ -28,13 +32,14 @@ impl DecodeLoop {
             context: member
                 .context
                 .saturating_sub(result.as_ref().map_or(0, |output| output.cached_tokens)),
-            catch_up_tokens: member.catch_up_tokens,
+            catch_up_tokens: read_tokens,
             emitted: result
                 .as_ref()
                 .ok()
                 .map(|output| output.emitted.len() as u32),
         };
-        let items: Vec<ItemDone> = members.iter().zip(&response.results).map(done).collect();
+        let answered = members.iter().zip(&response.results);
+        let items: Vec<ItemDone> = answered.zip(read).map(done).collect();
         let step = StepDone {
             items: &items,
             seconds: response.step_s,
@@ -91,6 +96,19 @@ impl DecodeLoop {
     }
 }
 
+/// What the head reads of the texts that it is behind with: all of them together no more than a step takes, the first ones
+/// first. What is left it reads in the steps to come, and drafts then.
+fn read_in_step(
+    behind: impl Iterator<Item = u32>,
+    step_tokens_max: u32,
+) -> impl Iterator<Item = u32> {
+    behind.scan(step_tokens_max, |left, behind| {
+        let read = behind.min(*left);
+        *left -= read;
+        Some(read)
+    })
+}
+
 /// What the engine had to do in a step, as far as the answer tells.
 fn taken(
     step: &StepDone<'_>,
@@ -115,7 +133,7 @@ fn taken(
             head.drafted.asked_tokens += asked.tokens_max;
             // What it drafted and was there already took it as long.
             head.drafted.tokens += output.self_drafted + output.agreed_nodes.len() as u32;
-            head.drafted.read_tokens += member.catch_up_tokens;
+            head.drafted.read_tokens += item.catch_up_tokens;
         }
     }
     let routed = step.is_clean() && step.items.iter().all(|item| item.is_auto);
@@ -128,5 +146,19 @@ fn taken(
         head,
         routed: routed.then_some((figures.batch, figures.tokens)),
         ..StepTaken::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_reads_no_more_in_a_step_than_the_engine_takes() {
+        let read = |behind: &[u32], most| -> Vec<u32> {
+            read_in_step(behind.iter().copied(), most).collect()
+        };
+        assert_eq!(read(&[0, 40, 0, 7], 64), [0, 40, 0, 7]);
+        assert_eq!(read(&[40, 40, 7], 64), [40, 24, 0]);
     }
 }
