@@ -7,6 +7,7 @@
 //!
 //! No clock and no I/O: chunks say what they heard and when, and are told what to do.
 
+mod call;
 mod driving;
 mod lessons;
 mod pace;
@@ -19,7 +20,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use lru::LruCache;
-use refrain_protocol::engine::Draft;
 use refrain_protocol::{NamespaceId, TokenId};
 use refrain_speculation::{
     Asked, Calibration, CallOffer, CallWorth, Candidate, Expansion, Gate, GateParams, GateStep,
@@ -32,6 +32,8 @@ use crate::engine::VerifyWay;
 use crate::metrics::WorkerMetrics;
 use crate::running::labels;
 
+pub(crate) use self::call::Call;
+use self::call::{carried, nodes_that_fit};
 pub(crate) use self::driving::Driving;
 use self::lessons::Lessons;
 
@@ -116,21 +118,6 @@ pub(crate) enum Verdict {
     Call(Box<Call>),
 }
 
-/// A verify call to be made.
-#[derive(Debug)]
-pub(crate) struct Call {
-    pub(crate) way: VerifyWay,
-    /// What of the draft is verified.
-    pub(crate) verified: Candidate,
-    /// All of it.
-    pub(crate) found: Candidate,
-    /// Draft tokens that are expected to be accepted.
-    pub(crate) expected: f32,
-    batch: u32,
-    text_tokens: u32,
-    is_probe: bool,
-}
-
 /// A stretch of time of which it is to be known what it brought.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stretch {
@@ -149,50 +136,6 @@ enum StretchKind {
     Watched,
     /// A call that was thought to lose.
     Probe(VerifyWay),
-}
-
-impl Call {
-    /// Its draft on the wire.
-    pub(crate) fn draft(&self) -> Draft {
-        Draft {
-            tokens: self.verified.tree.tokens().collect(),
-            parents: self.verified.tree.parents().collect(),
-        }
-    }
-
-    /// Prompts, or tokens behind the text, that the engine computes.
-    fn computed(&self) -> u32 {
-        1 + self.verified.tree.len() as u32
-    }
-
-    /// Tokens of all prompts.
-    fn carried(&self) -> u64 {
-        carried(self.way, self.text_tokens, self.verified.tree.len() as u32)
-    }
-}
-
-/// Tokens of all prompts of a call, the paths to the nodes apart: they are short beside the text.
-fn carried(way: VerifyWay, text_tokens: u32, nodes: u32) -> u64 {
-    let prompts = match way {
-        VerifyWay::Chain => 1,
-        VerifyWay::FanOut => 1 + u64::from(nodes),
-    };
-    prompts * u64::from(text_tokens)
-}
-
-/// Most nodes of a call, `nodes_max` at most, whose prompts come to no more than so many tokens, whichever the nodes' paths
-/// are. `None` where there is no room for one.
-fn nodes_that_fit(
-    way: VerifyWay,
-    text_tokens: u32,
-    nodes_max: u32,
-    tokens_max: u64,
-) -> Option<u32> {
-    let most = |nodes: &u32| {
-        let prompts = carried(way, text_tokens.saturating_add(*nodes), *nodes);
-        prompts <= tokens_max
-    };
-    (1..=nodes_max).rev().find(most)
 }
 
 impl Drive {
