@@ -14,6 +14,7 @@ from mesh import TENANT, TOKENS, Mesh, Stream, compare, free_port, keys, prompts
 
 NAME = "attached"
 OTHER, OTHER_KEY = "other", "other-key"
+TENANTS = 2
 # The shipped model counts on for ever.
 ENDLESS = "1, 2, 3, 4, 5, 6,"
 ENDLESS_TOKENS = 1500
@@ -51,6 +52,8 @@ class Asked:
 
     def __init__(self, mesh):
         self.mesh, self.sessions, self.failures = mesh, collections.Counter(), []
+        # Outputs of the other tenant.
+        self.others = 0
 
     def ask(self, session, prompt, tokens_max=TOKENS, choices=1, **fields):
         status, answer = self.mesh.ask(prompt, tokens_max, session=session, **fields)
@@ -59,6 +62,10 @@ class Asked:
             self.failures.append(f"{session}: {status} {answer}")
             return None
         return answer["choices"][0]
+
+    def said(self):
+        """Outputs of both tenants."""
+        return self.sessions.total() + self.others
 
 
 def check(table, options):
@@ -120,7 +127,7 @@ def tenants(table, engine, asked, texts, alone, warm):
     for turn in ("first", "again"):
         session = f"{OTHER}-{turn}"
         _, steps = engine.steps_of(lambda session=session: asked.ask(session, texts[at], key=OTHER_KEY))
-        del asked.sessions[session]
+        asked.others += asked.sessions.pop(session)
         turns.append(len(steps))
     first, again, own = *turns, len(warm[at])
     holds = first > 2 * own and first > 2 * again
@@ -189,12 +196,14 @@ def priority_unheeded(table, asked, prompt):
 
 
 def restarted(table, engine, asked, texts, warm):
-    """A new vLLM knows what the mesh remembers, from its first request on."""
+    """A new vLLM knows what the mesh remembers, soon after it is there."""
     engine.process.stop(signal.SIGTERM)
     engine.start()
     known = introduced(engine, asked)
-    detail = f"{known:.0f} outputs are inside before anybody asks; {asked.sessions.total()} were said"
-    table.row(NAME, "restarted, told by the mesh", known >= asked.sessions.total(), detail)
+    detail = f"{known:.0f} outputs are inside before anybody asks; {asked.said()} were said"
+    # Those of the calls on behalf of the two tenants stay or go, by whether they came before what the mesh remembers.
+    holds = asked.said() <= known <= asked.said() + TENANTS
+    table.row(NAME, "restarted, told by the mesh", holds, detail)
     cold = []
     for at, prompt in enumerate(texts):
         _, steps = engine.steps_of(lambda at=at, prompt=prompt: asked.ask(f"again-{at}", prompt))
@@ -206,7 +215,7 @@ def restarted(table, engine, asked, texts, warm):
 
 def introduced(engine, asked):
     """The mesh finds that its engine is back, and tells it whose requests there were. How many outputs that brought inside."""
-    return await_value(lambda: engine.told("refrain_worker_index_documents"), asked.sessions.total(), 60)
+    return await_value(lambda: engine.told("refrain_worker_index_documents"), asked.said(), 60)
 
 
 def hybrid(table, engine, asked, texts, options):
