@@ -66,6 +66,25 @@ fn frame(batch: u32, slots_max: u32) -> StepFrame {
     }
 }
 
+/// A step of one request that computed so many tokens, and whose head drafted as many as it made passes.
+fn taken(seconds: f64, draft_seconds: f64, tokens: u32, passes: u32, read: u32) -> StepTaken {
+    StepTaken {
+        batched_tokens: tokens,
+        seconds: seconds + draft_seconds,
+        draft_seconds,
+        head: HeadWork {
+            requests: passes.min(1),
+            depth: passes,
+            drafted: HeadDrafted {
+                tokens: passes,
+                asked_tokens: passes,
+                read_tokens: read,
+            },
+        },
+        ..StepTaken::default()
+    }
+}
+
 /// Carries a step of one request out: of what was found the target says the first `true_tokens`, of the head's draft none.
 /// What was granted.
 fn step(
@@ -92,21 +111,10 @@ fn step(
         }
     };
     let draft_seconds = f64::from(passes) * PASS_S;
+    let tokens = 1 + verified;
     router.step_done(&StepTaken {
-        batched_tokens: 1 + verified,
-        seconds: takes(1 + verified) + draft_seconds,
-        draft_seconds,
-        head: HeadWork {
-            requests: passes.min(1),
-            depth: passes,
-            drafted: HeadDrafted {
-                tokens: passes,
-                asked_tokens: passes,
-                read_tokens: 0,
-            },
-        },
         routed: Some((1, 1 + accepted)),
-        ..StepTaken::default()
+        ..taken(takes(tokens), draft_seconds, tokens, passes, 0)
     });
     grant
 }
@@ -326,21 +334,10 @@ fn two_drafts_that_fail_apart_are_merged_where_tokens_are_cheap() {
             }
             let computed = 1 + u32::from(uses_tree) + 4 * u32::from(uses_head);
             let draft_seconds = if uses_head { 4.0 * PASS_S } else { 0.0 };
+            let passes = 4 * u32::from(uses_head);
             router.step_done(&StepTaken {
-                batched_tokens: computed,
-                seconds: seconds(computed) + draft_seconds,
-                draft_seconds,
-                head: HeadWork {
-                    requests: u32::from(uses_head),
-                    depth: 4 * u32::from(uses_head),
-                    drafted: HeadDrafted {
-                        tokens: 4 * u32::from(uses_head),
-                        asked_tokens: 4 * u32::from(uses_head),
-                        read_tokens: 0,
-                    },
-                },
                 routed: Some((1, 1 + accepted)),
-                ..StepTaken::default()
+                ..taken(seconds(computed), draft_seconds, computed, passes, 0)
             });
         }
         (merged, expected, brought)
@@ -396,21 +393,10 @@ fn what_a_text_takes_to_read_is_charged_to_as_many_drafts_as_there_are_of_it() {
                 let tokens = if drafts { 5 } else { 1 };
                 unread_tokens += tokens;
                 context_tokens += tokens;
+                let passes = 4 * u32::from(drafts);
                 router.step_done(&StepTaken {
-                    batched_tokens: tokens,
-                    seconds: takes(tokens) + draft_seconds,
-                    draft_seconds,
-                    head: HeadWork {
-                        requests: u32::from(drafts),
-                        depth: 4 * u32::from(drafts),
-                        drafted: HeadDrafted {
-                            tokens: 4 * u32::from(drafts),
-                            asked_tokens: 4 * u32::from(drafts),
-                            read_tokens,
-                        },
-                    },
                     routed: Some((1, tokens)),
-                    ..StepTaken::default()
+                    ..taken(takes(tokens), draft_seconds, tokens, passes, read_tokens)
                 });
             }
             drafted += u32::from(was_drafted && request >= 400);
