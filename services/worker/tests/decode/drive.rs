@@ -1,5 +1,6 @@
 //! Drive mode over a scripted engine: what comes out is the engine's own, whether it streams it or is made to judge drafts.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -215,16 +216,20 @@ async fn chains_that_leave_a_place_open_and_calls_that_fail_change_nothing() {
     bench.worker.handle().readiness().unwrap();
 }
 
-#[tokio::test]
-async fn a_reader_that_leaves_during_a_call_frees_the_engine() {
+/// Verify calls are never answered, and waited for as long as a request has time.
+async fn unanswered() -> (Arc<FakeStream>, Bench<FakeStream>) {
     let mut engine = engine(counting, FAN_OUT);
-    // A call that is never answered.
     engine.judging = Duration::from_secs(3600);
-    let (engine, bench) = listening(engine, |config| {
+    listening(engine, |config| {
         drives(config);
         config.engine.call_ms_max = 3_600_000;
     })
-    .await;
+    .await
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_during_a_call_frees_the_engine() {
+    let (engine, bench) = unanswered().await;
     let first = chunk(&bench, &[1, 2, 3], 40);
     let reading = {
         let stream = bench.worker.handle().chunk(first).await.unwrap();
@@ -265,13 +270,7 @@ async fn a_call_without_an_answer_is_given_up_and_the_stream_goes_on() {
 
 #[tokio::test]
 async fn a_call_is_waited_for_no_longer_than_the_request_has_time() {
-    let mut engine = engine(counting, FAN_OUT);
-    engine.judging = Duration::from_secs(3600);
-    let (engine, bench) = listening(engine, |config| {
-        drives(config);
-        config.engine.call_ms_max = 3_600_000;
-    })
-    .await;
+    let (engine, bench) = unanswered().await;
     run(&bench, chunk(&bench, &[1, 2, 3], 40)).await;
     // A machine that is busy may need more time to come to the call.
     for tries in 0.. {
