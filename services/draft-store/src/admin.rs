@@ -89,7 +89,7 @@ fn is_mounted(shared: &Shared, segment: SegmentId) -> bool {
         .is_some_and(|open| open.catalog.segments().get(segment).is_some())
 }
 
-fn note(reply: &mut VerifyReply, what: String, why: impl ToString) {
+pub(crate) fn note(reply: &mut VerifyReply, what: String, why: impl ToString) {
     reply.damaged += 1;
     if reply.damage.len() < DAMAGE_LISTED_MAX {
         reply.damage.push(Damage {

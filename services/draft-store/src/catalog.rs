@@ -379,6 +379,12 @@ impl Catalog {
         self.uses.oldest()
     }
 
+    /// When a document was last used, in Unix milliseconds.
+    pub(crate) fn last_used_ms(&self) -> Option<u64> {
+        let documents = self.namespaces.values().flat_map(|entry| entry.documents.values());
+        documents.map(|known| known.state.used_ms).max()
+    }
+
     /// Documents first stored before `before_ms`, at most `limit`, and the earliest time of the others.
     pub(crate) fn expired(&self, before_ms: u64, limit: usize) -> (Vec<DocumentKey>, Option<u64>) {
         let mut expired = Vec::new();

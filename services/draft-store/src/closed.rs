@@ -6,7 +6,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use refrain_clients::StoreAdmin;
 use refrain_protocol::admin::{
-    CompactReply, EraseReply, EraseRequest, ExportReply, ExportRequest, ImportRequest, VerifyReply,
+    CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ExportReply,
+    ExportRequest, ImportRequest, VerifyReply,
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_protocol::{ApiError, ErrorKind};
@@ -18,11 +19,14 @@ use crate::directory::{self, Hold, Opened};
 use crate::export;
 use crate::shared::{Open, Shared};
 
-/// A data directory, opened for reading. Nothing in it is repaired, moved or removed beyond what sled does by
-/// itself when it opens its files: that is for [`crate::start`].
+/// A data directory, opened for reading: it may lie on a read-only disk. Its journal is read into memory. Nothing in it
+/// is written, repaired or moved: that is for [`crate::start`].
 pub struct ClosedStore {
     shared: Arc<Shared>,
-    _hold: Hold,
+    /// What of the journal could not be read.
+    damage: Vec<String>,
+    dir: PathBuf,
+    _hold: Option<Hold>,
 }
 
 impl ClosedStore {
@@ -32,10 +36,14 @@ impl ClosedStore {
     /// There is none, another process uses it, or it is not readable as a whole.
     pub fn open(dir: PathBuf) -> anyhow::Result<Self> {
         anyhow::ensure!(dir.is_dir(), "{}: no such directory", dir.display());
-        let was_begun = Hold::was_taken(&dir);
-        let hold = Hold::take(&dir)?;
+        let hold = Hold::look(&dir)?;
         let cache_bytes = DraftStoreConfig::default().cache_bytes;
-        let Opened { log, loaded, .. } = directory::inspect(&dir, cache_bytes, was_begun)?;
+        let Opened {
+            log,
+            loaded,
+            damage,
+            ..
+        } = directory::inspect(&dir, cache_bytes, hold.is_some())?;
         let totals = loaded.catalog.totals();
         let shared = Shared::default();
         shared.set_stats(StoreStats {
@@ -54,6 +62,8 @@ impl ClosedStore {
         }));
         Ok(ClosedStore {
             shared: Arc::new(shared),
+            damage,
+            dir,
             _hold: hold,
         })
     }
@@ -96,7 +106,16 @@ impl StoreAdmin for ClosedStore {
     }
 
     async fn verify(&self) -> Result<VerifyReply, ApiError> {
-        self.read(admin::verify).await
+        let (damage, dir) = (self.damage.clone(), self.dir.clone());
+        self.read(move |shared| {
+            let mut reply = admin::verify(shared)?;
+            for what in damage {
+                admin::note(&mut reply, what, "no sound record");
+            }
+            reply.quarantines = directory::count_quarantines(&dir);
+            Ok(reply)
+        })
+        .await
     }
 
     async fn compact(&self) -> Result<CompactReply, ApiError> {
@@ -104,6 +123,10 @@ impl StoreAdmin for ClosedStore {
     }
 
     async fn erase(&self, _request: EraseRequest) -> Result<EraseReply, ApiError> {
+        read_only()
+    }
+
+    async fn confirm(&self, _request: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
         read_only()
     }
 }

@@ -2,19 +2,20 @@
 //!
 //! ```text
 //! <data_dir>/lock              held by the process that uses the directory
-//! <data_dir>/log/, log-<n>/    sled; the manifest names the one that counts
+//! <data_dir>/log/, log-<n>/    a journal, and sled as its index; the manifest names the one that counts
 //! <data_dir>/segments/         sealed documents; the log names the files that count
-//! <data_dir>/manifest.json     also tells when sled came up empty or went back in time
-//! <data_dir>/quarantine-<ms>/  a log or segments that were not believed; kept for people, until something is
-//!                              erased
+//! <data_dir>/manifest.json     what the store must hold at least, and the time that it last knew
+//! <data_dir>/quarantine-<ms>/  a log or segments that could not be read as a whole; kept for people
 //! ```
 //!
-//! sled 0.34 may answer damage with an error, with a panic, or with an empty database. The first two move
-//! the log to quarantine; so does a log without the record that is made durable before the manifest is
-//! first written. What still decodes is copied into the new log, under a new generation, so that followers
-//! start over; segments are taken in as they lie. A segment that is missing or damaged costs itself alone.
-//! One of a format version that this program does not read is refused with the whole directory, before
-//! anything is moved: it is neither damaged nor an orphan to delete.
+//! The journal is the truth. An index that does not open, or in which a record is damaged, is built anew from it.
+//! Only where the journal itself has lost something does the log move to quarantine. Then all that still decodes is
+//! copied into a new log, under a new generation, so that followers start over; segments are taken in as they lie. A
+//! segment that is missing or damaged costs itself alone. One of a format version that this program does not read is
+//! refused with the whole directory, before anything is moved: it is neither damaged nor an orphan to delete.
+//!
+//! A store that comes up with far fewer documents than its manifest says is open, and not ready until an operator has
+//! confirmed the loss ([`Loss`]).
 
 mod manifest;
 mod quarantine;
@@ -22,21 +23,25 @@ mod rewrite;
 mod room;
 
 use std::fs::File;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub(crate) use manifest::Manifest;
-pub(crate) use quarantine::delete_all as delete_quarantines;
+pub(crate) use manifest::{Loss, Manifest};
+pub(crate) use quarantine::{clear_quarantines, count_quarantines};
 pub(crate) use rewrite::{Host, LogSizes, Plan, Rewritten, is_due, rewrite};
 pub(crate) use room::Room;
 
 use crate::catalog::{Loaded, load};
 use crate::codec;
+use crate::log::journal;
+use crate::log::journaled::{Index, JournaledLog};
+use crate::log::memory::MemoryLog;
 use crate::log::sled::{SledLog, sync_directory};
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{SegmentId, StoreRecord, store_key};
 use crate::segments::{self, Sealed, find};
-use quarantine::{quarantine, quarantine_files, salvage};
+use quarantine::{Salvaged, quarantine, quarantine_files, salvage};
 
 /// An open store.
 pub(crate) struct Opened {
@@ -45,8 +50,14 @@ pub(crate) struct Opened {
     pub(crate) number: u64,
     pub(crate) store: StoreRecord,
     pub(crate) loaded: Loaded,
-    /// Where the log before this one was moved, if it was not believed.
+    /// Where the log before this one was moved, if it could not be read as a whole.
     pub(crate) quarantined: Option<PathBuf>,
+    /// Far fewer documents are here than there were.
+    pub(crate) loss: Option<Loss>,
+    /// The last time that the store knew, in Unix milliseconds; 0 where nobody noted one.
+    pub(crate) known_ms: u64,
+    /// In words, what of the journal could not be read, for who only looks at it.
+    pub(crate) damage: Vec<String>,
 }
 
 /// The file that is held.
@@ -54,30 +65,74 @@ const LOCK: &str = "lock";
 
 /// Keeps other processes away. sled's own lock is not enough: it is on one log, and which one counts changes.
 pub(crate) struct Hold {
-    _file: File,
+    file: File,
+    path: PathBuf,
 }
 
 impl Hold {
-    /// Creates the directory if need be, and takes it.
+    /// Creates the directory if need be, for its owner alone, and takes it.
     pub(crate) fn take(dir: &Path) -> Result<Self, LogError> {
         std::fs::create_dir_all(dir).map_err(|error| refused("create", dir, &error))?;
+        restrict(dir)?;
         if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             sync_directory(parent).map_err(|error| refused("sync", parent, &error))?;
         }
         let path = dir.join(LOCK);
         let file = File::create(&path).map_err(|error| refused("create", &path, &error))?;
+        Self::lock(file, path)
+    }
+
+    /// Takes a directory that is only looked at, and may be read-only. `None`: nobody ever held it.
+    pub(crate) fn look(dir: &Path) -> Result<Option<Self>, LogError> {
+        let path = dir.join(LOCK);
+        match File::open(&path) {
+            Ok(file) => Self::lock(file, path).map(Some),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(refused("open", &path, &error)),
+        }
+    }
+
+    fn lock(file: File, path: PathBuf) -> Result<Self, LogError> {
         file.try_lock().map_err(|_| {
             LogError::Refused(format!(
                 "{} is locked: another process uses this directory",
                 path.display()
             ))
         })?;
-        Ok(Hold { _file: file })
+        Ok(Hold { file, path })
     }
 
-    /// Whether somebody holds the directory, or did.
-    pub(crate) fn was_taken(dir: &Path) -> bool {
-        dir.join(LOCK).exists()
+    /// Whether the directory is still the one that was taken. One that was removed under a running store is not to be
+    /// created anew: what was stored in it would seem never to have been there.
+    pub(crate) fn check(&self) -> Result<(), LogError> {
+        let identity = |told: std::fs::Metadata| (told.dev(), told.ino());
+        let held = self.file.metadata().map(identity).ok();
+        let there = std::fs::metadata(&self.path).map(identity).ok();
+        if held.is_some() && held == there {
+            return Ok(());
+        }
+        Err(LogError::Refused(format!(
+            "{} was removed or replaced while the store ran; put the directory back, or start the store again",
+            self.path.display()
+        )))
+    }
+}
+
+/// Outputs of models are nobody else's to read.
+fn restrict(dir: &Path) -> Result<(), LogError> {
+    let failed = |error: std::io::Error| refused("restrict", dir, &error);
+    let mode = std::fs::metadata(dir).map_err(failed)?.permissions().mode();
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    match std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode & 0o700)) {
+        Ok(()) => Ok(()),
+        // A mounted volume may belong to somebody else, with a group that this process is in.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            tracing::warn!(%error, "data_dir can be read by others, and its mode cannot be changed");
+            Ok(())
+        }
+        Err(error) => Err(failed(error)),
     }
 }
 
@@ -134,36 +189,91 @@ pub(crate) fn disk_bytes(dir: &Path) -> u64 {
 ///
 /// # Errors
 /// [`LogError::Refused`] when the disk refuses, or a segment is of another version: nothing was changed.
-pub(crate) fn open(dir: &Path, cache_bytes: u64, now_ms: u64) -> Result<Opened, LogError> {
+pub(crate) fn open(
+    dir: &Path,
+    cache_bytes: u64,
+    now_ms: u64,
+    index: Index,
+) -> Result<Opened, LogError> {
     std::fs::create_dir_all(dir).map_err(|error| refused("create", dir, &error))?;
     segments::check_versions(dir)?;
     let manifest = Manifest::read(dir);
     let number = current(dir, manifest.as_ref(), cache_bytes)?;
-    let opened = match open_believed(dir, number, manifest.as_ref(), cache_bytes) {
+    let mut opened = match open_or_repair(dir, number, manifest.as_ref(), cache_bytes, index) {
         Err(LogError::Corrupt(why)) => {
-            let path = log_path(dir, number);
-            let moved = quarantine(dir, &path, now_ms)?;
-            tracing::error!(why, moved_to = %moved.display(), "draft store log quarantined");
-            let log = SledLog::open(&path, cache_bytes)?;
+            // The new log is made beside the old one, which is moved last: a start that breaks off begins anew.
+            let (old, next) = (log_path(dir, number), number + 1);
+            rewrite::clear_leftovers(dir, number)?;
+            let log = JournaledLog::open(&log_path(dir, next), cache_bytes, Index::Believed)?;
+            let Salvaged { records, is_whole } = salvage(&old, &log, cache_bytes)?;
             let store = create(&log)?;
-            let salvaged = salvage(&moved, &log, cache_bytes)?;
-            tracing::warn!(records = salvaged, "draft store records salvaged");
+            let moved = quarantine(dir, &old, now_ms)?;
+            tracing::error!(
+                why,
+                moved_to = %moved.display(),
+                salvaged_records = records,
+                is_whole,
+                "draft store log quarantined"
+            );
             let found = find(dir, &log, true)?;
             let loaded = load(&log, store, found, random()? as u32)?;
             Opened {
-                log: Arc::new(log),
-                number,
-                store,
-                loaded,
                 quarantined: Some(moved),
+                ..Opened::new(log, next, store, loaded)
             }
         }
         other => other?,
     };
-    Manifest::new(number, opened.store, &opened.loaded.catalog, false).write(dir)?;
+    if let Some(manifest) = manifest {
+        opened.known_ms = manifest.known_ms();
+        let is_in_doubt = opened.quarantined.is_some()
+            || opened.loaded.lost_segments > 0
+            || manifest.disagrees(opened.store, &opened.loaded)
+            || manifest.is_of_another_generation(opened.store);
+        let documents = opened.loaded.catalog.totals().documents;
+        opened.loss = manifest.loss(documents, is_in_doubt);
+    }
+    let number = opened.number;
+    Manifest::new(number, opened.store, &opened.loaded.catalog, false)
+        .with(opened.loss, opened.known_ms)
+        .write(dir)?;
     rewrite::clear_leftovers(dir, number)?;
     clear_segments(dir, &opened, now_ms)?;
     Ok(opened)
+}
+
+impl Opened {
+    fn new(log: impl RecordLog + 'static, number: u64, store: StoreRecord, loaded: Loaded) -> Self {
+        Opened {
+            log: Arc::new(log),
+            number,
+            store,
+            loaded,
+            quarantined: None,
+            loss: None,
+            known_ms: 0,
+            damage: Vec::new(),
+        }
+    }
+}
+
+/// Opens the log, and where its index lacks or misreads something, once more with an index built anew.
+fn open_or_repair(
+    dir: &Path,
+    number: u64,
+    manifest: Option<&Manifest>,
+    cache_bytes: u64,
+    index: Index,
+) -> Result<Opened, LogError> {
+    let can_repair =
+        index == Index::Believed && journal::path_in(&log_path(dir, number)).exists();
+    match open_believed(dir, number, manifest, cache_bytes, index, can_repair) {
+        Err(LogError::Corrupt(why)) if can_repair => {
+            tracing::warn!(why, "draft store index cannot be read");
+            open_believed(dir, number, manifest, cache_bytes, Index::Rebuilt, false)
+        }
+        other => other,
+    }
 }
 
 /// Makes the log name the segments that are there, and takes away the files of all others: what could not be
@@ -188,25 +298,44 @@ fn is_unbelieved(dir: &Path, segment: SegmentId) -> bool {
     matches!(Sealed::open(dir, segment), Err(LogError::Corrupt(_)))
 }
 
-/// Opens the store in `dir` for reading only: nothing is repaired, moved or cleared. The caller holds the
-/// directory. `was_begun` says that somebody held it before: then a store that is not there yet is an empty one,
-/// whose process ended while it was created.
+/// Opens the store in `dir` for reading only: nothing is repaired, moved, cleared or written, so the directory may be
+/// read-only. The caller holds the directory. `was_begun` says that somebody held it before: then a store that is not
+/// there yet is an empty one, whose process ended while it was created.
 ///
 /// # Errors
-/// There is no store, a segment is of another version, or the store is not readable as a whole.
+/// There is no store, a segment is of another version, or the store has lost its identity.
 pub(crate) fn inspect(dir: &Path, cache_bytes: u64, was_begun: bool) -> Result<Opened, LogError> {
     segments::check_versions(dir)?;
     let manifest = Manifest::read(dir);
     let number = current(dir, manifest.as_ref(), cache_bytes)?;
     let path = log_path(dir, number);
-    if !path.join("db").exists() && !was_begun {
+    let has_journal = journal::path_in(&path).exists();
+    if !has_journal && path.join("db").exists() {
+        return Err(LogError::Refused(format!(
+            "{} was written by an earlier version, which kept no journal: start the store once, then look at it",
+            path.display()
+        )));
+    }
+    if !has_journal && !was_begun {
         return Err(LogError::Refused(format!("no store in {}", dir.display())));
     }
-    let log = SledLog::open(&path, cache_bytes)?;
+    let log = MemoryLog::default();
+    let mut damage = Vec::new();
+    if has_journal {
+        let found = journal::scan(&path, 0, &mut |scanned| log.write(&scanned.batch))?;
+        damage.extend(found.damage.iter().map(|range| {
+            format!(
+                "bytes {} to {} of {}",
+                range.start,
+                range.end,
+                journal::path_in(&path).display()
+            )
+        }));
+    }
     let lost = || LogError::Corrupt(format!("{} has lost its identity", path.display()));
     let store = match log.get(&store_key())? {
         Some(value) => codec::open::<StoreRecord>(&store_key(), &value).map_err(|_| lost())?,
-        None if manifest.is_none() && log.is_empty()? => StoreRecord {
+        None if manifest.is_none() && log.is_empty() => StoreRecord {
             generation: 0,
             sequence_reserved: 0,
         },
@@ -214,18 +343,15 @@ pub(crate) fn inspect(dir: &Path, cache_bytes: u64, was_begun: bool) -> Result<O
     };
     let found = find(dir, &log, false)?;
     let loaded = load(&log, store, found, 0)?;
-    if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
+    if damage.is_empty() && manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
         return Err(LogError::Corrupt(format!(
             "{} lacks what manifest.json says it held",
             path.display()
         )));
     }
     Ok(Opened {
-        log: Arc::new(log),
-        number,
-        store,
-        loaded,
-        quarantined: None,
+        damage,
+        ..Opened::new(log, number, store, loaded)
     })
 }
 
@@ -240,26 +366,45 @@ fn current(dir: &Path, manifest: Option<&Manifest>, cache_bytes: u64) -> Result<
     }
     if let [_, _, ..] = numbers[..] {
         for number in numbers.iter().rev() {
-            match SledLog::open(&log_path(dir, *number), cache_bytes) {
-                Ok(log) if log.get(&store_key())?.is_some() => return Ok(*number),
-                Err(LogError::Refused(why)) => return Err(LogError::Refused(why)),
-                Ok(_) | Err(LogError::Corrupt(_)) => {}
+            if is_complete(&log_path(dir, *number), cache_bytes)? {
+                return Ok(*number);
             }
         }
     }
     Ok(numbers.first().copied().unwrap_or(0))
 }
 
+/// Whether a log has its identity, which it gets last.
+fn is_complete(path: &Path, cache_bytes: u64) -> Result<bool, LogError> {
+    if journal::path_in(path).exists() {
+        let mut is_named = false;
+        journal::scan(path, 0, &mut |scanned| {
+            is_named |= scanned.batch.writes().any(|(key, _)| *key == store_key());
+            Ok(())
+        })?;
+        return Ok(is_named);
+    }
+    match SledLog::open(path, cache_bytes).and_then(|log| log.get(&store_key())) {
+        Ok(identity) => Ok(identity.is_some()),
+        Err(LogError::Corrupt(_)) => Ok(false),
+        Err(refused) => Err(refused),
+    }
+}
+
+/// Opens the log as it is. `is_strict`: a single record that cannot be read is an error.
 fn open_believed(
     dir: &Path,
     number: u64,
     manifest: Option<&Manifest>,
     cache_bytes: u64,
+    index: Index,
+    is_strict: bool,
 ) -> Result<Opened, LogError> {
-    let log = SledLog::open(&log_path(dir, number), cache_bytes)?;
+    let log = JournaledLog::open(&log_path(dir, number), cache_bytes, index)?;
     let mut store = match log.get(&store_key())? {
         Some(value) => match codec::open::<StoreRecord>(&store_key(), &value) {
             Ok(store) => store,
+            Err(damage) if is_strict => return Err(LogError::Corrupt(damage.to_string())),
             Err(damage) => {
                 tracing::error!(%damage, "draft store identity is damaged");
                 create(&log)?
@@ -270,24 +415,25 @@ fn open_believed(
     };
     let found = find(dir, &log, false)?;
     let mut loaded = load(&log, store, found, random()? as u32)?;
+    if is_strict && loaded.damaged_records > 0 {
+        let records = loaded.damaged_records;
+        return Err(LogError::Corrupt(format!("{records} records are damaged")));
+    }
     if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
+        if is_strict {
+            return Err(LogError::Corrupt("less is there than there was".into()));
+        }
         // What followers hold may be gone here; a new generation makes them start over.
         tracing::error!("draft store log went back in time");
         store = create(&log)?;
         let found = find(dir, &log, true)?;
         loaded = load(&log, store, found, random()? as u32)?;
     }
-    Ok(Opened {
-        log: Arc::new(log),
-        number,
-        store,
-        loaded,
-        quarantined: None,
-    })
+    Ok(Opened::new(log, number, store, loaded))
 }
 
 /// A new identity.
-fn create(log: &SledLog) -> Result<StoreRecord, LogError> {
+fn create(log: &JournaledLog) -> Result<StoreRecord, LogError> {
     let store = StoreRecord {
         generation: random()?,
         sequence_reserved: 0,
@@ -309,7 +455,7 @@ mod tests {
 
     /// A closed store with `count` records.
     fn filled(dir: &Path, count: u128) -> StoreRecord {
-        let opened = open(dir, CACHE_BYTES, 1).unwrap();
+        let opened = open(dir, CACHE_BYTES, 1, Index::Believed).unwrap();
         let mut batch = Batch::default();
         for id in 0..count {
             let key = namespace_key(Kind::Namespace, NamespaceId(id));
@@ -344,7 +490,7 @@ mod tests {
         };
         // A rewrite that broke off before it was named.
         std::fs::create_dir(log_path(dir.path(), 1)).unwrap();
-        let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
+        let opened = open(dir.path(), CACHE_BYTES, 2, Index::Believed).unwrap();
         assert_eq!((opened.store, opened.number), (store, 0));
         assert_eq!(log_numbers(dir.path()).unwrap(), [0]);
         drop(opened);
@@ -352,7 +498,7 @@ mod tests {
         copied(0, 2);
         std::fs::create_dir(log_path(dir.path(), 3)).unwrap();
         std::fs::remove_file(dir.path().join("manifest.json")).unwrap();
-        let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
+        let opened = open(dir.path(), CACHE_BYTES, 2, Index::Believed).unwrap();
         assert_eq!((opened.store, opened.number), (store, 2));
         assert_eq!(opened.quarantined, None);
         assert_eq!(log_numbers(dir.path()).unwrap(), [2]);
@@ -366,7 +512,10 @@ mod tests {
         let empty = inspected(true).unwrap();
         assert_eq!(empty.loaded.catalog.totals().documents, 0);
         drop(empty);
-        // sled was opened, and no identity written.
+        // To look at it writes nothing.
+        assert!(matches!(inspected(false), Err(LogError::Refused(_))));
+        // The log was created, and no identity written.
+        drop(JournaledLog::open(&log_path(dir.path(), 0), CACHE_BYTES, Index::Believed).unwrap());
         assert!(inspected(false).is_ok());
         let store = filled(dir.path(), 1);
         assert_eq!(inspected(false).unwrap().store, store);
@@ -389,11 +538,11 @@ mod tests {
         Manifest::new(0, store, &catalog, false)
             .write(dir.path())
             .unwrap();
-        let opened = open(dir.path(), CACHE_BYTES, 2).unwrap();
+        let opened = open(dir.path(), CACHE_BYTES, 2, Index::Believed).unwrap();
         assert_ne!(opened.store.generation, store.generation);
         assert_eq!(opened.quarantined, None);
         let again = opened.store;
         drop(opened);
-        assert_eq!(open(dir.path(), CACHE_BYTES, 3).unwrap().store, again);
+        assert_eq!(open(dir.path(), CACHE_BYTES, 3, Index::Believed).unwrap().store, again);
     }
 }

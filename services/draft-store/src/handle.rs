@@ -33,6 +33,7 @@ use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::config::DraftStoreConfig;
+use crate::directory::Loss;
 use crate::metrics::{Limit, StoreMetrics};
 use crate::record::DocumentKey;
 use crate::shared::{FeedName, FeedRead, Shared, unavailable};
@@ -140,6 +141,12 @@ impl DraftStoreHandle {
         }
         if !self.inner.shared.is_open() {
             return Err("the log is being opened".to_owned());
+        }
+        if let Some(Loss { expected, found }) = self.inner.shared.loss() {
+            return Err(format!(
+                "the store came up with {found} of {expected} documents: put back a copy of data_dir, look at what is \
+                 in its quarantine-* folders, or confirm the loss (refrain store confirm --loss)"
+            ));
         }
         Ok(())
     }

@@ -6,7 +6,9 @@ use actix_web::web::{self, Data, Json};
 use refrain_clients::{
     BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
 };
-use refrain_protocol::admin::{CompactReply, EraseReply, EraseRequest, VerifyReply};
+use refrain_protocol::admin::{
+    CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, VerifyReply,
+};
 use refrain_protocol::document::StoreStats;
 use refrain_service_kit::http::{Body, HttpResult, mesh_only};
 use refrain_service_kit::mesh::MeshAuth;
@@ -40,7 +42,8 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .route("/export", web::post().to(export))
             .route("/verify", web::post().to(verify))
             .route("/compact", web::post().to(compact))
-            .route("/erase", web::post().to(erase)),
+            .route("/erase", web::post().to(erase))
+            .route("/confirm", web::post().to(confirm)),
     );
     app.service(
         web::resource("/debug/state")
@@ -136,6 +139,13 @@ async fn erase(
     request: Json<EraseRequest>,
 ) -> HttpResult<Json<EraseReply>> {
     Ok(Json(handle.erase(request.into_inner()).await?))
+}
+
+async fn confirm(
+    handle: Data<DraftStoreHandle>,
+    request: Json<ConfirmRequest>,
+) -> HttpResult<Json<ConfirmReply>> {
+    Ok(Json(handle.confirm(request.into_inner()).await?))
 }
 
 async fn observe(handle: Data<DraftStoreHandle>) -> Json<StoreState> {

@@ -52,6 +52,7 @@
 
 mod admin;
 mod catalog;
+mod clock;
 mod closed;
 mod codec;
 mod config;

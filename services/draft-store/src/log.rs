@@ -1,8 +1,11 @@
 //! Where records are kept: an ordered map with atomic, durable batches.
 //!
-//! The trait is the place to put another database, should sled fail us, and where tests put a disk that
-//! refuses. `log/sled.rs` is the one in use.
+//! `log/journaled.rs` is the one in use: a journal of our own, and sled as its index. The trait is the place to put
+//! another database, and where tests put a disk that refuses.
 
+pub(crate) mod journal;
+pub(crate) mod journaled;
+pub(crate) mod memory;
 pub(crate) mod sled;
 
 use std::collections::BTreeMap;
@@ -41,6 +44,11 @@ impl Batch {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.writes.is_empty()
+    }
+
+    /// Adds later writes.
+    pub(crate) fn merge(&mut self, later: Batch) {
+        self.writes.extend(later.writes);
     }
 
     /// Bytes of all keys and values.
@@ -112,76 +120,11 @@ pub(crate) trait RecordLog: Send + Sync {
     /// Bytes it takes on disk.
     fn disk_bytes(&self) -> u64;
 
-    /// Files in which it keeps values that it does not make durable: an alarm unless 0.
+    /// Files in which it keeps values that are too large for its pages: an alarm unless 0.
     fn blob_files(&self) -> u64;
-}
 
-#[cfg(test)]
-pub(crate) mod memory {
-    //! A log in memory whose disk can be told to refuse.
-
-    use std::collections::BTreeMap;
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-    use super::{Batch, LogError, RecordLog};
-
-    #[derive(Default)]
-    pub(crate) struct MemoryLog {
-        pub(crate) records: Mutex<BTreeMap<Vec<u8>, Vec<u8>>>,
-        pub(crate) refuses: AtomicBool,
-        pub(crate) commits: AtomicU64,
-    }
-
-    impl RecordLog for MemoryLog {
-        fn write(&self, batch: &Batch) -> Result<(), LogError> {
-            if self.refuses.load(Ordering::Relaxed) {
-                return Err(LogError::Refused("told to".into()));
-            }
-            self.commits.fetch_add(1, Ordering::Relaxed);
-            let mut records = self.records.lock().unwrap();
-            for (key, value) in batch.writes() {
-                match value {
-                    Some(value) => records.insert(key.clone(), value.clone()),
-                    None => records.remove(key),
-                };
-            }
-            Ok(())
-        }
-
-        fn sync(&self) -> Result<(), LogError> {
-            Ok(())
-        }
-
-        fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
-            Ok(self.records.lock().unwrap().get(key).cloned())
-        }
-
-        fn scan(
-            &self,
-            from: &[u8],
-            to: &[u8],
-            visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-        ) -> Result<(), LogError> {
-            let records = self.records.lock().unwrap();
-            for (key, value) in records.range(from.to_vec()..to.to_vec()) {
-                if !visit(key, value) {
-                    break;
-                }
-            }
-            Ok(())
-        }
-
-        fn disk_bytes(&self) -> u64 {
-            let records = self.records.lock().unwrap();
-            records
-                .iter()
-                .map(|(key, value)| (key.len() + value.len()) as u64)
-                .sum()
-        }
-
-        fn blob_files(&self) -> u64 {
-            0
-        }
+    /// Whether it could not read something that it holds, so that it is to be opened and repaired.
+    fn is_suspect(&self) -> bool {
+        false
     }
 }

@@ -106,6 +106,9 @@ pub(crate) struct StoreMetrics {
     pub(crate) evictions: IntCounterVec,
     pub(crate) rejections: IntCounterVec,
     pub(crate) quarantines: IntCounter,
+    pub(crate) quarantines_held: IntGauge,
+    pub(crate) missing_documents: IntGauge,
+    pub(crate) clock_offset_seconds: IntGauge,
     pub(crate) damaged_records: IntCounter,
     pub(crate) feed_waiters: IntGauge,
     pub(crate) groups: IntGauge,
@@ -131,7 +134,7 @@ impl StoreMetrics {
             )?,
             blob_files: gauge(
                 "blob_files",
-                "Values that sled keeps in files it never syncs. Alert unless 0.",
+                "Values that are too large for the pages of the log's index. Alert unless 0.",
             )?,
             live_ratio: metrics.float_gauge(
                 &name("live_ratio"),
@@ -204,7 +207,22 @@ impl StoreMetrics {
                 "Calls refused because a limit was reached.",
                 &["limit"],
             )?,
-            quarantines: counter("quarantines_total", "Logs moved away as not believable.")?,
+            quarantines: counter(
+                "quarantines_total",
+                "Logs that could not be read as a whole and were moved to a quarantine folder.",
+            )?,
+            quarantines_held: gauge(
+                "quarantines_held",
+                "Quarantine folders with something that could not be read. Alert unless 0.",
+            )?,
+            missing_documents: gauge(
+                "missing_documents",
+                "Documents that the store had before its last start, until that is confirmed. Alert unless 0.",
+            )?,
+            clock_offset_seconds: gauge(
+                "clock_offset_seconds",
+                "How far the wall clock is ahead of the store's time after a jump. Alert unless 0.",
+            )?,
             damaged_records: counter("damaged_records_total", "Records that did not decode.")?,
             feed_waiters: gauge("feed_waiters", "Calls of follow that wait for a change.")?,
             groups: gauge("groups", "Groups of samples that are registered.")?,

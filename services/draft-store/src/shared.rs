@@ -12,9 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 
 use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StoreStats};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_service_kit::clock::unix_ms;
 use tokio::sync::watch;
 
 use crate::catalog::{Catalog, Change, GroupKey};
+use crate::clock::{StoreClock, since_boot};
+use crate::directory::Loss;
 use crate::log::RecordLog;
 use crate::lookup::Lookups;
 use crate::record::{DocumentKey, finish_of};
@@ -42,6 +45,10 @@ pub(crate) struct Shared {
     /// What look-ups read, beside the lock.
     pub(crate) lookups: Lookups,
     stats: Mutex<StoreStats>,
+    /// `None` until the store was opened.
+    clock: Mutex<Option<StoreClock>>,
+    /// What an operator has to look at before the store is ready.
+    loss: Mutex<Option<Loss>>,
 }
 
 /// An answer to `follow`, and what was found damaged on the way.
@@ -128,6 +135,46 @@ impl Shared {
     /// Says that it is closed; for who holds the lock and takes it out.
     pub(crate) fn note_closed(&self) {
         self.is_open.store(false, Ordering::Relaxed);
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Option<StoreClock>> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the store's clock, which goes on from a time that was known.
+    pub(crate) fn start_clock(&self, known_ms: u64) {
+        self.clock()
+            .get_or_insert_with(|| StoreClock::new(known_ms, unix_ms(), since_boot()));
+    }
+
+    /// The store's time, in Unix milliseconds.
+    pub(crate) fn now_ms(&self) -> u64 {
+        match self.clock().as_mut() {
+            Some(clock) => clock.read(unix_ms(), since_boot()),
+            None => unix_ms(),
+        }
+    }
+
+    /// How far the wall clock is ahead of the store's time, where that is not believed.
+    pub(crate) fn clock_offset_ms(&self) -> Option<i64> {
+        self.clock().and_then(|clock| clock.offset_ms())
+    }
+
+    /// Believes the wall clock.
+    pub(crate) fn confirm_clock(&self) {
+        if let Some(clock) = self.clock().as_mut() {
+            clock.confirm(unix_ms(), since_boot());
+        }
+    }
+
+    /// A loss that nobody has confirmed.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        *self.loss.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a loss, or that it was confirmed.
+    pub(crate) fn set_loss(&self, loss: Option<Loss>) {
+        *self.loss.lock().unwrap_or_else(PoisonError::into_inner) = loss;
     }
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<NamespaceId, watch::Sender<u64>>> {

@@ -10,6 +10,7 @@ use refrain_protocol::{DocumentId, Namespace};
 
 use crate::config::DraftStoreConfig;
 use crate::directory::{Opened, open};
+use crate::log::journaled::Index;
 use crate::record::DocumentKey;
 use crate::shared::{Open, Shared};
 use crate::text;
@@ -61,7 +62,8 @@ impl Store {
             store,
             loaded,
             quarantined,
-        } = open(dir, CACHE_BYTES, 1).unwrap();
+            ..
+        } = open(dir, CACHE_BYTES, 1, Index::Believed).unwrap();
         let damaged = loaded.damaged_records + loaded.damaged.len() as u64;
         let mut core = Core::new(
             log.clone(),

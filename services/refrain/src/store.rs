@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
-use refrain_protocol::admin::{EraseRequest, VerifyReply};
+use refrain_protocol::admin::{ConfirmRequest, EraseRequest, VerifyReply};
 use refrain_protocol::document::StoreStats;
 use refrain_service_kit::telemetry::install_crypto_provider;
 
@@ -42,6 +42,8 @@ enum StoreCommand {
     Compact(PlainArgs),
     /// Erase documents for good, from every file.
     Erase(EraseArgs),
+    /// Have the store go on after a loss of documents, or believe a clock that jumped.
+    Confirm(ConfirmArgs),
     /// Print a token for an engine that drafts by itself: it may read and write one namespace, for a day.
     Sign(SignArgs),
 }
@@ -118,6 +120,25 @@ struct EraseArgs {
     /// What began before this time, Unix milliseconds.
     #[arg(long)]
     until_ms: Option<u64>,
+    /// Delete quarantined logs and segments as well, whatever they hold. They may be the only copy of documents that
+    /// could not be read.
+    #[arg(long)]
+    quarantines: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct ConfirmArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// The store came up with far fewer documents than it had: serve without them.
+    #[arg(long, required_unless_present = "clock")]
+    loss: bool,
+    /// The system's clock is right although it jumped: documents age by it from now on.
+    #[arg(long)]
+    clock: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -158,6 +179,7 @@ pub fn run(args: StoreArgs) -> anyhow::Result<()> {
             StoreCommand::Verify(args) => verify(args).await,
             StoreCommand::Compact(args) => compact(args).await,
             StoreCommand::Erase(args) => erase(args).await,
+            StoreCommand::Confirm(args) => confirm(args).await,
             StoreCommand::Sign(args) => {
                 println!("{}", sign::token(&args)?);
                 Ok(())
@@ -211,12 +233,24 @@ async fn verify(args: PlainArgs) -> anyhow::Result<()> {
 /// Names what is damaged.
 fn sound(reply: &VerifyReply) -> anyhow::Result<()> {
     if reply.damaged == 0 {
-        return Ok(());
+        return unread(reply);
     }
     for damage in &reply.damage {
         eprintln!("{}: {}", damage.what, damage.why);
     }
     bail!("{} records or documents are damaged", reply.damaged)
+}
+
+/// Says what lies in quarantine.
+fn unread(reply: &VerifyReply) -> anyhow::Result<()> {
+    if reply.quarantines == 0 {
+        return Ok(());
+    }
+    bail!(
+        "the store is sound, but {} quarantine-* folders in data_dir could not be read as a whole, and may hold \
+         documents that it lacks",
+        reply.quarantines
+    )
 }
 
 async fn compact(args: PlainArgs) -> anyhow::Result<()> {
@@ -242,6 +276,7 @@ async fn erase(args: EraseArgs) -> anyhow::Result<()> {
         session: args.session,
         from_ms: args.from_ms,
         until_ms: args.until_ms,
+        quarantines: args.quarantines,
     };
     let reply = target.store().erase(request).await?;
     target.close().await;
@@ -252,6 +287,38 @@ async fn erase(args: EraseArgs) -> anyhow::Result<()> {
             "{} documents erased, {} quarantined logs deleted",
             reply.documents, reply.quarantines
         );
+    }
+    if reply.quarantines_kept > 0 {
+        bail!(
+            "{} quarantine-* folders in data_dir could not be read as a whole, and may hold some of what was to be \
+             erased: look at them, then erase once more with --quarantines, which deletes them",
+            reply.quarantines_kept
+        );
+    }
+    Ok(())
+}
+
+async fn confirm(args: ConfirmArgs) -> anyhow::Result<()> {
+    let target = Target::open(&args.target, Access::Write).await?;
+    let request = ConfirmRequest {
+        loss: args.loss,
+        clock: args.clock,
+    };
+    let reply = target.store().confirm(request).await?;
+    target.close().await;
+    if args.json {
+        println!("{}", serde_json::to_string(&reply)?);
+        return Ok(());
+    }
+    match reply.lost_documents {
+        Some(documents) => println!("the store serves without {documents} documents that it had"),
+        None if args.loss => println!("the store has lost no documents"),
+        None => {}
+    }
+    match reply.clock_offset_ms {
+        Some(offset_ms) => println!("the store's time went {offset_ms} ms ahead"),
+        None if args.clock => println!("the store's time is that of the system's clock already"),
+        None => {}
     }
     Ok(())
 }

@@ -3,7 +3,8 @@
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::admin::{
-    CompactReply, EraseReply, EraseRequest, ExportReply, ExportRequest, ImportRequest, VerifyReply,
+    CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ExportReply,
+    ExportRequest, ImportRequest, VerifyReply,
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_service_kit::http::MeshClient;
@@ -41,9 +42,12 @@ pub trait StoreAdmin: Send + Sync {
     /// # Errors
     /// `InvalidRequest` when the request does not say what. After any other it may be done in part: ask again.
     async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError>;
+
+    /// Has the store believe what it stopped at: see [`ConfirmRequest`]. Repeats are harmless.
+    async fn confirm(&self, request: ConfirmRequest) -> Result<ConfirmReply, ApiError>;
 }
 
-/// [`StoreAdmin`] over HTTP: `GET /admin/v1/stats` and `POST /admin/v1/{verify,compact,erase}` in JSON, `POST
+/// [`StoreAdmin`] over HTTP: `GET /admin/v1/stats` and `POST /admin/v1/{verify,compact,erase,confirm}` in JSON, `POST
 /// /admin/v1/{import,export}` in bincode.
 pub struct HttpStoreAdmin {
     client: MeshClient,
@@ -94,6 +98,13 @@ impl StoreAdmin for HttpStoreAdmin {
     async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
         self.client
             .post_json("/admin/v1/erase", &request, None)
+            .await
+    }
+
+    async fn confirm(&self, request: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
+        let timeout = Some(self.client.timeout());
+        self.client
+            .post_json("/admin/v1/confirm", &request, timeout)
             .await
     }
 }

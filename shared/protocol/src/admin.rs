@@ -34,6 +34,9 @@ pub struct EraseRequest {
     pub from_ms: Option<u64>,
     /// Begun before this time.
     pub until_ms: Option<u64>,
+    /// Delete every quarantined log and segment as well, also those that hold something unreadable. Without this
+    /// they stay, and [`EraseReply::quarantines_kept`] counts them.
+    pub quarantines: bool,
 }
 
 /// Answered when nothing of it is on disk any more.
@@ -45,6 +48,28 @@ pub struct EraseReply {
     pub documents: u64,
     /// Quarantined logs that were deleted.
     pub quarantines: u64,
+    /// Quarantined logs and segments that could not be read as a whole, and may hold some of what was to be erased.
+    #[serde(default)]
+    pub quarantines_kept: u64,
+}
+
+/// What an operator takes responsibility for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ConfirmRequest {
+    /// The store came up with far fewer documents than it had, and is to serve without them.
+    pub loss: bool,
+    /// The wall clock is right although it jumped, and documents are to age by it.
+    pub clock: bool,
+}
+
+/// What was confirmed; `None` where there was nothing to confirm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfirmReply {
+    /// Documents that were missing.
+    pub lost_documents: Option<u64>,
+    /// Milliseconds that the wall clock was ahead of the store's time.
+    pub clock_offset_ms: Option<i64>,
 }
 
 /// Documents of one namespace to be stored. Not signed: an operator names it.
@@ -121,6 +146,9 @@ pub struct VerifyReply {
     pub tokens: u64,
     /// Damaged records and documents.
     pub damaged: u64,
+    /// Quarantined logs and segments that could not be read as a whole.
+    #[serde(default)]
+    pub quarantines: u64,
     /// The first of them, at most [`DAMAGE_LISTED_MAX`].
     pub damage: Vec<Damage>,
 }

@@ -23,7 +23,25 @@ pub(crate) struct Manifest {
     documents: u64,
     /// Nothing was written to the log afterwards.
     closed: bool,
+    /// Documents that were lost, and that nobody has confirmed to be.
+    #[serde(default)]
+    loss: Option<Loss>,
+    /// The time of writing by the store's own clock, which does not jump, in Unix milliseconds.
+    #[serde(default)]
+    known_ms: u64,
 }
+
+/// Far fewer documents were there at a start than before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Loss {
+    pub(crate) expected: u64,
+    pub(crate) found: u64,
+}
+
+/// Fewer documents than these are no loss to stop for: damage costs what it touches.
+const LOSS_DOCUMENTS_MIN: u64 = 16;
+/// The same as one part in so many of what there was.
+const LOSS_SHARE: u64 = 10;
 
 impl Manifest {
     pub(crate) fn new(log: u64, store: StoreRecord, catalog: &Catalog, closed: bool) -> Self {
@@ -34,6 +52,42 @@ impl Manifest {
             head: catalog.head(),
             documents: catalog.totals().documents,
             closed,
+            loss: None,
+            known_ms: 0,
+        }
+    }
+
+    /// With a loss that nobody has confirmed, and the time.
+    pub(crate) fn with(self, loss: Option<Loss>, known_ms: u64) -> Self {
+        Manifest {
+            loss,
+            known_ms,
+            ..self
+        }
+    }
+
+    /// The time of writing, 0 where it was not noted.
+    pub(super) fn known_ms(&self) -> u64 {
+        self.known_ms
+    }
+
+    /// Whether it was written before the store started over.
+    pub(super) fn is_of_another_generation(&self, store: StoreRecord) -> bool {
+        self.generation != store.generation
+    }
+
+    /// What is lost, with so many documents there now. `is_in_doubt` says that something could not be read: without
+    /// that, documents that are not there any more were removed.
+    pub(super) fn loss(&self, documents: u64, is_in_doubt: bool) -> Option<Loss> {
+        let missing = self.documents.saturating_sub(documents);
+        let is_much = missing >= LOSS_DOCUMENTS_MIN.max(self.documents / LOSS_SHARE);
+        match self.loss {
+            Some(loss) => Some(loss),
+            None if is_in_doubt && is_much => Some(Loss {
+                expected: self.documents,
+                found: documents,
+            }),
+            None => None,
         }
     }
 

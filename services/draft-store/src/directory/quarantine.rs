@@ -4,12 +4,16 @@ use std::path::{Path, PathBuf};
 
 use super::refused;
 use crate::codec;
+use crate::log::journal::{self, Position};
+use crate::log::journaled::JournaledLog;
 use crate::log::sled::{SledLog, sync_directory};
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::Kind;
 
 /// What the names of such directories begin with.
 const PREFIX: &str = "quarantine-";
+/// A file in those of which everything was salvaged.
+const WHOLE: &str = "salvaged-whole";
 /// Records copied in one commit.
 const COPY_BATCH: usize = 512;
 
@@ -50,37 +54,125 @@ pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf
     Ok(to)
 }
 
-/// Copies every record of documents, and of what drafts are worth, that still decodes. Answers how many; damage ends the copy, not the start.
-pub(super) fn salvage(from: &Path, to: &SledLog, cache_bytes: u64) -> Result<u64, LogError> {
-    let old = match SledLog::open(from, cache_bytes) {
+/// What a copy keeps: documents, what was erased, and what drafts are worth. Followers start over, so nobody needs
+/// the feed. Text comes before the states that count on it: a copy that breaks off leaves no state without text.
+const KEPT: [Kind; 9] = [
+    Kind::Erasure,
+    Kind::Erased,
+    Kind::Namespace,
+    Kind::Segment,
+    Kind::Marks,
+    Kind::Piece,
+    Kind::Head,
+    Kind::State,
+    Kind::Chances,
+];
+
+/// What was copied out of a quarantined log.
+pub(super) struct Salvaged {
+    pub(super) records: u64,
+    /// Every record of it could be read.
+    pub(super) is_whole: bool,
+}
+
+/// Copies every record that still decodes into a new log: what the index can read, and over it what the journal
+/// says. Damage ends neither.
+///
+/// # Errors
+/// The new log's disk refuses.
+pub(super) fn salvage(
+    from: &Path,
+    to: &JournaledLog,
+    cache_bytes: u64,
+) -> Result<Salvaged, LogError> {
+    let mut salvaged = Salvaged {
+        records: 0,
+        is_whole: true,
+    };
+    let position = salvage_index(from, to, cache_bytes, &mut salvaged)?;
+    let has_journal = journal::path_in(from).exists();
+    if has_journal {
+        salvage_journal(from, to, position, &mut salvaged)?;
+    }
+    to.sync()?;
+    if salvaged.is_whole {
+        mark_whole(from)?;
+    }
+    Ok(salvaged)
+}
+
+/// Answers up to where in the journal the index was complete, if it could be read to its end.
+fn salvage_index(
+    from: &Path,
+    to: &JournaledLog,
+    cache_bytes: u64,
+    salvaged: &mut Salvaged,
+) -> Result<Option<Position>, LogError> {
+    let opened = SledLog::open(from, cache_bytes)
+        .or_else(|_| SledLog::open_without_snapshots(from, cache_bytes));
+    let old = match opened {
         Ok(old) => old,
         Err(error) => {
-            tracing::warn!(%error, "quarantined log does not open");
-            return Ok(0);
+            tracing::warn!(%error, "quarantined index does not open");
+            // Without a journal this was all there is.
+            salvaged.is_whole = journal::path_in(from).exists();
+            return Ok(None);
         }
     };
-    let mut copied = 0;
-    // Text before the states that count on it: a copy that breaks off leaves no state without text.
-    for kind in [
-        Kind::Erasure,
-        Kind::Erased,
-        Kind::Namespace,
-        Kind::Segment,
-        Kind::Marks,
-        Kind::Piece,
-        Kind::Head,
-        Kind::State,
-        Kind::Chances,
-    ] {
+    let mut is_whole = true;
+    for kind in KEPT {
         match copy(&old, to, kind) {
-            Ok(count) => copied += count,
+            Ok((copied, damaged)) => {
+                salvaged.records += copied;
+                is_whole &= damaged == 0;
+            }
             Err(CopyError::From(error)) => {
-                tracing::warn!(%error, "quarantined log breaks off");
+                is_whole = false;
+                tracing::warn!(%error, "quarantined index breaks off");
             }
             Err(CopyError::To(error)) => return Err(error),
         }
     }
-    Ok(copied)
+    salvaged.is_whole = is_whole || journal::path_in(from).exists();
+    Ok(old.position().ok().flatten().filter(|_| is_whole))
+}
+
+/// Repeats what the journal says from `position` on, or all of it.
+fn salvage_journal(
+    from: &Path,
+    to: &JournaledLog,
+    position: Option<Position>,
+    salvaged: &mut Salvaged,
+) -> Result<(), LogError> {
+    let start = position.map_or(0, |position| position.end);
+    let mut refused = None;
+    let scanned = journal::scan(from, start, &mut |scanned| {
+        let mut batch = Batch::default();
+        for (key, value) in scanned.batch.writes() {
+            let is_kept = Kind::of(key).is_some_and(|kind| KEPT.contains(&kind));
+            match value {
+                Some(value) if is_kept && codec::check(key, value).is_ok() => {
+                    batch.put(key.clone(), value.clone());
+                }
+                None if is_kept => batch.remove(key.clone()),
+                _ => {}
+            }
+        }
+        salvaged.records += batch.len() as u64;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        to.write(&batch).inspect_err(|error| refused = Some(error.clone()))
+    });
+    match (scanned, refused) {
+        (_, Some(error)) => return Err(error),
+        (Ok(found), _) => salvaged.is_whole &= found.damage.is_empty(),
+        (Err(error), None) => {
+            tracing::warn!(%error, "quarantined journal breaks off");
+            salvaged.is_whole = false;
+        }
+    }
+    Ok(())
 }
 
 enum CopyError {
@@ -88,21 +180,24 @@ enum CopyError {
     To(LogError),
 }
 
-/// Copies the records of one kind whose checksums hold.
-fn copy(from: &SledLog, to: &SledLog, kind: Kind) -> Result<u64, CopyError> {
+/// Copies the records of one kind whose checksums hold. Answers how many do, and how many do not.
+fn copy(from: &SledLog, to: &JournaledLog, kind: Kind) -> Result<(u64, u64), CopyError> {
     let (mut at, end) = kind.range();
-    let mut copied = 0;
+    let (mut copied, mut damaged) = (0, 0);
     loop {
         let mut batch = Batch::default();
         let mut last = None;
         let scanned = from.scan(&at, &end, &mut |key, value| {
             last = Some(key.to_vec());
-            if codec::check(key, value).is_ok() {
-                batch.put(key.to_vec(), value.to_vec());
+            match codec::check(key, value) {
+                Ok(_) => batch.put(key.to_vec(), value.to_vec()),
+                Err(_) => damaged += 1,
             }
             batch.len() < COPY_BATCH
         });
-        to.commit(&batch).map_err(CopyError::To)?;
+        if !batch.is_empty() {
+            to.write(&batch).map_err(CopyError::To)?;
+        }
         copied += batch.len() as u64;
         scanned.map_err(CopyError::From)?;
         match last {
@@ -111,24 +206,56 @@ fn copy(from: &SledLog, to: &SledLog, kind: Kind) -> Result<u64, CopyError> {
                 key.push(0);
                 at = key;
             }
-            _ => return Ok(copied),
+            _ => return Ok((copied, damaged)),
         }
     }
 }
 
-/// Deletes all of them. Answers how many there were.
-///
-/// What could be read was salvaged when each was made; what is left in them cannot be told apart by tenant.
-pub(crate) fn delete_all(dir: &Path) -> Result<u64, LogError> {
-    let failed = |error: std::io::Error| refused("clear", dir, &error);
-    let mut deleted = 0;
-    for entry in std::fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
+/// Says in the directory that all of it was salvaged.
+fn mark_whole(quarantine: &Path) -> Result<(), LogError> {
+    let mark = quarantine.join(WHOLE);
+    std::fs::write(&mark, []).map_err(|error| refused("create", &mark, &error))
+}
+
+/// The quarantines there are.
+fn quarantines(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with(PREFIX) {
-            std::fs::remove_dir_all(entry.path()).map_err(failed)?;
-            deleted += 1;
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+/// How many of them hold something that could not be read.
+pub(crate) fn count_quarantines(dir: &Path) -> u64 {
+    let found = quarantines(dir).unwrap_or_default();
+    found.iter().filter(|path| !path.join(WHOLE).exists()).count() as u64
+}
+
+/// What an erasure did about quarantines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cleared {
+    pub(crate) deleted: u64,
+    /// These hold something that could not be read, and are still there.
+    pub(crate) kept: u64,
+}
+
+/// Deletes the quarantines of which everything was salvaged, and with `all` every other one, too. Nobody can tell by
+/// tenant what those hold that could not be read as a whole.
+pub(crate) fn clear_quarantines(dir: &Path, all: bool) -> Result<Cleared, LogError> {
+    let failed = |error: std::io::Error| refused("clear", dir, &error);
+    let mut cleared = Cleared::default();
+    for path in quarantines(dir).map_err(failed)? {
+        if all || path.join(WHOLE).exists() {
+            std::fs::remove_dir_all(&path).map_err(failed)?;
+            cleared.deleted += 1;
+        } else {
+            cleared.kept += 1;
         }
     }
     sync_directory(dir).map_err(failed)?;
-    Ok(deleted)
+    Ok(cleared)
 }

@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{Manifest, log_numbers, log_path, refused};
-use crate::log::sled::{SledLog, sync_directory};
+use crate::log::journaled::{Index, JournaledLog};
+use crate::log::sled::sync_directory;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{Kind, document_of};
 use crate::shared::{Open, Shared};
@@ -136,7 +137,11 @@ pub(super) fn run(
     let path = log_path(&plan.dir, number);
     // A rewrite that failed in this process may have left something.
     delete(&plan.dir, &path)?;
-    let to: Arc<dyn RecordLog> = Arc::new(SledLog::open(&path, plan.cache_bytes)?);
+    let to: Arc<dyn RecordLog> = Arc::new(JournaledLog::open(
+        &path,
+        plan.cache_bytes,
+        Index::Believed,
+    )?);
     at(Step::Created)?;
     let from = host.mirror(to.clone())?;
     at(Step::Mirrored)?;

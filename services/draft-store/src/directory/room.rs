@@ -6,6 +6,16 @@ use std::path::Path;
 /// Of a small disk less is kept free: one part in so many.
 const RESERVE_SHARE: u64 = 20;
 
+/// sled writes a snapshot whenever it is opened, and begins a piece of its file.
+const OPEN_BYTES_MIN: u64 = 2 << 20;
+/// The snapshot lists sled's pages: it takes up to one part in so many of what the log takes.
+const OPEN_SHARE: u64 = 32;
+
+/// What must be free so that a log can be opened.
+fn open_bytes(log_bytes: u64) -> u64 {
+    OPEN_BYTES_MIN + log_bytes / OPEN_SHARE
+}
+
 /// What is left of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
@@ -23,9 +33,13 @@ impl Room {
         })
     }
 
-    /// Whether no more may be stored, where `reserve_bytes` are to stay free.
-    pub(crate) fn is_used_up(self, reserve_bytes: u64) -> bool {
-        self.free_bytes < reserve_bytes.min(self.all_bytes / RESERVE_SHARE)
+    /// Whether no more may be stored, where `reserve_bytes` are to stay free: of a small disk less, and in any case
+    /// what it takes to open a log of `log_bytes` again.
+    pub(crate) fn is_used_up(self, reserve_bytes: u64, log_bytes: u64) -> bool {
+        let wanted = reserve_bytes.min(self.all_bytes / RESERVE_SHARE);
+        // A reserve of 0 is the operator's own risk.
+        let least = if reserve_bytes == 0 { 0 } else { open_bytes(log_bytes) };
+        self.free_bytes < wanted.max(least)
     }
 }
 
@@ -39,10 +53,22 @@ mod tests {
             free_bytes,
             all_bytes,
         };
-        assert!(room(99, 1_000_000).is_used_up(100));
-        assert!(!room(100, 1_000_000).is_used_up(100));
-        assert!(!room(50, 1_000).is_used_up(100));
-        assert!(room(49, 1_000).is_used_up(100));
-        assert!(!room(0, 1_000).is_used_up(0));
+        const GB: u64 = 1 << 30;
+        let reserve = GB / 4;
+        assert!(room(reserve - 1, 100 * GB).is_used_up(reserve, 0));
+        assert!(!room(reserve, 100 * GB).is_used_up(reserve, 0));
+        assert!(!room(GB / 20, GB).is_used_up(reserve, 0));
+        assert!(room(GB / 20 - 1, GB).is_used_up(reserve, 0));
+        assert!(!room(0, GB).is_used_up(0, GB));
+    }
+
+    #[test]
+    fn a_log_can_always_be_opened_with_what_is_kept_free() {
+        let small = Room {
+            free_bytes: 2 << 20,
+            all_bytes: 20 << 20,
+        };
+        assert!(!small.is_used_up(256 << 20, 0));
+        assert!(small.is_used_up(256 << 20, 8 << 20));
     }
 }

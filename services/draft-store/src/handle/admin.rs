@@ -4,14 +4,15 @@ use async_trait::async_trait;
 use refrain_clients::StoreAdmin;
 use refrain_protocol::ApiError;
 use refrain_protocol::admin::{
-    CompactReply, EraseReply, EraseRequest, ExportReply, ExportRequest, ImportRequest, VerifyReply,
+    CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ExportReply,
+    ExportRequest, ImportRequest, VerifyReply,
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
 use tokio::sync::oneshot;
 
 use super::DraftStoreHandle;
 use crate::admin;
-use crate::directory::Rewritten;
+use crate::directory::{Rewritten, count_quarantines};
 use crate::export;
 use crate::shared::{Shared, unavailable};
 use crate::writer::actor::rewriting::RewriteCall;
@@ -101,7 +102,13 @@ impl StoreAdmin for DraftStoreHandle {
 
     async fn verify(&self) -> Result<VerifyReply, ApiError> {
         let _running = self.enter()?;
-        self.read_blocking(admin::verify).await
+        let dir = self.inner.config.data_dir.clone();
+        self.read_blocking(move |shared| {
+            let mut reply = admin::verify(shared)?;
+            reply.quarantines = count_quarantines(&dir);
+            Ok(reply)
+        })
+        .await
     }
 
     async fn compact(&self) -> Result<CompactReply, ApiError> {
@@ -124,5 +131,14 @@ impl StoreAdmin for DraftStoreHandle {
             handle.erase_all(request).await
         });
         erasing.await.map_err(ApiError::internal)?
+    }
+
+    async fn confirm(&self, request: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
+        let _running = self.enter()?;
+        let (reply, answer) = oneshot::channel();
+        self.send(Call::Confirm(request, reply))?;
+        answer
+            .await
+            .map_err(|_| unavailable().with_detail("the writer dropped the call"))
     }
 }

@@ -1,12 +1,12 @@
 //! Erasing: a mark first, so that nothing that began before it gets in any more; then the documents, with a
 //! tombstone each for those who follow; then what is left of them in files.
 
-use refrain_protocol::ApiError;
+use refrain_protocol::{ApiError, ErrorKind};
 use refrain_protocol::admin::{EraseReply, EraseRequest};
 use tokio::sync::oneshot;
 
 use super::{DraftStoreHandle, NAME_BYTES_MAX};
-use crate::directory::delete_quarantines;
+use crate::directory::clear_quarantines;
 use crate::record::{DocumentKey, ErasureRecord};
 use crate::select;
 use crate::shared::{Shared, unavailable};
@@ -20,6 +20,7 @@ fn checked(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
         session,
         from_ms,
         until_ms,
+        quarantines: _,
     } = request;
     for (param, name) in [
         ("tenant", &tenant),
@@ -82,7 +83,17 @@ fn hit(shared: &Shared, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiErr
 
 impl DraftStoreHandle {
     pub(super) async fn erase_all(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
+        let with_quarantines = request.quarantines;
         let mark = checked(request)?;
+        if let Some(offset_ms) = self.inner.shared.clock_offset_ms()
+            && (mark.from_ms.is_some() || mark.until_ms.is_some())
+        {
+            let message = format!(
+                "the wall clock is {offset_ms} ms ahead of the time by which documents were stored, so nobody can \
+                 tell what a time means; confirm it first (refrain store confirm --clock)"
+            );
+            return Err(ApiError::new(ErrorKind::Conflict, message));
+        }
         let _alone = self.inner.erasing.lock().await;
         let opened = self.inner.shared.opened();
         let (reply, answer) = oneshot::channel();
@@ -101,7 +112,7 @@ impl DraftStoreHandle {
             documents += answer.await.map_err(|_| dropped())??;
         }
         let dir = self.inner.config.data_dir.clone();
-        let quarantines = tokio::task::spawn_blocking(move || delete_quarantines(&dir))
+        let cleared = tokio::task::spawn_blocking(move || clear_quarantines(&dir, with_quarantines))
             .await
             .map_err(ApiError::internal)?
             .map_err(|error| unavailable().with_detail(error))?;
@@ -124,11 +135,18 @@ impl DraftStoreHandle {
         })
         .await
         .map_err(ApiError::internal)??;
-        tracing::info!(documents, quarantines, "draft store documents erased");
+        let (quarantines, quarantines_kept) = (cleared.deleted, cleared.kept);
+        tracing::info!(
+            documents,
+            quarantines,
+            quarantines_kept,
+            "draft store documents erased"
+        );
         Ok(EraseReply {
             erased_at_ms,
             documents,
             quarantines,
+            quarantines_kept,
         })
     }
 }

@@ -4,7 +4,6 @@ use refrain_protocol::document::{
     FeedCursor, FetchGroupsReply, FetchGroupsRequest, FollowReply, GroupLog, RegisterGroupRequest,
 };
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::clock;
 use tokio::sync::oneshot;
 
 use super::DraftStoreHandle;
@@ -76,7 +75,7 @@ impl DraftStoreHandle {
     fn is_registered(&self, group: &GroupKey) -> Result<bool, ApiError> {
         let open = self.inner.shared.read();
         let open = open.as_ref().ok_or_else(unavailable)?;
-        Ok(open.catalog.groups().is_live(group, clock::unix_ms()))
+        Ok(open.catalog.groups().is_live(group, self.inner.shared.now_ms()))
     }
 }
 

@@ -1,21 +1,19 @@
-//! The log in sled 0.34.7, used by the recipe that survived crash and power-loss tests.
+//! The index of the log, in sled 0.34.7.
 //!
-//! sled's `flush` ends in `sync_file_range`, which writes neither metadata nor the drive's cache, so each
-//! commit adds an `fdatasync` of sled's file through a second descriptor (sled locks with `flock`, which a
-//! second descriptor does not disturb). Values stay under 4 KiB, since larger ones go to blob files that sled
-//! never syncs. After any I/O error a sled handle is dead until it is opened again.
+//! sled's files are never the only copy of anything: see `journaled.rs`. Values stay under 4 KiB, since larger ones
+//! go to blob files. After any I/O error a sled handle is dead until it is opened again.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Batch, LogError, RecordLog};
+use super::journal::Position;
+use super::{Batch, LogError};
 
 /// An open sled directory.
 pub(crate) struct SledLog {
     db: sled::Db,
-    file: File,
     path: PathBuf,
 }
 
@@ -23,16 +21,25 @@ pub(crate) struct SledLog {
 const LOCK_ATTEMPTS: u32 = 100;
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Key of the [`Position`]. No record's key begins with this byte.
+const POSITION_KEY: [u8; 1] = [0];
+/// sled takes a configuration of no more than this for damage.
+const CONF_BYTES_MIN: u64 = 9;
+/// How the names of sled's snapshots begin.
+const SNAPSHOT: &str = "snap.";
+
 /// Makes directory entries durable.
 pub(crate) fn sync_directory(path: &Path) -> std::io::Result<()> {
     File::open(path)?.sync_all()
 }
 
 impl SledLog {
-    /// Opens or creates the directory, and makes its entries durable.
+    /// Opens or creates the directory.
     ///
     /// sled panics on some damaged files; a panic is answered as [`LogError::Corrupt`].
     pub(crate) fn open(path: &Path, cache_bytes: u64) -> Result<Self, LogError> {
+        std::fs::create_dir_all(path).map_err(|error| refused("create", path, &error))?;
+        clear_unfinished(path)?;
         let mut attempt = 0;
         let opened = loop {
             let config = sled::Config::new().path(path).cache_capacity(cache_bytes);
@@ -44,29 +51,135 @@ impl SledLog {
                 other => break other?,
             }
         };
-        let refused = |error: std::io::Error| LogError::Refused(error.to_string());
-        // Writing through it is never done; the permission is what fdatasync of some file systems asks for.
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(path.join("db"))
-            .map_err(refused)?;
-        file.sync_all().map_err(refused)?;
-        sync_directory(path).map_err(refused)?;
-        if let Some(parent) = path.parent() {
-            sync_directory(parent).map_err(refused)?;
-        }
         Ok(SledLog {
             db: opened,
-            file,
             path: path.to_owned(),
         })
     }
 
+    /// Deletes sled's files, and leaves the journal beside them.
+    pub(crate) fn delete(path: &Path) -> Result<(), LogError> {
+        for entry in entries(path)? {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let outcome = match &*name {
+                "blobs" => std::fs::remove_dir_all(entry.path()),
+                "db" | "conf" => std::fs::remove_file(entry.path()),
+                _ if name.starts_with(SNAPSHOT) => std::fs::remove_file(entry.path()),
+                _ => Ok(()),
+            };
+            outcome.map_err(|error| refused("delete", &entry.path(), &error))?;
+        }
+        Ok(())
+    }
+
+    /// Opens a directory that did not open as it is: without its snapshots, which sled can do without.
+    pub(crate) fn open_without_snapshots(path: &Path, cache_bytes: u64) -> Result<Self, LogError> {
+        for entry in entries(path)? {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(SNAPSHOT) {
+                let aside = path.join(format!("aside-{name}"));
+                std::fs::rename(entry.path(), &aside)
+                    .map_err(|error| refused("move", &entry.path(), &error))?;
+            }
+        }
+        SledLog::open(path, cache_bytes)
+    }
+
     /// Whether there is not a single record.
     pub(crate) fn is_empty(&self) -> Result<bool, LogError> {
-        guarded(|| self.db.iter().next().transpose()).map(|first| first.is_none())
+        let mut is_empty = true;
+        self.scan(&[], &[u8::MAX], &mut |_, _| {
+            is_empty = false;
+            false
+        })?;
+        Ok(is_empty)
     }
+
+    /// How far the journal beside it was applied; `None` where that was never said.
+    pub(crate) fn position(&self) -> Result<Option<Position>, LogError> {
+        Ok(self
+            .get(&POSITION_KEY)?
+            .and_then(|bytes| Position::from_bytes(&bytes)))
+    }
+
+    /// Applies a batch, which ends at `position` in the journal, whole or not at all.
+    pub(crate) fn write(&self, batch: &Batch, position: Position) -> Result<(), LogError> {
+        let mut writes = sled::Batch::default();
+        for (key, value) in batch.writes() {
+            match value {
+                Some(value) => writes.insert(key.as_slice(), value.as_slice()),
+                None => writes.remove(key.as_slice()),
+            }
+        }
+        writes.insert(&POSITION_KEY, &position.to_bytes());
+        guarded(|| self.db.apply_batch(writes))
+    }
+
+    /// One record.
+    pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
+        guarded(|| self.db.get(key)).map(|value| value.map(|value| value.to_vec()))
+    }
+
+    /// Visits the records of `from..to` in order until `visit` says `false`.
+    pub(crate) fn scan(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), LogError> {
+        guarded(|| {
+            for record in self.db.range(from..to) {
+                let (key, value) = record?;
+                if *key != POSITION_KEY && !visit(&key, &value) {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Bytes it takes on disk.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        guarded(|| self.db.size_on_disk()).unwrap_or(0)
+    }
+
+    /// Files in which it keeps values that are too large for its pages: an alarm unless 0.
+    pub(crate) fn blob_files(&self) -> u64 {
+        std::fs::read_dir(self.path.join("blobs"))
+            .map(|files| files.count() as u64)
+            .unwrap_or(0)
+    }
+}
+
+fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogError {
+    LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
+}
+
+fn entries(path: &Path) -> Result<Vec<std::fs::DirEntry>, LogError> {
+    std::fs::read_dir(path)
+        .and_then(Iterator::collect)
+        .map_err(|error| refused("list", path, &error))
+}
+
+/// Removes what an open that broke off has left. sled takes a snapshot that it began to write for its newest one, and
+/// a configuration that is empty for damage: both stay behind when a disk is full, or the power fails.
+fn clear_unfinished(path: &Path) -> Result<(), LogError> {
+    for entry in entries(path)? {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let is_unfinished = match &*name {
+            "conf" => entry
+                .metadata()
+                .is_ok_and(|told| told.len() < CONF_BYTES_MIN),
+            _ => name.starts_with(SNAPSHOT) && name.ends_with(".generating"),
+        };
+        if is_unfinished {
+            std::fs::remove_file(entry.path())
+                .map_err(|error| refused("delete", &entry.path(), &error))?;
+        }
+    }
+    Ok(())
 }
 
 /// Runs a call of sled, and turns its errors and its panics into ours.
@@ -91,56 +204,5 @@ fn classify(error: &sled::Error) -> LogError {
             LogError::Refused(error.to_string())
         }
         _ => LogError::Corrupt(error.to_string()),
-    }
-}
-
-impl RecordLog for SledLog {
-    fn write(&self, batch: &Batch) -> Result<(), LogError> {
-        let mut writes = sled::Batch::default();
-        for (key, value) in batch.writes() {
-            match value {
-                Some(value) => writes.insert(key.as_slice(), value.as_slice()),
-                None => writes.remove(key.as_slice()),
-            }
-        }
-        guarded(|| self.db.apply_batch(writes))
-    }
-
-    fn sync(&self) -> Result<(), LogError> {
-        guarded(|| self.db.flush())?;
-        self.file
-            .sync_data()
-            .map_err(|error| LogError::Refused(error.to_string()))
-    }
-
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
-        guarded(|| self.db.get(key)).map(|value| value.map(|value| value.to_vec()))
-    }
-
-    fn scan(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), LogError> {
-        guarded(|| {
-            for record in self.db.range(from..to) {
-                let (key, value) = record?;
-                if !visit(&key, &value) {
-                    break;
-                }
-            }
-            Ok(())
-        })
-    }
-
-    fn disk_bytes(&self) -> u64 {
-        guarded(|| self.db.size_on_disk()).unwrap_or(0)
-    }
-
-    fn blob_files(&self) -> u64 {
-        std::fs::read_dir(self.path.join("blobs"))
-            .map(|files| files.count() as u64)
-            .unwrap_or(0)
     }
 }

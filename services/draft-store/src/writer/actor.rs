@@ -27,8 +27,9 @@ use super::call::Call;
 use super::{Core, Outcome, Removal};
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
-use crate::directory::{self, Hold, Manifest, Opened};
-use crate::log::LogError;
+use crate::directory::{self, Hold, Loss, Manifest, Opened};
+use crate::log::journaled::Index;
+use crate::log::{LogError, RecordLog};
 use crate::metrics::{Limit, StoreMetrics};
 use crate::record::SegmentId;
 use crate::segments;
@@ -39,6 +40,8 @@ use sealing::Sealing;
 
 /// How far the manifest may be behind.
 const MANIFEST_INTERVAL: Duration = Duration::from_secs(10);
+/// The same where nothing changed but the time, which a start goes on from.
+const MANIFEST_AGE_MAX: Duration = Duration::from_secs(600);
 
 pub(crate) struct Writer {
     shared: Arc<Shared>,
@@ -57,10 +60,20 @@ pub(crate) struct Writer {
     /// How often the store was opened: what is told of an earlier time is void.
     opened: u64,
     log_number: u64,
-    _hold: Hold,
+    /// What to think of the log's index when it is opened next.
+    index: Index,
+    hold: Hold,
     /// What the manifest says, and since when.
     manifest_head: u64,
     manifest_written: Instant,
+}
+
+/// What is known of an index after an error: one that could not read what it holds is built anew.
+fn index_after(log: &dyn RecordLog) -> Index {
+    match log.is_suspect() {
+        true => Index::Rebuilt,
+        false => Index::Believed,
+    }
 }
 
 /// The store cannot be opened or written; the caller may try again.
@@ -99,7 +112,8 @@ impl Writer {
             sealing: Sealing::default(),
             opened: 0,
             log_number: 0,
-            _hold: hold,
+            index: Index::Believed,
+            hold,
             manifest_head: 0,
             manifest_written: Instant::now(),
         };
@@ -108,17 +122,32 @@ impl Writer {
     }
 
     fn reopen(&mut self) -> Result<(), LogError> {
+        self.hold.check()?;
         let Opened {
             log,
             number,
             store,
             loaded,
             quarantined,
+            loss,
+            known_ms,
+            damage: _,
         } = directory::open(
             &self.config.data_dir,
             self.config.cache_bytes,
             clock::unix_ms(),
+            self.index,
         )?;
+        self.index = Index::Believed;
+        // Where no manifest tells the time, the documents do.
+        self.shared.start_clock(match known_ms {
+            0 => loaded.catalog.last_used_ms().unwrap_or(0),
+            known_ms => known_ms,
+        });
+        self.shared.set_loss(loss);
+        if let Some(Loss { expected, found }) = loss {
+            tracing::error!(expected, found, "draft store has lost documents");
+        }
         if quarantined.is_some() {
             self.metrics.quarantines.inc();
         }
@@ -162,9 +191,10 @@ impl Writer {
             };
             // Core and catalog are thrown away after a panic: that is what makes the unwind safe.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                action(core, &mut store.catalog, clock::unix_ms())
+                action(core, &mut store.catalog, self.shared.now_ms())
             }));
             if !matches!(outcome, Ok(Ok(_))) {
+                self.index = index_after(&*store.log);
                 // Before anybody else gets the lock. Core and catalog both hold the log; sled gives its own
                 // lock back with the last of them.
                 self.shared.note_closed();
@@ -229,7 +259,8 @@ impl Writer {
         let (Some(core), Some(open)) = (&self.core, open.as_ref()) else {
             return;
         };
-        let manifest = Manifest::new(self.log_number, core.store(), &open.catalog, closed);
+        let manifest = Manifest::new(self.log_number, core.store(), &open.catalog, closed)
+            .with(self.shared.loss(), self.shared.now_ms());
         self.manifest_head = open.catalog.head();
         self.manifest_written = Instant::now();
         // Without a fresh one a rollback of sled would be noticed later or not at all; no reason to stop.
@@ -241,11 +272,28 @@ impl Writer {
     /// Writes the manifest when it has been out of date for a while.
     fn refresh_manifest(&mut self) {
         let head = self.shared.read().as_ref().map(|open| open.catalog.head());
-        if self.manifest_written.elapsed() >= MANIFEST_INTERVAL
-            && head.is_some_and(|head| head != self.manifest_head)
-        {
+        let age = self.manifest_written.elapsed();
+        let is_behind = head.is_some_and(|head| head != self.manifest_head);
+        if age >= MANIFEST_INTERVAL && is_behind || age >= MANIFEST_AGE_MAX {
             self.write_manifest(false);
         }
+    }
+
+    /// Closes a log whose index a reader could not read. The next tick opens it with an index built anew.
+    fn close_suspect(&mut self) -> bool {
+        let is_suspect = self
+            .shared
+            .read()
+            .as_ref()
+            .is_some_and(|open| open.log.is_suspect());
+        if is_suspect {
+            tracing::error!("draft store index cannot be read, building it anew");
+            self.metrics.writer_restarts.inc();
+            self.index = Index::Rebuilt;
+            self.shared.set_open(None);
+            self.core = None;
+        }
+        is_suspect
     }
 
     fn tick(&mut self, ctx: &mut Context<Self>) {
@@ -257,6 +305,9 @@ impl Writer {
                 Ok(()) => tracing::info!("draft store log open again"),
                 Err(error) => tracing::error!(%error, "draft store log does not open"),
             }
+            return;
+        }
+        if self.close_suspect() {
             return;
         }
         let more = self.run(Core::tick).is_ok_and(|outcome| outcome.more);
@@ -323,6 +374,9 @@ impl Handler<Call> for Writer {
             }
             Call::Ask(namespace, reply) => {
                 let _ = reply.send(self.known_chances(namespace));
+            }
+            Call::Confirm(what, reply) => {
+                let _ = reply.send(self.confirm(what));
             }
             Call::Tell(told, reply) => self.gather_told(told, reply, ctx),
             Call::Rewrite(call) => self.handle_rewrite(call, ctx),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use actix::Message;
+use refrain_protocol::admin::{ConfirmReply, ConfirmRequest};
 use refrain_protocol::{ApiError, NamespaceId};
 use tokio::sync::oneshot;
 
@@ -39,6 +40,8 @@ pub(crate) enum Call {
     Ask(NamespaceId, oneshot::Sender<Result<Vec<u8>, ApiError>>),
     /// Add to it, and answer with all of it once that is durable.
     Tell(Told, oneshot::Sender<Result<Vec<u8>, ApiError>>),
+    /// Take an operator's word for something.
+    Confirm(ConfirmRequest, oneshot::Sender<ConfirmReply>),
     /// About rewriting the log.
     Rewrite(RewriteCall),
     /// About segments.

@@ -76,13 +76,13 @@ impl Store {
         };
         let log = MemoryLog::default();
         let value = codec::seal(&store_key(), &store);
-        log.records.lock().unwrap().insert(store_key(), value);
+        log.records().insert(store_key(), value);
         let dir = Arc::new(tempfile::tempdir().unwrap());
         Store::open(Arc::new(log), dir, config, 1_000_000_000_000)
     }
 
     fn open(log: Arc<MemoryLog>, dir: Arc<TempDir>, config: DraftStoreConfig, now_ms: u64) -> Self {
-        let stored = log.records.lock().unwrap()[&store_key()].clone();
+        let stored = log.records()[&store_key()].clone();
         let store = codec::open::<StoreRecord>(&store_key(), &stored).unwrap();
         let loaded = load(&*log, store, find(dir.path(), &*log, false).unwrap(), 1).unwrap();
         let core = Core::new(
@@ -223,9 +223,7 @@ impl Store {
     fn pieces(&self, tenant: &str, document: u128) -> usize {
         let prefix = crate::record::document_key(crate::record::Kind::Piece, key(tenant, document));
         self.log
-            .records
-            .lock()
-            .unwrap()
+            .records()
             .keys()
             .filter(|key| key.starts_with(&prefix))
             .count()

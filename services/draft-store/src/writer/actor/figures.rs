@@ -6,7 +6,7 @@ use std::time::Instant;
 use refrain_protocol::document::StoreStats;
 
 use super::Writer;
-use crate::directory::{Room, disk_bytes};
+use crate::directory::{Room, count_quarantines, disk_bytes};
 
 impl Writer {
     /// Figures that are cheap enough for every commit.
@@ -87,11 +87,18 @@ impl Writer {
             self.metrics.disk_free_bytes.set(room.free_bytes as i64);
         }
         self.metrics.segment_bytes.set(segment_bytes as i64);
+        let offset_ms = self.shared.clock_offset_ms().unwrap_or(0);
+        self.metrics.clock_offset_seconds.set(offset_ms / 1_000);
+        let missing = self.shared.loss().map_or(0, |loss| loss.expected.saturating_sub(loss.found));
+        self.metrics.missing_documents.set(missing as i64);
+        self.metrics
+            .quarantines_held
+            .set(count_quarantines(&self.config.data_dir) as i64);
         self.metrics.blob_files.set(blob_files as i64);
         if blob_files > 0 {
             tracing::error!(
                 blob_files,
-                "sled keeps values outside its log, they are not durable"
+                "the index of the draft store log keeps values outside its pages"
             );
         }
     }

@@ -1,5 +1,6 @@
 //! Calls that are answered with more than a length.
 
+use refrain_protocol::admin::{ConfirmReply, ConfirmRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 
 use tokio::sync::oneshot;
@@ -14,7 +15,8 @@ impl Writer {
     /// Why nothing can be stored, if there is no room for it.
     pub(super) fn no_room(&self) -> Option<ApiError> {
         let room = Room::of(&self.config.data_dir);
-        if room.is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes)) {
+        if room
+            .is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes, self.log_bytes())) {
             self.metrics.reject(Limit::Disk);
             let message = "the draft store's disk is full up to its reserve (disk_reserve_bytes): \
                            nothing is stored until there is room";
@@ -87,6 +89,27 @@ impl Writer {
             )
             .with_retry_after_ms(3_600_000)
         })
+    }
+
+    /// Takes the word of an operator that a loss is to be lived with, or that the wall clock is right.
+    pub(super) fn confirm(&mut self, what: ConfirmRequest) -> ConfirmReply {
+        let confirmed = ConfirmReply {
+            lost_documents: self
+                .shared
+                .loss()
+                .filter(|_| what.loss)
+                .map(|loss| loss.expected.saturating_sub(loss.found)),
+            clock_offset_ms: self.shared.clock_offset_ms().filter(|_| what.clock),
+        };
+        if what.loss {
+            self.shared.set_loss(None);
+        }
+        if what.clock {
+            self.shared.confirm_clock();
+        }
+        self.write_manifest(false);
+        tracing::warn!(?confirmed, "draft store state confirmed by an operator");
+        confirmed
     }
 
     /// Closes the store when that was asked for and no thread is at work any more.

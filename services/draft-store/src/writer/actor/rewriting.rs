@@ -20,10 +20,10 @@ use crate::writer::call::Call;
 /// What sled takes for itself, however little is in it: eight of its segments of 512 KiB. No rewrite gives that back.
 const EMPTY_BYTES: u64 = 4 << 20;
 /// What a fresh log takes on disk beyond that per byte of its records, as long as none was made. It is 1.5 for large records
-/// to 3.9 for small ones; the low guess costs one early rewrite, a high one would cost disk.
-const OVERHEAD_ASSUMED: f64 = 1.5;
+/// to 3.9 for small ones in the index, and a little over 1 in the journal; the low guess costs one early rewrite, a high one would cost disk.
+const OVERHEAD_ASSUMED: f64 = 2.5;
 /// More than this is not believed: what was appended meanwhile is in it.
-const OVERHEAD_MAX: f64 = 4.0;
+const OVERHEAD_MAX: f64 = 5.0;
 /// After a rewrite that failed.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
@@ -219,7 +219,9 @@ impl Writer {
             return Err(outdated());
         };
         let log = core.complete_mirror()?;
-        Manifest::new(number, core.store(), &open.catalog, false).write(&self.config.data_dir)?;
+        Manifest::new(number, core.store(), &open.catalog, false)
+            .with(self.shared.loss(), self.shared.now_ms())
+            .write(&self.config.data_dir)?;
         core.end_mirror(Some(log.clone()));
         open.log = log;
         self.log_number = number;

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use actix::{AsyncContext, Context, Recipient};
 use refrain_protocol::{ApiError, NamespaceId};
-use refrain_service_kit::clock;
 use tokio::sync::oneshot;
 
 use super::{Writer, refuses};
@@ -223,7 +222,7 @@ impl Writer {
             let open = self.shared.read();
             let Some(segment) = purge.left.pop_front() else {
                 if let (Some(open), Some(before_ms)) = (open.as_ref(), purge.seals_before_ms) {
-                    let rest = Rest::new(&self.config, before_ms, clock::unix_ms());
+                    let rest = Rest::new(&self.config, before_ms, self.shared.now_ms());
                     let policy = Policy::new(&self.config);
                     let choice = policy.choose_seal(open, Urgency::Crowded, rest);
                     if let Some(due) = named(choice) {
@@ -269,7 +268,7 @@ impl Writer {
             opened: self.opened,
             left,
             // What was stored in this very millisecond, too.
-            seals_before_ms: seals.then(|| clock::unix_ms() + 1),
+            seals_before_ms: seals.then(|| self.shared.now_ms() + 1),
             demands,
         });
         if let Err(error) = cleared {
@@ -286,7 +285,7 @@ impl Writer {
     }
 
     fn next_due(&mut self) -> Option<(NamespaceId, Work)> {
-        let now_ms = clock::unix_ms();
+        let now_ms = self.shared.now_ms();
         let seal_after_ms = self.config.seal_after_s.saturating_mul(1_000);
         let seal_age = Duration::from_secs(self.config.seal_age_s);
         let mut rest = Rest::new(&self.config, now_ms.saturating_sub(seal_after_ms), now_ms);

@@ -51,11 +51,11 @@ fn what_drafts_are_worth_is_erased_also_where_the_names_are_lost() {
     store.run(|core, catalog| core.take_in(catalog, &[], &[told("a", 100)], now_ms));
     let kept = |store: &Store| {
         let (from, to) = chances_range(names("a").id());
-        let records = store.log.records.lock().unwrap();
+        let records = store.log.records();
         records.range(from..to).count()
     };
     let named = namespace_key(Kind::Namespace, names("a").id());
-    let damaged = store.log.records.lock().unwrap().insert(named, vec![1]);
+    let damaged = store.log.records().insert(named, vec![1]);
     assert!(damaged.is_some());
     let mut store = store.reopen();
     assert_eq!(kept(&store), 1);

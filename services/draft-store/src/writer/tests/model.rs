@@ -214,9 +214,7 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
     );
     let bytes: usize = store
         .log
-        .records
-        .lock()
-        .unwrap()
+        .records()
         .iter()
         .filter(|(key, _)| matches!(key[0], b'p' | b'h'))
         .map(|(key, value)| key.len() + value.len())

@@ -142,9 +142,7 @@ fn the_least_recently_used_go_first_and_followers_hear_of_it() {
     assert_eq!(follower.texts().into_keys().collect::<Vec<_>>(), [0, 2, 3]);
     let left = store
         .log
-        .records
-        .lock()
-        .unwrap()
+        .records()
         .keys()
         .filter(|key| key[0] == b'p')
         .count();
@@ -341,13 +339,11 @@ fn a_damaged_record_costs_itself_alone() {
     follower.catch_up(&store, "a", 1000);
     // A state is noticed at start.
     let state = crate::record::document_key(crate::record::Kind::State, key("a", 1));
-    store.log.records.lock().unwrap().get_mut(&state).unwrap()[20] ^= 4;
+    store.log.records().get_mut(&state).unwrap()[20] ^= 4;
     let names_key = crate::record::namespace_key(crate::record::Kind::Namespace, names("a").id());
     store
         .log
-        .records
-        .lock()
-        .unwrap()
+        .records()
         .get_mut(&names_key)
         .unwrap()[17] ^= 1;
     let mut store = store.reopen();
@@ -358,7 +354,7 @@ fn a_damaged_record_costs_itself_alone() {
     assert_eq!(follower.texts().len(), 3);
     // A piece is noticed by a reader.
     let piece = crate::record::piece_key(key("a", 2), 0);
-    store.log.records.lock().unwrap().get_mut(&piece).unwrap()[20] ^= 4;
+    store.log.records().get_mut(&piece).unwrap()[20] ^= 4;
     let read = store
         .shared
         .read_feed(
@@ -384,7 +380,7 @@ fn a_damaged_record_costs_itself_alone() {
     assert_eq!(store.documents("a"), [0, 3]);
     // Or by the writer, which asks for all of it again.
     let piece = crate::record::piece_key(key("a", 3), 0);
-    store.log.records.lock().unwrap().remove(&piece);
+    store.log.records().remove(&piece);
     assert_eq!(store.append("a", &[finished(update(3, 1, 30, &[1]))]), [0]);
     assert_eq!(store.append("a", &[update(3, 1, 0, &[5; 31])]), [31]);
     follower.catch_up(&store, "a", 1000);
@@ -402,7 +398,7 @@ fn a_lost_tombstone_makes_only_those_start_over_who_needed_it() {
     away.catch_up(&store, "a", 1000);
     store.append("a", &[update(2, 1, 0, &[1; 10])]);
     present.catch_up(&store, "a", 1000);
-    for (key, value) in store.log.records.lock().unwrap().iter_mut() {
+    for (key, value) in store.log.records().iter_mut() {
         if key[0] == b't' {
             value[18] ^= 1;
         }

@@ -30,7 +30,7 @@ fn places(store: &Store) -> Vec<Option<SegmentId>> {
 }
 
 fn records(store: &Store, kind: Kind) -> usize {
-    let records = store.log.records.lock().unwrap();
+    let records = store.log.records();
     records.keys().filter(|key| key[0] == kind.byte()).count()
 }
 
@@ -193,7 +193,7 @@ fn sealed_documents_are_used_evicted_and_grow_old() {
 fn a_document_that_cannot_be_read_is_removed_and_the_others_sealed() {
     let mut store = filled(0..3);
     let head = document_key(Kind::Head, key("a", 1));
-    store.log.records.lock().unwrap().get_mut(&head).unwrap()[20] ^= 1;
+    store.log.records().get_mut(&head).unwrap()[20] ^= 1;
     store.seal("a");
     assert_eq!(places(&store), [Some(1), Some(1)]);
     assert_eq!(

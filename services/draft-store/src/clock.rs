@@ -1,0 +1,173 @@
+//! The store's own time, by which documents age: the wall clock, unless that jumps.
+//!
+//! A wall clock that is 40 days ahead for a moment would make every document of a month too old, and what is evicted
+//! does not come back. So a step of more than [`STEP_MS_MAX`] against the time that the store last knew is not
+//! followed. The store's time then goes on at the pace of the machine's monotonic clock, until the wall clock is back,
+//! or an operator confirms the step (`refrain store confirm --clock`). A store that was stopped for longer than that
+//! sees such a step, too: its documents then live that much longer, until somebody confirms.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// The largest step that is followed, all steps of a day together.
+pub(crate) const STEP_MS_MAX: u64 = 3_600_000;
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Time since the machine started, which nobody sets. It counts while the machine is suspended.
+pub(crate) fn since_boot() -> Duration {
+    let told = clock_gettime(ClockId::Boottime);
+    Duration::new(told.tv_sec.unsigned_abs(), u32::try_from(told.tv_nsec).unwrap_or(0))
+}
+
+/// A moment: the store's time then, in Unix milliseconds, and the machine's.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    unix_ms: u64,
+    at: Duration,
+}
+
+impl Known {
+    fn at(self, at: Duration) -> u64 {
+        let passed = at.saturating_sub(self.at).as_millis();
+        self.unix_ms.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
+}
+
+/// See the module. A value: who asks brings both clocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoreClock {
+    last: Known,
+    /// Where the day began whose steps are counted together.
+    day: Known,
+    /// How far the wall clock is ahead of the store's time, while that is not followed.
+    offset_ms: Option<i64>,
+}
+
+impl StoreClock {
+    /// A clock that last knew `known_ms`, which was before now; 0 knows nothing, and believes the wall clock.
+    pub(crate) fn new(known_ms: u64, wall_ms: u64, since_boot: Duration) -> Self {
+        let known = Known {
+            unix_ms: if known_ms == 0 { wall_ms } else { known_ms },
+            at: since_boot,
+        };
+        let mut clock = StoreClock {
+            last: known,
+            day: known,
+            offset_ms: None,
+        };
+        clock.read(wall_ms, since_boot);
+        clock
+    }
+
+    /// The store's time.
+    pub(crate) fn read(&mut self, wall_ms: u64, since_boot: Duration) -> u64 {
+        if since_boot.saturating_sub(self.day.at) >= DAY && self.offset_ms.is_none() {
+            self.day = Known {
+                unix_ms: self.last.at(since_boot),
+                at: since_boot,
+            };
+        }
+        let own_ms = self.last.at(since_boot);
+        let expected_ms = self.day.at(since_boot);
+        if expected_ms.abs_diff(wall_ms) <= STEP_MS_MAX {
+            self.offset_ms = None;
+            self.last = Known {
+                unix_ms: wall_ms,
+                at: since_boot,
+            };
+            return wall_ms;
+        }
+        let ahead_ms = i128::from(wall_ms) - i128::from(own_ms);
+        self.offset_ms = Some(ahead_ms.clamp(i64::MIN.into(), i64::MAX.into()) as i64);
+        own_ms
+    }
+
+    /// How far the wall clock is ahead of the store's time, where that is not believed.
+    pub(crate) fn offset_ms(&self) -> Option<i64> {
+        self.offset_ms
+    }
+
+    /// Believes the wall clock: an operator says that it is right.
+    pub(crate) fn confirm(&mut self, wall_ms: u64, since_boot: Duration) {
+        *self = StoreClock::new(0, wall_ms, since_boot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR_MS: u64 = 3_600_000;
+    const DAY_MS: u64 = 24 * HOUR_MS;
+    const NOW_MS: u64 = 1_800_000_000_000;
+
+    fn after(ms: u64) -> Duration {
+        Duration::from_secs(500) + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_wall_clock_that_runs_is_followed_with_its_small_steps() {
+        let mut clock = StoreClock::new(0, NOW_MS, after(0));
+        assert_eq!(clock.read(NOW_MS + 10, after(10)), NOW_MS + 10);
+        // Set back by half an hour, and forward again.
+        let back = NOW_MS - HOUR_MS / 2;
+        assert_eq!(clock.read(back, after(20)), back);
+        assert_eq!(clock.read(NOW_MS + 30, after(30)), NOW_MS + 30);
+        // A clock that gains a minute an hour is followed for ever.
+        let mut wall = NOW_MS;
+        for hour in 1..=24 * 40 {
+            wall += HOUR_MS + 60_000;
+            assert_eq!(clock.read(wall, after(hour * HOUR_MS)), wall, "hour {hour}");
+        }
+    }
+
+    #[test]
+    fn a_jump_is_not_followed_and_ends_with_the_wall_clock_s_return() {
+        for jump in [40 * DAY_MS as i64, -(25 * HOUR_MS as i64), HOUR_MS as i64 + 10_000] {
+            let mut clock = StoreClock::new(0, NOW_MS, after(0));
+            let wall = |ms: u64| (NOW_MS + ms).saturating_add_signed(jump);
+            for ms in [1_000, 2_000, 4_000] {
+                assert_eq!(clock.read(wall(ms), after(ms)), NOW_MS + ms);
+                assert_eq!(clock.offset_ms(), Some(jump));
+            }
+            assert_eq!(clock.read(NOW_MS + 5_000, after(5_000)), NOW_MS + 5_000);
+            assert_eq!(clock.offset_ms(), None);
+        }
+    }
+
+    #[test]
+    fn many_small_steps_are_not_a_large_one() {
+        let mut clock = StoreClock::new(0, NOW_MS, after(0));
+        let mut wall = NOW_MS;
+        for second in 1..100 {
+            wall += 50 * 60_000;
+            let own = clock.read(wall, after(second * 1_000));
+            assert!(own <= NOW_MS + second * 1_000 + HOUR_MS);
+        }
+        assert!(clock.offset_ms().is_some());
+    }
+
+    #[test]
+    fn a_start_goes_on_from_the_time_that_was_known() {
+        // Stopped for a minute, and for three days.
+        let clock = StoreClock::new(NOW_MS - 60_000, NOW_MS, after(0));
+        assert_eq!(clock.offset_ms(), None);
+        let mut clock = StoreClock::new(NOW_MS - 3 * DAY_MS, NOW_MS, after(0));
+        assert_eq!(clock.offset_ms(), Some(3 * DAY_MS as i64));
+        assert_eq!(clock.read(NOW_MS + 7, after(7)), NOW_MS - 3 * DAY_MS + 7);
+        clock.confirm(NOW_MS + 8, after(8));
+        assert_eq!(clock.read(NOW_MS + 9, after(9)), NOW_MS + 9);
+        assert_eq!(clock.offset_ms(), None);
+    }
+
+    #[test]
+    fn a_jump_that_nobody_confirms_ages_at_the_pace_of_real_time() {
+        let mut clock = StoreClock::new(0, NOW_MS, after(0));
+        for hour in 1..=24 * 5 {
+            let ms = hour * HOUR_MS;
+            assert_eq!(clock.read(NOW_MS + 40 * DAY_MS + ms, after(ms)), NOW_MS + ms);
+        }
+        assert_eq!(clock.offset_ms(), Some(40 * DAY_MS as i64));
+    }
+}

@@ -1,0 +1,261 @@
+//! The journal: an append-only file in which every batch is written, and synced, before it is acknowledged.
+//!
+//! The journal is the truth, and sled beside it is an index of it that can be thrown away and built anew. This
+//! exists because sled's own file cannot be read in part: one damaged page, or one file of its directory that a
+//! full disk left empty, makes all of it unreadable. A scan of sled's file for our envelopes was considered. It
+//! would cost no writes, but it would need a copy of sled's page format, and one page holds many documents.
+//!
+//! ```text
+//! journal := record*                       batches one after the other; the first names the journal
+//! record  := magic (3) version (1) flags (1) zero (1) key bytes (2) value bytes (4) batch bytes (4)
+//!            checksum (8) key value        little-endian
+//! ```
+//!
+//! The checksum covers the record's offset, so bytes of another place or time are never taken for a record. Each
+//! record carries one, so damage costs the records that it touches: the scan goes on at the next one that is sound.
+//! The first record of a batch says how long the batch is. That tells a write that was cut off, which was never
+//! acknowledged and is dropped whole, from a batch that is complete and damaged.
+
+mod scan;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+pub(crate) use scan::{Scan, scan};
+
+use super::{Batch, LogError};
+
+/// The file's name in the directory of a log.
+const FILE: &str = "journal";
+/// A journal that is being made. It takes the name of the one that counts once it is whole.
+const FILE_NEW: &str = "journal.new";
+
+const MAGIC: [u8; 3] = *b"RfJ";
+const VERSION: u8 = 1;
+const HEADER_BYTES: usize = 24;
+const FLAG_REMOVE: u8 = 1;
+const FLAG_FIRST: u8 = 2;
+const FLAG_LAST: u8 = 4;
+/// Longest key and value that a record may claim; far above what is ever written.
+const KEY_BYTES_MAX: usize = 4 << 10;
+const VALUE_BYTES_MAX: usize = 1 << 20;
+
+/// Key of the record that names a journal, the first one in it. No other key begins with this byte.
+const NAME_KEY: [u8; 1] = [0];
+
+/// How far a journal was applied to the index beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    /// The journal's name: a random number.
+    pub(crate) journal: u64,
+    /// Bytes up to the end of the last batch that was applied.
+    pub(crate) end: u64,
+}
+
+impl Position {
+    pub(crate) fn to_bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.journal.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.end.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (journal, end) = bytes.split_at_checked(8)?;
+        Some(Position {
+            journal: u64::from_le_bytes(journal.try_into().ok()?),
+            end: u64::from_le_bytes(end.try_into().ok()?),
+        })
+    }
+}
+
+fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogError {
+    LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
+}
+
+/// Where the journal of a log lies.
+pub(crate) fn path_in(log: &Path) -> PathBuf {
+    log.join(FILE)
+}
+
+/// An open journal. Only one thread appends.
+pub(crate) struct Journal {
+    path: PathBuf,
+    file: File,
+    inode: (u64, u64),
+    name: u64,
+    end: u64,
+    synced_end: u64,
+    /// An append or a sync failed: nobody knows what the file holds until it is scanned again.
+    broken: bool,
+    buffer: Vec<u8>,
+}
+
+impl Journal {
+    /// Makes an empty journal under a temporary name; see [`Journal::install`].
+    pub(crate) fn create(log: &Path, name: u64) -> Result<Self, LogError> {
+        let path = log.join(FILE_NEW);
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .map_err(|error| refused("create", &path, &error))?;
+        let mut journal = Journal::over(path, file, name, 0)?;
+        let mut naming = Batch::default();
+        naming.put(NAME_KEY.to_vec(), name.to_le_bytes().to_vec());
+        journal.append(&naming)?;
+        Ok(journal)
+    }
+
+    /// Makes the journal durable, and gives it the name of the one that counts.
+    pub(crate) fn install(&mut self) -> Result<(), LogError> {
+        self.sync()?;
+        let path = self.path.with_file_name(FILE);
+        std::fs::rename(&self.path, &path).map_err(|error| refused("rename", &self.path, &error))?;
+        self.path = path;
+        if let Some(log) = self.path.parent() {
+            super::sled::sync_directory(log).map_err(|error| refused("sync", log, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Opens a journal that was scanned. What stands behind its last whole batch is cut off.
+    pub(crate) fn open(log: &Path, name: u64, end: u64) -> Result<Self, LogError> {
+        let path = path_in(log);
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(|error| refused("open", &path, &error))?;
+        let failed = |error: std::io::Error| refused("cut", &path, &error);
+        if file.metadata().map_err(failed)?.len() > end {
+            file.set_len(end).map_err(failed)?;
+        }
+        // What was read may have been in the system's memory only.
+        file.sync_all().map_err(failed)?;
+        Journal::over(path, file, name, end)
+    }
+
+    fn over(path: PathBuf, file: File, name: u64, end: u64) -> Result<Self, LogError> {
+        let told = file
+            .metadata()
+            .map_err(|error| refused("look at", &path, &error))?;
+        Ok(Journal {
+            path,
+            file,
+            inode: (told.dev(), told.ino()),
+            name,
+            end,
+            synced_end: end,
+            broken: false,
+            buffer: Vec::new(),
+        })
+    }
+
+    /// The end of the last batch.
+    pub(crate) fn position(&self) -> Position {
+        Position {
+            journal: self.name,
+            end: self.end,
+        }
+    }
+
+    /// Writes a batch at the end. It is durable after [`Journal::sync`]. What fails is cut off again.
+    pub(crate) fn append(&mut self, batch: &Batch) -> Result<Position, LogError> {
+        self.check()?;
+        let mut buffer = std::mem::take(&mut self.buffer);
+        encode(batch, self.end, &mut buffer);
+        let written = self.file.write_all_at(&buffer, self.end);
+        let bytes = buffer.len() as u64;
+        self.buffer = buffer;
+        self.buffer.clear();
+        self.buffer.shrink_to(1 << 20);
+        if let Err(error) = written {
+            // Where even this fails, the scan at the next start drops the same bytes.
+            self.broken = self.file.set_len(self.end).is_err();
+            return Err(refused("write", &self.path, &error));
+        }
+        self.end += bytes;
+        Ok(self.position())
+    }
+
+    /// Makes durable what was appended.
+    pub(crate) fn sync(&mut self) -> Result<(), LogError> {
+        self.check()?;
+        if let Err(error) = self.file.sync_data() {
+            // The system may have dropped what it could not write, and show it all the same. Nothing of it was
+            // acknowledged, so nothing of it is kept.
+            self.broken = true;
+            let _ = self.file.set_len(self.synced_end);
+            return Err(refused("sync", &self.path, &error));
+        }
+        // Whoever removes or replaces the file must not be told that anything is stored in it.
+        let is_there = std::fs::metadata(&self.path)
+            .is_ok_and(|told| (told.dev(), told.ino()) == self.inode);
+        if !is_there {
+            self.broken = true;
+            return Err(LogError::Refused(format!(
+                "{} was removed or replaced while the store ran",
+                self.path.display()
+            )));
+        }
+        self.synced_end = self.end;
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), LogError> {
+        match self.broken {
+            false => Ok(()),
+            true => Err(LogError::Refused(format!(
+                "{} has to be opened again after a failed write",
+                self.path.display()
+            ))),
+        }
+    }
+}
+
+fn checksum(offset: u64, header: &[u8], key: &[u8], value: &[u8]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(&offset.to_le_bytes());
+    hash.update(header);
+    hash.update(key);
+    hash.update(value);
+    hash.digest()
+}
+
+/// A batch as it stands at `offset`.
+fn encode(batch: &Batch, offset: u64, buffer: &mut Vec<u8>) {
+    let records = batch.len();
+    let bytes = batch.bytes() + (records * HEADER_BYTES) as u64;
+    for (number, (key, value)) in batch.writes().enumerate() {
+        let start = buffer.len();
+        let mut flags = 0;
+        if value.is_none() {
+            flags |= FLAG_REMOVE;
+        }
+        if number == 0 {
+            flags |= FLAG_FIRST;
+        }
+        if number + 1 == records {
+            flags |= FLAG_LAST;
+        }
+        let value = value.map_or(&[][..], Vec::as_slice);
+        buffer.extend_from_slice(&MAGIC);
+        buffer.extend_from_slice(&[VERSION, flags, 0]);
+        buffer.extend_from_slice(&(key.len() as u16).to_le_bytes());
+        buffer.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        let batch_bytes = if number == 0 { bytes as u32 } else { 0 };
+        buffer.extend_from_slice(&batch_bytes.to_le_bytes());
+        let sum = checksum(offset + start as u64, &buffer[start..], key, value);
+        buffer.extend_from_slice(&sum.to_le_bytes());
+        buffer.extend_from_slice(key);
+        buffer.extend_from_slice(value);
+    }
+}
