@@ -132,7 +132,7 @@ impl DraftStoreHandle {
     }
 
     /// Whether it can take work; `Err` says why not.
-    pub(crate) fn readiness(&self) -> Result<(), String> {
+    pub fn readiness(&self) -> Result<(), String> {
         if self.inner.drain.is_draining() {
             return Err("draining".to_owned());
         }

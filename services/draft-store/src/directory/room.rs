@@ -6,10 +6,10 @@ use std::path::Path;
 /// Of a small disk less is kept free: one part in so many.
 const RESERVE_SHARE: u64 = 20;
 
-/// sled writes a snapshot whenever it is opened, and begins a piece of its file.
-const OPEN_BYTES_MIN: u64 = 2 << 20;
-/// The snapshot lists sled's pages: it takes up to one part in so many of what the log takes.
-const OPEN_SHARE: u64 = 32;
+/// sled writes a snapshot whenever it is opened, and begins new pieces of its file, of half a megabyte each.
+const OPEN_BYTES_MIN: u64 = 4 << 20;
+/// An index that is built anew may be larger than the one before it, by up to one part in so many of the log.
+const OPEN_SHARE: u64 = 16;
 
 /// What must be free so that a log can be opened.
 fn open_bytes(log_bytes: u64) -> u64 {
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn a_log_can_always_be_opened_with_what_is_kept_free() {
         let small = Room {
-            free_bytes: 2 << 20,
+            free_bytes: 4 << 20,
             all_bytes: 20 << 20,
         };
         assert!(!small.is_used_up(256 << 20, 0));

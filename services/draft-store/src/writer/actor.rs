@@ -62,6 +62,8 @@ pub(crate) struct Writer {
     log_number: u64,
     /// What to think of the log's index when it is opened next.
     index: Index,
+    /// The index was built anew by this process: what is damaged in it now is damaged in the journal.
+    is_rebuilt: bool,
     hold: Hold,
     /// What the manifest says, and since when.
     manifest_head: u64,
@@ -113,6 +115,7 @@ impl Writer {
             opened: 0,
             log_number: 0,
             index: Index::Believed,
+            is_rebuilt: false,
             hold,
             manifest_head: 0,
             manifest_written: Instant::now(),
@@ -138,6 +141,7 @@ impl Writer {
             clock::unix_ms(),
             self.index,
         )?;
+        self.is_rebuilt |= self.index == Index::Rebuilt;
         self.index = Index::Believed;
         // Where no manifest tells the time, the documents do.
         self.shared.start_clock(match known_ms {
@@ -287,13 +291,18 @@ impl Writer {
             .as_ref()
             .is_some_and(|open| open.log.is_suspect());
         if is_suspect {
-            tracing::error!("draft store index cannot be read, building it anew");
-            self.metrics.writer_restarts.inc();
-            self.index = Index::Rebuilt;
-            self.shared.set_open(None);
-            self.core = None;
+            self.rebuild_index();
         }
         is_suspect
+    }
+
+    /// Closes the store. The next tick opens it with an index built anew.
+    fn rebuild_index(&mut self) {
+        tracing::error!("draft store index is damaged, building it anew");
+        self.metrics.writer_restarts.inc();
+        self.index = Index::Rebuilt;
+        self.shared.set_open(None);
+        self.core = None;
     }
 
     fn tick(&mut self, ctx: &mut Context<Self>) {
@@ -352,6 +361,11 @@ impl Handler<Call> for Writer {
                 });
             }
             Call::Forget(keys) => {
+                if !self.is_rebuilt {
+                    // Perhaps the index alone is damaged, and the journal has the text.
+                    self.rebuild_index();
+                    return;
+                }
                 self.metrics.damaged_records.inc_by(keys.len() as u64);
                 tracing::error!(documents = keys.len(), "documents are damaged and removed");
                 let _ = self.run(|core, catalog, now_ms| {

@@ -170,11 +170,7 @@ async fn they_are_salvaged_from_a_log_that_is_not_believed() {
     learn(&mut calibration, 60);
     exchange(&store.handle(), store.sign("a"), &mut calibration).await;
     store.stop().await;
-    // Its identity.
-    let db = sled::open(dir.path().join("data/log")).unwrap();
-    db.remove(b"m").unwrap();
-    db.flush().unwrap();
-    drop(db);
+    spoil_log(dir.path(), 5);
     let store = Store::start(config(dir.path())).await;
     assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 1.0);
     let known = chance(&store, "a", &likely).await;

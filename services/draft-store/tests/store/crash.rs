@@ -116,6 +116,15 @@ fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>
     rewrites
 }
 
+/// A directory whose store was killed; answers what it had acknowledged.
+pub(super) fn filled_and_killed(data_dir: &Path) -> BTreeMap<u128, u32> {
+    let mut acknowledged = BTreeMap::new();
+    let dir = data_dir.parent().unwrap();
+    run_and_kill(dir, 0, &mut acknowledged);
+    assert!(!acknowledged.is_empty());
+    acknowledged
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_acknowledged_is_lost_by_kill_9() {
     let dir = tempfile::tempdir().unwrap();

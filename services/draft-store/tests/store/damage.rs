@@ -100,9 +100,10 @@ async fn damaged_sled_files_never_stop_the_start() {
 }
 
 #[tokio::test]
-async fn a_log_without_its_identity_is_salvaged() {
+async fn a_log_of_an_earlier_version_without_its_identity_is_salvaged_and_its_quarantine_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let mut follower = filled(dir.path()).await;
+    fs::remove_file(dir.path().join("data/log/journal")).unwrap();
     let db = sled::open(dir.path().join("data/log")).unwrap();
     db.remove(b"m").unwrap();
     db.flush().unwrap();
@@ -110,42 +111,63 @@ async fn a_log_without_its_identity_is_salvaged() {
     let (left, quarantines) = recovers(dir.path(), &mut follower).await;
     assert_eq!((left, quarantines, quarantined(dir.path())), (40, 1.0, 1));
     assert_eq!(follower.resets, 2);
+    // Everything of it was salvaged, so an erasure takes it along.
+    let store = Store::start(config(dir.path())).await;
+    assert_eq!(store.handle().verify().await.unwrap().quarantines, 0);
+    let other = refrain_protocol::admin::EraseRequest {
+        tenant: Some("b".into()),
+        ..Default::default()
+    };
+    let reply = store.handle().erase(other).await.unwrap();
+    assert_eq!((reply.quarantines, reply.quarantines_kept), (1, 0));
+    store.stop().await;
 }
 
 #[tokio::test]
-async fn a_flipped_bit_costs_one_document() {
+async fn what_the_index_misreads_the_journal_makes_good() {
     let dir = tempfile::tempdir().unwrap();
     let mut follower = filled(dir.path()).await;
     let db = sled::open(dir.path().join("data/log")).unwrap();
-    let (key, value) = db.scan_prefix(b"p").next().unwrap().unwrap();
-    let mut value = value.to_vec();
-    value[30] ^= 1;
-    db.insert(key, value).unwrap();
-    let (key, value) = db.scan_prefix(b"d").last().unwrap().unwrap();
-    let mut value = value.to_vec();
-    value[30] ^= 1;
-    db.insert(key, value).unwrap();
+    for kind in [b"p", b"d"] {
+        let (key, value) = db.scan_prefix(kind).next().unwrap().unwrap();
+        let mut value = value.to_vec();
+        value[30] ^= 1;
+        db.insert(key, value).unwrap();
+    }
+    db.flush().unwrap();
+    drop(db);
+    let (left, quarantines) = recovers(dir.path(), &mut follower).await;
+    assert_eq!((left, quarantines, follower.resets), (40, 0.0, 1));
+}
+
+#[tokio::test]
+async fn a_piece_that_a_reader_cannot_read_has_the_index_built_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path()).await;
+    let db = sled::open(dir.path().join("data/log")).unwrap();
+    let (key, _) = db.scan_prefix(b"p").next().unwrap().unwrap();
+    db.remove(key).unwrap();
     db.flush().unwrap();
     drop(db);
     let store = Store::start(config(dir.path())).await;
-    // A reader meets the damaged piece; the writer then removes its document.
-    let mut fresh = Follower::default();
+    let whole = async || {
+        let request = FollowRequest {
+            namespace: store.sign("a"),
+            after: FeedCursor::default(),
+            max_tokens: 1 << 20,
+            wait_ms: 0,
+        };
+        let reply = store.handle().follow(request).await;
+        reply.map_or(0, |reply| reply.events.len())
+    };
     for _ in 0..500 {
-        fresh.catch_up(&store, "a").await;
-        follower.catch_up(&store, "a").await;
-        if store.handle().stats().await.unwrap().documents == 38 && follower.texts.len() == 38 {
+        if whole().await == 40 {
             break;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(follower.texts.len(), 38);
-    assert_eq!(fresh.texts, follower.texts);
-    assert_eq!(follower.resets, 1);
-    assert_eq!(
-        store.metric("refrain_draft_store_damaged_records_total"),
-        2.0
-    );
-    assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 0.0);
+    assert_eq!(whole().await, 40);
+    assert_eq!(store.metric("refrain_draft_store_evictions_total{reason=\"damage\"}"), 0.0);
     store.stop().await;
 }
 
@@ -161,32 +183,45 @@ async fn verify_names_what_is_damaged_and_changes_nothing() {
         (40, 28_000, 0)
     );
     assert!(sound.records > 120 && sound.damage.is_empty());
-    let db = sled::open(data.join("log")).unwrap();
-    let (key, value) = db.scan_prefix(b"p").next().unwrap().unwrap();
-    let mut value = value.to_vec();
-    value[30] ^= 1;
-    db.insert(key, value).unwrap();
-    db.flush().unwrap();
-    drop(db);
+    let journal = data.join("log/journal");
+    let mut bytes = fs::read(&journal).unwrap();
+    let piece = bytes
+        .windows(4)
+        .enumerate()
+        .filter(|(_, window)| window[..3] == *b"RfJ")
+        .map(|(at, _)| at)
+        .find(|at| bytes[at + 24] == b'p')
+        .unwrap();
+    bytes[piece + 100] ^= 1;
+    fs::write(&journal, &bytes).unwrap();
+    let listed = |dir: &Path| {
+        let mut files: Vec<_> = fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.file_name(), entry.metadata().unwrap().modified().unwrap()))
+            .collect();
+        files.sort();
+        files
+    };
+    let before = (listed(&data), listed(&data.join("log")));
     for _ in 0..2 {
         let store = ClosedStore::open(data.clone()).unwrap();
         let found = store.verify().await.unwrap();
-        // The piece, and the document that cannot be read whole.
+        // The document that cannot be read whole, and the place in the journal.
         assert_eq!((found.documents, found.damaged), (39, 2));
-        let [piece, document] = &found.damage[..] else {
+        let [document, place] = &found.damage[..] else {
             panic!("{:?}", found.damage)
         };
-        assert!(
-            piece
-                .what
-                .starts_with("piece record at token 0 of document")
-        );
-        assert!(piece.what.ends_with(&document.what));
-        assert_eq!(piece.why, "checksum differs");
+        assert!(document.what.starts_with("document"), "{}", document.what);
+        assert!(place.what.starts_with(&format!("bytes {piece} to ")), "{}", place.what);
     }
+    assert_eq!((listed(&data), listed(&data.join("log"))), before);
+    // The index has what the journal lost.
     let store = Store::start(config(dir.path())).await;
-    assert_eq!(store.handle().verify().await.unwrap().documents, 39);
+    assert_eq!(store.handle().verify().await.unwrap().documents, 40);
     store.stop().await;
+    let sound = ClosedStore::open(data).unwrap().verify().await.unwrap();
+    assert_eq!((sound.documents, sound.damaged), (40, 0));
     assert!(ClosedStore::open(dir.path().join("none")).is_err());
     assert!(!dir.path().join("none").exists());
 }

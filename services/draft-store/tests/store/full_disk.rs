@@ -10,13 +10,13 @@ use super::rewrite::noise;
 use super::*;
 
 /// A disk of its own in memory. Unmounted when dropped.
-struct SmallDisk {
+pub(super) struct SmallDisk {
     dir: tempfile::TempDir,
 }
 
 impl SmallDisk {
     /// `None`, with the reason on standard error, where nothing can be mounted.
-    fn mount(megabytes: u32) -> Option<Self> {
+    pub(super) fn mount(megabytes: u32) -> Option<Self> {
         let disk = SmallDisk {
             dir: tempfile::tempdir().unwrap(),
         };
@@ -36,6 +36,14 @@ impl SmallDisk {
     fn resize(&self, megabytes: u32) {
         let options = format!("remount,{}", size(megabytes));
         assert!(self.run("mount", &["-o", &options]));
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(super) fn make_read_only(&self) {
+        assert!(self.run("mount", &["-o", "remount,ro"]));
     }
 
     /// Fills it with something that is not the store's.
@@ -114,6 +122,58 @@ async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
     let (more, _) = append_until_refused(&store, acknowledged).await;
     assert!(more > acknowledged + 50, "{acknowledged}, then {more}");
     check(&store, more).await;
+    store.stop().await;
+}
+
+/// What the reserve leaves is enough to open the log again, also where nothing but imports filled the disk.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_used_up_to_its_reserve_has_room_for_an_open_with_a_new_index() {
+    for megabytes in [12, 40] {
+        let Some(disk) = SmallDisk::mount(megabytes) else {
+            return;
+        };
+        let store = Store::start(config_on(&disk)).await;
+        let (acknowledged, _) = append_until_refused(&store, 0).await;
+        store.stop().await;
+        for _ in 0..3 {
+            let store = Store::start(config_on(&disk)).await;
+            check(&store, acknowledged).await;
+            store.stop().await;
+        }
+        for file in ["db", "conf"] {
+            std::fs::remove_file(disk.dir.path().join("data/log").join(file)).unwrap();
+        }
+        let store = Store::start(config_on(&disk)).await;
+        check(&store, acknowledged).await;
+        store.stop().await;
+    }
+}
+
+/// The whole of a store was lost like this: sled takes a snapshot that it could not write for its newest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_on_a_full_disk_that_fails_costs_nothing() {
+    let Some(disk) = SmallDisk::mount(40) else {
+        return;
+    };
+    let child = crash::filled_and_killed(&config_on(&disk).data_dir);
+    let foreign = disk.fill();
+    let mut failed = 0;
+    for _ in 0..3 {
+        match Store::try_start(config_on(&disk)).await {
+            Ok(store) => store.stop().await,
+            Err(_) => failed += 1,
+        }
+    }
+    assert!(failed > 0, "every start had room");
+    std::fs::remove_file(foreign).unwrap();
+    let store = Store::start(config_on(&disk)).await;
+    assert_eq!(store.ready(), Ok(()));
+    let mut follower = Follower::default();
+    follower.catch_up(&store, "a").await;
+    for (document, len) in &child {
+        assert!(follower.texts[document].len() >= *len as usize);
+    }
+    assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 0.0);
     store.stop().await;
 }
 

@@ -8,10 +8,12 @@ mod export;
 mod full_disk;
 mod groups;
 mod isolation;
+mod random_damage;
 mod rewrite;
 mod segments;
 mod service;
 mod takeover;
+mod trust;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -53,6 +55,18 @@ fn sealing(dir: &Path) -> DraftStoreConfig {
     }
 }
 
+/// Takes away the index of a closed store's log, and flips a bit of its journal. The first record there is the
+/// journal's name, which costs no document.
+fn spoil_log(dir: &Path, at: usize) {
+    let log = dir.join("data/log");
+    for file in ["db", "conf"] {
+        std::fs::write(log.join(file), vec![0xa5; 5_000]).unwrap();
+    }
+    let mut bytes = std::fs::read(log.join("journal")).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(log.join("journal"), bytes).unwrap();
+}
+
 impl Store {
     async fn start(config: DraftStoreConfig) -> Store {
         Store::try_start(config).await.unwrap()
@@ -67,6 +81,11 @@ impl Store {
             metrics,
             mesh,
         })
+    }
+
+    /// Whether it is ready, or why not.
+    fn ready(&self) -> Result<(), String> {
+        self.handle().readiness()
     }
 
     async fn stop(self) {
@@ -144,6 +163,11 @@ struct Follower {
 
 impl Follower {
     async fn catch_up(&mut self, store: &Store, tenant: &str) {
+        self.try_catch_up(store, tenant).await.unwrap();
+    }
+
+    /// The same with a store that may be closed meanwhile.
+    async fn try_catch_up(&mut self, store: &Store, tenant: &str) -> Result<(), ApiError> {
         loop {
             let request = FollowRequest {
                 namespace: store.sign(tenant),
@@ -151,7 +175,7 @@ impl Follower {
                 max_tokens: 500,
                 wait_ms: 0,
             };
-            let reply = store.handle().follow(request).await.unwrap();
+            let reply = store.handle().follow(request).await?;
             if reply.reset {
                 self.resets += 1;
                 self.texts.clear();
@@ -173,7 +197,7 @@ impl Follower {
             }
             self.cursor = reply.cursor;
             if reply.caught_up {
-                return;
+                return Ok(());
             }
         }
     }

@@ -1,0 +1,186 @@
+//! A start that is cut off at every call to the disk: whatever fails, the next start has all that was acknowledged.
+
+mod disk;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use disk::{Fault, arm, disarm};
+use refrain_clients::{DraftStore as _, StoreAdmin as _};
+use refrain_draft_store::{DraftStoreConfig, Running, start};
+use refrain_protocol::admin::ImportRequest;
+use refrain_protocol::document::{
+    DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason, FollowRequest,
+};
+use refrain_protocol::{DocumentId, Namespace};
+use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
+use refrain_service_kit::telemetry::Metrics;
+
+const DOCUMENTS: u128 = 80;
+const FAULTS: [Fault; 5] = [
+    Fault::Full,
+    Fault::PowerCut,
+    Fault::ErrorOnce,
+    Fault::PowerCutInPart,
+    Fault::Error,
+];
+
+fn names() -> Namespace {
+    let [tenant, model, tokenizer] = ["a", "m", "t"].map(str::to_owned);
+    Namespace {
+        tenant,
+        model,
+        tokenizer,
+    }
+}
+
+fn text(document: u128) -> Vec<u32> {
+    (0..300).map(|at| (at * 7919 + document as u32) % 30_000).collect()
+}
+
+struct Store {
+    running: Running,
+    metrics: Metrics,
+    mesh: MeshConfig,
+}
+
+impl Store {
+    async fn start(dir: &Path) -> anyhow::Result<Self> {
+        let (mesh, metrics) = (MeshConfig::generate()?, Metrics::new()?);
+        let config = DraftStoreConfig {
+            data_dir: dir.to_owned(),
+            commit_interval_ms: 0,
+            tick_ms: 10,
+            disk_reserve_bytes: 0,
+            ..DraftStoreConfig::default()
+        };
+        let running = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
+        Ok(Store {
+            running,
+            metrics,
+            mesh,
+        })
+    }
+
+    async fn store(&self, document: u128) -> bool {
+        let request = ImportRequest {
+            namespace: names(),
+            updates: vec![DocumentUpdate {
+                document: DocumentId(document),
+                epoch: 1,
+                prev_len: 0,
+                tokens: text(document),
+                head: DocumentHead::default(),
+                finish: Some(FinishReason::Stop),
+            }],
+            is_static: false,
+        };
+        self.running.handle().import(request).await.is_ok()
+    }
+
+    async fn texts(&self) -> BTreeMap<u128, Vec<u32>> {
+        let signer = NamespaceSigner::new(&self.mesh).unwrap();
+        let request = FollowRequest {
+            namespace: signer.sign(names()),
+            after: FeedCursor::default(),
+            max_tokens: 1 << 20,
+            wait_ms: 0,
+        };
+        let reply = self.running.handle().follow(request).await.unwrap();
+        assert!(reply.caught_up);
+        let mut texts = BTreeMap::new();
+        for event in reply.events {
+            if let FeedEvent::Update(update) = event {
+                texts.insert(update.document.0, update.tokens);
+            }
+        }
+        texts
+    }
+
+    fn quarantines(&self) -> bool {
+        let text = String::from_utf8(self.metrics.render()).unwrap();
+        !text.contains("refrain_draft_store_quarantines_total 0")
+    }
+
+    async fn stop(self) {
+        self.running.drain(Duration::from_secs(5)).await;
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &target),
+            false => drop(fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
+/// Directories in several states, by name.
+async fn images(dir: &Path) -> Vec<(&'static str, PathBuf)> {
+    let live = dir.join("live");
+    let store = Store::start(&live).await.unwrap();
+    for document in 0..DOCUMENTS {
+        assert!(store.store(document).await);
+    }
+    // As after a kill: sled has not written everything.
+    copy(&live, &dir.join("killed"));
+    store.stop().await;
+    copy(&live, &dir.join("closed"));
+    copy(&live, &dir.join("spoilt"));
+    fs::write(dir.join("spoilt/log/db"), vec![0x5a; 300_000]).unwrap();
+    copy(&live, &dir.join("earlier-version"));
+    fs::remove_file(dir.join("earlier-version/log/journal")).unwrap();
+    ["killed", "closed", "spoilt", "earlier-version"]
+        .map(|name| (name, dir.join(name)))
+        .to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_fails_anywhere_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut places, mut failed_starts) = (0, 0);
+    for (name, image) in images(dir.path()).await {
+        for round in 0..2u64 {
+            for place in 0.. {
+                let fault = FAULTS[((place * 2 + round) % 5) as usize];
+                let data = dir.path().join(format!("{name}-{round}-{place}"));
+                copy(&image, &data);
+                arm(&data, fault, place);
+                let mut acknowledged = DOCUMENTS;
+                match Store::start(&data).await {
+                    Ok(store) => {
+                        if store.store(DOCUMENTS).await {
+                            acknowledged += 1;
+                        }
+                        store.stop().await;
+                    }
+                    Err(_) => failed_starts += 1,
+                }
+                let (calls, has_failed) = disarm();
+                let case = format!("{name}, {fault:?} at call {place} of {calls}");
+                let store = Store::start(&data).await.expect(&case);
+                let texts = store.texts().await;
+                for document in 0..acknowledged {
+                    assert!(texts.get(&document) == Some(&text(document)), "{case}: {document}");
+                }
+                assert!(!store.quarantines(), "{case}");
+                assert_eq!(store.running.handle().readiness(), Ok(()), "{case}");
+                store.stop().await;
+                fs::remove_dir_all(&data).unwrap();
+                places += u64::from(has_failed);
+                // A full disk refuses only what grows; any other fault that did not come is past the end.
+                if !has_failed && fault != Fault::Full {
+                    break;
+                }
+            }
+        }
+    }
+    println!("{places} places, {failed_starts} starts failed");
+    assert!(places >= 100 && failed_starts > 30, "{places}, {failed_starts}");
+}
