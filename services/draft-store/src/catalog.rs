@@ -381,7 +381,10 @@ impl Catalog {
 
     /// When a document was last used, in Unix milliseconds.
     pub(crate) fn last_used_ms(&self) -> Option<u64> {
-        let documents = self.namespaces.values().flat_map(|entry| entry.documents.values());
+        let documents = self
+            .namespaces
+            .values()
+            .flat_map(|entry| entry.documents.values());
         documents.map(|known| known.state.used_ms).max()
     }
 

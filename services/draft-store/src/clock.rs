@@ -17,7 +17,10 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Time since the machine started, which nobody sets. It counts while the machine is suspended.
 pub(crate) fn since_boot() -> Duration {
     let told = clock_gettime(ClockId::Boottime);
-    Duration::new(told.tv_sec.unsigned_abs(), u32::try_from(told.tv_nsec).unwrap_or(0))
+    Duration::new(
+        told.tv_sec.unsigned_abs(),
+        u32::try_from(told.tv_nsec).unwrap_or(0),
+    )
 }
 
 /// A moment: the store's time then, in Unix milliseconds, and the machine's.
@@ -30,7 +33,8 @@ struct Known {
 impl Known {
     fn at(self, at: Duration) -> u64 {
         let passed = at.saturating_sub(self.at).as_millis();
-        self.unix_ms.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
+        self.unix_ms
+            .saturating_add(u64::try_from(passed).unwrap_or(u64::MAX))
     }
 }
 
@@ -124,7 +128,11 @@ mod tests {
 
     #[test]
     fn a_jump_is_not_followed_and_ends_with_the_wall_clock_s_return() {
-        for jump in [40 * DAY_MS as i64, -(25 * HOUR_MS as i64), HOUR_MS as i64 + 10_000] {
+        for jump in [
+            40 * DAY_MS as i64,
+            -(25 * HOUR_MS as i64),
+            HOUR_MS as i64 + 10_000,
+        ] {
             let mut clock = StoreClock::new(0, NOW_MS, after(0));
             let wall = |ms: u64| (NOW_MS + ms).saturating_add_signed(jump);
             for ms in [1_000, 2_000, 4_000] {
@@ -166,7 +174,10 @@ mod tests {
         let mut clock = StoreClock::new(0, NOW_MS, after(0));
         for hour in 1..=24 * 5 {
             let ms = hour * HOUR_MS;
-            assert_eq!(clock.read(NOW_MS + 40 * DAY_MS + ms, after(ms)), NOW_MS + ms);
+            assert_eq!(
+                clock.read(NOW_MS + 40 * DAY_MS + ms, after(ms)),
+                NOW_MS + ms
+            );
         }
         assert_eq!(clock.offset_ms(), Some(40 * DAY_MS as i64));
     }

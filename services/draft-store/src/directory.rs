@@ -265,8 +265,7 @@ fn open_or_repair(
     cache_bytes: u64,
     index: Index,
 ) -> Result<Opened, LogError> {
-    let can_repair =
-        index == Index::Believed && journal::path_in(&log_path(dir, number)).exists();
+    let can_repair = index == Index::Believed && journal::path_in(&log_path(dir, number)).exists();
     match open_believed(dir, number, manifest, cache_bytes, index, can_repair) {
         Err(LogError::Corrupt(why)) if can_repair => {
             tracing::warn!(why, "draft store index cannot be read");
@@ -543,6 +542,11 @@ mod tests {
         assert_eq!(opened.quarantined, None);
         let again = opened.store;
         drop(opened);
-        assert_eq!(open(dir.path(), CACHE_BYTES, 3, Index::Believed).unwrap().store, again);
+        assert_eq!(
+            open(dir.path(), CACHE_BYTES, 3, Index::Believed)
+                .unwrap()
+                .store,
+            again
+        );
     }
 }

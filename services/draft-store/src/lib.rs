@@ -27,9 +27,10 @@
 //!
 //! What it promises: an answered append survives a crash of the process and a loss of power (one fsync per
 //! group of updates). What it costs: some 370 bytes of memory per document, two to three bytes of storage
-//! per token. On disk a log takes 1.5 to 4 times what is in it when freshly written, and is written afresh
+//! per token. On disk a log takes 2.5 to 5 times what is in it when freshly written, and is written afresh
 //! when it has grown to twice that (`rewrite_factor`), or when what it wastes is an eighth of all that the store holds;
-//! for a while that needs the room once more; an empty one takes half a megabyte. In segments a token takes nine bytes (of
+//! for a while that needs the room once more; an empty one takes half a megabyte. The journal grows with every update until
+//! then: some nine bytes per token for outputs that arrive 32 tokens at a time. In segments a token takes nine bytes (of
 //! documents of less than thirty tokens more than twelve: `segments/file.rs`): more than in a log freshly written, for an
 //! index that needs no building. A segment goes with its last document, and is written afresh when a quarter
 //! of it is gone. Only one log or segment is written at a time, so under churn the disk holds at most twice what is alive,
@@ -40,8 +41,9 @@
 //! (`catalog/groups.rs`). It ends with its time or with newer weights; the documents stay.
 //!
 //! What is erased is gone from every file before the call is answered: `handle/erase.rs`, and
-//! `catalog/erasures.rs` for how it stays gone while workers go on sending it. Logs in quarantine are deleted
-//! by any erasure, since what is left in them cannot be told apart by tenant.
+//! `catalog/erasures.rs` for how it stays gone while workers go on sending it. Logs in quarantine of which
+//! everything was salvaged go with any erasure. Those that hold something unreadable stay until they are named,
+//! since they may be the only copy of another tenant's documents.
 //!
 //! An export tells one moment while the store goes on (`catalog/exports.rs`, `export.rs`).
 //!

@@ -162,7 +162,8 @@ fn salvage_journal(
         if batch.is_empty() {
             return Ok(());
         }
-        to.write(&batch).inspect_err(|error| refused = Some(error.clone()))
+        to.write(&batch)
+            .inspect_err(|error| refused = Some(error.clone()))
     });
     match (scanned, refused) {
         (_, Some(error)) => return Err(error),
@@ -232,7 +233,10 @@ fn quarantines(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// How many of them hold something that could not be read.
 pub(crate) fn count_quarantines(dir: &Path) -> u64 {
     let found = quarantines(dir).unwrap_or_default();
-    found.iter().filter(|path| !path.join(WHOLE).exists()).count() as u64
+    found
+        .iter()
+        .filter(|path| !path.join(WHOLE).exists())
+        .count() as u64
 }
 
 /// What an erasure did about quarantines.

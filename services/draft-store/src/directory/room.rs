@@ -38,7 +38,11 @@ impl Room {
     pub(crate) fn is_used_up(self, reserve_bytes: u64, log_bytes: u64) -> bool {
         let wanted = reserve_bytes.min(self.all_bytes / RESERVE_SHARE);
         // A reserve of 0 is the operator's own risk.
-        let least = if reserve_bytes == 0 { 0 } else { open_bytes(log_bytes) };
+        let least = if reserve_bytes == 0 {
+            0
+        } else {
+            open_bytes(log_bytes)
+        };
         self.free_bytes < wanted.max(least)
     }
 }

@@ -1,8 +1,8 @@
 //! Erasing: a mark first, so that nothing that began before it gets in any more; then the documents, with a
 //! tombstone each for those who follow; then what is left of them in files.
 
-use refrain_protocol::{ApiError, ErrorKind};
 use refrain_protocol::admin::{EraseReply, EraseRequest};
+use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::oneshot;
 
 use super::{DraftStoreHandle, NAME_BYTES_MAX};
@@ -112,10 +112,11 @@ impl DraftStoreHandle {
             documents += answer.await.map_err(|_| dropped())??;
         }
         let dir = self.inner.config.data_dir.clone();
-        let cleared = tokio::task::spawn_blocking(move || clear_quarantines(&dir, with_quarantines))
-            .await
-            .map_err(ApiError::internal)?
-            .map_err(|error| unavailable().with_detail(error))?;
+        let cleared =
+            tokio::task::spawn_blocking(move || clear_quarantines(&dir, with_quarantines))
+                .await
+                .map_err(ApiError::internal)?
+                .map_err(|error| unavailable().with_detail(error))?;
         // What was removed still stands in the files until they are gone: in those of segments, and in the log.
         self.purge(false).await?;
         self.rewrite().await?;

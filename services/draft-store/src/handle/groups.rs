@@ -75,7 +75,10 @@ impl DraftStoreHandle {
     fn is_registered(&self, group: &GroupKey) -> Result<bool, ApiError> {
         let open = self.inner.shared.read();
         let open = open.as_ref().ok_or_else(unavailable)?;
-        Ok(open.catalog.groups().is_live(group, self.inner.shared.now_ms()))
+        Ok(open
+            .catalog
+            .groups()
+            .is_live(group, self.inner.shared.now_ms()))
     }
 }
 

@@ -118,7 +118,8 @@ impl Journal {
     pub(crate) fn install(&mut self) -> Result<(), LogError> {
         self.sync()?;
         let path = self.path.with_file_name(FILE);
-        std::fs::rename(&self.path, &path).map_err(|error| refused("rename", &self.path, &error))?;
+        std::fs::rename(&self.path, &path)
+            .map_err(|error| refused("rename", &self.path, &error))?;
         self.path = path;
         if let Some(log) = self.path.parent() {
             super::sled::sync_directory(log).map_err(|error| refused("sync", log, &error))?;
@@ -197,8 +198,8 @@ impl Journal {
             return Err(refused("sync", &self.path, &error));
         }
         // Whoever removes or replaces the file must not be told that anything is stored in it.
-        let is_there = std::fs::metadata(&self.path)
-            .is_ok_and(|told| (told.dev(), told.ino()) == self.inode);
+        let is_there =
+            std::fs::metadata(&self.path).is_ok_and(|told| (told.dev(), told.ino()) == self.inode);
         if !is_there {
             self.broken = true;
             return Err(LogError::Refused(format!(

@@ -5,7 +5,7 @@
 //! what the journal has beyond that place is applied once more. Where sled does not open, has lost something or
 //! cannot read a page, its files are deleted and built anew from the journal.
 //!
-//! Syncing both was measured and left. It doubled the time of a commit and protected nothing that the journal does
+//! Syncing sled as well was left: it would take a second trip to the disk, and protect nothing that the journal does
 //! not have.
 
 use std::path::Path;

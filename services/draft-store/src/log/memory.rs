@@ -1,9 +1,9 @@
 //! Records in memory: a journal read without an index, and in tests a disk that can be told to refuse.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 #[cfg(test)]
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Batch, LogError, RecordLog};
 

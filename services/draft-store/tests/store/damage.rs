@@ -167,7 +167,10 @@ async fn a_piece_that_a_reader_cannot_read_has_the_index_built_anew() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(whole().await, 40);
-    assert_eq!(store.metric("refrain_draft_store_evictions_total{reason=\"damage\"}"), 0.0);
+    assert_eq!(
+        store.metric("refrain_draft_store_evictions_total{reason=\"damage\"}"),
+        0.0
+    );
     store.stop().await;
 }
 
@@ -198,7 +201,12 @@ async fn verify_names_what_is_damaged_and_changes_nothing() {
         let mut files: Vec<_> = fs::read_dir(dir)
             .unwrap()
             .map(|entry| entry.unwrap())
-            .map(|entry| (entry.file_name(), entry.metadata().unwrap().modified().unwrap()))
+            .map(|entry| {
+                (
+                    entry.file_name(),
+                    entry.metadata().unwrap().modified().unwrap(),
+                )
+            })
             .collect();
         files.sort();
         files
@@ -213,7 +221,11 @@ async fn verify_names_what_is_damaged_and_changes_nothing() {
             panic!("{:?}", found.damage)
         };
         assert!(document.what.starts_with("document"), "{}", document.what);
-        assert!(place.what.starts_with(&format!("bytes {piece} to ")), "{}", place.what);
+        assert!(
+            place.what.starts_with(&format!("bytes {piece} to ")),
+            "{}",
+            place.what
+        );
     }
     assert_eq!((listed(&data), listed(&data.join("log"))), before);
     // The index has what the journal lost.

@@ -183,7 +183,10 @@ async fn nothing_erased_is_left_in_any_file() {
     assert_eq!((reply.documents, counts), (21, (0, 1)));
     let left = planted_tokens.find(&dir.path().join("data"));
     assert!(!left.is_empty());
-    assert!(left.iter().all(|path| path.display().to_string().contains("quarantine-")));
+    assert!(
+        left.iter()
+            .all(|path| path.display().to_string().contains("quarantine-"))
+    );
     let reply = erase(&store, with_quarantines(tenant("a"))).await;
     assert_eq!((reply.quarantines, reply.quarantines_kept), (1, 0));
     let left = planted_tokens.find(&dir.path().join("data"));

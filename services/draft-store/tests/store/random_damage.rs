@@ -74,7 +74,10 @@ fn damage(random: &mut Random, path: &Path) -> (u64, String) {
     };
     fs::write(path, bytes).unwrap();
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
-    (touched, format!("{name}: kind {kind} at {at}, {touched} bytes"))
+    (
+        touched,
+        format!("{name}: kind {kind} at {at}, {touched} bytes"),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,7 +89,9 @@ async fn what_is_lost_is_what_the_damage_touched() {
         store.append("a", vec![sent]).await.unwrap();
     }
     store.stop().await;
-    let journal_bytes = fs::metadata(pristine.path().join("data/log/journal")).unwrap().len();
+    let journal_bytes = fs::metadata(pristine.path().join("data/log/journal"))
+        .unwrap()
+        .len();
     let document_bytes = journal_bytes / DOCUMENTS as u64;
     let (mut lost_at_all, mut quarantines) = (0, 0.0);
     for case in 0..CASES {
@@ -124,13 +129,22 @@ async fn what_is_lost_is_what_the_damage_touched() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let lost = DOCUMENTS as u64 - follower.texts.len() as u64;
-        assert!(lost <= most, "case {case}, {what}: {lost} lost, {most} at most");
+        assert!(
+            lost <= most,
+            "case {case}, {what}: {lost} lost, {most} at most"
+        );
         for (document, tokens) in &follower.texts {
-            assert!(*tokens == text(*document), "case {case}, {what}: another text");
+            assert!(
+                *tokens == text(*document),
+                "case {case}, {what}: another text"
+            );
         }
         lost_at_all += lost;
         quarantines += store.metric("refrain_draft_store_quarantines_total");
-        store.append("a", vec![update(999, 0, &[1, 2, 3])]).await.unwrap();
+        store
+            .append("a", vec![update(999, 0, &[1, 2, 3])])
+            .await
+            .unwrap();
         store.stop().await;
     }
     println!("{lost_at_all} documents lost in {CASES} cases, {quarantines} quarantines");

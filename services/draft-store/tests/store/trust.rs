@@ -67,7 +67,11 @@ async fn a_clock_that_jumps_ahead_evicts_nothing_until_it_is_confirmed() {
         ..ConfirmRequest::default()
     };
     let reply = store.handle().confirm(confirm).await.unwrap();
-    assert!(reply.clock_offset_ms.is_some_and(|ms| ms.abs_diff(40 * DAY_MS as i64) < 600_000));
+    assert!(
+        reply
+            .clock_offset_ms
+            .is_some_and(|ms| ms.abs_diff(40 * DAY_MS as i64) < 600_000)
+    );
     // By the confirmed time those of 40 days ago are too old, and those stored since are as old as they seemed.
     for _ in 0..500 {
         if store.handle().stats().await.unwrap().documents == 30 {
@@ -172,7 +176,11 @@ async fn a_read_only_directory_can_be_looked_at() {
     disk.make_read_only();
     let data = disk.path().join("data");
     assert!(fs::write(data.join("x"), b"x").is_err());
-    let found = ClosedStore::open(data.clone()).unwrap().verify().await.unwrap();
+    let found = ClosedStore::open(data.clone())
+        .unwrap()
+        .verify()
+        .await
+        .unwrap();
     assert_eq!((found.documents, found.damaged), (20, 0));
     let refused = Store::try_start(config(disk.path())).await.err().unwrap();
     assert!(format!("{refused:#}").contains("cannot"), "{refused:#}");

@@ -87,7 +87,9 @@ pub(crate) fn scan(
         records += 1;
         let next = at + record.bytes;
         if record.key == NAME_KEY {
-            found.name = record.value.and_then(|value| Some(u64::from_le_bytes(value.try_into().ok()?)));
+            found.name = record
+                .value
+                .and_then(|value| Some(u64::from_le_bytes(value.try_into().ok()?)));
             found.end = next;
             at = next;
             continue;

@@ -12,7 +12,10 @@ fn batch(number: u8, records: u8) -> Batch {
         if record % 5 == 4 {
             batch.remove(key);
         } else {
-            batch.put(key, vec![number.wrapping_mul(31) ^ record | 1; 20 + record as usize]);
+            batch.put(
+                key,
+                vec![number.wrapping_mul(31) ^ record | 1; 20 + record as usize],
+            );
         }
     }
     batch
@@ -51,7 +54,10 @@ fn what_was_appended_is_read_back_from_any_batch_on() {
     let batches: Vec<_> = (0..20).map(|number| batch(number, 1 + number)).collect();
     let ends = written(dir.path(), &batches);
     let (found, read) = scanned(dir.path());
-    assert_eq!((found.name, found.end, found.damage.len()), (Some(NAME), ends[19], 0));
+    assert_eq!(
+        (found.name, found.end, found.damage.len()),
+        (Some(NAME), ends[19], 0)
+    );
     for (given, read) in batches.iter().zip(&read) {
         assert_eq!(writes(given), writes(&read.batch));
     }
@@ -82,7 +88,11 @@ fn a_write_that_was_cut_off_is_dropped_whole_and_is_no_damage() {
             }
             std::fs::write(&path, &bytes).unwrap();
             let (found, read) = scanned(dir.path());
-            assert_eq!((found.end, found.damage.len(), read.len()), (ends[2], 0, 3), "{len} {zeros}");
+            assert_eq!(
+                (found.end, found.damage.len(), read.len()),
+                (ends[2], 0, 3),
+                "{len} {zeros}"
+            );
             // The next append takes its place.
             let mut journal = Journal::open(dir.path(), NAME, found.end).unwrap();
             assert_eq!(journal.append(&batches[3]).unwrap().end, ends[3]);
@@ -136,7 +146,10 @@ fn holes_of_any_size_cost_what_lies_in_them() {
         assert_eq!(found.damage_end().map(|end| end >= to as u64), Some(true));
         // All batches that lie beyond are whole.
         let beyond = ends.iter().filter(|end| **end > to as u64).count() - 1;
-        let whole_ones = read.iter().filter(|scanned| scanned.batch.len() == 5).count();
+        let whole_ones = read
+            .iter()
+            .filter(|scanned| scanned.batch.len() == 5)
+            .count();
         assert!(whole_ones >= beyond, "{whole_ones} of {beyond}");
     }
 }
@@ -184,7 +197,10 @@ fn a_journal_that_was_removed_acknowledges_nothing() {
 fn the_format_is_that_of_the_fixture() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path(), &[batch(1, 5), batch(2, 1)]);
-    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/src/log/journal/journal_v1.bin");
+    let fixture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/log/journal/journal_v1.bin"
+    );
     if std::env::var_os("REFRAIN_WRITE_FIXTURES").is_some() {
         std::fs::copy(path_in(dir.path()), fixture).unwrap();
     }

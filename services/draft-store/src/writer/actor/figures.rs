@@ -89,7 +89,10 @@ impl Writer {
         self.metrics.segment_bytes.set(segment_bytes as i64);
         let offset_ms = self.shared.clock_offset_ms().unwrap_or(0);
         self.metrics.clock_offset_seconds.set(offset_ms / 1_000);
-        let missing = self.shared.loss().map_or(0, |loss| loss.expected.saturating_sub(loss.found));
+        let missing = self
+            .shared
+            .loss()
+            .map_or(0, |loss| loss.expected.saturating_sub(loss.found));
         self.metrics.missing_documents.set(missing as i64);
         self.metrics
             .quarantines_held

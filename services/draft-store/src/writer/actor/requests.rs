@@ -16,7 +16,8 @@ impl Writer {
     pub(super) fn no_room(&self) -> Option<ApiError> {
         let room = Room::of(&self.config.data_dir);
         if room
-            .is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes, self.log_bytes())) {
+            .is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes, self.log_bytes()))
+        {
             self.metrics.reject(Limit::Disk);
             let message = "the draft store's disk is full up to its reserve (disk_reserve_bytes): \
                            nothing is stored until there is room";

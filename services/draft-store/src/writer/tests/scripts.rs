@@ -341,11 +341,7 @@ fn a_damaged_record_costs_itself_alone() {
     let state = crate::record::document_key(crate::record::Kind::State, key("a", 1));
     store.log.records().get_mut(&state).unwrap()[20] ^= 4;
     let names_key = crate::record::namespace_key(crate::record::Kind::Namespace, names("a").id());
-    store
-        .log
-        .records()
-        .get_mut(&names_key)
-        .unwrap()[17] ^= 1;
+    store.log.records().get_mut(&names_key).unwrap()[17] ^= 1;
     let mut store = store.reopen();
     assert_eq!(store.damaged_records, 2);
     store.tick(1);
