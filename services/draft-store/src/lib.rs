@@ -30,7 +30,7 @@
 //! per token. On disk a log takes 2.5 to 5 times what is in it when freshly written, and is written afresh
 //! when it has grown to twice that (`rewrite_factor`), or when what it wastes is an eighth of all that the store holds;
 //! for a while that needs the room once more; an empty one takes half a megabyte. The journal grows with every update until
-//! then: some nine bytes per token for outputs that arrive 32 tokens at a time. In segments a token takes nine bytes (of
+//! then: some fourteen bytes per token for outputs that arrive 32 tokens at a time. In segments a token takes nine bytes (of
 //! documents of less than thirty tokens more than twelve: `segments/file.rs`): more than in a log freshly written, for an
 //! index that needs no building. A segment goes with its last document, and is written afresh when a quarter
 //! of it is gone. Only one log or segment is written at a time, so under churn the disk holds at most twice what is alive,
