@@ -148,11 +148,9 @@ impl Gateway {
         let large = body.len() >= TOKENIZE_ELSEWHERE_BYTES;
         let gateway = self.clone();
         let parse = move || match endpoint {
-            Endpoint::Chat => {
-                GenerateRequest::chat(&body, &tenant, &gateway.models, gateway.limits)
-            }
+            Endpoint::Chat => GenerateRequest::chat(body, &tenant, &gateway.models, gateway.limits),
             Endpoint::Completion => {
-                GenerateRequest::completion(&body, &tenant, &gateway.models, gateway.limits)
+                GenerateRequest::completion(body, &tenant, &gateway.models, gateway.limits)
             }
         };
         let accepted = if large {

@@ -192,7 +192,11 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`TokenizationError::TooLong`], and as [`Tokenizer::encode`].
-    pub fn encode_within(&self, text: &str, most: usize) -> Result<Vec<TokenId>, TokenizationError> {
+    pub fn encode_within(
+        &self,
+        text: &str,
+        most: usize,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
         self.check_floor(text, None, most)?;
         self.encode(text)
     }

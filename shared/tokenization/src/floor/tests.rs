@@ -98,11 +98,43 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
 fn texts() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         prop::sample::select(vec![
-            " ", "    ", "\n", "\t\t", "the", " the", "The", "hello", "SELECT ", "aaaa", "\u{2581}",
-            "\u{2581}the", "<s>", "<0x41>", "<|im_end|>", "<|im_", "end|>", "<think>", "<pad>",
-            "\u{e9}", "e\u{301}", "\u{301}", "\u{338}", "\u{323}\u{302}", "\u{212a}", "\u{1100}\u{1161}",
-            "\u{11a8}", "\u{ac00}", "\u{1fbe}\u{308}\u{301}", "\u{4f60}\u{597d}", "\u{1f980}", "\u{93f}",
-            "\u{f0000}", "\u{3000}", "(a, b)", "1234", "'ll"
+            " ",
+            "    ",
+            "\n",
+            "\t\t",
+            "the",
+            " the",
+            "The",
+            "hello",
+            "SELECT ",
+            "aaaa",
+            "\u{2581}",
+            "\u{2581}the",
+            "<s>",
+            "<0x41>",
+            "<|im_end|>",
+            "<|im_",
+            "end|>",
+            "<think>",
+            "<pad>",
+            "\u{e9}",
+            "e\u{301}",
+            "\u{301}",
+            "\u{338}",
+            "\u{323}\u{302}",
+            "\u{212a}",
+            "\u{1100}\u{1161}",
+            "\u{11a8}",
+            "\u{ac00}",
+            "\u{1fbe}\u{308}\u{301}",
+            "\u{4f60}\u{597d}",
+            "\u{1f980}",
+            "\u{93f}",
+            "\u{f0000}",
+            "\u{3000}",
+            "(a, b)",
+            "1234",
+            "'ll"
         ])
         .prop_map(str::to_owned),
         "[a-z ]{1,12}",
@@ -208,7 +240,9 @@ fn a_text_that_just_fits_has_the_tokens_that_it_always_had() {
 #[test]
 fn tokenizers_that_drop_or_shorten_text_have_no_floor() {
     let changes: [fn(&mut Value); 6] = [
-        |file| file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true}),
+        |file| {
+            file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true})
+        },
         |file| file["normalizer"] = json!({"type": "NFKC"}),
         |file| {
             file["normalizer"] =
