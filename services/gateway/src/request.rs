@@ -268,3 +268,6 @@ fn not_json(error: &serde_json::Error) -> ApiError {
     let message = format!("the body is not JSON: {error}");
     ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message).with_code("invalid_json")
 }
+
+#[cfg(test)]
+mod tests;

@@ -123,11 +123,17 @@ impl TokenFloor {
                 continue;
             }
             count.push(character);
-            if count.tokens > most {
-                return Some(count.tokens);
+            // The next character may change the last one.
+            let sure = if self.composes {
+                count.before
+            } else {
+                count.tokens
+            };
+            if sure > most {
+                return Some(sure);
             }
         }
-        None
+        (count.tokens > most).then_some(count.tokens)
     }
 
     /// Most bytes of a text that become one token, unless that swallows spaces.
@@ -168,10 +174,9 @@ impl<'a> Count<'a> {
 
     fn push(&mut self, character: char) {
         if self.floor.composes && changes_by_composition(character) {
-            // It may become something else, together with the character before it. Pieces end in front of both; behind
-            // it, the first token that begins anew does so within the length of one.
+            // It may become something else, together with the character before it, so neither counts. The first token
+            // that begins behind them does so within the length of a token, and what is before it does not count either.
             self.tokens = self.before;
-            self.state = pieces::State::default();
             self.free = self.floor.pieces.longest();
             self.set();
             return;
