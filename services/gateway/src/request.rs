@@ -111,6 +111,7 @@ impl GenerateRequest {
             limits,
             top_logprobs,
         )?;
+        request.check_choices(1, limits)?;
         let context = models.max_context(&request.model);
         let prediction = chat.prediction.take();
         let tokens = prompt::chat(chat, &request.model, context)?;
@@ -124,7 +125,6 @@ impl GenerateRequest {
             max_new_tokens,
             echo: String::new(),
         }];
-        request.check_choices(limits)?;
         Ok(request)
     }
 
@@ -155,8 +155,10 @@ impl GenerateRequest {
         )?;
         let asked = parameters.max_tokens.or(parameters.max_completion_tokens);
         let context = models.max_context(&request.model);
-        let most = limits.choices_max;
-        for tokens in prompt::completions(completion.prompt, &request.model, most, context)? {
+        // Before anything is encoded: a body may hold very many prompts.
+        let count = prompt::count(&completion.prompt);
+        request.check_choices(count, limits)?;
+        for tokens in prompt::completions(completion.prompt, &request.model, context)? {
             let max_new_tokens = prompt::output_limit(
                 "prompt",
                 tokens.len(),
@@ -174,7 +176,6 @@ impl GenerateRequest {
                 echo,
             });
         }
-        request.check_choices(limits)?;
         Ok(request)
     }
 
@@ -214,10 +215,16 @@ impl GenerateRequest {
         })
     }
 
-    fn check_choices(&self, limits: RequestLimits) -> Result<(), ApiError> {
-        let choices = self.choice_count();
-        if choices > limits.choices_max as usize {
-            let most = limits.choices_max;
+    fn check_choices(&self, prompts: usize, limits: RequestLimits) -> Result<(), ApiError> {
+        let most = limits.choices_max;
+        if prompts > most as usize {
+            return Err(ApiError::invalid(
+                "prompt",
+                format!("{prompts} prompts in one request; at most {most}"),
+            ));
+        }
+        let choices = prompts * self.choices_per_prompt as usize;
+        if choices > most as usize {
             return Err(ApiError::invalid(
                 "n",
                 format!("{choices} choices in one request; at most {most}"),

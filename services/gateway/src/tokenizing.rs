@@ -46,6 +46,7 @@ pub(crate) struct Tokenizing {
 struct Lane {
     units: Arc<Semaphore>,
     units_max: u32,
+    is_large: bool,
 }
 
 struct Waiting {
@@ -65,16 +66,23 @@ struct Counts {
 pub(crate) struct Place {
     bytes: i64,
     running: IntGauge,
-    _units: OwnedSemaphorePermit,
+    /// None while it is dropped.
+    units: Option<OwnedSemaphorePermit>,
+    lane: Lane,
 }
 
 impl Lane {
-    fn new(bytes: usize) -> Self {
+    fn new(bytes: usize, is_large: bool) -> Self {
         let units = (bytes / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize));
         Lane {
             units: Arc::new(Semaphore::new(units)),
             units_max: units as u32,
+            is_large,
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.units.available_permits() == self.units_max as usize
     }
 
     /// One that is larger than the whole lane runs alone.
@@ -89,8 +97,8 @@ impl Tokenizing {
     pub(crate) fn new(running_max: usize, waiting_max: usize, metrics: TokenizingMetrics) -> Self {
         let small = running_max / SMALL_SHARE;
         Tokenizing {
-            small: Lane::new(small),
-            large: Lane::new(running_max - small),
+            small: Lane::new(small, false),
+            large: Lane::new(running_max - small, true),
             waiting: Arc::new(Waiting {
                 bytes_max: waiting_max,
                 counts: Mutex::default(),
@@ -124,7 +132,8 @@ impl Tokenizing {
         Ok(Place {
             bytes,
             running: self.metrics.running.clone(),
-            _units: units,
+            units: Some(units),
+            lane: lane.clone(),
         })
     }
 
@@ -186,6 +195,22 @@ impl Drop for Waits {
 impl Drop for Place {
     fn drop(&mut self) {
         self.running.sub(self.bytes);
+        drop(self.units.take());
+        if self.lane.is_large && self.lane.is_empty() {
+            return_freed_memory();
+        }
+    }
+}
+
+/// Gives what large bodies took back to the system. The allocator keeps freed blocks of up to 32 MiB, for each group of
+/// threads by itself, and bodies are parsed by ever other threads: without this the process grows to several times what
+/// it needs, and stays so. A lower bound of its own for blocks that are mapped one by one would do as well, but slows
+/// down the engine where that runs in the same process.
+fn return_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: takes no pointer, and any thread may call it at any time.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

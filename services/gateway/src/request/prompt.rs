@@ -30,11 +30,19 @@ pub(super) fn chat(chat: Chat, model: &Model, context: u32) -> Result<Vec<TokenI
         .map_err(|error| refused("messages", &error, context))
 }
 
+/// How many prompts a text completion has.
+pub(super) fn count(prompt: &Prompt) -> usize {
+    match prompt {
+        Prompt::Text(_) | Prompt::Tokens(_) => 1,
+        Prompt::Texts(texts) => texts.len(),
+        Prompt::TokenLists(lists) => lists.len(),
+    }
+}
+
 /// The prompts of a text completion.
 pub(super) fn completions(
     prompt: Prompt,
     model: &Model,
-    most: u32,
     context: u32,
 ) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let encode = |text: &String| {
@@ -43,18 +51,6 @@ pub(super) fn completions(
             .encode_sequence_within(text, prompt_tokens_max(context))
             .map_err(|error| refused("prompt", &error, context))
     };
-    let count = match &prompt {
-        Prompt::Text(_) | Prompt::Tokens(_) => 1,
-        Prompt::Texts(texts) => texts.len(),
-        Prompt::TokenLists(lists) => lists.len(),
-    };
-    // Before anything is encoded: a body may hold millions of empty prompts.
-    if count > most as usize {
-        return Err(ApiError::invalid(
-            "prompt",
-            format!("{count} prompts in one request; at most {most}"),
-        ));
-    }
     let prompts = match prompt {
         Prompt::Text(text) => vec![encode(&text)?],
         Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,

@@ -244,10 +244,15 @@ fn a_prompt_is_refused_from_the_first_token_that_does_not_fit_and_not_before() {
     let line = "SELECT a FROM t;\n";
     let tokens = |lines: usize| tokenizer.encode(&line.repeat(lines)).unwrap().len();
     // The longest text of whole lines that leaves a place for the output.
-    let lines = (0..4096)
-        .take_while(|lines| tokens(*lines) < 4096)
-        .last()
-        .unwrap();
+    let (mut lines, mut too_many) = (0, 4096);
+    while too_many - lines > 1 {
+        let middle = (lines + too_many) / 2;
+        if tokens(middle) < 4096 {
+            lines = middle;
+        } else {
+            too_many = middle;
+        }
+    }
     let fits = line.repeat(lines);
     let request = completion(
         &models,
