@@ -23,8 +23,8 @@ pub struct GatewayConfig {
     pub models: Vec<ModelConfig>,
     /// Largest request body. Past it: 413.
     pub body_bytes_max: usize,
-    /// Bytes of bodies that are parsed and tokenized at once, of those that are done on threads of their own (from 32 KiB
-    /// on). A single larger one runs alone. Past it: they wait.
+    /// Bytes of bodies that are parsed and tokenized at once, of those that are done on threads of their own (from
+    /// 32 KiB on). A single larger one runs alone. Past it: they wait.
     pub tokenizing_bytes_max: usize,
     /// Bytes of bodies that wait for that; a tenant may have half of it. Past it: 429.
     pub tokenizing_waiting_bytes_max: usize,

@@ -1,8 +1,8 @@
 //! The edge of the mesh: OpenAI's API for clients, leases and chunks behind it.
 //!
 //! A request's way: `keys` finds the tenant, `admission` a place, `tokenizing` lets a large body wait for its turn,
-//! `request` checks every field and makes tokens of the prompt, `relay` gets leases and reads the workers' chunks, `choice` and `text`
-//! turn tokens into text, `answer` and `sse` write what the client sees.
+//! `request` checks every field and makes tokens of the prompt, `relay` gets leases and reads the workers' chunks,
+//! `choice` and `text` turn tokens into text, `answer` and `sse` write what the client sees.
 //!
 //! What it deliberately does not know: which worker is best (the scheduler), what a draft is (the worker),
 //! and what was said before (nobody here keeps text).

@@ -1,8 +1,9 @@
 //! How much text is parsed and tokenized at once.
 //!
-//! Either takes memory by the bytes of the body, so bytes are what is counted. Large bodies and small ones have a lane
-//! each: in a common queue a small one would wait until all large ones before it are done. In a lane it is first come,
-//! first served. What waits has its body in memory already, so that is bounded too, and a tenant may take half of it.
+//! Either takes memory by the bytes of the body, so the bytes are counted. Large bodies and small ones have a
+//! lane each: in a common queue a small one would wait until all large ones before it are done. In a lane it is
+//! first come, first served. A body that waits is in memory already, so
+//! these are bounded too, and a tenant may have half of that.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +23,7 @@ const UNIT_BYTES: usize = 1 << 10;
 /// When a refused client may try again.
 const RETRY_AFTER_MS: u64 = 1_000;
 
-/// What it tells of itself.
+/// Its gauges and its counter.
 #[derive(Clone)]
 pub(crate) struct TokenizingMetrics {
     /// Bytes of bodies that are parsed and tokenized now.
@@ -202,10 +203,10 @@ impl Drop for Place {
     }
 }
 
-/// Gives what large bodies took back to the system. The allocator keeps freed blocks of up to 32 MiB, for each group of
-/// threads by itself, and bodies are parsed by ever other threads: without this the process grows to several times what
-/// it needs, and stays so. A lower bound of its own for blocks that are mapped one by one would do as well, but slows
-/// down the engine where that runs in the same process.
+/// Gives the memory that large bodies took back to the system. The allocator keeps freed blocks of up to 32 MiB, for each group
+/// of threads by itself, and bodies are parsed by ever other threads: without this the process grows to several
+/// times what it needs, and stays so. A lower bound of its own for blocks that are mapped one by one would do as
+/// well, but slows down the engine where that runs in the same process.
 fn return_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: takes no pointer, and any thread may call it at any time.

@@ -2,8 +2,8 @@
 //!
 //! Requests are read leniently: every optional field may be missing or null, and unknown fields are ignored,
 //! because clients send what other servers understand. What the values mean is decided by the gateway.
-//! [`Parameters`] are what the endpoints have in common; what is beside them is the gateway's (`request/body.rs`). Lists
-//! end where the gateway would refuse them, so that no body takes many times its bytes.
+//! [`Parameters`] are what the endpoints have in common; what is beside them is the gateway's (`request/body.rs`).
+//! Lists end where the gateway would refuse them, so that no body takes many times its bytes.
 
 mod reading;
 

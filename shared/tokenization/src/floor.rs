@@ -1,16 +1,17 @@
 //! The fewest tokens that a text can have, told without tokenizing it.
 //!
-//! Whatever a tokenizer does, its tokens cover the text one after the other. So a text has no fewer tokens than pieces
-//! of the vocabulary are needed to cover it. Beside the tokens, every beginning of a token is allowed as a piece here:
-//! this can only lower the number, and then a covering of some text covers every shorter beginning of it as well. The
-//! fewest pieces that cover a text therefore never fall as it grows, and the last piece may as well be the longest
-//! one that fits: `fewest(i) = fewest(i - longest(i)) + 1`. The longest piece that ends at each byte is what the
-//! automaton of Aho and Corasick knows (`floor/pieces.rs`). One pass over the bytes does it, and it ends as soon as
-//! there are too many.
+//! Whatever a tokenizer does, its tokens cover the text one after the other. So a text has no fewer tokens than
+//! pieces of the vocabulary are needed to cover it. Beside the tokens, every beginning of a token is allowed as a
+//! piece here: this can only lower the number, and then a covering of some text covers every shorter beginning of it
+//! as well. The fewest pieces that cover a text therefore never fall as it grows, and the last piece may as well be
+//! the longest one that fits: `fewest(i) = fewest(i - longest(i)) + 1`. The longest piece that ends at each byte is
+//! what the automaton of Aho and Corasick knows (`floor/pieces.rs`). One pass over the bytes does it, and it ends as
+//! soon as there are too many.
 //!
 //! Dividing by the longest token alone was not enough: vocabularies hold runs of a hundred spaces.
 //!
-//! Some tokenizers throw text away or melt any amount of it into one token. Those have no floor ([`TokenFloor::new`]).
+//! Some tokenizers throw text away or melt any amount of it into one token. Those have no floor
+//! ([`TokenFloor::new`]).
 
 mod pieces;
 
@@ -49,8 +50,8 @@ pub(crate) struct Vocabulary<'a> {
 }
 
 impl TokenFloor {
-    /// From the parsed `tokenizer.json`. `None` if nothing can be promised: the tokenizer may drop text, shorten it in
-    /// ways that are not known here, or have one token for any amount of unknown text.
+    /// From the parsed `tokenizer.json`. `None` if nothing can be promised: the tokenizer may drop text, shorten it
+    /// in ways that are not known here, or have one token for any amount of unknown text.
     pub(crate) fn new(
         file: &Value,
         spelling: &Spelling,
@@ -108,8 +109,8 @@ impl TokenFloor {
         })
     }
 
-    /// `Some` with a number of tokens above `most` that the text has at least; `None` if it may have `most` or fewer.
-    /// `left_out` is a character that is taken out of the text before it is tokenized.
+    /// `Some` with a number of tokens above `most` that the text has at least; `None` if it may have `most` or
+    /// fewer. `left_out` is a character that is taken out of the text before it is tokenized.
     pub(crate) fn above(&self, text: &str, left_out: Option<char>, most: usize) -> Option<usize> {
         if left_out.is_none() && !self.swallows_spaces {
             let by_length = text.len().div_ceil(self.token_bytes_max());
@@ -174,8 +175,9 @@ impl<'a> Count<'a> {
 
     fn push(&mut self, character: char) {
         if self.floor.composes && changes_by_composition(character) {
-            // It may become something else, together with the character before it, so neither counts. The first token
-            // that begins behind them does so within the length of a token, and what is before it does not count either.
+            // It may become something else, together with the character before it, so neither counts. The first
+            // token that begins behind them does so within the length of a token, and what is before it does not
+            // count either.
             self.tokens = self.before;
             self.free = self.floor.pieces.longest();
             self.set();
@@ -240,7 +242,7 @@ fn covers_all(file: &Value, spelling: &Spelling, tokens: &[&str]) -> bool {
         && has.iter().all(|has| *has)
 }
 
-/// What happens to a text before the model sees it.
+/// The steps that a text goes through before the model sees it.
 #[derive(Default)]
 struct Steps {
     /// Bytes become their stand-ins.

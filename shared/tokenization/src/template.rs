@@ -203,8 +203,8 @@ impl ChatTemplate {
         self.encode_within(tokenizer, input, add_generation_prompt, usize::MAX)
     }
 
-    /// As [`ChatTemplate::encode`], of a prompt that is refused without tokenizing it if it has more than `most` tokens
-    /// for certain. It can have more all the same.
+    /// As [`ChatTemplate::encode`], of a prompt that is refused without tokenizing it if it has more than `most`
+    /// tokens for certain. It can have more all the same.
     ///
     /// # Errors
     /// [`TokenizationError::TooLong`], and as [`ChatTemplate::encode`].
@@ -266,7 +266,7 @@ impl ChatTemplate {
     }
 }
 
-/// What takes a string's place; `None` leaves it, and makes no copy of it.
+/// Makes the text that takes a string's place; `None` leaves it, and makes no copy of it.
 type Map<'a> = dyn FnMut(&str) -> Option<String> + 'a;
 
 /// The input in the shape that templates expect. Texts are shared with it rather than copied.

@@ -187,8 +187,8 @@ impl Tokenizer {
         self.encode_plain(text, true)
     }
 
-    /// As [`Tokenizer::encode`], of a text that is refused without tokenizing it if it has more than `most` tokens for
-    /// certain. It can have more all the same.
+    /// As [`Tokenizer::encode`], of a text that is refused without tokenizing it if it has more than `most` tokens
+    /// for certain. It can have more all the same.
     ///
     /// # Errors
     /// [`TokenizationError::TooLong`], and as [`Tokenizer::encode`].
@@ -214,8 +214,8 @@ impl Tokenizer {
         self.encode_sequence(text)
     }
 
-    /// Refuses a text that has more than `most` tokens whatever the encoder makes of it. `left_out` is a character that
-    /// the encoder will not see.
+    /// Refuses a text that has more than `most` tokens whatever the encoder makes of it. `left_out` is a character
+    /// that the encoder will not see.
     pub(crate) fn check_floor(
         &self,
         text: &str,

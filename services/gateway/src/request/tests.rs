@@ -1,4 +1,4 @@
-//! What a request costs, whatever it holds: memory, and text given to the tokenizer.
+//! The cost of a request, whatever it holds: memory, and text given to the tokenizer.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

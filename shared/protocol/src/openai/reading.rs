@@ -124,7 +124,7 @@ impl<'de> Deserialize<'de> for Prompt {
     }
 }
 
-/// What a list of prompts is made of.
+/// One entry of a list of prompts.
 enum Item {
     Token(TokenId),
     Text(String),

@@ -4,9 +4,9 @@
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct State(u32);
 
-/// The automaton of Aho and Corasick. Its states are the pieces, numbered by length, so the ones that go on a piece by
-/// a byte lie side by side. (The library of that name does not tell how long the piece of a state is, and that is all
-/// that is asked here.)
+/// The automaton of Aho and Corasick. Its states are the pieces, numbered by length, so the ones that go on a piece
+/// by a byte lie side by side. (The library of that name does not tell how long the piece of a state is, and that is
+/// all that is asked here.)
 #[derive(Debug)]
 pub(super) struct Pieces {
     /// State after the first byte. There is one for every byte.
@@ -36,7 +36,7 @@ impl Pieces {
             len: vec![0],
             longest,
         };
-        // Of each state, the texts that begin with its piece: they stand together, the piece itself before the others.
+        // For each state the texts that begin with its piece. They stand together, and the piece itself comes first.
         let mut texts_of = vec![(0, texts.len())];
         let mut state = 0;
         while let Some((from, to)) = texts_of.get(state).copied() {

@@ -109,7 +109,7 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
     ]
 }
 
-/// What is easy to get wrong.
+/// Parts of texts that are easy to get wrong.
 const PARTS: [&str; 38] = [
     " ",
     "    ",
@@ -151,7 +151,7 @@ const PARTS: [&str; 38] = [
     "'ll",
 ];
 
-/// Texts made of it.
+/// Texts made of them.
 fn texts() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         prop::sample::select(PARTS.to_vec()).prop_map(str::to_owned),
@@ -302,8 +302,8 @@ fn tokenizers_that_drop_or_shorten_text_have_no_floor() {
     assert!(tokenizer.encode_within(&"a".repeat(9_000), 10).is_ok());
 }
 
-/// Every character that NFC puts out is made of those of its decomposition; each of these comes from some character of
-/// the text, which has at most so many bytes for each character that it falls into.
+/// Every character that NFC puts out is made of those of its decomposition; each of these comes from some character
+/// of the text, which has at most so many bytes for each character that it falls into.
 #[test]
 fn nfc_makes_no_text_shorter_than_is_reckoned_with() {
     let all = || ('\0'..=char::MAX).map(|character| (character, nfd(character)));
