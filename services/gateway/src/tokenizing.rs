@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const SMALL_BYTES_MAX: usize = 512 << 10;
 /// The small ones' share of what runs is one in so many.
 const SMALL_SHARE: usize = 4;
-/// Of what waits, a tenant may have one in so many parts.
+/// A tenant may have one in so many parts of all bytes that wait.
 const TENANT_SHARE: usize = 2;
 /// Semaphores count in these, in bytes: they end at 2^29 or so on small machines.
 const UNIT_BYTES: usize = 1 << 10;

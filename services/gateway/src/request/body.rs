@@ -25,7 +25,7 @@ pub(super) struct Chat {
     pub(super) input: ChatInput,
     /// Whether to report log-probabilities.
     pub(super) logprobs: Option<bool>,
-    /// Of how many most likely tokens beside the chosen one.
+    /// How many most likely tokens are reported beside the chosen one.
     pub(super) top_logprobs: Option<u64>,
     /// The shape of the answer.
     pub(super) response_format: Option<ResponseFormat>,
