@@ -96,6 +96,7 @@ impl Lane {
 impl Tokenizing {
     /// `running_max` and `waiting_max` are bytes of bodies.
     pub(crate) fn new(running_max: usize, waiting_max: usize, metrics: TokenizingMetrics) -> Self {
+        map_large_blocks();
         let small = running_max / SMALL_SHARE;
         Tokenizing {
             small: Lane::new(small, false),
@@ -203,10 +204,24 @@ impl Drop for Place {
     }
 }
 
-/// Gives the memory that large bodies took back to the system. The allocator keeps freed blocks of up to 32 MiB, for each group
-/// of threads by itself, and bodies are parsed by ever other threads: without this the process grows to several
-/// times what it needs, and stays so. A lower bound of its own for blocks that are mapped one by one would do as
-/// well, but slows down the engine where that runs in the same process.
+/// Blocks from here on are mapped one by one and unmapped when they are freed, in bytes. glibc raises its own bound to
+/// 32 MiB with the blocks that it sees, and from then on keeps twice that for each group of threads. Bodies are parsed
+/// by ever other threads, so a process grew to several times what it needed and stayed so. Much lower bounds would make
+/// an engine in the same process map and unmap its tensors with every step.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const MAPPED_BYTES_MIN: i32 = 4 << 20;
+
+/// Has the allocator give large blocks back at once. Holds for the whole process.
+fn map_large_blocks() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: takes no pointers, and the allocator's own lock is taken for it.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, MAPPED_BYTES_MIN);
+    }
+}
+
+/// Gives small blocks back to the system as well: those of many small JSON values.
 fn return_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: takes no pointer, and any thread may call it at any time.
