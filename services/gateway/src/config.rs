@@ -23,6 +23,11 @@ pub struct GatewayConfig {
     pub models: Vec<ModelConfig>,
     /// Largest request body. Past it: 413.
     pub body_bytes_max: usize,
+    /// Bytes of bodies that are parsed and tokenized at once, of those that are done on threads of their own (from
+    /// 32 KiB on). A single larger one runs alone. Past it: they wait.
+    pub tokenizing_bytes_max: usize,
+    /// Bytes of bodies that wait for that; a tenant may have half of it. Past it: 429.
+    pub tokenizing_waiting_bytes_max: usize,
     /// Requests in flight, all tenants together. Past it: 429.
     pub requests_in_flight_max: usize,
     /// Requests in flight of one tenant. Past it: 429, for that tenant only.
@@ -132,6 +137,8 @@ impl Default for GatewayConfig {
             anonymous_tenant: None,
             models: Vec::new(),
             body_bytes_max: 8 << 20,
+            tokenizing_bytes_max: 8 << 20,
+            tokenizing_waiting_bytes_max: 64 << 20,
             requests_in_flight_max: 4_096,
             tenant_requests_in_flight_max: 512,
             choices_max: 128,
@@ -184,6 +191,7 @@ impl Validate for GatewayConfig {
             ("failures_max", self.failures_max as usize),
             ("stream_events_max", self.stream_events_max),
             ("body_bytes_max", self.body_bytes_max),
+            ("tokenizing_bytes_max", self.tokenizing_bytes_max),
         ] {
             require(value > 0, &format!("{name}: at least 1"));
         }
@@ -208,6 +216,10 @@ impl Validate for GatewayConfig {
                 &format!("{name}: between 0 and {most}"),
             );
         }
+        require(
+            self.tokenizing_waiting_bytes_max >= self.body_bytes_max,
+            "tokenizing_waiting_bytes_max: at least body_bytes_max, so that any request can wait",
+        );
         for (place, key) in self.keys.iter().enumerate() {
             require(
                 !key.tenant.is_empty(),
@@ -252,6 +264,8 @@ mod tests {
         let config = GatewayConfig {
             listen: "nowhere".into(),
             threads: 0,
+            tokenizing_bytes_max: 0,
+            tokenizing_waiting_bytes_max: 1000,
             keys: vec![KeyConfig {
                 key_sha256: Some("ab".into()),
                 ..KeyConfig::default()
@@ -269,6 +283,8 @@ mod tests {
         for part in [
             "listen",
             "threads",
+            "tokenizing_bytes_max",
+            "tokenizing_waiting_bytes_max",
             "keys[0].tenant",
             "keys[0].key_sha256",
             "models[0].files",

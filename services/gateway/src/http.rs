@@ -20,12 +20,14 @@ use crate::models::Models;
 use crate::relay::{Relay, RelayEvent};
 use crate::request::{Endpoint, GenerateRequest, RequestLimits};
 use crate::sse;
+use crate::tokenizing::Tokenizing;
 
 /// What the handlers share.
 pub(crate) struct Gateway {
     pub(crate) keys: Keys,
     pub(crate) models: Arc<Models>,
     pub(crate) admission: Admission,
+    pub(crate) tokenizing: Tokenizing,
     pub(crate) relay: Arc<Relay>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) limits: RequestLimits,
@@ -145,22 +147,31 @@ impl Gateway {
         let body = tokio::time::timeout(time.left(received), self.read(payload))
             .await
             .map_err(|_| time.error())??;
-        let large = body.len() >= TOKENIZE_ELSEWHERE_BYTES;
-        let gateway = self.clone();
-        let parse = move || match endpoint {
-            Endpoint::Chat => {
-                GenerateRequest::chat(&body, &tenant, &gateway.models, gateway.limits)
-            }
-            Endpoint::Completion => {
-                GenerateRequest::completion(&body, &tenant, &gateway.models, gateway.limits)
+        let place = match body.len() {
+            ..TOKENIZE_ELSEWHERE_BYTES => None,
+            bytes => {
+                let turn = self.tokenizing.enter(&tenant, bytes);
+                let entered = tokio::time::timeout(time.left(received), turn).await;
+                Some(entered.map_err(|_| time.error())??)
             }
         };
-        let accepted = if large {
-            tokio::task::spawn_blocking(parse)
-                .await
-                .map_err(ApiError::internal)??
-        } else {
-            parse()?
+        let gateway = self.clone();
+        let parse = move || match endpoint {
+            Endpoint::Chat => GenerateRequest::chat(body, &tenant, &gateway.models, gateway.limits),
+            Endpoint::Completion => {
+                GenerateRequest::completion(body, &tenant, &gateway.models, gateway.limits)
+            }
+        };
+        let accepted = match place {
+            // The work goes on if the client goes away meanwhile, so it is what keeps the place.
+            Some(place) => tokio::task::spawn_blocking(move || {
+                let parsed = parse();
+                drop(place);
+                parsed
+            })
+            .await
+            .map_err(ApiError::internal)??,
+            None => parse()?,
         };
         Ok((Arc::new(accepted), ticket))
     }

@@ -1,8 +1,8 @@
 //! The edge of the mesh: OpenAI's API for clients, leases and chunks behind it.
 //!
-//! A request's way: `keys` finds the tenant, `admission` a place, `request` checks every field and
-//! makes tokens of the prompt, `relay` gets leases and reads the workers' chunks, `choice` and `text`
-//! turn tokens into text, `answer` and `sse` write what the client sees.
+//! A request's way: `keys` finds the tenant, `admission` a place, `tokenizing` lets a large body wait for its turn,
+//! `request` checks every field and makes tokens of the prompt, `relay` gets leases and reads the workers' chunks,
+//! `choice` and `text` turn tokens into text, `answer` and `sse` write what the client sees.
 //!
 //! What it deliberately does not know: which worker is best (the scheduler), what a draft is (the worker),
 //! and what was said before (nobody here keeps text).
@@ -24,6 +24,7 @@ mod request;
 mod retries;
 mod sse;
 mod text;
+mod tokenizing;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -119,6 +120,11 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
             drain.clone(),
             metrics.in_flight.clone(),
             metrics.rejections.clone(),
+        ),
+        tokenizing: tokenizing::Tokenizing::new(
+            config.tokenizing_bytes_max,
+            config.tokenizing_waiting_bytes_max,
+            metrics.tokenizing.clone(),
         ),
         relay: Arc::new(relay),
         metrics,

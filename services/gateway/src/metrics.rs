@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
+use crate::tokenizing::TokenizingMetrics;
+
 /// Tenants with label values of their own; the rest share `other`.
 const TENANT_LABELS_MAX: usize = 1000;
 
@@ -19,6 +21,7 @@ pub(crate) struct GatewayMetrics {
     pub(crate) rejections: IntCounterVec,
     pub(crate) continuations: IntCounter,
     pub(crate) requests: IntCounterVec,
+    pub(crate) tokenizing: TokenizingMetrics,
     tenants: Mutex<HashSet<String>>,
 }
 
@@ -57,6 +60,7 @@ impl GatewayMetrics {
             "body_bytes",
             "context",
             "retries",
+            "tokenizing",
         ] {
             rejections.with_label_values(&[limit]);
         }
@@ -87,6 +91,17 @@ impl GatewayMetrics {
             )?,
             in_flight: metrics
                 .gauge("refrain_gateway_requests_in_flight", "Requests in flight.")?,
+            tokenizing: TokenizingMetrics {
+                running: metrics.gauge(
+                    "refrain_gateway_tokenizing_bytes",
+                    "Large bodies that are parsed and tokenized now.",
+                )?,
+                waiting: metrics.gauge(
+                    "refrain_gateway_tokenizing_waiting_bytes",
+                    "Large bodies that wait to be parsed and tokenized.",
+                )?,
+                rejections: rejections.with_label_values(&["tokenizing"]),
+            },
             rejections,
             continuations: metrics.counter(
                 "refrain_gateway_continuations_total",

@@ -1,17 +1,20 @@
 //! A client's JSON to a [`GenerateRequest`]: everything is checked here, and nothing later.
 
+mod body;
 mod fields;
 mod prompt;
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::openai::{ChatRequest, CompletionRequest, Parameters};
+use refrain_protocol::openai::Parameters;
 use refrain_protocol::{ApiError, TokenId};
 use serde::de::DeserializeOwned;
 
 use crate::models::{Model, Models};
+use body::{Body, Chat, Completion};
 
 /// Which endpoint was called; it decides the shape of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,18 +85,21 @@ pub(crate) struct RequestLimits {
 const COMPLETION_MAX_TOKENS: u64 = 16;
 
 impl GenerateRequest {
-    /// From the body of `/v1/chat/completions`.
+    /// From the body of `/v1/chat/completions`, which is let go once it is read.
     ///
     /// # Errors
     /// `InvalidRequest` with the field at fault, or `NotFound` for an unknown model.
     pub(crate) fn chat(
-        body: &[u8],
+        body: Bytes,
         tenant: &str,
         models: &Models,
         limits: RequestLimits,
     ) -> Result<Self, ApiError> {
-        let parameters: Parameters = read(body)?;
-        let chat: ChatRequest = read(body)?;
+        let Body::<Chat> {
+            parameters,
+            beside: mut chat,
+        } = read(&body)?;
+        drop(body);
         let model = models.get(tenant, &parameters.model)?;
         fields::check_chat(&chat)?;
         let top_logprobs = fields::chat_logprobs(&chat)?;
@@ -105,19 +111,20 @@ impl GenerateRequest {
             limits,
             top_logprobs,
         )?;
-        let tokens = prompt::chat(body, &chat, &request.model)?;
+        request.check_choices(1, limits)?;
+        let context = models.max_context(&request.model);
+        let prediction = chat.prediction.take();
+        let tokens = prompt::chat(chat, &request.model, context)?;
         let asked = parameters.max_completion_tokens.or(parameters.max_tokens);
         let fallback = request.model.default_max_tokens.map(u64::from);
-        let context = models.max_context(&request.model);
         let max_new_tokens =
             prompt::output_limit("messages", tokens.len(), asked, fallback, context)?;
-        request.prediction = prompt::prediction(&chat, &request.model, context)?;
+        request.prediction = prompt::prediction(prediction, &request.model, context)?;
         request.prompts = vec![PreparedPrompt {
             tokens: tokens.into(),
             max_new_tokens,
             echo: String::new(),
         }];
-        request.check_choices(limits)?;
         Ok(request)
     }
 
@@ -126,13 +133,16 @@ impl GenerateRequest {
     /// # Errors
     /// As [`GenerateRequest::chat`].
     pub(crate) fn completion(
-        body: &[u8],
+        body: Bytes,
         tenant: &str,
         models: &Models,
         limits: RequestLimits,
     ) -> Result<Self, ApiError> {
-        let parameters: Parameters = read(body)?;
-        let completion: CompletionRequest = read(body)?;
+        let Body::<Completion> {
+            parameters,
+            beside: completion,
+        } = read(&body)?;
+        drop(body);
         let model = models.get(tenant, &parameters.model)?;
         let top_logprobs = fields::completion_logprobs(&parameters, &completion)?;
         let mut request = GenerateRequest::common(
@@ -145,7 +155,10 @@ impl GenerateRequest {
         )?;
         let asked = parameters.max_tokens.or(parameters.max_completion_tokens);
         let context = models.max_context(&request.model);
-        for tokens in prompt::completions(&completion.prompt, &request.model, limits.choices_max)? {
+        // Before anything is encoded: a body may hold very many prompts.
+        let count = prompt::count(&completion.prompt);
+        request.check_choices(count, limits)?;
+        for tokens in prompt::completions(completion.prompt, &request.model, context)? {
             let max_new_tokens = prompt::output_limit(
                 "prompt",
                 tokens.len(),
@@ -163,7 +176,6 @@ impl GenerateRequest {
                 echo,
             });
         }
-        request.check_choices(limits)?;
         Ok(request)
     }
 
@@ -203,10 +215,16 @@ impl GenerateRequest {
         })
     }
 
-    fn check_choices(&self, limits: RequestLimits) -> Result<(), ApiError> {
-        let choices = self.choice_count();
-        if choices > limits.choices_max as usize {
-            let most = limits.choices_max;
+    fn check_choices(&self, prompts: usize, limits: RequestLimits) -> Result<(), ApiError> {
+        let most = limits.choices_max;
+        if prompts > most as usize {
+            return Err(ApiError::invalid(
+                "prompt",
+                format!("{prompts} prompts in one request; at most {most}"),
+            ));
+        }
+        let choices = prompts * self.choices_per_prompt as usize;
+        if choices > most as usize {
             return Err(ApiError::invalid(
                 "n",
                 format!("{choices} choices in one request; at most {most}"),
@@ -226,7 +244,7 @@ impl GenerateRequest {
     }
 }
 
-/// Reads one view of a body; faults name their field.
+/// Reads a body; faults name their field.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
@@ -257,3 +275,6 @@ fn not_json(error: &serde_json::Error) -> ApiError {
     let message = format!("the body is not JSON: {error}");
     ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message).with_code("invalid_json")
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,14 +2,15 @@
 //!
 //! Requests are read leniently: every optional field may be missing or null, and unknown fields are ignored,
 //! because clients send what other servers understand. What the values mean is decided by the gateway.
-//! A request body is read as two of these types: its endpoint's own, and [`Parameters`]. (One type with
-//! serde's `flatten` would lose the place of a fault.)
+//! [`Parameters`] are what the endpoints have in common; what is beside them is the gateway's (`request/body.rs`).
+//! Lists end where the gateway would refuse them, so that no body takes many times its bytes.
+
+mod reading;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::chunk::{Priority, SourceCounts, Speculation};
 use crate::{ApiError, TokenId};
@@ -41,7 +42,8 @@ pub struct Parameters {
     pub ignore_eos: Option<bool>,
     /// Fixes the noise.
     pub seed: Option<i64>,
-    /// Token id (as a string) to bias.
+    /// Token id (as a string) to bias; at most [`LOGIT_BIAS_MAX`].
+    #[serde(default, deserialize_with = "reading::logit_bias")]
     pub logit_bias: Option<BTreeMap<String, f64>>,
     /// Penalty on tokens already present.
     pub presence_penalty: Option<f64>,
@@ -88,9 +90,15 @@ impl From<RequestPriority> for Priority {
     }
 }
 
-/// `stop`: one text or several.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+/// Most entries of `logit_bias`.
+pub const LOGIT_BIAS_MAX: usize = 1024;
+/// Most texts in `stop`: OpenAI's bound.
+pub const STOPS_MAX: usize = 4;
+/// Most prompts of one body that are read at all; gateways are configured to fewer.
+pub const PROMPTS_READ_MAX: usize = 65_536;
+
+/// `stop`: one text or several, at most [`STOPS_MAX`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// One.
     One(String),
@@ -105,66 +113,6 @@ pub struct StreamOptions {
     pub include_usage: Option<bool>,
 }
 
-/// The rest of a chat request.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct ChatRequest {
-    /// The chat so far.
-    pub messages: Vec<ChatMessage>,
-    /// Whether to report log-probabilities.
-    pub logprobs: Option<bool>,
-    /// Of how many most likely tokens beside the chosen one.
-    pub top_logprobs: Option<u64>,
-    /// The shape of the answer.
-    pub response_format: Option<ResponseFormat>,
-    /// Functions that the model may call.
-    pub tools: Option<Vec<Value>>,
-    /// Whether it has to.
-    pub tool_choice: Option<Value>,
-    /// What most of the answer will be, as far as the client knows.
-    pub prediction: Option<Prediction>,
-}
-
-/// `prediction`: OpenAI's Predicted Outputs.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Prediction {
-    /// `content`.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// The predicted text.
-    pub content: Content,
-}
-
-/// One message. Fields that only the template reads are not listed.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct ChatMessage {
-    /// Who speaks.
-    pub role: String,
-    /// What is said; may be missing where tools are called.
-    pub content: Option<Content>,
-    /// Calls that the assistant made.
-    pub tool_calls: Option<Vec<Value>>,
-}
-
-/// A message's content.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
-pub enum Content {
-    /// Text.
-    Text(String),
-    /// Parts, of which only text is understood.
-    Parts(Vec<ContentPart>),
-}
-
-/// One part.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct ContentPart {
-    /// `text`, or something unsupported.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// The text of a text part.
-    pub text: Option<String>,
-}
-
 /// `response_format`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ResponseFormat {
@@ -173,28 +121,12 @@ pub struct ResponseFormat {
     pub kind: String,
 }
 
-/// The rest of a text completion request.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct CompletionRequest {
-    /// One prompt or several, as text or as tokens.
-    pub prompt: Prompt,
-    /// Report log-probabilities, and those of this many most likely tokens.
-    pub logprobs: Option<u64>,
-    /// Whether the answer begins with the prompt.
-    pub echo: Option<bool>,
-    /// How many to draw and choose `n` from.
-    pub best_of: Option<u64>,
-    /// Text after the insertion.
-    pub suffix: Option<String>,
-}
-
-/// `prompt`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+/// `prompt`; several are at most [`PROMPTS_READ_MAX`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// One text.
     Text(String),
-    /// One prompt of tokens. (Before texts: an empty list is either.)
+    /// One prompt of tokens. An empty list is one.
     Tokens(Vec<TokenId>),
     /// Several texts.
     Texts(Vec<String>),
@@ -486,10 +418,45 @@ mod tests {
         assert_eq!(read("\"a\""), Prompt::Text("a".into()));
         assert_eq!(read("[\"a\"]"), Prompt::Texts(vec!["a".into()]));
         assert_eq!(read("[1, 2]"), Prompt::Tokens(vec![1, 2]));
+        assert_eq!(read("[]"), Prompt::Tokens(Vec::new()));
         assert_eq!(
             read("[[1], [2]]"),
             Prompt::TokenLists(vec![vec![1], vec![2]])
         );
+        for json in [
+            "[1, \"a\"]",
+            "[\"a\", [1]]",
+            "[-1]",
+            "[0.5]",
+            "[4294967296]",
+            "7",
+            "{}",
+            "[[\"a\"]]",
+        ] {
+            assert!(serde_json::from_str::<Prompt>(json).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn lists_of_a_body_end_where_they_would_be_refused() {
+        let entries = |count: usize| {
+            let entries: Vec<String> = (0..count).map(|id| format!("\"{id}\":1")).collect();
+            format!(
+                "{{\"model\":\"m\",\"logit_bias\":{{{}}}}}",
+                entries.join(",")
+            )
+        };
+        let read = |json: &str| {
+            serde_json::from_str::<Parameters>(json).map_err(|error| error.to_string())
+        };
+        assert!(read(&entries(LOGIT_BIAS_MAX)).is_ok());
+        let error = read(&entries(LOGIT_BIAS_MAX + 1)).unwrap_err();
+        assert!(error.contains("at most 1024"), "{error}");
+        assert!(serde_json::from_str::<Stop>(r#"["a","b","c","d"]"#).is_ok());
+        assert!(serde_json::from_str::<Stop>(r#"["a","b","c","d","e"]"#).is_err());
+        let prompts = |count: usize| format!("[{}\"\"]", "\"\",".repeat(count - 1));
+        assert!(serde_json::from_str::<Prompt>(&prompts(PROMPTS_READ_MAX)).is_ok());
+        assert!(serde_json::from_str::<Prompt>(&prompts(PROMPTS_READ_MAX + 1)).is_err());
     }
 
     #[test]
@@ -541,7 +508,7 @@ mod tests {
             usage: None,
             metrics: None,
         };
-        for (usage, key) in [(None, None), (Some(None), Some(Value::Null))] {
+        for (usage, key) in [(None, None), (Some(None), Some(serde_json::Value::Null))] {
             answer.usage = usage;
             let json = serde_json::to_value(&answer).unwrap();
             assert_eq!(json.get("usage").cloned(), key);

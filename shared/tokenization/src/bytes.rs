@@ -58,6 +58,22 @@ impl Spelling {
         ))
     }
 
+    /// The byte that a token of the model's vocabulary is there for, if it is there for one byte.
+    pub(crate) fn byte(&self, token: &str) -> Option<u8> {
+        match self {
+            Spelling::ByteLevel(stand_ins) => {
+                let mut characters = token.chars();
+                let byte = stand_ins.get(&characters.next()?);
+                byte.filter(|_| characters.next().is_none()).copied()
+            }
+            Spelling::Pieces { .. } => token
+                .strip_prefix("<0x")
+                .and_then(|rest| rest.strip_suffix('>'))
+                .filter(|digits| digits.len() == 2)
+                .and_then(|digits| u8::from_str_radix(digits, 16).ok()),
+        }
+    }
+
     /// The bytes of a token of the model's vocabulary (not of an added one, which stands for itself).
     pub(crate) fn bytes(&self, token: &str) -> Vec<u8> {
         match self {
@@ -73,17 +89,10 @@ impl Spelling {
                 }
                 bytes
             }
-            Spelling::Pieces { mark } => {
-                let byte = token
-                    .strip_prefix("<0x")
-                    .and_then(|rest| rest.strip_suffix('>'))
-                    .filter(|digits| digits.len() == 2)
-                    .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-                match byte {
-                    Some(byte) => vec![byte],
-                    None => token.replace(mark, " ").into_bytes(),
-                }
-            }
+            Spelling::Pieces { mark } => match self.byte(token) {
+                Some(byte) => vec![byte],
+                None => token.replace(mark, " ").into_bytes(),
+            },
         }
     }
 }

@@ -30,6 +30,12 @@ pub enum TokenizationError {
     /// The messages refuse to be a chat.
     #[error("{0}")]
     Input(String),
+    /// The text was not tokenized, since it has more tokens than there is room for.
+    #[error("the text has at least {at_least} tokens, more than there is room for; shorten it")]
+    TooLong {
+        /// How many it has in any case.
+        at_least: usize,
+    },
     /// The tokenizer failed on this text.
     #[error("the text cannot be encoded: {0}")]
     Encode(String),

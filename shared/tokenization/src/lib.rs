@@ -14,6 +14,8 @@ mod bytes;
 mod detokenizer;
 mod error;
 mod files;
+mod floor;
+mod json;
 mod template;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -22,6 +24,7 @@ mod tokenizer;
 pub use detokenizer::Detokenizer;
 pub use error::TokenizationError;
 pub use files::ModelFiles;
+pub use json::{JSON_VALUES_MAX, JsonList, JsonMap, JsonValue};
 pub use template::{ChatInput, ChatTemplate};
 pub use tokenizer::Tokenizer;
 

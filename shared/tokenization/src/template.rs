@@ -7,6 +7,7 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
+use crate::json::{JsonList, JsonMap};
 use crate::{TokenId, TokenizationError, Tokenizer};
 
 /// What a template is given: the messages of a chat and what goes with them.
@@ -15,20 +16,34 @@ use crate::{TokenId, TokenizationError, Tokenizer};
 /// prompt, and models have seen them in that order.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct ChatInput {
-    messages: Vec<Value>,
+    messages: JsonList,
     #[serde(default)]
-    tools: Option<Vec<Value>>,
+    tools: Option<JsonList>,
     /// Variables of the template's own, such as `enable_thinking`.
     #[serde(default)]
-    chat_template_kwargs: Option<BTreeMap<String, Value>>,
+    chat_template_kwargs: Option<JsonMap>,
 }
 
 impl ChatInput {
+    /// From the parts of a request: its messages, its tools, and variables of the template's own.
+    pub fn new(messages: JsonList, tools: Option<JsonList>, kwargs: Option<JsonMap>) -> Self {
+        ChatInput {
+            messages,
+            tools,
+            chat_template_kwargs: kwargs,
+        }
+    }
+
+    /// The messages.
+    pub fn messages(&self) -> &JsonList {
+        &self.messages
+    }
+
     /// From (role, content) pairs.
     pub fn from_messages<'a>(messages: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let message = |(role, content)| Value::from_pairs([("role", role), ("content", content)]);
         ChatInput {
-            messages: messages.into_iter().map(message).collect(),
+            messages: JsonList(messages.into_iter().map(message).collect()),
             ..ChatInput::default()
         }
     }
@@ -165,8 +180,7 @@ impl ChatTemplate {
         input: &ChatInput,
         add_generation_prompt: bool,
     ) -> Result<String, TokenizationError> {
-        let mut keep = |text: &str| text.to_owned();
-        self.render_mapped(input, add_generation_prompt, &mut keep)
+        self.render_mapped(&Parts::new(input), add_generation_prompt, &mut |_| None)
     }
 
     /// The prompt as tokens. Special tokens that the template writes are recognised; those that a string of
@@ -186,16 +200,31 @@ impl ChatTemplate {
         input: &ChatInput,
         add_generation_prompt: bool,
     ) -> Result<Vec<TokenId>, TokenizationError> {
-        let guard = self.unused_character(input)?;
+        self.encode_within(tokenizer, input, add_generation_prompt, usize::MAX)
+    }
+
+    /// As [`ChatTemplate::encode`], of a prompt that is refused without tokenizing it if it has more than `most`
+    /// tokens for certain. It can have more all the same.
+    ///
+    /// # Errors
+    /// [`TokenizationError::TooLong`], and as [`ChatTemplate::encode`].
+    pub fn encode_within(
+        &self,
+        tokenizer: &Tokenizer,
+        input: &ChatInput,
+        add_generation_prompt: bool,
+        most: usize,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        let parts = Parts::new(input);
+        let guard = parts.unused_character()?;
         let mut guarded = false;
-        let mut map = |text: &str| match tokenizer.guard(text, guard) {
-            None => text.to_owned(),
-            Some(text) => {
-                guarded = true;
-                text
-            }
+        let mut map = |text: &str| {
+            let text = tokenizer.guard(text, guard);
+            guarded |= text.is_some();
+            text
         };
-        let text = self.render_mapped(input, add_generation_prompt, &mut map)?;
+        let text = self.render_mapped(&parts, add_generation_prompt, &mut map)?;
+        tokenizer.check_floor(&text, guarded.then_some(guard), most)?;
         if guarded {
             tokenizer.encode_guarded(&text, guard)
         } else {
@@ -203,42 +232,31 @@ impl ChatTemplate {
         }
     }
 
-    /// A private-use character that stands in none of the input's strings, nor in the prompt that the
-    /// template makes of them.
-    fn unused_character(&self, input: &ChatInput) -> Result<char, TokenizationError> {
-        let mut used = std::collections::BTreeSet::new();
-        let mut note = |text: &str| {
-            used.extend(text.chars().filter(|character| *character >= '\u{F0000}'));
-            text.to_owned()
-        };
-        map_input(input, &mut note);
-        ('\u{F0000}'..='\u{10FFFD}')
-            .find(|character| !used.contains(character))
-            .ok_or_else(|| {
-                TokenizationError::Input("the messages hold every private-use character".into())
-            })
-    }
-
     fn render_mapped(
         &self,
-        input: &ChatInput,
+        parts: &Parts,
         add_generation_prompt: bool,
-        map: &mut dyn FnMut(&str) -> String,
+        map: &mut Map<'_>,
     ) -> Result<String, TokenizationError> {
         let failed = |error: Error| TokenizationError::Render(describe(&error));
         let template = self
             .environment
             .get_template(TEMPLATE_NAME)
             .map_err(failed)?;
-        let (messages, tools, kwargs) = map_input(input, map);
-        let mut context: BTreeMap<String, Value> = kwargs;
+        let mut context: BTreeMap<String, Value> = parts
+            .kwargs
+            .iter()
+            .map(|(name, value)| (name.clone(), map_strings(value, map)))
+            .collect();
         context.extend(
             self.names
                 .iter()
                 .map(|(name, text)| (name.clone(), Value::from(text))),
         );
-        context.insert("messages".into(), messages);
-        context.insert("tools".into(), tools);
+        let mut mapped = |value: &Value| map_strings(value, map);
+        let messages: Vec<Value> = parts.messages.iter().map(&mut mapped).collect();
+        context.insert("messages".into(), Value::from(messages));
+        context.insert("tools".into(), mapped(&parts.tools));
         context.insert("documents".into(), Value::from(()));
         context.insert(
             "add_generation_prompt".into(),
@@ -248,30 +266,48 @@ impl ChatTemplate {
     }
 }
 
-/// The input's strings, each replaced by `map` of it, in the shape that templates expect.
-fn map_input(
-    input: &ChatInput,
-    map: &mut dyn FnMut(&str) -> String,
-) -> (Value, Value, BTreeMap<String, Value>) {
-    let messages: Vec<Value> = input
-        .messages
-        .iter()
-        .map(|message| map_strings(&normal(message), map))
-        .collect();
-    let tools = match &input.tools {
-        Some(tools) if !tools.is_empty() => {
-            tools.iter().map(|tool| map_strings(tool, map)).collect()
+/// Makes the text that takes a string's place; `None` leaves it, and makes no copy of it.
+type Map<'a> = dyn FnMut(&str) -> Option<String> + 'a;
+
+/// The input in the shape that templates expect. Texts are shared with it rather than copied.
+struct Parts {
+    messages: Vec<Value>,
+    /// None if there is none of them.
+    tools: Value,
+    kwargs: Vec<(String, Value)>,
+}
+
+impl Parts {
+    fn new(input: &ChatInput) -> Self {
+        let tools = match &input.tools {
+            Some(tools) if !tools.is_empty() => Value::from(tools.0.clone()),
+            _ => Value::from(()),
+        };
+        let kwargs = input.chat_template_kwargs.as_ref();
+        Parts {
+            messages: input.messages.0.iter().map(normal).collect(),
+            tools,
+            kwargs: kwargs.map_or_else(Vec::new, |kwargs| kwargs.0.clone()),
         }
-        _ => Value::from(()),
-    };
-    let kwargs = input.chat_template_kwargs.iter().flatten();
-    (
-        Value::from(messages),
-        tools,
-        kwargs
-            .map(|(name, value)| (name.clone(), map_strings(value, map)))
-            .collect(),
-    )
+    }
+
+    /// A private-use character that stands in none of the strings.
+    fn unused_character(&self) -> Result<char, TokenizationError> {
+        let mut used = std::collections::BTreeSet::new();
+        let mut note = |text: &str| {
+            used.extend(text.chars().filter(|character| *character >= '\u{F0000}'));
+            None
+        };
+        let kwargs = self.kwargs.iter().map(|(_, value)| value);
+        for value in self.messages.iter().chain([&self.tools]).chain(kwargs) {
+            map_strings(value, &mut note);
+        }
+        ('\u{F0000}'..='\u{10FFFD}')
+            .find(|character| !used.contains(character))
+            .ok_or_else(|| {
+                TokenizationError::Input("the messages hold every private-use character".into())
+            })
+    }
 }
 
 /// A message as templates expect it: `content` is one string (text parts are joined by line ends, nothing is
@@ -341,9 +377,12 @@ fn pairs(map: &Value) -> Vec<(Value, Value)> {
 }
 
 /// Depth is bounded by the JSON parser (128).
-fn map_strings(value: &Value, map: &mut dyn FnMut(&str) -> String) -> Value {
+fn map_strings(value: &Value, map: &mut Map<'_>) -> Value {
     match value.kind() {
-        ValueKind::String => Value::from(map(value.as_str().unwrap_or_default())),
+        ValueKind::String => match map(value.as_str().unwrap_or_default()) {
+            Some(text) => Value::from(text),
+            None => value.clone(),
+        },
         ValueKind::Seq => value
             .try_iter()
             .into_iter()

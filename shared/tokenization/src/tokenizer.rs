@@ -1,12 +1,14 @@
 //! The tokenizer: a library's encoder behind rules of our own about special tokens.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use aho_corasick::{AhoCorasick, MatchKind};
 use sha2::{Digest, Sha256};
 
 use crate::bytes::Spelling;
+use crate::floor::{TokenFloor, Vocabulary};
 use crate::{TokenId, TokenizationError};
 
 /// A marker of the model's own language, such as `<|im_end|>`.
@@ -31,9 +33,13 @@ pub struct Tokenizer {
     bytes: Vec<Box<[u8]>>,
     is_special: Vec<bool>,
     specials: Vec<Special>,
-    special_texts: HashSet<String>,
-    /// Lengths in bytes that special texts have, longest first.
-    special_lens: Vec<usize>,
+    /// Finds all of `specials` in a text, those that overlap as well.
+    special_places: AhoCorasick,
+    /// Finds them one after the other, of several at one place the longest.
+    special_finder: AhoCorasick,
+    /// `None` where nothing can be promised of the number of tokens.
+    pub(crate) floor: Option<TokenFloor>,
+    encoded_bytes: AtomicU64,
     identity: String,
     /// Stands for characters outside the vocabulary, so plain text may bring it though it is special.
     unknown: Option<TokenId>,
@@ -77,7 +83,17 @@ impl Tokenizer {
 
         let mut entries: Vec<(TokenId, Vec<u8>, bool)> = Vec::new();
         let added = marked.get_added_tokens_decoder();
-        for (text, id) in marked.get_vocab(false) {
+        let vocabulary = marked.get_vocab(false);
+        let floor = TokenFloor::new(
+            &file,
+            &spelling,
+            &Vocabulary {
+                tokens: vocabulary.keys().map(String::as_str).collect(),
+                added: added.values().map(|token| &*token.content).collect(),
+                swallows_spaces: added.values().any(|token| token.lstrip || token.rstrip),
+            },
+        );
+        for (text, id) in vocabulary {
             if !added.contains_key(&id) {
                 entries.push((id, spelling.bytes(&text), false));
             }
@@ -117,10 +133,12 @@ impl Tokenizer {
             is_special[id as usize] = special;
             bytes[id as usize] = token_bytes.into_boxed_slice();
         }
-        let mut special_lens: Vec<usize> =
-            specials.iter().map(|special| special.text.len()).collect();
-        special_lens.sort_unstable_by(|a, b| b.cmp(a));
-        special_lens.dedup();
+        let special_texts = || specials.iter().map(|special| &*special.text);
+        let special_places = AhoCorasick::new(special_texts()).map_err(model_error)?;
+        let special_finder = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(special_texts())
+            .map_err(model_error)?;
         let unknown = file["model"]["unk_token"]
             .as_str()
             .and_then(|text| marked.token_to_id(text))
@@ -130,17 +148,16 @@ impl Tokenizer {
                     .and_then(|id| TokenId::try_from(id).ok())
             });
         Ok(Tokenizer {
-            special_texts: specials
-                .iter()
-                .map(|special| special.text.clone())
-                .collect(),
             identity: hex::encode(hash.finalize()),
             marked,
             plain,
             bytes,
             is_special,
             specials,
-            special_lens,
+            special_places,
+            special_finder,
+            floor,
+            encoded_bytes: AtomicU64::new(0),
             unknown,
         })
     }
@@ -170,11 +187,54 @@ impl Tokenizer {
         self.encode_plain(text, true)
     }
 
+    /// As [`Tokenizer::encode`], of a text that is refused without tokenizing it if it has more than `most` tokens
+    /// for certain. It can have more all the same.
+    ///
+    /// # Errors
+    /// [`TokenizationError::TooLong`], and as [`Tokenizer::encode`].
+    pub fn encode_within(
+        &self,
+        text: &str,
+        most: usize,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        self.check_floor(text, None, most)?;
+        self.encode(text)
+    }
+
+    /// As [`Tokenizer::encode_sequence`], with the refusal of [`Tokenizer::encode_within`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_within`].
+    pub fn encode_sequence_within(
+        &self,
+        text: &str,
+        most: usize,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        self.check_floor(text, None, most)?;
+        self.encode_sequence(text)
+    }
+
+    /// Refuses a text that has more than `most` tokens whatever the encoder makes of it. `left_out` is a character
+    /// that the encoder will not see.
+    pub(crate) fn check_floor(
+        &self,
+        text: &str,
+        left_out: Option<char>,
+        most: usize,
+    ) -> Result<(), TokenizationError> {
+        let floor = self.floor.as_ref();
+        match floor.and_then(|floor| floor.above(text, left_out, most)) {
+            Some(at_least) => Err(TokenizationError::TooLong { at_least }),
+            None => Ok(()),
+        }
+    }
+
     fn encode_plain(
         &self,
         text: &str,
         as_sequence: bool,
     ) -> Result<Vec<TokenId>, TokenizationError> {
+        self.count(text);
         let encoding = self
             .plain
             .encode_fast(text, as_sequence)
@@ -200,6 +260,7 @@ impl Tokenizer {
     /// # Errors
     /// Text that this vocabulary cannot spell.
     pub fn encode_trusted(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
+        self.count(text);
         let ids = self
             .marked
             .encode_fast(text, false)
@@ -216,7 +277,6 @@ impl Tokenizer {
     ) -> Result<Vec<TokenId>, TokenizationError> {
         let mut ids = Vec::new();
         let mut plain_from = 0;
-        let mut position = 0;
         let mut strip_next = false;
         let plain = |from: usize,
                      to: usize,
@@ -240,57 +300,57 @@ impl Tokenizer {
             }
             Ok::<(), TokenizationError>(())
         };
-        while let Some(character) = text[position..].chars().next() {
-            match self.special_at(&text[position..]) {
-                Some(special) => {
-                    plain(plain_from, position, strip_next, special.lstrip, &mut ids)?;
-                    ids.push(special.id);
-                    strip_next = special.rstrip;
-                    position += special.text.len();
-                    plain_from = position;
-                }
-                None => position += character.len_utf8(),
-            }
+        for found in self.special_finder.find_iter(text) {
+            let special = &self.specials[found.pattern()];
+            let (from, to) = (plain_from, found.start());
+            plain(from, to, strip_next, special.lstrip, &mut ids)?;
+            ids.push(special.id);
+            strip_next = special.rstrip;
+            plain_from = found.end();
         }
         plain(plain_from, text.len(), strip_next, false, &mut ids)?;
         Ok(ids)
     }
 
-    /// The longest special token that `text` starts with.
-    fn special_at(&self, text: &str) -> Option<&Special> {
-        let found = self
-            .special_lens
-            .iter()
-            .filter_map(|len| text.get(..*len))
-            .find(|prefix| self.special_texts.contains(*prefix))?;
-        self.specials.iter().find(|special| special.text == found)
-    }
-
     /// Puts `guard` inside every place of `text` that is a special token, or could be the beginning of one
     /// that other text completes. `None` if there is no such place.
     pub(crate) fn guard(&self, text: &str, guard: char) -> Option<String> {
-        let longest = self.special_lens.first().copied().unwrap_or(0);
-        let mut guarded = String::new();
-        let mut copied = 0;
-        for (at, character) in text.char_indices() {
-            let rest = &text[at..];
-            let dangling = rest.len() < longest
-                && self
-                    .specials
-                    .iter()
-                    .any(|special| special.text.starts_with(rest));
-            if dangling || self.special_at(rest).is_some() {
-                let after = at + character.len_utf8();
-                guarded.push_str(&text[copied..after]);
-                guarded.push(guard);
-                copied = after;
-            }
-        }
-        if copied == 0 {
+        let found = self.special_places.find_overlapping_iter(text);
+        let mut places: Vec<usize> = found.map(|found| found.start()).collect();
+        let lens = self.specials.iter().map(|special| special.text.len());
+        let tail = text.len().saturating_sub(lens.max().unwrap_or(0));
+        let begins = |rest: &str| {
+            let mut specials = self.specials.iter();
+            specials.any(|special| special.text.starts_with(rest))
+        };
+        let dangling = (tail..text.len()).filter(|at| text.get(*at..).is_some_and(begins));
+        places.extend(dangling);
+        places.sort_unstable();
+        places.dedup();
+        if places.is_empty() {
             return None;
+        }
+        let mut guarded = String::with_capacity(text.len() + places.len() * guard.len_utf8());
+        let mut copied = 0;
+        for at in places {
+            let character = text[at..].chars().next();
+            let after = at + character.map_or(0, char::len_utf8);
+            guarded.push_str(&text[copied..after]);
+            guarded.push(guard);
+            copied = after;
         }
         guarded.push_str(&text[copied..]);
         Some(guarded)
+    }
+
+    fn count(&self, text: &str) {
+        let bytes = text.len() as u64;
+        self.encoded_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of text that were encoded since this tokenizer was read: the work that texts have cost.
+    pub fn encoded_bytes(&self) -> u64 {
+        self.encoded_bytes.load(Ordering::Relaxed)
     }
 
     /// Text of tokens. Special ones give none; bytes that are not UTF-8 show as U+FFFD.

@@ -2,10 +2,12 @@
 
 use refrain_protocol::chunk::{Priority, Urgency};
 use refrain_protocol::engine::Sampling;
-use refrain_protocol::openai::{ChatRequest, CompletionRequest, Content, Parameters, Stop};
+use refrain_protocol::openai::{LOGIT_BIAS_MAX, Parameters, STOPS_MAX, Stop};
 use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::random;
+use refrain_tokenization::JsonValue;
 
+use super::body::{Chat, Completion};
 use crate::models::Model;
 
 /// Longest `session` and `group`.
@@ -13,11 +15,9 @@ const NAME_BYTES_MAX: usize = 256;
 /// Longest single stop text.
 const STOP_BYTES_MAX: usize = 1024;
 /// OpenAI's bounds.
-const STOPS_MAX: usize = 4;
 const CHOICES_MAX: u64 = 128;
 const CHAT_TOP_LOGPROBS_MAX: u64 = 20;
 const COMPLETION_LOGPROBS_MAX: u64 = 5;
-const LOGIT_BIAS_MAX: usize = 1024;
 const STOP_TOKEN_IDS_MAX: usize = 64;
 
 const ROLES: [&str; 6] = [
@@ -226,34 +226,19 @@ pub(super) fn check_ids(param: &str, ids: &[TokenId], model: &Model) -> Result<(
 }
 
 /// Messages, response format and tools.
-pub(super) fn check_chat(chat: &ChatRequest) -> Result<(), ApiError> {
-    if chat.messages.is_empty() {
+pub(super) fn check_chat(chat: &Chat) -> Result<(), ApiError> {
+    let messages = chat.input.messages();
+    if messages.is_empty() {
         return invalid("messages", "messages: at least one");
     }
-    for (place, message) in chat.messages.iter().enumerate() {
-        let at = |field: &str| format!("messages[{place}].{field}");
-        if !ROLES.contains(&message.role.as_str()) {
-            return invalid(
-                at("role"),
-                format!("{}: one of {}", at("role"), ROLES.join(", ")),
-            );
-        }
-        match &message.content {
-            Some(content) => check_content(content, &at("content"))?,
-            None if message.role == "assistant" && message.tool_calls.is_some() => {}
-            None => {
-                return invalid(
-                    at("content"),
-                    format!("{}: a text or text parts", at("content")),
-                );
-            }
-        }
+    for (place, message) in messages.items().enumerate() {
+        check_message(&message, &format!("messages[{place}]"))?;
     }
     if let Some(prediction) = &chat.prediction {
-        if prediction.kind != "content" {
+        if prediction.get("type").as_ref().and_then(JsonValue::as_str) != Some("content") {
             return invalid("prediction.type", "prediction.type: only \"content\"");
         }
-        check_content(&prediction.content, "prediction.content")?;
+        check_content(prediction.get("content"), "prediction.content")?;
     }
     if let Some(format) = &chat.response_format
         && format.kind != "text"
@@ -263,9 +248,8 @@ pub(super) fn check_chat(chat: &ChatRequest) -> Result<(), ApiError> {
             "response_format: only {\"type\": \"text\"}; constrained output is not supported",
         );
     }
-    match chat.tool_choice.as_ref() {
-        None | Some(serde_json::Value::Null) => Ok(()),
-        Some(choice) if choice == "none" || choice == "auto" => Ok(()),
+    match chat.tool_choice.as_ref().map(JsonValue::as_str) {
+        None | Some(Some("none" | "auto")) => Ok(()),
         Some(_) => unsupported(
             "tool_choice",
             "tool_choice: only \"none\" and \"auto\"; a call cannot be forced, since output is not constrained",
@@ -273,17 +257,46 @@ pub(super) fn check_chat(chat: &ChatRequest) -> Result<(), ApiError> {
     }
 }
 
+/// `place` is that of the message in the request.
+fn check_message(message: &JsonValue, place: &str) -> Result<(), ApiError> {
+    if !message.is_object() {
+        return invalid(place, format!("{place}: an object with role and content"));
+    }
+    let at = |field: &str| format!("{place}.{field}");
+    let role = message.get("role");
+    let role = role.as_ref().and_then(JsonValue::as_str);
+    if !role.is_some_and(|role| ROLES.contains(&role)) {
+        let message = format!("{}: one of {}", at("role"), ROLES.join(", "));
+        return invalid(at("role"), message);
+    }
+    let calls = message.get("tool_calls");
+    if calls.as_ref().is_some_and(|calls| calls.items().is_none()) {
+        return invalid(at("tool_calls"), format!("{}: a list", at("tool_calls")));
+    }
+    match message.get("content") {
+        None if role == Some("assistant") && calls.is_some() => Ok(()),
+        content => check_content(content, &at("content")),
+    }
+}
+
 /// Only text is understood.
-fn check_content(content: &Content, name: &str) -> Result<(), ApiError> {
-    let Content::Parts(parts) = content else {
-        return Ok(());
+fn check_content(content: Option<JsonValue>, name: &str) -> Result<(), ApiError> {
+    let Some(content) = content else {
+        return invalid(name, format!("{name}: a text or text parts"));
     };
-    for (place, part) in parts.iter().enumerate() {
-        if part.kind != "text" {
+    if content.as_str().is_some() {
+        return Ok(());
+    }
+    let Some(parts) = content.items() else {
+        return invalid(name, format!("{name}: a text or text parts"));
+    };
+    for (place, part) in parts.enumerate() {
+        let field = |field: &str| part.get(field);
+        if field("type").as_ref().and_then(JsonValue::as_str) != Some("text") {
             let param = format!("{name}[{place}].type");
             return invalid(&param, format!("{param}: only text parts are supported"));
         }
-        if part.text.is_none() {
+        if field("text").as_ref().and_then(JsonValue::as_str).is_none() {
             let param = format!("{name}[{place}].text");
             return invalid(&param, format!("{param}: a text part needs a text"));
         }
@@ -292,7 +305,7 @@ fn check_content(content: &Content, name: &str) -> Result<(), ApiError> {
 }
 
 /// `logprobs` and `top_logprobs` of a chat.
-pub(super) fn chat_logprobs(chat: &ChatRequest) -> Result<Option<u32>, ApiError> {
+pub(super) fn chat_logprobs(chat: &Chat) -> Result<Option<u32>, ApiError> {
     match (chat.logprobs.unwrap_or(false), chat.top_logprobs) {
         (false, None | Some(0)) => Ok(None),
         (false, Some(_)) => invalid("top_logprobs", "top_logprobs: only with logprobs: true"),
@@ -307,7 +320,7 @@ pub(super) fn chat_logprobs(chat: &ChatRequest) -> Result<Option<u32>, ApiError>
 /// `logprobs` of a text completion, and the fields that do not go with others.
 pub(super) fn completion_logprobs(
     parameters: &Parameters,
-    completion: &CompletionRequest,
+    completion: &Completion,
 ) -> Result<Option<u32>, ApiError> {
     if completion
         .suffix

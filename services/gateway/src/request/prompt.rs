@@ -2,67 +2,60 @@
 
 use std::sync::Arc;
 
-use refrain_protocol::openai::{ChatRequest, Content, Prompt};
+use refrain_protocol::openai::Prompt;
 use refrain_protocol::{ApiError, TokenId};
-use refrain_tokenization::{ChatInput, TokenizationError};
+use refrain_tokenization::{JsonValue, TokenizationError};
 
+use super::body::Chat;
 use super::fields::check_ids;
 use crate::models::Model;
 
 /// The prompt of a chat: the model's template over its messages.
-pub(super) fn chat(
-    body: &[u8],
-    chat: &ChatRequest,
-    model: &Model,
-) -> Result<Vec<TokenId>, ApiError> {
+pub(super) fn chat(chat: Chat, model: &Model, context: u32) -> Result<Vec<TokenId>, ApiError> {
     let Some(template) = &model.template else {
         return Err(ApiError::invalid(
             "model",
             "this model has no chat template; use /v1/completions",
         ));
     };
-    let mut input = ChatInput::from_json(body).map_err(|error| refused("messages", &error))?;
+    let mut input = chat.input;
     if chat
         .tool_choice
-        .as_ref()
-        .is_some_and(|choice| choice == "none")
+        .is_some_and(|choice| choice.as_str() == Some("none"))
     {
         input = input.without_tools();
     }
     template
-        .encode(&model.tokenizer, &input, true)
-        .map_err(|error| refused("messages", &error))
+        .encode_within(&model.tokenizer, &input, true, prompt_tokens_max(context))
+        .map_err(|error| refused("messages", &error, context))
+}
+
+/// How many prompts a text completion has.
+pub(super) fn count(prompt: &Prompt) -> usize {
+    match prompt {
+        Prompt::Text(_) | Prompt::Tokens(_) => 1,
+        Prompt::Texts(texts) => texts.len(),
+        Prompt::TokenLists(lists) => lists.len(),
+    }
 }
 
 /// The prompts of a text completion.
 pub(super) fn completions(
-    prompt: &Prompt,
+    prompt: Prompt,
     model: &Model,
-    most: u32,
+    context: u32,
 ) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let encode = |text: &String| {
         model
             .tokenizer
-            .encode_sequence(text)
-            .map_err(|error| refused("prompt", &error))
+            .encode_sequence_within(text, prompt_tokens_max(context))
+            .map_err(|error| refused("prompt", &error, context))
     };
-    let count = match prompt {
-        Prompt::Text(_) | Prompt::Tokens(_) => 1,
-        Prompt::Texts(texts) => texts.len(),
-        Prompt::TokenLists(lists) => lists.len(),
-    };
-    // Before anything is encoded: a body may hold millions of empty prompts.
-    if count > most as usize {
-        return Err(ApiError::invalid(
-            "prompt",
-            format!("{count} prompts in one request; at most {most}"),
-        ));
-    }
     let prompts = match prompt {
-        Prompt::Text(text) => vec![encode(text)?],
+        Prompt::Text(text) => vec![encode(&text)?],
         Prompt::Texts(texts) => texts.iter().map(encode).collect::<Result<_, _>>()?,
-        Prompt::Tokens(tokens) => vec![tokens.clone()],
-        Prompt::TokenLists(lists) => lists.clone(),
+        Prompt::Tokens(tokens) => vec![tokens],
+        Prompt::TokenLists(lists) => lists,
     };
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
         return Err(ApiError::invalid("prompt", "prompt: at least one token"));
@@ -73,36 +66,50 @@ pub(super) fn completions(
     Ok(prompts)
 }
 
-/// `prediction`: the tokens that the answer is predicted to be. `None` if nothing is predicted.
+/// `prediction`, checked before: the tokens that the answer is predicted to be. `None` if nothing is predicted.
 pub(super) fn prediction(
-    chat: &ChatRequest,
+    prediction: Option<JsonValue>,
     model: &Model,
     context: u32,
 ) -> Result<Option<Arc<[TokenId]>>, ApiError> {
-    let Some(prediction) = &chat.prediction else {
+    let Some(content) = prediction.and_then(|prediction| prediction.get("content")) else {
         return Ok(None);
     };
-    let text = match &prediction.content {
-        Content::Text(text) => text.clone(),
-        Content::Parts(parts) => parts
-            .iter()
-            .filter_map(|part| part.text.as_deref())
-            .collect(),
-    };
-    let tokens = model
-        .tokenizer
-        .encode(&text)
-        .map_err(|error| refused("prediction.content", &error))?;
-    if tokens.len() > context as usize {
-        return Err(ApiError::invalid(
+    let too_long = |tokens: String| {
+        ApiError::invalid(
             "prediction.content",
             format!(
-                "prediction.content: {} tokens, more than the model's context of {context}",
-                tokens.len()
+                "prediction.content: {tokens} tokens, more than the model's context of {context}"
             ),
-        ));
+        )
+    };
+    let joined: String;
+    let text = match content.as_str() {
+        Some(text) => text,
+        None => {
+            let parts = content.items().into_iter().flatten();
+            let texts = parts.filter_map(|part| part.get("text"));
+            joined = texts.fold(String::new(), |all, text| {
+                all + text.as_str().unwrap_or_default()
+            });
+            &joined
+        }
+    };
+    let tokens = match model.tokenizer.encode_within(text, context as usize) {
+        Err(TokenizationError::TooLong { at_least }) => {
+            return Err(too_long(format!("at least {at_least}")));
+        }
+        tokens => tokens.map_err(|error| refused("prediction.content", &error, context))?,
+    };
+    if tokens.len() > context as usize {
+        return Err(too_long(tokens.len().to_string()));
     }
     Ok(Some(tokens.into()))
+}
+
+/// Most tokens of a prompt: one place of the context is for the output.
+fn prompt_tokens_max(context: u32) -> usize {
+    context.saturating_sub(1) as usize
 }
 
 /// How many tokens the output may have: as many as asked for, else the fallback or what the context leaves,
@@ -118,25 +125,35 @@ pub(super) fn output_limit(
     context: u32,
 ) -> Result<u32, ApiError> {
     let room = u64::from(context).saturating_sub(prompt_tokens as u64);
-    let exceeded = |message: String| {
-        Err(ApiError::invalid(param, message).with_code("context_length_exceeded"))
-    };
     if room == 0 {
-        return exceeded(format!(
-            "the model's context is {context} tokens and the prompt has {prompt_tokens}; shorten it"
-        ));
+        return Err(prompt_too_long(param, &prompt_tokens.to_string(), context));
     }
     match asked {
         Some(0) => Err(ApiError::invalid("max_tokens", "max_tokens: at least 1")),
-        Some(asked) if asked > room => exceeded(format!(
-            "the model's context is {context} tokens; the prompt has {prompt_tokens} and {asked} were asked for: \
-             shorten the prompt, or ask for at most {room}"
-        )),
+        Some(asked) if asked > room => Err(ApiError::invalid(
+            param,
+            format!(
+                "the model's context is {context} tokens; the prompt has {prompt_tokens} and {asked} were asked for: \
+                 shorten the prompt, or ask for at most {room}"
+            ),
+        )
+        .with_code("context_length_exceeded")),
         Some(asked) => Ok(asked as u32),
         None => Ok(fallback.unwrap_or(room).clamp(1, room) as u32),
     }
 }
 
-fn refused(param: &str, error: &TokenizationError) -> ApiError {
-    ApiError::invalid(param, error.to_string())
+fn prompt_too_long(param: &str, tokens: &str, context: u32) -> ApiError {
+    let message =
+        format!("the model's context is {context} tokens and the prompt has {tokens}; shorten it");
+    ApiError::invalid(param, message).with_code("context_length_exceeded")
+}
+
+fn refused(param: &str, error: &TokenizationError, context: u32) -> ApiError {
+    match error {
+        TokenizationError::TooLong { at_least } => {
+            prompt_too_long(param, &format!("at least {at_least}"), context)
+        }
+        error => ApiError::invalid(param, error.to_string()),
+    }
 }

@@ -66,6 +66,48 @@ async fn a_large_body_is_read_all_the_same() {
 }
 
 #[tokio::test]
+async fn large_bodies_take_turns_and_all_are_answered() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        body_bytes_max: 4 << 20,
+        tokenizing_bytes_max: 1 << 20,
+        tokenizing_waiting_bytes_max: 64 << 20,
+        ..config()
+    })
+    .await;
+    let long = "x".repeat(3_000_000);
+    let refused = chat(json!({"messages": [{"role": "user", "content": long}]}));
+    let padded = chat(json!({"padding": "x".repeat(600_000)}));
+    let small = chat(json!({"padding": "x".repeat(50_000)}));
+    let bodies = [&refused, &padded, &small].repeat(4);
+    let sent = bodies.iter().map(|body| bench.post(CHAT, body).send());
+    let answers = futures_util::future::join_all(sent).await;
+    for (place, answer) in answers.into_iter().enumerate() {
+        let answer = answer.unwrap();
+        if place % 3 > 0 {
+            assert_eq!(answer.status(), 200);
+            continue;
+        }
+        assert_eq!(answer.status(), 400);
+        let answer: Value = answer.json().await.unwrap();
+        assert_eq!(answer["error"]["code"], "context_length_exceeded");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("at least"), "{message}");
+    }
+    let rejections = |limit: &str| {
+        bench.metric(&format!(
+            "refrain_gateway_rejections_total{{limit=\"{limit}\"}}"
+        ))
+    };
+    assert_eq!(
+        (rejections("context"), rejections("tokenizing")),
+        (4.0, 0.0)
+    );
+    assert_eq!(bench.metric("refrain_gateway_tokenizing_bytes"), 0.0);
+    let waiting = bench.metric("refrain_gateway_tokenizing_waiting_bytes");
+    assert_eq!(waiting, 0.0);
+}
+
+#[tokio::test]
 async fn a_request_has_a_longest_life() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         request_ms_max: 50,
