@@ -220,7 +220,7 @@ where
             ));
         fn_service(move |stream: TcpStream| {
             let connections = connections.clone();
-            async move { Ok(connections.admit(stream).await.map_err(DispatchError::Io)?) }
+            async move { connections.admit(stream).await.map_err(DispatchError::Io) }
         })
         .and_then(http)
     };
