@@ -43,7 +43,7 @@ impl Program {
         arguments: &[&str],
     ) -> anyhow::Result<Self> {
         let mut command = Command::new("sh");
-        let limited = format!("ulimit -Hn {hard} && ulimit -Sn {soft} && exec \"$0\" \"$@\"");
+        let limited = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$0\" \"$@\"");
         command.args(["-c", &limited]).arg(refrain_binary()?);
         Program::run(command, dir, arguments, &[])
     }
