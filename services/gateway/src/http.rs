@@ -39,6 +39,9 @@ pub(crate) struct Gateway {
 /// felt by the other requests of an HTTP thread.
 const TOKENIZE_ELSEWHERE_BYTES: usize = 32 << 10;
 
+/// When to try again what is unavailable, where nobody knows better.
+const RETRY_AFTER_MS: u64 = 1_000;
+
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<Gateway>, app: &mut web::ServiceConfig) {
     // Resources, so that a route's other methods are refused as such.
@@ -120,7 +123,11 @@ async fn generate(
             Err(error)
         }
     };
-    let mut response = outcome.unwrap_or_else(|error| {
+    let mut response = outcome.unwrap_or_else(|mut error| {
+        if error.kind == ErrorKind::Unavailable {
+            // Wherever it comes from: it may pass.
+            error.retry_after_ms.get_or_insert(RETRY_AFTER_MS);
+        }
         // The rest of such a body is not waited for.
         let is_unread = matches!(error.kind, ErrorKind::RequestTimeout | ErrorKind::TooLarge);
         let mut response = HttpError(error).error_response();

@@ -91,6 +91,7 @@ impl WorkerMetrics {
             "epoch",
             "draining",
             "breaker",
+            "descriptors",
             "reader_stall_ms_max",
         ] {
             rejections.with_label_values(&[limit]);

@@ -217,6 +217,18 @@ async fn bodies_that_never_arrive_keep_nobody_out() {
 }
 
 #[tokio::test]
+async fn what_is_unavailable_may_be_asked_for_again_and_says_when() {
+    let bench = Bench::new().await;
+    for lease in 0..8 {
+        let refused = Mishap::Refuse(refrain_protocol::ErrorKind::Unavailable);
+        bench.mesh.mishap(lease, refused);
+    }
+    let refused = bench.post(CHAT, &chat(json!({}))).send().await.unwrap();
+    assert_eq!(refused.status(), 503);
+    assert_eq!(refused.headers()["retry-after"], "1");
+}
+
+#[tokio::test]
 async fn a_request_of_several_choices_counts_as_so_many() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         tenant_requests_in_flight_max: 4,

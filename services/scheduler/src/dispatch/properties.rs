@@ -444,7 +444,7 @@ proptest! {
             for (of, wants) in here.iter().enumerate() {
                 let has = running.values().filter(|(_, whose, _)| *whose == of).count() as u32;
                 // Where there are fewer slots than tenants, some have none yet.
-                let share = if active == 0 { 0 } else { total / active };
+                let share = total.checked_div(active).unwrap_or(0);
                 prop_assert!(has >= share.min(*wants), "{has} of {total} for {of}: {wants}, of {here:?}");
             }
             let wanted: u32 = here.iter().sum();

@@ -278,6 +278,35 @@ async fn a_start_is_tried_again_and_an_answer_never() {
     .await;
 }
 
+#[tokio::test]
+async fn want_of_sockets_here_is_not_held_against_the_engine() {
+    let engine = FakeStream {
+        refusal_code: Some("out_of_descriptors"),
+        ..FakeStream::new(erratic)
+    };
+    let (engine, bench) = listening(engine, |config| {
+        config.engine.breaker_failures_max = 2;
+        config.engine.breaker_open_ms = 3_600_000;
+    })
+    .await;
+    engine.refusals.store(5, Ordering::SeqCst);
+    for _ in 0..5 {
+        let said = run(&bench, chunk(&bench, &[1], 5)).await;
+        let code = said.error.unwrap().code;
+        assert_eq!(code.as_deref(), Some("out_of_descriptors"));
+    }
+    // There is a socket again, and no breaker in the way.
+    let said = run(&bench, chunk(&bench, &[1], 5)).await;
+    assert_eq!(said.tokens, plainly(erratic, &[1], 5));
+    let figure = |limit: &str| {
+        bench.figure(&format!(
+            "refrain_worker_rejections_total{{limit=\"{limit}\"}}"
+        ))
+    };
+    assert_eq!((figure("descriptors"), figure("breaker")), (5.0, 0.0));
+    assert_eq!(bench.figure("refrain_worker_engine_failures_total"), 0.0);
+}
+
 /// Nobody waits for the breaker to close.
 const HOUR_MS: u64 = 3_600 * 1_000;
 

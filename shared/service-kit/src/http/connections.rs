@@ -322,10 +322,14 @@ impl MessageBody for BusyBody {
 async fn refuse(mut stream: TcpStream, refusal: Refusal) {
     let answer = refusal_answer(refusal);
     let lingers = async {
+        // An answer that comes before the request is taken for garbage by some clients.
+        let mut unread = [0; 1024];
+        if stream.read(&mut unread).await? == 0 {
+            return Ok(());
+        }
         stream.write_all(&answer).await?;
         stream.shutdown().await?;
         // Until it closes, too.
-        let mut unread = [0; 1024];
         while stream.read(&mut unread).await? > 0 {}
         io::Result::Ok(())
     };
