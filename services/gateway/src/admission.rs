@@ -1,4 +1,5 @@
-//! How many requests may be under way. One of several choices is as much work as so many requests, and counts as that.
+//! How many requests may be under way. One of several choices is as much work as so many requests, and counts as
+//! that.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -102,8 +103,9 @@ fn draining() -> ApiError {
 }
 
 impl Inner {
-    /// Whether a request that has `held` places may have `wanted`. The only one of its tenant may always, since one with more
-    /// choices than there are places would wait for ever otherwise; how many choices it may have, has a limit of its own.
+    /// Whether a request that has `held` places may have `wanted`. The only one of its tenant may always, since one
+    /// with more choices than there are places would wait for ever otherwise; how many choices it may have, has a
+    /// limit of its own.
     fn room(
         &self,
         counts: &Counts,

@@ -1,8 +1,9 @@
 //! Reads requests' bodies: how large one may be, how long it may take to arrive, and how many arrive at once.
 //!
-//! A body that is on its way holds none of its tenant's places among the requests in flight, since nothing is done for it yet.
-//! It has a place of its own kind: where those are all taken, the tenant's body that has been on its way for longest gives way
-//! to a new one. So clients that send a byte now and then keep nobody of their tenant out, let alone others.
+//! A body that is on its way holds none of its tenant's places among the requests in flight, since nothing is done
+//! for it yet. It has a place of its own kind: where those are all taken, the tenant's body that has been on its way
+//! for longest gives way to a new one. So clients that send a byte now and then keep nobody of their tenant out, let
+//! alone others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -73,8 +74,8 @@ impl Bodies {
     /// Reads a tenant's body whose head came `received`.
     ///
     /// # Errors
-    /// `TooLarge`, `RequestTimeout`, or `InvalidRequest` if it broke off; `Overloaded` if too many are on their way. Some of it
-    /// may then be unread, so the connection is of no further use.
+    /// `TooLarge`, `RequestTimeout`, or `InvalidRequest` if it broke off; `Overloaded` if too many are on their way.
+    /// Some of it may then be unread, so the connection is of no further use.
     pub(crate) async fn read(
         &self,
         tenant: &str,

@@ -16,10 +16,11 @@ pub struct GatewayConfig {
     pub listen: String,
     /// Threads that serve requests.
     pub threads: usize,
-    /// Connections at once, of all callers; less where the process may not open twice as many files. Past it one that is idle
-    /// gives way, and if none is: 503.
+    /// Connections at once, of all callers; less where the process may not open twice as many files. Past it one that
+    /// is idle gives way, and if none is: 503.
     pub connections_max: usize,
-    /// Connections at once of one address, or of one network of IPv6. Past it one that is idle gives way, and if none is: 429.
+    /// Connections at once of one address, or of one network of IPv6. Past it one that is idle gives way, and if none
+    /// is: 429.
     pub address_connections_max: usize,
     /// Addresses and networks, such as `10.0.0.7` and `10.1.0.0/16`, that this does not hold for: proxies.
     pub proxies: Vec<String>,
@@ -33,11 +34,12 @@ pub struct GatewayConfig {
     pub body_bytes_max: usize,
     /// How long a request's body may take to arrive. Past it: 408.
     pub body_ms_max: u64,
-    /// Requests in flight, all tenants together; one of several choices counts as so many. Past it: 429. As many bodies may be
-    /// on their way besides.
+    /// Requests in flight, all tenants together; one of several choices counts as so many. Past it: 429. As many
+    /// bodies may be on their way besides.
     pub requests_in_flight_max: usize,
-    /// Requests in flight of one tenant, counted likewise. Past it: 429, for that tenant only; but one request alone may have
-    /// as many choices as it may. As many of its bodies may be on their way besides; past it, the oldest one gives way.
+    /// Requests in flight of one tenant, counted likewise. Past it: 429, for that tenant only; but one request alone
+    /// may have as many choices as it may. As many of its bodies may be on their way besides; past it, the oldest one
+    /// gives way.
     pub tenant_requests_in_flight_max: usize,
     /// Choices (prompts times `n`) of one request. Past it: 400.
     pub choices_max: u32,

@@ -1,7 +1,7 @@
 //! The edge of the mesh: OpenAI's API for clients, leases and chunks behind it.
 //!
-//! A request's way: `keys` finds the tenant, `bodies` reads what it sent, `admission` finds a place, `request` checks every field and
-//! makes tokens of the prompt, `relay` gets leases and reads the workers' chunks, `choice` and `text`
+//! A request's way: `keys` finds the tenant, `bodies` reads what it sent, `admission` finds a place, `request` checks
+//! every field and makes tokens of the prompt, `relay` gets leases and reads the workers' chunks, `choice` and `text`
 //! turn tokens into text, `answer` and `sse` write what the client sees.
 //!
 //! What it deliberately does not know: which worker is best (the scheduler), what a draft is (the worker),

@@ -10,8 +10,8 @@
 //! * a request has at most one lease and waits at most once;
 //! * every submitted ticket is still waiting, or was answered exactly once, or was withdrawn.
 //!
-//! Read on in `queue` (who is next), [`crate::placement`] (where), `granting` and `refusal` (what comes of it), `turns` (who gives way), `leases` and
-//! `workers` (what is known).
+//! Read on in `queue` (who is next), [`crate::placement`] (where), `granting` and `refusal` (what comes of it),
+//! `turns` (who gives way), `leases` and `workers` (what is known).
 
 pub(crate) mod actor;
 mod event;

@@ -296,7 +296,8 @@ impl DecodeLoop {
             self.outlet.cancelled(&entry.running);
             self.leave(entry, "cancelled", true);
         }
-        // Others can use what such a reader does not: it finds what was said, and asks for more once it has read that.
+        // Others can use what such a reader does not: it finds what was said, and asks for more once it has read
+        // that.
         while let Some(place) = batch.iter().position(stalled) {
             self.outlet.reader_stalled();
             self.give_way(place, batch);

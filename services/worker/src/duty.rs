@@ -17,7 +17,8 @@ use crate::fallback::other_worker;
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// One call that hangs must not let all leases lapse.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long an engine's word that it is well holds: a full worker reports many times a second, so as to hear who waits.
+/// How long an engine's word that it is well holds: a full worker reports many times a second, so as to hear who
+/// waits.
 const CONFIRMED_FOR: Duration = Duration::from_millis(500);
 /// Never more often than this, whatever the scheduler says.
 const PAUSE_MIN: Duration = Duration::from_millis(20);

@@ -1,7 +1,8 @@
 //! How many files and connections this process may have open, and how many of them callers may take.
 //!
-//! A process that accepts until the system refuses it another descriptor cannot call anybody itself, and takes its own
-//! poverty for the failure of others. So callers get a share, and what is left stays for the process's own calls and files.
+//! A process that accepts until the system refuses it another descriptor cannot call anybody itself, and takes its
+//! own poverty for the failure of others. So callers get a share, and what is left stays for the process's own calls
+//! and files.
 
 use std::error::Error;
 use std::io;
@@ -22,8 +23,8 @@ const DESCRIPTORS_PER_CALLER: u64 = 2;
 /// However little there is, a listener that takes nobody would be of no use.
 const CALLERS_MIN: u64 = 8;
 
-/// Raises the number of descriptors that this process may have open to what it is allowed to raise it to. Returns that
-/// number; `None`: there is no limit, or it could not be raised, in which case the old one stays in force.
+/// Raises the number of descriptors that this process may have open to what it is allowed to raise it to. Returns
+/// that number; `None`: there is no limit, or it could not be raised, in which case the old one stays in force.
 pub fn raise_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -42,8 +43,8 @@ pub fn raise_limit() -> Option<u64> {
     }
 }
 
-/// The error of a call that was never made, if it was not made because this process, or its machine, has too many files and
-/// connections open.
+/// The error of a call that was never made, if it was not made because this process, or its machine, has too many
+/// files and connections open.
 pub fn exhausted(error: &(dyn Error + 'static)) -> Option<ApiError> {
     let mut cause = error;
     loop {

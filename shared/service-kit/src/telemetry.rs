@@ -99,8 +99,8 @@ pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<T
     Ok(TelemetryGuard { provider })
 }
 
-/// What is logged. The HTTP stack calls it an error when a stranger sends what is no HTTP, which is the stranger's; who wants
-/// to see it names the stack in the filter.
+/// What is logged. The HTTP stack calls it an error when a stranger sends what is no HTTP, which is the stranger's;
+/// who wants to see it names the stack in the filter.
 fn log_filter(log: &str) -> anyhow::Result<EnvFilter> {
     const STRANGERS: &str = "actix_http::h1::dispatcher";
     let filter = EnvFilter::try_new(log)

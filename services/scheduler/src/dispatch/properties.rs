@@ -391,7 +391,8 @@ proptest! {
         prop_assert_eq!(grants, asks.len());
     }
 
-    /// Whoever comes gets a slot though all outputs are without end, and nobody has to give way for whom there is no more.
+    /// Whoever comes gets a slot though all outputs are without end, and nobody has to give way for whom there is no
+    /// more.
     #[test]
     fn slots_are_shared_alike_among_tenants_whose_outputs_never_end(
         workers in 1..4usize,

@@ -336,8 +336,8 @@ impl FairQueue {
             .map_or(SERVICE_MS_FIRST_GUESS, |pool| pool.service_ms)
     }
 
-    /// The waiting tickets of a pool in the order in which they should be tried: those for which somebody gives way, then
-    /// tenants by tokens served (ties: the longest wait), each tenant's in order of arrival.
+    /// The waiting tickets of a pool in the order in which they should be tried: those for which somebody gives way,
+    /// then tenants by tokens served (ties: the longest wait), each tenant's in order of arrival.
     pub(super) fn in_order(&self, key: &PoolKey) -> impl Iterator<Item = (Ticket, &Waiting)> {
         let pool = self.pools.get(key).into_iter();
         let claimed = pool.clone().flat_map(|pool| &pool.claimed);
@@ -359,8 +359,8 @@ impl FairQueue {
         claimed.chain(others.filter(move |(ticket, _)| !is_claimed(ticket)))
     }
 
-    /// Finds slots for requests of tenants that have fewer than their share: the leases that are to end, of tenants that have
-    /// more than theirs. Each is for one request, which is tried first from now on.
+    /// Finds slots for requests of tenants that have fewer than their share: the leases that are to end, of tenants
+    /// that have more than theirs. Each is for one request, which is tried first from now on.
     pub(super) fn claim_slots(
         &mut self,
         key: &PoolKey,

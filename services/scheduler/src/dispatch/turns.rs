@@ -1,14 +1,15 @@
 //! Slots for tenants that have too few, while others hold theirs for as long as an output takes.
 //!
-//! Chunks have no end by default, since each new one sends the whole context again. Without more, a tenant that fills all
-//! slots keeps a newcomer waiting until one of its outputs ends. So where a tenant that has fewer slots than its share has
-//! waited for [`PATIENCE_MS`], a full worker is told with its next heartbeat to end a chunk of a tenant that has more than its
-//! share. The chunk ends as one does that is full, its request asks for another lease, and the slot is the waiting one's. A
-//! tenant that is alone has all slots for as long as it likes, and where outputs are short the queue's order decides alone.
+//! Chunks have no end by default, since each new one sends the whole context again. Without more, a tenant that fills
+//! all slots keeps a newcomer waiting until one of its outputs ends. So where a tenant that has fewer slots than its
+//! share has waited for [`PATIENCE_MS`], a full worker is told with its next heartbeat to end a chunk of a tenant
+//! that has more than its share. The chunk ends as one does that is full, its request asks for another lease, and the
+//! slot is the waiting one's. A tenant that is alone has all slots for as long as it likes, and where outputs are
+//! short the queue's order decides alone.
 //!
-//! Small chunks for all were rejected (they cost every request its context again and again, though nobody waits), and so were
-//! slots kept free for newcomers (they are of no use to anybody else). The share of a tenant is the slots of the pool divided
-//! by the tenants that run or wait there, and one at least.
+//! Small chunks for all were rejected (they cost every request its context again and again, though nobody waits), and
+//! so were slots kept free for newcomers (they are of no use to anybody else). The share of a tenant is the slots of
+//! the pool divided by the tenants that run or wait there, and one at least.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,8 @@ use refrain_protocol::{LeaseId, WorkerId};
 use super::Dispatch;
 use super::queue::{Claims, Holding, PoolKey};
 
-/// How long a request waits before somebody gives way to it: slots become free by themselves, where outputs are short.
+/// How long a request waits before somebody gives way to it: slots become free by themselves, where outputs are
+/// short.
 pub(super) const PATIENCE_MS: u64 = 50;
 /// A chunk that has run for less than this does not give way: it may not have read its context yet, or end by itself.
 const RUN_MS_MIN: u64 = 100;

@@ -192,7 +192,8 @@ fn new_pool() -> reqwest::Result<reqwest::Client> {
         .build()
 }
 
-/// The connection was refused, timed out, or broke; or this process could not open one, which is no failure of the engine's.
+/// The connection was refused, timed out, or broke; or this process could not open one, which is no failure of the
+/// engine's.
 pub(super) fn lost(error: &reqwest::Error) -> ApiError {
     if let Some(error) = descriptors::exhausted(error) {
         return error;

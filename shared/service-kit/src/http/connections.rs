@@ -1,4 +1,5 @@
-//! The connections of a listener: each holds a place (`places.rs`), and can be told to end while nothing is asked of it.
+//! The connections of a listener: each holds a place (`places.rs`), and can be told to end while nothing is asked of
+//! it.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,7 +24,8 @@ use crate::telemetry::Metrics;
 
 /// When a refused caller may try again.
 const RETRY_AFTER_S: u64 = 1;
-/// How long a refused caller has to read why: closed at once, what it has sent unread would destroy the answer on its way.
+/// How long a refused caller has to read why: closed at once, what it has sent unread would destroy the answer on its
+/// way.
 const REFUSED_LINGER: Duration = Duration::from_millis(500);
 /// How long a caller whose body was not read to its end has to read the answer.
 const UNREAD_LINGER: Duration = Duration::from_secs(2);
@@ -183,7 +185,8 @@ impl Placed {
         io::Error::new(io::ErrorKind::BrokenPipe, "the connection gave way")
     }
 
-    /// What is written while no request is carried out is the rest of an answer: whoever goes on taking it is not idle.
+    /// What is written while no request is carried out is the rest of an answer: whoever goes on taking it is not
+    /// idle.
     fn wrote(&self) {
         let place = &self.place;
         if !place.signal.is_busy.load(Ordering::Relaxed) {
@@ -262,9 +265,12 @@ impl Drop for Busy {
         let now = Instant::now();
         place.signal.is_busy.store(false, Ordering::Relaxed);
         place.shared.state().places.idle(place.id, now);
-        if self.closes {
+        // Where the runtime is ending, the connection ends with it.
+        if self.closes
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
             let signal = Arc::downgrade(&place.signal);
-            actix_web::rt::spawn(async move {
+            runtime.spawn(async move {
                 tokio::time::sleep(UNREAD_LINGER).await;
                 if let Some(signal) = signal.upgrade() {
                     signal.end();
@@ -274,8 +280,8 @@ impl Drop for Busy {
     }
 }
 
-/// An answer's body, and the request that is under way until all of it has been given to the stream. What the caller then
-/// leaves unread keeps no place.
+/// An answer's body, and the request that is under way until all of it has been given to the stream. What the caller
+/// then leaves unread keeps no place.
 pub(super) struct BusyBody {
     body: BoxBody,
     busy: Option<Busy>,

@@ -1,8 +1,9 @@
 //! Who may hold a connection: so many in all, so many of one address, and who gives way when there is no place left.
 //!
-//! A connection between two requests costs its holder nothing, so whoever opens enough of them would keep everybody else out
-//! until they time out. Where places are short, the connection that has been idle for longest gives way to the newcomer.
-//! Where none is idle the newcomer is refused at once, and does not wait in the system's backlog without a word.
+//! A connection between two requests costs its holder nothing, so whoever opens enough of them would keep everybody
+//! else out until they time out. Where places are short, the connection that has been idle for longest gives way to
+//! the newcomer. Where none is idle the newcomer is refused at once, and does not wait in the system's backlog
+//! without a word.
 //!
 //! A plain value: instants are handed in, and who gives way is told to the caller.
 

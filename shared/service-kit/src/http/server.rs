@@ -141,7 +141,7 @@ where
     let body_bytes_max = options.body_bytes_max;
     let connections_max = options.connections_max.min(descriptors::callers_max());
     if connections_max < options.connections_max {
-        tracing::warn!(
+        tracing::info!(
             service = options.service,
             connections_max,
             configured = options.connections_max,

@@ -489,8 +489,8 @@ fn senseless_heartbeats_and_too_many_workers_are_refused() {
 
 #[test]
 fn a_newcomer_gets_a_slot_of_a_tenant_that_has_more_than_its_share() {
-    // With its next report the full worker is told which chunk has had its turn. Tenants share alike and no more: the second
-    // request of the newcomer gets a slot as well, the third waits until one is free.
+    // With its next report the full worker is told which chunk has had its turn. Tenants share alike and no more: the
+    // second request of the newcomer gets a slot as well, the third waits until one is free.
     check(
         "0 beat a slots=4
          1 ask 1 acme

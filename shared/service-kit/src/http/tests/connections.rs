@@ -22,7 +22,8 @@ struct Listening {
     metrics: Metrics,
 }
 
-/// `/never` does not answer, `/large` says more than is read, `/refuse` closes behind its answer without reading a body.
+/// `/never` does not answer, `/large` says more than is read, `/refuse` closes behind its answer without reading a
+/// body.
 fn listen(connections_max: usize, of_one_address: Option<usize>) -> Listening {
     let metrics = Metrics::new().unwrap();
     let options = ServeOptions {
