@@ -1,6 +1,7 @@
 //! Connections that nobody needs, and those that nobody may keep from the others.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use actix_web::{HttpResponse, web};
@@ -118,21 +119,39 @@ async fn idle_connections_give_way_to_newcomers() {
     tokio::time::sleep(IDLE).await;
     // One of them is in the middle of its next head: no reason to keep its place.
     idle[0].write_all(b"GET /hea").await.unwrap();
+    let closed = Arc::new(AtomicUsize::new(0));
+    for mut stream in idle {
+        let closed = closed.clone();
+        tokio::spawn(async move {
+            let mut rest = Vec::new();
+            let _ = stream.read_to_end(&mut rest).await;
+            closed.fetch_add(1, Ordering::Relaxed);
+        });
+    }
     let mut newcomers = Vec::new();
-    for old in &mut idle[..5] {
+    for _ in 0..5 {
         let mut newcomer = listening.send(&get("/healthz")).await;
-        assert!(
-            answer(&mut newcomer, "ok\n")
-                .await
-                .starts_with("HTTP/1.1 200")
-        );
-        assert!(is_closed(old).await);
+        let said = answer(&mut newcomer, "ok\n").await;
+        assert!(said.starts_with("HTTP/1.1 200"), "{said}");
         newcomers.push(newcomer);
     }
-    assert_eq!(
-        listening.figure("refrain_http_connections_gave_way_total{"),
-        "5"
-    );
+    let closes = async {
+        while closed.load(Ordering::Relaxed) < 5 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, closes).await.is_ok());
+    // It was the older ones that gave way.
+    for newcomer in &mut newcomers {
+        newcomer
+            .write_all(get("/healthz").as_bytes())
+            .await
+            .unwrap();
+        assert!(answer(newcomer, "ok\n").await.starts_with("HTTP/1.1 200"));
+    }
+    assert_eq!(closed.load(Ordering::Relaxed), 5);
+    let gave_way = listening.figure("refrain_http_connections_gave_way_total{");
+    assert_eq!(gave_way, "5");
     listening.server.stop(true).await;
 }
 
