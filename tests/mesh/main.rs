@@ -2,9 +2,11 @@
 //! killed.
 
 mod cancel;
+mod connections;
 mod dashboards;
 mod drain;
 mod engine_contract;
+mod fairness;
 mod fallback;
 mod limits;
 mod lossless;

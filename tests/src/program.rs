@@ -29,7 +29,31 @@ impl Program {
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
-        let mut command = Command::new(refrain_binary()?);
+        let command = Command::new(refrain_binary()?);
+        Program::run(command, dir, arguments, variables)
+    }
+
+    /// As [`Program::start`], with so many open files that it may have, and that it may at most allow itself.
+    ///
+    /// # Errors
+    /// As [`Program::start`].
+    pub fn start_with_descriptors(
+        dir: &Path,
+        (soft, hard): (u32, u32),
+        arguments: &[&str],
+    ) -> anyhow::Result<Self> {
+        let mut command = Command::new("sh");
+        let limited = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$0\" \"$@\"");
+        command.args(["-c", &limited]).arg(refrain_binary()?);
+        Program::run(command, dir, arguments, &[])
+    }
+
+    fn run(
+        mut command: Command,
+        dir: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("REFRAIN_") {
                 command.env_remove(name);

@@ -18,7 +18,7 @@ pub struct DraftStoreConfig {
     pub listen: Option<SocketAddr>,
     /// Threads of the listener.
     pub threads: usize,
-    /// Connections per thread of the listener.
+    /// Connections of the listener.
     pub connections_max: usize,
     /// Largest request body.
     pub body_bytes_max: usize,

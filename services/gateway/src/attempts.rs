@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
+use refrain_service_kit::descriptors::OUT_OF_DESCRIPTORS;
 
 /// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -153,7 +154,12 @@ impl Attempts {
         self.prefer = None;
         self.again = true;
         let code = error.code.as_deref();
-        let unasked = ["worker_full", "draining", "engine_breaker_open"];
+        let unasked = [
+            "worker_full",
+            "draining",
+            "engine_breaker_open",
+            OUT_OF_DESCRIPTORS,
+        ];
         let is_free = said != Said::Nothing || code.is_some_and(|code| unasked.contains(&code));
         let outcome = match error.kind {
             ErrorKind::InvalidRequest | ErrorKind::TooLarge => {

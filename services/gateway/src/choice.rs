@@ -220,6 +220,7 @@ impl Choice {
                 ChunkEndReason::Stop => Some(FinishReason::Stop),
                 ChunkEndReason::Length => Some(FinishReason::Length),
                 ChunkEndReason::ChunkLimit
+                | ChunkEndReason::GaveWay
                 | ChunkEndReason::Draining
                 | ChunkEndReason::HandOver => None,
             };

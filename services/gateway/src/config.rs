@@ -1,8 +1,11 @@
 //! Every limit and every key of the gateway, with its default.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
+use ipnet::IpNet;
 use refrain_service_kit::config::Validate;
+use refrain_service_kit::http::AddressLimit;
 use serde::Deserialize;
 
 /// The gateway's section of the configuration.
@@ -13,8 +16,14 @@ pub struct GatewayConfig {
     pub listen: String,
     /// Threads that serve requests.
     pub threads: usize,
-    /// Most connections per thread.
+    /// Connections at once, of all callers; less where the process may not open twice as many files. Past it one that
+    /// is idle gives way, and if none is: 503.
     pub connections_max: usize,
+    /// Connections at once of one address, or of one network of IPv6. Past it one that is idle gives way, and if none
+    /// is: 429.
+    pub address_connections_max: usize,
+    /// Addresses and networks, such as `10.0.0.7` and `10.1.0.0/16`, that this does not hold for: proxies.
+    pub proxies: Vec<String>,
     /// API keys. Without any, `anonymous_tenant` must be set.
     pub keys: Vec<KeyConfig>,
     /// Tenant of callers without a key; if no keys are configured, of all callers, whatever key they send.
@@ -28,9 +37,14 @@ pub struct GatewayConfig {
     pub tokenizing_bytes_max: usize,
     /// Bytes of bodies that wait for that; a tenant may have half of it. Past it: 429.
     pub tokenizing_waiting_bytes_max: usize,
-    /// Requests in flight, all tenants together. Past it: 429.
+    /// How long a request's body may take to arrive. Past it: 408.
+    pub body_ms_max: u64,
+    /// Requests in flight, all tenants together; one of several choices counts as so many. Past it: 429. As many
+    /// bodies may be on their way besides.
     pub requests_in_flight_max: usize,
-    /// Requests in flight of one tenant. Past it: 429, for that tenant only.
+    /// Requests in flight of one tenant, counted likewise. Past it: 429, for that tenant only; but one request alone
+    /// may have as many choices as it may. As many of its bodies may be on their way besides; past it, the oldest one
+    /// gives way.
     pub tenant_requests_in_flight_max: usize,
     /// Choices (prompts times `n`) of one request. Past it: 400.
     pub choices_max: u32,
@@ -132,13 +146,16 @@ impl Default for GatewayConfig {
         GatewayConfig {
             listen: "127.0.0.1:8080".into(),
             threads: 2,
-            connections_max: 10_000,
+            connections_max: 16_384,
+            address_connections_max: 1_024,
+            proxies: vec!["127.0.0.0/8".into(), "::1".into()],
             keys: Vec::new(),
             anonymous_tenant: None,
             models: Vec::new(),
             body_bytes_max: 8 << 20,
             tokenizing_bytes_max: 8 << 20,
             tokenizing_waiting_bytes_max: 64 << 20,
+            body_ms_max: 60_000,
             requests_in_flight_max: 4_096,
             tenant_requests_in_flight_max: 512,
             choices_max: 128,
@@ -154,6 +171,25 @@ impl Default for GatewayConfig {
             stream_keep_alive_ms: 15_000,
             stream_events_max: 64,
             models_poll_ms: 1_000,
+        }
+    }
+}
+
+fn network(text: &str) -> Option<IpNet> {
+    let address = text.parse::<IpAddr>().map(IpNet::from);
+    text.parse().or(address).ok()
+}
+
+impl GatewayConfig {
+    /// How many connections an address may hold.
+    pub(crate) fn address_limit(&self) -> AddressLimit {
+        AddressLimit {
+            connections_max: Some(self.address_connections_max),
+            exempt: self
+                .proxies
+                .iter()
+                .filter_map(|proxy| network(proxy))
+                .collect(),
         }
     }
 }
@@ -182,6 +218,7 @@ impl Validate for GatewayConfig {
         for (name, value) in [
             ("threads", self.threads),
             ("connections_max", self.connections_max),
+            ("address_connections_max", self.address_connections_max),
             ("requests_in_flight_max", self.requests_in_flight_max),
             (
                 "tenant_requests_in_flight_max",
@@ -198,6 +235,7 @@ impl Validate for GatewayConfig {
         for (name, value) in [
             ("worker_idle_ms_max", self.worker_idle_ms_max),
             ("request_ms_max", self.request_ms_max),
+            ("body_ms_max", self.body_ms_max),
             ("stream_keep_alive_ms", self.stream_keep_alive_ms),
             ("models_poll_ms", self.models_poll_ms),
         ] {
@@ -220,6 +258,14 @@ impl Validate for GatewayConfig {
             self.tokenizing_waiting_bytes_max >= self.body_bytes_max,
             "tokenizing_waiting_bytes_max: at least body_bytes_max, so that any request can wait",
         );
+        for (place, proxy) in self.proxies.iter().enumerate() {
+            require(
+                network(proxy).is_some(),
+                &format!(
+                    "proxies[{place}]: an address or a network, such as 10.0.0.7 or 10.1.0.0/16"
+                ),
+            );
+        }
         for (place, key) in self.keys.iter().enumerate() {
             require(
                 !key.tenant.is_empty(),
@@ -266,6 +312,7 @@ mod tests {
             threads: 0,
             tokenizing_bytes_max: 0,
             tokenizing_waiting_bytes_max: 1000,
+            proxies: vec!["10.0.0.7".into(), "10.1.0.0/16".into(), "nobody".into()],
             keys: vec![KeyConfig {
                 key_sha256: Some("ab".into()),
                 ..KeyConfig::default()
@@ -285,6 +332,7 @@ mod tests {
             "threads",
             "tokenizing_bytes_max",
             "tokenizing_waiting_bytes_max",
+            "proxies[2]",
             "keys[0].tenant",
             "keys[0].key_sha256",
             "models[0].files",

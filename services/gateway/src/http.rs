@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use actix_web::http::ConnectionType;
 use actix_web::http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
 };
 use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
-use bytes::Bytes;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::HttpError;
 use tracing::Instrument;
 
 use crate::admission::{Admission, Ticket};
 use crate::answer::AnswerWriter;
+use crate::bodies::Bodies;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
@@ -31,7 +32,7 @@ pub(crate) struct Gateway {
     pub(crate) relay: Arc<Relay>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) limits: RequestLimits,
-    pub(crate) body_bytes_max: usize,
+    pub(crate) bodies: Bodies,
     pub(crate) stream_head_wait: Duration,
     pub(crate) stream_keep_alive: Duration,
 }
@@ -40,13 +41,18 @@ pub(crate) struct Gateway {
 /// felt by the other requests of an HTTP thread.
 const TOKENIZE_ELSEWHERE_BYTES: usize = 32 << 10;
 
+/// When to try again what is unavailable, where nobody knows better.
+const RETRY_AFTER_MS: u64 = 1_000;
+
 /// Adds the routes.
 pub(crate) fn routes(gateway: &Arc<Gateway>, app: &mut web::ServiceConfig) {
+    // Resources, so that a route's other methods are refused as such.
+    let route = |path: &str, route| web::resource(path).route(route);
     app.app_data(web::Data::from(gateway.clone()))
-        .route("/v1/chat/completions", web::post().to(chat))
-        .route("/v1/completions", web::post().to(completion))
-        .route("/v1/models", web::get().to(list_models))
-        .route("/v1/models/{id:.*}", web::get().to(get_model));
+        .service(route("/v1/chat/completions", web::post().to(chat)))
+        .service(route("/v1/completions", web::post().to(completion)))
+        .service(route("/v1/models", web::get().to(list_models)))
+        .service(route("/v1/models/{id:.*}", web::get().to(get_model)));
 }
 
 async fn chat(
@@ -83,6 +89,12 @@ async fn get_model(
     Ok(HttpResponse::Ok().json(gateway.models.card(&model)))
 }
 
+/// The length of a body by its head.
+fn announced_bytes(request: &HttpRequest) -> Option<u64> {
+    let length = request.headers().get(CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
+}
+
 async fn generate(
     gateway: Arc<Gateway>,
     endpoint: Endpoint,
@@ -113,7 +125,21 @@ async fn generate(
             Err(error)
         }
     };
-    let mut response = outcome.unwrap_or_else(|error| HttpError(error).error_response());
+    let mut response = outcome.unwrap_or_else(|mut error| {
+        if error.kind == ErrorKind::Unavailable {
+            // Wherever it comes from: it may pass.
+            error.retry_after_ms.get_or_insert(RETRY_AFTER_MS);
+        }
+        // The rest of such a body is not waited for.
+        let is_unread = matches!(error.kind, ErrorKind::RequestTimeout | ErrorKind::TooLarge);
+        let mut response = HttpError(error).error_response();
+        if is_unread {
+            response
+                .head_mut()
+                .set_connection_type(ConnectionType::Close);
+        }
+        response
+    });
     response.headers_mut().insert(
         HeaderName::from_static("openai-processing-ms"),
         HeaderValue::from(u64::try_from(received.elapsed().as_millis()).unwrap_or(u64::MAX)),
@@ -141,12 +167,14 @@ impl Gateway {
     ) -> Result<(Arc<GenerateRequest>, Ticket), ApiError> {
         // The key first: strangers' bodies are not read.
         let tenant = self.tenant(request)?;
-        let ticket = self.admission.admit(&tenant)?;
-        // Its place is taken already, so the time that a request has counts from here.
+        // A full house is told of before the body is read; the place itself is taken when there is something to do.
+        self.admission.check(&tenant)?;
+        let body = self
+            .bodies
+            .read(&tenant, announced_bytes(request), payload, received)
+            .await?;
+        let mut ticket = self.admission.admit(&tenant)?;
         let time = &self.relay.time;
-        let body = tokio::time::timeout(time.left(received), self.read(payload))
-            .await
-            .map_err(|_| time.error())??;
         let place = match body.len() {
             ..TOKENIZE_ELSEWHERE_BYTES => None,
             bytes => {
@@ -173,25 +201,8 @@ impl Gateway {
             .map_err(ApiError::internal)??,
             None => parse()?,
         };
+        ticket.widen(accepted.choice_count())?;
         Ok((Arc::new(accepted), ticket))
-    }
-
-    async fn read(&self, payload: web::Payload) -> Result<Bytes, ApiError> {
-        let most = self.body_bytes_max;
-        match payload.to_bytes_limited(most).await {
-            Ok(Ok(body)) => Ok(body),
-            Ok(Err(error)) => Err(
-                ApiError::new(ErrorKind::InvalidRequest, "the body broke off").with_detail(error),
-            ),
-            Err(_) => {
-                self.metrics
-                    .rejections
-                    .with_label_values(&["body_bytes"])
-                    .inc();
-                let message = format!("the body is larger than {most} bytes");
-                Err(ApiError::new(ErrorKind::TooLarge, message).with_code("request_too_large"))
-            }
-        }
     }
 
     async fn answer(

@@ -1,8 +1,8 @@
 //! The edge of the mesh: OpenAI's API for clients, leases and chunks behind it.
 //!
-//! A request's way: `keys` finds the tenant, `admission` a place, `tokenizing` lets a large body wait for its turn,
-//! `request` checks every field and makes tokens of the prompt, `relay` gets leases and reads the workers' chunks,
-//! `choice` and `text` turn tokens into text, `answer` and `sse` write what the client sees.
+//! A request's way: `keys` finds the tenant, `bodies` reads what it sent, `admission` finds a place, `tokenizing` lets a
+//! large body wait for its turn, `request` checks every field and makes tokens of the prompt, `relay` gets leases and
+//! reads the workers' chunks, `choice` and `text` turn tokens into text, `answer` and `sse` write what the client sees.
 //!
 //! What it deliberately does not know: which worker is best (the scheduler), what a draft is (the worker),
 //! and what was said before (nobody here keeps text).
@@ -12,6 +12,7 @@
 mod admission;
 mod answer;
 mod attempts;
+mod bodies;
 mod choice;
 mod config;
 mod http;
@@ -34,7 +35,7 @@ use anyhow::Context;
 use refrain_clients::{Scheduler, Workers};
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::drain::Drain;
-use refrain_service_kit::http::{ServeOptions, Server, serve};
+use refrain_service_kit::http::{ServeOptions, Server, serve_public};
 use refrain_service_kit::mesh::NamespaceSigner;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
@@ -127,13 +128,22 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
             metrics.tokenizing.clone(),
         ),
         relay: Arc::new(relay),
+        bodies: bodies::Bodies::new(
+            bodies::BodyLimits {
+                bytes_max: config.body_bytes_max,
+                time_max: Duration::from_millis(config.body_ms_max),
+                bodies_max: config.requests_in_flight_max,
+                tenant_bodies_max: config.tenant_requests_in_flight_max,
+            },
+            metrics.bodies.clone(),
+            metrics.rejections.clone(),
+        ),
         metrics,
         limits: request::RequestLimits {
             choices_max: config.choices_max,
             rollout_chunk_tokens: config.rollout_chunk_tokens,
             chunk_tokens: config.chunk_tokens,
         },
-        body_bytes_max: config.body_bytes_max,
         stream_head_wait: Duration::from_millis(config.stream_head_wait_ms),
         stream_keep_alive: Duration::from_millis(config.stream_keep_alive_ms),
     });
@@ -157,7 +167,8 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         body_bytes_max: config.body_bytes_max,
         connections_max: config.connections_max,
     };
-    let server = serve(options, &deps.metrics, readiness, move |app| {
+    let address = config.address_limit();
+    let server = serve_public(options, address, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app)
     })?;
     tracing::info!(addr = %server.addr(), "gateway listens");

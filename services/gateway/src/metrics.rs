@@ -18,6 +18,7 @@ pub(crate) struct GatewayMetrics {
     pub(crate) first_token_seconds: HistogramVec,
     pub(crate) per_token_seconds: HistogramVec,
     pub(crate) in_flight: IntGauge,
+    pub(crate) bodies: IntGauge,
     pub(crate) rejections: IntCounterVec,
     pub(crate) continuations: IntCounter,
     pub(crate) requests: IntCounterVec,
@@ -57,7 +58,10 @@ impl GatewayMetrics {
         for limit in [
             "requests",
             "tenant_requests",
+            "bodies",
+            "tenant_bodies",
             "body_bytes",
+            "body_time",
             "context",
             "retries",
             "tokenizing",
@@ -89,8 +93,14 @@ impl GatewayMetrics {
                 &by_model,
                 SECONDS_BUCKETS,
             )?,
-            in_flight: metrics
-                .gauge("refrain_gateway_requests_in_flight", "Requests in flight.")?,
+            in_flight: metrics.gauge(
+                "refrain_gateway_requests_in_flight",
+                "Requests in flight; one of several choices counts as so many.",
+            )?,
+            bodies: metrics.gauge(
+                "refrain_gateway_bodies_arriving",
+                "Bodies of requests that are on their way.",
+            )?,
             tokenizing: TokenizingMetrics {
                 running: metrics.gauge(
                     "refrain_gateway_tokenizing_bytes",

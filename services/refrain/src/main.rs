@@ -11,6 +11,7 @@ use refrain::config::{MeshFile, Role, dev_keys};
 use refrain::replay::{self, ProgressLine, ReplayOptions};
 use refrain::roles::Process;
 use refrain::store::{self, StoreArgs};
+use refrain_service_kit::descriptors;
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry;
 
@@ -174,6 +175,8 @@ fn service(role: Role, args: ServiceArgs) -> anyhow::Result<()> {
 /// Starts, waits for a signal, drains.
 fn run(role: Role, file: MeshFile, started: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
     let _telemetry = telemetry::init(&file.telemetry, role.name())?;
+    // Before anything listens: how many callers get a place follows from it.
+    descriptors::raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;

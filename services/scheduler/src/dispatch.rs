@@ -10,8 +10,8 @@
 //! * a request has at most one lease and waits at most once;
 //! * every submitted ticket is still waiting, or was answered exactly once, or was withdrawn.
 //!
-//! Read on in `queue` (who is next), [`crate::placement`] (where), `granting` and `refusal` (what comes of it), `leases` and
-//! `workers` (what is known).
+//! Read on in `queue` (who is next), [`crate::placement`] (where), `granting` and `refusal` (what comes of it),
+//! `turns` (who gives way), `leases` and `workers` (what is known).
 
 pub(crate) mod actor;
 mod event;
@@ -19,6 +19,7 @@ mod granting;
 mod leases;
 mod queue;
 pub(crate) mod refusal;
+mod turns;
 mod workers;
 
 #[cfg(test)]
@@ -257,19 +258,22 @@ impl Dispatch {
         }
         let grace_ms = self.config.lease_grace_ms;
         let mut foreign = BTreeSet::new();
+        let mut named = BTreeSet::new();
         for lease in heartbeat.running {
+            if self.leases.renew(lease, &worker, self.now_ms) {
+                named.insert(lease);
             // What ended a moment ago was still running when the heartbeat was written.
-            if !self.leases.renew(lease, &worker, self.now_ms)
-                && !self.leases.ended_within(lease, self.now_ms, grace_ms)
-            {
+            } else if !self.leases.ended_within(lease, self.now_ms, grace_ms) {
                 foreign.insert(lease);
             }
         }
         self.workers.set_foreign(&worker, foreign);
         let unnamed = |lease: &LeaseId| {
-            self.leases
-                .get(*lease)
-                .is_some_and(|running| self.now_ms >= running.seen_ms.saturating_add(grace_ms))
+            self.leases.get(*lease).is_some_and(|running| {
+                // What was to give way was named before, so it has: its reader may not read on for a long time.
+                let has_given_way = running.gives_way && !named.contains(lease);
+                has_given_way || self.now_ms >= running.seen_ms.saturating_add(grace_ms)
+            })
         };
         let gone: Vec<LeaseId> = match self.workers.get_mut(&worker) {
             Some(worker) => worker.leases.iter().copied().filter(unnamed).collect(),
@@ -278,9 +282,11 @@ impl Dispatch {
         for lease in gone {
             self.end(lease, LeaseEnd::Healed, false, effects);
         }
+        let give_way = self.give_way(&worker, &named);
         Ok(HeartbeatReply {
-            next_in_ms: self.config.heartbeat_interval_ms,
+            next_in_ms: self.next_beat_ms(&worker),
             fallback: self.workers.fallback(&worker),
+            give_way,
         })
     }
 

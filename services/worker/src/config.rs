@@ -36,7 +36,8 @@ pub struct WorkerConfig {
     pub prefill_chunk_tokens: u32,
     /// Steps that a slow reader of a chunk may lag behind before its request pauses.
     pub event_queue: usize,
-    /// How long a reader may stand still with a full queue before its chunk ends, milliseconds.
+    /// How long a reader may stand still with a full queue before its chunk ends, milliseconds. Its request goes on
+    /// under another lease once it has read what was said.
     pub reader_stall_ms_max: u64,
     /// How long a new chunk waits for a slot that is just being given back, milliseconds.
     pub slot_wait_ms: u64,
@@ -69,7 +70,7 @@ impl Default for WorkerConfig {
             step_tokens_max: 256,
             prefill_chunk_tokens: 128,
             event_queue: 256,
-            reader_stall_ms_max: 60_000,
+            reader_stall_ms_max: 2_000,
             slot_wait_ms: 1_000,
             profile_ms_max: 200,
             drain_grace_ms: 20_000,

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent};
 use refrain_protocol::engine::{CloseRequest, StepResponse};
-use refrain_protocol::{ApiError, ErrorKind};
+use refrain_protocol::{ApiError, ErrorKind, LeaseId};
 use refrain_speculation::StepTaken;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Cut(ChunkCut, oneshot::Sender<()>),
     /// Hand over what still runs.
     HandOver,
+    /// End these chunks for now: others have a turn.
+    GiveWay(Vec<LeaseId>),
     /// Nothing begins any more: end with what still runs.
     End,
 }
@@ -204,9 +206,25 @@ impl DecodeLoop {
                     self.leave(entry, outcome, true);
                 }
             }
+            Command::GiveWay(leases) => {
+                for lease in leases {
+                    let place = batch.iter().position(|entry| entry.lease == lease);
+                    if let Some(place) = place {
+                        self.give_way(place, batch);
+                    }
+                }
+            }
             Command::End => return false,
         }
         true
+    }
+
+    /// Ends a chunk whose request goes on under another lease.
+    fn give_way(&mut self, place: usize, batch: &mut Vec<Entry>) {
+        let mut entry = self.take_out(place, batch);
+        let end = entry.running.end(ChunkEndReason::GaveWay);
+        let outcome = self.outlet.end(&mut entry, end);
+        self.leave(entry, outcome, true);
     }
 
     /// Shortens an output to what its reader kept, whether its chunk still runs or has just ended.
@@ -248,7 +266,7 @@ impl DecodeLoop {
         }
     }
 
-    /// Ends the chunks that nobody reads or waits for any more.
+    /// Ends the chunks that nobody waits for any more, and for now those whose readers stand still.
     fn reap(&mut self, batch: &mut Vec<Entry>) {
         let now = Instant::now();
         for entry in batch.iter_mut() {
@@ -273,16 +291,16 @@ impl DecodeLoop {
             let outcome = self.outlet.overdue(&mut entry, error);
             self.leave(entry, outcome, true);
         }
-        while let Some(place) = batch
-            .iter()
-            .position(|entry| entry.events.is_closed() || stalled(entry))
-        {
+        while let Some(place) = batch.iter().position(|entry| entry.events.is_closed()) {
             let entry = self.take_out(place, batch);
-            if stalled(&entry) {
-                self.outlet.reader_stalled();
-            }
             self.outlet.cancelled(&entry.running);
             self.leave(entry, "cancelled", true);
+        }
+        // Others can use what such a reader does not: it finds what was said, and asks for more once it has read
+        // that.
+        while let Some(place) = batch.iter().position(stalled) {
+            self.outlet.reader_stalled();
+            self.give_way(place, batch);
         }
     }
 

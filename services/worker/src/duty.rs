@@ -1,14 +1,15 @@
 //! Heartbeats to the scheduler.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use refrain_clients::Scheduler;
 use refrain_protocol::scheduling::Heartbeat;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 
 use crate::WorkerHandle;
+use crate::decode::Command;
 use crate::engine::WorkerEngine;
 use crate::fallback::other_worker;
 
@@ -16,6 +17,9 @@ use crate::fallback::other_worker;
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// One call that hangs must not let all leases lapse.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long an engine's word that it is well holds: a full worker reports many times a second, so as to hear who
+/// waits.
+const CONFIRMED_FOR: Duration = Duration::from_millis(500);
 /// Never more often than this, whatever the scheduler says.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
@@ -24,6 +28,8 @@ pub(crate) struct Duty {
     worker: WorkerHandle,
     scheduler: Arc<dyn Scheduler>,
     incarnation: u64,
+    /// When the engine last said that it is well.
+    confirmed: Mutex<Option<Instant>>,
 }
 
 impl Duty {
@@ -36,6 +42,7 @@ impl Duty {
             worker,
             scheduler,
             incarnation,
+            confirmed: Mutex::default(),
         })
     }
 
@@ -45,20 +52,7 @@ impl Duty {
         if let Some(memory) = &inner.memory {
             memory.observe();
         }
-        let confirmed = tokio::time::timeout(CALL_TIMEOUT, inner.engine.confirm()).await;
-        let confirmed = confirmed.unwrap_or_else(|_| Err(late("the engine")));
-        if let Err(error) = &confirmed {
-            tracing::warn!(%error, "engine not ready");
-        }
-        inner
-            .engine_ready
-            .store(confirmed.is_ok(), Ordering::Relaxed);
-        if let WorkerEngine::Streaming(engine) = &inner.engine {
-            inner.metrics.streaming.introduced(engine.take_introduced());
-            if let Ok(Ok(load)) = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await {
-                inner.metrics.streaming.load(load);
-            }
-        }
+        self.ask_engine().await;
         let served = inner.engine.served();
         let heartbeat = Heartbeat {
             eagle3: inner.reports.own(),
@@ -78,6 +72,10 @@ impl Duty {
         match reply.unwrap_or_else(|_| Err(late("the scheduler"))) {
             Ok(reply) => {
                 inner.reports.hear(reply.fallback);
+                if !reply.give_way.is_empty() {
+                    // A loop that is gone has nothing to end.
+                    let _ = inner.commands.try_send(Command::GiveWay(reply.give_way));
+                }
                 Duration::from_millis(reply.next_in_ms).max(PAUSE_MIN)
             }
             Err(error) => {
@@ -87,6 +85,36 @@ impl Duty {
                 RETRY_PAUSE
             }
         }
+    }
+
+    /// Asks how the engine is, unless it has only just said that it is well.
+    async fn ask_engine(&self) {
+        let inner = &self.worker.inner;
+        let last = *self.confirmed();
+        if last.is_some_and(|last| last.elapsed() < CONFIRMED_FOR) {
+            return;
+        }
+        let confirmed = tokio::time::timeout(CALL_TIMEOUT, inner.engine.confirm()).await;
+        let confirmed = confirmed.unwrap_or_else(|_| Err(late("the engine")));
+        if let Err(error) = &confirmed {
+            tracing::warn!(%error, "engine not ready");
+        }
+        *self.confirmed() = confirmed.is_ok().then(Instant::now);
+        inner
+            .engine_ready
+            .store(confirmed.is_ok(), Ordering::Relaxed);
+        if let WorkerEngine::Streaming(engine) = &inner.engine {
+            inner.metrics.streaming.introduced(engine.take_introduced());
+            if let Ok(Ok(load)) = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await {
+                inner.metrics.streaming.load(load);
+            }
+        }
+    }
+
+    fn confirmed(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.confirmed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports again and again, first after `pause`, until aborted.

@@ -105,7 +105,8 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
     let engine_ready = Arc::new(AtomicBool::new(true));
     let reader_stall_max = Duration::from_millis(config.reader_stall_ms_max);
     let outlet = Outlet::new(harvest.clone(), metrics.clone());
-    // A chunk holds a slot before its command is sent, so this never fills: starts, their cuts, a hand-over.
+    // A chunk holds a slot before its command is sent, so this never fills: starts, their cuts, a hand-over; and
+    // words to give way, which are said again where there was no room.
     let (commands, inbox) = mpsc::channel(2 * config.running_max as usize + 2);
     let memory = || {
         Memory::new(

@@ -86,7 +86,14 @@ impl WorkerMetrics {
             &["limit"],
         )?;
         // A rate over a counter that does not exist yet shows nothing, so these do from the start.
-        for limit in ["running_max", "epoch", "draining", "breaker"] {
+        for limit in [
+            "running_max",
+            "epoch",
+            "draining",
+            "breaker",
+            "descriptors",
+            "reader_stall_ms_max",
+        ] {
             rejections.with_label_values(&[limit]);
         }
         Ok(WorkerMetrics {

@@ -286,6 +286,8 @@ pub enum ChunkEndReason {
     Length,
     /// The chunk is full; the request goes on under the next lease.
     ChunkLimit,
+    /// Others have a turn, or the reader stood still; the request goes on under the next lease.
+    GaveWay,
     /// The worker is draining; the request goes on elsewhere.
     Draining,
     /// The request is better off on the worker's fallback, [`ChunkEnd::next_worker`].

@@ -16,6 +16,10 @@ pub enum ErrorKind {
     Forbidden,
     /// 404: no such model, session or route.
     NotFound,
+    /// 405: the route is there, for other methods.
+    MethodNotAllowed,
+    /// 408: the request did not arrive in time.
+    RequestTimeout,
     /// 409: a newer attempt (fencing epoch) has taken over.
     Conflict,
     /// 413: the body is over its limit.
@@ -40,6 +44,8 @@ impl ErrorKind {
             ErrorKind::Unauthorized => 401,
             ErrorKind::Forbidden => 403,
             ErrorKind::NotFound => 404,
+            ErrorKind::MethodNotAllowed => 405,
+            ErrorKind::RequestTimeout => 408,
             ErrorKind::Conflict => 409,
             ErrorKind::TooLarge => 413,
             ErrorKind::Overloaded => 429,
@@ -55,6 +61,8 @@ impl ErrorKind {
         match self {
             ErrorKind::InvalidRequest
             | ErrorKind::NotFound
+            | ErrorKind::MethodNotAllowed
+            | ErrorKind::RequestTimeout
             | ErrorKind::TooLarge
             | ErrorKind::Conflict => "invalid_request_error",
             ErrorKind::Unauthorized => "authentication_error",

@@ -110,7 +110,7 @@ pub struct Eagle3Report {
 }
 
 /// The scheduler's answer.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeartbeatReply {
     /// When to report again.
     pub next_in_ms: u64,
@@ -118,6 +118,9 @@ pub struct HeartbeatReply {
     /// and tokenizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Eagle3Report>,
+    /// Chunks to end, so that others have a turn: their requests go on under other leases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub give_way: Vec<LeaseId>,
 }
 
 /// A model that some worker serves now.

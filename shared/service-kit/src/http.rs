@@ -3,8 +3,10 @@
 
 mod body;
 mod client;
+mod connections;
 mod error;
 mod mesh_only;
+mod places;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -13,4 +15,5 @@ pub use body::Body;
 pub use client::MeshClient;
 pub use error::{HttpError, HttpResult};
 pub use mesh_only::{MeshOnly, MeshOnlyService, mesh_only};
-pub use server::{Readiness, RequestIdentity, ServeOptions, Server, serve};
+pub use places::AddressLimit;
+pub use server::{Readiness, RequestIdentity, ServeOptions, Server, serve, serve_public};

@@ -8,6 +8,7 @@ pub mod actor_thread;
 pub mod clock;
 pub mod config;
 pub mod deadline;
+pub mod descriptors;
 pub mod drain;
 pub mod guard;
 pub mod http;

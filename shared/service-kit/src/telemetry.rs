@@ -60,8 +60,7 @@ impl Drop for TelemetryGuard {
 /// A filter that cannot be read, an exporter that cannot be built, or a second call.
 pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<TelemetryGuard> {
     install_crypto_provider();
-    let filter = EnvFilter::try_new(&config.log)
-        .map_err(|error| anyhow::anyhow!("telemetry.log: cannot be read as a filter: {error}"))?;
+    let filter = log_filter(&config.log)?;
     let json = config
         .log_json
         .unwrap_or_else(|| !std::io::stderr().is_terminal());
@@ -100,6 +99,18 @@ pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<T
     Ok(TelemetryGuard { provider })
 }
 
+/// What is logged. The HTTP stack calls it an error when a stranger sends what is no HTTP, which is the stranger's;
+/// who wants to see it names the stack in the filter.
+fn log_filter(log: &str) -> anyhow::Result<EnvFilter> {
+    const STRANGERS: &str = "actix_http::h1::dispatcher";
+    let filter = EnvFilter::try_new(log)
+        .map_err(|error| anyhow::anyhow!("telemetry.log: cannot be read as a filter: {error}"))?;
+    Ok(match log.contains("actix_http") {
+        true => filter,
+        false => filter.add_directive(format!("{STRANGERS}=off").parse()?),
+    })
+}
+
 /// Chooses ring for TLS. reqwest is built without a provider, since its default one is a long C build.
 pub fn install_crypto_provider() {
     static ONCE: Once = Once::new();
@@ -119,6 +130,9 @@ struct MetricsInner {
     registry: Registry,
     http_requests: IntCounterVec,
     http_seconds: HistogramVec,
+    http_connections: IntGaugeVec,
+    http_gave_way: IntCounterVec,
+    http_rejections: IntCounterVec,
 }
 
 /// From 1 ms to about 2 minutes.
@@ -149,11 +163,38 @@ impl Metrics {
         )?;
         registry.register(Box::new(http_requests.clone()))?;
         registry.register(Box::new(http_seconds.clone()))?;
+        let http_connections = IntGaugeVec::new(
+            Opts::new(
+                "refrain_http_connections",
+                "Callers' connections that are open.",
+            ),
+            &["service"],
+        )?;
+        let http_gave_way = IntCounterVec::new(
+            Opts::new(
+                "refrain_http_connections_gave_way_total",
+                "Idle connections that were closed for want of places.",
+            ),
+            &["service"],
+        )?;
+        let http_rejections = IntCounterVec::new(
+            Opts::new(
+                "refrain_http_rejections_total",
+                "Connections refused, by the limit that was reached.",
+            ),
+            &["service", "limit"],
+        )?;
+        registry.register(Box::new(http_connections.clone()))?;
+        registry.register(Box::new(http_gave_way.clone()))?;
+        registry.register(Box::new(http_rejections.clone()))?;
         Ok(Metrics {
             inner: Arc::new(MetricsInner {
                 registry,
                 http_requests,
                 http_seconds,
+                http_connections,
+                http_gave_way,
+                http_rejections,
             }),
         })
     }
@@ -261,6 +302,18 @@ impl Metrics {
         &self.inner.http_requests
     }
 
+    pub(crate) fn http_connections(&self) -> &IntGaugeVec {
+        &self.inner.http_connections
+    }
+
+    pub(crate) fn http_gave_way(&self) -> &IntCounterVec {
+        &self.inner.http_gave_way
+    }
+
+    pub(crate) fn http_rejections(&self) -> &IntCounterVec {
+        &self.inner.http_rejections
+    }
+
     pub(crate) fn http_seconds(&self) -> &HistogramVec {
         &self.inner.http_seconds
     }
@@ -272,5 +325,44 @@ impl Metrics {
             tracing::error!(%error, "metrics cannot be rendered");
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Error lines that a filter lets through, of the HTTP stack's words on what is no HTTP and of one of our own.
+    fn errors_logged(log: &str) -> usize {
+        struct Lines(Arc<AtomicUsize>);
+        impl std::io::Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.fetch_add(1, Ordering::Relaxed);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let lines = Arc::new(AtomicUsize::new(0));
+        let writer = Mutex::new(Lines(lines.clone()));
+        let layer = tracing_subscriber::fmt::layer().with_writer(writer);
+        let subscriber =
+            tracing_subscriber::registry().with(layer.with_filter(log_filter(log).unwrap()));
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::error!(target: "actix_http::h1::dispatcher", "stream error");
+            tracing::error!("ours");
+        });
+        lines.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn what_strangers_send_is_no_error_of_ours() {
+        assert_eq!(errors_logged("info"), 1);
+        assert_eq!(errors_logged("refrain_worker=debug,info"), 1);
+        assert_eq!(errors_logged("info,actix_http=debug"), 2);
     }
 }

@@ -11,6 +11,32 @@ use crate::mesh::{Bench, Mishap, chat, config, streamed_text};
 const TEXT: &str = "hello world, this is the answer";
 
 #[tokio::test]
+async fn a_chunk_that_gives_way_goes_on_where_its_kv_is_as_soon_as_it_has_its_turn() {
+    let bench = Bench::new().await;
+    for lease in 0..3 {
+        // The first of them before a single token.
+        bench.mesh.mishap(lease, Mishap::GiveWay(lease));
+    }
+    let (events, done) = bench
+        .stream("/v1/chat/completions", &chat(json!({"stream": true})))
+        .await;
+    assert!(done);
+    assert_eq!(streamed_text(&events, 0), TEXT);
+    bench.mesh.settled().await;
+    let log = bench.mesh.log();
+    assert_eq!(log.chunks.len(), 4);
+    for (lease, finish) in log.leases[1..].iter().zip(&log.finishes) {
+        assert_eq!(lease.prefer, Some(WorkerId("w0".into())));
+        assert!(lease.exclude.is_empty());
+        // Its engine may not answer at all: that it ended says nothing of it.
+        assert_eq!(
+            (finish.outcome, finish.worker_ended_ms_ago),
+            (LeaseOutcome::Continues, None)
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_lost_worker_delays_a_stream_and_changes_nothing() {
     for mishap in [
         Mishap::Lose(2),

@@ -173,18 +173,163 @@ async fn a_client_that_stops_reading_keeps_its_place_for_a_requests_life_at_most
     assert!(!answer.contains("[DONE]"));
 }
 
+/// What comes on a connection until the gateway closes it.
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer));
+    read.await.expect("it is not closed").unwrap();
+    String::from_utf8(answer).unwrap()
+}
+
 #[tokio::test]
-async fn a_client_that_stops_in_its_body_keeps_its_place_for_a_requests_life_at_most() {
+async fn a_body_that_does_not_arrive_in_time_is_408() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
-        request_ms_max: 50,
+        body_ms_max: 50,
         ..config()
     })
     .await;
-    let mut stream = sent(&bench, &chat(json!({})), 1).await;
+    let answer = rest(&mut sent(&bench, &chat(json!({})), 1).await).await;
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert!(answer.contains(r#""code":"body_timeout""#), "{answer}");
+    // Nor does one without a length keep its connection, though it goes on coming.
+    let mut stream = TcpStream::connect(bench.gateway.addr()).await.unwrap();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer sk-acme\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (mut reading, mut writing) = stream.split();
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await.unwrap();
-    assert!(answer.starts_with(b"HTTP/1.1 504 "), "{answer:?}");
+    let dribble = async {
+        while writing.write_all(b"1\r\n{\r\n").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        // Closed one way or the other: bytes on their way meet a connection that is gone.
+        _ = reading.read_to_end(&mut answer) => {}
+        () = dribble => {}
+        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("it is not closed"),
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 408 "), "{answer:?}");
+    let rejected = bench.metric("refrain_gateway_rejections_total{limit=\"body_time\"}");
+    assert_eq!(rejected, 2.0);
+    assert_eq!(bench.metric("refrain_gateway_bodies_arriving"), 0.0);
+}
+
+#[tokio::test]
+async fn a_length_past_the_limit_is_refused_before_the_body_comes() {
+    let bench = Bench::new().await;
+    let mut stream = TcpStream::connect(bench.gateway.addr()).await.unwrap();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer sk-acme\r\ncontent-length: 100000000000\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let answer = rest(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert!(answer.contains(r#""code":"request_too_large""#), "{answer}");
+}
+
+#[tokio::test]
+async fn bodies_that_never_arrive_keep_nobody_out() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        tenant_requests_in_flight_max: 2,
+        ..config()
+    })
+    .await;
+    let body = chat(json!({}));
+    let mut unfinished = Vec::new();
+    for _ in 0..2 {
+        unfinished.push(sent(&bench, &body, 1).await);
+    }
+    let arriving = async {
+        while bench.metric("refrain_gateway_bodies_arriving") < 2.0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let arrives = tokio::time::timeout(Duration::from_secs(10), arriving).await;
+    assert!(arrives.is_ok());
     assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 0.0);
+    // What has been on its way for as long as most bodies take gives way.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    assert_eq!(bench.chat(json!({})).await.0, 200);
+    let answer = rest(&mut unfinished[0]).await;
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert_eq!(bench.metric("refrain_gateway_bodies_arriving"), 1.0);
+}
+
+#[tokio::test]
+async fn what_is_unavailable_may_be_asked_for_again_and_says_when() {
+    let bench = Bench::new().await;
+    for lease in 0..8 {
+        let refused = Mishap::Refuse(refrain_protocol::ErrorKind::Unavailable);
+        bench.mesh.mishap(lease, refused);
+    }
+    let refused = bench.post(CHAT, &chat(json!({}))).send().await.unwrap();
+    assert_eq!(refused.status(), 503);
+    assert_eq!(refused.headers()["retry-after"], "1");
+}
+
+#[tokio::test]
+async fn a_request_of_several_choices_counts_as_so_many() {
+    let bench = Bench::with(refrain_gateway::GatewayConfig {
+        tenant_requests_in_flight_max: 4,
+        ..config()
+    })
+    .await;
+    for lease in 0..3 {
+        bench.mesh.mishap(lease, Mishap::Hang(1));
+    }
+    let first = tokio::spawn(bench.post(CHAT, &chat(json!({"n": 3}))).send());
+    bench.mesh.wait_for_streams(3).await;
+    assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 3.0);
+    assert_eq!(bench.chat(json!({"n": 2})).await.0, 429);
+    assert_eq!(bench.chat(json!({"n": 1})).await.0, 200);
+    first.abort();
+    bench.mesh.settled().await;
+    // Nobody else is there to be kept out.
+    assert_eq!(bench.chat(json!({"n": 5})).await.0, 200);
+}
+
+#[tokio::test]
+async fn methods_that_a_route_does_not_take_are_405() {
+    let bench = Bench::new().await;
+    for (method, path, allowed) in [
+        ("GET", CHAT, "POST"),
+        ("DELETE", "/v1/completions", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("PUT", "/v1/models/tiny", "GET"),
+    ] {
+        let url = format!("{}{path}", bench.url);
+        let response = bench
+            .client
+            .request(method.parse().unwrap(), url)
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(response.status(), 405, "{method} {path}");
+        assert_eq!(response.headers()["allow"], allowed);
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!(answer["error"]["type"], "invalid_request_error");
+        assert_eq!(answer["error"]["code"], "method_not_allowed");
+    }
+}
+
+#[tokio::test]
+async fn an_address_has_no_more_connections_than_it_may_unless_it_is_a_proxy() {
+    let one = |proxies| refrain_gateway::GatewayConfig {
+        address_connections_max: 1,
+        proxies,
+        ..config()
+    };
+    for (proxies, status) in [(vec![], 429), (vec!["127.0.0.1".to_owned()], 200)] {
+        let bench = Bench::with(one(proxies)).await;
+        bench.mesh.mishap(0, Mishap::Hang(1));
+        let first = tokio::spawn(bench.post(CHAT, &chat(json!({}))).send());
+        bench.mesh.wait_for_streams(1).await;
+        assert_eq!(bench.chat(json!({})).await.0, status);
+        first.abort();
+    }
 }
 
 #[tokio::test]

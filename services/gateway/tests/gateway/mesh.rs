@@ -38,6 +38,8 @@ pub(crate) enum Mishap {
     Skip(usize),
     /// The worker drains.
     Drain(usize),
+    /// The worker gives others a turn.
+    GiveWay(usize),
     /// Sends the request on to w1 after so many steps.
     HandOver(usize),
     /// The worker falls silent.
@@ -310,6 +312,10 @@ fn events(
             }
             Some(Mishap::Drain(at)) if *at == sequence => {
                 events.push_back(Ok(ChunkEvent::End(end(ChunkEndReason::Draining))));
+                return events;
+            }
+            Some(Mishap::GiveWay(at)) if *at == sequence => {
+                events.push_back(Ok(ChunkEvent::End(end(ChunkEndReason::GaveWay))));
                 return events;
             }
             Some(Mishap::HandOver(at)) if *at == sequence => {

@@ -82,6 +82,7 @@ impl Dispatch {
                 charge,
                 granted_ms: self.now_ms,
                 seen_ms: self.now_ms,
+                gives_way: false,
             },
         );
         if let Some(worker) = self.workers.get_mut(&worker) {

@@ -51,6 +51,8 @@ pub(super) struct RunningLease {
     pub(super) granted_ms: u64,
     /// When it was granted or last named by a heartbeat.
     pub(super) seen_ms: u64,
+    /// Its worker was told to end it, as others wait for its slot.
+    pub(super) gives_way: bool,
 }
 
 /// A lease that ended: what a late `finish` and a late heartbeat need to know of it.
@@ -93,6 +95,21 @@ impl LeaseTable {
 
     pub(super) fn get(&self, lease: LeaseId) -> Option<&RunningLease> {
         self.running.get(&lease)
+    }
+
+    pub(super) fn get_mut(&mut self, lease: LeaseId) -> Option<&mut RunningLease> {
+        self.running.get_mut(&lease)
+    }
+
+    pub(super) fn running_in(
+        &self,
+        pool: &PoolKey,
+    ) -> impl Iterator<Item = (LeaseId, &RunningLease)> {
+        let running = self
+            .running
+            .iter()
+            .map(|(lease, running)| (*lease, running));
+        running.filter(move |(_, running)| running.pool == *pool)
     }
 
     pub(super) fn of_request(&self, request: RequestId) -> Option<LeaseId> {

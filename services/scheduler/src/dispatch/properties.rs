@@ -308,7 +308,13 @@ impl World {
                         "ended twice: {lease:?}"
                     );
                 }
-                Effect::Beat(answer) => assert!(answer.is_ok(), "{answer:?}"),
+                Effect::Beat(Ok(reply)) => {
+                    for lease in reply.give_way {
+                        assert!(self.running.contains_key(&lease), "{lease:?} has ended");
+                    }
+                    assert!((1..=1_000).contains(&reply.next_in_ms));
+                }
+                Effect::Beat(Err(error)) => panic!("{error}"),
                 Effect::WorkerJoined(_) | Effect::WorkerRestarted(_) | Effect::WorkerLost(_) => {}
             }
         }
@@ -383,5 +389,68 @@ proptest! {
             }
         }
         prop_assert_eq!(grants, asks.len());
+    }
+
+    /// Whoever comes gets a slot though all outputs are without end, and nobody has to give way for whom there is no
+    /// more.
+    #[test]
+    fn slots_are_shared_alike_among_tenants_whose_outputs_never_end(
+        workers in 1..4usize,
+        slots in 1..6u32,
+        wants in proptest::collection::vec(0..30u32, TENANTS.len()),
+    ) {
+        let mut dispatch = Dispatch::new(SchedulerConfig::default(), START_MS, 0);
+        let mut now_ms = START_MS;
+        let mut running: HashMap<LeaseId, (WorkerId, usize, u128)> = HashMap::new();
+        let mut tickets = HashMap::new();
+        let mut asked = 0;
+        let total = workers as u32 * slots;
+        // The first tenant has everything before the second comes, and so on.
+        let mut gave_way_late = 0;
+        for tenant in 0..TENANTS.len() {
+            let mut asks: Vec<(usize, u128)> = (0..wants[tenant]).map(|nth| (tenant, (tenant as u128) << 32 | u128::from(nth))).collect();
+            for round in 0..60 {
+                let mut effects = Vec::new();
+                for (tenant, request) in asks.drain(..) {
+                    asked += 1;
+                    tickets.insert(Ticket(asked), (tenant, request));
+                    let request = ask(request, TENANTS[tenant], 10);
+                    effects.extend(dispatch.apply(Event::Submit { ticket: Ticket(asked), request }, now_ms));
+                }
+                now_ms += 100;
+                for worker in &WORKERS[..workers] {
+                    let on_it = running.iter().filter(|(_, (on, ..))| on.0 == *worker);
+                    let named = on_it.map(|(lease, _)| *lease).collect();
+                    effects.extend(dispatch.apply(Event::Heartbeat(beat(worker, 1, slots, named)), now_ms));
+                }
+                while let Some(effect) = effects.pop() {
+                    match effect {
+                        Effect::Grant { ticket, lease, .. } => {
+                            let (tenant, request) = tickets[&ticket];
+                            running.insert(lease.lease, (lease.worker, tenant, request));
+                        }
+                        Effect::Beat(Ok(reply)) => for lease in reply.give_way {
+                            let (_, tenant, request) = running.remove(&lease).unwrap();
+                            gave_way_late += u32::from(round > 40);
+                            asks.push((tenant, request));
+                            let finish = LeaseFinish { lease, outcome: LeaseOutcome::Continues, emitted_tokens: 20, worker_ended_ms_ago: None };
+                            effects.extend(dispatch.apply(Event::Finish(finish), now_ms));
+                        },
+                        _ => {}
+                    }
+                }
+            }
+            let here = &wants[..=tenant];
+            let active = here.iter().filter(|wants| **wants > 0).count() as u32;
+            for (of, wants) in here.iter().enumerate() {
+                let has = running.values().filter(|(_, whose, _)| *whose == of).count() as u32;
+                // Where there are fewer slots than tenants, some have none yet.
+                let share = total.checked_div(active).unwrap_or(0);
+                prop_assert!(has >= share.min(*wants), "{has} of {total} for {of}: {wants}, of {here:?}");
+            }
+            let wanted: u32 = here.iter().sum();
+            prop_assert_eq!(running.len() as u32, wanted.min(total));
+        }
+        prop_assert_eq!(gave_way_late, 0);
     }
 }

@@ -7,12 +7,15 @@
 //! the smallest count among those that wait, so nobody saves up claims. Counts are kept per model, since a
 //! token of one model says nothing about the cost of another's.
 //!
+//! That decides about slots that are free. Who has to give one up is decided in `turns`.
+//!
 //! What a chunk will write is known when it ends, and by then a burst of the same tenant has taken all slots.
 //! So a grant charges the expected output of the model (a moving average), and the end corrects it.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use refrain_protocol::LeaseId;
 use refrain_protocol::scheduling::LeaseRequest;
 use serde::Serialize;
 
@@ -73,9 +76,30 @@ struct Share {
     running: u32,
 }
 
+/// What is asked of a full worker's tenants, see `turns`.
+pub(super) struct Claims<'a> {
+    /// Slots of the pool.
+    pub(super) slots: u64,
+    /// Requests that came later wait on.
+    pub(super) submitted_ms_max: u64,
+    /// Whether the worker could take the request.
+    pub(super) fits: &'a dyn Fn(&LeaseRequest) -> bool,
+}
+
+/// What a tenant holds.
+#[derive(Debug, Default)]
+pub(super) struct Holding {
+    /// Leases that were told to give way, on any worker.
+    pub(super) giving: u32,
+    /// When they were granted, and which: those that it could give, the first to give last.
+    pub(super) leases: Vec<(u64, LeaseId)>,
+}
+
 #[derive(Debug)]
 struct Pool {
     tenants: BTreeMap<String, Share>,
+    /// Waiting requests for which somebody gives way: the slot that comes of it is theirs.
+    claimed: BTreeSet<Ticket>,
     /// Where virtual time stood when the queue was last empty.
     served_at_empty: u64,
     service_ms: f64,
@@ -86,6 +110,7 @@ impl Default for Pool {
     fn default() -> Self {
         Pool {
             tenants: BTreeMap::new(),
+            claimed: BTreeSet::new(),
             served_at_empty: 0,
             service_ms: SERVICE_MS_FIRST_GUESS,
             output_tokens: OUTPUT_TOKENS_FIRST_GUESS,
@@ -230,6 +255,7 @@ impl FairQueue {
         let pool = self.pools.get_mut(&key)?;
         let share = pool.tenants.get_mut(&tenant)?;
         let waiting = share.waiting.remove(&ticket)?;
+        pool.claimed.remove(&ticket);
         let served = share.served;
         if pool.virtual_time().is_none() {
             pool.served_at_empty = pool.served_at_empty.max(served);
@@ -310,23 +336,91 @@ impl FairQueue {
             .map_or(SERVICE_MS_FIRST_GUESS, |pool| pool.service_ms)
     }
 
-    /// The waiting tickets of a pool in the order in which they should be tried: tenants by tokens served
-    /// (ties: the longest wait), each tenant's in order of arrival.
+    /// The waiting tickets of a pool in the order in which they should be tried: those for which somebody gives way,
+    /// then tenants by tokens served (ties: the longest wait), each tenant's in order of arrival.
     pub(super) fn in_order(&self, key: &PoolKey) -> impl Iterator<Item = (Ticket, &Waiting)> {
-        let mut shares: Vec<&Share> = self
-            .pools
-            .get(key)
-            .into_iter()
+        let pool = self.pools.get(key).into_iter();
+        let claimed = pool.clone().flat_map(|pool| &pool.claimed);
+        let claimed = claimed.filter_map(|ticket| Some((*ticket, self.get(*ticket)?)));
+        let mut shares: Vec<&Share> = pool
+            .clone()
             .flat_map(|pool| pool.tenants.values())
             .filter(|share| !share.waiting.is_empty())
             .collect();
         shares.sort_by_key(|share| (share.served, share.waiting.keys().next().copied()));
-        shares.into_iter().flat_map(|share| {
+        let others = shares.into_iter().flat_map(|share| {
             share
                 .waiting
                 .iter()
                 .map(|(ticket, waiting)| (*ticket, waiting))
-        })
+        });
+        let is_claimed =
+            move |ticket: &Ticket| pool.clone().any(|pool| pool.claimed.contains(ticket));
+        claimed.chain(others.filter(move |(ticket, _)| !is_claimed(ticket)))
+    }
+
+    /// Finds slots for requests of tenants that have fewer than their share: the leases that are to end, of tenants
+    /// that have more than theirs. Each is for one request, which is tried first from now on.
+    pub(super) fn claim_slots(
+        &mut self,
+        key: &PoolKey,
+        claims: Claims<'_>,
+        mut holdings: BTreeMap<String, Holding>,
+    ) -> Vec<LeaseId> {
+        let Some(pool) = self.pools.get_mut(key) else {
+            return Vec::new();
+        };
+        let is_active = |share: &Share| share.running > 0 || !share.waiting.is_empty();
+        let active = pool
+            .tenants
+            .values()
+            .filter(|share| is_active(share))
+            .count();
+        let fair = claims.slots / active.max(1) as u64;
+        let fair = u32::try_from(fair.max(1)).unwrap_or(u32::MAX);
+        let mut claimants: Vec<(u64, Vec<Ticket>)> = Vec::new();
+        for share in pool.tenants.values() {
+            let waiting = share.waiting.iter();
+            let claimed = waiting
+                .clone()
+                .filter(|(ticket, _)| pool.claimed.contains(ticket));
+            let has = share.running + u32::try_from(claimed.count()).unwrap_or(u32::MAX);
+            let tickets = waiting
+                .filter(|(ticket, waiting)| {
+                    !pool.claimed.contains(ticket)
+                        && waiting.submitted_ms <= claims.submitted_ms_max
+                        && (claims.fits)(&waiting.request)
+                })
+                .map(|(ticket, _)| *ticket);
+            let tickets: Vec<Ticket> = tickets.take(fair.saturating_sub(has) as usize).collect();
+            if !tickets.is_empty() {
+                claimants.push((share.served, tickets));
+            }
+        }
+        claimants.sort_by_key(|(served, tickets)| (*served, tickets[0]));
+        let mut give_way = Vec::new();
+        for (_, tickets) in claimants {
+            for ticket in tickets {
+                let most_over = holdings
+                    .iter_mut()
+                    .filter(|(_, holding)| !holding.leases.is_empty())
+                    .filter_map(|(tenant, holding)| {
+                        let share = pool.tenants.get(tenant)?;
+                        let keeps = share.running.saturating_sub(holding.giving);
+                        (keeps > fair).then_some((keeps, holding))
+                    })
+                    .max_by_key(|(keeps, _)| *keeps);
+                let Some((_, holding)) = most_over else {
+                    break;
+                };
+                if let Some((_, lease)) = holding.leases.pop() {
+                    holding.giving += 1;
+                    pool.claimed.insert(ticket);
+                    give_way.push(lease);
+                }
+            }
+        }
+        give_way
     }
 
     /// Forgets the pools that nobody uses: nothing waits or runs, and `served` says no worker is left.

@@ -181,6 +181,14 @@ impl Script {
                     fallback: Some(report),
                     ..
                 })) => format!("its fallback accepts {}", report.accepted_length),
+                Effect::Beat(Ok(reply)) if !reply.give_way.is_empty() => {
+                    let requests = reply.give_way.iter();
+                    let requests: Vec<String> = requests
+                        .map(|lease| (lease.0 & u128::from(u64::MAX)).to_string())
+                        .collect();
+                    let (next, requests) = (reply.next_in_ms, requests.join(", "));
+                    format!("to give way: {requests}; again in {next} ms")
+                }
                 Effect::Beat(Ok(_)) => continue,
                 Effect::Beat(Err(error)) => {
                     format!("refuse beat: {} {}", error.kind.status(), error.message)

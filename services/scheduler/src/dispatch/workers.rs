@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use refrain_protocol::scheduling::{Eagle3Report, Heartbeat, ServedModel};
+use refrain_protocol::scheduling::{Eagle3Report, Heartbeat, LeaseRequest, ServedModel};
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, WorkerId};
 use serde::Serialize;
 
@@ -249,6 +249,31 @@ impl WorkerTable {
         let has_room = there.running() < there.heartbeat.max_running;
         let takes = !there.heartbeat.draining && there.suspect_since_ms.is_none() && has_room;
         there.heartbeat.eagle3.filter(|_| same_text && takes)
+    }
+
+    /// Whether it would take chunks if it had a slot.
+    pub(super) fn is_full(&self, worker: &WorkerId) -> bool {
+        self.workers.get(worker).is_some_and(|known| {
+            let candidate = known.candidate(worker);
+            let is_open = !candidate.draining && !candidate.suspect;
+            is_open && candidate.running >= candidate.max_running
+        })
+    }
+
+    pub(super) fn pool_of(&self, worker: &WorkerId) -> Option<PoolKey> {
+        let heartbeat = &self.workers.get(worker)?.heartbeat;
+        Some(PoolKey {
+            model: heartbeat.model.clone(),
+            tokenizer: heartbeat.tokenizer.clone(),
+        })
+    }
+
+    /// Whether a request of its pool could be placed on it if it had a slot.
+    pub(super) fn fits(&self, worker: &WorkerId, request: &LeaseRequest) -> bool {
+        self.workers.get(worker).is_some_and(|known| {
+            known.heartbeat.max_context > request.context_tokens
+                && !request.exclude.contains(worker)
+        })
     }
 
     pub(super) fn serves(&self, pool: &PoolKey) -> bool {

@@ -1,5 +1,6 @@
 //! A chunk's place in the batch: where its events go, whether it may move, what its errors mean.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,8 @@ pub(super) struct Entry {
     pub(super) span: tracing::Span,
     /// When nobody waits for it any more.
     pub(super) deadline: Option<Instant>,
+    /// What its reader had no room for when the chunk ended.
+    pub(super) unsent: Option<ChunkEvent>,
     /// Since when its reader has had no room for more.
     pub(super) stalled_since: Option<Instant>,
     /// Not before then: the engine had no room for it.
@@ -96,6 +99,7 @@ impl Entry {
             slot: Some(slot),
             span,
             deadline,
+            unsent: None,
             stalled_since: None,
             wait_until: None,
             waits_since: None,
@@ -148,11 +152,21 @@ impl Entry {
     /// The last event must arrive even if the reader lags: a task of its own waits for room.
     pub(super) fn send_last(&mut self, event: Result<ChunkEvent, ApiError>) {
         self.slot = None;
-        if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
+        let mut last: VecDeque<_> = self.unsent.take().map(Ok).into_iter().collect();
+        last.push_back(event);
+        while let Some(event) = last.pop_front() {
+            if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
+                last.push_front(event);
+                break;
+            }
+        }
+        if !last.is_empty() {
             let events = self.events.clone();
             tokio::spawn(async move {
-                // The reader left: nothing to tell it.
-                let _ = events.send(event).await;
+                for event in last {
+                    // The reader left: nothing to tell it.
+                    let _ = events.send(event).await;
+                }
             });
         }
     }

@@ -64,6 +64,7 @@ impl Outlet {
             ChunkEndReason::Stop => ("stop", false),
             ChunkEndReason::Length => ("length", false),
             ChunkEndReason::ChunkLimit => ("chunk_limit", true),
+            ChunkEndReason::GaveWay => ("gave_way", true),
             ChunkEndReason::Draining => ("handed_over", true),
             ChunkEndReason::HandOver => ("to_fallback", true),
         };
@@ -81,7 +82,10 @@ impl Outlet {
         let finish = match reason {
             ChunkEndReason::Stop => FinishReason::Stop,
             ChunkEndReason::Length => FinishReason::Length,
-            ChunkEndReason::ChunkLimit | ChunkEndReason::Draining | ChunkEndReason::HandOver => {
+            ChunkEndReason::ChunkLimit
+            | ChunkEndReason::GaveWay
+            | ChunkEndReason::Draining
+            | ChunkEndReason::HandOver => {
                 return;
             }
         };

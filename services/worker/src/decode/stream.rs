@@ -93,6 +93,8 @@ enum Control {
     Cut(ChunkCut, oneshot::Sender<()>),
     /// Another worker goes on.
     HandOver,
+    /// Others have a turn.
+    GiveWay,
     /// A newer lease of the same request is here.
     TakenOver,
 }
@@ -142,6 +144,11 @@ impl StreamDriver {
                             let _ = chunk.control.try_send(Control::HandOver);
                         }
                     }
+                    Command::GiveWay(leases) => {
+                        for chunk in listed.values().filter(|chunk| leases.contains(&chunk.lease)) {
+                            let _ = chunk.control.try_send(Control::GiveWay);
+                        }
+                    }
                     Command::End => ends = true,
                 },
                 Some(ended) = tasks.join_next_with_id() => {
@@ -164,7 +171,7 @@ impl StreamDriver {
         for old in listed.values().filter(|old| old.document == document) {
             let _ = old.control.try_send(Control::TakenOver);
         }
-        // A cut, a hand-over and a take-over at most.
+        // A cut, a hand-over, a take-over and words to give way, of which one will do.
         let (control, told) = mpsc::channel(4);
         let lease = entry.lease;
         let span = entry.span.clone();

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::descriptors;
 use reqwest::{Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -191,8 +192,12 @@ fn new_pool() -> reqwest::Result<reqwest::Client> {
         .build()
 }
 
-/// The connection was refused, timed out, or broke.
+/// The connection was refused, timed out, or broke; or this process could not open one, which is no failure of the
+/// engine's.
 pub(super) fn lost(error: &reqwest::Error) -> ApiError {
+    if let Some(error) = descriptors::exhausted(error) {
+        return error;
+    }
     let (kind, message) = if error.is_connect() {
         (ErrorKind::Unavailable, "the engine cannot be reached")
     } else if error.is_timeout() {
@@ -293,6 +298,33 @@ mod tests {
         let detail = error.detail.unwrap();
         assert!(!detail.contains("someone"), "{detail}");
         assert!(detail.contains("Data error at (1, "), "{detail}");
+    }
+
+    /// Resolves nothing, since this process may not open another socket.
+    struct OutOfSockets;
+
+    impl reqwest::dns::Resolve for OutOfSockets {
+        fn resolve(&self, _: reqwest::dns::Name) -> reqwest::dns::Resolving {
+            // EMFILE.
+            let error = std::io::Error::from_raw_os_error(24);
+            Box::pin(std::future::ready(Err(error.into())))
+        }
+    }
+
+    #[tokio::test]
+    async fn want_of_sockets_is_no_failure_of_the_engine() {
+        refrain_service_kit::telemetry::install_crypto_provider();
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .dns_resolver(Arc::new(OutOfSockets))
+            .build()
+            .unwrap();
+        let error = client.get("http://engine:1/").send().await.unwrap_err();
+        assert!(error.is_connect());
+        let error = lost(&error);
+        assert_eq!(error.kind, ErrorKind::Unavailable);
+        assert_eq!(error.code.as_deref(), Some(descriptors::OUT_OF_DESCRIPTORS));
+        assert!(error.retry_after_ms.is_some());
     }
 
     #[test]

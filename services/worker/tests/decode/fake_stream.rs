@@ -34,6 +34,7 @@ pub(crate) struct FakeStream {
     /// Answers this many of the coming calls with an error of this kind.
     pub(crate) refusals: AtomicU32,
     pub(crate) refusal: Mutex<ErrorKind>,
+    pub(crate) refusal_code: Option<&'static str>,
     /// Breaks off after this many pieces, in this many of the coming calls.
     pub(crate) breaks: AtomicU32,
     pub(crate) breaks_after: usize,
@@ -83,6 +84,7 @@ impl FakeStream {
             taken: Arc::default(),
             refusals: AtomicU32::new(0),
             refusal: Mutex::new(ErrorKind::Unavailable),
+            refusal_code: None,
             breaks: AtomicU32::new(0),
             breaks_after: 3,
             context: 2000,
@@ -131,10 +133,10 @@ impl StreamingEngine for FakeStream {
     async fn generate(&self, request: GenerateRequest) -> Result<GeneratedStream, ApiError> {
         self.asked.lock().unwrap().push_back(request.clone());
         if take(&self.refusals) {
-            return Err(ApiError::new(
-                *self.refusal.lock().unwrap(),
-                "planned refusal",
-            ));
+            let kind = *self.refusal.lock().unwrap();
+            let mut error = ApiError::new(kind, "planned refusal");
+            error.code = self.refusal_code.map(str::to_owned);
+            return Err(error);
         }
         let room = self.context.saturating_sub(request.tokens.len());
         let most = room.min(request.tokens_max as usize);

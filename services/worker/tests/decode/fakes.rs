@@ -416,6 +416,8 @@ impl DraftStore for FakeStore {
 /// Takes heartbeats.
 #[derive(Default)]
 pub(crate) struct FakeScheduler {
+    /// Leases that the worker is to end.
+    pub(crate) give_way: Mutex<Vec<refrain_protocol::LeaseId>>,
     pub(crate) last: Mutex<Option<Heartbeat>>,
     /// What it says of the worker's fallback.
     pub(crate) fallback: Mutex<Option<Eagle3Report>>,
@@ -437,6 +439,7 @@ impl Scheduler for FakeScheduler {
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {
         *self.last.lock().unwrap() = Some(heartbeat);
         Ok(HeartbeatReply {
+            give_way: self.give_way.lock().unwrap().clone(),
             next_in_ms: 20,
             fallback: *self.fallback.lock().unwrap(),
         })

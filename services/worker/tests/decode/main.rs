@@ -368,22 +368,73 @@ async fn a_full_worker_waits_a_moment_for_a_slot() {
     assert_eq!((first.tokens.len(), second.tokens.len()), (40, 5));
 }
 
+/// The request behind what its last chunk said, under another lease.
+pub(crate) fn continued(request: &ChunkRequest, said: &[u32], nth: u64) -> ChunkRequest {
+    let mut next = request.clone();
+    next.lease = LeaseId(request.lease.0 + u128::from(nth) * 1_000_000);
+    next.epoch += nth;
+    next.tokens.extend(said);
+    next.max_new_tokens -= said.len() as u32;
+    next
+}
+
 #[tokio::test]
-async fn a_reader_that_stands_still_for_too_long_loses_its_chunk() {
+async fn a_reader_that_stands_still_loses_its_slot_and_none_of_its_output() {
     let bench = bench(FakeEngine::new(erratic), |config| {
         config.event_queue = 1;
         config.reader_stall_ms_max = 50;
+        config.running_max = 1;
+        config.slot_wait_ms = 20_000;
     })
     .await;
-    let request = chunk(&bench, &[1], 1000);
+    let request = chunk(&bench, &[1], 40);
+    let stream = bench.worker.handle().chunk(request.clone()).await.unwrap();
+    // There is one slot.
+    let other = run(&bench, chunk(&bench, &[2], 5)).await;
+    assert_eq!(other.tokens.len(), 5);
+    let said = read(stream).await;
+    assert_eq!(said.end.unwrap().reason, ChunkEndReason::GaveWay);
+    assert!(!said.tokens.is_empty() && said.tokens.len() < 40);
+    let rest = run(&bench, continued(&request, &said.tokens, 1)).await;
+    assert_eq!(rest.end.unwrap().reason, ChunkEndReason::Length);
+    let all = [said.tokens, rest.tokens].concat();
+    assert_eq!(all, plainly(erratic, &[1], 40));
+    let stalled = bench.figure("refrain_worker_rejections_total{limit=\"reader_stall_ms_max\"}");
+    assert_eq!(stalled, 1.0);
+    // It is one output, of which nothing was taken for its end.
     let document: DocumentId = request.request.into();
-    let _stream = bench.worker.handle().chunk(request).await.unwrap();
-    eventually("the chunk is ended", || {
+    eventually("it is stored", || {
         let documents = bench.store.documents.lock().unwrap();
-        let stored = documents.get(&document);
-        stored.is_some_and(|stored| stored.finish == Some(FinishReason::Cancelled))
+        documents.get(&document).is_some_and(|stored| {
+            stored.finish == Some(FinishReason::Length) && stored.tokens == all
+        })
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_chunk_that_is_to_give_way_ends_and_goes_on_under_another_lease() {
+    let mut engine = FakeEngine::new(erratic);
+    engine.step_time = Duration::from_millis(1);
+    let bench = bench(engine, |_| {}).await;
+    let request = chunk(&bench, &[1], 900);
+    *bench.scheduler.give_way.lock().unwrap() = vec![request.lease];
+    let mut said = Vec::new();
+    for nth in 0.. {
+        let next = continued(&request, &said, nth);
+        let chunk = run(&bench, next).await;
+        said.extend(chunk.tokens);
+        if chunk.end.unwrap().reason != ChunkEndReason::GaveWay {
+            break;
+        }
+        assert_eq!(nth, 0, "only the first lease was to give way");
+        assert!(said.len() < 900);
+    }
+    assert_eq!(said, plainly(erratic, &[1], 900));
+    assert_eq!(
+        bench.figure("refrain_worker_chunks_total{outcome=\"gave_way\"}"),
+        1.0
+    );
 }
 
 #[tokio::test]

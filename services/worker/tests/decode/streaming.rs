@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::bench::*;
+use crate::continued;
 use crate::fake_stream::{FakeStream, kept_as_cancelled, listening, stored};
 use crate::fakes::{STOP, Target};
 
@@ -277,6 +278,35 @@ async fn a_start_is_tried_again_and_an_answer_never() {
     .await;
 }
 
+#[tokio::test]
+async fn want_of_sockets_here_is_not_held_against_the_engine() {
+    let engine = FakeStream {
+        refusal_code: Some("out_of_descriptors"),
+        ..FakeStream::new(erratic)
+    };
+    let (engine, bench) = listening(engine, |config| {
+        config.engine.breaker_failures_max = 2;
+        config.engine.breaker_open_ms = 3_600_000;
+    })
+    .await;
+    engine.refusals.store(5, Ordering::SeqCst);
+    for _ in 0..5 {
+        let said = run(&bench, chunk(&bench, &[1], 5)).await;
+        let code = said.error.unwrap().code;
+        assert_eq!(code.as_deref(), Some("out_of_descriptors"));
+    }
+    // There is a socket again, and no breaker in the way.
+    let said = run(&bench, chunk(&bench, &[1], 5)).await;
+    assert_eq!(said.tokens, plainly(erratic, &[1], 5));
+    let figure = |limit: &str| {
+        bench.figure(&format!(
+            "refrain_worker_rejections_total{{limit=\"{limit}\"}}"
+        ))
+    };
+    assert_eq!((figure("descriptors"), figure("breaker")), (5.0, 0.0));
+    assert_eq!(bench.figure("refrain_worker_engine_failures_total"), 0.0);
+}
+
 /// Nobody waits for the breaker to close.
 const HOUR_MS: u64 = 3_600 * 1_000;
 
@@ -476,15 +506,37 @@ async fn a_slow_reader_holds_the_engine_back_and_loses_nothing() {
     })
     .await;
     let request = chunk(&bench, &[1], 40);
-    let _unread = bench.worker.handle().chunk(request.clone()).await.unwrap();
+    let unread = bench.worker.handle().chunk(request.clone()).await.unwrap();
+    let stalls = "refrain_worker_chunks_total{outcome=\"gave_way\"}";
     eventually("a reader that stands still is left", || {
-        engine.at_work.load(Ordering::SeqCst) == 0
-            && stored(&bench, &request)
-                .is_some_and(|(_, finish)| finish == Some(FinishReason::Cancelled))
+        engine.at_work.load(Ordering::SeqCst) == 0 && bench.figure(stalls) == 1.0
     })
     .await;
+    // It finds what was said, and goes on behind it.
+    let said = read(unread).await;
+    assert_eq!(said.end.unwrap().reason, ChunkEndReason::GaveWay);
+    let rest = run(&bench, continued(&request, &said.tokens, 1)).await;
+    let all = [said.tokens, rest.tokens].concat();
+    assert_eq!(all, plainly(erratic, &[1], 40));
     let stalled = bench.figure("refrain_worker_rejections_total{limit=\"reader_stall_ms_max\"}");
     assert_eq!(stalled, 1.0);
+}
+
+#[tokio::test]
+async fn a_streamed_chunk_that_is_to_give_way_ends_and_goes_on_under_another_lease() {
+    let engine = FakeStream {
+        pause: Duration::from_millis(1),
+        ..FakeStream::new(erratic)
+    };
+    let (_, bench) = listening(engine, |_| {}).await;
+    let request = chunk(&bench, &[1], 900);
+    *bench.scheduler.give_way.lock().unwrap() = vec![request.lease];
+    let said = run(&bench, request.clone()).await;
+    assert_eq!(said.end.unwrap().reason, ChunkEndReason::GaveWay);
+    assert!(said.tokens.len() < 900);
+    let rest = run(&bench, continued(&request, &said.tokens, 1)).await;
+    let all = [said.tokens, rest.tokens].concat();
+    assert_eq!(all, plainly(erratic, &[1], 900));
 }
 
 #[tokio::test]

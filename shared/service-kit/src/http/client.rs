@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::error::api_error_of;
+use crate::descriptors;
 
 /// Largest answer that is read into memory.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -174,6 +175,9 @@ impl MeshClient {
     }
 
     fn unreachable(&self, error: reqwest::Error) -> ApiError {
+        if let Some(error) = descriptors::exhausted(&error) {
+            return error;
+        }
         let (kind, message) = if error.is_timeout() {
             (
                 ErrorKind::Timeout,

@@ -51,6 +51,8 @@ pub(crate) fn api_error_of(status: u16, retry_after_ms: Option<u64>, body: &[u8]
         401 => ErrorKind::Unauthorized,
         403 => ErrorKind::Forbidden,
         404 => ErrorKind::NotFound,
+        405 => ErrorKind::MethodNotAllowed,
+        408 => ErrorKind::RequestTimeout,
         409 => ErrorKind::Conflict,
         413 => ErrorKind::TooLarge,
         429 => ErrorKind::Overloaded,

@@ -4,21 +4,29 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use actix_http::error::DispatchError;
+use actix_http::{ConnectionType, HttpService};
+use actix_service::{IntoServiceFactory, ServiceFactoryExt, fn_service, map_config};
 use actix_web::body::MessageBody;
-use actix_web::dev::{ServerHandle, ServiceRequest, ServiceResponse};
-use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use actix_web::dev::{AppConfig, Handler, ServerHandle, ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
+use actix_web::http::header::{ALLOW, HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Next, from_fn};
-use actix_web::{App, HttpMessage, HttpResponse, HttpServer, web};
+use actix_web::{App, HttpMessage, HttpResponse, ResponseError, web};
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use prometheus::{HistogramVec, IntCounterVec};
 use refrain_protocol::{ApiError, ErrorKind};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::AbortHandle;
 use tracing::Instrument;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::HttpError;
 use super::body::{BodyBytesMax, too_large};
+use super::connections::{BusyBody, Connection, Connections, Placed};
+use super::places::AddressLimit;
+use crate::descriptors;
 use crate::random;
 use crate::telemetry::Metrics;
 
@@ -29,6 +37,18 @@ const SHUTDOWN_TIMEOUT_S: u64 = 30;
 /// usual proxy does (60 s), so that it is always the caller who closes: a request that is sent while the
 /// listener closes is lost. A graceful stop does not wait for such connections.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(120);
+
+/// How long a new connection has to send the head of its first request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection that is closed is given to take its last answer.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Connections that the system holds until they are accepted.
+const BACKLOG: u32 = 2048;
+
+/// Connections of a thread that are told at once why they have no place. More wait until these have heard it.
+const REFUSED_MAX: usize = 32;
 
 /// Says whether the service can do its work: `Err` holds the reason why not.
 pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
@@ -44,7 +64,7 @@ pub struct ServeOptions {
     pub threads: usize,
     /// Largest request body.
     pub body_bytes_max: usize,
-    /// Most connections per thread.
+    /// Most connections at once, of all threads together; less where the process may not open as many files.
     pub connections_max: usize,
 }
 
@@ -81,12 +101,30 @@ impl Server {
     }
 }
 
-/// Starts listening. `configure` adds the service's routes to each thread's app.
+/// Starts listening, to the services of the mesh. `configure` adds the service's routes to each thread's app.
 ///
 /// # Errors
 /// The address cannot be bound.
 pub fn serve<F>(
     options: ServeOptions,
+    metrics: &Metrics,
+    readiness: Readiness,
+    configure: F,
+) -> anyhow::Result<Server>
+where
+    F: Fn(&mut web::ServiceConfig) + Clone + Send + 'static,
+{
+    let as_many_as_there_are = AddressLimit::default();
+    serve_public(options, as_many_as_there_are, metrics, readiness, configure)
+}
+
+/// As [`serve`], to strangers as well: none of them may hold more connections than `address` says.
+///
+/// # Errors
+/// The address cannot be bound.
+pub fn serve_public<F>(
+    options: ServeOptions,
+    address: AddressLimit,
     metrics: &Metrics,
     readiness: Readiness,
     configure: F,
@@ -101,11 +139,23 @@ where
     };
     let metrics = metrics.clone();
     let body_bytes_max = options.body_bytes_max;
-    let server = HttpServer::new(move || {
+    let connections_max = options.connections_max.min(descriptors::callers_max());
+    if connections_max < options.connections_max {
+        tracing::info!(
+            service = options.service,
+            connections_max,
+            configured = options.connections_max,
+            "fewer connections than configured: raise the limit on open files (ulimit -n)"
+        );
+    }
+    let connections = Connections::new(options.service, connections_max, address, &metrics);
+    let threads = options.threads.max(1);
+    let builder = actix_server::Server::build();
+    let shutdown = builder.graceful_shutdown_signal();
+    let app = move || {
         let observed = observed.clone();
         let metrics = metrics.clone();
         let readiness = readiness.clone();
-        let configure = configure.clone();
         App::new()
             .wrap(from_fn(move |request, next| {
                 observe(observed.clone(), request, next)
@@ -117,36 +167,27 @@ where
                     .content_type_required(false)
                     .error_handler(|error, _| HttpError(json_error(&error)).into()),
             )
-            .route(
-                "/healthz",
-                web::get().to(async || HttpResponse::Ok().body("ok\n")),
-            )
-            .route(
-                "/readyz",
-                web::get().to(move || {
-                    let readiness = readiness.clone();
-                    async move {
-                        match readiness() {
-                            Ok(()) => HttpResponse::Ok().body("ready\n"),
-                            Err(reason) => {
-                                HttpResponse::ServiceUnavailable().body(format!("{reason}\n"))
-                            }
+            .service(shown("/healthz", async || HttpResponse::Ok().body("ok\n")))
+            .service(shown("/readyz", move || {
+                let readiness = readiness.clone();
+                async move {
+                    match readiness() {
+                        Ok(()) => HttpResponse::Ok().body("ready\n"),
+                        Err(reason) => {
+                            HttpResponse::ServiceUnavailable().body(format!("{reason}\n"))
                         }
                     }
-                }),
-            )
-            .route(
-                "/metrics",
-                web::get().to(move || {
-                    let metrics = metrics.clone();
-                    async move {
-                        HttpResponse::Ok()
-                            .content_type("text/plain; version=0.0.4")
-                            .body(metrics.render())
-                    }
-                }),
-            )
-            .configure(configure)
+                }
+            }))
+            .service(shown("/metrics", move || {
+                let metrics = metrics.clone();
+                async move {
+                    HttpResponse::Ok()
+                        .content_type("text/plain; version=0.0.4")
+                        .body(metrics.render())
+                }
+            }))
+            .configure(configure.clone())
             .default_service(web::to(async || -> Result<HttpResponse, HttpError> {
                 Err(
                     ApiError::new(ErrorKind::NotFound, "no such route or method")
@@ -154,23 +195,55 @@ where
                         .into(),
                 )
             }))
-    })
-    .workers(options.threads)
-    .max_connections(options.connections_max)
-    .keep_alive(KEEP_ALIVE)
-    // A caller that closed its side has gone: its handler is dropped, and what it waits for with it.
-    .h1_allow_half_closed(false)
-    .disable_signals()
-    .shutdown_timeout(SHUTDOWN_TIMEOUT_S)
-    .bind(options.listen)
-    .map_err(|error| {
+    };
+    // What actix-web's own server does, but with a stream of ours below.
+    let service = move || {
+        let connections = connections.clone();
+        let shutdown = shutdown.clone();
+        let app = app().into_factory();
+        let http = HttpService::build()
+            .graceful_shutdown_signal(move || {
+                let shutdown = shutdown.clone();
+                async move { shutdown.notified().await }
+            })
+            .keep_alive(KEEP_ALIVE)
+            .client_request_timeout(HEAD_TIMEOUT)
+            .client_disconnect_timeout(DISCONNECT_TIMEOUT)
+            // A caller that closed its side has gone: its handler is dropped, and what it waits for with it.
+            .h1_allow_half_closed(false)
+            .on_connect_ext(|stream: &Placed, data| {
+                data.insert(stream.connection());
+            })
+            .h1(map_config(
+                app.map_err(|error| error.error_response()),
+                |()| AppConfig::default(),
+            ));
+        fn_service(move |stream: TcpStream| {
+            let connections = connections.clone();
+            async move { connections.admit(stream).await.map_err(DispatchError::Io) }
+        })
+        .and_then(http)
+    };
+    let server = builder
+        .workers(threads)
+        .max_concurrent_connections(
+            connections_max
+                .div_ceil(threads)
+                .saturating_add(REFUSED_MAX),
+        )
+        .disable_signals()
+        .shutdown_timeout(SHUTDOWN_TIMEOUT_S);
+    let addr_and_server = bind(options.listen).and_then(|listener| {
+        let addr = listener.local_addr()?;
+        Ok((addr, server.listen(options.service, listener, service)?))
+    });
+    let (addr, server) = addr_and_server.map_err(|error| {
         anyhow::anyhow!(
             "{} cannot listen on {}: {error}",
             options.service,
             options.listen
         )
     })?;
-    let addr = server.addrs().first().copied().unwrap_or(options.listen);
     let running = server.run();
     let handle = running.handle();
     let running = tokio::spawn(async move {
@@ -183,6 +256,30 @@ where
         handle,
         running: running.abort_handle(),
     })
+}
+
+fn bind(listen: SocketAddr) -> std::io::Result<std::net::TcpListener> {
+    let socket = match listen {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(listen)?;
+    // The standard library's own way has room for 128.
+    socket.listen(BACKLOG)?.into_std()
+}
+
+/// A route that shows something to whoever asks.
+fn shown<F, A>(path: &'static str, show: F) -> actix_web::Resource
+where
+    F: Fn() -> A + Clone + 'static,
+    F: Handler<(), Output = HttpResponse>,
+    A: Future<Output = HttpResponse> + 'static,
+{
+    // The answer to HEAD is that to GET, of which the HTTP stack then sends no body.
+    web::resource(path)
+        .route(web::get().to(show.clone()))
+        .route(web::head().to(show))
 }
 
 fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {
@@ -212,6 +309,7 @@ async fn observe(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     let started = Instant::now();
+    let busy = request.conn_data::<Connection>().map(Connection::busy);
     let identity = request
         .headers()
         .get("x-request-id")
@@ -252,14 +350,36 @@ async fn observe(
             .with_label_values(&[observed.service, &route])
             .observe(started.elapsed().as_secs_f64());
     }
-    outcome.map(|mut response| {
+    outcome.map(|response| {
+        let mut response = with_words(response.map_into_boxed_body());
         if let Ok(value) = HeaderValue::from_str(&identity) {
             response
                 .headers_mut()
                 .insert(HeaderName::from_static("x-request-id"), value);
         }
-        response
+        let closes = response.response().head().connection_type() == ConnectionType::Close;
+        let busy = busy.map(|busy| busy.closing(closes));
+        response.map_body(|_, body| BusyBody::new(body, busy))
     })
+}
+
+/// The framework refuses a route's other methods without a word, though it lists those that there are.
+fn with_words(response: ServiceResponse) -> ServiceResponse {
+    let status = response.status();
+    if status != StatusCode::METHOD_NOT_ALLOWED {
+        return response;
+    }
+    let allowed = response.headers().get(ALLOW).cloned();
+    let message = match allowed.as_ref().and_then(|allowed| allowed.to_str().ok()) {
+        Some(allowed) => format!("this route does not take this method; it takes {allowed}"),
+        None => "this route does not take this method".to_owned(),
+    };
+    let error = ApiError::new(ErrorKind::MethodNotAllowed, message).with_code("method_not_allowed");
+    let mut refused = HttpError(error).error_response();
+    if let Some(allowed) = allowed {
+        refused.headers_mut().insert(ALLOW, allowed);
+    }
+    response.into_response(refused)
 }
 
 fn random_id() -> String {

@@ -1,5 +1,7 @@
 //! A listener and a client, against each other.
 
+mod connections;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -488,6 +488,99 @@ fn senseless_heartbeats_and_too_many_workers_are_refused() {
 }
 
 #[test]
+fn a_newcomer_gets_a_slot_of_a_tenant_that_has_more_than_its_share() {
+    // With its next report the full worker is told which chunk has had its turn. Tenants share alike and no more: the
+    // second request of the newcomer gets a slot as well, the third waits until one is free.
+    check(
+        "0 beat a slots=4
+         1 ask 1 acme
+         1 ask 2 acme
+         2 ask 3 acme
+         2 ask 4 acme
+         3 ask 5 acme
+         200 beat a slots=4 runs=1,2,3,4
+         210 ask 6 new
+         220 beat a slots=4 runs=1,2,3,4
+         300 beat a slots=4 runs=1,2,3,4
+         310 beat a slots=4 runs=1,2,3,4
+         320 continues 1 40
+         330 ask 7 new
+         340 ask 1 acme prefer=a
+         400 beat a slots=4 runs=2,3,4,6
+         410 continues 2 50
+         420 ask 8 new
+         600 beat a slots=4 runs=3,4,6,7
+         700 done 6 9",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms
+            1 grant #2 on a after 0 ms
+            2 grant #3 on a after 0 ms
+            2 grant #4 on a after 0 ms
+            300 to give way: 1; again in 100 ms
+            310 to give way: 1; again in 100 ms
+            320 end of 1 on a: continues
+            320 grant #6 on a after 110 ms
+            400 to give way: 2; again in 100 ms
+            410 end of 2 on a: continues
+            410 grant #7 on a after 80 ms
+            700 end of 6 on a: done
+            700 grant #5 on a after 697 ms
+        "#]],
+    );
+}
+
+#[test]
+fn a_chunk_that_gave_way_and_is_not_given_back_frees_its_slot_all_the_same() {
+    // Its reader stands still, so nobody says that it has ended but the worker, which names it no more.
+    check(
+        "0 beat a slots=2
+         1 ask 1 acme
+         1 ask 2 acme
+         2 ask 3 new
+         200 beat a slots=2 runs=1,2
+         300 beat a slots=2 runs=2
+         400 continues 1 12",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms
+            1 grant #2 on a after 0 ms
+            200 to give way: 1; again in 100 ms
+            300 end of 1 on a: healed
+            300 grant #3 on a after 298 ms
+        "#]],
+    );
+}
+
+#[test]
+fn nobody_gives_way_to_the_same_tenant_or_from_less_than_a_share() {
+    check(
+        "0 beat a slots=2
+         1 ask 1 acme
+         1 ask 2 acme
+         2 ask 3 acme
+         500 beat a slots=2 runs=1,2
+         600 done 1 5
+         610 ask 4 new
+         900 beat a slots=2 runs=2,3
+         910 continues 2 9
+         920 ask 5 third
+         930 ask 2 acme
+         2000 beat a slots=2 runs=3,4",
+        expect![[r#"
+            0 a joined
+            1 grant #1 on a after 0 ms
+            1 grant #2 on a after 0 ms
+            600 end of 1 on a: done
+            600 grant #3 on a after 598 ms
+            900 to give way: 2; again in 100 ms
+            910 end of 2 on a: continues
+            910 grant #4 on a after 300 ms
+        "#]],
+    );
+}
+
+#[test]
 fn the_state_is_readable() {
     let mut script = Script::new(small());
     script.run("0 beat a slots=1\n1 ask 1 acme\n2 ask 2 other");

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::ChunkEvent;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::descriptors::OUT_OF_DESCRIPTORS;
 use refrain_service_kit::mesh::token_of;
 
 use super::Chunks;
@@ -18,6 +19,11 @@ use crate::running::{EngineLimits, Running};
 
 /// Longest pause between two attempts.
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Whether a call was not made for want of descriptors here.
+fn is_own_want(error: &ApiError) -> bool {
+    error.code.as_deref() == Some(OUT_OF_DESCRIPTORS)
+}
 
 impl Chunks {
     /// Starts a stream behind what has been said.
@@ -68,10 +74,12 @@ impl Chunks {
                 // An engine that has no room is there.
                 self.works();
             }
-            let may_pass = matches!(
-                error.kind,
-                ErrorKind::Unavailable | ErrorKind::Overloaded | ErrorKind::Upstream
-            );
+            // Another worker may have what this one lacks.
+            let may_pass = !is_own_want(&error)
+                && matches!(
+                    error.kind,
+                    ErrorKind::Unavailable | ErrorKind::Overloaded | ErrorKind::Upstream
+                );
             if !may_pass || attempts >= attempts_max {
                 return Err(failed(error));
             }
@@ -159,6 +167,13 @@ impl Chunks {
             // It may have got worse since: `begin` has told the breaker.
             self.metrics.engine_failures.inc();
             tracing::warn!("engine overloaded");
+        } else if is_own_want(&error) {
+            // The engine was not even asked.
+            self.metrics
+                .rejections
+                .with_label_values(&["descriptors"])
+                .inc();
+            tracing::debug!(detail = error.detail, "no socket for a call to the engine");
         } else if error.code.as_deref() != Some("engine_breaker_open") {
             self.metrics.engine_failures.inc();
             // Its own words are not logged: they may repeat the request.

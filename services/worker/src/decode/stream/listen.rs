@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::poll_fn;
 use futures_util::{FutureExt, StreamExt};
-use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEvent};
+use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::{mpsc, oneshot};
 
@@ -76,10 +76,10 @@ pub(super) enum Outcome {
     Failed(ApiError),
     /// The request's time is up.
     Overdue(ApiError),
-    /// Its reader is gone, or stood still for too long.
-    Left {
-        stalled: bool,
-    },
+    /// Its reader is gone.
+    Left,
+    /// Its reader stood still for too long.
+    Stalled,
     Cut(ChunkCut, oneshot::Sender<()>),
     TakenOver,
 }
@@ -102,12 +102,14 @@ impl Chunks {
                 "failed"
             }
             Outcome::Overdue(error) => self.outlet.overdue(entry, error),
-            Outcome::Left { stalled } => {
-                if stalled {
-                    self.outlet.reader_stalled();
-                }
+            Outcome::Left => {
                 self.outlet.cancelled(&entry.running);
                 "cancelled"
+            }
+            Outcome::Stalled => {
+                self.outlet.reader_stalled();
+                let end = entry.running.end(ChunkEndReason::GaveWay);
+                self.outlet.end(entry, end)
             }
             Outcome::Cut(cut, done) => {
                 self.outlet.shorten(entry.ended(cut.output_len));

@@ -31,8 +31,11 @@ impl Interruption {
             Interruption::Told(Control::HandOver) => {
                 Outcome::Ended(running.end(ChunkEndReason::Draining))
             }
+            Interruption::Told(Control::GiveWay) => {
+                Outcome::Ended(running.end(ChunkEndReason::GaveWay))
+            }
             Interruption::Told(Control::TakenOver) => Outcome::TakenOver,
-            Interruption::Left => Outcome::Left { stalled: false },
+            Interruption::Left => Outcome::Left,
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::{ApiError, ErrorKind};
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::Permit;
+use tokio::sync::mpsc::error::TrySendError;
 
 use super::Chunks;
 use super::listen::{Events, Outcome};
@@ -10,6 +11,9 @@ use super::outside::Outside;
 use crate::decode::entry::Entry;
 use crate::engine::GeneratedEnd;
 use crate::running::Absorbed;
+
+/// Where one event goes.
+type Room<'a> = Permit<'a, Result<ChunkEvent, ApiError>>;
 
 /// Most tokens that an engine draws and does not send: those of a character that lacks its last byte.
 const UNSENT_TOKENS_MAX: u32 = 3;
@@ -33,10 +37,19 @@ impl Chunks {
         let running = &entry.running;
         running.remember(running.piece_of(&heard));
         self.outlet.keep(running, heard);
-        tokio::select! {
+        let event = ChunkEvent::Step(message);
+        let room = tokio::select! {
             biased;
-            said = self.tell(&entry.events, ChunkEvent::Step(message)) => said?,
-            over = outside.interrupts(&entry.running) => return Err(over),
+            room = self.room(&entry.events) => room,
+            over = outside.interrupts(&entry.running) => Err(over),
+        };
+        match room {
+            Ok(room) => room.send(Ok(event)),
+            Err(over) => {
+                // If its reader is told of the end, then of this before.
+                entry.unsent = Some(event);
+                return Err(over);
+            }
         }
         if end.is_none()
             && let Some(told) = outside.told()
@@ -46,18 +59,23 @@ impl Chunks {
         Ok(end)
     }
 
-    /// Passes an event on, and waits for a reader that has no room only for so long.
+    /// Passes an event on once there is room for it.
     pub(super) async fn tell(&self, events: &Events, event: ChunkEvent) -> Result<(), Outcome> {
-        let Err(unsent) = events.try_send(Ok(event)) else {
-            return Ok(());
-        };
-        let mpsc::error::TrySendError::Full(event) = unsent else {
-            return Err(Outcome::Left { stalled: false });
-        };
-        match tokio::time::timeout(self.reader_stall_max, events.send(event)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(Outcome::Left { stalled: false }),
-            Err(_) => Err(Outcome::Left { stalled: true }),
+        self.room(events).await?.send(Ok(event));
+        Ok(())
+    }
+
+    /// Room for an event. A reader that has none is waited for only for so long.
+    async fn room<'a>(&self, events: &'a Events) -> Result<Room<'a>, Outcome> {
+        match events.try_reserve() {
+            Ok(room) => return Ok(room),
+            Err(TrySendError::Closed(())) => return Err(Outcome::Left),
+            Err(TrySendError::Full(())) => {}
+        }
+        match tokio::time::timeout(self.reader_stall_max, events.reserve()).await {
+            Ok(Ok(room)) => Ok(room),
+            Ok(Err(_)) => Err(Outcome::Left),
+            Err(_) => Err(Outcome::Stalled),
         }
     }
 
