@@ -275,9 +275,7 @@ impl Drop for Record<'_> {
     fn drop(&mut self) {
         let outcome = match self.outcome.take() {
             // Its client may be there still: it was not the one to end it.
-            None if self.relay.time.left(self.received).is_zero() => {
-                Some(Err(self.relay.time.error()))
-            }
+            None => self.relay.time.ended_by(self.received).map(Err),
             outcome => outcome,
         };
         self.relay

@@ -160,7 +160,10 @@ impl Process {
         if let Some(gateway) = self.gateway {
             let left = gateway.drain(self.drain_grace).await;
             if left > 0 {
-                tracing::warn!(left, "requests were cut off");
+                tracing::warn!(
+                    cut = left,
+                    "drain_grace_ms was over: requests were cut off, and their clients told so"
+                );
             }
         }
         if let Some(worker) = self.worker {
