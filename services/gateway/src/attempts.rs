@@ -1,17 +1,20 @@
 //! What to do when a lease is refused or a chunk fails: a plain policy, without clock or I/O.
 //!
-//! Before the first token of a request, a scheduler's absence is tried again once, and failures of workers and engines as
-//! often as `failures_max` says; after it, the client has seen output, so everything that may pass is. Failures are counted in
+//! A scheduler that is away is waited for (`absence.rs`). Before the first token of a request, its word that no worker is there
+//! is asked for once more, and failures of workers and engines are tried again as often as `failures_max` says; after it, the
+//! client has seen output, so everything that may pass is. Failures are counted in
 //! a row: a token in between means that the request gets on. Those that a worker heard of from its engine are among them before
 //! the first token.
 //!
 //! What asks an engine again for a request without a token is a retry, and needs the leave of the budget that all requests share
 //! (`retries.rs`). What continues an output is none, and neither is what follows a refusal for which no engine was asked.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
+
+use crate::absence::Absence;
 
 /// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -20,7 +23,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 const EXCLUDED_MAX: usize = 16;
 
 /// The attempts of one choice.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Attempts {
     failures: u32,
     failures_max: u32,
@@ -36,6 +39,7 @@ pub(crate) struct Attempts {
     hand_overs: u32,
     /// Whether the next chunk is asked for because the last one failed.
     again: bool,
+    absence: Absence,
 }
 
 /// Times that a request may be sent on, should the worker that was named be full when it comes there.
@@ -74,7 +78,7 @@ pub(crate) enum Verdict {
 
 impl Attempts {
     /// None so far.
-    pub(crate) fn new(failures_max: u32, backoff: Duration) -> Self {
+    pub(crate) fn new(failures_max: u32, backoff: Duration, scheduler_wait: Duration) -> Self {
         Attempts {
             failures: 0,
             failures_max,
@@ -85,6 +89,7 @@ impl Attempts {
             handed_over: false,
             hand_overs: 0,
             again: false,
+            absence: Absence::new(scheduler_wait, backoff),
         }
     }
 
@@ -113,19 +118,24 @@ impl Attempts {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// The scheduler said no. `has_output`: whether the client may have seen some.
-    pub(crate) fn lease_refused(&mut self, error: ApiError, has_output: bool) -> Verdict {
+    /// The scheduler said no, or nothing. `has_output`: whether the client may have seen some.
+    pub(crate) fn lease_refused(
+        &mut self,
+        error: ApiError,
+        has_output: bool,
+        now: Instant,
+    ) -> Verdict {
+        if Absence::is_told_by(&error) {
+            return self.absence.noticed(error, now);
+        }
+        self.absence.is_over();
         let had_excluded = !self.exclude.is_empty();
         match error.kind {
             ErrorKind::Overloaded if !has_output => Verdict::GiveUp(error),
             ErrorKind::Overloaded => self.again(error, self.failures_max),
-            ErrorKind::Unavailable
-            | ErrorKind::Upstream
-            | ErrorKind::Timeout
-            | ErrorKind::Internal => {
+            ErrorKind::Unavailable | ErrorKind::Internal => {
                 // If only workers that failed are left, they are better than none.
                 self.exclude.clear();
-                // Once, since a dispatcher that starts anew loses its queue.
                 let most = if has_output || had_excluded {
                     self.failures_max
                 } else {
@@ -198,6 +208,7 @@ impl Attempts {
 
     /// A lease was granted.
     pub(crate) fn leased(&mut self, worker: &WorkerId) {
+        self.absence.is_over();
         if std::mem::take(&mut self.named) {
             self.handed_over = self.prefer.as_ref() == Some(worker);
         }

@@ -9,6 +9,7 @@
 //!
 //! [`start`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`].
 
+mod absence;
 mod admission;
 mod answer;
 mod attempts;
@@ -118,6 +119,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         )?,
         retry_backoff: Duration::from_millis(config.retry_backoff_ms),
         worker_idle_max: Duration::from_millis(config.worker_idle_ms_max),
+        scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
         time: time.clone(),
         events_max: config.stream_events_max,
     };

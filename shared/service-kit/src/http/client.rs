@@ -21,6 +21,9 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// other side is just closing fails, and a POST that failed so may not be sent again.
 pub(super) const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What a caller is told whose deadline passed.
+const LATE: &str = "a service of the mesh did not answer in time";
+
 /// A service of the same mesh: its base URL, the secret, and a connection pool. Cheap to clone.
 ///
 /// It does not retry: whether a second attempt is right depends on the call.
@@ -66,7 +69,7 @@ impl MeshClient {
         self.timeout
     }
 
-    /// Posts JSON and reads JSON. `timeout: None` waits as long as the caller does.
+    /// Posts JSON and reads JSON. `timeout: None` waits as long as ordinary calls may take: no call is without a deadline.
     ///
     /// # Errors
     /// The service's own error, or `Upstream`/`Timeout` when it cannot be reached.
@@ -76,11 +79,9 @@ impl MeshClient {
         body: &Q,
         timeout: Option<Duration>,
     ) -> Result<A, ApiError> {
-        let mut request = self.request(reqwest::Method::POST, path).json(body);
-        if let Some(timeout) = timeout {
-            request = request.timeout(timeout);
-        }
-        self.read_json(request).await
+        let request = self.request(reqwest::Method::POST, path).json(body);
+        self.read_json(request.timeout(timeout.unwrap_or(self.timeout)))
+            .await
     }
 
     /// Gets JSON.
@@ -114,7 +115,8 @@ impl MeshClient {
         self.read(request).await
     }
 
-    /// Posts JSON and returns the response as soon as its head is there; the body streams.
+    /// Posts JSON and returns the response as soon as its head is there, within `head_timeout`; the body streams, and whoever
+    /// reads it sees to it that it does not fall silent.
     ///
     /// # Errors
     /// As [`MeshClient::post_json`].
@@ -122,9 +124,15 @@ impl MeshClient {
         &self,
         path: &str,
         body: &Q,
+        head_timeout: Duration,
     ) -> Result<reqwest::Response, ApiError> {
-        self.send(self.request(reqwest::Method::POST, path).json(body))
+        let sent = self.send(self.request(reqwest::Method::POST, path).json(body));
+        // The client's own timeout would count the body, too.
+        tokio::time::timeout(head_timeout, sent)
             .await
+            .unwrap_or_else(|_| {
+                Err(ApiError::new(ErrorKind::Timeout, LATE).with_detail(&self.base_url))
+            })
     }
 
     fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
@@ -175,10 +183,7 @@ impl MeshClient {
 
     fn unreachable(&self, error: reqwest::Error) -> ApiError {
         let (kind, message) = if error.is_timeout() {
-            (
-                ErrorKind::Timeout,
-                "a service of the mesh did not answer in time",
-            )
+            (ErrorKind::Timeout, LATE)
         } else {
             (
                 ErrorKind::Upstream,
