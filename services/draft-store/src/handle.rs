@@ -141,7 +141,7 @@ impl DraftStoreHandle {
         if !self.inner.shared.is_open() {
             return Err("the log is being opened".to_owned());
         }
-        Ok(())
+        self.inner.mesh.clocks().readiness()
     }
 
     /// Takes nothing new, releases who waits, and lets what runs finish.

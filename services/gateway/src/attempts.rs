@@ -13,11 +13,15 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
+use refrain_service_kit::mesh::{CLOCK_SKEW, NAMESPACE_EXPIRED};
 
 use crate::absence::Absence;
 
 /// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// When a client may try again where clocks differ: another gateway's may be right.
+const CLOCK_RETRY_AFTER_MS: u64 = 1_000;
 
 /// Excluded workers remembered.
 const EXCLUDED_MAX: usize = 16;
@@ -143,8 +147,7 @@ impl Attempts {
                 };
                 self.again(error, most)
             }
-            // Not the client's fault: it signs no namespaces.
-            ErrorKind::Unauthorized => Verdict::GiveUp(ApiError::internal(error)),
+            ErrorKind::Unauthorized => Verdict::GiveUp(unbelieved(error, "the scheduler")),
             _ => Verdict::GiveUp(error),
         }
     }
@@ -162,8 +165,12 @@ impl Attempts {
         }
         self.prefer = None;
         self.again = true;
+        let error = match error.kind {
+            ErrorKind::Unauthorized => unbelieved(error, &format!("worker {worker}")),
+            _ => error,
+        };
         let code = error.code.as_deref();
-        let unasked = ["worker_full", "draining", "engine_breaker_open"];
+        let unasked = ["worker_full", "draining", "engine_breaker_open", CLOCK_SKEW];
         let is_free = said != Said::Nothing || code.is_some_and(|code| unasked.contains(&code));
         let outcome = match error.kind {
             ErrorKind::InvalidRequest | ErrorKind::TooLarge => {
@@ -179,7 +186,8 @@ impl Attempts {
             }
             // A newer attempt of our own: the worker is well.
             ErrorKind::Conflict => LeaseOutcome::Continues,
-            // Full or draining: well too, but not for us now.
+            // Full or draining: well too, but not for us now. So is one that does not believe what we sign by our clock, since
+            // ours may be the one that is off.
             ErrorKind::Overloaded | ErrorKind::Unavailable => {
                 self.leave_out(worker);
                 LeaseOutcome::Continues
@@ -253,6 +261,21 @@ impl Attempts {
             .saturating_mul(1 << (self.failures - 1).min(16));
         let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
         Verdict::Again(doubled.max(hint).min(PAUSE_MAX))
+    }
+}
+
+/// A service does not believe what this gateway signs. That is not the client's fault: it signs nothing.
+fn unbelieved(error: ApiError, whose: &str) -> ApiError {
+    let detail = format!("{whose}: {}", error.message);
+    match error.code.as_deref() {
+        Some(CLOCK_SKEW | NAMESPACE_EXPIRED) => {
+            let message = "the clocks of this mesh differ too much; an operator has to set them";
+            ApiError::new(ErrorKind::Unavailable, message)
+                .with_code(CLOCK_SKEW)
+                .with_retry_after_ms(CLOCK_RETRY_AFTER_MS)
+                .with_detail(detail)
+        }
+        _ => ApiError::internal(detail),
     }
 }
 

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use refrain_clients::{Scheduler, Workers};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::{ServeOptions, Server, serve};
@@ -59,6 +60,8 @@ pub struct GatewayDeps {
     pub model_files: ModelFilesOf,
     /// Where its figures go.
     pub metrics: Metrics,
+    /// What is known of its clock, by which it signs.
+    pub clocks: Clocks,
 }
 
 /// A running gateway.
@@ -148,12 +151,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), every, first));
     let readiness = {
-        let drain = drain.clone();
+        let (drain, clocks) = (drain.clone(), deps.clocks);
         Arc::new(
             move || match (drain.is_draining(), models.is_any_served()) {
                 (true, _) => Err("draining".to_owned()),
                 (false, false) => Err("no worker serves any of the models".to_owned()),
-                (false, true) => Ok(()),
+                (false, true) => clocks.readiness(),
             },
         )
     };

@@ -78,6 +78,56 @@ fn a_scheduler_that_is_away_is_waited_for_and_costs_no_attempt() {
 }
 
 #[test]
+fn clients_are_not_told_that_they_are_strangers_where_clocks_differ() {
+    for code in [CLOCK_SKEW, NAMESPACE_EXPIRED] {
+        let refused = || {
+            let why = "namespace refused: signed 7320 s ahead of this service's clock";
+            ApiError::new(ErrorKind::Unauthorized, why).with_code(code)
+        };
+        let told = |verdict: Verdict, whose: &str| {
+            let Verdict::GiveUp(error) = verdict else {
+                panic!("{verdict:?}");
+            };
+            assert_eq!(error.kind, ErrorKind::Unavailable);
+            assert_eq!(error.code.as_deref(), Some(CLOCK_SKEW));
+            assert!(error.retry_after_ms.is_some());
+            let detail = error.detail.unwrap();
+            assert!(
+                detail.starts_with(whose) && detail.contains("7320 s"),
+                "{detail}"
+            );
+        };
+        told(
+            attempts().lease_refused(refused(), false, Instant::now()),
+            "the scheduler: ",
+        );
+        // Another worker's clock may be right, and no engine was asked.
+        let mut attempts = attempts();
+        let unasked = || unreachable!("no engine was asked");
+        for number in 0..3 {
+            let worker = worker(&format!("w{number}"));
+            let (outcome, verdict) =
+                attempts.chunk_failed(&worker, refused(), Said::Nothing, unasked);
+            assert_eq!(outcome, LeaseOutcome::Continues);
+            assert!(matches!(verdict, Verdict::Again(_)));
+            assert!(attempts.exclude().contains(&worker));
+        }
+        let last = attempts.chunk_failed(&worker("w3"), refused(), Said::Nothing, unasked);
+        told(last.1, "worker w3: ");
+    }
+    // A wrong secret is a fault of ours as well.
+    let stranger = || error(ErrorKind::Unauthorized);
+    for verdict in [
+        attempts().lease_refused(stranger(), false, Instant::now()),
+        Attempts::new(1, Duration::ZERO, Duration::ZERO)
+            .chunk_failed(&worker("a"), stranger(), Said::Nothing, granted)
+            .1,
+    ] {
+        assert!(matches!(verdict, Verdict::GiveUp(error) if error.kind == ErrorKind::Internal));
+    }
+}
+
+#[test]
 fn a_slow_engine_is_not_waited_for_again() {
     let slow = || error(ErrorKind::Timeout).with_code("engine_timeout");
     let verdict = |said| {

@@ -1,7 +1,7 @@
 //! Calls between services.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use opentelemetry::propagation::{Injector, TextMapPropagator};
@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::error::api_error_of;
+use crate::clocks::{CLOCK_HEADER, Clocks, Told};
 
 /// Largest answer that is read into memory.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -33,6 +34,9 @@ pub struct MeshClient {
     base_url: Arc<str>,
     secret: Arc<str>,
     timeout: Duration,
+    clocks: Option<Clocks>,
+    /// When this service was last told what the clock shows.
+    told: Told,
 }
 
 impl MeshClient {
@@ -53,13 +57,22 @@ impl MeshClient {
             base_url: trim(base_url),
             secret: secret.into(),
             timeout,
+            clocks: None,
+            told: Told::default(),
         })
+    }
+
+    /// The same client, and its calls tell what this service's clock shows.
+    pub fn with_clocks(mut self, clocks: Clocks) -> Self {
+        self.clocks = Some(clocks);
+        self
     }
 
     /// The same client for another service of the mesh.
     pub fn at(&self, base_url: &str) -> Self {
         MeshClient {
             base_url: trim(base_url),
+            told: Told::default(),
             ..self.clone()
         }
     }
@@ -136,10 +149,16 @@ impl MeshClient {
     }
 
     fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
-        self.http
+        let request = self
+            .http
             .request(method, format!("{}{path}", self.base_url))
             .header(MESH_SECRET_HEADER, &*self.secret)
-            .headers(trace_headers())
+            .headers(trace_headers());
+        let clocks = self.clocks.as_ref();
+        match clocks.and_then(|clocks| clocks.call(&self.told)) {
+            Some(said) => request.header(CLOCK_HEADER, said),
+            None => request,
+        }
     }
 
     async fn read_json<A: DeserializeOwned>(
@@ -164,10 +183,16 @@ impl MeshClient {
     }
 
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ApiError> {
+        let sent = Instant::now();
         let mut response = request
             .send()
             .await
             .map_err(|error| self.unreachable(error))?;
+        if let Some(clocks) = &self.clocks
+            && let Some(said) = response.headers().get(CLOCK_HEADER)
+        {
+            clocks.answered(said.to_str().unwrap_or_default(), sent);
+        }
         let status = response.status().as_u16();
         if status < 400 {
             return Ok(response);
