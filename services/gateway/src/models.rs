@@ -367,6 +367,19 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_was_set_back_leaves_nothing_from_the_future() {
+        let (models, auth) = models();
+        let open = models.get("a", "open").unwrap();
+        let signed = models.namespace("a", &open);
+        let future_s = clock::unix_s() + 2 * NAMESPACE_TTL_S;
+        let ahead = models.signer.sign_at(signed.namespace, future_s);
+        assert!(auth.verify(&ahead).is_err());
+        let key = ("a".to_owned(), open.id.clone());
+        models.signed.lock().unwrap().insert(key, ahead);
+        assert!(auth.verify(&models.namespace("a", &open)).is_ok());
+    }
+
+    #[test]
     fn bad_files_are_reported_with_the_models_name() {
         let signer = NamespaceSigner::new(&MeshConfig::generate().unwrap()).unwrap();
         let config = ModelConfig {
