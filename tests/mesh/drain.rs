@@ -1,12 +1,22 @@
 //! A mesh that is asked to stop finishes what it began.
 
 use anyhow::ensure;
-use e2e::{Chat, Client, Program, long_task};
+use e2e::{Chat, Client, Event, Program, long_task};
 
 const TOKENS: u32 = 300;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_is_finished_and_kept() -> anyhow::Result<()> {
+    finished_and_kept("TERM").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hang_up_drains_as_well() -> anyhow::Result<()> {
+    finished_and_kept("HUP").await
+}
+
+/// A stream that runs when the signal comes.
+async fn finished_and_kept(signal: &str) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let (mut program, url) = Program::up(dir.path(), &[], &[]).await?;
     let client = Client::new(&url, "refrain-dev");
@@ -23,7 +33,7 @@ async fn a_stream_is_finished_and_kept() -> anyhow::Result<()> {
 
     let mut stream = client.stream(&chat).await?;
     let mut text = stream.read_pieces(5).await?;
-    program.terminate().await?;
+    program.signal(signal).await?;
     // The signal arrives some time; from then on nothing new is taken. Another client, since a connection
     // that is kept may be served to its end.
     e2e::wait_until("new requests are refused", async || {
@@ -56,6 +66,39 @@ async fn a_stream_is_finished_and_kept() -> anyhow::Result<()> {
     ensure!(
         kept >= least && kept >= stored,
         "{kept} tokens kept of at least {least}"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_outlasts_the_grace_is_told_so() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (mut program, url) =
+        Program::up(dir.path(), &[], &[("REFRAIN_DRAIN_GRACE_MS", "0")]).await?;
+    let chat = Chat::new(&long_task(3))
+        .max_tokens(3_000)
+        .endless()
+        .speculation("off");
+    let mut stream = Client::new(&url, "refrain-dev").stream(&chat).await?;
+    stream.read_pieces(5).await?;
+    program.terminate().await?;
+    let mut last = None;
+    while let Some(event) = stream.next().await? {
+        last = Some(event);
+    }
+    let Some(Event::Data(last)) = last else {
+        anyhow::bail!("the stream ended with {last:?}");
+    };
+    ensure!(
+        last["error"]["code"] == "server_is_draining",
+        "the last event is {last}"
+    );
+    let status = program.ended().await?;
+    ensure!(status.code() == Some(0), "{status}:\n{}", program.output());
+    ensure!(
+        program.output().contains("\"cut\":1"),
+        "how many were cut is not in the log:\n{}",
+        program.output()
     );
     Ok(())
 }

@@ -15,6 +15,7 @@ mod openai_client;
 mod other_engine;
 mod retries;
 mod sealing;
+mod stopped;
 mod store_import;
 mod takeover;
 mod tidy;

@@ -147,6 +147,7 @@ async fn calls(
         exclude: Vec::new(),
     };
     let chunk = ChunkRequest {
+        alive_within_ms: None,
         handed_over: false,
         lease: LeaseId(1),
         epoch: 1,

@@ -129,6 +129,17 @@ impl HttpMesh {
         }
     }
 
+    /// Sends a child a signal, such as `STOP`.
+    ///
+    /// # Errors
+    /// It is none.
+    pub async fn signal(&self, service: Service, name: &str) -> anyhow::Result<()> {
+        match self.running.get(&service) {
+            Some(Running::Child(child)) => child.signal(name).await,
+            _ => anyhow::bail!("{} is no child", service.name()),
+        }
+    }
+
     /// Stops everything as signals would, callers first.
     ///
     /// # Errors

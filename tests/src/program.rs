@@ -146,10 +146,18 @@ impl Program {
     /// # Errors
     /// It has ended already.
     pub async fn terminate(&self) -> anyhow::Result<()> {
+        self.signal("TERM").await
+    }
+
+    /// Sends it a signal, such as `STOP`.
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub async fn signal(&self, name: &str) -> anyhow::Result<()> {
         let id = self.child.id().context("it has ended already")?;
         // The shell's own `kill`: a minimal machine has no other.
         let status = Command::new("sh")
-            .args(["-c", &format!("kill -TERM {id}")])
+            .args(["-c", &format!("kill -{name} {id}")])
             .status()
             .await?;
         ensure!(status.success(), "kill: {status}");

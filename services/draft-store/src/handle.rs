@@ -148,7 +148,7 @@ impl DraftStoreHandle {
                  in its quarantine-* folders, or confirm the loss (refrain store confirm --loss)"
             ));
         }
-        Ok(())
+        self.inner.mesh.clocks().readiness()
     }
 
     /// Takes nothing new, releases who waits, and lets what runs finish.

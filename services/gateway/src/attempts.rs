@@ -1,27 +1,34 @@
 //! What to do when a lease is refused or a chunk fails: a plain policy, without clock or I/O.
 //!
-//! Before the first token of a request, a scheduler's absence is tried again once, and failures of workers and engines as
-//! often as `failures_max` says; after it, the client has seen output, so everything that may pass is. Failures are counted in
+//! A scheduler that is away is waited for (`absence.rs`). Before the first token of a request, its word that no worker is there
+//! is asked for once more, and failures of workers and engines are tried again as often as `failures_max` says; after it, the
+//! client has seen output, so everything that may pass is. Failures are counted in
 //! a row: a token in between means that the request gets on. Those that a worker heard of from its engine are among them before
 //! the first token.
 //!
 //! What asks an engine again for a request without a token is a retry, and needs the leave of the budget that all requests share
 //! (`retries.rs`). What continues an output is none, and neither is what follows a refusal for which no engine was asked.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use refrain_service_kit::descriptors::OUT_OF_DESCRIPTORS;
+use refrain_service_kit::mesh::{CLOCK_SKEW, NAMESPACE_EXPIRED};
+
+use crate::absence::Absence;
 
 /// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// When a client may try again where clocks differ: another gateway's may be right.
+const CLOCK_RETRY_AFTER_MS: u64 = 1_000;
 
 /// Excluded workers remembered.
 const EXCLUDED_MAX: usize = 16;
 
 /// The attempts of one choice.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Attempts {
     failures: u32,
     failures_max: u32,
@@ -37,6 +44,7 @@ pub(crate) struct Attempts {
     hand_overs: u32,
     /// Whether the next chunk is asked for because the last one failed.
     again: bool,
+    absence: Absence,
 }
 
 /// Times that a request may be sent on, should the worker that was named be full when it comes there.
@@ -75,7 +83,7 @@ pub(crate) enum Verdict {
 
 impl Attempts {
     /// None so far.
-    pub(crate) fn new(failures_max: u32, backoff: Duration) -> Self {
+    pub(crate) fn new(failures_max: u32, backoff: Duration, scheduler_wait: Duration) -> Self {
         Attempts {
             failures: 0,
             failures_max,
@@ -86,6 +94,7 @@ impl Attempts {
             handed_over: false,
             hand_overs: 0,
             again: false,
+            absence: Absence::new(scheduler_wait, backoff),
         }
     }
 
@@ -114,19 +123,24 @@ impl Attempts {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// The scheduler said no. `has_output`: whether the client may have seen some.
-    pub(crate) fn lease_refused(&mut self, error: ApiError, has_output: bool) -> Verdict {
+    /// The scheduler said no, or nothing. `has_output`: whether the client may have seen some.
+    pub(crate) fn lease_refused(
+        &mut self,
+        error: ApiError,
+        has_output: bool,
+        now: Instant,
+    ) -> Verdict {
+        if Absence::is_told_by(&error) {
+            return self.absence.noticed(error, now);
+        }
+        self.absence.is_over();
         let had_excluded = !self.exclude.is_empty();
         match error.kind {
             ErrorKind::Overloaded if !has_output => Verdict::GiveUp(error),
             ErrorKind::Overloaded => self.again(error, self.failures_max),
-            ErrorKind::Unavailable
-            | ErrorKind::Upstream
-            | ErrorKind::Timeout
-            | ErrorKind::Internal => {
+            ErrorKind::Unavailable | ErrorKind::Internal => {
                 // If only workers that failed are left, they are better than none.
                 self.exclude.clear();
-                // Once, since a dispatcher that starts anew loses its queue.
                 let most = if has_output || had_excluded {
                     self.failures_max
                 } else {
@@ -134,8 +148,7 @@ impl Attempts {
                 };
                 self.again(error, most)
             }
-            // Not the client's fault: it signs no namespaces.
-            ErrorKind::Unauthorized => Verdict::GiveUp(ApiError::internal(error)),
+            ErrorKind::Unauthorized => Verdict::GiveUp(unbelieved(error, "the scheduler")),
             _ => Verdict::GiveUp(error),
         }
     }
@@ -153,12 +166,17 @@ impl Attempts {
         }
         self.prefer = None;
         self.again = true;
+        let error = match error.kind {
+            ErrorKind::Unauthorized => unbelieved(error, &format!("worker {worker}")),
+            _ => error,
+        };
         let code = error.code.as_deref();
         let unasked = [
             "worker_full",
             "draining",
             "engine_breaker_open",
             OUT_OF_DESCRIPTORS,
+            CLOCK_SKEW,
         ];
         let is_free = said != Said::Nothing || code.is_some_and(|code| unasked.contains(&code));
         let outcome = match error.kind {
@@ -175,7 +193,8 @@ impl Attempts {
             }
             // A newer attempt of our own: the worker is well.
             ErrorKind::Conflict => LeaseOutcome::Continues,
-            // Full or draining: well too, but not for us now.
+            // Full or draining: well too, but not for us now. So is one that does not believe what we sign by our clock, since
+            // ours may be the one that is off.
             ErrorKind::Overloaded | ErrorKind::Unavailable => {
                 self.leave_out(worker);
                 LeaseOutcome::Continues
@@ -204,6 +223,7 @@ impl Attempts {
 
     /// A lease was granted.
     pub(crate) fn leased(&mut self, worker: &WorkerId) {
+        self.absence.is_over();
         if std::mem::take(&mut self.named) {
             self.handed_over = self.prefer.as_ref() == Some(worker);
         }
@@ -248,6 +268,21 @@ impl Attempts {
             .saturating_mul(1 << (self.failures - 1).min(16));
         let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
         Verdict::Again(doubled.max(hint).min(PAUSE_MAX))
+    }
+}
+
+/// A service does not believe what this gateway signs. That is not the client's fault: it signs nothing.
+fn unbelieved(error: ApiError, whose: &str) -> ApiError {
+    let detail = format!("{whose}: {}", error.message);
+    match error.code.as_deref() {
+        Some(CLOCK_SKEW | NAMESPACE_EXPIRED) => {
+            let message = "the clocks of this mesh differ too much; an operator has to set them";
+            ApiError::new(ErrorKind::Unavailable, message)
+                .with_code(CLOCK_SKEW)
+                .with_retry_after_ms(CLOCK_RETRY_AFTER_MS)
+                .with_detail(detail)
+        }
+        _ => ApiError::internal(detail),
     }
 }
 

@@ -62,8 +62,12 @@ pub struct GatewayConfig {
     pub retries_per_s_min: f64,
     /// Pause after the first failure; it doubles with each, up to two seconds.
     pub retry_backoff_ms: u64,
-    /// A worker that sends nothing for this long is taken for lost.
+    /// A chunk of which nothing comes for this long is given up though its worker lives: an engine takes long over a long
+    /// prompt. A worker that gives no sign of life is left after its lease's time (`scheduler.lease_ttl_ms`).
     pub worker_idle_ms_max: u64,
+    /// How long a request waits for a scheduler that cannot be reached, from when that is noticed. Past it: 503. A call that
+    /// is under way by then may take four seconds more.
+    pub scheduler_wait_ms: u64,
     /// Longest life of a request, from its head to its last token. Past it: 504. One whose answer nobody reads ends two
     /// seconds later at most.
     pub request_ms_max: u64,
@@ -165,7 +169,8 @@ impl Default for GatewayConfig {
             retry_share: 0.2,
             retries_per_s_min: 10.0,
             retry_backoff_ms: 50,
-            worker_idle_ms_max: 120_000,
+            worker_idle_ms_max: 600_000,
+            scheduler_wait_ms: 10_000,
             request_ms_max: 3_600_000,
             stream_head_wait_ms: 10_000,
             stream_keep_alive_ms: 15_000,

@@ -9,6 +9,7 @@
 //!
 //! [`start`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`].
 
+mod absence;
 mod admission;
 mod answer;
 mod attempts;
@@ -33,6 +34,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use refrain_clients::{Scheduler, Workers};
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::{ServeOptions, Server, serve_public};
@@ -59,6 +62,8 @@ pub struct GatewayDeps {
     pub model_files: ModelFilesOf,
     /// Where its figures go.
     pub metrics: Metrics,
+    /// What is known of its clock, by which it signs.
+    pub clocks: Clocks,
 }
 
 /// A running gateway.
@@ -66,9 +71,19 @@ pub struct Running {
     server: Server,
     drain: Drain,
     poll: JoinHandle<()>,
+    time: Arc<relay::RequestTime>,
     /// Ends requests that nobody drives.
     look_after: JoinHandle<()>,
 }
+
+/// How long the readers of requests that are cut off have to take the word of it, beyond the grace of a drain.
+const CUT_GRACE: Duration = Duration::from_secs(2);
+
+/// How often a request is tried to be cut off that happens to be polled each time.
+const CUT_PAUSE: Duration = Duration::from_millis(5);
+
+/// When a client may try again whose request was cut off: another gateway takes it at once.
+const CUT_RETRY_AFTER_MS: u64 = 1_000;
 
 /// How long a first answer of the scheduler is waited for: a gateway starts without one, just not ready.
 const FIRST_POLL_TIMEOUT: Duration = Duration::from_millis(500);
@@ -109,6 +124,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         )?,
         retry_backoff: Duration::from_millis(config.retry_backoff_ms),
         worker_idle_max: Duration::from_millis(config.worker_idle_ms_max),
+        scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
         time: time.clone(),
         events_max: config.stream_events_max,
     };
@@ -151,12 +167,12 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
     let poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), every, first));
     let readiness = {
-        let drain = drain.clone();
+        let (drain, clocks) = (drain.clone(), deps.clocks);
         Arc::new(
             move || match (drain.is_draining(), models.is_any_served()) {
                 (true, _) => Err("draining".to_owned()),
                 (false, false) => Err("no worker serves any of the models".to_owned()),
-                (false, true) => Ok(()),
+                (false, true) => clocks.readiness(),
             },
         )
     };
@@ -176,7 +192,8 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         server,
         drain,
         poll,
-        look_after: tokio::spawn(time.look_after()),
+        look_after: tokio::spawn(time.clone().look_after()),
+        time,
     })
 }
 
@@ -186,8 +203,8 @@ impl Running {
         self.server.addr()
     }
 
-    /// Stops: nothing new is taken, what runs may end within `grace`, then connections close. Returns how
-    /// many requests were cut off.
+    /// Stops: nothing new is taken, what runs may end within `grace`, then its clients are told that it was cut off, and
+    /// connections close. Returns how many requests were cut off. It takes two seconds longer than `grace` at most.
     pub async fn drain(self, grace: Duration) -> usize {
         let began = Instant::now();
         self.drain.begin();
@@ -199,10 +216,26 @@ impl Running {
             let rest = grace.saturating_sub(began.elapsed());
             self.server.stop_within(rest).await;
         } else {
-            self.server.stop(false).await;
+            let cut_at = Instant::now();
+            let error = cut_off();
+            while cut_at.elapsed() < CUT_GRACE {
+                self.time.cut(&error);
+                if self.drain.finished(CUT_PAUSE).await == 0 {
+                    break;
+                }
+            }
+            let rest = CUT_GRACE.saturating_sub(cut_at.elapsed());
+            self.server.stop_within(rest).await;
         }
         left
     }
+}
+
+fn cut_off() -> ApiError {
+    let message = "this gateway is shutting down and cut the request off; try again";
+    ApiError::new(ErrorKind::Unavailable, message)
+        .with_code("server_is_draining")
+        .with_retry_after_ms(CUT_RETRY_AFTER_MS)
 }
 
 /// Asks the scheduler once. Returns whether it answered.

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use refrain_protocol::ApiError;
+use refrain_protocol::scheduling::SCHEDULER_UNAVAILABLE;
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
 use crate::tokenizing::TokenizingMetrics;
@@ -65,6 +67,7 @@ impl GatewayMetrics {
             "context",
             "retries",
             "tokenizing",
+            "scheduler_wait",
         ] {
             rejections.with_label_values(&[limit]);
         }
@@ -124,6 +127,13 @@ impl GatewayMetrics {
             )?,
             tenants: Mutex::default(),
         })
+    }
+
+    /// A request ends because it gets no lease.
+    pub(crate) fn lease_given_up(&self, error: &ApiError) {
+        if error.code.as_deref() == Some(SCHEDULER_UNAVAILABLE) {
+            self.rejections.with_label_values(&["scheduler_wait"]).inc();
+        }
     }
 
     /// The label value of a tenant.

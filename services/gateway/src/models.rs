@@ -220,7 +220,11 @@ impl Models {
         let key = (tenant.to_owned(), model.id.clone());
         let now_s = clock::unix_s();
         match signed.get(&key) {
-            Some(known) if now_s.saturating_sub(known.issued_at_s) < NAMESPACE_TTL_S / 2 => {
+            // One from the future was signed before the clock was set back, and is refused by now.
+            Some(known)
+                if known.issued_at_s <= now_s
+                    && now_s - known.issued_at_s < NAMESPACE_TTL_S / 2 =>
+            {
                 known.clone()
             }
             _ => {
@@ -360,6 +364,19 @@ mod tests {
             models.namespace("b", &open).namespace.id(),
             first.namespace.id()
         );
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_leaves_nothing_from_the_future() {
+        let (models, auth) = models();
+        let open = models.get("a", "open").unwrap();
+        let signed = models.namespace("a", &open);
+        let future_s = clock::unix_s() + 2 * NAMESPACE_TTL_S;
+        let ahead = models.signer.sign_at(signed.namespace, future_s);
+        assert!(auth.verify(&ahead).is_err());
+        let key = ("a".to_owned(), open.id.clone());
+        models.signed.lock().unwrap().insert(key, ahead);
+        assert!(auth.verify(&models.namespace("a", &open)).is_ok());
     }
 
     #[test]

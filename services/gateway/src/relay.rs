@@ -48,6 +48,7 @@ pub(crate) struct Relay {
     pub(crate) retries: Retries,
     pub(crate) retry_backoff: Duration,
     pub(crate) worker_idle_max: Duration,
+    pub(crate) scheduler_wait: Duration,
     pub(crate) time: Arc<RequestTime>,
     pub(crate) events_max: usize,
 }
@@ -150,15 +151,19 @@ impl Relay {
             received,
             first_token: None,
         };
-        let mut attempts = Attempts::new(self.failures_max, self.retry_backoff);
+        let mut attempts =
+            Attempts::new(self.failures_max, self.retry_backoff, self.scheduler_wait);
         let may_retry = || self.retries.take();
         loop {
             let lease = match self.scheduler.lease(run.lease_request(&attempts)).await {
                 Ok(lease) => lease,
                 Err(error) => {
                     let has_output = run.choice.output_len() > 0;
-                    match attempts.lease_refused(error, has_output) {
-                        Verdict::GiveUp(error) => return Err(error),
+                    match attempts.lease_refused(error, has_output, Instant::now()) {
+                        Verdict::GiveUp(error) => {
+                            self.metrics.lease_given_up(&error);
+                            return Err(error);
+                        }
                         Verdict::Again(pause) => {
                             tokio::time::sleep(pause).await;
                             continue;
@@ -275,9 +280,7 @@ impl Drop for Record<'_> {
     fn drop(&mut self) {
         let outcome = match self.outcome.take() {
             // Its client may be there still: it was not the one to end it.
-            None if self.relay.time.left(self.received).is_zero() => {
-                Some(Err(self.relay.time.error()))
-            }
+            None => self.relay.time.ended_by(self.received).map(Err),
             outcome => outcome,
         };
         self.relay

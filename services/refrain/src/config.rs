@@ -163,7 +163,7 @@ impl MeshFile {
     /// Whether the file has a `[mesh]` section worth the name. Half of one is: `refrain up` with a key too few
     /// says so and does not make up others.
     pub fn has_mesh_keys(&self) -> bool {
-        self.mesh != MeshConfig::default()
+        self.mesh.has_keys()
     }
 
     fn signing_faults(&self) -> Vec<String> {

@@ -197,26 +197,52 @@ fn run(role: Role, file: MeshFile, started: impl FnOnce(SocketAddr)) -> anyhow::
     })
 }
 
+/// What asks the process to stop. There is no configuration to be read anew, so a hang-up is such a signal, too: its own
+/// default would end the process without a drain.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
+    /// `None` under `nohup`, which asks that hang-ups go unheard.
+    hang_up: Option<tokio::signal::unix::Signal>,
 }
 
 impl Signals {
     fn listen() -> anyhow::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         Ok(Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hang_up: match ignores_hang_ups(&status) {
+                true => None,
+                false => Some(signal(SignalKind::hangup())?),
+            },
         })
     }
 
     async fn received(&mut self) {
+        let hang_up = async {
+            match &mut self.hang_up {
+                Some(hang_up) => hang_up.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            _ = hang_up => {}
         }
     }
+}
+
+/// Whether a process was started with SIGHUP ignored, by its `/proc/*/status`: signal 1 is the lowest bit of a mask in hex.
+/// A system without such a file says no.
+fn ignores_hang_ups(status: &str) -> bool {
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 == 1)
 }
 
 fn keys() -> anyhow::Result<()> {
@@ -283,4 +309,19 @@ fn run_analyze(options: &AnalyzeOptions) -> anyhow::Result<()> {
         print!("{}", report.table());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_under_nohup_is_told_apart() {
+        let status =
+            |mask: &str| format!("Name:\trefrain\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
+        assert!(ignores_hang_ups(&status("0000000000000001")));
+        assert!(ignores_hang_ups(&status("0000000000001001")));
+        assert!(!ignores_hang_ups(&status("0000000000001000")));
+        assert!(!ignores_hang_ups(""));
+    }
 }

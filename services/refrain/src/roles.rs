@@ -8,6 +8,7 @@ use anyhow::Context;
 use refrain_clients::{HttpDraftStore, HttpScheduler, HttpWorkers};
 use refrain_gateway::GatewayDeps;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
@@ -54,32 +55,37 @@ impl Process {
         match role {
             Role::Up => process.up(file, &metrics).await?,
             Role::Gateway => {
-                let client = client(&file)?;
+                let clocks = clocks(&format!("gateway {}", file.gateway.listen), &file, &metrics)?;
+                let client = client(&file)?.with_clocks(clocks.clone());
                 let deps = GatewayDeps {
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
                     workers: Arc::new(HttpWorkers::new(client)),
                     signer: NamespaceSigner::new(&file.mesh)?,
                     model_files: Arc::new(model_files),
                     metrics,
+                    clocks,
                 };
                 let running = refrain_gateway::start(file.gateway, deps).await?;
                 process.addr = Some(running.addr());
                 process.gateway = Some(running);
             }
             Role::Scheduler => {
-                let auth = MeshAuth::new(&file.mesh)?;
+                let clocks = Clocks::new("scheduler", true, file.mesh.clock_skew_s_max);
+                clocks.register(&metrics)?;
+                let auth = MeshAuth::new(&file.mesh)?.with_clocks(clocks);
                 let running = refrain_scheduler::start(file.scheduler, auth, &metrics).await?;
                 process.addr = running.addr();
                 process.scheduler = Some(running);
             }
             Role::Worker => {
-                let client = client(&file)?;
+                let clocks = clocks(&format!("worker {}", file.worker.id), &file, &metrics)?;
+                let client = client(&file)?.with_clocks(clocks.clone());
                 let engine = engine(&file, &client).await?;
                 let with = Dependencies {
                     engine,
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
                     store: Arc::new(HttpDraftStore::new(client.at(&file.urls.draft_store))),
-                    auth: MeshAuth::new(&file.mesh)?,
+                    auth: MeshAuth::new(&file.mesh)?.with_clocks(clocks),
                     metrics,
                 };
                 let running = refrain_worker::start(file.worker, with).await?;
@@ -87,13 +93,15 @@ impl Process {
                 process.worker = Some(running);
             }
             Role::DraftStore => {
-                let auth = MeshAuth::new(&file.mesh)?;
+                let clocks = clocks("draft-store", &file, &metrics)?;
+                let auth = MeshAuth::new(&file.mesh)?.with_clocks(clocks);
                 let running = refrain_draft_store::start(file.draft_store, auth, &metrics).await?;
                 process.addr = running.addr();
                 process.draft_store = Some(running);
             }
             Role::ReferenceEngine => {
-                let auth = MeshAuth::new(&file.mesh)?;
+                let clocks = clocks("engine", &file, &metrics)?;
+                let auth = MeshAuth::new(&file.mesh)?.with_clocks(clocks);
                 let running = refrain_reference_engine::start(file.engine, auth, metrics).await?;
                 process.addr = running.addr();
                 process.engine = Some(running);
@@ -142,6 +150,7 @@ impl Process {
             signer: NamespaceSigner::new(&mesh)?,
             model_files: Arc::new(model_files),
             metrics: metrics.clone(),
+            clocks: Clocks::default(),
         };
         let gateway = self
             .gateway
@@ -160,7 +169,10 @@ impl Process {
         if let Some(gateway) = self.gateway {
             let left = gateway.drain(self.drain_grace).await;
             if left > 0 {
-                tracing::warn!(left, "requests were cut off");
+                tracing::warn!(
+                    cut = left,
+                    "drain_grace_ms was over: requests were cut off, and their clients told so"
+                );
             }
         }
         if let Some(worker) = self.worker {
@@ -180,6 +192,13 @@ impl Process {
 
 /// How long services without streams may take to stop.
 const SERVICE_GRACE: Duration = Duration::from_secs(5);
+
+/// The clock of a service that the scheduler judges.
+fn clocks(name: &str, file: &MeshFile, metrics: &Metrics) -> anyhow::Result<Clocks> {
+    let clocks = Clocks::new(name, false, file.mesh.clock_skew_s_max);
+    clocks.register(metrics)?;
+    Ok(clocks)
+}
 
 fn client(file: &MeshFile) -> anyhow::Result<MeshClient> {
     MeshClient::new(

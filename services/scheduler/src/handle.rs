@@ -65,7 +65,7 @@ impl SchedulerHandle {
         } else if !self.inner.dispatch.connected() {
             Err("the dispatcher has stopped".to_owned())
         } else {
-            Ok(())
+            self.inner.mesh.clocks().readiness()
         }
     }
 

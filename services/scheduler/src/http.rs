@@ -1,10 +1,16 @@
 //! The scheduler for other processes: JSON over HTTP, for holders of the mesh secret only.
 //!
-//! A `lease` call stays open until its turn comes. When its caller hangs up, the listener drops the handler,
+//! A `lease` call stays open until its turn comes, and says meanwhile that its scheduler lives: a caller could not tell
+//! one that has stopped from a long queue otherwise. When its caller hangs up, the listener drops the handler or the body,
 //! and with it the waiting call, which withdraws itself.
 
-use actix_web::web::{self, Data, Json};
-use refrain_clients::Scheduler as _;
+use std::convert::Infallible;
+
+use actix_web::HttpResponse;
+use actix_web::web::{self, Bytes, Data, Json};
+use futures_util::stream::{self, Stream};
+use refrain_clients::{LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler as _};
+use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
@@ -36,8 +42,39 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: SchedulerHandle, mesh
 async fn lease(
     handle: Data<SchedulerHandle>,
     request: Json<LeaseRequest>,
-) -> HttpResult<Json<Lease>> {
-    Ok(Json(handle.lease(request.into_inner()).await?))
+) -> HttpResult<HttpResponse> {
+    let call = async move { handle.lease(request.into_inner()).await };
+    let mut call = Box::pin(call);
+    // What is answered soon has a status of its own.
+    if let Ok(answer) = tokio::time::timeout(LEASE_ALIVE_EVERY, &mut call).await {
+        return Ok(HttpResponse::Ok().json(answer?));
+    }
+    Ok(HttpResponse::Ok()
+        .content_type("application/json")
+        .streaming(answer_or_alive(call)))
+}
+
+/// A line feed every so often, and then the answer.
+fn answer_or_alive<C>(call: C) -> impl Stream<Item = Result<Bytes, Infallible>>
+where
+    C: Future<Output = Result<Lease, ApiError>> + Unpin,
+{
+    let alive = Bytes::from_static(b"\n");
+    stream::unfold((Some(call), alive), |(call, alive)| async move {
+        let mut call = call?;
+        match tokio::time::timeout(LEASE_ALIVE_EVERY, &mut call).await {
+            Err(_) => Some((Ok(alive.clone()), (Some(call), alive))),
+            Ok(answer) => {
+                let answer = match answer {
+                    Ok(lease) => LeaseAnswer::Granted(lease),
+                    Err(error) => LeaseAnswer::Refused { error },
+                };
+                // An answer that is cut short fails there as what it is.
+                let bytes = serde_json::to_vec(&answer).unwrap_or_default();
+                Some((Ok(Bytes::from(bytes)), (None, alive)))
+            }
+        }
+    })
 }
 
 async fn finish(handle: Data<SchedulerHandle>, finish: Json<LeaseFinish>) -> HttpResult<Json<()>> {

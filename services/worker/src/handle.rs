@@ -50,7 +50,7 @@ pub(crate) struct Inner {
 }
 
 impl WorkerHandle {
-    /// Whether the engine answered last time.
+    /// Whether the engine answered last time, and the clock is right.
     pub fn readiness(&self) -> Result<(), String> {
         if self.inner.drain.is_draining() {
             Err("draining".into())
@@ -59,7 +59,8 @@ impl WorkerHandle {
         } else if !self.inner.engine_ready.load(Ordering::Relaxed) {
             Err("the engine does not answer".into())
         } else {
-            Ok(())
+            // Such a worker refuses what gateways sign, so it takes nothing new.
+            self.inner.auth.clocks().readiness()
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix_web::HttpResponse;
 use actix_web::web::{self, Data, Json};
@@ -13,6 +14,7 @@ use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve as listen_on};
 use refrain_service_kit::telemetry::Metrics;
 
+use crate::alive::Alive;
 use crate::{WorkerConfig, WorkerEngine, WorkerHandle};
 
 const CONNECTIONS_MAX: usize = 4096;
@@ -52,10 +54,12 @@ async fn chunk(
     worker: Data<WorkerHandle>,
     request: Json<ChunkRequest>,
 ) -> HttpResult<HttpResponse> {
-    let events = worker.chunk(request.into_inner()).await?;
+    let request = request.into_inner();
+    let alive_within = request.alive_within_ms.map(Duration::from_millis);
+    let events = worker.chunk(request).await?;
     Ok(HttpResponse::Ok()
         .content_type("application/x-ndjson")
-        .streaming(events.map(line)))
+        .streaming(Alive::new(events.map(line), alive_within)))
 }
 
 /// The engine's own metrics, beside the worker's: who scrapes this listener need not reach the engine.

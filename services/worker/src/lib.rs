@@ -7,6 +7,7 @@
 //! reports to the scheduler (`duty`). The worker's copy of the drafts and outputs on their way to the store are
 //! `refrain-draft-memory`. What an engine is stands in [`Engine`].
 
+mod alive;
 mod chances;
 mod config;
 mod decode;

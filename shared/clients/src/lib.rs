@@ -12,6 +12,6 @@ mod worker;
 
 pub use codec::{BINCODE_CONTENT_TYPE, decode_bincode, encode_bincode};
 pub use draft_store::{DraftStore, HttpDraftStore};
-pub use scheduler::{HttpScheduler, Scheduler};
+pub use scheduler::{HttpScheduler, LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler};
 pub use store_admin::{HttpStoreAdmin, StoreAdmin};
 pub use worker::{ChunkStream, HttpWorker, HttpWorkers, Worker, Workers};

@@ -1,5 +1,7 @@
 //! The draft store's interface for operators.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::admin::{
@@ -47,6 +49,9 @@ pub trait StoreAdmin: Send + Sync {
     async fn confirm(&self, request: ConfirmRequest) -> Result<ConfirmReply, ApiError>;
 }
 
+/// Deadline of what takes as long as the log is large: an operator waits for it, and may give it up earlier.
+const WHOLE_LOG_TIMEOUT: Duration = Duration::from_secs(3_600);
+
 /// [`StoreAdmin`] over HTTP: `GET /admin/v1/stats` and `POST /admin/v1/{verify,compact,erase,confirm}` in JSON, `POST
 /// /admin/v1/{import,export}` in bincode.
 pub struct HttpStoreAdmin {
@@ -87,17 +92,20 @@ impl StoreAdmin for HttpStoreAdmin {
     }
 
     async fn verify(&self) -> Result<VerifyReply, ApiError> {
-        self.client.post_json("/admin/v1/verify", &(), None).await
+        self.client
+            .post_json("/admin/v1/verify", &(), Some(WHOLE_LOG_TIMEOUT))
+            .await
     }
 
     async fn compact(&self) -> Result<CompactReply, ApiError> {
-        // No deadline: it takes as long as the log is large.
-        self.client.post_json("/admin/v1/compact", &(), None).await
+        self.client
+            .post_json("/admin/v1/compact", &(), Some(WHOLE_LOG_TIMEOUT))
+            .await
     }
 
     async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
         self.client
-            .post_json("/admin/v1/erase", &request, None)
+            .post_json("/admin/v1/erase", &request, Some(WHOLE_LOG_TIMEOUT))
             .await
     }
 

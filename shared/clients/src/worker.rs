@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::BytesMut;
@@ -9,7 +10,9 @@ use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::deadline::Deadline;
 use refrain_service_kit::http::MeshClient;
+use tokio::time::Instant;
 
 /// The events of a chunk. It ends after `End` or after an error; ending without either means that the
 /// worker was lost. Dropping it aborts the chunk.
@@ -36,7 +39,8 @@ pub trait Workers: Send + Sync {
 }
 
 /// [`Worker`] over HTTP: `POST /internal/v1/chunk` answers JSON lines, one [`ChunkEvent`] or
-/// `{"error": ApiError}` each; `POST /internal/v1/cut`.
+/// `{"error": ApiError}` each; `POST /internal/v1/cut`. An empty line says that the worker lives and has nothing to say yet:
+/// a worker that has stopped is told by that from one whose engine takes its time.
 pub struct HttpWorker {
     client: MeshClient,
 }
@@ -47,13 +51,16 @@ const LINE_BYTES_MAX: usize = 4 << 20;
 #[async_trait]
 impl Worker for HttpWorker {
     async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError> {
+        let within = request.alive_within_ms.map(Duration::from_millis);
+        let head_timeout = within.unwrap_or(self.client.timeout());
         let response = self
             .client
-            .post_stream("/internal/v1/chunk", &request)
+            .post_stream("/internal/v1/chunk", &request, head_timeout)
             .await?;
         let lines = Lines {
             body: response.bytes_stream().boxed(),
             buffer: BytesMut::new(),
+            silence: within.map(|within| (within, Deadline::after(within))),
         };
         Ok(futures_util::stream::unfold(lines, |mut lines| async move {
             lines.next().await.map(|event| (event, lines))
@@ -79,6 +86,8 @@ enum Line {
 struct Lines {
     body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
     buffer: BytesMut,
+    /// How long the worker may say nothing at all, and until when by now.
+    silence: Option<(Duration, Deadline)>,
 }
 
 impl Lines {
@@ -86,6 +95,9 @@ impl Lines {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let line = self.buffer.split_to(end + 1);
+                if line.len() == 1 {
+                    continue;
+                }
                 return Some(match serde_json::from_slice(&line) {
                     Ok(Line::Event(event)) => Ok(event),
                     Ok(Line::Error { error }) => Err(error),
@@ -95,9 +107,32 @@ impl Lines {
             if self.buffer.len() > LINE_BYTES_MAX {
                 return Some(Err(lost("the worker sent an endless line", LINE_BYTES_MAX)));
             }
-            match self.body.next().await? {
-                Ok(bytes) => self.buffer.extend_from_slice(&bytes),
-                Err(error) => return Some(Err(lost("the connection to the worker broke", error))),
+            match self.heard().await? {
+                Ok(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
+                Ok(Err(error)) => {
+                    return Some(Err(lost("the connection to the worker broke", error)));
+                }
+                Err(silent) => return Some(Err(silent)),
+            }
+        }
+    }
+
+    /// The next bytes, or that none came for too long.
+    async fn heard(&mut self) -> Option<Result<reqwest::Result<bytes::Bytes>, ApiError>> {
+        let Some((within, deadline)) = &mut self.silence else {
+            return self.body.next().await.map(Ok);
+        };
+        match deadline.bound(self.body.next()).await {
+            Some(heard) => {
+                deadline.set(Instant::now() + *within);
+                heard.map(Ok)
+            }
+            None => {
+                let message = format!(
+                    "a worker gave no sign of life for {} ms",
+                    within.as_millis()
+                );
+                Some(Err(ApiError::new(ErrorKind::Timeout, message)))
             }
         }
     }

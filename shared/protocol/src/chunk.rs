@@ -197,6 +197,10 @@ pub struct ChunkRequest {
     /// It comes from a worker that handed it over to its fallback, and is not handed over again.
     #[serde(default)]
     pub handed_over: bool,
+    /// Milliseconds of silence after which the caller takes the worker for lost: over a wire, a worker that has nothing to
+    /// say yet says that it lives several times meanwhile. `None`: it is never missed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alive_within_ms: Option<u64>,
 }
 
 /// What a worker streams back.

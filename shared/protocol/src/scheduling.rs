@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{LeaseId, RequestId, SignedNamespace, WorkerId};
 
+/// The code of the error for a call that found no scheduler, or one that starts, stops or has lost its queue: the same call
+/// may do in a moment.
+pub const SCHEDULER_UNAVAILABLE: &str = "scheduler_unavailable";
+
 /// Asks for a worker. Answered when it is the request's turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRequest {

@@ -17,6 +17,7 @@ use refrain_protocol::{
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 
+use crate::clocks::Clocks;
 use crate::{clock, random};
 
 /// How long a signed namespace is believed. Gateways sign anew well before.
@@ -25,11 +26,15 @@ pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
 /// The code of the error for one that was signed longer ago.
 pub const NAMESPACE_EXPIRED: &str = "namespace_expired";
 
-/// Clocks of one mesh may differ by this much.
-const CLOCK_SKEW_S: u64 = 300;
+/// The code of the error for one that is signed in the future: somebody's clock is off.
+pub const CLOCK_SKEW: &str = "clock_skew";
 
-/// The keys of a mesh. Hex strings, made by `refrain keys`.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// By how much the clocks of a mesh may differ, unless the configuration says otherwise. A clock that runs free is off by a
+/// few minutes after months, and one that was set to the wrong time zone by hours.
+pub(crate) const CLOCK_SKEW_S_MAX: u64 = 3_600;
+
+/// The keys of a mesh: hex strings, made by `refrain keys`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeshConfig {
     /// Shared by all services, at least 32 characters.
@@ -38,6 +43,20 @@ pub struct MeshConfig {
     pub namespace_public_key: String,
     /// 32 bytes in hex: signs namespaces. The gateway's alone.
     pub namespace_signing_key: String,
+    /// Seconds by which the clocks of the mesh may differ: a namespace signed further in the future is refused, and a service
+    /// whose clock is off by more is not ready. Up to half of a signature's life, since gateways sign anew after that half.
+    pub clock_skew_s_max: u64,
+}
+
+impl Default for MeshConfig {
+    fn default() -> Self {
+        MeshConfig {
+            secret: String::new(),
+            namespace_public_key: String::new(),
+            namespace_signing_key: String::new(),
+            clock_skew_s_max: CLOCK_SKEW_S_MAX,
+        }
+    }
 }
 
 /// By hand, so that a configuration can be logged without its secrets.
@@ -51,6 +70,7 @@ impl fmt::Debug for MeshConfig {
                 "namespace_signing_key",
                 &hidden(&self.namespace_signing_key),
             )
+            .field("clock_skew_s_max", &self.clock_skew_s_max)
             .finish()
     }
 }
@@ -68,7 +88,18 @@ impl MeshConfig {
             secret: hex::encode(secret),
             namespace_public_key: signer.public_key_hex(),
             namespace_signing_key: hex::encode(seed),
+            ..MeshConfig::default()
         })
+    }
+
+    /// Whether it has any key at all.
+    pub fn has_keys(&self) -> bool {
+        let keys = [
+            &self.secret,
+            &self.namespace_public_key,
+            &self.namespace_signing_key,
+        ];
+        keys.iter().any(|key| !key.is_empty())
     }
 
     /// What is wrong with it, for a service that has to check (`signs`: and to sign).
@@ -76,6 +107,12 @@ impl MeshConfig {
         let mut faults = Vec::new();
         if self.secret.len() < 32 {
             faults.push("mesh.secret: at least 32 characters; `refrain keys` makes one".to_owned());
+        }
+        if !(1..=NAMESPACE_TTL_S / 2).contains(&self.clock_skew_s_max) {
+            faults.push(format!(
+                "mesh.clock_skew_s_max: from 1 to {}, half of the time for which a signature is believed",
+                NAMESPACE_TTL_S / 2
+            ));
         }
         if hex::decode(&self.namespace_public_key).map(|key| key.len()) != Ok(32) {
             faults.push(
@@ -111,11 +148,13 @@ impl MeshConfig {
 #[derive(Clone)]
 pub struct MeshAuth {
     inner: Arc<MeshAuthInner>,
+    clocks: Clocks,
 }
 
 struct MeshAuthInner {
     secret: String,
     public_key: Vec<u8>,
+    clock_skew_s_max: u64,
 }
 
 impl MeshAuth {
@@ -129,8 +168,21 @@ impl MeshAuth {
             inner: Arc::new(MeshAuthInner {
                 secret: config.secret.clone(),
                 public_key,
+                clock_skew_s_max: config.clock_skew_s_max,
             }),
+            clocks: Clocks::default(),
         })
+    }
+
+    /// The same in a service that hears of others' clocks.
+    pub fn with_clocks(mut self, clocks: Clocks) -> Self {
+        self.clocks = clocks;
+        self
+    }
+
+    /// What is known of this service's clock and of others'.
+    pub fn clocks(&self) -> &Clocks {
+        &self.clocks
     }
 
     /// The secret, for clients of the same mesh.
@@ -163,7 +215,8 @@ impl MeshAuth {
     /// Whether the gateway vouches for a namespace.
     ///
     /// # Errors
-    /// `Unauthorized` for a signature that does not hold or is too old.
+    /// `Unauthorized` for a signature that does not hold; with the code [`CLOCK_SKEW`] for one from the future, and
+    /// [`NAMESPACE_EXPIRED`] for one that is too old.
     pub fn verify(&self, signed: &SignedNamespace) -> Result<NamespaceId, ApiError> {
         self.verify_at(signed, clock::unix_s())
     }
@@ -177,8 +230,13 @@ impl MeshAuth {
         UnparsedPublicKey::new(&ED25519, &self.inner.public_key)
             .verify(&bytes, &signature)
             .map_err(|_| refused("not signed by this mesh's gateway"))?;
-        if signed.issued_at_s > now_s.saturating_add(CLOCK_SKEW_S) {
-            return Err(refused("signed in the future; check the clocks"));
+        let ahead_s = signed.issued_at_s.saturating_sub(now_s);
+        let most_s = self.inner.clock_skew_s_max;
+        if ahead_s > most_s {
+            let why = format!(
+                "signed {ahead_s} s ahead of this service's clock, and mesh.clock_skew_s_max is {most_s}; check the clocks"
+            );
+            return Err(refused(&why).with_code(CLOCK_SKEW));
         }
         if is_too_old(signed.issued_at_s, now_s) {
             return Err(refused("signature is too old").with_code(NAMESPACE_EXPIRED));
@@ -310,9 +368,29 @@ mod tests {
                 .is_err()
         );
         assert!(
-            auth.verify_at(&signed, 1_000_000 - CLOCK_SKEW_S - 1)
+            auth.verify_at(&signed, 1_000_000 - CLOCK_SKEW_S_MAX - 1)
                 .is_err()
         );
+    }
+
+    #[test]
+    fn clocks_may_differ_by_what_is_configured_and_errors_tell_of_them() {
+        let mut config = MeshConfig::generate().unwrap();
+        config.clock_skew_s_max = 600;
+        let auth = MeshAuth::new(&config).unwrap();
+        let signer = NamespaceSigner::new(&config).unwrap();
+        let now_s = 1_000_000;
+        let outcome = |issued_at_s| {
+            let signed = signer.sign_at(namespace("acme"), issued_at_s);
+            auth.verify_at(&signed, now_s).map(drop)
+        };
+        assert_eq!(outcome(now_s + 600), Ok(()));
+        let ahead = outcome(now_s + 601).unwrap_err();
+        assert_eq!(ahead.code.as_deref(), Some(CLOCK_SKEW));
+        assert!(ahead.message.contains("601 s ahead"), "{}", ahead.message);
+        assert_eq!(outcome(now_s - NAMESPACE_TTL_S), Ok(()));
+        let old = outcome(now_s - NAMESPACE_TTL_S - 1).unwrap_err();
+        assert_eq!(old.code.as_deref(), Some(NAMESPACE_EXPIRED));
     }
 
     #[test]
@@ -343,5 +421,10 @@ mod tests {
         config.secret = "short".into();
         assert_eq!(config.faults(true).len(), 2);
         assert_eq!(config.faults(false).len(), 1);
+        for (skew_s, faults) in [(0, 1), (1, 0), (43_200, 0), (43_201, 1)] {
+            let mut config = MeshConfig::generate().unwrap();
+            config.clock_skew_s_max = skew_s;
+            assert_eq!(config.faults(false).len(), faults, "{skew_s}");
+        }
     }
 }

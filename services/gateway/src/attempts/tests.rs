@@ -1,5 +1,7 @@
 //! Failures and what follows from them.
 
+use refrain_protocol::scheduling::SCHEDULER_UNAVAILABLE;
+
 use super::*;
 
 fn error(kind: ErrorKind) -> ApiError {
@@ -7,7 +9,7 @@ fn error(kind: ErrorKind) -> ApiError {
 }
 
 fn attempts() -> Attempts {
-    Attempts::new(4, Duration::from_millis(50))
+    Attempts::new(4, Duration::from_millis(50), Duration::from_secs(10))
 }
 
 fn granted() -> bool {
@@ -21,26 +23,108 @@ fn worker(name: &str) -> WorkerId {
 #[test]
 fn a_full_queue_is_the_clients_to_know_before_its_first_token_only() {
     assert!(matches!(
-        attempts().lease_refused(error(ErrorKind::Overloaded), false),
+        attempts().lease_refused(error(ErrorKind::Overloaded), false, Instant::now()),
         Verdict::GiveUp(_)
     ));
     assert!(matches!(
-        attempts().lease_refused(error(ErrorKind::Overloaded), true),
+        attempts().lease_refused(error(ErrorKind::Overloaded), true, Instant::now()),
         Verdict::Again(_)
     ));
 }
 
 #[test]
-fn an_absent_scheduler_is_asked_once_more() {
+fn a_mesh_without_workers_is_asked_once_more() {
     let mut attempts = attempts();
     assert_eq!(
-        attempts.lease_refused(error(ErrorKind::Unavailable), false),
+        attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now()),
         Verdict::Again(Duration::from_millis(50))
     );
     assert!(matches!(
-        attempts.lease_refused(error(ErrorKind::Unavailable), false),
+        attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now()),
         Verdict::GiveUp(_)
     ));
+}
+
+#[test]
+fn a_scheduler_that_is_away_is_waited_for_and_costs_no_attempt() {
+    let mut attempts = attempts();
+    let start = Instant::now();
+    let gone = || error(ErrorKind::Unavailable).with_code(SCHEDULER_UNAVAILABLE);
+    let away = [
+        error(ErrorKind::Upstream),
+        error(ErrorKind::Timeout),
+        gone(),
+    ];
+    for (second, error) in (0..9).zip(away.iter().cycle()) {
+        let now = start + Duration::from_secs(second);
+        for has_output in [false, true] {
+            let verdict = attempts.lease_refused(error.clone(), has_output, now);
+            assert!(matches!(verdict, Verdict::Again(_)), "after {second} s");
+        }
+    }
+    assert_eq!(attempts.left(), 4);
+    let late = start + Duration::from_secs(10);
+    let verdict = attempts.lease_refused(error(ErrorKind::Upstream), true, late);
+    let Verdict::GiveUp(error) = verdict else {
+        panic!("{verdict:?}");
+    };
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    assert_eq!(error.code.as_deref(), Some(SCHEDULER_UNAVAILABLE));
+    assert!(error.retry_after_ms.is_some());
+    // It came back, and is away again.
+    attempts.leased(&worker("a"));
+    let verdict = attempts.lease_refused(gone(), false, late);
+    assert!(matches!(verdict, Verdict::Again(_)));
+}
+
+#[test]
+fn clients_are_not_told_that_they_are_strangers_where_clocks_differ() {
+    for code in [CLOCK_SKEW, NAMESPACE_EXPIRED] {
+        let refused = || {
+            let why = "namespace refused: signed 7320 s ahead of this service's clock";
+            ApiError::new(ErrorKind::Unauthorized, why).with_code(code)
+        };
+        let told = |verdict: Verdict, whose: &str| {
+            let Verdict::GiveUp(error) = verdict else {
+                panic!("{verdict:?}");
+            };
+            assert_eq!(error.kind, ErrorKind::Unavailable);
+            assert_eq!(error.code.as_deref(), Some(CLOCK_SKEW));
+            assert!(error.retry_after_ms.is_some());
+            let detail = error.detail.unwrap();
+            assert!(
+                detail.starts_with(whose) && detail.contains("7320 s"),
+                "{detail}"
+            );
+        };
+        told(
+            attempts().lease_refused(refused(), false, Instant::now()),
+            "the scheduler: ",
+        );
+        // Another worker's clock may be right, and no engine was asked.
+        let mut attempts = attempts();
+        let unasked = || unreachable!("no engine was asked");
+        for number in 0..3 {
+            let worker = worker(&format!("w{number}"));
+            let (outcome, verdict) =
+                attempts.chunk_failed(&worker, refused(), Said::Nothing, unasked);
+            assert_eq!(outcome, LeaseOutcome::Continues);
+            assert!(matches!(verdict, Verdict::Again(_)));
+            assert!(attempts.exclude().contains(&worker));
+        }
+        let last = attempts.chunk_failed(&worker("w3"), refused(), Said::Nothing, unasked);
+        told(last.1, "worker w3: ");
+    }
+    // A wrong secret is a fault of ours as well.
+    let stranger = || error(ErrorKind::Unauthorized);
+    for verdict in [
+        attempts().lease_refused(stranger(), false, Instant::now()),
+        Attempts::new(1, Duration::ZERO, Duration::ZERO)
+            .chunk_failed(&worker("a"), stranger(), Said::Nothing, granted)
+            .1,
+    ] {
+        assert!(matches!(verdict, Verdict::GiveUp(error) if error.kind == ErrorKind::Internal));
+    }
 }
 
 #[test]
@@ -84,7 +168,7 @@ fn failed_workers_are_left_out_until_nobody_else_is_there() {
         )
     );
     assert_eq!(attempts.exclude(), [worker("a")]);
-    let verdict = attempts.lease_refused(error(ErrorKind::Unavailable), false);
+    let verdict = attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now());
     assert_eq!(verdict, Verdict::Again(Duration::from_millis(100)));
     assert!(attempts.exclude().is_empty());
 }
@@ -163,7 +247,7 @@ fn where_no_engine_was_asked_nobody_is_asked_for_leave() {
 #[test]
 fn what_follows_a_failed_chunk_is_no_new_one() {
     let mut attempts = attempts();
-    attempts.lease_refused(error(ErrorKind::Unavailable), false);
+    attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now());
     assert!(!attempts.is_again());
     attempts.chunk_failed(
         &worker("a"),
@@ -241,17 +325,17 @@ fn a_request_is_handed_over_once_it_is_there_and_not_sent_on_for_ever() {
 
 #[test]
 fn pauses_grow_to_a_bound_and_heed_hints() {
-    let mut attempts = Attempts::new(100, Duration::from_millis(50));
+    let mut attempts = Attempts::new(100, Duration::from_millis(50), Duration::from_secs(10));
     let hinted = error(ErrorKind::Overloaded).with_retry_after_ms(700);
     assert_eq!(
-        attempts.lease_refused(hinted, true),
+        attempts.lease_refused(hinted, true, Instant::now()),
         Verdict::Again(Duration::from_millis(700))
     );
     for _ in 0..40 {
-        attempts.lease_refused(error(ErrorKind::Overloaded), true);
+        attempts.lease_refused(error(ErrorKind::Overloaded), true, Instant::now());
     }
     assert_eq!(
-        attempts.lease_refused(error(ErrorKind::Overloaded), true),
+        attempts.lease_refused(error(ErrorKind::Overloaded), true, Instant::now()),
         Verdict::Again(PAUSE_MAX)
     );
 }

@@ -85,7 +85,7 @@ impl Relayed {
 
     /// Ends by this clock also where nobody polls it.
     pub(super) fn within(mut self, time: &Arc<RequestTime>, received: Instant) -> Self {
-        self._watch = time.watch(received, &self.driven);
+        self._watch = Some(time.watch(received, &self.driven));
         self
     }
 

@@ -22,6 +22,9 @@ use crate::request::GenerateRequest;
 /// however much later a worker's began.
 const TIME_MARGIN: Duration = Duration::from_secs(1);
 
+/// A worker is not missed sooner than this, however soon its leases end: machines and networks stall for a moment.
+const ALIVE_WITHIN_MS_MIN: u64 = 2_000;
+
 /// How a chunk ended, for the request.
 pub(super) enum ChunkOutcome {
     Finished,
@@ -100,6 +103,7 @@ impl ChoiceRun<'_> {
                 .unwrap_or_default()
                 .to_vec(),
             handed_over: attempts.is_handed_over(),
+            alive_within_ms: Some(lease.ttl_ms.max(ALIVE_WITHIN_MS_MIN)),
         }
     }
 
@@ -119,7 +123,7 @@ impl ChoiceRun<'_> {
     ) -> Result<ChunkOutcome, ApiError> {
         let idle_max = self.relay.worker_idle_max;
         let silent = || {
-            let message = format!("a worker sent nothing for {} s", idle_max.as_secs());
+            let message = format!("an engine said nothing for {} s", idle_max.as_secs());
             ApiError::new(ErrorKind::Timeout, message)
         };
         let worker = self.relay.workers.at(&lease.url);

@@ -16,6 +16,9 @@ use crate::relay::relayed::Driven;
 /// How often requests are looked at, and how long one whose time is up has to end by itself.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// A year: no longer time is reckoned with, since an instant has to be able to hold it.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3_600);
+
 /// The time that every request has.
 pub(crate) struct RequestTime {
     request_max: Duration,
@@ -27,6 +30,8 @@ pub(crate) struct RequestTime {
 struct Watched {
     numbers: u64,
     by_end: BTreeMap<Key, Weak<Driven>>,
+    /// What requests end with from now on, those that come to be watched included.
+    cut: Option<ApiError>,
 }
 
 type Key = (Instant, u64);
@@ -51,6 +56,12 @@ impl RequestTime {
         self.request_max.saturating_sub(received.elapsed())
     }
 
+    /// What ended a request from here, if anything did.
+    pub(super) fn ended_by(&self, received: Instant) -> Option<ApiError> {
+        let cut = self.watched().cut.clone();
+        cut.or_else(|| self.left(received).is_zero().then(|| self.error()))
+    }
+
     /// What a client is told whose request has taken longer.
     pub(crate) fn error(&self) -> ApiError {
         let most = self.request_max.as_secs();
@@ -60,23 +71,36 @@ impl RequestTime {
         )
     }
 
-    /// Sees to it that a request ends though nobody polls it. `None`: its time never ends.
-    pub(super) fn watch(
-        self: &Arc<Self>,
-        received: Instant,
-        driven: &Arc<Driven>,
-    ) -> Option<Watch> {
-        let end = received
-            .checked_add(self.request_max)?
-            .checked_add(LOOK_EVERY)?;
+    /// Sees to it that a request ends though nobody polls it.
+    pub(super) fn watch(self: &Arc<Self>, received: Instant, driven: &Arc<Driven>) -> Watch {
+        let life = self.request_max.min(FOR_EVER);
+        let end = received + life + LOOK_EVERY;
         let mut watched = self.watched();
         watched.numbers += 1;
         let key = (end, watched.numbers);
         watched.by_end.insert(key, Arc::downgrade(driven));
-        Some(Watch {
+        let cut = watched.cut.clone();
+        drop(watched);
+        if let Some(error) = cut {
+            // Nobody polls it yet.
+            driven.end_unpolled(error);
+        }
+        Watch {
             time: self.clone(),
             key,
-        })
+        }
+    }
+
+    /// Ends all requests with this error, and those that begin from now on. One that is being polled at this moment is not
+    /// ended: ask again, until none is left.
+    pub(crate) fn cut(&self, error: &ApiError) {
+        let all: Vec<_> = {
+            let mut watched = self.watched();
+            watched.cut = Some(error.clone());
+            let all = watched.by_end.iter();
+            all.map(|(key, driven)| (*key, driven.clone())).collect()
+        };
+        self.end(all, error);
     }
 
     /// Looks after all requests, for as long as it is polled.
@@ -95,11 +119,15 @@ impl RequestTime {
             .range(..=(now, u64::MAX))
             .map(|(key, driven)| (*key, driven.clone()))
             .collect();
-        // Not under the lock: with a request goes all that it holds.
-        for (key, driven) in overdue {
+        self.end(overdue, &self.error());
+    }
+
+    /// Not under the lock: with a request goes all that it holds.
+    fn end(&self, requests: Vec<(Key, Weak<Driven>)>, error: &ApiError) {
+        for (key, driven) in requests {
             let is_over = driven
                 .upgrade()
-                .is_none_or(|driven| driven.end_unpolled(self.error()));
+                .is_none_or(|driven| driven.end_unpolled(error.clone()));
             if is_over {
                 self.watched().by_end.remove(&key);
             }
@@ -241,8 +269,28 @@ mod tests {
         drop(relayed);
         assert!(is_held.await.is_err());
         assert!(time.watched().by_end.is_empty());
+        // Nor is one whose time never ends.
         let forever = Arc::new(RequestTime::new(Duration::MAX));
-        let _relayed = endless(&forever, Instant::now(), 0);
+        let (relayed, _is_held) = endless(&forever, Instant::now(), 0);
+        assert_eq!(forever.watched().by_end.len(), 1);
+        drop(relayed);
         assert!(forever.watched().by_end.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_cut_ends_what_runs_and_what_begins_and_its_readers_are_told() {
+        let time = Arc::new(RequestTime::new(Duration::MAX));
+        let (running, running_held) = endless(&time, Instant::now(), 5);
+        let cut = ApiError::new(ErrorKind::Unavailable, "cut").with_code("cut");
+        time.cut(&cut);
+        let (late, late_held) = endless(&time, Instant::now(), 5);
+        for (mut relayed, held) in [(running, running_held), (late, late_held)] {
+            assert!(held.await.is_err(), "its work goes on");
+            match relayed.next().await {
+                Some(RelayEvent::Failed(error)) => assert_eq!(error, cut),
+                other => panic!("{other:?}"),
+            }
+            assert!(relayed.next().await.is_none());
+        }
     }
 }

@@ -417,3 +417,30 @@ async fn a_drain_lets_streams_end_and_takes_nothing_new() {
     assert!(text.ends_with("data: [DONE]\n\n"));
     assert_eq!(drain.await.unwrap(), 0);
 }
+
+#[tokio::test]
+async fn what_outlasts_a_drain_is_cut_off_and_its_clients_are_told() {
+    let bench = Bench::new().await;
+    for lease in 0..2 {
+        bench.mesh.mishap(lease, Mishap::Hang(1));
+    }
+    let stream = bench.post(CHAT, &chat(json!({"stream": true})));
+    let stream = stream.send().await.unwrap();
+    let plain = tokio::spawn(bench.post(CHAT, &chat(json!({}))).send());
+    bench.mesh.wait_for_streams(2).await;
+    let Bench { mesh, gateway, .. } = bench;
+    assert_eq!(gateway.drain(Duration::from_millis(50)).await, 2);
+    mesh.settled().await;
+
+    let events = stream.text().await.unwrap();
+    let last = events.trim_end().lines().last().unwrap();
+    let last: Value = serde_json::from_str(last.strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "server_is_draining");
+    assert_eq!(last["error"]["type"], "server_error");
+
+    let plain = plain.await.unwrap().unwrap();
+    assert_eq!(plain.status(), 503);
+    assert_eq!(plain.headers()["retry-after"], "1");
+    let answer: Value = plain.json().await.unwrap();
+    assert_eq!(answer["error"]["code"], "server_is_draining");
+}

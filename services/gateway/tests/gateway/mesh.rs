@@ -19,6 +19,7 @@ use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, TokenId, WorkerId};
+use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};
 use refrain_tokenization::Tokenizer;
@@ -437,6 +438,7 @@ impl Bench {
             signer: NamespaceSigner::new(&keys).unwrap(),
             model_files: Arc::new(|_| Ok(byte_level_files())),
             metrics: metrics.clone(),
+            clocks: Clocks::default(),
         };
         let gateway = refrain_gateway::start(config, deps).await.unwrap();
         let url = format!("http://{}", gateway.addr());

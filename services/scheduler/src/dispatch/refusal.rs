@@ -1,6 +1,6 @@
 //! Why and when a request gets no lease, and how its caller is told.
 
-use refrain_protocol::scheduling::LeaseRequest;
+use refrain_protocol::scheduling::{LeaseRequest, SCHEDULER_UNAVAILABLE};
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::queue::{PoolKey, Ticket};
@@ -195,5 +195,7 @@ impl Dispatch {
 /// 503 with a short hint: a rebuilt scheduler, or another one, knows the workers after one round of
 /// heartbeats.
 pub(crate) fn try_soon(message: &str) -> ApiError {
-    ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(1_000)
+    ApiError::new(ErrorKind::Unavailable, message)
+        .with_code(SCHEDULER_UNAVAILABLE)
+        .with_retry_after_ms(1_000)
 }

@@ -363,3 +363,64 @@ async fn a_faulty_configuration_does_not_start() {
         .unwrap();
     assert!(error.to_string().contains("queue_max"), "{error}");
 }
+
+#[tokio::test]
+async fn a_call_that_waits_longer_than_silence_is_borne_keeps_its_place() {
+    let mesh = mesh(true).await;
+    let scheduler = mesh.http(&mesh.secret);
+    scheduler.heartbeat(beat(Vec::new())).await.unwrap();
+    let held = scheduler.lease(mesh.ask(1)).await.unwrap();
+    let began = std::time::Instant::now();
+    let waiting = scheduler.lease(mesh.ask(2));
+    tokio::pin!(waiting);
+    // A scheduler that says nothing for four seconds is given up.
+    let early = tokio::time::timeout(Duration::from_secs(6), &mut waiting).await;
+    assert!(early.is_err(), "{early:?} after {:?}", began.elapsed());
+    mesh.until(|state| state.queue_length == 1).await;
+    scheduler.finish(done(held.lease)).await.unwrap();
+    let granted = waiting.await.unwrap();
+    assert!(granted.epoch > held.epoch);
+    scheduler.finish(done(granted.lease)).await.unwrap();
+    mesh.until(|state| state.leases_running == 0).await;
+
+    // One that is dropped while it is told so leaves the queue as well.
+    let held = scheduler.lease(mesh.ask(3)).await.unwrap();
+    let dropped = tokio::time::timeout(Duration::from_secs(2), scheduler.lease(mesh.ask(4))).await;
+    assert!(dropped.is_err());
+    mesh.until(|state| state.queue_length == 0).await;
+    scheduler.finish(done(held.lease)).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_has_waited_in_vain_is_told_why_though_the_status_was_sent() {
+    let mesh = mesh_with(SchedulerConfig {
+        listen: Some("127.0.0.1:0".parse().unwrap()),
+        tick_ms: 10,
+        worker_wait_ms: 1_500,
+        ..SchedulerConfig::default()
+    })
+    .await;
+    let scheduler = mesh.http(&mesh.secret);
+    let error = scheduler.lease(mesh.ask(1)).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    assert_eq!(error.code.as_deref(), Some("no_worker"));
+    assert_eq!(error.retry_after_ms, Some(1_500));
+}
+
+#[tokio::test]
+async fn a_scheduler_that_has_stopped_is_not_waited_for() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let scheduler =
+        HttpScheduler::new(MeshClient::new(&url, "secret", Duration::from_secs(3_600)).unwrap());
+    let mesh = mesh(false).await;
+    // Connections are taken by the system, and nobody reads them.
+    let calls = async {
+        let lease = scheduler.lease(mesh.ask(1)).await.map(drop);
+        [lease, scheduler.finish(done(LeaseId(1))).await]
+    };
+    let outcomes = tokio::time::timeout(Duration::from_secs(60), calls).await;
+    for outcome in outcomes.expect("a call has no deadline") {
+        assert_eq!(outcome.unwrap_err().kind, ErrorKind::Timeout);
+    }
+}

@@ -187,6 +187,7 @@ fn asks() -> ChunkRequest {
         .unwrap()
         .sign(namespace);
     ChunkRequest {
+        alive_within_ms: None,
         prediction: Vec::new(),
         handed_over: false,
         lease: LeaseId(1),

@@ -149,6 +149,7 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
         tokenizer: "fake".into(),
     };
     ChunkRequest {
+        alive_within_ms: None,
         prediction: Vec::new(),
         handed_over: false,
         lease: LeaseId(number),

@@ -1,7 +1,7 @@
 //! Calls between services.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use opentelemetry::propagation::{Injector, TextMapPropagator};
@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::error::api_error_of;
+use crate::clocks::{CLOCK_HEADER, Clocks, Told};
 use crate::descriptors;
 
 /// Largest answer that is read into memory.
@@ -21,6 +22,9 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// How long an unused connection is kept. Half of what the listeners keep it: a call on a connection that the
 /// other side is just closing fails, and a POST that failed so may not be sent again.
 pub(super) const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a caller is told whose deadline passed.
+const LATE: &str = "a service of the mesh did not answer in time";
 
 /// A service of the same mesh: its base URL, the secret, and a connection pool. Cheap to clone.
 ///
@@ -31,6 +35,9 @@ pub struct MeshClient {
     base_url: Arc<str>,
     secret: Arc<str>,
     timeout: Duration,
+    clocks: Option<Clocks>,
+    /// When this service was last told what the clock shows.
+    told: Told,
 }
 
 impl MeshClient {
@@ -51,13 +58,22 @@ impl MeshClient {
             base_url: trim(base_url),
             secret: secret.into(),
             timeout,
+            clocks: None,
+            told: Told::default(),
         })
+    }
+
+    /// The same client, and its calls tell what this service's clock shows.
+    pub fn with_clocks(mut self, clocks: Clocks) -> Self {
+        self.clocks = Some(clocks);
+        self
     }
 
     /// The same client for another service of the mesh.
     pub fn at(&self, base_url: &str) -> Self {
         MeshClient {
             base_url: trim(base_url),
+            told: Told::default(),
             ..self.clone()
         }
     }
@@ -67,7 +83,7 @@ impl MeshClient {
         self.timeout
     }
 
-    /// Posts JSON and reads JSON. `timeout: None` waits as long as the caller does.
+    /// Posts JSON and reads JSON. `timeout: None` waits as long as ordinary calls may take: no call is without a deadline.
     ///
     /// # Errors
     /// The service's own error, or `Upstream`/`Timeout` when it cannot be reached.
@@ -77,11 +93,9 @@ impl MeshClient {
         body: &Q,
         timeout: Option<Duration>,
     ) -> Result<A, ApiError> {
-        let mut request = self.request(reqwest::Method::POST, path).json(body);
-        if let Some(timeout) = timeout {
-            request = request.timeout(timeout);
-        }
-        self.read_json(request).await
+        let request = self.request(reqwest::Method::POST, path).json(body);
+        self.read_json(request.timeout(timeout.unwrap_or(self.timeout)))
+            .await
     }
 
     /// Gets JSON.
@@ -115,7 +129,8 @@ impl MeshClient {
         self.read(request).await
     }
 
-    /// Posts JSON and returns the response as soon as its head is there; the body streams.
+    /// Posts JSON and returns the response as soon as its head is there, within `head_timeout`; the body streams, and whoever
+    /// reads it sees to it that it does not fall silent.
     ///
     /// # Errors
     /// As [`MeshClient::post_json`].
@@ -123,16 +138,28 @@ impl MeshClient {
         &self,
         path: &str,
         body: &Q,
+        head_timeout: Duration,
     ) -> Result<reqwest::Response, ApiError> {
-        self.send(self.request(reqwest::Method::POST, path).json(body))
+        let sent = self.send(self.request(reqwest::Method::POST, path).json(body));
+        // The client's own timeout would count the body, too.
+        tokio::time::timeout(head_timeout, sent)
             .await
+            .unwrap_or_else(|_| {
+                Err(ApiError::new(ErrorKind::Timeout, LATE).with_detail(&self.base_url))
+            })
     }
 
     fn request(&self, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
-        self.http
+        let request = self
+            .http
             .request(method, format!("{}{path}", self.base_url))
             .header(MESH_SECRET_HEADER, &*self.secret)
-            .headers(trace_headers())
+            .headers(trace_headers());
+        let clocks = self.clocks.as_ref();
+        match clocks.and_then(|clocks| clocks.call(&self.told)) {
+            Some(said) => request.header(CLOCK_HEADER, said),
+            None => request,
+        }
     }
 
     async fn read_json<A: DeserializeOwned>(
@@ -157,10 +184,16 @@ impl MeshClient {
     }
 
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ApiError> {
+        let sent = Instant::now();
         let mut response = request
             .send()
             .await
             .map_err(|error| self.unreachable(error))?;
+        if let Some(clocks) = &self.clocks
+            && let Some(said) = response.headers().get(CLOCK_HEADER)
+        {
+            clocks.answered(said.to_str().unwrap_or_default(), sent);
+        }
         let status = response.status().as_u16();
         if status < 400 {
             return Ok(response);
@@ -179,10 +212,7 @@ impl MeshClient {
             return error;
         }
         let (kind, message) = if error.is_timeout() {
-            (
-                ErrorKind::Timeout,
-                "a service of the mesh did not answer in time",
-            )
+            (ErrorKind::Timeout, LATE)
         } else {
             (
                 ErrorKind::Upstream,

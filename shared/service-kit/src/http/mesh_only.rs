@@ -4,10 +4,12 @@ use std::future::{Ready, ready};
 
 use actix_web::body::{EitherBody, MessageBody};
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready};
+use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::{Error, ResponseError};
 use futures_util::future::{Either, FutureExt, Map};
 
 use super::HttpError;
+use crate::clocks::CLOCK_HEADER;
 use crate::mesh::MeshAuth;
 
 /// A middleware that lets calls with the mesh's secret through and answers all others with 401.
@@ -62,8 +64,19 @@ pub struct MeshOnlyService<S> {
     inner: S,
 }
 
+impl<S> MeshOnlyService<S> {
+    /// What the answer to a call says of the time.
+    fn told(&self, request: &ServiceRequest) -> Option<HeaderValue> {
+        let said = request.headers().get(CLOCK_HEADER)?.to_str().ok()?;
+        let from = request.peer_addr().map(|addr| addr.ip());
+        let answer = self.auth.clocks().heard(said, from)?;
+        HeaderValue::from_str(&answer).ok()
+    }
+}
+
 type Outcome<B> = Result<ServiceResponse<B>, Error>;
-type Wrap<B> = fn(Outcome<B>) -> Outcome<EitherBody<B>>;
+/// Takes no memory for the calls that tell nothing of a clock, which is most of them.
+type Wrap<B> = Box<dyn FnOnce(Outcome<B>) -> Outcome<EitherBody<B>>>;
 
 impl<S, B> Service<ServiceRequest> for MeshOnlyService<S>
 where
@@ -79,7 +92,16 @@ where
     fn call(&self, request: ServiceRequest) -> Self::Future {
         match self.auth.check(request.request()) {
             Ok(()) => {
-                let wrap: Wrap<B> = |outcome| outcome.map(ServiceResponse::map_into_left_body);
+                let wrap: Wrap<B> = match self.told(&request) {
+                    None => Box::new(|outcome| outcome.map(ServiceResponse::map_into_left_body)),
+                    Some(told) => Box::new(|outcome| {
+                        outcome.map(|mut response| {
+                            let name = HeaderName::from_static(CLOCK_HEADER);
+                            response.headers_mut().insert(name, told);
+                            response.map_into_left_body()
+                        })
+                    }),
+                };
                 Either::Left(self.inner.call(request).map(wrap))
             }
             // As a response and not as an error, so that the listener counts it like any other.

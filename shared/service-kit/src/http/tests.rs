@@ -11,11 +11,13 @@ use refrain_protocol::{ApiError, ErrorKind};
 
 use super::server::KEEP_ALIVE;
 use super::{Body, HttpResult, MeshClient, ServeOptions, Server, mesh_only, serve};
+use crate::clocks::Clocks;
 use crate::mesh::{MeshAuth, MeshConfig};
 use crate::telemetry::Metrics;
 
 const BODY_BYTES_MAX: usize = 1_000;
 const TIMEOUT: Duration = Duration::from_secs(10);
+const NOW_MS: u64 = 1_700_000_000_000;
 
 struct Listening {
     server: Server,
@@ -29,7 +31,9 @@ struct Listening {
 /// `/size` reads bytes, `/length` reads JSON; both tell the length. `/never` reads bytes and does not answer.
 fn listen() -> Listening {
     let keys = MeshConfig::generate().unwrap();
-    let auth = MeshAuth::new(&keys).unwrap();
+    // Its clock is right.
+    let clocks = Clocks::by("judge", true, 3_600, || NOW_MS);
+    let auth = MeshAuth::new(&keys).unwrap().with_clocks(clocks);
     let metrics = Metrics::new().unwrap();
     let read = Arc::new(AtomicUsize::new(0));
     let options = ServeOptions {
@@ -149,4 +153,30 @@ async fn a_stop_waits_no_longer_than_its_grace_for_who_never_answers() {
     // It answers nobody else, either.
     assert!(size(&listening.client, 1).await.is_err());
     asking.abort();
+}
+
+#[tokio::test]
+async fn a_call_tells_of_the_callers_clock_and_its_answer_of_the_meshs() {
+    let listening = listen();
+    let ahead = |hours: u64| Clocks::by("caller", false, 3_600, move || NOW_MS + hours * 3_600_000);
+    let (right, wrong) = (ahead(0), ahead(2));
+    for clocks in [&right, &wrong] {
+        let client = listening
+            .client
+            .at(&format!("http://{}", listening.server.addr()));
+        size(&client.with_clocks(clocks.clone()), 1).await.unwrap();
+    }
+    right.readiness().unwrap();
+    let reason = wrong.readiness().unwrap_err();
+    // Less what the call took, at most.
+    assert!(
+        reason.contains("7200 s ahead") || reason.contains("719"),
+        "{reason}"
+    );
+    // A stranger is told nothing.
+    let stranger = ahead(2);
+    let client = listening.stranger.clone().with_clocks(stranger.clone());
+    assert!(size(&client, 1).await.is_err());
+    stranger.readiness().unwrap();
+    listening.server.stop(true).await;
 }
