@@ -1,8 +1,8 @@
 //! The store's own time, by which documents age: the wall clock, unless that jumps.
 //!
 //! A wall clock that is 40 days ahead for a moment would make every document of a month too old, and what is evicted
-//! does not come back. So a step of more than [`STEP_MS_MAX`] against the time that the store last knew is not
-//! followed. The store's time then goes on at the pace of the machine's monotonic clock, until the wall clock is back,
+//! does not come back. So a step of more than [`STEP_MS_MAX`] against the time that the store last knew, or against the
+//! other services of the mesh, is not followed. The store's time then goes on at the pace of the machine's monotonic clock, until the wall clock is back,
 //! or an operator confirms the step (`refrain store confirm --clock`). A store that was stopped for longer than that
 //! sees such a step, too: its documents then live that much longer, until somebody confirms.
 
@@ -60,12 +60,12 @@ impl StoreClock {
             day: known,
             offset_ms: None,
         };
-        clock.read(wall_ms, since_boot);
+        clock.read(wall_ms, 0, since_boot);
         clock
     }
 
-    /// The store's time.
-    pub(crate) fn read(&mut self, wall_ms: u64, since_boot: Duration) -> u64 {
+    /// The store's time. `skew_ms`: how far the wall clock is ahead of the mesh's time, 0 where nobody told.
+    pub(crate) fn read(&mut self, wall_ms: u64, skew_ms: i64, since_boot: Duration) -> u64 {
         if since_boot.saturating_sub(self.day.at) >= DAY && self.offset_ms.is_none() {
             self.day = Known {
                 unix_ms: self.last.at(since_boot),
@@ -74,7 +74,8 @@ impl StoreClock {
         }
         let own_ms = self.last.at(since_boot);
         let expected_ms = self.day.at(since_boot);
-        if expected_ms.abs_diff(wall_ms) <= STEP_MS_MAX {
+        let is_off = skew_ms.unsigned_abs() > STEP_MS_MAX;
+        if expected_ms.abs_diff(wall_ms) <= STEP_MS_MAX && !is_off {
             self.offset_ms = None;
             self.last = Known {
                 unix_ms: wall_ms,
@@ -113,16 +114,20 @@ mod tests {
     #[test]
     fn a_wall_clock_that_runs_is_followed_with_its_small_steps() {
         let mut clock = StoreClock::new(0, NOW_MS, after(0));
-        assert_eq!(clock.read(NOW_MS + 10, after(10)), NOW_MS + 10);
+        assert_eq!(clock.read(NOW_MS + 10, 0, after(10)), NOW_MS + 10);
         // Set back by half an hour, and forward again.
         let back = NOW_MS - HOUR_MS / 2;
-        assert_eq!(clock.read(back, after(20)), back);
-        assert_eq!(clock.read(NOW_MS + 30, after(30)), NOW_MS + 30);
+        assert_eq!(clock.read(back, 0, after(20)), back);
+        assert_eq!(clock.read(NOW_MS + 30, 0, after(30)), NOW_MS + 30);
         // A clock that gains a minute an hour is followed for ever.
         let mut wall = NOW_MS;
         for hour in 1..=24 * 40 {
             wall += HOUR_MS + 60_000;
-            assert_eq!(clock.read(wall, after(hour * HOUR_MS)), wall, "hour {hour}");
+            assert_eq!(
+                clock.read(wall, 0, after(hour * HOUR_MS)),
+                wall,
+                "hour {hour}"
+            );
         }
     }
 
@@ -136,12 +141,22 @@ mod tests {
             let mut clock = StoreClock::new(0, NOW_MS, after(0));
             let wall = |ms: u64| (NOW_MS + ms).saturating_add_signed(jump);
             for ms in [1_000, 2_000, 4_000] {
-                assert_eq!(clock.read(wall(ms), after(ms)), NOW_MS + ms);
+                assert_eq!(clock.read(wall(ms), 0, after(ms)), NOW_MS + ms);
                 assert_eq!(clock.offset_ms(), Some(jump));
             }
-            assert_eq!(clock.read(NOW_MS + 5_000, after(5_000)), NOW_MS + 5_000);
+            assert_eq!(clock.read(NOW_MS + 5_000, 0, after(5_000)), NOW_MS + 5_000);
             assert_eq!(clock.offset_ms(), None);
         }
+    }
+
+    #[test]
+    fn a_wall_clock_that_the_mesh_disagrees_with_is_not_followed() {
+        let mut clock = StoreClock::new(0, NOW_MS, after(0));
+        let skew_ms = 2 * HOUR_MS as i64;
+        assert_eq!(clock.read(NOW_MS + 90, skew_ms, after(60)), NOW_MS + 60);
+        assert!(clock.offset_ms().is_some());
+        assert_eq!(clock.read(NOW_MS + 90, 0, after(80)), NOW_MS + 90);
+        assert_eq!(clock.offset_ms(), None);
     }
 
     #[test]
@@ -150,7 +165,7 @@ mod tests {
         let mut wall = NOW_MS;
         for second in 1..100 {
             wall += 50 * 60_000;
-            let own = clock.read(wall, after(second * 1_000));
+            let own = clock.read(wall, 0, after(second * 1_000));
             assert!(own <= NOW_MS + second * 1_000 + HOUR_MS);
         }
         assert!(clock.offset_ms().is_some());
@@ -163,9 +178,9 @@ mod tests {
         assert_eq!(clock.offset_ms(), None);
         let mut clock = StoreClock::new(NOW_MS - 3 * DAY_MS, NOW_MS, after(0));
         assert_eq!(clock.offset_ms(), Some(3 * DAY_MS as i64));
-        assert_eq!(clock.read(NOW_MS + 7, after(7)), NOW_MS - 3 * DAY_MS + 7);
+        assert_eq!(clock.read(NOW_MS + 7, 0, after(7)), NOW_MS - 3 * DAY_MS + 7);
         clock.confirm(NOW_MS + 8, after(8));
-        assert_eq!(clock.read(NOW_MS + 9, after(9)), NOW_MS + 9);
+        assert_eq!(clock.read(NOW_MS + 9, 0, after(9)), NOW_MS + 9);
         assert_eq!(clock.offset_ms(), None);
     }
 
@@ -175,7 +190,7 @@ mod tests {
         for hour in 1..=24 * 5 {
             let ms = hour * HOUR_MS;
             assert_eq!(
-                clock.read(NOW_MS + 40 * DAY_MS + ms, after(ms)),
+                clock.read(NOW_MS + 40 * DAY_MS + ms, 0, after(ms)),
                 NOW_MS + ms
             );
         }

@@ -45,6 +45,7 @@ pub async fn start(
     );
     let store_metrics = StoreMetrics::new(metrics)?;
     let shared = Arc::new(Shared::default());
+    shared.clocks.get_or_init(|| mesh.clocks().clone());
     let pending_tokens = Arc::new(AtomicU64::new(0));
     let (of_writer, shown) = (config.clone(), shared.clone());
     let (counted, waiting) = (store_metrics.clone(), pending_tokens.clone());

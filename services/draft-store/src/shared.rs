@@ -8,11 +8,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 
 use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply, StoreStats};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_service_kit::clock::unix_ms;
+use refrain_service_kit::clocks::Clocks;
 use tokio::sync::watch;
 
 use crate::catalog::{Catalog, Change, GroupKey};
@@ -47,6 +50,8 @@ pub(crate) struct Shared {
     stats: Mutex<StoreStats>,
     /// `None` until the store was opened.
     clock: Mutex<Option<StoreClock>>,
+    /// What the other services say of this one's clock.
+    pub(crate) clocks: OnceLock<Clocks>,
     /// What an operator has to look at before the store is ready.
     loss: Mutex<Option<Loss>>,
 }
@@ -150,7 +155,10 @@ impl Shared {
     /// The store's time, in Unix milliseconds.
     pub(crate) fn now_ms(&self) -> u64 {
         match self.clock().as_mut() {
-            Some(clock) => clock.read(unix_ms(), since_boot()),
+            Some(clock) => {
+                let skew_ms = self.clocks.get().map_or(0, Clocks::skew_ms);
+                clock.read(unix_ms(), skew_ms, since_boot())
+            }
             None => unix_ms(),
         }
     }

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use actix_web::web;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt as _;
 use prometheus::{IntCounterVec, IntGauge};
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::Notify;
@@ -30,6 +31,8 @@ pub(crate) struct BodyLimits {
     pub(crate) bodies_max: usize,
     /// On their way at once, of one tenant.
     pub(crate) tenant_bodies_max: usize,
+    /// Bytes that have come of all of them; a tenant's bodies may have half of it.
+    pub(crate) arrived_bytes_max: usize,
 }
 
 /// The bodies that are on their way.
@@ -43,6 +46,8 @@ pub(crate) struct Bodies {
 #[derive(Default)]
 struct Arriving {
     total: usize,
+    /// Bytes that have come of them.
+    bytes: usize,
     numbers: u64,
     /// Only tenants of whom a body is on its way; theirs are in the order in which they began.
     by_tenant: HashMap<String, BTreeMap<u64, Body>>,
@@ -50,6 +55,7 @@ struct Arriving {
 
 struct Body {
     began: Instant,
+    bytes: usize,
     gives_way: Arc<Notify>,
 }
 
@@ -91,13 +97,7 @@ impl Bodies {
         let left = self.limits.time_max.saturating_sub(received.elapsed());
         tokio::select! {
             biased;
-            read = payload.to_bytes_limited(most) => match read {
-                Ok(Ok(body)) => Ok(body),
-                Ok(Err(error)) => Err(
-                    ApiError::new(ErrorKind::InvalidRequest, "the body broke off").with_detail(error),
-                ),
-                Err(_) => Err(self.too_large()),
-            },
+            read = self.gather(payload, &place) => read,
             () = tokio::time::sleep(left) => Err(self.late(format!(
                 "the body did not arrive within {} ms",
                 self.limits.time_max.as_millis()
@@ -137,6 +137,7 @@ impl Bodies {
         let gives_way = Arc::new(Notify::new());
         let body = Body {
             began: now,
+            bytes: 0,
             gives_way: gives_way.clone(),
         };
         let of_tenant = arriving.by_tenant.entry(tenant.to_owned()).or_default();
@@ -148,6 +149,40 @@ impl Bodies {
             number,
             gives_way,
         })
+    }
+
+    async fn gather(
+        &self,
+        mut payload: web::Payload,
+        place: &Place<'_>,
+    ) -> Result<Bytes, ApiError> {
+        let mut body = BytesMut::new();
+        while let Some(chunk) = payload.next().await {
+            let chunk = chunk.map_err(|error| {
+                ApiError::new(ErrorKind::InvalidRequest, "the body broke off").with_detail(error)
+            })?;
+            if body.len() + chunk.len() > self.limits.bytes_max {
+                return Err(self.too_large());
+            }
+            let most = self.limits.arrived_bytes_max;
+            let has_room = self.arriving().arrived(
+                place.tenant,
+                place.number,
+                chunk.len(),
+                most,
+                Instant::now(),
+            );
+            if !has_room {
+                self.rejections.with_label_values(&["bodies_bytes"]).inc();
+                let message =
+                    "the bodies that are on their way take all the memory they may; try again";
+                return Err(ApiError::new(ErrorKind::Overloaded, message)
+                    .with_code("rate_limit_exceeded")
+                    .with_retry_after_ms(RETRY_AFTER_MS));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body.freeze())
     }
 
     fn too_large(&self) -> ApiError {
@@ -184,11 +219,52 @@ impl Arriving {
         true
     }
 
+    /// Counts bytes that have come of a body, if there is room for them or the oldest body of whoever has most gives
+    /// way. A tenant's only body is always let through as far as there is room at all.
+    fn arrived(
+        &mut self,
+        tenant: &str,
+        number: u64,
+        bytes: usize,
+        most: usize,
+        now: Instant,
+    ) -> bool {
+        loop {
+            let of_tenant = self.by_tenant.get_mut(tenant);
+            let Some(of_tenant) = of_tenant.filter(|bodies| bodies.contains_key(&number)) else {
+                // It gave way, and is told so.
+                return true;
+            };
+            let held: usize = of_tenant.values().map(|body| body.bytes).sum();
+            let crowded = if held + bytes > most / 2 && of_tenant.len() > 1 {
+                tenant.to_owned()
+            } else if self.bytes + bytes > most {
+                let held = |bodies: &BTreeMap<u64, Body>| {
+                    bodies.values().map(|body| body.bytes).sum::<usize>()
+                };
+                match self.by_tenant.iter().max_by_key(|(_, bodies)| held(bodies)) {
+                    Some((tenant, _)) => tenant.clone(),
+                    None => return false,
+                }
+            } else {
+                if let Some(body) = of_tenant.get_mut(&number) {
+                    body.bytes += bytes;
+                    self.bytes += bytes;
+                }
+                return true;
+            };
+            if !self.give_way(&crowded, now) {
+                return false;
+            }
+        }
+    }
+
     fn remove(&mut self, tenant: &str, number: u64) {
         if let Some(of_tenant) = self.by_tenant.get_mut(tenant)
-            && of_tenant.remove(&number).is_some()
+            && let Some(body) = of_tenant.remove(&number)
         {
             self.total -= 1;
+            self.bytes -= body.bytes;
             if of_tenant.is_empty() {
                 self.by_tenant.remove(tenant);
             }
@@ -217,6 +293,7 @@ mod tests {
             time_max: Duration::MAX,
             bodies_max,
             tenant_bodies_max,
+            arrived_bytes_max: 1_000,
         };
         Bodies::new(limits, metrics.bodies.clone(), metrics.rejections.clone())
     }
@@ -249,5 +326,34 @@ mod tests {
             (bodies.gauge.get(), bodies.arriving().by_tenant.len()),
             (0, 0)
         );
+    }
+
+    #[tokio::test]
+    async fn bytes_that_have_come_are_bounded_and_the_oldest_body_of_whoever_has_most_gives_way() {
+        let bodies = bodies(9, 9);
+        let start = Instant::now();
+        let later = start + GIVES_WAY_AFTER;
+        let of_a: Vec<_> = (0..3).map(|_| bodies.begin("a", start).unwrap()).collect();
+        let of_b = bodies.begin("b", start).unwrap();
+        let arrived = |place: &Place<'_>, bytes, now| {
+            bodies
+                .arriving()
+                .arrived(place.tenant, place.number, bytes, 1_000, now)
+        };
+        assert!(arrived(&of_a[0], 300, start) && arrived(&of_a[1], 200, start));
+        // Half is a tenant's share, unless it has one body only.
+        assert!(!arrived(&of_a[2], 1, start));
+        assert!(arrived(&of_b, 500, start));
+        assert!(!arrived(&of_b, 1, start));
+        assert_eq!(bodies.arriving().bytes, 1_000);
+        // What has had its time gives way.
+        assert!(arrived(&of_a[2], 200, later));
+        assert!(is_told(&of_a[0]).await && !is_told(&of_a[1]).await);
+        assert_eq!(bodies.arriving().bytes, 900);
+        // What gave way counts no more, and is told instead of refused.
+        assert!(arrived(&of_a[0], 5_000, later));
+        assert_eq!(bodies.arriving().bytes, 900);
+        drop((of_a, of_b));
+        assert_eq!(bodies.arriving().bytes, 0);
     }
 }

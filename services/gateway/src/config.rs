@@ -35,7 +35,8 @@ pub struct GatewayConfig {
     /// Bytes of bodies that are parsed and tokenized at once, of those that are done on threads of their own (from
     /// 32 KiB on). A single larger one runs alone. Past it: they wait.
     pub tokenizing_bytes_max: usize,
-    /// Bytes of bodies that wait for that; a tenant may have half of it. Past it: 429.
+    /// Bytes of bodies that wait for that, and as many of those that are on their way. A tenant may have half of
+    /// either. Past it: 429.
     pub tokenizing_waiting_bytes_max: usize,
     /// How long a request's body may take to arrive. Past it: 408.
     pub body_ms_max: u64,

@@ -150,6 +150,7 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
                 time_max: Duration::from_millis(config.body_ms_max),
                 bodies_max: config.requests_in_flight_max,
                 tenant_bodies_max: config.tenant_requests_in_flight_max,
+                arrived_bytes_max: config.tokenizing_waiting_bytes_max,
             },
             metrics.bodies.clone(),
             metrics.rejections.clone(),

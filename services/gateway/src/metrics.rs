@@ -62,6 +62,7 @@ impl GatewayMetrics {
             "tenant_requests",
             "bodies",
             "tenant_bodies",
+            "bodies_bytes",
             "body_bytes",
             "body_time",
             "context",
