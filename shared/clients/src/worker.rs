@@ -60,6 +60,7 @@ impl Worker for HttpWorker {
         let lines = Lines {
             body: response.bytes_stream().boxed(),
             buffer: BytesMut::new(),
+            scanned: 0,
             silence: within.map(|within| (within, Deadline::after(within))),
         };
         Ok(futures_util::stream::unfold(lines, |mut lines| async move {
@@ -86,6 +87,8 @@ enum Line {
 struct Lines {
     body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
     buffer: BytesMut,
+    /// Bytes at the front of the buffer that hold no end of a line: a long line is looked through once.
+    scanned: usize,
     /// How long the worker may say nothing at all, and until when by now.
     silence: Option<(Duration, Deadline)>,
 }
@@ -93,8 +96,10 @@ struct Lines {
 impl Lines {
     async fn next(&mut self) -> Option<Result<ChunkEvent, ApiError>> {
         loop {
-            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                let line = self.buffer.split_to(end + 1);
+            let unscanned = self.buffer[self.scanned..].iter();
+            if let Some(end) = unscanned.clone().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(self.scanned + end + 1);
+                self.scanned = 0;
                 if line.len() == 1 {
                     continue;
                 }
@@ -104,6 +109,7 @@ impl Lines {
                     Err(error) => Err(lost("the worker sent a line that is no chunk event", error)),
                 });
             }
+            self.scanned = self.buffer.len();
             if self.buffer.len() > LINE_BYTES_MAX {
                 return Some(Err(lost("the worker sent an endless line", LINE_BYTES_MAX)));
             }
@@ -176,5 +182,58 @@ impl Workers for HttpWorkers {
             })
         });
         worker.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Events of a stream that comes in pieces of so many bytes.
+    async fn read(text: &str, piece: usize) -> Vec<Result<ChunkEvent, ApiError>> {
+        let pieces: Vec<_> = text
+            .as_bytes()
+            .chunks(piece)
+            .map(|bytes| Ok(bytes::Bytes::copy_from_slice(bytes)))
+            .collect();
+        let mut lines = Lines {
+            body: futures_util::stream::iter(pieces).boxed(),
+            buffer: BytesMut::new(),
+            scanned: 0,
+            silence: None,
+        };
+        let mut events = Vec::new();
+        while let Some(event) = lines.next().await {
+            events.push(event);
+        }
+        events
+    }
+
+    #[tokio::test]
+    async fn lines_are_the_same_however_they_are_cut() {
+        let long = ApiError::internal("x").with_detail("never sent");
+        let long = ApiError {
+            message: "y".repeat(5_000),
+            ..long
+        };
+        let errors = [ApiError::internal("a"), long, ApiError::invalid("p", "b")];
+        let text: String = errors
+            .iter()
+            .map(|error| format!("\n{}\n\n", serde_json::json!({ "error": error })))
+            .collect();
+        let whole = read(&text, text.len()).await;
+        assert_eq!(whole.len(), 3);
+        for (given, read) in errors.iter().zip(&whole) {
+            assert_eq!(read.as_ref().unwrap_err().message, given.message);
+        }
+        for piece in [1, 2, 7, 100, 4_999] {
+            let messages = |events: &[Result<ChunkEvent, ApiError>]| {
+                let errors = events.iter().map(|event| event.as_ref().unwrap_err());
+                errors
+                    .map(|error| error.message.clone())
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(messages(&read(&text, piece).await), messages(&whole));
+        }
     }
 }

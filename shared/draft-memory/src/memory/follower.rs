@@ -148,7 +148,7 @@ impl Follower {
                 ..
             } = self.config;
             let is_crowded = self.live_tokens.load(Ordering::Relaxed) / 2 >= live_tokens_max;
-            let drafts = self.memory.lock();
+            let drafts = self.memory.read();
             let is_full = drafts.index.live_tokens() / 2 >= seal_tokens;
             let enough = if is_crowded { 1 } else { seal_tokens };
             (is_crowded || is_full) && drafts.sealable_tokens(now, quiet) >= enough

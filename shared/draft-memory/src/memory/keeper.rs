@@ -48,6 +48,10 @@ impl Keeper {
         let mut evicted = 0;
         let memories = self.space.namespaces();
         for memory in &memories {
+            // Proposals wait behind the exclusive lock, so it is taken only where something is to go.
+            if memory.read().index.tokens() <= config.namespace_tokens_max {
+                continue;
+            }
             let gone = memory.lock().evict(config.namespace_tokens_max);
             if gone > 0 {
                 memory.lacks_room.store(true, Ordering::Relaxed);
@@ -58,7 +62,7 @@ impl Keeper {
         let coming = self.space.room.recount(|| {
             let mut used = Size::default();
             for memory in &memories {
-                let drafts = memory.lock();
+                let drafts = memory.read();
                 sizes.push(drafts.size());
                 if drafts.is_running() {
                     used += drafts.size();
@@ -104,7 +108,7 @@ impl Keeper {
         let live = views.iter().map(|view| view.live_tokens).sum();
         self.space.live_tokens.store(live, Ordering::Relaxed);
         for group in self.space.groups.all() {
-            let needs_rebuild = group.lock().index.needs_rebuild();
+            let needs_rebuild = group.read().index.needs_rebuild();
             views.push(View {
                 needs_rebuild,
                 ..View::default()
@@ -149,7 +153,7 @@ fn tokens_within(size: Size, limit: Size) -> u64 {
 
 fn view(shared: &SharedDrafts, now: Instant, quiet: Duration) -> View {
     let sealed_at = shared.sealed_at();
-    let drafts = shared.lock();
+    let drafts = shared.read();
     View {
         live_tokens: drafts.index.live_tokens(),
         sealable_tokens: drafts.sealable_tokens(now, quiet),

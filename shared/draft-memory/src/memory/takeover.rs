@@ -61,7 +61,7 @@ impl Follower {
         let pause = Duration::from_millis(self.config.take_over_again_ms);
         let lacks_room = self.memory.lacks_room.load(Ordering::Relaxed);
         let is_due = retry.is_due(lacks_room, pause, Instant::now());
-        if !is_due || !self.memory.lock().is_running() {
+        if !is_due || !self.memory.read().is_running() {
             return false;
         }
         retry.looked(Instant::now());
@@ -73,7 +73,7 @@ impl Follower {
             return false;
         };
         let (own, unsealed) = {
-            let drafts = self.memory.lock();
+            let drafts = self.memory.read();
             let lens = listed.unsealed.iter();
             let lens = lens.filter_map(|document| drafts.len_of(*document));
             let own = drafts.size();
@@ -86,7 +86,7 @@ impl Follower {
     /// Takes a namespace over once more. What the groups have stays with them, so the feed goes on where it was, if that
     /// is earlier: what was removed since is to be removed there as well.
     pub(super) async fn take_over_again(&self, before: FeedCursor) -> FeedCursor {
-        let own = self.memory.lock().size();
+        let own = self.memory.read().size();
         self.room.leave(own, || {
             self.memory.is_behind.store(true, Ordering::Relaxed);
             self.memory.lock().reset();

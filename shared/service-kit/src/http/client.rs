@@ -178,9 +178,7 @@ impl MeshClient {
 
     async fn read(&self, request: reqwest::RequestBuilder) -> Result<Bytes, ApiError> {
         let mut response = self.send(request).await?;
-        read_limited(&mut response)
-            .await
-            .map_err(|error| self.unreachable(error))
+        self.read_limited(&mut response).await
     }
 
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ApiError> {
@@ -203,8 +201,26 @@ impl MeshClient {
             .get("retry-after-ms")
             .and_then(|value| value.to_str().ok())
             .and_then(|text| text.parse().ok());
-        let body = read_limited(&mut response).await.unwrap_or_default();
+        let body = self.read_limited(&mut response).await.unwrap_or_default();
         Err(api_error_of(status, retry_after_ms, &body))
+    }
+
+    async fn read_limited(&self, response: &mut reqwest::Response) -> Result<Bytes, ApiError> {
+        let mut body = BytesMut::new();
+        loop {
+            let chunk = response.chunk().await;
+            match chunk.map_err(|error| self.unreachable(error))? {
+                None => return Ok(body.freeze()),
+                Some(chunk) if body.len() + chunk.len() > ANSWER_BYTES_MAX => {
+                    let message = format!(
+                        "a service of the mesh answered more than {ANSWER_BYTES_MAX} bytes"
+                    );
+                    return Err(ApiError::new(ErrorKind::Upstream, message)
+                        .with_detail(self.base_url.to_string()));
+                }
+                Some(chunk) => body.extend_from_slice(&chunk),
+            }
+        }
     }
 
     fn unreachable(&self, error: reqwest::Error) -> ApiError {
@@ -225,17 +241,6 @@ impl MeshClient {
 
 fn trim(base_url: &str) -> Arc<str> {
     base_url.trim_end_matches('/').into()
-}
-
-async fn read_limited(response: &mut reqwest::Response) -> reqwest::Result<Bytes> {
-    let mut body = BytesMut::new();
-    while let Some(chunk) = response.chunk().await? {
-        if body.len() + chunk.len() > ANSWER_BYTES_MAX {
-            break;
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(body.freeze())
 }
 
 struct Headers(HeaderMap);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use actix_web::web;
+use futures_util::StreamExt as _;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::server::KEEP_ALIVE;
@@ -55,12 +56,19 @@ fn listen() -> Listening {
             counted.fetch_add(1, Ordering::Relaxed);
             std::future::pending::<HttpResult<String>>()
         };
+        // Just more than a client reads.
+        let huge = async || {
+            let part = bytes::Bytes::from(vec![b' '; 1 << 20]);
+            let parts = futures_util::stream::iter(vec![part; 65]).map(Ok::<_, std::io::Error>);
+            actix_web::HttpResponse::Ok().streaming(parts)
+        };
         let length = async |text: web::Json<String>| web::Json(text.len());
         app.service(
             web::scope("/in")
                 .wrap(mesh_only(auth.clone()))
                 .route("/size", web::post().to(size))
                 .route("/length", web::post().to(length))
+                .route("/huge", web::get().to(huge))
                 .route("/never", web::post().to(never)),
         );
     })
@@ -101,6 +109,19 @@ async fn a_body_past_the_limit_is_refused_in_the_usual_shape() {
     assert_eq!(by_bytes.kind, ErrorKind::TooLarge);
     assert_eq!(by_bytes.code.as_deref(), Some("request_too_large"));
     listening.server.stop(true).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_is_told_so_and_not_cut_off() {
+    let listening = listen();
+    let answer = listening.client.get_json::<String>("/in/huge").await;
+    let error = answer.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Upstream);
+    assert!(
+        error.message.contains("more than 67108864 bytes"),
+        "{error:?}"
+    );
+    listening.server.stop(false).await;
 }
 
 #[tokio::test]

@@ -308,3 +308,22 @@ async fn limits_hold_over_all_namespaces() {
     assert_eq!(bench.figure("refrain_worker_index_namespaces"), 1.0);
     assert!(bench.figure("refrain_worker_index_evictions_total") > 1.0);
 }
+
+#[tokio::test]
+async fn looking_for_work_does_not_wait_for_those_who_draft() {
+    let bench = Bench::new(Arc::new(Feed::default()), |_| {});
+    let shared = bench.namespace(1);
+    // Who drafts holds the drafts for reading. A look that wanted them alone would never come back.
+    let drafting = shared.read();
+    let looked = std::thread::scope(|scope| {
+        let look = scope.spawn(|| view(&shared.drafts, Instant::now(), Duration::ZERO));
+        let until = Instant::now() + Duration::from_secs(20);
+        while !look.is_finished() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let is_back = look.is_finished();
+        drop(drafting);
+        is_back
+    });
+    assert!(looked);
+}
