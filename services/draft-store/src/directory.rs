@@ -41,7 +41,7 @@ use crate::log::sled::{SledLog, sync_directory};
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{SegmentId, StoreRecord, store_key};
 use crate::segments::{self, Sealed, find};
-use quarantine::{Salvaged, quarantine, quarantine_files, salvage};
+use quarantine::{Salvaged, quarantine, quarantine_files, salvage, without_doubtful};
 
 /// An open store.
 pub(crate) struct Opened {
@@ -56,7 +56,7 @@ pub(crate) struct Opened {
     pub(crate) loss: Option<Loss>,
     /// The last time that the store knew, in Unix milliseconds; 0 where nobody noted one.
     pub(crate) known_ms: u64,
-    /// In words, what of the journal could not be read, for who only looks at it.
+    /// Unreadable parts of the journal, as text; filled by [`inspect`] only.
     pub(crate) damage: Vec<String>,
 }
 
@@ -265,7 +265,7 @@ fn open_or_repair(
     cache_bytes: u64,
     index: Index,
 ) -> Result<Opened, LogError> {
-    let can_repair = index == Index::Believed && journal::path_in(&log_path(dir, number)).exists();
+    let can_repair = index == Index::Believed && journal::is_in(&log_path(dir, number))?;
     match open_believed(dir, number, manifest, cache_bytes, index, can_repair) {
         Err(LogError::Corrupt(why)) if can_repair => {
             tracing::warn!(why, "draft store index cannot be read");
@@ -308,7 +308,7 @@ pub(crate) fn inspect(dir: &Path, cache_bytes: u64, was_begun: bool) -> Result<O
     let manifest = Manifest::read(dir);
     let number = current(dir, manifest.as_ref(), cache_bytes)?;
     let path = log_path(dir, number);
-    let has_journal = journal::path_in(&path).exists();
+    let has_journal = journal::is_in(&path)?;
     if !has_journal && path.join("db").exists() {
         return Err(LogError::Refused(format!(
             "{} was written by an earlier version, which kept no journal: start the store once, then look at it",
@@ -321,7 +321,9 @@ pub(crate) fn inspect(dir: &Path, cache_bytes: u64, was_begun: bool) -> Result<O
     let log = MemoryLog::default();
     let mut damage = Vec::new();
     if has_journal {
-        let found = journal::scan(&path, 0, &mut |scanned| log.write(&scanned.batch))?;
+        let found = journal::scan(&path, 0, &mut |scanned| {
+            log.write(&without_doubtful(scanned))
+        })?;
         damage.extend(found.damage.iter().map(|range| {
             format!(
                 "bytes {} to {} of {}",
@@ -375,7 +377,7 @@ fn current(dir: &Path, manifest: Option<&Manifest>, cache_bytes: u64) -> Result<
 
 /// Whether a log has its identity, which it gets last.
 fn is_complete(path: &Path, cache_bytes: u64) -> Result<bool, LogError> {
-    if journal::path_in(path).exists() {
+    if journal::is_in(path)? {
         let mut is_named = false;
         journal::scan(path, 0, &mut |scanned| {
             is_named |= scanned.batch.writes().any(|(key, _)| *key == store_key());

@@ -10,6 +10,8 @@ pub(crate) mod sled;
 
 use std::collections::BTreeMap;
 
+use crate::record::DocumentKey;
+
 /// Why the log could not do it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum LogError {
@@ -20,6 +22,9 @@ pub(crate) enum LogError {
     /// What is stored is not readable as a whole.
     #[error("{0}")]
     Corrupt(String),
+    /// A document's text cannot be read from the index; the journal may have it.
+    #[error("document {} of namespace {} cannot be read from the index", .0.document, .0.namespace)]
+    Unreadable(DocumentKey),
 }
 
 /// Writes that become durable together or not at all. The last write to a key counts.
@@ -122,6 +127,11 @@ pub(crate) trait RecordLog: Send + Sync {
 
     /// Files in which it keeps values that are too large for its pages: an alarm unless 0.
     fn blob_files(&self) -> u64;
+
+    /// Whether a record that is missing or damaged here may be found elsewhere once it is opened anew.
+    fn can_be_rebuilt(&self) -> bool {
+        false
+    }
 
     /// Whether it could not read something that it holds, so that it is to be opened and repaired.
     fn is_suspect(&self) -> bool {

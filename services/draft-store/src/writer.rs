@@ -136,6 +136,8 @@ pub(crate) struct Core {
     /// What recovery found, for the first commit.
     repairs: Batch,
     damaged: Vec<DocumentKey>,
+    /// Documents for which the log's index was built anew: what is unreadable of them now is lost.
+    reread: Arc<HashSet<DocumentKey>>,
 }
 
 impl Core {
@@ -157,7 +159,13 @@ impl Core {
             earliest_ms: 0,
             repairs,
             damaged,
+            reread: Arc::default(),
         }
+    }
+
+    /// Names the documents for which the log's index was built anew.
+    pub(crate) fn set_reread(&mut self, reread: Arc<HashSet<DocumentKey>>) {
+        self.reread = reread;
     }
 
     /// Identity and reservation, for the manifest.
@@ -305,7 +313,7 @@ impl Core {
         let mut edit = self.edit(catalog, now_ms);
         for key in &product.damaged {
             if edit.catalog.document(*key).is_some() {
-                edit.remove(*key, Removal::Damage)?;
+                edit.remove_damaged(*key)?;
             }
         }
         edit.install(product)?;
@@ -318,6 +326,7 @@ impl Core {
             self.log.clone(),
             self.store,
             Limits {
+                reread: self.reread.clone(),
                 tombstones_max: self.config.tombstones_max,
                 group_tokens_max: self.config.group_tokens_max,
             },

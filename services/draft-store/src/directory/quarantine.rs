@@ -1,14 +1,15 @@
 //! Logs and segments that were not believed: moved aside, and read as far as they can be.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::refused;
 use crate::codec;
-use crate::log::journal::{self, Position};
+use crate::log::journal::{self, Position, Scanned};
 use crate::log::journaled::JournaledLog;
 use crate::log::sled::{SledLog, sync_directory};
 use crate::log::{Batch, LogError, RecordLog};
-use crate::record::Kind;
+use crate::record::{DocumentKey, Kind, document_key, document_of};
 
 /// What the names of such directories begin with.
 const PREFIX: &str = "quarantine-";
@@ -89,9 +90,15 @@ pub(super) fn salvage(
         records: 0,
         is_whole: true,
     };
-    let position = salvage_index(from, to, cache_bytes, &mut salvaged)?;
-    let has_journal = journal::path_in(from).exists();
+    unmark_whole(from)?;
+    let has_journal = journal::is_in(from)?;
+    let position = salvage_index(from, to, cache_bytes, has_journal, &mut salvaged)?;
     if has_journal {
+        // A place in another journal says nothing of this one.
+        let name = journal::scan(from, 0, &mut |_| Ok(()))
+            .ok()
+            .and_then(|found| found.name);
+        let position = position.filter(|position| Some(position.journal) == name);
         salvage_journal(from, to, position, &mut salvaged)?;
     }
     to.sync()?;
@@ -106,6 +113,7 @@ fn salvage_index(
     from: &Path,
     to: &JournaledLog,
     cache_bytes: u64,
+    has_journal: bool,
     salvaged: &mut Salvaged,
 ) -> Result<Option<Position>, LogError> {
     let opened = SledLog::open(from, cache_bytes)
@@ -115,7 +123,7 @@ fn salvage_index(
         Err(error) => {
             tracing::warn!(%error, "quarantined index does not open");
             // Without a journal this was all there is.
-            salvaged.is_whole = journal::path_in(from).exists();
+            salvaged.is_whole = has_journal;
             return Ok(None);
         }
     };
@@ -133,8 +141,31 @@ fn salvage_index(
             Err(CopyError::To(error)) => return Err(error),
         }
     }
-    salvaged.is_whole = is_whole || journal::path_in(from).exists();
+    salvaged.is_whole = is_whole || has_journal;
     Ok(old.position().ok().flatten().filter(|_| is_whole))
+}
+
+/// Takes the documents out of a batch of which some writes may be lost: the new text under the old state, or the other
+/// way round, would be a wrong text. A document of which the batch has nothing left is as it was before.
+pub(super) fn without_doubtful(mut scanned: Scanned) -> Batch {
+    // A head never changes: one that is lost is missed.
+    let kinds = [Kind::State, Kind::Piece];
+    let is_of_document = |key: &[u8]| Kind::of(key).is_some_and(|kind| kinds.contains(&kind));
+    let written = scanned.batch.writes().map(|(key, _)| key);
+    let documents: BTreeSet<DocumentKey> = written
+        .filter(|key| is_of_document(key))
+        .filter_map(|key| document_of(key))
+        .collect();
+    for key in documents {
+        let may_lack = |kind: Kind| {
+            let prefix = document_key(kind, key);
+            scanned.gaps.iter().any(|gap| gap.may_hide(&prefix))
+        };
+        if kinds.into_iter().any(may_lack) {
+            scanned.batch.remove(document_key(Kind::State, key));
+        }
+    }
+    scanned.batch
 }
 
 /// Repeats what the journal says from `position` on, or all of it.
@@ -148,7 +179,7 @@ fn salvage_journal(
     let mut refused = None;
     let scanned = journal::scan(from, start, &mut |scanned| {
         let mut batch = Batch::default();
-        for (key, value) in scanned.batch.writes() {
+        for (key, value) in without_doubtful(scanned).writes() {
             let is_kept = Kind::of(key).is_some_and(|kind| KEPT.contains(&kind));
             match value {
                 Some(value) if is_kept && codec::check(key, value).is_ok() => {
@@ -209,6 +240,17 @@ fn copy(from: &SledLog, to: &JournaledLog, kind: Kind) -> Result<(u64, u64), Cop
             }
             _ => return Ok((copied, damaged)),
         }
+    }
+}
+
+/// Takes that back, for another try.
+fn unmark_whole(quarantine: &Path) -> Result<(), LogError> {
+    let mark = quarantine.join(WHOLE);
+    match std::fs::remove_file(&mark) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(refused("delete", &mark, &error))
+        }
+        _ => Ok(()),
     }
 }
 

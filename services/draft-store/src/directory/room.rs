@@ -13,7 +13,8 @@ const OPEN_SHARE: u64 = 16;
 
 /// What must be free so that a log can be opened.
 fn open_bytes(log_bytes: u64) -> u64 {
-    OPEN_BYTES_MIN + log_bytes / OPEN_SHARE
+    // Once for the open, and once for what was accepted and sled has not written yet.
+    2 * OPEN_BYTES_MIN + log_bytes / OPEN_SHARE
 }
 
 /// What is left of a disk.
@@ -31,6 +32,11 @@ impl Room {
             free_bytes: told.f_bavail.saturating_mul(told.f_frsize),
             all_bytes: told.f_blocks.saturating_mul(told.f_frsize),
         })
+    }
+
+    /// Whether a job may write so many bytes: it may take of the reserve, and leaves what an open takes.
+    pub(crate) fn has_room_for(self, bytes: u64, reserve_bytes: u64) -> bool {
+        self.free_bytes > bytes.saturating_add(OPEN_BYTES_MIN.min(reserve_bytes))
     }
 
     /// Whether no more may be stored, where `reserve_bytes` are to stay free: of a small disk less, and in any case
@@ -69,8 +75,8 @@ mod tests {
     #[test]
     fn a_log_can_always_be_opened_with_what_is_kept_free() {
         let small = Room {
-            free_bytes: 4 << 20,
-            all_bytes: 20 << 20,
+            free_bytes: 8 << 20,
+            all_bytes: 40 << 20,
         };
         assert!(!small.is_used_up(256 << 20, 0));
         assert!(small.is_used_up(256 << 20, 8 << 20));

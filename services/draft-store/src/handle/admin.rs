@@ -139,6 +139,6 @@ impl StoreAdmin for DraftStoreHandle {
         self.send(Call::Confirm(request, reply))?;
         answer
             .await
-            .map_err(|_| unavailable().with_detail("the writer dropped the call"))
+            .map_err(|_| unavailable().with_detail("the writer dropped the call"))?
     }
 }

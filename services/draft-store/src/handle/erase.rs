@@ -85,12 +85,11 @@ impl DraftStoreHandle {
     pub(super) async fn erase_all(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
         let with_quarantines = request.quarantines;
         let mark = checked(request)?;
-        if let Some(offset_ms) = self.inner.shared.clock_offset_ms()
-            && (mark.from_ms.is_some() || mark.until_ms.is_some())
-        {
+        if let Some(offset_ms) = self.inner.shared.clock_offset_ms() {
+            // What an erasure hits, and whom it refuses later, goes by the time at which it was asked for.
             let message = format!(
-                "the wall clock is {offset_ms} ms ahead of the time by which documents were stored, so nobody can \
-                 tell what a time means; confirm it first (refrain store confirm --clock)"
+                "the wall clock is {offset_ms} ms ahead of the store's time, so nobody can tell what was stored \
+                 before this erasure; set the clock, or confirm it first (refrain store confirm --clock)"
             );
             return Err(ApiError::new(ErrorKind::Conflict, message));
         }

@@ -11,7 +11,7 @@
 //!            checksum (8) key value        little-endian
 //! ```
 //!
-//! The checksum covers the record's offset, so bytes of another place or time are never taken for a record. Each
+//! The checksum covers the record's offset, so bytes of another place are never taken for a record. Each
 //! record carries one, so damage costs the records that it touches: the scan goes on at the next one that is sound.
 //! The first record of a batch says how long the batch is. That tells a write that was cut off, which was never
 //! acknowledged and is dropped whole, from a batch that is complete and damaged.
@@ -23,10 +23,11 @@ mod tests;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-pub(crate) use scan::{Scan, scan};
+pub(crate) use scan::{Scan, Scanned, scan};
 
 use super::{Batch, LogError};
 
@@ -83,10 +84,22 @@ pub(crate) fn path_in(log: &Path) -> PathBuf {
     log.join(FILE)
 }
 
+/// Whether a log has a journal. A disk that does not say so is no answer.
+pub(crate) fn is_in(log: &Path) -> Result<bool, LogError> {
+    let path = path_in(log);
+    path.try_exists()
+        .map_err(|error| refused("look for", &path, &error))
+}
+
+/// Removes a journal that was begun and not installed.
+pub(crate) fn remove_unfinished(log: &Path) {
+    let _ = std::fs::remove_file(log.join(FILE_NEW));
+}
+
 /// An open journal. Only one thread appends.
 pub(crate) struct Journal {
     path: PathBuf,
-    file: File,
+    file: Arc<File>,
     inode: (u64, u64),
     name: u64,
     end: u64,
@@ -150,7 +163,7 @@ impl Journal {
             .map_err(|error| refused("look at", &path, &error))?;
         Ok(Journal {
             path,
-            file,
+            file: Arc::new(file),
             inode: (told.dev(), told.ino()),
             name,
             end,
@@ -171,6 +184,15 @@ impl Journal {
     /// Writes a batch at the end. It is durable after [`Journal::sync`]. What fails is cut off again.
     pub(crate) fn append(&mut self, batch: &Batch) -> Result<Position, LogError> {
         self.check()?;
+        let is_long = |(key, value): (&Vec<u8>, Option<&Vec<u8>>)| {
+            key.len() > KEY_BYTES_MAX || value.is_some_and(|value| value.len() > VALUE_BYTES_MAX)
+        };
+        if batch.writes().any(is_long) {
+            // No scan would take it for a record.
+            return Err(LogError::Refused(
+                "a record is too long for the journal".into(),
+            ));
+        }
         let mut buffer = std::mem::take(&mut self.buffer);
         encode(batch, self.end, &mut buffer);
         let written = self.file.write_all_at(&buffer, self.end);
@@ -189,8 +211,25 @@ impl Journal {
 
     /// Makes durable what was appended.
     pub(crate) fn sync(&mut self) -> Result<(), LogError> {
+        let (file, end) = self.begin_sync()?;
+        let outcome = file.sync_data();
+        self.end_sync(end, outcome)
+    }
+
+    /// The file to sync, for who does not want to hold the journal meanwhile, and up to where that will be good.
+    pub(crate) fn begin_sync(&self) -> Result<(Arc<File>, u64), LogError> {
         self.check()?;
-        if let Err(error) = self.file.sync_data() {
+        Ok((self.file.clone(), self.end))
+    }
+
+    /// Takes note of what came of a sync.
+    pub(crate) fn end_sync(
+        &mut self,
+        end: u64,
+        outcome: std::io::Result<()>,
+    ) -> Result<(), LogError> {
+        self.check()?;
+        if let Err(error) = outcome {
             // The system may have dropped what it could not write, and show it all the same. Nothing of it was
             // acknowledged, so nothing of it is kept.
             self.broken = true;
@@ -207,7 +246,7 @@ impl Journal {
                 self.path.display()
             )));
         }
-        self.synced_end = self.end;
+        self.synced_end = self.synced_end.max(end);
         Ok(())
     }
 

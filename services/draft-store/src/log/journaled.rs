@@ -1,8 +1,8 @@
 //! The log in use: a journal that is synced before anything is acknowledged, and sled as its index.
 //!
 //! Every batch goes to the journal first. Then it goes to sled, together with the place in the journal up to
-//! which sled is complete, in one atomic batch of sled's. sled is never synced: after a crash it may be behind, and
-//! what the journal has beyond that place is applied once more. Where sled does not open, has lost something or
+//! which sled is complete, in one atomic batch of sled's. Nobody waits for sled to sync: after a crash it may be behind,
+//! and what the journal has beyond that place is applied once more. Where sled does not open, has lost something or
 //! cannot read a page, its files are deleted and built anew from the journal.
 //!
 //! Syncing sled as well was left: it would take a second trip to the disk, and protect nothing that the journal does
@@ -47,9 +47,15 @@ impl JournaledLog {
     /// `Refused` when the disk refuses. `Corrupt` when something is lost: the journal is damaged, and the index
     /// does not have what was there; then nothing was changed.
     pub(crate) fn open(path: &Path, cache_bytes: u64, index: Index) -> Result<Self, LogError> {
-        if !journal::path_in(path).exists() {
+        if !journal::is_in(path)? {
             // Without a journal sled is all there is: logs of earlier versions have none.
             let index = SledLog::open(path, cache_bytes)?;
+            if index.position()?.is_some() {
+                return Err(LogError::Corrupt(format!(
+                    "{} is missing",
+                    journal::path_in(path).display()
+                )));
+            }
             return Self::with_new_journal(path, index);
         }
         let found = journal::scan(path, 0, &mut |_| Ok(()))?;
@@ -80,6 +86,13 @@ impl JournaledLog {
                     first.start
                 )));
             }
+            None if found.name.is_none() => {
+                // A journal gets its place with its name in it.
+                return Err(LogError::Corrupt(format!(
+                    "{} is empty",
+                    journal::path_in(path).display()
+                )));
+            }
             believed => {
                 tracing::warn!("draft store index is built anew from the journal");
                 drop(believed);
@@ -89,7 +102,7 @@ impl JournaledLog {
         };
         let name = match found.name {
             Some(name) => name,
-            // An empty journal, cut off while it was created: nothing was acknowledged.
+            // It was emptied, and the index has everything.
             None => return Self::with_new_journal(path, index),
         };
         if from < found.end {
@@ -109,6 +122,17 @@ impl JournaledLog {
 
     /// Writes all that an index has to a new journal, which then takes the place of the one there.
     fn with_new_journal(path: &Path, index: SledLog) -> Result<Self, LogError> {
+        match Self::new_journal(path, &index) {
+            Ok(journal) => Ok(Self::of(index, journal)),
+            Err(error) => {
+                // Half of one takes room that the next try needs.
+                journal::remove_unfinished(path);
+                Err(error)
+            }
+        }
+    }
+
+    fn new_journal(path: &Path, index: &SledLog) -> Result<Journal, LogError> {
         let mut journal = Journal::create(path, random()?)?;
         let mut next = Some(Vec::new());
         while let Some(from) = next.take() {
@@ -128,7 +152,7 @@ impl JournaledLog {
         }
         journal.install()?;
         index.write(&Batch::default(), journal.position())?;
-        Ok(Self::of(index, journal))
+        Ok(journal)
     }
 
     fn journal(&self) -> MutexGuard<'_, Journal> {
@@ -165,8 +189,8 @@ fn open_index(
         {
             Ok(Some((index, end)))
         }
-        Err(LogError::Refused(why)) => Err(LogError::Refused(why)),
         Ok(_) | Err(LogError::Corrupt(_)) => Ok(None),
+        Err(refused) => Err(refused),
     }
 }
 
@@ -211,7 +235,10 @@ impl RecordLog for JournaledLog {
     }
 
     fn sync(&self) -> Result<(), LogError> {
-        self.journal().sync()
+        // A rewrite syncs its copy while commits go on in it: none of them waits for the disk here.
+        let (file, end) = self.journal().begin_sync()?;
+        let outcome = file.sync_data();
+        self.journal().end_sync(end, outcome)
     }
 
     fn commit(&self, batch: &Batch) -> Result<(), LogError> {
@@ -248,6 +275,10 @@ impl RecordLog for JournaledLog {
 
     fn is_suspect(&self) -> bool {
         self.is_suspect.load(Ordering::Relaxed)
+    }
+
+    fn can_be_rebuilt(&self) -> bool {
+        true
     }
 }
 

@@ -184,7 +184,7 @@ fn clear_unfinished(path: &Path) -> Result<(), LogError> {
 
 /// Runs a call of sled, and turns its errors and its panics into ours.
 fn guarded<T>(call: impl FnOnce() -> sled::Result<T>) -> Result<T, LogError> {
-    // Nothing of a panicked sled is used again: its callers drop the handle.
+    // A log whose sled panicked is suspect, and the writer drops it at its next tick.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(classify(&error)),
@@ -192,10 +192,20 @@ fn guarded<T>(call: impl FnOnce() -> sled::Result<T>) -> Result<T, LogError> {
     }
 }
 
+/// EIO, EBADMSG and EUCLEAN: a place of the disk cannot be read. The index is built anew elsewhere.
+const MEDIA_ERRORS: [i32; 3] = [5, 74, 117];
+
 /// A full disk or a held lock must never be taken for damage: what is stored would be thrown away.
 fn classify(error: &sled::Error) -> LogError {
     use std::io::ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
     match error {
+        sled::Error::Io(io)
+            if io
+                .raw_os_error()
+                .is_some_and(|code| MEDIA_ERRORS.contains(&code)) =>
+        {
+            LogError::Corrupt(error.to_string())
+        }
         sled::Error::Io(io)
             if !matches!(io.kind(), InvalidData | InvalidInput | UnexpectedEof)
                 // sled wraps a held lock in an error of kind `Other` that names it.

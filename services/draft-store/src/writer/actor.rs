@@ -13,6 +13,7 @@ pub(crate) mod sealing;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -25,19 +26,26 @@ use tokio::sync::oneshot;
 
 use super::call::Call;
 use super::{Core, Outcome, Removal};
+use crate::admin;
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
 use crate::directory::{self, Hold, Loss, Manifest, Opened};
 use crate::log::journaled::Index;
 use crate::log::{LogError, RecordLog};
 use crate::metrics::{Limit, StoreMetrics};
-use crate::record::SegmentId;
+use crate::record::{DocumentKey, SegmentId};
 use crate::segments;
 use crate::shared::{Open, Shared, unavailable};
+use crate::text::TextError;
 use gathering::Gathered;
 use rewriting::Rewriting;
 use sealing::Sealing;
 
+/// Documents that are remembered at most for having had the index built anew.
+const REREAD_MAX: usize = 4_096;
+/// Between two indexes that are built anew; doubled each time, up to the most.
+const REBUILD_WAIT: Duration = Duration::from_secs(1);
+const REBUILD_WAIT_MAX: Duration = Duration::from_secs(600);
 /// How far the manifest may be behind.
 const MANIFEST_INTERVAL: Duration = Duration::from_secs(10);
 /// The same where nothing changed but the time, which a start goes on from.
@@ -62,8 +70,11 @@ pub(crate) struct Writer {
     log_number: u64,
     /// What to think of the log's index when it is opened next.
     index: Index,
-    /// The index was built anew by this process: what is damaged in it now is damaged in the journal.
-    is_rebuilt: bool,
+    /// Documents for which the index was built anew: those that are still unreadable are so in the journal.
+    reread: HashSet<DocumentKey>,
+    /// How often it was built anew, and from when on it may be once more.
+    rebuilds: u32,
+    rebuild_not_before: Instant,
     hold: Hold,
     /// What the manifest says, and since when.
     manifest_head: u64,
@@ -115,7 +126,9 @@ impl Writer {
             opened: 0,
             log_number: 0,
             index: Index::Believed,
-            is_rebuilt: false,
+            reread: HashSet::new(),
+            rebuilds: 0,
+            rebuild_not_before: Instant::now(),
             hold,
             manifest_head: 0,
             manifest_written: Instant::now(),
@@ -141,7 +154,6 @@ impl Writer {
             clock::unix_ms(),
             self.index,
         )?;
-        self.is_rebuilt |= self.index == Index::Rebuilt;
         self.index = Index::Believed;
         // Where no manifest tells the time, the documents do.
         self.shared.start_clock(match known_ms {
@@ -165,13 +177,14 @@ impl Writer {
                 "draft store records are damaged"
             );
         }
-        let core = Core::new(
+        let mut core = Core::new(
             log.clone(),
             self.config.clone(),
             store,
             loaded.repairs,
             loaded.damaged,
         );
+        core.set_reread(Arc::new(self.reread.clone()));
         self.shared.set_open(Some(Open {
             catalog: loaded.catalog,
             log,
@@ -199,6 +212,10 @@ impl Writer {
             }));
             if !matches!(outcome, Ok(Ok(_))) {
                 self.index = index_after(&*store.log);
+                if let Ok(Err(LogError::Unreadable(key))) = &outcome {
+                    self.reread.insert(*key);
+                    self.index = Index::Rebuilt;
+                }
                 // Before anybody else gets the lock. Core and catalog both hold the log; sled gives its own
                 // lock back with the last of them.
                 self.shared.note_closed();
@@ -239,7 +256,7 @@ impl Writer {
         self.evicted_documents += outcome.removed.len() as u64;
         self.delete_emptied(&outcome.emptied);
         if outcome.reserved {
-            self.write_manifest(false);
+            let _ = self.write_manifest(false);
         }
         self.observe();
         self.shared.wake(&outcome.changed);
@@ -258,19 +275,20 @@ impl Writer {
         }
     }
 
-    fn write_manifest(&mut self, closed: bool) {
+    /// Writes the manifest; while the store is closed there is none to write.
+    fn write_manifest(&mut self, closed: bool) -> Result<(), LogError> {
         let open = self.shared.read();
         let (Some(core), Some(open)) = (&self.core, open.as_ref()) else {
-            return;
+            return Ok(());
         };
         let manifest = Manifest::new(self.log_number, core.store(), &open.catalog, closed)
             .with(self.shared.loss(), self.shared.now_ms());
         self.manifest_head = open.catalog.head();
         self.manifest_written = Instant::now();
         // Without a fresh one a rollback of sled would be noticed later or not at all; no reason to stop.
-        if let Err(error) = manifest.write(&self.config.data_dir) {
-            tracing::warn!(%error, "draft store manifest not written");
-        }
+        manifest
+            .write(&self.config.data_dir)
+            .inspect_err(|error| tracing::warn!(%error, "draft store manifest not written"))
     }
 
     /// Writes the manifest when it has been out of date for a while.
@@ -279,7 +297,7 @@ impl Writer {
         let age = self.manifest_written.elapsed();
         let is_behind = head.is_some_and(|head| head != self.manifest_head);
         if age >= MANIFEST_INTERVAL && is_behind || age >= MANIFEST_AGE_MAX {
-            self.write_manifest(false);
+            let _ = self.write_manifest(false);
         }
     }
 
@@ -293,11 +311,49 @@ impl Writer {
         if is_suspect {
             self.rebuild_index();
         }
-        is_suspect
+        self.core.is_none()
     }
 
-    /// Closes the store. The next tick opens it with an index built anew.
+    /// Of documents that a reader could not read, those that cannot be read now. `None`: for some of them the index is
+    /// to be built anew first.
+    fn still_unreadable(&mut self, keys: Vec<DocumentKey>) -> Option<Vec<DocumentKey>> {
+        let mut unreadable = keys;
+        let mut new = Vec::new();
+        if let Some(open) = self.shared.read().as_ref() {
+            unreadable.retain(|key| {
+                open.catalog.document(*key).is_some()
+                    && matches!(admin::whole(open, *key), Err(TextError::Damaged(_)))
+            });
+            new.extend(unreadable.iter().copied().filter(|key| {
+                open.log.can_be_rebuilt()
+                    && open.catalog.sealed(*key).is_none()
+                    && !self.reread.contains(key)
+            }));
+        }
+        if new.is_empty() {
+            return Some(unreadable);
+        }
+        self.note_reread(new);
+        None
+    }
+
+    /// Remembers for which documents the index is built anew. Past the bound one may be built in vain.
+    fn note_reread(&mut self, keys: impl IntoIterator<Item = DocumentKey>) {
+        if self.reread.len() >= REREAD_MAX {
+            self.reread.clear();
+        }
+        self.reread.extend(keys);
+    }
+
+    /// Closes the store, unless that was done a moment ago. The next tick opens it with an index built anew.
     fn rebuild_index(&mut self) {
+        let now = Instant::now();
+        if now < self.rebuild_not_before {
+            return;
+        }
+        let wait = REBUILD_WAIT.saturating_mul(1 << self.rebuilds.min(10));
+        self.rebuild_not_before = now + wait.min(REBUILD_WAIT_MAX);
+        self.rebuilds = self.rebuilds.saturating_add(1);
         tracing::error!("draft store index is damaged, building it anew");
         self.metrics.writer_restarts.inc();
         self.index = Index::Rebuilt;
@@ -361,9 +417,12 @@ impl Handler<Call> for Writer {
                 });
             }
             Call::Forget(keys) => {
-                if !self.is_rebuilt {
+                let Some(keys) = self.still_unreadable(keys) else {
                     // Perhaps the index alone is damaged, and the journal has the text.
                     self.rebuild_index();
+                    return;
+                };
+                if keys.is_empty() {
                     return;
                 }
                 self.metrics.damaged_records.inc_by(keys.len() as u64);

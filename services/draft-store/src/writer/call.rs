@@ -41,7 +41,10 @@ pub(crate) enum Call {
     /// Add to it, and answer with all of it once that is durable.
     Tell(Told, oneshot::Sender<Result<Vec<u8>, ApiError>>),
     /// Take an operator's word for something.
-    Confirm(ConfirmRequest, oneshot::Sender<ConfirmReply>),
+    Confirm(
+        ConfirmRequest,
+        oneshot::Sender<Result<ConfirmReply, ApiError>>,
+    ),
     /// About rewriting the log.
     Rewrite(RewriteCall),
     /// About segments.

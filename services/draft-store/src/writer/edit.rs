@@ -4,7 +4,7 @@ mod pieces;
 mod sealed;
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
@@ -28,8 +28,10 @@ use sealed::mark_of;
 const SEQUENCES_RESERVED: u64 = 1 << 16;
 
 /// What an edit keeps within.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Limits {
+    /// Documents for which the log's index was built anew.
+    pub(super) reread: Arc<HashSet<DocumentKey>>,
     pub(super) tombstones_max: usize,
     pub(super) group_tokens_max: u64,
 }
@@ -180,12 +182,24 @@ impl<'a> Edit<'a> {
         match self.try_apply(key, update) {
             Ok(()) => {}
             Err(TextError::Log(error)) => return Err(error),
-            Err(TextError::Damaged(_)) => self.remove(key, Removal::Damage)?,
+            Err(TextError::Damaged(_)) => self.remove_damaged(key)?,
         }
         Ok(self
             .catalog
             .document(key)
             .map_or(0, |document| document.state.len))
+    }
+
+    /// Removes a document that cannot be read.
+    ///
+    /// # Errors
+    /// `Unreadable` where the log's index is to be built anew first: it may be the index that is damaged.
+    pub(super) fn remove_damaged(&mut self, key: DocumentKey) -> Result<(), LogError> {
+        let is_sealed = self.catalog.sealed(key).is_some();
+        if self.log.can_be_rebuilt() && !is_sealed && !self.limits.reread.contains(&key) {
+            return Err(LogError::Unreadable(key));
+        }
+        self.remove(key, Removal::Damage)
     }
 
     fn try_apply(&mut self, key: DocumentKey, update: &DocumentUpdate) -> Result<(), TextError> {

@@ -138,6 +138,11 @@ async fn images(dir: &Path) -> Vec<(&'static str, PathBuf)> {
     fs::write(dir.join("spoilt/log/db"), vec![0x5a; 300_000]).unwrap();
     copy(&live, &dir.join("earlier-version"));
     fs::remove_file(dir.join("earlier-version/log/journal")).unwrap();
+    // Nor did it say how far one was applied.
+    let index = sled::open(dir.join("earlier-version/log")).unwrap();
+    index.remove([0u8]).unwrap();
+    index.flush().unwrap();
+    drop(index);
     ["killed", "closed", "spoilt", "earlier-version"]
         .map(|name| (name, dir.join(name)))
         .to_vec()

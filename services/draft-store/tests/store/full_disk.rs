@@ -97,7 +97,7 @@ async fn check(store: &Store, documents: u128) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
-    let Some(disk) = SmallDisk::mount(20) else {
+    let Some(disk) = SmallDisk::mount(26) else {
         return;
     };
     let store = Store::start(config_on(&disk)).await;
@@ -118,7 +118,7 @@ async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
     // It opens as it is, and goes on when there is room.
     let store = Store::start(config_on(&disk)).await;
     check(&store, acknowledged).await;
-    disk.resize(28);
+    disk.resize(40);
     let (more, _) = append_until_refused(&store, acknowledged).await;
     assert!(more > acknowledged + 50, "{acknowledged}, then {more}");
     check(&store, more).await;
@@ -128,7 +128,7 @@ async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
 /// What the reserve leaves is enough to open the log again, also where nothing but imports filled the disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_used_up_to_its_reserve_has_room_for_an_open_with_a_new_index() {
-    for megabytes in [12, 40] {
+    for megabytes in [18, 40] {
         let Some(disk) = SmallDisk::mount(megabytes) else {
             return;
         };

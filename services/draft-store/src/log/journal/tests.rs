@@ -1,6 +1,5 @@
 //! The journal read back: whole, cut off at every byte, and damaged everywhere.
 
-use super::scan::Scanned;
 use super::*;
 
 const NAME: u64 = 7;
@@ -208,4 +207,67 @@ fn the_format_is_that_of_the_fixture() {
         std::fs::read(path_in(dir.path())).unwrap(),
         std::fs::read(fixture).unwrap()
     );
+}
+
+#[test]
+fn a_write_that_is_torn_in_its_midst_is_dropped_whole_and_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let large = |number: u8| {
+        let mut batch = Batch::default();
+        for record in 0..100u8 {
+            batch.put(vec![b'p', number, record], vec![number ^ record | 1; 90]);
+        }
+        batch
+    };
+    let ends = written(dir.path(), &[large(1), large(2)]);
+    let path = path_in(dir.path());
+    let whole = std::fs::read(&path).unwrap();
+    let sectors = |from: u64, to: u64| (from.div_ceil(512) * 512..to / 512 * 512).step_by(512);
+    for sector in sectors(ends[0], ends[1]) {
+        let mut bytes = whole.clone();
+        bytes[sector as usize..sector as usize + 512].fill(0);
+        std::fs::write(&path, &bytes).unwrap();
+        let (found, read) = scanned(dir.path());
+        assert_eq!(
+            (found.end, found.damage.len(), read.len()),
+            (ends[0], 0, 1),
+            "{sector}"
+        );
+    }
+    // In a batch that another one follows the same is damage: it was acknowledged.
+    for sector in sectors(100, ends[0] - 512) {
+        let mut bytes = whole.clone();
+        bytes[sector as usize..sector as usize + 512].fill(0);
+        std::fs::write(&path, &bytes).unwrap();
+        let (found, read) = scanned(dir.path());
+        assert_eq!(
+            (found.end, found.damage.len(), read.len()),
+            (ends[1], 1, 2),
+            "{sector}"
+        );
+        assert_eq!(read[0].gaps.len(), 1);
+        assert!(read[0].batch.len() >= 90 && read[1].gaps.is_empty());
+    }
+}
+
+#[test]
+fn a_gap_tells_which_writes_may_be_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path(), &[batch(1, 7), batch(2, 7)]);
+    let path = path_in(dir.path());
+    let whole = std::fs::read(&path).unwrap();
+    for at in 40..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        let (_, read) = scanned(dir.path());
+        for (number, scanned) in read.iter().enumerate() {
+            let given = batch(number as u8 + 1, 7);
+            let left: Vec<_> = scanned.batch.writes().map(|(key, _)| key.clone()).collect();
+            for (key, _) in given.writes() {
+                let is_told = scanned.gaps.iter().any(|gap| gap.may_hide(key));
+                assert!(left.contains(key) || is_told, "byte {at}, {key:?}");
+            }
+        }
+    }
 }

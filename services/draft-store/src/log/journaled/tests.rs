@@ -129,6 +129,21 @@ fn a_damaged_journal_is_written_anew_from_an_index_that_has_everything() {
 }
 
 #[test]
+fn a_journal_that_is_missing_or_empty_beside_an_index_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    fill(&open(&path).unwrap(), 0, 20);
+    let journal = journal::path_in(&path);
+    std::fs::rename(&journal, dir.path().join("aside")).unwrap();
+    assert!(matches!(open(&path), Err(LogError::Corrupt(_))));
+    // Where neither can be read, the index is not deleted: some of it may be salvaged.
+    std::fs::write(&journal, []).unwrap();
+    std::fs::write(path.join("conf"), vec![0xa5; 40]).unwrap();
+    assert!(matches!(open(&path), Err(LogError::Corrupt(_))));
+    assert!(path.join("db").metadata().unwrap().len() > 0);
+}
+
+#[test]
 fn damage_that_the_index_cannot_make_good_is_told_and_nothing_is_changed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");

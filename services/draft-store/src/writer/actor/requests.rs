@@ -5,10 +5,11 @@ use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 
 use tokio::sync::oneshot;
 
-use super::Writer;
+use super::{Writer, refuses};
 use crate::directory::Room;
 use crate::metrics::Limit;
 use crate::record::ErasureRecord;
+use crate::shared::unavailable;
 use crate::writer::{Core, Outcome, Registration};
 
 impl Writer {
@@ -93,7 +94,13 @@ impl Writer {
     }
 
     /// Takes the word of an operator that a loss is to be lived with, or that the wall clock is right.
-    pub(super) fn confirm(&mut self, what: ConfirmRequest) -> ConfirmReply {
+    ///
+    /// # Errors
+    /// The store is closed, or its manifest cannot be written: after a restart nothing would be confirmed.
+    pub(super) fn confirm(&mut self, what: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
+        if self.core.is_none() {
+            return Err(unavailable());
+        }
         let confirmed = ConfirmReply {
             lost_documents: self
                 .shared
@@ -108,9 +115,10 @@ impl Writer {
         if what.clock {
             self.shared.confirm_clock();
         }
-        self.write_manifest(false);
+        self.write_manifest(false)
+            .map_err(|error| refuses(&error))?;
         tracing::warn!(?confirmed, "draft store state confirmed by an operator");
-        confirmed
+        Ok(confirmed)
     }
 
     /// Closes the store when that was asked for and no thread is at work any more.
@@ -126,7 +134,7 @@ impl Writer {
     fn close(&mut self, reply: oneshot::Sender<()>) {
         // Writes the times of use.
         let _ = self.run(Core::tick);
-        self.write_manifest(true);
+        let _ = self.write_manifest(true);
         self.closed = true;
         self.shared.set_open(None);
         self.core = None;

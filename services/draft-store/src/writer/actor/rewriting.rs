@@ -173,7 +173,8 @@ impl Writer {
 
     /// Whether the disk has room for what a job writes before it gives room back.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
-        Room::of(&self.config.data_dir).is_none_or(|room| room.free_bytes > bytes)
+        let room = Room::of(&self.config.data_dir);
+        room.is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
     }
 
     fn begin_rewrite(&mut self, ctx: &mut Context<Self>) {

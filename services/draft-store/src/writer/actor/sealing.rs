@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use super::{Writer, refuses};
 use crate::config::DraftStoreConfig;
 use crate::log::LogError;
+use crate::record::DocumentKey;
 use crate::record::SegmentId;
 use crate::segments::{self, Choice, Host, Made, Plan, Policy, Product, Urgency, Work};
 use crate::shared::{Open, unavailable};
@@ -135,15 +136,30 @@ impl Policy {
     }
 }
 
-/// What merging takes before the files of its sources go, at most.
-fn product_bytes(open: &Open, work: &Work) -> u64 {
-    let Work::Merge(segments) = work else {
-        return 0;
-    };
-    let mounted = segments
-        .iter()
-        .filter_map(|segment| open.catalog.segments().get(*segment));
-    mounted.map(|mounted| mounted.sealed.file_bytes()).sum()
+/// What a sealed document takes in its segment and, since it is removed there, in the log; and each of its tokens.
+const SEALED_DOCUMENT_BYTES: u64 = 400;
+const SEALED_TOKEN_BYTES: u64 = 9;
+
+/// What a job takes before anything of its sources goes, at most.
+fn product_bytes(open: &Open, namespace: NamespaceId, work: &Work) -> u64 {
+    match work {
+        Work::Merge(segments) => {
+            let mounted = segments
+                .iter()
+                .filter_map(|segment| open.catalog.segments().get(*segment));
+            mounted.map(|mounted| mounted.sealed.file_bytes()).sum()
+        }
+        Work::Seal(documents) => documents
+            .iter()
+            .filter_map(|document| {
+                open.catalog.document(DocumentKey {
+                    namespace,
+                    document: *document,
+                })
+            })
+            .map(|known| SEALED_DOCUMENT_BYTES + SEALED_TOKEN_BYTES * u64::from(known.state.len))
+            .sum(),
+    }
 }
 
 fn first(choices: impl Iterator<Item = Choice>) -> Choice {
@@ -312,11 +328,15 @@ impl Writer {
         // By turns: a store that always has something to seal would never give room back, nor would one that always
         // has something to merge.
         let merge = policy.choose_merge(open);
-        let merge = named(merge).filter(|(_, work)| self.has_room_for(product_bytes(open, work)));
+        let has_room = |(namespace, work): &(NamespaceId, Work)| {
+            self.has_room_for(product_bytes(open, *namespace, work))
+        };
+        let merge = named(merge).filter(has_room);
         if merge.is_some() && (self.sealing.merges_next) {
             return merge;
         }
         let seal = named(policy.choose_seal(open, urgency, rest));
+        let seal = seal.filter(has_room);
         if seal.is_none() && looks_at_age {
             self.sealing.aged_at = Some(Instant::now());
         }
