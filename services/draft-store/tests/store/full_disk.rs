@@ -138,6 +138,9 @@ async fn a_disk_used_up_to_its_reserve_has_room_for_an_open_with_a_new_index() {
         for _ in 0..3 {
             let store = Store::start(config_on(&disk)).await;
             check(&store, acknowledged).await;
+            // There is no room for a copy of everything, and what there is must not be filled by half of one.
+            let refused = store.handle().compact().await.unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Unavailable);
             store.stop().await;
         }
         for file in ["db", "conf"] {

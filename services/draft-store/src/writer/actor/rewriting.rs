@@ -167,8 +167,13 @@ impl Writer {
             self.config.rewrite_factor,
             self.config.rewrite_bytes_min,
         );
-        let fresh_bytes = EMPTY_BYTES + (live_bytes as f64 * self.rewriting.overhead) as u64;
-        due && Instant::now() >= self.rewriting.not_before && self.has_room_for(fresh_bytes)
+        due && Instant::now() >= self.rewriting.not_before
+            && self.has_room_for(self.fresh_bytes(live_bytes))
+    }
+
+    /// What a fresh log takes with so many bytes of records.
+    fn fresh_bytes(&self, live_bytes: u64) -> u64 {
+        EMPTY_BYTES + (live_bytes as f64 * self.rewriting.overhead) as u64
     }
 
     /// Whether the disk has room for what a job writes before it gives room back.
@@ -181,9 +186,21 @@ impl Writer {
         // What recovery wants removed is not to be copied.
         let ready = self.closing.is_none() && self.run(Core::tick).is_ok();
         let demands = std::mem::take(&mut self.rewriting.demands);
-        if !ready {
+        let live_bytes = match self.shared.read().as_ref() {
+            Some(open) => open.catalog.live_bytes(),
+            None => 0,
+        };
+        let refused = match ready {
+            false => Some(unavailable()),
+            // What is demanded is no reason to fill the disk: the log could not be opened again.
+            true if !self.has_room_for(self.fresh_bytes(live_bytes)) => {
+                Some(refuses(&no_room_for_a_copy()))
+            }
+            true => None,
+        };
+        if let Some(refused) = refused {
             for demand in demands {
-                let _ = demand.send(Err(unavailable()));
+                let _ = demand.send(Err(refused.clone()));
             }
             return;
         }
@@ -267,6 +284,13 @@ impl Writer {
         self.rewriting.was_last = true;
         self.begin_next(ctx);
     }
+}
+
+/// Why a copy that an operator wants is not begun.
+pub(super) fn no_room_for_a_copy() -> LogError {
+    LogError::Refused(
+        "the disk has no room for a copy of what is to be rewritten: make room first".into(),
+    )
 }
 
 fn outdated() -> LogError {

@@ -19,6 +19,7 @@ use crate::record::DocumentKey;
 use crate::record::SegmentId;
 use crate::segments::{self, Choice, Host, Made, Plan, Policy, Product, Urgency, Work};
 use crate::shared::{Open, unavailable};
+use crate::writer::actor::rewriting::no_room_for_a_copy;
 use crate::writer::call::Call;
 
 /// After a segment that was not made.
@@ -215,7 +216,18 @@ impl Writer {
     pub(super) fn seal_next(&mut self, ctx: &mut Context<Self>) {
         let is_early = |not_before| Instant::now() < not_before;
         let waits = self.sealing.not_before.is_some_and(is_early);
-        let due = self.next_purged().or_else(|| match waits {
+        let purged = self.next_purged().filter(|(namespace, work)| {
+            let open = self.shared.read();
+            let bytes = open
+                .as_ref()
+                .map_or(0, |open| product_bytes(open, *namespace, work));
+            self.has_room_for(bytes)
+        });
+        if purged.is_none() && self.sealing.purge.is_some() {
+            // What is demanded is no reason to fill the disk: the log could not be opened again.
+            self.end_purge(Err(no_room_for_a_copy()));
+        }
+        let due = purged.or_else(|| match waits {
             true => None,
             false => self.next_due(),
         });
