@@ -23,7 +23,7 @@ use crate::shared::{Open, Shared};
 /// is written, repaired or moved: that is for [`crate::start`].
 pub struct ClosedStore {
     shared: Arc<Shared>,
-    /// What of the journal could not be read.
+    /// Unreadable parts of the journal, as text.
     damage: Vec<String>,
     dir: PathBuf,
     _hold: Option<Hold>,

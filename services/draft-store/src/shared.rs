@@ -50,9 +50,9 @@ pub(crate) struct Shared {
     stats: Mutex<StoreStats>,
     /// `None` until the store was opened.
     clock: Mutex<Option<StoreClock>>,
-    /// What the other services say of this one's clock.
+    /// The other services' word on this one's clock.
     pub(crate) clocks: OnceLock<Clocks>,
-    /// What an operator has to look at before the store is ready.
+    /// A loss that an operator has to look at before the store is ready.
     loss: Mutex<Option<Loss>>,
 }
 

@@ -17,7 +17,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// When a client may try again whose request has waited in vain.
 const RETRY_AFTER_MS: u64 = 5_000;
 
-/// What one choice knows of the scheduler's absence.
+/// The scheduler's absence, as one choice knows it.
 #[derive(Debug)]
 pub(crate) struct Absence {
     /// How long it is waited for.
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(waited, WAIT);
         // A pause is between PAUSE_MAX and twice that by the end.
         assert!((10..40).contains(&asked), "asked {asked} times");
-        // What was heard of it in between starts all anew.
+        // A sign of life in between starts all anew.
         absence.is_over();
         assert_eq!(in_vain(&mut absence, start).0, WAIT);
         let mut unwaited = Absence::new(Duration::ZERO, PAUSE);

@@ -21,7 +21,7 @@ const GIVES_WAY_AFTER: Duration = Duration::from_secs(1);
 /// When a refused client may try again.
 const RETRY_AFTER_MS: u64 = 1_000;
 
-/// What bodies may take.
+/// Limits on bodies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
     pub(crate) bytes_max: usize,
@@ -346,11 +346,11 @@ mod tests {
         assert!(arrived(&of_b, 500, start));
         assert!(!arrived(&of_b, 1, start));
         assert_eq!(bodies.arriving().bytes, 1_000);
-        // What has had its time gives way.
+        // A body that has had its time gives way.
         assert!(arrived(&of_a[2], 200, later));
         assert!(is_told(&of_a[0]).await && !is_told(&of_a[1]).await);
         assert_eq!(bodies.arriving().bytes, 900);
-        // What gave way counts no more, and is told instead of refused.
+        // A body that gave way counts no more, and is told instead of refused.
         assert!(arrived(&of_a[0], 5_000, later));
         assert_eq!(bodies.arriving().bytes, 900);
         drop((of_a, of_b));

@@ -62,7 +62,7 @@ pub struct GatewayDeps {
     pub model_files: ModelFilesOf,
     /// Where its figures go.
     pub metrics: Metrics,
-    /// What is known of its clock, by which it signs.
+    /// Knowledge of its clock, by which it signs.
     pub clocks: Clocks,
 }
 

@@ -76,8 +76,8 @@ impl Manifest {
         self.generation != store.generation
     }
 
-    /// What is lost, with so many documents there now. `is_in_doubt` says that something could not be read: without
-    /// that, documents that are not there any more were removed.
+    /// The loss, with so many documents there now. `is_in_doubt` says that something could not be read: without that,
+    /// documents that are not there any more were removed.
     pub(super) fn loss(&self, documents: u64, is_in_doubt: bool) -> Option<Loss> {
         let missing = self.documents.saturating_sub(documents);
         let is_much = missing >= LOSS_DOCUMENTS_MIN.max(self.documents / LOSS_SHARE);

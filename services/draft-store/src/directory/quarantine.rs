@@ -55,7 +55,7 @@ pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf
     Ok(to)
 }
 
-/// What a copy keeps: documents, what was erased, and what drafts are worth. Followers start over, so nobody needs
+/// A copy keeps documents, what was erased, and what drafts are worth. Followers start over, so nobody needs
 /// the feed. Text comes before the states that count on it: a copy that breaks off leaves no state without text.
 const KEPT: [Kind; 9] = [
     Kind::Erasure,
@@ -69,7 +69,7 @@ const KEPT: [Kind; 9] = [
     Kind::Chances,
 ];
 
-/// What was copied out of a quarantined log.
+/// The outcome of copying a quarantined log.
 pub(super) struct Salvaged {
     pub(super) records: u64,
     /// Every record of it could be read.
@@ -281,7 +281,7 @@ pub(crate) fn count_quarantines(dir: &Path) -> u64 {
         .count() as u64
 }
 
-/// What an erasure did about quarantines.
+/// The quarantines that an erasure deleted, and those that it kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cleared {
     pub(crate) deleted: u64,

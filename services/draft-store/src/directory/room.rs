@@ -11,7 +11,7 @@ const OPEN_BYTES_MIN: u64 = 4 << 20;
 /// An index that is built anew may be larger than the one before it, by up to one part in so many of the log.
 const OPEN_SHARE: u64 = 16;
 
-/// What must be free so that a log can be opened.
+/// Bytes that must be free so that a log can be opened.
 fn open_bytes(log_bytes: u64) -> u64 {
     // Once for the open, and once for what was accepted and sled has not written yet.
     2 * OPEN_BYTES_MIN + log_bytes / OPEN_SHARE

@@ -86,7 +86,7 @@ impl DraftStoreHandle {
         let with_quarantines = request.quarantines;
         let mark = checked(request)?;
         if let Some(offset_ms) = self.inner.shared.clock_offset_ms() {
-            // What an erasure hits, and whom it refuses later, goes by the time at which it was asked for.
+            // An erasure hits, and later refuses, by the time at which it was asked for.
             let message = format!(
                 "the wall clock is {offset_ms} ms ahead of the store's time, so nobody can tell what was stored \
                  before this erasure; set the clock, or confirm it first (refrain store confirm --clock)"

@@ -152,7 +152,7 @@ impl Journal {
         if file.metadata().map_err(failed)?.len() > end {
             file.set_len(end).map_err(failed)?;
         }
-        // What was read may have been in the system's memory only.
+        // The bytes that were read may have been in the system's memory only.
         file.sync_all().map_err(failed)?;
         Journal::over(path, file, name, end)
     }

@@ -19,7 +19,7 @@ use super::{Batch, LogError, RecordLog};
 /// Bytes of records that are applied or copied at once.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// What to think of sled's files when a log is opened.
+/// How sled's files are treated when a log is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Index {
     /// They are an index of the journal, as far as they say.

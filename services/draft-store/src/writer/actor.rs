@@ -68,7 +68,7 @@ pub(crate) struct Writer {
     /// How often the store was opened: what is told of an earlier time is void.
     opened: u64,
     log_number: u64,
-    /// What to think of the log's index when it is opened next.
+    /// How the log's index is treated when it is opened next.
     index: Index,
     /// Documents for which the index was built anew: those that are still unreadable are so in the journal.
     reread: HashSet<DocumentKey>,
@@ -81,7 +81,7 @@ pub(crate) struct Writer {
     manifest_written: Instant,
 }
 
-/// What is known of an index after an error: one that could not read what it holds is built anew.
+/// How an index is treated after an error: one that could not read its own records is built anew.
 fn index_after(log: &dyn RecordLog) -> Index {
     match log.is_suspect() {
         true => Index::Rebuilt,
@@ -314,7 +314,7 @@ impl Writer {
         self.core.is_none()
     }
 
-    /// Of documents that a reader could not read, those that cannot be read now. `None`: for some of them the index is
+    /// Answers which of the documents that a reader could not read cannot be read now. `None`: for some of them the index is
     /// to be built anew first.
     fn still_unreadable(&mut self, keys: Vec<DocumentKey>) -> Option<Vec<DocumentKey>> {
         let mut unreadable = keys;

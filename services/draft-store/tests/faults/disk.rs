@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What happens at the chosen moment.
+/// The fault at the chosen moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The disk is full from then on. Removing files still works.
@@ -171,7 +171,7 @@ fn failed(errno: c_int) -> c_int {
     -1
 }
 
-/// What every function here does in the end.
+/// Every function here ends with this.
 fn passed_on(result: libc::c_long) -> libc::c_long {
     result
 }

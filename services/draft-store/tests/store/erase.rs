@@ -177,7 +177,7 @@ async fn nothing_erased_is_left_in_any_file() {
     let mut follower = Follower::default();
     follower.catch_up(&store, "a").await;
     assert_eq!(follower.texts.len(), 21);
-    // What was put aside may be the only copy of somebody else's documents: it goes when it is named.
+    // A quarantine may be the only copy of somebody else's documents: it goes when it is named.
     let reply = erase(&store, tenant("a")).await;
     let counts = (reply.quarantines, reply.quarantines_kept);
     assert_eq!((reply.documents, counts), (21, (0, 1)));

@@ -125,7 +125,7 @@ async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
     store.stop().await;
 }
 
-/// What the reserve leaves is enough to open the log again, also where nothing but imports filled the disk.
+/// The reserve is enough to open the log again, also where nothing but imports filled the disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_used_up_to_its_reserve_has_room_for_an_open_with_a_new_index() {
     for megabytes in [18, 40] {

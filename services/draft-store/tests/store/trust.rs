@@ -1,4 +1,4 @@
-//! What a store does not take for granted: its clock, its directory, and that all is there.
+//! A store does not take for granted its clock, its directory, or that all is there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -55,7 +55,7 @@ async fn a_clock_that_jumps_ahead_evicts_nothing_until_it_is_confirmed() {
     // Some ticks later all are there. The new ones are 40 days younger than the old ones seem to be.
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(store.handle().stats().await.unwrap().documents, 34);
-    // What a time means is in doubt.
+    // The meaning of a time is in doubt.
     let by_time = EraseRequest {
         until_ms: Some(1),
         ..EraseRequest::default()

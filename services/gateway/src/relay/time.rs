@@ -30,7 +30,7 @@ pub(crate) struct RequestTime {
 struct Watched {
     numbers: u64,
     by_end: BTreeMap<Key, Weak<Driven>>,
-    /// What requests end with from now on, those that come to be watched included.
+    /// The error with which requests end from now on, those that come to be watched included.
     cut: Option<ApiError>,
 }
 
@@ -56,7 +56,7 @@ impl RequestTime {
         self.request_max.saturating_sub(received.elapsed())
     }
 
-    /// What ended a request from here, if anything did.
+    /// The error that ended a request from here, if one did.
     pub(super) fn ended_by(&self, received: Instant) -> Option<ApiError> {
         let cut = self.watched().cut.clone();
         cut.or_else(|| self.left(received).is_zero().then(|| self.error()))

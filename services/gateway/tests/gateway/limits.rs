@@ -173,7 +173,7 @@ async fn a_client_that_stops_reading_keeps_its_place_for_a_requests_life_at_most
     assert!(!answer.contains("[DONE]"));
 }
 
-/// What comes on a connection until the gateway closes it.
+/// The bytes that come on a connection until the gateway closes it.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer));
@@ -250,7 +250,7 @@ async fn bodies_that_never_arrive_keep_nobody_out() {
     let arrives = tokio::time::timeout(Duration::from_secs(10), arriving).await;
     assert!(arrives.is_ok());
     assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 0.0);
-    // What has been on its way for as long as most bodies take gives way.
+    // A body that has been on its way for as long as most take gives way.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     assert_eq!(bench.chat(json!({})).await.0, 200);
     let answer = rest(&mut unfinished[0]).await;

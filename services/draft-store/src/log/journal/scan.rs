@@ -14,7 +14,7 @@ use super::{
 const WINDOW_BYTES: usize = 256 << 10;
 /// A disk writes so many bytes at once or not at all.
 const SECTOR_BYTES: u64 = 512;
-/// What a system reads at once.
+/// The system reads so many bytes at once.
 const PAGE_BYTES: usize = 4_096;
 /// Pages that may be unreadable; more are no damage, but a disk that is away.
 const UNREADABLE_PAGES_MAX: u32 = 256;
@@ -52,7 +52,7 @@ impl Gap {
     }
 }
 
-/// What a scan found.
+/// The findings of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     /// The journal's name, unless the record that tells it is damaged.
@@ -146,7 +146,7 @@ pub(crate) fn scan(
             damage: Vec::new(),
         });
         if begins && record.is_first {
-            // What lies between two batches belongs to neither.
+            // Damage between two batches belongs to neither.
             if let Some(range) = gap.take() {
                 settle(&mut found, &mut doubted, None, visit)?;
                 found.note(range);
@@ -237,7 +237,7 @@ fn settle(
     })
 }
 
-/// What is left when no sound record follows.
+/// The state of a scan when no sound record follows.
 struct Ended {
     under_way: Option<UnderWay>,
     doubted: Option<UnderWay>,
@@ -331,7 +331,7 @@ struct Record {
     bytes: u64,
     is_first: bool,
     is_last: bool,
-    /// Of the first record: bytes of the whole batch.
+    /// In the first record of a batch: bytes of the whole batch.
     batch_bytes: u64,
     key: Vec<u8>,
     /// `None`: the key is removed.

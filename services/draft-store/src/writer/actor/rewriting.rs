@@ -20,7 +20,8 @@ use crate::writer::call::Call;
 /// What sled takes for itself, however little is in it: eight of its segments of 512 KiB. No rewrite gives that back.
 const EMPTY_BYTES: u64 = 4 << 20;
 /// What a fresh log takes on disk beyond that per byte of its records, as long as none was made. It is 1.5 for large records
-/// to 3.9 for small ones in the index, and a little over 1 in the journal; the low guess costs one early rewrite, a high one would cost disk.
+/// to 3.9 for small ones in the index, and a little over 1 in the journal. Too low a guess causes one early rewrite; too
+/// high a guess leaves waste on disk.
 const OVERHEAD_ASSUMED: f64 = 2.5;
 /// More than this is not believed: what was appended meanwhile is in it.
 const OVERHEAD_MAX: f64 = 5.0;
@@ -171,7 +172,7 @@ impl Writer {
             && self.has_room_for(self.fresh_bytes(live_bytes))
     }
 
-    /// What a fresh log takes with so many bytes of records.
+    /// Bytes that a fresh log takes with so many bytes of records.
     fn fresh_bytes(&self, live_bytes: u64) -> u64 {
         EMPTY_BYTES + (live_bytes as f64 * self.rewriting.overhead) as u64
     }
@@ -192,7 +193,7 @@ impl Writer {
         };
         let refused = match ready {
             false => Some(unavailable()),
-            // What is demanded is no reason to fill the disk: the log could not be opened again.
+            // A demand is no reason to fill the disk: the log could not be opened again.
             true if !self.has_room_for(self.fresh_bytes(live_bytes)) => {
                 Some(refuses(&no_room_for_a_copy()))
             }

@@ -137,11 +137,11 @@ impl Policy {
     }
 }
 
-/// What a sealed document takes in its segment and, since it is removed there, in the log; and each of its tokens.
+/// Bytes that a sealed document takes in its segment and, since it is removed there, in the log; and each of its tokens.
 const SEALED_DOCUMENT_BYTES: u64 = 400;
 const SEALED_TOKEN_BYTES: u64 = 9;
 
-/// What a job takes before anything of its sources goes, at most.
+/// Bytes that a job takes at most, before anything of its sources goes.
 fn product_bytes(open: &Open, namespace: NamespaceId, work: &Work) -> u64 {
     match work {
         Work::Merge(segments) => {
@@ -224,7 +224,7 @@ impl Writer {
             self.has_room_for(bytes)
         });
         if purged.is_none() && self.sealing.purge.is_some() {
-            // What is demanded is no reason to fill the disk: the log could not be opened again.
+            // A demand is no reason to fill the disk: the log could not be opened again.
             self.end_purge(Err(no_room_for_a_copy()));
         }
         let due = purged.or_else(|| match waits {
