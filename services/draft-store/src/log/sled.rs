@@ -21,6 +21,9 @@ pub(crate) struct SledLog {
 const LOCK_ATTEMPTS: u32 = 100;
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How often sled writes what it has gathered. Nobody waits for it: a crash in between costs a longer replay.
+const FLUSH_INTERVAL_MS: u64 = 5_000;
+
 /// Key of the [`Position`]. No record's key begins with this byte.
 const POSITION_KEY: [u8; 1] = [0];
 /// sled takes a configuration of no more than this for damage.
@@ -42,7 +45,10 @@ impl SledLog {
         clear_unfinished(path)?;
         let mut attempt = 0;
         let opened = loop {
-            let config = sled::Config::new().path(path).cache_capacity(cache_bytes);
+            let config = sled::Config::new()
+                .path(path)
+                .cache_capacity(cache_bytes)
+                .flush_every_ms(Some(FLUSH_INTERVAL_MS));
             match guarded(|| config.open()) {
                 Err(LogError::Refused(why)) if why.contains("lock") && attempt < LOCK_ATTEMPTS => {
                     attempt += 1;
