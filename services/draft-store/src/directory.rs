@@ -38,7 +38,7 @@ use crate::log::journal;
 use crate::log::journaled::{Index, JournaledLog};
 use crate::log::memory::MemoryLog;
 use crate::log::sled::{SledLog, sync_directory};
-use crate::log::{Batch, LogError, RecordLog};
+use crate::log::{Batch, LogError, RecordLog, random, refused};
 use crate::record::{SegmentId, StoreRecord, store_key};
 use crate::segments::{self, Sealed, find};
 use quarantine::{Salvaged, quarantine, quarantine_files, salvage, without_doubtful};
@@ -134,14 +134,6 @@ fn restrict(dir: &Path) -> Result<(), LogError> {
         }
         Err(error) => Err(failed(error)),
     }
-}
-
-fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogError {
-    LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
-}
-
-fn random() -> Result<u64, LogError> {
-    getrandom::u64().map_err(|error| LogError::Refused(format!("no random numbers: {error}")))
 }
 
 /// Where the log with a number lives.

@@ -9,6 +9,7 @@ pub(crate) mod memory;
 pub(crate) mod sled;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::record::DocumentKey;
 
@@ -25,6 +26,16 @@ pub(crate) enum LogError {
     /// A document's text cannot be read from the index; the journal may have it.
     #[error("document {} of namespace {} cannot be read from the index", .0.document, .0.namespace)]
     Unreadable(DocumentKey),
+}
+
+/// The error of a call to the file system that was refused.
+pub(crate) fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogError {
+    LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
+}
+
+/// A random number.
+pub(crate) fn random() -> Result<u64, LogError> {
+    getrandom::u64().map_err(|error| LogError::Refused(format!("no random numbers: {error}")))
 }
 
 /// Writes that become durable together or not at all. The last write to a key counts.

@@ -39,7 +39,7 @@ pub(crate) use job::Step;
 pub(crate) use job::{Host, Made, Plan, Product, Taken, Work, clear, run};
 pub(crate) use policy::{Candidates, Choice, Policy, Urgency};
 
-use crate::log::LogError;
+use crate::log::{LogError, refused};
 use crate::record::{MARKS_DOCUMENTS, Place, SegmentId};
 
 /// Where the files lie.
@@ -60,10 +60,10 @@ pub(crate) fn list(dir: &Path) -> Result<(Vec<SegmentId>, Vec<PathBuf>), LogErro
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Ok((segments, others));
         }
-        entries => entries.map_err(|error| file::refused("list", &directory, &error))?,
+        entries => entries.map_err(|error| refused("list", &directory, &error))?,
     };
     for entry in entries {
-        let entry = entry.map_err(|error| file::refused("list", &directory, &error))?;
+        let entry = entry.map_err(|error| refused("list", &directory, &error))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let number = name.strip_suffix(".segment");
         match number.and_then(|digits| SegmentId::from_str_radix(digits, 16).ok()) {

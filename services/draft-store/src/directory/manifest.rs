@@ -4,10 +4,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::refused;
 use crate::catalog::{Catalog, Loaded};
-use crate::log::LogError;
 use crate::log::sled::sync_directory;
+use crate::log::{LogError, refused};
 use crate::record::StoreRecord;
 
 /// What is known of the log without opening it.

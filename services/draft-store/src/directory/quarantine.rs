@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::refused;
 use crate::codec;
 use crate::log::journal::{self, Position, Scanned};
 use crate::log::journaled::JournaledLog;
 use crate::log::sled::{SledLog, sync_directory};
-use crate::log::{Batch, LogError, RecordLog};
+use crate::log::{Batch, LogError, RecordLog, refused};
 use crate::record::{DocumentKey, Kind, document_key, document_of};
 
 /// What the names of such directories begin with.

@@ -20,10 +20,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Manifest, log_numbers, log_path, refused};
+use super::{Manifest, log_numbers, log_path};
 use crate::log::journaled::{Index, JournaledLog};
 use crate::log::sled::sync_directory;
-use crate::log::{Batch, LogError, RecordLog};
+use crate::log::{Batch, LogError, RecordLog, refused};
 use crate::record::{Kind, document_of};
 use crate::shared::{Open, Shared};
 

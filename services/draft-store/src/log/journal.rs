@@ -29,7 +29,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 pub(crate) use scan::{Scan, Scanned, scan};
 
-use super::{Batch, LogError};
+use super::{Batch, LogError, refused};
 
 /// The file's name in the directory of a log.
 const FILE: &str = "journal";
@@ -73,10 +73,6 @@ impl Position {
             end: u64::from_le_bytes(end.try_into().ok()?),
         })
     }
-}
-
-fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogError {
-    LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
 }
 
 /// Where the journal of a log lies.

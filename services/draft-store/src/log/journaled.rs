@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::journal::{self, Journal, Position, Scan};
 use super::sled::SledLog;
-use super::{Batch, LogError, RecordLog};
+use super::{Batch, LogError, RecordLog, random};
 
 /// Bytes of records that are applied or copied at once.
 const STEP_BYTES: u64 = 1 << 20;
@@ -34,10 +34,6 @@ pub(crate) struct JournaledLog {
     journal: Mutex<Journal>,
     /// The index could not read what it was asked for.
     is_suspect: AtomicBool,
-}
-
-fn random() -> Result<u64, LogError> {
-    getrandom::u64().map_err(|error| LogError::Refused(format!("no random numbers: {error}")))
 }
 
 impl JournaledLog {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::journal::Position;
-use super::{Batch, LogError};
+use super::{Batch, LogError, refused};
 
 /// An open sled directory.
 pub(crate) struct SledLog {
@@ -156,10 +156,6 @@ impl SledLog {
             .map(|files| files.count() as u64)
             .unwrap_or(0)
     }
-}
-
-fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogError {
-    LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
 }
 
 fn entries(path: &Path) -> Result<Vec<std::fs::DirEntry>, LogError> {

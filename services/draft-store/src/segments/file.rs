@@ -48,10 +48,6 @@ const TOKEN_BYTES: f64 = 8.25;
 /// What a document takes there beside its tokens.
 const DOCUMENT_BYTES: u32 = 4 + 24;
 
-pub(super) fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogError {
-    LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
-}
-
 pub(super) fn config() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<NAMES_BYTES_MAX>()
 }

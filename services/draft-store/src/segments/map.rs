@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 
-use super::file::{FOOTER_BYTES, refused};
-use crate::log::LogError;
+use super::file::FOOTER_BYTES;
+use crate::log::{LogError, refused};
 
 /// The part of a mapped file that is the index.
 pub(super) struct IndexBytes {

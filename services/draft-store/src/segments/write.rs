@@ -8,10 +8,10 @@ use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use refrain_suffix_index::{DocumentKey as IndexKey, SegmentBuilder};
 
-use super::file::{self, refused};
+use super::file;
 use super::{Sealed, directory, path, records};
-use crate::log::LogError;
 use crate::log::sled::sync_directory;
+use crate::log::{LogError, refused};
 use crate::record::{NamespaceRecord, SegmentId, StateRecord};
 
 /// A document on its way into a segment.

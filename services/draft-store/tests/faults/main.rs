@@ -1,6 +1,8 @@
 //! A start that is cut off at every call to the disk: whatever fails, the next start has all that was acknowledged.
 
 mod disk;
+#[path = "../support/files.rs"]
+mod files;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use disk::{Fault, arm, disarm};
+use files::copy;
 use refrain_clients::{DraftStore as _, StoreAdmin as _};
 use refrain_draft_store::{DraftStoreConfig, Running, start};
 use refrain_protocol::admin::ImportRequest;
@@ -108,18 +111,6 @@ impl Store {
 
     async fn stop(self) {
         self.running.drain(Duration::from_secs(5)).await;
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy(&entry.path(), &target),
-            false => drop(fs::copy(entry.path(), target).unwrap()),
-        }
     }
 }
 

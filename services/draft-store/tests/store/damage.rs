@@ -1,6 +1,6 @@
 //! Damaged directories: into quarantine, and on with what can be read.
 
-use super::random_damage::copy;
+use super::files::copy;
 use super::*;
 use refrain_clients::StoreAdmin as _;
 use refrain_draft_store::ClosedStore;

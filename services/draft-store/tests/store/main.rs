@@ -5,6 +5,8 @@ mod crash;
 mod damage;
 mod erase;
 mod export;
+#[path = "../support/files.rs"]
+mod files;
 mod full_disk;
 mod groups;
 mod isolation;

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use super::files::copy;
 use super::*;
 
 const DOCUMENTS: u128 = 60;
@@ -23,18 +24,6 @@ fn text(document: u128) -> Vec<TokenId> {
     (0..150 + document as u32 * 3)
         .map(|at| (at * 7919 + document as u32 * 31) % 30_000)
         .collect()
-}
-
-pub(super) fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy(&entry.path(), &target),
-            false => drop(fs::copy(entry.path(), target).unwrap()),
-        }
-    }
 }
 
 /// Damages one file at one place. Answers how many bytes, and what was done.

@@ -222,12 +222,15 @@ fn a_write_that_is_torn_in_its_midst_is_dropped_whole_and_is_no_damage() {
     let ends = written(dir.path(), &[large(1), large(2)]);
     let path = path_in(dir.path());
     let whole = std::fs::read(&path).unwrap();
-    let sectors = |from: u64, to: u64| (from.div_ceil(512) * 512..to / 512 * 512).step_by(512);
-    for sector in sectors(ends[0], ends[1]) {
+    let scanned_with_hole = |sector: u64| {
         let mut bytes = whole.clone();
         bytes[sector as usize..sector as usize + 512].fill(0);
         std::fs::write(&path, &bytes).unwrap();
-        let (found, read) = scanned(dir.path());
+        scanned(dir.path())
+    };
+    let sectors = |from: u64, to: u64| (from.div_ceil(512) * 512..to / 512 * 512).step_by(512);
+    for sector in sectors(ends[0], ends[1]) {
+        let (found, read) = scanned_with_hole(sector);
         assert_eq!(
             (found.end, found.damage.len(), read.len()),
             (ends[0], 0, 1),
@@ -236,10 +239,7 @@ fn a_write_that_is_torn_in_its_midst_is_dropped_whole_and_is_no_damage() {
     }
     // In a batch that another one follows the same is damage: it was acknowledged.
     for sector in sectors(100, ends[0] - 512) {
-        let mut bytes = whole.clone();
-        bytes[sector as usize..sector as usize + 512].fill(0);
-        std::fs::write(&path, &bytes).unwrap();
-        let (found, read) = scanned(dir.path());
+        let (found, read) = scanned_with_hole(sector);
         assert_eq!(
             (found.end, found.damage.len(), read.len()),
             (ends[1], 1, 2),
