@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use e2e::{
     Chat, Client, KEY, PATIENCE, Scrape, UpMesh, free_addr, long_task, repository, varied_prompts,
 };
-use refrain_in_engine::{Begin, InEngineConfig, Proposer};
+use refrain_engine_plugin::{Begin, InEngineConfig, Proposer};
 use refrain_service_kit::mesh::MeshConfig;
 use serde_json::Value;
 use tokio::process::{Child, Command};

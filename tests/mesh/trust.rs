@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use e2e::{Client, HttpMesh, Service, TINY_MODEL};
-use refrain_clients::{
-    DraftStore as _, HttpDraftStore, HttpScheduler, HttpWorkers, Scheduler as _, Workers as _,
-};
 use refrain_protocol::chunk::{ChunkBudget, ChunkRequest, Speculation, Urgency};
 use refrain_protocol::document::{AppendRequest, FeedCursor, FollowRequest, TouchRequest};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::scheduling::LeaseRequest;
 use refrain_protocol::{
     ApiError, ErrorKind, LeaseId, MESH_SECRET_HEADER, Namespace, RequestId, SignedNamespace,
+};
+use refrain_rpc::{
+    DraftStore as _, HttpDraftStore, HttpScheduler, HttpWorkers, Scheduler as _, Workers as _,
 };
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
@@ -179,7 +179,7 @@ async fn calls(
         namespace,
         documents: Vec::new(),
     };
-    let worker: Arc<dyn refrain_clients::Worker> = worker;
+    let worker: Arc<dyn refrain_rpc::Worker> = worker;
     Ok(vec![
         ("lease", scheduler.lease(lease).await.map(drop)),
         ("chunk", worker.chunk(chunk).await.map(drop)),

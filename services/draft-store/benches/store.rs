@@ -14,7 +14,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_clients::{DraftStore, HttpDraftStore, StoreAdmin as _};
 use refrain_draft_store::{DraftStoreConfig, Running, start};
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
@@ -22,6 +21,7 @@ use refrain_protocol::document::{
 use refrain_protocol::lookup::{LookupContext, LookupRequest, LookupRules};
 use refrain_protocol::segment::{SegmentPieceRequest, SegmentsRequest};
 use refrain_protocol::{DocumentId, ErrorKind, Namespace, SignedNamespace, TokenId};
+use refrain_rpc::{DraftStore, HttpDraftStore, StoreAdmin as _};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use refrain_clients::{DraftStore as _, StoreAdmin as _};
 use refrain_draft_store::DraftStoreConfig;
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
 };
 use refrain_protocol::{DocumentId, Namespace, TokenId};
+use refrain_rpc::{DraftStore as _, StoreAdmin as _};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 

@@ -4,13 +4,13 @@
 
 use std::time::{Duration, Instant};
 
-use refrain_clients::{DraftStore as _, StoreAdmin as _};
 use refrain_draft_store::DraftStoreConfig;
 use refrain_protocol::admin::ImportRequest;
 use refrain_protocol::document::{
     DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest, StoreStats,
 };
 use refrain_protocol::{DocumentId, Namespace, TokenId};
+use refrain_rpc::{DraftStore as _, StoreAdmin as _};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use refrain_clients::StoreAdmin;
 use refrain_protocol::admin::{
     CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ExportReply,
     ExportRequest, ImportRequest, VerifyReply,
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::StoreAdmin;
 
 use crate::admin;
 use crate::catalog::ExportLimits;

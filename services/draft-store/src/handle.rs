@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use actix::Recipient;
 use actix::prelude::SendError;
 use async_trait::async_trait;
-use refrain_clients::DraftStore;
 use refrain_protocol::chances::{ChancesReply, ChancesRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentUpdate, FeedCursor, FetchGroupsReply, FetchGroupsRequest,
@@ -27,6 +26,7 @@ use refrain_protocol::segment::{
     SegmentsRequest,
 };
 use refrain_protocol::{ApiError, ErrorKind, Namespace};
+use refrain_rpc::DraftStore;
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::mesh::MeshAuth;
 use serde::Serialize;

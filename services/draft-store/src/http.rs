@@ -3,13 +3,13 @@
 
 use actix_web::HttpResponse;
 use actix_web::web::{self, Data, Json};
-use refrain_clients::{
-    BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
-};
 use refrain_protocol::admin::{
     CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, VerifyReply,
 };
 use refrain_protocol::document::StoreStats;
+use refrain_rpc::{
+    BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
+};
 use refrain_service_kit::http::{Body, HttpResult, mesh_only};
 use refrain_service_kit::mesh::MeshAuth;
 use serde::Serialize;

@@ -10,12 +10,12 @@
 //! space comes back while the store serves, `codec.rs` every byte of the log, `segments.rs` where documents go
 //! that are at their end. Around them: an actor with a thread of its own (`writer/actor.rs`), the handle for callers in
 //! this process ([`DraftStoreHandle`]), and HTTP routes for all others. Operators have calls of their own
-//! (`admin.rs`, `refrain_clients::StoreAdmin`), which name tenants plainly and stand behind the mesh's secret;
+//! (`admin.rs`, `refrain_rpc::StoreAdmin`), which name tenants plainly and stand behind the mesh's secret;
 //! [`ClosedStore`] is a directory that they look at while nobody runs it.
 //!
 //! ```no_run
 //! # async fn example(mesh: refrain_service_kit::mesh::MeshAuth) -> anyhow::Result<()> {
-//! use refrain_clients::DraftStore as _;
+//! use refrain_rpc::DraftStore as _;
 //! let metrics = refrain_service_kit::telemetry::Metrics::new()?;
 //! let config = refrain_draft_store::DraftStoreConfig::default();
 //! let store = refrain_draft_store::start(config, mesh, &metrics).await?;

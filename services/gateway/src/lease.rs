@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_clients::{ChunkStream, Scheduler, Worker};
 use refrain_protocol::chunk::ChunkCut;
 use refrain_protocol::scheduling::{Lease, LeaseFinish, LeaseOutcome};
+use refrain_rpc::{ChunkStream, Scheduler, Worker};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};

@@ -33,8 +33,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use refrain_clients::{Scheduler, Workers};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::{Scheduler, Workers};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::drain::Drain;

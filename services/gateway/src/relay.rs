@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use refrain_clients::{Scheduler, Workers};
 use refrain_protocol::chunk::DraftSource;
 use refrain_protocol::openai::{
     CompletionTokensDetails, PromptTokensDetails, ResponseMetrics, Usage,
 };
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, RequestId};
+use refrain_rpc::{Scheduler, Workers};
 use refrain_service_kit::random;
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span};

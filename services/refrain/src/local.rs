@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use refrain_clients::{Worker, Workers};
 use refrain_protocol::engine::{
     CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse, TokenizeRequest,
     TokensBody,
 };
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TokenId};
+use refrain_rpc::{Worker, Workers};
 use refrain_worker::{Engine, WorkerHandle};
 
 /// The reference engine without HTTP in between.

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
-use refrain::analyze::{self, AnalyzeOptions};
-use refrain::bench::{self, BenchOptions};
 use refrain::config::{MeshFile, Role, dev_keys};
-use refrain::replay::{self, ProgressLine, ReplayOptions};
 use refrain::roles::Process;
 use refrain::store::{self, StoreArgs};
+use refrain_lab::analyze::{self, AnalyzeOptions};
+use refrain_lab::bench::{self, BenchOptions};
+use refrain_lab::replay::{self, ProgressLine, ReplayOptions};
 use refrain_service_kit::descriptors;
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use refrain_clients::{HttpDraftStore, HttpScheduler, HttpWorkers};
 use refrain_gateway::GatewayDeps;
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::{HttpDraftStore, HttpScheduler, HttpWorkers};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use actix::Recipient;
 use async_trait::async_trait;
-use refrain_clients::Scheduler;
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
+use refrain_rpc::Scheduler;
 use refrain_service_kit::mesh::MeshAuth;
 use tokio::sync::oneshot;
 use tracing::Instrument as _;

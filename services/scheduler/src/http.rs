@@ -9,11 +9,11 @@ use std::convert::Infallible;
 use actix_web::HttpResponse;
 use actix_web::web::{self, Bytes, Data, Json};
 use futures_util::stream::{self, Stream};
-use refrain_clients::{LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler as _};
 use refrain_protocol::ApiError;
 use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
+use refrain_rpc::{LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler as _};
 use refrain_service_kit::http::{HttpResult, mesh_only};
 use refrain_service_kit::mesh::MeshAuth;
 

@@ -10,7 +10,7 @@
 //!
 //! ```no_run
 //! # async fn example(mesh: refrain_service_kit::mesh::MeshAuth) -> anyhow::Result<()> {
-//! use refrain_clients::Scheduler as _;
+//! use refrain_rpc::Scheduler as _;
 //! let metrics = refrain_service_kit::telemetry::Metrics::new()?;
 //! let config = refrain_scheduler::SchedulerConfig::default();
 //! let scheduler = refrain_scheduler::start(config, mesh, &metrics).await?;

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
-use refrain_clients::DraftStore;
 use refrain_protocol::chances::ChancesRequest;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, SignedNamespace};
+use refrain_rpc::DraftStore;
 use refrain_speculation::{Calibration, Goodput, Observed};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;

@@ -5,7 +5,7 @@ mod speculation;
 
 use std::net::SocketAddr;
 
-use refrain_draft_memory::{HarvestConfig, MemoryConfig};
+use refrain_draft_replica::{HarvestConfig, MemoryConfig};
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 

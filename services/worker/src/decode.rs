@@ -38,7 +38,7 @@ use crate::metrics::WorkerMetrics;
 use crate::proposers::Proposers;
 use crate::router::Router;
 use crate::running::Absorbed;
-use refrain_draft_memory::Elsewhere;
+use refrain_draft_replica::Elsewhere;
 
 pub(crate) use self::entry::{Slot, Start};
 pub(crate) use self::outlet::Outlet;

@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use refrain_clients::Scheduler;
 use refrain_protocol::scheduling::Heartbeat;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
+use refrain_rpc::Scheduler;
 
 use crate::WorkerHandle;
 use crate::decode::Command;

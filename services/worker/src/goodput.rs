@@ -5,9 +5,9 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_clients::DraftStore;
 use refrain_protocol::engine::SelfDraft;
 use refrain_protocol::{NamespaceId, SignedNamespace};
+use refrain_rpc::DraftStore;
 use refrain_speculation::{
     Asked, Candidate, Decision, Fallback, Goodput as Rule, GoodputParams, Grant, HeadWish, Route,
     RouteReason, StepFrame, StepTaken, Wish, route,

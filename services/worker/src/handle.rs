@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
-use refrain_clients::{ChunkStream, Worker};
-use refrain_draft_memory::{Harvest, Memory};
+use refrain_draft_replica::{Harvest, Memory};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock;
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::mesh::MeshAuth;

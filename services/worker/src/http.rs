@@ -8,9 +8,9 @@ use actix_web::HttpResponse;
 use actix_web::web::{self, Data, Json};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use refrain_clients::Worker;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::Worker;
 use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve as listen_on};
 use refrain_service_kit::telemetry::Metrics;
 

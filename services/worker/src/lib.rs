@@ -5,7 +5,7 @@
 //! driver (`decode::stream`) and when verify calls pay there (`drive`), one chunk's state (`running`), what is known of the
 //! fallback (`fallback`), of what drafts are worth and steps take (`goodput`) and of what drafting brings (`guard`), and the
 //! reports to the scheduler (`duty`). The worker's copy of the drafts and outputs on their way to the store are
-//! `refrain-draft-memory`. What an engine is stands in [`Engine`].
+//! `refrain-draft-replica`. What an engine is stands in [`Engine`].
 
 mod alive;
 mod chances;
@@ -32,8 +32,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use refrain_clients::{DraftStore, Scheduler};
-use refrain_draft_memory::{Elsewhere, Harvest, Memory};
+use refrain_draft_replica::{Elsewhere, Harvest, Memory};
+use refrain_rpc::{DraftStore, Scheduler};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
 use refrain_service_kit::mesh::MeshAuth;
@@ -63,7 +63,7 @@ pub use engine::{
     VerifyAbilities, VerifyRequest, VerifyWay, WorkerEngine, connect_external,
 };
 pub use handle::WorkerHandle;
-pub use refrain_draft_memory::{HarvestConfig, MemoryConfig};
+pub use refrain_draft_replica::{HarvestConfig, MemoryConfig};
 
 /// What a worker works with.
 pub struct Dependencies {

@@ -9,7 +9,7 @@ use prometheus::{
     Counter, CounterVec, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec,
 };
-use refrain_draft_memory::{HarvestMetrics, MemoryMetrics};
+use refrain_draft_replica::{HarvestMetrics, MemoryMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;

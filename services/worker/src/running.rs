@@ -17,7 +17,7 @@ use refrain_speculation::{Candidacy, Decision, Fallback, RecentRoutes, RouteReas
 
 use self::sources::{OWN, prompt_end};
 use crate::router::{Router, asked};
-use refrain_draft_memory::{Membership, Piece};
+use refrain_draft_replica::{Membership, Piece};
 
 pub(crate) use self::answer::{Absorbed, Heard};
 pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect, labels};

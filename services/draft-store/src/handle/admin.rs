@@ -1,13 +1,13 @@
 //! What operators ask for.
 
 use async_trait::async_trait;
-use refrain_clients::StoreAdmin;
 use refrain_protocol::ApiError;
 use refrain_protocol::admin::{
     CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, ExportReply,
     ExportRequest, ImportRequest, VerifyReply,
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
+use refrain_rpc::StoreAdmin;
 use tokio::sync::oneshot;
 
 use super::DraftStoreHandle;

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use disk::{Fault, arm, disarm};
 use files::copy;
-use refrain_clients::{DraftStore as _, StoreAdmin as _};
 use refrain_draft_store::{DraftStoreConfig, Running, start};
 use refrain_protocol::admin::ImportRequest;
 use refrain_protocol::document::{
     DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason, FollowRequest,
 };
 use refrain_protocol::{DocumentId, Namespace};
+use refrain_rpc::{DraftStore as _, StoreAdmin as _};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 

@@ -1,9 +1,9 @@
 //! What drafts are worth: kept with the namespace, told to all of its workers, gone when it is erased.
 
-use refrain_clients::{HttpDraftStore, StoreAdmin as _};
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::EraseRequest;
 use refrain_protocol::chances::ChancesRequest;
+use refrain_rpc::{HttpDraftStore, StoreAdmin as _};
 use refrain_service_kit::http::MeshClient;
 use refrain_speculation::{Calibration, NodeFeatures, Scope, Source};
 

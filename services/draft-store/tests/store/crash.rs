@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use refrain_clients::StoreAdmin as _;
+use refrain_rpc::StoreAdmin as _;
 
 use super::*;
 

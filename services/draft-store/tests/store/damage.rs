@@ -2,8 +2,8 @@
 
 use super::files::copy;
 use super::*;
-use refrain_clients::StoreAdmin as _;
 use refrain_draft_store::ClosedStore;
+use refrain_rpc::StoreAdmin as _;
 use std::fs;
 
 fn quarantined(dir: &Path) -> usize {

@@ -1,8 +1,8 @@
 //! Erasing, and the proof of it: every file is taken apart and searched.
 
-use refrain_clients::StoreAdmin as _;
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::{EraseReply, EraseRequest};
+use refrain_rpc::StoreAdmin as _;
 
 use super::rewrite::noise;
 use super::*;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use refrain_clients::StoreAdmin as _;
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::{EraseRequest, ExportCursor, ExportReply, ExportRequest};
+use refrain_rpc::StoreAdmin as _;
 
 use super::rewrite::noise;
 use super::*;

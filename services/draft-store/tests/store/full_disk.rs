@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use refrain_clients::StoreAdmin as _;
 use refrain_protocol::ErrorKind;
+use refrain_rpc::StoreAdmin as _;
 
 use super::rewrite::noise;
 use super::*;

@@ -1,10 +1,10 @@
 //! Groups of samples: the logs that a rollout's workers draft from.
 
-use refrain_clients::HttpDraftStore;
 use refrain_protocol::ErrorKind;
 use refrain_protocol::document::{
     FetchGroupsRequest, GroupCursor, GroupUpdate, RegisterGroupRequest,
 };
+use refrain_rpc::HttpDraftStore;
 use refrain_service_kit::http::MeshClient;
 
 use super::*;

@@ -1,9 +1,6 @@
 //! Every route of the store, tried by those who must not: nothing is told, not even whether there is something.
 
 use actix_web::http::Method;
-use refrain_clients::{
-    BINCODE_CONTENT_TYPE, HttpDraftStore, StoreAdmin as _, decode_bincode, encode_bincode,
-};
 use refrain_protocol::document::{
     FetchGroupsRequest, FollowReply, GroupCursor, RegisterGroupRequest,
 };
@@ -11,6 +8,9 @@ use refrain_protocol::segment::{
     DocumentsRequest, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
 };
 use refrain_protocol::{ErrorKind, MESH_SECRET_HEADER};
+use refrain_rpc::{
+    BINCODE_CONTENT_TYPE, HttpDraftStore, StoreAdmin as _, decode_bincode, encode_bincode,
+};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::telemetry::install_crypto_provider;
 use serde::Serialize;

@@ -21,13 +21,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use refrain_clients::DraftStore;
 use refrain_draft_store::{DraftStoreConfig, DraftStoreHandle, Running, start};
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
     FollowRequest, TouchRequest,
 };
 use refrain_protocol::{ApiError, DocumentId, Namespace, SignedNamespace, TokenId};
+use refrain_rpc::DraftStore;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 

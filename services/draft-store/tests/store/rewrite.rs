@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use refrain_clients::StoreAdmin as _;
 use refrain_protocol::ErrorKind;
+use refrain_rpc::StoreAdmin as _;
 
 use super::*;
 

@@ -1,10 +1,10 @@
 //! Sealed segments through the public interface.
 
-use refrain_clients::StoreAdmin as _;
 use refrain_draft_store::ClosedStore;
 use refrain_protocol::admin::ExportRequest;
 use refrain_protocol::document::StoreStats;
 use refrain_protocol::segment::SegmentsRequest;
+use refrain_rpc::StoreAdmin as _;
 
 use super::rewrite::noise;
 use super::*;

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use refrain_clients::HttpDraftStore;
 use refrain_protocol::ErrorKind;
+use refrain_rpc::HttpDraftStore;
 use refrain_service_kit::http::MeshClient;
 
 use super::*;

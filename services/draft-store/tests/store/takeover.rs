@@ -1,12 +1,12 @@
 //! Segments as a worker takes them over, while the store goes on.
 
-use refrain_clients::StoreAdmin as _;
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::EraseRequest;
 use refrain_protocol::lookup::{LookupContext, LookupRequest, LookupRules};
 use refrain_protocol::segment::{
     DocumentsRequest, SegmentInfo, SegmentPieceRequest, SegmentsRequest,
 };
+use refrain_rpc::StoreAdmin as _;
 use refrain_suffix_index::Segment;
 
 use super::rewrite::noise;

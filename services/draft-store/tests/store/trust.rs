@@ -3,10 +3,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use refrain_clients::StoreAdmin as _;
 use refrain_draft_store::ClosedStore;
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::{ConfirmRequest, EraseRequest};
+use refrain_rpc::StoreAdmin as _;
 
 use super::full_disk::SmallDisk;
 use super::*;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use refrain_clients::{ChunkStream, Worker};
 use refrain_protocol::chunk::{ChunkBudget, ChunkEndReason, ChunkEvent, ChunkRequest};
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::scheduling::{Lease, LeaseRequest};
 use refrain_protocol::{ApiError, ErrorKind, RequestId};
+use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::deadline::Deadline;
 use tokio::sync::mpsc;
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::unfold;
-use refrain_clients::{ChunkStream, Scheduler, Worker, Workers};
 use refrain_gateway::{GatewayConfig, GatewayDeps, KeyConfig, ModelConfig, Running};
 use refrain_protocol::chunk::{
     ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
@@ -19,6 +18,7 @@ use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, TokenId, WorkerId};
+use refrain_rpc::{ChunkStream, Scheduler, Worker, Workers};
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::{Metrics, install_crypto_provider};

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::ImportArgs;
 use super::progress::Bar;
 use super::target::{Access, Target};
-use crate::replay::trace::{Open, Reading, reason};
+use refrain_lab::json_lines::{JsonLines, ReadProgress, line_error};
 
 /// A batch: one commit's worth, and far below the largest body.
 const BATCH_DOCUMENTS: usize = 512;
@@ -94,7 +94,7 @@ impl Parser {
 
     /// `None` for a line without output.
     fn parse(&mut self, line: &[u8]) -> anyhow::Result<Option<(Namespace, DocumentUpdate)>> {
-        let line: Line = serde_json::from_slice(line).map_err(reason)?;
+        let line: Line = serde_json::from_slice(line).map_err(line_error)?;
         let namespace = Namespace {
             tenant: chosen(&self.tenant, line.tenant, "tenant")?,
             model: chosen(&self.model, line.model, "model")?,
@@ -269,8 +269,8 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
         .with_context(|| format!("{}: the trace cannot be read", trace.display()))?;
     // Of a pipe nobody knows how much is to come.
     let share_known = metadata.is_file();
-    let reading = Reading::of(metadata.len());
-    let mut file = Open::new(trace, reading.clone())?;
+    let progress = ReadProgress::new(metadata.len());
+    let mut file = JsonLines::open(trace, progress.clone())?;
     let target = Arc::new(Target::open(&args.target, Access::Write).await?);
     let mut bar = Bar::new();
     let mut sending = Sending {
@@ -284,12 +284,12 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
     let mut batch: Option<ImportRequest> = None;
     let mut tokens = 0;
     let outcome = async {
-        while file.next_line()? {
-            if file.buffer.iter().all(u8::is_ascii_whitespace) {
+        while file.advance()? {
+            if file.line().is_empty() {
                 continue;
             }
-            let parsed = parser.parse(file.buffer.trim_ascii_end());
-            let Some((namespace, update)) = parsed.with_context(|| file.place())? else {
+            let parsed = parser.parse(file.line());
+            let Some((namespace, update)) = parsed.with_context(|| file.position())? else {
                 done.empty += 1;
                 continue;
             };
@@ -300,7 +300,7 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
             });
             if is_full && let Some(full) = batch.take() {
                 sending.send(full).await?;
-                bar.show(share_known.then(|| reading.share()), sending.acknowledged);
+                bar.show(share_known.then(|| progress.share()), sending.acknowledged);
             }
             let gathering = batch.get_or_insert_with(|| {
                 tokens = 0;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use refrain_clients::{HttpStoreAdmin, StoreAdmin};
 use refrain_draft_store::{ClosedStore, DraftStoreConfig, Running};
+use refrain_rpc::{HttpStoreAdmin, StoreAdmin};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
 use refrain_service_kit::telemetry::Metrics;

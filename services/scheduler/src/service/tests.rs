@@ -1,8 +1,8 @@
 //! The shell: actor, handle and listener around the core.
 
-use refrain_clients::{HttpScheduler, Scheduler};
 use refrain_protocol::scheduling::{Heartbeat, LeaseFinish, LeaseOutcome, LeaseRequest};
 use refrain_protocol::{ErrorKind, LeaseId, Namespace, RequestId, WorkerId};
+use refrain_rpc::{HttpScheduler, Scheduler};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 

@@ -11,7 +11,7 @@ use super::entry::Entry;
 use crate::fallback::ItemKind;
 use crate::router::Routed;
 use crate::running::{EngineLimits, Prospect, Routing, Running};
-use refrain_draft_memory::{FoundElsewhere, Wanted};
+use refrain_draft_replica::{FoundElsewhere, Wanted};
 
 /// A step to be made.
 #[derive(Default)]

@@ -11,7 +11,7 @@ use refrain_service_kit::drain::Running as DrainToken;
 use tokio::sync::mpsc;
 
 use crate::running::{Heard, Running};
-use refrain_draft_memory::{GroupMemory, NamespaceMemory};
+use refrain_draft_replica::{GroupMemory, NamespaceMemory};
 
 /// How long the engine may refuse a request for want of room before the request fails.
 const ENGINE_ROOM_WAIT: Duration = Duration::from_secs(20);

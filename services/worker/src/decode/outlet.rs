@@ -11,7 +11,7 @@ use refrain_protocol::{ApiError, LeaseId};
 use super::entry::{EndedChunk, Entry};
 use crate::metrics::WorkerMetrics;
 use crate::running::{Heard, Running};
-use refrain_draft_memory::Harvest;
+use refrain_draft_replica::Harvest;
 
 /// Ended chunks that are remembered. A cut follows within milliseconds.
 const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();

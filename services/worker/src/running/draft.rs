@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use refrain_draft_memory::{Drafts, Wanted};
+use refrain_draft_replica::{Drafts, Wanted};
 use refrain_protocol::chunk::{self, DraftScope, DraftShare, DraftSource};
 use refrain_protocol::engine::{Draft, DrafterKind, SelfDraft, StepOutput};
 use refrain_protocol::{DocumentId, NamespaceId};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_draft_memory::{Membership, NamespaceMemory};
+use refrain_draft_replica::{Membership, NamespaceMemory};
 use refrain_protocol::ApiError;
 use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::document::LEFT_CONTEXT_TOKENS;

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use refrain_clients::{ChunkStream, Worker};
 use refrain_protocol::chunk::*;
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, Namespace, RequestId, TokenId};
+use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_worker::{Dependencies, WorkerConfig, WorkerEngine, start};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use refrain_clients::Worker;
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, TokenId};
+use refrain_rpc::Worker;
 use refrain_worker::WorkerHandle;
 
 use crate::bench::*;

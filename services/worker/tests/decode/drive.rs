@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use refrain_clients::Worker;
 use refrain_protocol::chunk::*;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, ErrorKind, LeaseId, TokenId};
+use refrain_rpc::Worker;
 use refrain_worker::{DriveMode, EngineKind, VerifyAbilities, VerifyWay, WorkerConfig};
 
 use crate::bench::*;

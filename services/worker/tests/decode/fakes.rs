@@ -6,12 +6,12 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use refrain_clients::{DraftStore, Scheduler};
 use refrain_protocol::chances::{ChancesReply, ChancesRequest};
 use refrain_protocol::document::*;
 use refrain_protocol::engine::*;
 use refrain_protocol::scheduling::*;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, TokenId};
+use refrain_rpc::{DraftStore, Scheduler};
 use refrain_speculation::{Calibration, Observed};
 use tokio::sync::Semaphore;
 

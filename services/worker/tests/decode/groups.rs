@@ -1,7 +1,7 @@
 //! Samples of a group: each drafts from what the others said here.
 
-use refrain_clients::Worker;
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest, DraftScope};
+use refrain_rpc::Worker;
 
 use crate::bench::*;
 use crate::fakes::FakeEngine;

@@ -22,10 +22,10 @@ use std::time::Duration;
 use bench::*;
 use fakes::{FakeEngine, STOP, Target};
 use futures_util::StreamExt;
-use refrain_clients::Worker;
 use refrain_protocol::chunk::*;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, ErrorKind, LeaseId, TokenId};
+use refrain_rpc::Worker;
 use tokio::sync::Semaphore;
 
 #[tokio::test]
