@@ -15,7 +15,8 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::Args;
-use refrain_speculation::{Expansion, Threshold};
+use refrain_speculation::draft::Expansion;
+use refrain_speculation::router::Threshold;
 use refrain_suffix_index::IndexConfig;
 use serde::Serialize;
 

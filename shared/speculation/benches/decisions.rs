@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock};
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, Divan};
-use refrain_speculation::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::draft::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig, SegmentBuilder, Token};
 use text::{Corpus, Random};
 

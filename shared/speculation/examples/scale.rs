@@ -13,9 +13,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_speculation::{
-    AcceptanceTable, Expansion, Lookup, ProposeParams, Scope, Source, propose, walk,
-};
+use refrain_speculation::draft::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::verify::{AcceptanceTable, walk};
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Segment, SegmentBuilder, Token};
 use text::{Corpus, Random};
 

@@ -2,9 +2,10 @@
 //! decoding, which no draft may change.
 
 use proptest::prelude::*;
-use refrain_speculation::{
-    DraftNode, DraftTree, Expansion, Lookup, Origin, ProposeParams, Scope, Source, propose, walk,
+use refrain_speculation::draft::{
+    DraftNode, DraftTree, Expansion, Lookup, Origin, ProposeParams, Scope, Source, propose,
 };
+use refrain_speculation::verify::walk;
 use refrain_suffix_index::oracle::Oracle;
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
 

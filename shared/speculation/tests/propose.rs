@@ -1,6 +1,8 @@
 //! Proposals: the formulas by hand, traps, and Algorithm 1 done naively over the naive index.
 
-use refrain_speculation::{Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::draft::{
+    Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose,
+};
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, Token};
 
 fn tokens(text: &str) -> Vec<Token> {

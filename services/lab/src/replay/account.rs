@@ -14,6 +14,8 @@ pub(crate) struct Account {
     pub(super) head_s: f64,
     /// Draft tokens that were expected to be accepted, at the time of drafting.
     pub(super) accepted_expected: f64,
+    /// Tokens beside the accepted ones: one a step, but none where a recording ends with an accepted token.
+    pub(super) bonus_tokens: u64,
     /// Steps in which the head drafted.
     pub(super) head_steps: u64,
     chances: [Chances; BUCKETS],

@@ -3,11 +3,13 @@
 
 use std::num::NonZeroUsize;
 
-use refrain_speculation::{
-    Acceptance, Asked, Candidate, DraftTree, Fallback, Found, Goodput, GoodputParams, Grant, Guard,
-    Guarded, GuardedStep, HeadDrafted, HeadUse, HeadWish, HeadWork, Priority, Route, StepFrame,
-    StepTaken, Threshold, Wish, route,
+use refrain_speculation::draft::{Candidate, DraftTree};
+use refrain_speculation::router::{
+    Asked, Draft as OfferedDraft, Fallback, Found, Frame, HeadParams, HeadState, HeadWork, Offer,
+    Outcome, Policy as RouterPolicy, Priority, Prospect, Route, Router, RouterParams, Step,
+    StepItem, Threshold, TrialParams, route_by_score,
 };
+use refrain_speculation::verify::Acceptance;
 use refrain_suffix_index::Token;
 use refrain_worker::{SpeculationConfig, WorkerConfig};
 
@@ -51,13 +53,11 @@ pub(super) enum Draft {
     Head(usize),
 }
 
-/// What a policy decides for a request.
+/// The decision of a policy other than the router's for a request.
 enum Routed {
     Plain,
-    /// All that was found.
+    /// All of the suffix draft.
     Whole,
-    /// These nodes of it, ascending.
-    Part(Vec<u32>),
     Head,
 }
 
@@ -66,8 +66,10 @@ pub(super) struct Choice {
     namespace: usize,
     pub(super) draft: Draft,
     pub(super) found: Option<Candidate>,
-    /// The chance that was seen in each drafted token.
+    /// The acceptance probability of each drafted token.
     chances: Vec<f32>,
+    /// The router's offer, if it decided.
+    offer: Option<Offer>,
 }
 
 /// A [`Choice`] that was verified.
@@ -96,11 +98,9 @@ impl Draft {
 /// A policy at work.
 pub(super) struct Judge {
     judging: Judging,
-    /// The router of the worker. Every policy has its chances, to say what it expects, and one goes by it.
-    goodput: Goodput<usize>,
-    /// Stands behind that policy.
-    guard: Guard,
-    /// The step under way verifies nothing.
+    /// The worker's router. Every policy uses its statistics to say what it expects; one also follows its offers.
+    router: Router<usize>,
+    /// The guard holds drafts back in the step under way.
     withholds: bool,
     /// What came of the head's drafts.
     head: Acceptance,
@@ -115,13 +115,23 @@ impl Judge {
             ..
         } = WorkerConfig::default();
         let namespaces_max = NonZeroUsize::new(memory.namespaces_max);
+        let depth = judging.head.acceptance.len() as u32;
+        let router = Router::new(RouterParams {
+            policy: RouterPolicy::Goodput,
+            threshold: Threshold::Auto,
+            gain_min,
+            off_above_batch: None,
+            namespaces_max: namespaces_max.unwrap_or(NonZeroUsize::MIN),
+            head: (depth > 0).then_some(HeadParams {
+                depth,
+                tokens_max: depth,
+                merges: false,
+            }),
+            head_trials: TrialParams::default(),
+        });
         Judge {
             judging,
-            goodput: Goodput::new(GoodputParams {
-                namespaces_max: namespaces_max.unwrap_or(NonZeroUsize::MIN),
-                off_above_batch: None,
-            }),
-            guard: Guard::new(gain_min, Guarded::AllDrafts),
+            router,
             withholds: false,
             head: Acceptance::default(),
             account: Account::default(),
@@ -138,7 +148,7 @@ impl Judge {
     pub(super) fn choose(&mut self, mut turns: Vec<Turn>) -> Vec<Choice> {
         let batch = turns.len() as u32;
         let policy = self.judging.policy;
-        self.withholds = policy == Policy::Goodput && self.guard.withholds(batch, true);
+        self.withholds = policy == Policy::Goodput && self.router.withholds(batch, false);
         if self.withholds {
             // A worker looks for nothing then.
             for turn in &mut turns {
@@ -146,111 +156,144 @@ impl Judge {
             }
         }
         let mut room = self.judging.step_tokens_max.saturating_sub(batch);
-        let chances: Vec<Vec<f32>> = turns
-            .iter()
-            .map(|turn| match &turn.found {
-                Some(found) => self.goodput.chances(turn.namespace, found),
-                None => Vec::new(),
-            })
-            .collect();
-        let routes = if policy == Policy::Goodput {
-            self.by_goodput(&turns, &chances, room)
-        } else {
-            turns.iter().map(|turn| self.by_itself(turn)).collect()
-        };
-        turns
+        let kv_tokens = turns.iter().map(|turn| turn.context_tokens as u64).sum();
+        let prospects: Vec<Prospect<usize>> = turns
             .into_iter()
-            .zip(chances)
-            .zip(routes)
-            .map(|((turn, chances), route): (_, Routed)| {
-                let choice = self.carry_out(turn, chances, route, room);
+            .map(|turn| self.prospect(turn, room))
+            .collect();
+        if policy == Policy::Goodput {
+            let frame = Frame {
+                tokens: batch,
+                kv_tokens,
+                slots_max: room,
+                batch,
+            };
+            let known: Vec<_> = prospects
+                .iter()
+                .map(|of| {
+                    (
+                        of.namespace,
+                        of.candidate.clone(),
+                        of.path_probabilities.clone(),
+                    )
+                })
+                .collect();
+            let offers = self.router.offer(prospects, frame);
+            return known
+                .into_iter()
+                .zip(offers)
+                .map(|((namespace, found, probabilities), offer)| {
+                    self.by_offer(namespace, found, &probabilities, offer)
+                })
+                .collect();
+        }
+        prospects
+            .into_iter()
+            .map(|prospect| {
+                let choice = self.by_itself(prospect, room);
                 room -= choice.draft.tokens() as u32;
                 choice
             })
             .collect()
     }
 
-    /// The worker's own router.
-    fn by_goodput(&mut self, turns: &[Turn], chances: &[Vec<f32>], room: u32) -> Vec<Routed> {
-        let depth = self.judging.head.acceptance.len() as u32;
-        // It reads what it missed in its first pass.
-        let head = (depth > 0 && !self.withholds).then_some(HeadWish {
-            depth,
-            tokens_max: depth,
-            unread_tokens: 0,
-            merges: false,
-        });
-        let wishes: Vec<Wish<'_, usize>> = turns
-            .iter()
-            .zip(chances)
-            .map(|(turn, chances)| Wish {
-                namespace: turn.namespace,
-                priority: Priority::Normal,
-                pace: None,
-                context_tokens: turn.context_tokens as u32,
-                found: turn.found.as_ref(),
-                chances,
-                head,
-            })
-            .collect();
-        let batch = turns.len() as u32;
-        let kv_tokens = turns.iter().map(|turn| turn.context_tokens as u64).sum();
-        let frame = StepFrame {
-            tokens: batch,
-            kv_tokens,
-            slots_max: room,
-            batch,
+    fn prospect(&self, turn: Turn, room: u32) -> Prospect<usize> {
+        let has_head = !self.judging.head.is_absent() && !self.withholds;
+        let mut prospect = Prospect {
+            namespace: turn.namespace,
+            asked: Asked::Auto,
+            context_tokens: turn.context_tokens as u32,
+            draft_max: room,
+            tree_max: room,
+            candidate: turn.found,
+            path_probabilities: Vec::new(),
+            withheld: self.withholds,
+            // It reads what it missed in its first pass.
+            head: match has_head {
+                true => HeadState::Ready { unread_tokens: 0 },
+                false => HeadState::Absent,
+            },
+            priority: Priority::Normal,
+            pace: None,
         };
-        let granted = self.goodput.divide(&wishes, frame);
-        let routes = granted.grants.into_iter().map(|grant| match grant {
-            Grant::Plain => Routed::Plain,
-            Grant::Tree(nodes) => Routed::Part(nodes),
-            Grant::Head { .. } | Grant::Merged { .. } | Grant::HeadTrial => Routed::Head,
-        });
-        routes.collect()
+        prospect.path_probabilities = self.router.estimate(&prospect);
+        prospect
     }
 
-    /// A policy that looks at a request by itself.
-    fn by_itself(&self, turn: &Turn) -> Routed {
+    /// Carries out the router's offer. `found` is the whole suffix draft with its path probabilities.
+    fn by_offer(
+        &mut self,
+        namespace: usize,
+        found: Option<Candidate>,
+        probabilities: &[f32],
+        offer: Offer,
+    ) -> Choice {
+        let (draft, chances) = match &offer.draft {
+            OfferedDraft::None => (Draft::Plain, Vec::new()),
+            OfferedDraft::Suffix(part) => {
+                let tree = part.tree.clone();
+                let chances = found.as_ref().map_or_else(Vec::new, |found| {
+                    chances_of_part(&found.tree, &tree, probabilities)
+                });
+                (Draft::Suffix(tree), chances)
+            }
+            OfferedDraft::Head(head) | OfferedDraft::Merged(_, head) => {
+                let depth = head.depth as usize;
+                let context_tokens = offer.context_tokens();
+                (
+                    Draft::Head(depth),
+                    self.head_chances(namespace, context_tokens, depth),
+                )
+            }
+        };
+        Choice {
+            namespace,
+            draft,
+            found,
+            chances,
+            offer: Some(offer),
+        }
+    }
+
+    /// Decides for a request by itself, as policies other than the router's do, and drafts at most `room` tokens.
+    fn by_itself(&mut self, prospect: Prospect<usize>, room: u32) -> Choice {
+        let depth = self.judging.head.acceptance.len().min(room as usize);
+        let (draft, mut chances) =
+            match (self.route(prospect.candidate.as_ref()), &prospect.candidate) {
+                (Routed::Whole, Some(found)) => {
+                    let mut tree = found.tree.clone();
+                    tree.truncate(room as usize);
+                    (Draft::Suffix(tree), prospect.path_probabilities)
+                }
+                (Routed::Head, _) => {
+                    let chances =
+                        self.head_chances(prospect.namespace, prospect.context_tokens, depth);
+                    (Draft::Head(depth), chances)
+                }
+                (Routed::Plain | Routed::Whole, _) => (Draft::Plain, Vec::new()),
+            };
+        chances.truncate(draft.tokens());
+        Choice {
+            namespace: prospect.namespace,
+            draft,
+            found: prospect.candidate,
+            chances,
+            offer: None,
+        }
+    }
+
+    fn route(&self, found: Option<&Candidate>) -> Routed {
         match self.judging.policy {
             Policy::Off | Policy::Goodput => Routed::Plain,
             Policy::Eagle3 => Routed::Head,
-            Policy::Suffix | Policy::Pld => {
-                turn.found.as_ref().map_or(Routed::Plain, |_| Routed::Whole)
-            }
-            // What it finds is long enough to go before the head.
-            Policy::Sam => match (&turn.found, self.judging.head.is_absent()) {
+            Policy::Suffix | Policy::Pld => found.map_or(Routed::Plain, |_| Routed::Whole),
+            // SAM's matches are long enough to be preferred to the head.
+            Policy::Sam => match (found, self.judging.head.is_absent()) {
                 (Some(_), _) => Routed::Whole,
                 (None, true) => Routed::Plain,
                 (None, false) => Routed::Head,
             },
-            Policy::Score | Policy::Paper => self.by_score(turn.found.as_ref()),
-        }
-    }
-
-    /// Drafts what was decided, of at most `room` tokens.
-    fn carry_out(&mut self, turn: Turn, chances: Vec<f32>, route: Routed, room: u32) -> Choice {
-        let depth = self.judging.head.acceptance.len().min(room as usize);
-        let (draft, mut chances) = match (route, &turn.found) {
-            (Routed::Whole, Some(found)) => {
-                let mut tree = found.tree.clone();
-                tree.truncate(room as usize);
-                (Draft::Suffix(tree), chances)
-            }
-            (Routed::Part(nodes), Some(found)) => {
-                let is_in = |node: usize| nodes.binary_search(&(node as u32)).is_ok();
-                let kept = nodes.iter().map(|&node| chances[node as usize]).collect();
-                (Draft::Suffix(found.tree.select(is_in)), kept)
-            }
-            (Routed::Head, _) => (Draft::Head(depth), self.head_chances(&turn, depth)),
-            (Routed::Plain | Routed::Whole | Routed::Part(_), _) => (Draft::Plain, Vec::new()),
-        };
-        chances.truncate(draft.tokens());
-        Choice {
-            namespace: turn.namespace,
-            draft,
-            found: turn.found,
-            chances,
+            Policy::Score | Policy::Paper => self.by_score(found),
         }
     }
 
@@ -262,50 +305,40 @@ impl Judge {
             0 => Fallback::Absent,
             _ => Fallback::InUse { break_even },
         };
-        match route(Asked::Auto, found, self.judging.threshold, fallback).route {
+        match route_by_score(Asked::Auto, found, self.judging.threshold, fallback).route {
             Route::Suffix => Routed::Whole,
             Route::Fallback | Route::Merged => Routed::Head,
             Route::Plain => Routed::Plain,
         }
     }
 
-    fn head_chances(&mut self, turn: &Turn, depth: usize) -> Vec<f32> {
-        let calibration = self.goodput.calibration(turn.namespace);
-        let context = turn.context_tokens as u32;
-        let up_to = |depth: usize| calibration.expect_head(context, depth as u32);
-        (0..depth).map(|at| up_to(at + 1) - up_to(at)).collect()
+    /// The probability that each token of the head's draft is accepted.
+    fn head_chances(&mut self, namespace: usize, context_tokens: u32, depth: usize) -> Vec<f32> {
+        let statistics = self.router.statistics(namespace);
+        statistics
+            .head_path_probabilities(context_tokens, depth as u32)
+            .collect()
     }
 
     /// Learns from a step, and charges it.
     pub(super) fn settle(&mut self, verified: &[Verified]) {
         let mut load = StepLoad::default();
         let mut depths = Vec::new();
-        for Verified {
-            context_tokens,
-            choice,
-            path,
-            said,
-            is_last,
-        } in verified
-        {
-            let calibration = self.goodput.calibration(choice.namespace);
+        for one in verified {
+            let choice = &one.choice;
             load.requests += 1;
             load.tokens += 1 + choice.draft.tokens();
-            load.kv_tokens += context_tokens;
+            load.kv_tokens += one.context_tokens;
             for (at, chance) in choice.chances.iter().enumerate() {
-                self.account.record(*chance, path.contains(&(at as u32)));
+                self.account
+                    .record(*chance, one.path.contains(&(at as u32)));
             }
             if let Draft::Head(depth) = choice.draft {
                 depths.push(depth);
-                self.head.record(depth, path.len(), said.len());
-                let context = *context_tokens as u32;
-                calibration.observe_head(context, depth as u32, path.len() as u32);
+                self.head.record(depth, one.path.len(), one.said.len());
             }
-            if let Some(found) = &choice.found {
-                let mut said = said.clone();
-                said.extend(is_last.then_some(END));
-                calibration.observe(found, &said);
-            }
+            self.account.bonus_tokens += (one.said.len() - one.path.len()) as u64;
+            self.learn(one);
         }
         if load.requests == 0 {
             return;
@@ -317,54 +350,90 @@ impl Judge {
         self.account.head_s += head_s;
         self.account.head_steps += depths.len() as u64;
         if self.judging.policy == Policy::Goodput {
-            let emitted = verified.iter().map(|one| one.said.len()).sum::<usize>() as u32;
-            self.observe(load, &depths, step_s, head_s, emitted);
+            let step = Step {
+                items: verified.iter().map(item).collect(),
+                seconds: step_s + head_s,
+                draft_seconds: head_s,
+                compose_seconds: 0.0,
+                withheld: self.withholds,
+            };
+            self.router.observe(step);
+            self.router.learn_step();
         }
     }
 
-    /// Tells router and guard of a step that took so long, the head's drafting before it apart, and brought so many tokens.
-    /// `depths` are those of the head's drafts.
-    fn observe(
-        &mut self,
-        load: StepLoad,
-        depths: &[usize],
-        step_s: f64,
-        head_s: f64,
-        emitted: u32,
-    ) {
-        let batch = load.requests as u32;
-        let seconds = step_s + head_s;
-        let head_tokens = depths.iter().sum::<usize>() as u32;
-        self.goodput.step_done(&StepTaken {
-            batched_tokens: load.tokens as u32,
-            kv_tokens: load.kv_tokens as u64,
-            seconds,
-            draft_seconds: head_s,
-            compose_seconds: 0.0,
-            head: HeadWork {
-                requests: depths.len() as u32,
-                depth: depths.iter().max().map_or(0, |depth| *depth as u32),
-                drafted: HeadDrafted {
-                    tokens: head_tokens,
-                    asked_tokens: head_tokens,
-                    read_tokens: 0,
-                },
-            },
-            routed: Some((batch, emitted)),
-        });
-        let step = GuardedStep {
-            batch,
-            tokens: emitted,
-            seconds,
-            withheld: self.withholds,
-            concerned: self.withholds || load.tokens > load.requests,
-            is_clean: true,
+    fn learn(&mut self, verified: &Verified) {
+        let choice = &verified.choice;
+        let mut emitted = verified.said.clone();
+        emitted.extend(verified.is_last.then_some(END));
+        let head_accepted = match choice.draft {
+            Draft::Head(_) => verified.path.len() as u32,
+            Draft::Plain | Draft::Suffix(_) => 0,
         };
-        // The router weighs the head by itself.
-        let head = HeadUse {
-            on_trial: false,
-            in_use: !self.judging.head.acceptance.is_empty(),
-        };
-        self.guard.step_done(&step, head);
+        if let Some(offer) = &choice.offer {
+            let outcome = Outcome {
+                emitted: &emitted,
+                head_drafted: offer.head().is_some(),
+                head_accepted,
+            };
+            self.router.learn(choice.namespace, offer, &outcome);
+            return;
+        }
+        let statistics = self.router.statistics(choice.namespace);
+        if let Draft::Head(depth) = choice.draft {
+            let context_tokens = verified.context_tokens as u32;
+            statistics.observe_head(context_tokens, depth as u32, head_accepted);
+        }
+        if let Some(found) = &choice.found {
+            statistics.observe(found, &emitted);
+        }
     }
+}
+
+/// The item of a step that the router observes.
+fn item(verified: &Verified) -> StepItem {
+    let choice = &verified.choice;
+    let draft_tokens = choice.draft.tokens() as u32;
+    let (route, head) = match choice.draft {
+        Draft::Plain => (Route::Plain, None),
+        Draft::Suffix(_) => (Route::Suffix, None),
+        Draft::Head(_) => {
+            let work = HeadWork {
+                requests: 1,
+                depth: draft_tokens,
+                tokens_max: draft_tokens,
+                drafted: draft_tokens,
+            };
+            (Route::Fallback, Some(work))
+        }
+    };
+    StepItem {
+        route: Some(route),
+        is_auto: true,
+        may_use_head: true,
+        predictability: choice
+            .offer
+            .as_ref()
+            .map_or(0.0, |offer| offer.predictability),
+        context_tokens: 1,
+        text_tokens: verified.context_tokens as u32,
+        draft_tokens,
+        head,
+        read_tokens: 0,
+        emitted: Some(verified.said.len() as u32),
+    }
+}
+
+/// The probabilities of the nodes of a part of a tree, in the order of the part. Both have parents before children.
+fn chances_of_part(whole: &DraftTree, part: &DraftTree, probabilities: &[f32]) -> Vec<f32> {
+    let mut places: Vec<u32> = Vec::with_capacity(part.len());
+    for node in part.nodes() {
+        let parent = node.parent.map(|parent| places[parent as usize]);
+        // Every node of the part stands in the whole.
+        places.push(whole.child(parent, node.token).unwrap_or_default());
+    }
+    places
+        .iter()
+        .map(|place| probabilities[*place as usize])
+        .collect()
 }

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::{ArgGroup, Args, ValueEnum};
-use refrain_speculation::{Expansion, ProposeParams, Threshold};
+use refrain_speculation::draft::{Expansion, ProposeParams};
+use refrain_speculation::router::Threshold;
 use refrain_suffix_index::IndexConfig;
 use refrain_worker::SpeculationConfig;
 use serde::{Serialize, Serializer};

@@ -9,7 +9,7 @@ mod pld;
 mod sam;
 
 use clap::ValueEnum;
-use refrain_speculation::{
+use refrain_speculation::draft::{
     Candidate, DraftNode, DraftTree, Expansion, Origin, ProposeParams, Scope, Source,
 };
 use refrain_suffix_index::Token;

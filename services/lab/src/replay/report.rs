@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use refrain_speculation::{Acceptance, Scope, Source};
+use refrain_speculation::draft::{Scope, Source};
+use refrain_speculation::verify::Acceptance;
 use serde::Serialize;
 
 use super::account::Reliability;
@@ -162,8 +163,10 @@ impl PolicyReport {
                 .map(|(goodput, plain)| goodput / plain),
             tokens_per_step: total.accepted_length(),
             drafted_per_step: per_step(total.drafted as f64, &total),
-            expected_per_step: per_step(account.accepted_expected, &total)
-                .map(|accepted| 1.0 + accepted),
+            expected_per_step: per_step(
+                account.accepted_expected + account.bonus_tokens as f64,
+                &total,
+            ),
             accepted_per_step: per_step(total.accepted as f64, &total),
             head_share: per_step(account.head_steps as f64, &total),
             propose_us_per_step: proposing_us,

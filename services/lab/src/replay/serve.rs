@@ -4,10 +4,10 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
-use refrain_speculation::{
-    Acceptance, AcceptanceTable, Candidate, DraftTree, Lookup, ProposeParams, Scope, Source,
-    propose,
+use refrain_speculation::draft::{
+    Candidate, DraftTree, Lookup, ProposeParams, Scope, Source, propose,
 };
+use refrain_speculation::verify::{Acceptance, AcceptanceTable};
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexError, Token};
 
 use super::clock::{Durations, Spent};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use refrain_speculation::Acceptance;
+use refrain_speculation::verify::Acceptance;
 use serde::Serialize;
 
 use super::compare::Outcome;

@@ -1,6 +1,6 @@
 //! Prompt lookup decoding (Saxena 2023), by the function that its author published, with its defaults.
 
-use refrain_speculation::{Candidate, Scope};
+use refrain_speculation::draft::{Candidate, Scope};
 use refrain_suffix_index::Token;
 
 use super::chain;

@@ -1,6 +1,6 @@
 //! SAM decoding (Hu et al., arXiv 2411.10666), with the settings of its section 4; both drafts are chains.
 
-use refrain_speculation::{Candidate, Scope};
+use refrain_speculation::draft::{Candidate, Scope};
 use refrain_suffix_index::Token;
 
 use super::automaton::{Automaton, Place};

@@ -2,7 +2,7 @@
 //! that it should hold. What is drafted from an index is left to `propose`, which has a model of its own.
 
 use clap::Parser;
-use refrain_speculation::{Lookup, Scope, Source, propose};
+use refrain_speculation::draft::{Lookup, Scope, Source, propose};
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig};
 use serde_json::{Value, json};
 

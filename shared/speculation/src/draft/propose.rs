@@ -1,0 +1,257 @@
+//! Algorithm 1 of SuffixDecoding: the best draft over all sources and all pattern lengths.
+
+use std::cell::RefCell;
+
+use refrain_suffix_index::{Cursor, Index, Match, SearchLimits, Token};
+
+use super::expand::{Drafted, Expander, Expansion, Limits, ceiling};
+use super::{DraftNode, DraftTree, Origin, Scope, Source};
+
+/// How much is drafted, and from what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProposeParams {
+    /// Chain or tree.
+    pub expansion: Expansion,
+    /// A pattern of p tokens may draft alpha * p + offset tokens. The paper: 1 to 4 for agents.
+    pub alpha: f32,
+    /// See `alpha`.
+    pub offset: f32,
+    /// Most draft tokens of one proposal, whatever the pattern.
+    pub max_spec_tokens: usize,
+    /// Nodes with D(N) below this are not drafted.
+    pub min_token_prob: f32,
+    /// D of the first level is multiplied by n / (n + 1), where n is how often anything was seen to follow the pattern: a
+    /// single copy is worth 1/2, not 1. Without it D is as in the paper.
+    pub shrinks: bool,
+    /// Shortest pattern that counts as a match (at least 1).
+    pub min_match_len: u32,
+    /// Longest pattern; longer matches are taken for matches of this length.
+    pub max_pattern: u32,
+    /// Most tokens of a pattern and its draft together: the rule of indexes of limited depth, where a long match
+    /// leaves little to draft. Only for comparison with one.
+    pub match_plus_draft_cap: Option<u32>,
+    /// Nodes with more different continuations than this in the live part of an index are not expanded there. They
+    /// are short patterns such as a comma, which predict little; reading all that ever followed one would be
+    /// most of the cost of a proposal.
+    pub max_fan_out: usize,
+    /// Of a pattern that occurs more often than this in sealed text, so many evenly spaced occurrences are read.
+    pub samples_max: usize,
+}
+
+impl Default for ProposeParams {
+    fn default() -> Self {
+        ProposeParams {
+            expansion: Expansion::Tree,
+            alpha: 1.0,
+            offset: 0.0,
+            max_spec_tokens: 128,
+            min_token_prob: 0.1,
+            shrinks: true,
+            min_match_len: 1,
+            max_pattern: 64,
+            match_plus_draft_cap: None,
+            max_fan_out: 256,
+            samples_max: 24,
+        }
+    }
+}
+
+impl ProposeParams {
+    /// MAX_SPEC(p), draft tokens (the root is not one), where `room` is all that the caller can use.
+    pub fn max_spec(&self, pattern_len: u32, room: usize) -> usize {
+        // A negative or NaN alpha is 0, so that without a cap a longer pattern never drafts less. The cast saturates:
+        // negative and NaN are 0.
+        let wanted = self.alpha.max(0.0) * pattern_len as f32 + self.offset;
+        let left = match self.match_plus_draft_cap {
+            Some(cap) => cap.saturating_sub(pattern_len) as usize,
+            None => usize::MAX,
+        };
+        (wanted as usize)
+            .min(left)
+            .min(self.max_spec_tokens)
+            .min(room)
+    }
+
+    /// The pattern length that may draft most of those up to `len` and longer than `shorter`, the longest of equals,
+    /// and how much that is.
+    fn best_spec(&self, len: u32, shorter: u32, room: usize) -> (u32, usize) {
+        let shortest = shorter.max(self.min_match_len.max(1) - 1) + 1;
+        let longest = (len, self.max_spec(len, room));
+        if self.match_plus_draft_cap.is_none() {
+            return longest;
+        }
+        (shortest..len).rev().fold(longest, |best, len| {
+            let spec = self.max_spec(len, room);
+            if spec > best.1 { (len, spec) } else { best }
+        })
+    }
+
+    /// Most nodes of a draft with paths of at most `depth_max`.
+    fn nodes_max(&self, depth_max: usize, room: usize) -> usize {
+        let paths = match self.expansion {
+            Expansion::Linear | Expansion::Tree => 1,
+            Expansion::Paths(paths) => paths.max(1),
+        };
+        depth_max
+            .saturating_mul(paths)
+            .min(self.max_spec_tokens)
+            .min(room)
+    }
+
+    fn search_limits(&self) -> SearchLimits {
+        SearchLimits {
+            len_max: self.max_pattern,
+            samples_max: self.samples_max,
+            fan_out_max: self.max_fan_out,
+        }
+    }
+
+    fn limits(&self, found: &Match, room: usize) -> Limits {
+        let (match_len, depth_max) = self.best_spec(found.len, found.next_len, room);
+        Limits {
+            expansion: self.expansion,
+            match_len,
+            depth_max,
+            nodes_max: self.nodes_max(depth_max, room),
+            min_token_prob: self.min_token_prob,
+            shrinks: self.shrinks,
+        }
+    }
+}
+
+/// Where to look for a draft: an index and where the context stands in it.
+#[derive(Clone, Copy)]
+pub struct Lookup<'a> {
+    /// Label of what it finds.
+    pub source: Source,
+    /// Whose text it is; more local ones win ties.
+    pub scope: Scope,
+    /// The index.
+    pub index: &'a Index,
+    /// The context's cursor in it.
+    pub cursor: Cursor,
+    /// The end of the context itself, for what is looked up by its text rather than by a cursor: the index's
+    /// `pattern_tokens_max` tokens, or all of it, since what stands before them is not read.
+    pub context: &'a [Token],
+}
+
+/// The best draft that was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// What to verify; not empty.
+    pub tree: DraftTree,
+    /// SCORE: expected tokens of the step, the target's own included; more than 1.
+    pub score: f32,
+    /// Length of the pattern it was found under.
+    pub match_len: u32,
+    /// What found it.
+    pub source: Source,
+    /// Whose text it is.
+    pub scope: Scope,
+}
+
+/// The tree with the highest SCORE over all lookups and pattern lengths; `None` if nothing follows any
+/// pattern.
+///
+/// Sources are compared and never summed, since the same text stands in several of them. Ties go to the most
+/// local scope, then to the lookup that stands earlier, then to the longer pattern.
+///
+/// The paper's loop over p = 1..P visits each set of occurrences once here, with its longest pattern: shorter
+/// patterns of the same set draft a part of the same tree. It goes from long to short and stops when no shorter
+/// pattern may draft enough to win: the D of nodes of one depth add up to at most 1, so SCORE <= 1 + MAX_SPEC(p).
+pub fn propose(lookups: &[Lookup<'_>], params: &ProposeParams, room: usize) -> Option<Candidate> {
+    thread_local! {
+        /// Its buffers grow once in a thread instead of in every proposal.
+        static EXPANDER: RefCell<Expander> = RefCell::default();
+    }
+    EXPANDER.with_borrow_mut(|expander| {
+        let best = best_of(lookups, params, room, expander)?;
+        Some(best.into_candidate(&expander.best))
+    })
+}
+
+/// The best draft's tree is left in the expander.
+fn best_of<'a>(
+    lookups: &[Lookup<'a>],
+    params: &ProposeParams,
+    room: usize,
+    expander: &mut Expander,
+) -> Option<Best<'a>> {
+    let mut best: Option<Best<'a>> = None;
+    for scope in Scope::ALL {
+        for lookup in lookups.iter().filter(|lookup| lookup.scope == scope) {
+            let limits = params.search_limits();
+            let mut search = lookup.index.search(lookup.cursor, lookup.context, limits);
+            loop {
+                let beat = best.as_ref().map_or(0.0, |best| best.score);
+                let len = search.next_len();
+                let (_, most) = params.best_spec(len, 0, room);
+                if len < params.min_match_len
+                    || most == 0
+                    || ceiling(1.0, most, params.nodes_max(most, room)) <= beat
+                {
+                    break;
+                }
+                let Some(found) = search.next_match() else {
+                    break;
+                };
+                let limits = params.limits(&found, room);
+                if limits.depth_max == 0 || ceiling(1.0, limits.depth_max, limits.nodes_max) <= beat
+                {
+                    continue;
+                }
+                let score = expander.expand(&mut search, &found, &limits, beat);
+                if score > beat {
+                    expander.keep();
+                    best = Some(Best {
+                        score,
+                        match_len: limits.match_len,
+                        lookup: *lookup,
+                    });
+                }
+            }
+        }
+    }
+    best
+}
+
+struct Best<'a> {
+    score: f32,
+    match_len: u32,
+    lookup: Lookup<'a>,
+}
+
+impl Best<'_> {
+    fn into_candidate(self, drafted: &[Drafted]) -> Candidate {
+        let Best {
+            score,
+            match_len,
+            lookup:
+                Lookup {
+                    source,
+                    scope,
+                    index,
+                    ..
+                },
+        } = self;
+        let node = |drafted: &Drafted| DraftNode {
+            token: drafted.token,
+            parent: drafted.parent,
+            probability: drafted.probability,
+            count: drafted.count,
+            origin: Origin {
+                source,
+                scope,
+                place: index.origin(drafted.sighting),
+            },
+        };
+        let tree = DraftTree::from_nodes(drafted.iter().map(node).collect());
+        Candidate {
+            tree,
+            score,
+            match_len,
+            source,
+            scope,
+        }
+    }
+}

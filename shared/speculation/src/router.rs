@@ -1,0 +1,284 @@
+//! Which draft each request of a step verifies.
+//!
+//! One [`Router`] belongs to one engine. Before a step it turns what each request could verify ([`Prospect`]) into an
+//! [`Offer`]; after the step it is told what the engine did ([`Step`]) and what each request got ([`Outcome`]), and learns.
+//! Two policies stand behind it. [`Policy::Score`] is the hybrid rule of SuffixDecoding, for each request by itself.
+//! [`Policy::Goodput`] divides a step among all requests of the batch by what drafts are expected to bring and what the step
+//! is expected to take. A guard compares steps with and without drafts under either, and turns drafting off where it loses.
+//!
+//! ```text
+//! Prospect --score, or goodput (budget)--> Offer --engine--> Step, Outcome --> statistics, costs, trials
+//! ```
+//!
+//! There is no clock and no I/O here. The worker runs a router before a real engine, and `refrain replay` runs the same one
+//! before a modelled engine. Two parts of learning are cheap and decide what the next step may try ([`Router::observe`]). The
+//! rest may wait until the next step is under way ([`Router::learn`], [`Router::learn_step`]).
+//!
+//! | file | holds |
+//! |---|---|
+//! | `prospect.rs`, `offer.rs`, `step.rs` | the values that go in and come out |
+//! | `score.rs` | SCORE > tau |
+//! | `goodput.rs`, `budget.rs` | the division of a step, and what it learns from |
+//! | `cost.rs`, `time_value.rs`, `merged.rs` | what steps take, what time is worth, what a suffix draft adds to a head's |
+//! | `trials.rs`, `guard.rs`, `head.rs` | trials of a way of drafting against doing without it |
+//! | `urgency.rs` | priorities and `tpot_ms` |
+//! | `transfer.rs` | whether a request is better off at another worker |
+//! | `verify_call.rs` | whether a draft is worth a call of its own to an engine that generates by itself |
+
+mod budget;
+mod cost;
+mod goodput;
+mod guard;
+mod head;
+mod merged;
+mod offer;
+mod prospect;
+mod score;
+mod step;
+mod time_value;
+mod transfer;
+mod trials;
+mod urgency;
+mod verify_call;
+
+use std::hash::Hash;
+use std::num::NonZeroUsize;
+
+pub use cost::{STEP_SECONDS_MIN, StepCost};
+pub use guard::Verdict;
+pub use head::{HeadStatus, Speeds};
+pub use offer::{Decision, Draft, HeadDraft, Offer, Route, RouteReason};
+pub use prospect::{Asked, Frame, HeadState, Prospect};
+pub use score::{ACCEPTED_LENGTH_PRIOR, Fallback, Found, Threshold, route_by_score};
+pub use step::{HeadWork, Outcome, Step, StepItem};
+pub use transfer::{Candidacy, RecentRoutes, TransferParams, should_transfer};
+pub use trials::{Mode, Sample, TrialParams, Trials};
+pub use urgency::{Pace, Priority};
+pub use verify_call::{CallOffer, CallWorth, StreamPace, best_call};
+
+use crate::statistics::AcceptanceStatistics;
+use goodput::Goodput;
+use guard::{Guard, Guarded};
+use head::HeadMonitor;
+
+/// How the drafts of `auto` requests are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Each request by itself: its suffix draft if SCORE exceeds the threshold, else the fallback.
+    Score,
+    /// The whole batch at once: the drafts that bring the most tokens per second.
+    Goodput,
+}
+
+/// Settings of a router.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterParams {
+    /// How drafts are chosen.
+    pub policy: Policy,
+    /// tau of the score policy. Under both policies a fixed 0 keeps `auto` requests from the head.
+    pub threshold: Threshold,
+    /// Tokens per second with drafts over those without, below which the guard turns drafting off; 0 turns the guard off.
+    pub gain_min: f64,
+    /// Requests in a step above which `auto` requests draft nothing.
+    pub off_above_batch: Option<u32>,
+    /// Namespaces whose statistics are kept; the least recently used goes first.
+    pub namespaces_max: NonZeroUsize,
+    /// The engine's own drafter, an EAGLE-3 head or a draft model, if it has one and may use it.
+    pub head: Option<HeadParams>,
+    /// Trials of the head under the score policy.
+    pub head_trials: TrialParams,
+}
+
+/// What the engine's own drafter is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadParams {
+    /// Most passes, which is the depth of its draft.
+    pub depth: u32,
+    /// Most tokens of its draft.
+    pub tokens_max: u32,
+    /// The engine verifies a suffix draft and the head's as one tree.
+    pub merges: bool,
+}
+
+impl HeadParams {
+    /// The request to the head where at most `draft_max` tokens are of use; `None` where none is.
+    pub fn within(&self, draft_max: u32) -> Option<HeadDraft> {
+        (draft_max > 0).then(|| HeadDraft {
+            depth: self.depth.min(draft_max),
+            tokens_max: self.tokens_max.min(draft_max),
+        })
+    }
+}
+
+/// The router of one engine, by namespaces `N`. The module documentation has the method.
+#[derive(Clone, Debug)]
+pub struct Router<N: Hash + Eq> {
+    params: RouterParams,
+    goodput: Goodput<N>,
+    head: HeadMonitor,
+    guard: Option<Guard>,
+    /// The last step, until [`learn_step`](Self::learn_step) takes it.
+    unlearnt: Option<Step>,
+}
+
+impl<N: Copy + Hash + Eq> Router<N> {
+    /// Creates a router that has observed nothing.
+    pub fn new(params: RouterParams) -> Self {
+        let guarded = match params.policy {
+            Policy::Score => Guarded::SuffixDrafts,
+            Policy::Goodput => Guarded::AllDrafts,
+        };
+        Router {
+            goodput: Goodput::new(params),
+            head: HeadMonitor::new(&params),
+            guard: (params.gain_min > 0.0).then(|| Guard::new(params.gain_min, guarded)),
+            params,
+            unlearnt: None,
+        }
+    }
+
+    /// Starts from measured steps: the tokens of each, and its seconds with next to no KV. Steps that were observed before
+    /// are worth more and are kept instead.
+    pub fn start_from_profile(&mut self, profile: &[(u32, f64)]) {
+        self.goodput.start_from_profile(profile);
+    }
+
+    /// The acceptance statistics of a namespace.
+    pub fn statistics(&mut self, namespace: N) -> &mut AcceptanceStatistics {
+        self.goodput.statistics(namespace)
+    }
+
+    /// Whether `auto` requests draft nothing in a step that decodes for `batch` requests, because the batch is too large.
+    pub fn is_off(&self, batch: u32) -> bool {
+        self.params.off_above_batch.is_some_and(|most| batch > most)
+    }
+
+    /// Whether the guard holds back the drafts of `auto` requests in a step that decodes for `batch` requests. The caller
+    /// then looks for no suffix drafts, and says so in [`Step::withheld`]. A step that also reads a prompt is no trial: it would pay for one and be no
+    /// evidence.
+    pub fn withholds(&self, batch: u32, reads_prompt: bool) -> bool {
+        let may_try = !reads_prompt && !self.head.is_on_trial(batch);
+        self.guard
+            .as_ref()
+            .is_some_and(|guard| guard.withholds(batch, may_try))
+    }
+
+    /// f of each node of the prospect's suffix draft, for [`Prospect::path_probabilities`]; empty where the policy does not
+    /// use it. It only reads, so that many requests are estimated at once.
+    pub fn estimate(&self, prospect: &Prospect<N>) -> Vec<f32> {
+        let is_divided = self.params.policy == Policy::Goodput && prospect.asked == Asked::Auto;
+        match prospect.candidate.as_ref().filter(|_| is_divided) {
+            Some(candidate) => self
+                .goodput
+                .path_probabilities(prospect.namespace, candidate),
+            None => Vec::new(),
+        }
+    }
+
+    /// Chooses what each request verifies, in their order.
+    pub fn offer(&mut self, prospects: Vec<Prospect<N>>, mut frame: Frame) -> Vec<Offer> {
+        let fallback = self.head.fallback(frame.batch);
+        match self.params.policy {
+            Policy::Score => prospects
+                .into_iter()
+                .map(|prospect| self.settle(prospect, fallback, &mut frame))
+                .collect(),
+            Policy::Goodput => {
+                // Requests with an explicit mode are served first; the others share what is left.
+                let mut offers: Vec<Option<Offer>> = Vec::with_capacity(prospects.len());
+                let mut open = Vec::with_capacity(prospects.len());
+                for prospect in prospects {
+                    if prospect.asked == Asked::Auto && prospect.draft_max > 0 {
+                        open.push(prospect);
+                        offers.push(None);
+                    } else {
+                        offers.push(Some(self.settle(prospect, fallback, &mut frame)));
+                    }
+                }
+                let mut divided = match self.is_off(frame.batch) {
+                    true => open
+                        .into_iter()
+                        .map(|of| Offer::plain(RouteReason::LargeBatch, of))
+                        .collect(),
+                    false => self.goodput.offer(open, frame, fallback),
+                }
+                .into_iter();
+                offers
+                    .into_iter()
+                    .filter_map(|offer| offer.or_else(|| divided.next()))
+                    .collect()
+            }
+        }
+    }
+
+    /// Decides for one request by itself, and takes its tokens out of the frame.
+    fn settle(&self, prospect: Prospect<N>, fallback: Fallback, frame: &mut Frame) -> Offer {
+        let params = &self.params;
+        let offer = score::offer(
+            prospect,
+            frame.slots_max,
+            params.threshold,
+            fallback,
+            params.head,
+        );
+        let taken = offer.tokens_max();
+        frame.slots_max -= taken.min(frame.slots_max);
+        frame.tokens += taken;
+        offer
+    }
+
+    /// Takes a step into account as far as it decides what the next one may try. Returns the guard's verdict, if the step was
+    /// evidence. Call [`learn_step`](Self::learn_step) after it, while the next step is under way.
+    pub fn observe(&mut self, step: Step) -> Option<Verdict> {
+        let batch = step.batch();
+        let guard_tries = self
+            .guard
+            .as_ref()
+            .is_some_and(|guard| guard.is_on_trial(batch));
+        self.head.observe(&step, guard_tries);
+        let head = self.head.in_use(batch);
+        let verdict = self
+            .guard
+            .as_mut()
+            .and_then(|guard| guard.observe(&step, head));
+        self.unlearnt = Some(step);
+        verdict
+    }
+
+    /// Learns what the last step took. The next step does not need it.
+    pub fn learn_step(&mut self) {
+        if let Some(step) = self.unlearnt.take()
+            && self.params.policy == Policy::Goodput
+        {
+            self.goodput.learn_step(&step);
+        }
+    }
+
+    /// Learns what the offer brought its request.
+    pub fn learn(&mut self, namespace: N, offer: &Offer, outcome: &Outcome<'_>) {
+        if self.params.policy == Policy::Goodput {
+            self.goodput.learn(namespace, offer, outcome);
+        }
+    }
+
+    /// Takes into account that a request ended which the head could have served: the length of its context at the start,
+    /// and the tokens that steps without a suffix draft emitted for it.
+    pub fn request_ended(&mut self, context_tokens: u32, unmatched_tokens: u32) {
+        self.head.request_ended(context_tokens, unmatched_tokens);
+    }
+
+    /// How the engine's head does in steps that decode for `batch` requests.
+    pub fn head_status(&self, batch: u32) -> HeadStatus {
+        self.head.status(batch)
+    }
+
+    /// Tokens per second that were measured, for the decision on a transfer.
+    pub fn speeds(&self) -> Speeds {
+        self.head.speeds()
+    }
+
+    /// Mean distance of expected from measured step times, as a share of the latter.
+    pub fn step_cost_error(&self) -> Option<f64> {
+        self.goodput.step_cost_error()
+    }
+}

@@ -1,0 +1,105 @@
+//! What the router is asked: the requests of a step, and the room that it has.
+
+use super::score::Found;
+use super::{Pace, Priority};
+use crate::draft::Candidate;
+
+/// The drafts that a request asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Asked {
+    /// Whatever serves it best.
+    Auto,
+    /// Suffix drafts only.
+    Suffix,
+    /// The fallback's drafts only.
+    Fallback,
+    /// No drafts.
+    Off,
+}
+
+/// Whether the engine's own drafter can draft for a request in this step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadState {
+    /// There is none, or the request's session was opened without it.
+    Absent,
+    /// It cannot yet: the step ends a prompt, of which the head has read nothing.
+    Blind,
+    /// It can.
+    Ready {
+        /// Text that it would have to read first, in tokens.
+        unread_tokens: u32,
+    },
+}
+
+/// What a request could have verified in a step that samples for it.
+#[derive(Clone, Debug)]
+pub struct Prospect<N> {
+    /// The namespace whose acceptance statistics its drafts have.
+    pub namespace: N,
+    /// The drafts that it asked for.
+    pub asked: Asked,
+    /// Length of its text, in tokens.
+    pub context_tokens: u32,
+    /// Most draft tokens that it can use: the longest path that may be accepted.
+    pub draft_max: u32,
+    /// Most draft tokens that the engine takes for it in a step, on all paths together.
+    pub tree_max: u32,
+    /// The best suffix draft, with at most `draft_max` tokens.
+    pub candidate: Option<Candidate>,
+    /// f of each node of the candidate: see [`Router::estimate`](super::Router::estimate).
+    pub path_probabilities: Vec<f32>,
+    /// No suffix draft was looked for, because the guard holds drafts back.
+    pub withheld: bool,
+    /// Whether the engine's head can draft for it.
+    pub head: HeadState,
+    /// The weight of its tokens beside those of others.
+    pub priority: Priority,
+    /// Its target for the time between tokens, if it has one.
+    pub pace: Option<Pace>,
+}
+
+impl<N> Prospect<N> {
+    /// Takes a suffix draft from another source if it is better, and if drafts of suffix indexes are looked for.
+    pub fn consider(&mut self, other: &Candidate) {
+        let looks = matches!(self.asked, Asked::Auto | Asked::Suffix) && !self.withheld;
+        if self.draft_max == 0 || !looks {
+            return;
+        }
+        let mut other = other.clone();
+        other.tree.truncate(self.draft_max as usize);
+        other.score = other.tree.score();
+        let is_better = |candidate: &Candidate| other.score > candidate.score;
+        if self.candidate.as_ref().is_none_or(is_better) {
+            self.candidate = Some(other);
+        }
+    }
+
+    pub(super) fn found(&self) -> Found {
+        match &self.candidate {
+            Some(candidate) => Found::Score(candidate.score),
+            None if self.withheld => Found::Withheld,
+            None => Found::Nothing,
+        }
+    }
+
+    /// Text that the head would have to read first.
+    pub(super) fn unread_tokens(&self) -> u32 {
+        match self.head {
+            HeadState::Ready { unread_tokens } => unread_tokens,
+            HeadState::Absent | HeadState::Blind => 0,
+        }
+    }
+}
+
+/// The step around the drafts.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    /// Tokens that are computed whatever is drafted.
+    pub tokens: u32,
+    /// Tokens of all texts in the step.
+    pub kv_tokens: u64,
+    /// Most draft tokens.
+    pub slots_max: u32,
+    /// Requests that decode.
+    pub batch: u32,
+}

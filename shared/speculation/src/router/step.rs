@@ -1,0 +1,104 @@
+//! What the router is told of a step that was made.
+
+use refrain_suffix_index::Token;
+
+use super::Route;
+
+/// A step that the engine made.
+#[derive(Clone, Debug, Default)]
+pub struct Step {
+    /// One item per request.
+    pub items: Vec<StepItem>,
+    /// Seconds that the engine took.
+    pub seconds: f64,
+    /// Seconds of these that its head drafted.
+    pub draft_seconds: f64,
+    /// Seconds that it took before, to find drafts and to compose the step. Doing without drafts saves them, too.
+    pub compose_seconds: f64,
+    /// The guard held drafts back: see [`Router::withholds`](super::Router::withholds).
+    pub withheld: bool,
+}
+
+/// One request of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct StepItem {
+    /// How it decoded; `None` for a piece of a prompt, whether it samples or not.
+    pub route: Option<Route>,
+    /// The router chose for it.
+    pub is_auto: bool,
+    /// The router could have chosen the head for it.
+    pub may_use_head: bool,
+    /// See [`Offer::predictability`](super::Offer::predictability).
+    pub predictability: f32,
+    /// Context tokens that were computed for it.
+    pub context_tokens: u32,
+    /// Length of its text after the step, in tokens.
+    pub text_tokens: u32,
+    /// Draft tokens that were verified, the head's included.
+    pub draft_tokens: u32,
+    /// The work of the head for it.
+    pub head: Option<HeadWork>,
+    /// Text that the head read first, beyond what the last steps brought, in tokens.
+    pub read_tokens: u32,
+    /// Tokens emitted; `None` if the request failed.
+    pub emitted: Option<u32>,
+}
+
+/// What the head was asked for and drafted, for one request or for several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeadWork {
+    /// Requests that it drafted for.
+    pub requests: u32,
+    /// Most passes for one of them.
+    pub depth: u32,
+    /// Most tokens that it was to draft.
+    pub tokens_max: u32,
+    /// Tokens that it drafted.
+    pub drafted: u32,
+}
+
+/// What a step brought one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome<'a> {
+    /// The emitted tokens; never empty.
+    pub emitted: &'a [Token],
+    /// The head drafted at least one token. With much text to read it may take some steps until it does.
+    pub head_drafted: bool,
+    /// Accepted tokens that the head drafted, whether a suffix draft had them as well or not.
+    pub head_accepted: u32,
+}
+
+impl Step {
+    /// Requests that decoded.
+    pub fn batch(&self) -> u32 {
+        self.decoding().count() as u32
+    }
+
+    /// Whether all of it was decoding, and nothing failed.
+    pub(super) fn is_clean(&self) -> bool {
+        self.items
+            .iter()
+            .all(|item| item.route.is_some() && item.emitted.is_some())
+    }
+
+    /// Tokens emitted by requests that decoded.
+    pub(super) fn emitted(&self) -> u32 {
+        self.decoding().filter_map(|item| item.emitted).sum()
+    }
+
+    /// Text that the head read, beyond what the last steps brought, in tokens.
+    pub(super) fn read_tokens(&self) -> u32 {
+        self.items.iter().map(|item| item.read_tokens).sum()
+    }
+
+    /// The route of all items, if they all decoded in the same way.
+    pub(super) fn only_route(&self) -> Option<Route> {
+        let route = self.items.first()?.route?;
+        let is_same = |item: &StepItem| item.route == Some(route) && item.emitted.is_some();
+        self.items.iter().all(is_same).then_some(route)
+    }
+
+    fn decoding(&self) -> impl Iterator<Item = &StepItem> {
+        self.items.iter().filter(|item| item.route.is_some())
+    }
+}

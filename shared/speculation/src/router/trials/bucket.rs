@@ -1,0 +1,331 @@
+//! Both ways of decoding at one batch size: which one is in use, and when the other one is tried.
+
+use super::{Mode, Phase, Sample, Schedule, TrialParams};
+
+/// Weight that an older step keeps when one more comes: half after 128 steps.
+const STEP_DECAY: f64 = 0.9946;
+/// Steps of evidence below which a trial decides nothing.
+const TRIAL_STEPS_MIN: u32 = 3;
+/// The speed of a trial over that of the way in use, below which the trial is given up early.
+const HOPELESS: f64 = 0.8;
+/// The same ratio, below which the next trial waits longer.
+const CLEAR_LOSS: f64 = 0.9;
+/// A step that takes more than this many times as long as others of its kind was held up by something else, and the excess
+/// does not count. Trials are short, so one such step would decide them.
+const HELD_UP: f64 = 3.0;
+/// Steps of one way before which no step counts as held up.
+const USUAL_STEPS_MIN: f64 = 8.0;
+/// Clear losses in a row after which the share of time that trials may cost shrinks no further.
+const SURE: u32 = 4;
+/// Most steps of a trial, as a multiple of `trial_steps`: many of them may be no evidence.
+const TRIAL_STEPS_FACTOR: u32 = 4;
+
+/// Both ways at one batch size.
+#[derive(Clone, Debug)]
+pub(super) struct Bucket {
+    in_use: Mode,
+    plain: Speed,
+    drafted: Speed,
+    /// The wait for the next trial, in seconds of the way in use.
+    schedule: Schedule,
+    /// Seconds that the last trial lost, more after several clear losses.
+    lost_seconds: f64,
+    /// Trials in a row that the way in use won clearly.
+    clear_wins: u32,
+    trial: Option<Trial>,
+    /// Drafts were on trial at least once.
+    was_tried: bool,
+}
+
+/// Decayed sums over the steps of one way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Speed {
+    steps: f64,
+    tokens: f64,
+    seconds: f64,
+    draft_seconds: f64,
+}
+
+/// A trial of the other way.
+#[derive(Clone, Debug, Default)]
+struct Trial {
+    /// Its steps that are evidence.
+    evidence: Vec<Sample>,
+    steps_in_all: u32,
+    /// Seconds more than the way in use would have taken.
+    lost_seconds: f64,
+}
+
+impl Bucket {
+    pub(super) fn new(params: &TrialParams) -> Self {
+        Bucket {
+            in_use: params.starts_with,
+            plain: Speed::default(),
+            drafted: Speed::default(),
+            schedule: Schedule::new(params.backoff_steps),
+            lost_seconds: 0.0,
+            clear_wins: 0,
+            trial: None,
+            was_tried: false,
+        }
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        match (self.in_use, &self.trial) {
+            (Mode::Without, None) => Phase::Without,
+            (Mode::Without, Some(_)) => Phase::TryWith,
+            (Mode::With, None) => Phase::With,
+            (Mode::With, Some(_)) => Phase::TryWithout,
+        }
+    }
+
+    pub(super) fn was_seen(&self) -> bool {
+        self.plain.steps > 0.0 || self.drafted.steps > 0.0
+    }
+
+    /// Seconds per step that the head drafts, without reading; `None` if that was never seen.
+    pub(super) fn draft_seconds(&self) -> Option<f64> {
+        if self.drafted.steps > 0.0 {
+            return Some(self.drafted.draft_seconds / self.drafted.steps);
+        }
+        let probe = self
+            .trial
+            .as_ref()
+            .filter(|_| self.in_use == Mode::Without)?;
+        let drafting: f64 = probe.evidence.iter().map(|step| step.draft_seconds).sum();
+        (!probe.evidence.is_empty()).then(|| drafting / probe.evidence.len() as f64)
+    }
+
+    pub(super) fn gain(&self, reading: f64) -> Option<f64> {
+        Some(
+            self.seconds_per_token(Mode::Without, reading)?
+                / self.seconds_per_token(Mode::With, reading)?,
+        )
+    }
+
+    pub(super) fn observe(&mut self, step: &Sample, reading: f64, params: &TrialParams) {
+        let evidence = self.evidence(step);
+        let tried = self.trial.as_ref().map(|_| other(self.in_use));
+        if let Some((mode, step)) = evidence
+            && Some(mode) != tried
+        {
+            self.speed_mut(mode).add(&step);
+        }
+        if let Some(trial) = self.trial.take() {
+            let evidence = evidence.filter(|(mode, _)| Some(*mode) == tried);
+            self.go_on_trying(trial, step, evidence.map(|(_, step)| step), reading, params);
+        } else if step.mode == Some(self.in_use) {
+            self.schedule.step(step.seconds);
+            if self.is_due(reading, params) {
+                self.begin_trial(params);
+            }
+        }
+    }
+
+    pub(super) fn learn(&mut self, step: &Sample) {
+        let Some((mode, step)) = self.evidence(step) else {
+            return;
+        };
+        if mode == Mode::Without || !self.was_tried {
+            self.speed_mut(mode).add(&step);
+        }
+    }
+
+    /// The step as evidence for its way: without the time of reading, which is charged apart.
+    fn evidence(&self, step: &Sample) -> Option<(Mode, Sample)> {
+        let mode = step.mode?;
+        if step.read_tokens == 0 {
+            return Some((mode, *step));
+        }
+        let drafting = self.draft_seconds()?.min(step.draft_seconds);
+        let step = Sample {
+            seconds: step.seconds - (step.draft_seconds - drafting),
+            draft_seconds: drafting,
+            ..*step
+        };
+        (step.seconds > 0.0).then_some((mode, step))
+    }
+
+    fn is_due(&self, reading: f64, params: &TrialParams) -> bool {
+        if self.schedule.waited_steps() < params.backoff_steps
+            || self.speed(self.in_use).steps == 0.0
+        {
+            return false;
+        }
+        // The present speed, against the last one of the other way, speaks for the other way. Then a trial is no loss, and
+        // waits for nothing.
+        let in_doubt = self.gain(reading).is_some_and(|gain| match self.in_use {
+            Mode::Without => gain > params.gain_enter,
+            Mode::With => gain < params.gain_leave,
+        });
+        in_doubt
+            || self
+                .schedule
+                .is_due(self.lost_seconds, params.trial_cost_share_max)
+    }
+
+    fn begin_trial(&mut self, params: &TrialParams) {
+        // Earlier evidence weighs half as much as the new one: it steadies a short trial, and is outvoted when the speed has
+        // changed.
+        let kept = f64::from(params.trial_steps) / 2.0;
+        self.speed_mut(other(self.in_use)).cap(kept);
+        self.trial = Some(Trial::default());
+        self.was_tried = true;
+    }
+
+    fn go_on_trying(
+        &mut self,
+        mut trial: Trial,
+        step: &Sample,
+        evidence: Option<Sample>,
+        reading: f64,
+        params: &TrialParams,
+    ) {
+        let tried = other(self.in_use);
+        let usual = self.seconds_per_token(self.in_use, reading);
+        trial.steps_in_all += 1;
+        if step.mode == Some(tried) {
+            let usual_seconds = usual.map_or(step.seconds, |usual| usual * f64::from(step.tokens));
+            trial.lost_seconds += step.seconds - usual_seconds;
+        } else if tried == Mode::With {
+            // In a mixed step only the time of the head is known to be lost.
+            trial.lost_seconds += step.draft_seconds;
+        }
+        trial.evidence.extend(evidence);
+        let steps = trial.evidence.len() as u32;
+        let charged = if tried == Mode::With { reading } else { 0.0 };
+        let seen_alone = trial.speed();
+        let speed = usual
+            .filter(|_| steps > 0)
+            .map(|usual| usual / (seen_alone.seconds / seen_alone.tokens + charged));
+        // Accepted lengths scatter about as much as they are long, so a few may be short by chance.
+        let seen = f64::from(steps) * f64::from(step.batch);
+        let at_best = speed.map(|speed| speed * (1.0 + 1.0 / seen.max(1.0).sqrt()));
+        let hopeless = steps >= TRIAL_STEPS_MIN && at_best.is_some_and(|speed| speed < HOPELESS);
+        if steps >= params.trial_steps
+            || hopeless
+            || trial.steps_in_all >= params.trial_steps.saturating_mul(TRIAL_STEPS_FACTOR)
+        {
+            self.end_trial(&trial, speed.filter(|_| !hopeless), reading, params);
+        } else {
+            self.trial = Some(trial);
+        }
+    }
+
+    /// `speed` is that of the way on trial over that of the way in use; `None` if it was not seen, or was hopeless.
+    fn end_trial(&mut self, trial: &Trial, speed: Option<f64>, reading: f64, params: &TrialParams) {
+        let seen = trial.speed();
+        self.speed_mut(other(self.in_use)).join(&seen);
+        let better = match (self.in_use, self.gain(reading)) {
+            // Earlier evidence does not speak for a way that does so badly now.
+            _ if speed.is_none() => self.in_use,
+            _ if (trial.evidence.len() as u32) < TRIAL_STEPS_MIN => self.in_use,
+            (Mode::Without, Some(gain)) if gain > params.gain_enter => Mode::With,
+            (Mode::With, Some(gain)) if gain < params.gain_leave => Mode::Without,
+            (in_use, _) => in_use,
+        };
+        // No evidence at all is as good a reason to wait longer as a clear loss.
+        let clear = better == self.in_use && speed.is_none_or(|speed| speed < CLEAR_LOSS);
+        self.clear_wins = if clear {
+            self.clear_wins.saturating_add(1)
+        } else {
+            0
+        };
+        match clear {
+            true => self
+                .schedule
+                .back_off(params.backoff_steps_max.max(params.backoff_steps)),
+            false => self.schedule = Schedule::new(params.backoff_steps),
+        }
+        self.lost_seconds = trial.lost_seconds.max(0.0) * f64::from(self.clear_wins.clamp(1, SURE));
+        self.in_use = better;
+    }
+
+    fn seconds_per_token(&self, mode: Mode, reading: f64) -> Option<f64> {
+        let speed = self.speed(mode);
+        let reading = match mode {
+            Mode::Without => 0.0,
+            Mode::With => reading,
+        };
+        (speed.tokens > 0.0).then(|| speed.seconds / speed.tokens + reading)
+    }
+
+    fn speed(&self, mode: Mode) -> &Speed {
+        match mode {
+            Mode::Without => &self.plain,
+            Mode::With => &self.drafted,
+        }
+    }
+
+    fn speed_mut(&mut self, mode: Mode) -> &mut Speed {
+        match mode {
+            Mode::Without => &mut self.plain,
+            Mode::With => &mut self.drafted,
+        }
+    }
+}
+
+impl Trial {
+    /// The sums of its steps, each cut to [`HELD_UP`] times their median.
+    fn speed(&self) -> Speed {
+        let mut seconds: Vec<f64> = self.evidence.iter().map(|step| step.seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        let longest = seconds
+            .get(seconds.len() / 2)
+            .map_or(0.0, |median| median * HELD_UP);
+        let mut speed = Speed::default();
+        for step in &self.evidence {
+            speed.join(&Speed::of(step, longest));
+        }
+        speed
+    }
+}
+
+impl Speed {
+    fn of(step: &Sample, longest: f64) -> Self {
+        Speed {
+            steps: 1.0,
+            tokens: f64::from(step.tokens),
+            seconds: step.seconds.min(longest),
+            draft_seconds: step.draft_seconds.min(longest),
+        }
+    }
+
+    fn add(&mut self, step: &Sample) {
+        let longest = if self.steps < USUAL_STEPS_MIN {
+            f64::INFINITY
+        } else {
+            HELD_UP * self.seconds / self.steps
+        };
+        self.scale(STEP_DECAY);
+        self.join(&Speed::of(step, longest));
+    }
+
+    fn join(&mut self, other: &Speed) {
+        self.steps += other.steps;
+        self.tokens += other.tokens;
+        self.seconds += other.seconds;
+        self.draft_seconds += other.draft_seconds;
+    }
+
+    /// Reduces the weight to that of at most so many steps.
+    fn cap(&mut self, steps: f64) {
+        if self.steps > steps {
+            self.scale(steps / self.steps);
+        }
+    }
+
+    fn scale(&mut self, by: f64) {
+        self.steps *= by;
+        self.tokens *= by;
+        self.seconds *= by;
+        self.draft_seconds *= by;
+    }
+}
+
+fn other(mode: Mode) -> Mode {
+    match mode {
+        Mode::Without => Mode::With,
+        Mode::With => Mode::Without,
+    }
+}

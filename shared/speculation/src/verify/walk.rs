@@ -1,0 +1,95 @@
+//! The lossless acceptance rule for drafts that are certain tokens.
+
+use refrain_suffix_index::Token;
+
+use crate::draft::DraftTree;
+
+/// What one verified tree came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Walk {
+    /// Indices of the accepted nodes, from the root down.
+    pub accepted: Vec<u32>,
+    /// Their tokens, then the target's own: never empty.
+    pub emitted: Vec<Token>,
+}
+
+/// Draws the target's token at each node, once; descends while it is a child, else stops with it.
+///
+/// `target(path)` is the token that the target draws after the context and `path`. Drafts decide only
+/// how far one forward pass reaches: each emitted token is the target's own draw after those before it, so
+/// the output is that of plain decoding, for greedy decoding and for any sampling (a draft is a point mass,
+/// for which the rule of Leviathan et al., arXiv 2211.17192, accepts with exactly the target's
+/// probability of it).
+pub fn walk(tree: &DraftTree, mut target: impl FnMut(&[Token]) -> Token) -> Walk {
+    descend(tree, |_, path| Some(target(path)))
+}
+
+/// The same walk where the target has been asked at all nodes at once: `drawn` is what it drew under the root, then
+/// under each node, in their order. `None`, or an end of the list, is a draw that is not known: the walk stops before it,
+/// and what it emitted stands, since no draw depends on one that comes after it. It may have emitted nothing.
+pub fn walk_drawn(tree: &DraftTree, drawn: &[Option<Token>]) -> Walk {
+    let place = |at: Option<u32>| at.map_or(0, |node| node as usize + 1);
+    descend(tree, |at, _| drawn.get(place(at)).copied().flatten())
+}
+
+fn descend(
+    tree: &DraftTree,
+    mut target: impl FnMut(Option<u32>, &[Token]) -> Option<Token>,
+) -> Walk {
+    let mut walk = Walk::default();
+    let mut at = None;
+    while let Some(token) = target(at, &walk.emitted) {
+        walk.emitted.push(token);
+        let Some(child) = tree.child(at, token) else {
+            break;
+        };
+        walk.accepted.push(child);
+        at = Some(child);
+    }
+    walk
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::Scope;
+    use crate::testing::drafted_once;
+
+    /// 5 and 6 under the root, 7 and 8 under the 5.
+    fn tree() -> DraftTree {
+        let nodes = [(5, None), (6, None), (7, Some(0)), (8, Some(0))];
+        drafted_once(Scope::Tenant, 4, &nodes).tree
+    }
+
+    #[test]
+    fn draws_that_are_known_are_walked_and_others_end_the_walk() {
+        type Case<'a> = (&'a [Option<Token>], &'a [u32], &'a [Token]);
+        let cases: [Case<'_>; 7] = [
+            (
+                &[Some(5), Some(8), None, None, Some(9)],
+                &[0, 3],
+                &[5, 8, 9],
+            ),
+            (&[Some(6), Some(8), Some(1), None, None], &[1], &[6, 1]),
+            (&[Some(4), Some(8), Some(1), None, None], &[], &[4]),
+            // The target's own last word is not known.
+            (&[Some(5), Some(7), None, None, Some(9)], &[0, 2], &[5, 7]),
+            (&[Some(5)], &[0], &[5]),
+            (&[None, Some(8), None, None, Some(9)], &[], &[]),
+            (&[], &[], &[]),
+        ];
+        for (drawn, accepted, emitted) in cases {
+            let walk = walk_drawn(&tree(), drawn);
+            assert_eq!((&*walk.accepted, &*walk.emitted), (accepted, emitted));
+        }
+    }
+
+    #[test]
+    fn both_walks_are_one() {
+        let tree = tree();
+        // What the target says depends on the whole path.
+        let target = |path: &[Token]| [5, 7, 1][path.len().min(2)];
+        let drawn = [Some(5), Some(7), Some(1), Some(1), Some(1)];
+        assert_eq!(walk(&tree, target), walk_drawn(&tree, &drawn));
+    }
+}
