@@ -42,7 +42,7 @@ use refrain_draft_replica::Elsewhere;
 
 pub(crate) use self::entry::{Slot, Start};
 pub(crate) use self::outlet::Outlet;
-pub(crate) use self::stream::{SharedHelpers, StreamDriver};
+pub(crate) use self::stream::StreamDriver;
 
 /// What the loop is told.
 pub(crate) enum Command {

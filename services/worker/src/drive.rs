@@ -28,7 +28,7 @@ use refrain_speculation::{
 
 use self::pace::Pace;
 use crate::config::WorkerConfig;
-use crate::engine::VerifyWay;
+use crate::engine::{StreamingEngine, VerifyWay};
 use crate::metrics::WorkerMetrics;
 use crate::running::labels;
 
@@ -48,7 +48,17 @@ pub(crate) struct SharedDrive {
 }
 
 impl SharedDrive {
-    pub(crate) fn new(config: &WorkerConfig, metrics: WorkerMetrics) -> Self {
+    /// `None` where drive mode is off, or where the engine verifies nothing.
+    pub(crate) fn for_engine(
+        config: &WorkerConfig,
+        engine: &dyn StreamingEngine,
+        metrics: &WorkerMetrics,
+    ) -> Option<Self> {
+        let drives = config.engine.drives() && engine.capabilities().verifies.any();
+        drives.then(|| SharedDrive::new(config, metrics.clone()))
+    }
+
+    fn new(config: &WorkerConfig, metrics: WorkerMetrics) -> Self {
         let most = config.engine.drive_tokens_max;
         SharedDrive {
             drive: Arc::new(Mutex::new(Drive::new(config, metrics))),

@@ -41,7 +41,8 @@ use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::decode::{Command, DecodeLoop, Outlet, SharedHelpers, StreamDriver};
+use crate::decode::{Command, DecodeLoop, Outlet, StreamDriver};
+use crate::drive::SharedDrive;
 use crate::duty::Duty;
 use crate::fallback::{FallbackWatch, Reports};
 use crate::goodput::Goodput;
@@ -154,20 +155,20 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
             (Some(router), Some(memory), tokio::spawn(decode.run(inbox)))
         }
         WorkerEngine::Streaming(engine) => {
-            let helpers = SharedHelpers::new(&config, &**engine, &metrics);
-            let remembers = helpers.remember();
+            let drive = SharedDrive::for_engine(&config, &**engine, &metrics);
+            let is_driven = drive.is_some();
             let driver = StreamDriver::new(
                 engine.clone(),
                 outlet,
                 metrics.clone(),
                 engine_ready.clone(),
                 config.engine.clone(),
-                helpers,
+                drive,
                 reader_stall_max,
             );
             (
                 None,
-                remembers.then(memory),
+                is_driven.then(memory),
                 tokio::spawn(driver.run(inbox)),
             )
         }

@@ -49,7 +49,6 @@ pub(crate) struct WorkerMetrics {
     pub(crate) rejections: IntCounterVec,
     pub(crate) engine_failures: IntCounter,
     pub(crate) engine_retries: IntCounter,
-    pub(crate) primed_tokens: IntCounter,
     /// Of engines that generate by themselves.
     pub(crate) streaming: StreamingMetrics,
     pub(crate) memory: MemoryMetrics,
@@ -232,10 +231,6 @@ impl WorkerMetrics {
             engine_retries: metrics.counter(
                 "refrain_worker_engine_retries_total",
                 "Second attempts to start an answer of a streaming engine, before its first token.",
-            )?,
-            primed_tokens: metrics.counter(
-                "refrain_primed_tokens_total",
-                "Draft tokens that were put into the n-gram pool of a llama-server.",
             )?,
             streaming: StreamingMetrics::new(metrics, model)?,
             memory: MemoryMetrics::new(metrics)?,

@@ -56,13 +56,6 @@ pub struct EngineConfig {
     /// from what the mesh remembers of them soon after. Not more than `memory.namespaces_max` inside that engine, which
     /// would forget those above it. Of each it is told `attempts_max` times at most.
     pub introduced_namespaces_max: usize,
-    /// The tenant whose drafts prime the n-gram pool of a llama-server started with `--spec-type ngram-mod`; empty: nobody's.
-    /// The pool is one for all who use that server, and has no walls inside: only for servers of a single tenant.
-    pub prime_tenant: String,
-    /// Tokens of the text that stand before a draft in the pool: at least the server's `--spec-ngram-mod-n-match`.
-    pub prime_context_tokens: u32,
-    /// Most draft tokens of one priming.
-    pub prime_tokens_max: u32,
 }
 
 /// See [`EngineConfig::drive`].
@@ -143,9 +136,6 @@ impl Default for EngineConfig {
             pass_priority: false,
             attached: false,
             introduced_namespaces_max: 64,
-            prime_tenant: String::new(),
-            prime_context_tokens: 24,
-            prime_tokens_max: 256,
         }
     }
 }
@@ -159,11 +149,6 @@ impl EngineConfig {
     /// Whether the engine generates by itself and is to be driven beyond that.
     pub(crate) fn drives(&self) -> bool {
         self.is_external() && self.drive == DriveMode::Auto
-    }
-
-    /// Whether the engine's own speculation is fed.
-    pub(crate) fn primes(&self) -> bool {
-        !self.prime_tenant.is_empty()
     }
 
     pub(super) fn check(&self, check: &mut impl FnMut(bool, &str)) {
@@ -211,22 +196,6 @@ impl EngineConfig {
             !self.pass_priority || self.kind == EngineKind::Vllm,
             "engine.pass_priority: only a vLLM is told priorities",
         );
-        check(
-            !self.primes() || self.kind == EngineKind::LlamaCpp,
-            "engine.prime_tenant: only a llama-server has a pool to prime",
-        );
-        for (value, fault) in [
-            (
-                self.prime_context_tokens,
-                "engine.prime_context_tokens: at least 1",
-            ),
-            (
-                self.prime_tokens_max,
-                "engine.prime_tokens_max: at least 1; an empty engine.prime_tenant primes nothing",
-            ),
-        ] {
-            check(value >= 1, fault);
-        }
         check(
             self.max_context.is_none_or(|tokens| tokens >= 2),
             "engine.max_context: at least 2",

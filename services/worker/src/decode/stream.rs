@@ -8,7 +8,6 @@ mod ask;
 mod listen;
 mod outside;
 mod patience;
-mod prime;
 mod say;
 mod steps;
 mod verify;
@@ -24,11 +23,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{Id, JoinSet};
 use tracing::Instrument;
 
-use self::prime::SharedPriming;
 use self::steps::Steps;
 use super::entry::Entry;
 use super::{Command, Outlet, Start, serve_cuts};
-use crate::config::{EngineConfig, WorkerConfig};
+use crate::config::EngineConfig;
 use crate::drive::SharedDrive;
 use crate::engine::{Breaker, StreamingEngine};
 use crate::metrics::WorkerMetrics;
@@ -36,33 +34,6 @@ use crate::metrics::WorkerMetrics;
 /// The driver and its fixed surroundings.
 pub(crate) struct StreamDriver {
     chunks: Arc<Chunks>,
-}
-
-/// What makes chunks quicker than listening does.
-pub(crate) struct SharedHelpers {
-    drive: Option<SharedDrive>,
-    priming: Option<SharedPriming>,
-}
-
-impl SharedHelpers {
-    /// Those that are turned on, and that the engine has a use for.
-    pub(crate) fn new(
-        config: &WorkerConfig,
-        engine: &dyn StreamingEngine,
-        metrics: &WorkerMetrics,
-    ) -> Self {
-        let drives = config.engine.drives() && engine.capabilities().verifies.any();
-        let primes = config.engine.primes();
-        SharedHelpers {
-            drive: drives.then(|| SharedDrive::new(config, metrics.clone())),
-            priming: primes.then(|| SharedPriming::new(config)),
-        }
-    }
-
-    /// Whether one of them draws on what is remembered.
-    pub(crate) fn remember(&self) -> bool {
-        self.drive.is_some() || self.priming.is_some()
-    }
 }
 
 /// What all chunks share.
@@ -75,7 +46,8 @@ struct Chunks {
     steps: Mutex<Steps>,
     /// Chunks that the engine is sending tokens to.
     sent_to: Arc<AtomicU32>,
-    helpers: SharedHelpers,
+    /// Drive mode, if the engine is driven.
+    drive: Option<SharedDrive>,
     config: EngineConfig,
     reader_stall_max: Duration,
 }
@@ -106,7 +78,7 @@ impl StreamDriver {
         metrics: WorkerMetrics,
         engine_ready: Arc<AtomicBool>,
         config: EngineConfig,
-        helpers: SharedHelpers,
+        drive: Option<SharedDrive>,
         reader_stall_max: Duration,
     ) -> Self {
         let breaker = Breaker::new(
@@ -122,7 +94,7 @@ impl StreamDriver {
                 breaker: Mutex::new(breaker),
                 steps: Mutex::default(),
                 sent_to: Arc::default(),
-                helpers,
+                drive,
                 config,
                 reader_stall_max,
             }),

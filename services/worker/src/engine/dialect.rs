@@ -77,11 +77,6 @@ pub(super) trait Dialect: Send + Sync {
         Err(no_engine("a verdict on a draft that was not sent"))
     }
 
-    /// Has it read a text that its own speculation is to draw on: path and body. `None`: it has no such memory.
-    fn prime(&self, _tokens: &[TokenId]) -> Option<(&'static str, Value)> {
-        None
-    }
-
     /// Longest text that it takes, if it says so elsewhere than in its list of models: path and JSON pointer.
     fn context(&self) -> Option<(&'static str, &'static str)> {
         None

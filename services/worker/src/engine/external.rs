@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
-use refrain_protocol::{ApiError, ErrorKind, TokenId};
+use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::clock;
 use refrain_tokenization::Tokenizer;
 use serde_json::Value;
@@ -179,14 +179,6 @@ impl StreamingEngine for ExternalEngine {
 
     async fn verify(&self, request: VerifyRequest) -> Result<Verified, ApiError> {
         verify(&self.client, &self.tasks, &*self.dialect, &request).await
-    }
-
-    async fn prime(&self, tokens: Vec<TokenId>) -> Result<(), ApiError> {
-        let (path, body) = self
-            .dialect
-            .prime(&tokens)
-            .ok_or_else(|| ApiError::internal("an engine of this kind is not primed"))?;
-        self.client.post_read(path, &body).await.map(|_| ())
     }
 
     async fn load(&self) -> Result<StreamingLoad, ApiError> {

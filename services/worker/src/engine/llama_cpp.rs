@@ -116,17 +116,6 @@ impl Dialect for LlamaCpp {
         Verified::of_fan_out(request, drawn)
     }
 
-    fn prime(&self, tokens: &[TokenId]) -> Option<(&'static str, Value)> {
-        // A server with `--spec-type ngram-mod` puts the prompts that it is given into a pool that all its slots draft from.
-        let body = json!({
-            "prompt": tokens,
-            "n_predict": 1,
-            "cache_prompt": self.prompt_cache,
-            "response_fields": ["stop"],
-        });
-        Some((self.path(), body))
-    }
-
     fn load(&self) -> Option<LoadSeries> {
         Some(LoadSeries {
             path: "/metrics",

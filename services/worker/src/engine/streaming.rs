@@ -225,12 +225,6 @@ pub trait StreamingEngine: Send + Sync {
     /// The engine cannot be reached or refuses. The text is as it was.
     async fn verify(&self, request: VerifyRequest) -> Result<Verified, ApiError>;
 
-    /// Has the engine read a text, so that its own speculation draws on it. What it says to it is thrown away.
-    ///
-    /// # Errors
-    /// It cannot be reached, or refuses.
-    async fn prime(&self, tokens: Vec<TokenId>) -> Result<(), ApiError>;
-
     /// How busy it is.
     ///
     /// # Errors

@@ -51,8 +51,6 @@ pub(crate) struct FakeStream {
     pub(crate) call_refusals: AtomicU32,
     /// Leaves the first place of this many of the coming chains open.
     pub(crate) blind_chains: AtomicU32,
-    /// Texts that its own speculation was fed with.
-    pub(crate) primed: Mutex<Vec<Vec<TokenId>>>,
     pub(crate) at_work: Arc<AtomicU64>,
 }
 
@@ -94,7 +92,6 @@ impl FakeStream {
             judging: Duration::ZERO,
             call_refusals: AtomicU32::new(0),
             blind_chains: AtomicU32::new(0),
-            primed: Mutex::default(),
             at_work: Arc::default(),
         }
     }
@@ -221,11 +218,6 @@ impl StreamingEngine for FakeStream {
             drawn[0] = None;
         }
         Ok(Verified { drawn })
-    }
-
-    async fn prime(&self, tokens: Vec<TokenId>) -> Result<(), ApiError> {
-        self.primed.lock().unwrap().push(tokens);
-        Ok(())
     }
 
     async fn load(&self) -> Result<StreamingLoad, ApiError> {

@@ -12,7 +12,6 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::outside::{Interruption, Outside};
 use super::patience::Patience;
-use super::prime::Priming;
 use super::steps::SentTo;
 use super::{Chunks, Control};
 use crate::decode::Outlet;
@@ -41,12 +40,6 @@ enum Next {
     Outside(Interruption),
     /// For too long.
     Nothing,
-}
-
-/// Who makes a chunk quicker, if anybody does.
-struct Helpers<'a> {
-    driving: Option<&'a mut Driving>,
-    priming: Option<&'a mut Priming>,
 }
 
 /// A chunk that is listened to. Its task may be dropped at any time, with the thread of the listener that its reader runs on:
@@ -128,16 +121,11 @@ impl Chunks {
     }
 
     async fn listen(&self, entry: &mut Entry, outside: &mut Outside) -> Outcome {
-        let mut driving = self.helpers.drive.clone().map(|drive| {
+        let mut driving = self.drive.clone().map(|drive| {
             let able = self.engine.capabilities().verifies;
             let running = &entry.running;
             Driving::new(drive, &able, running.namespace, &running.request)
         });
-        let shared = self.helpers.priming.as_ref();
-        let mut priming = shared.and_then(|shared| Priming::new(shared, &entry.running));
-        if let Some(priming) = &mut priming {
-            self.prime(&entry.running, priming);
-        }
         let first_token_ms_max = self.config.first_token_ms_max;
         let mut patience = Patience::new(first_token_ms_max, entry.deadline, Instant::now());
         let over = loop {
@@ -145,11 +133,7 @@ impl Chunks {
                 Ok(stream) => stream,
                 Err(over) => break over,
             };
-            let helpers = Helpers {
-                driving: driving.as_mut(),
-                priming: priming.as_mut(),
-            };
-            let heard = self.hear(entry, outside, stream, helpers, &mut patience);
+            let heard = self.hear(entry, outside, stream, driving.as_mut(), &mut patience);
             let call = match heard.await {
                 Heard::Over(over) => break over,
                 Heard::Call(call) => call,
@@ -174,13 +158,9 @@ impl Chunks {
         entry: &mut Entry,
         outside: &mut Outside,
         mut stream: GeneratedStream,
-        helpers: Helpers<'_>,
+        mut driving: Option<&mut Driving>,
         patience: &mut Patience,
     ) -> Heard {
-        let Helpers {
-            mut driving,
-            mut priming,
-        } = helpers;
         if let Some(driving) = &mut driving {
             driving.stream_began(patience.has_output, Instant::now());
         }
@@ -238,9 +218,6 @@ impl Chunks {
                     if let Some(driving) = &mut driving {
                         driving.heard(&absorbed.message.tokens, now);
                     }
-                    if let Some(priming) = &mut priming {
-                        priming.heard(&absorbed.message.tokens);
-                    }
                     match self.say(entry, outside, absorbed).await {
                         Ok(None) => {}
                         Ok(Some(end)) => {
@@ -251,9 +228,6 @@ impl Chunks {
                     }
                     // What the reader took is not the engine's.
                     patience.renew(self.config.idle_ms_max, Instant::now());
-                    if let Some(priming) = &mut priming {
-                        self.prime(&entry.running, priming);
-                    }
                     let Some(driving) = &mut driving else {
                         continue;
                     };
