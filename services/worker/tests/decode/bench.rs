@@ -20,7 +20,7 @@ pub(crate) struct Bench<E = FakeEngine> {
     pub(crate) engine: Arc<E>,
     pub(crate) store: Arc<FakeStore>,
     pub(crate) scheduler: Arc<FakeScheduler>,
-    pub(crate) worker: refrain_worker::RunningWorker,
+    pub(crate) worker: refrain_worker::WorkerServer,
     pub(crate) metrics: Metrics,
     pub(crate) signer: NamespaceSigner,
 }

@@ -8,7 +8,7 @@ use refrain_protocol::chunk::*;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, ErrorKind, LeaseId, TokenId};
 use refrain_rpc::Worker;
-use refrain_worker::{DriveMode, EngineKind, VerifyAbilities, VerifyWay, WorkerConfig};
+use refrain_worker::{DriveMode, EngineKind, VerifyAbilities, VerifyMethod, WorkerConfig};
 
 use crate::bench::*;
 use crate::fake_stream::{FakeStream, kept_as_cancelled, listening, stored};
@@ -30,7 +30,7 @@ const BOTH: VerifyAbilities = VerifyAbilities {
 /// Streams a token every few milliseconds, and judges drafts in less than one.
 fn engine(target: Target, verifies: VerifyAbilities) -> FakeStream {
     let mut engine = FakeStream::new(target);
-    engine.capabilities.verifies = verifies;
+    engine.abilities = verifies;
     engine.pause = Duration::from_millis(3);
     engine
 }
@@ -188,14 +188,14 @@ async fn chains_that_leave_a_place_open_and_calls_that_fail_change_nothing() {
         let said = run(&bench, chunk(&bench, &[1, 2, 3], 120)).await;
         assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 120));
     }
-    let of = |way| {
+    let of = |method| {
         let judged = engine.judged.lock().unwrap();
-        judged.iter().filter(|call| call.way == way).count()
+        judged.iter().filter(|call| call.method == method).count()
     };
-    assert!(of(VerifyWay::Chain) >= 1 && of(VerifyWay::FanOut) >= 1);
+    assert!(of(VerifyMethod::Chain) >= 1 && of(VerifyMethod::FanOut) >= 1);
     let unknown =
         bench.figure("refrain_drive_calls_total{model=\"fake\",outcome=\"unknown\",way=\"chain\"}");
-    assert_eq!(unknown as usize, of(VerifyWay::Chain));
+    assert_eq!(unknown as usize, of(VerifyMethod::Chain));
 
     for kind in [
         ErrorKind::InvalidRequest,

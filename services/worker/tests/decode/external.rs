@@ -8,8 +8,8 @@ use refrain_protocol::engine::{Draft, Sampling};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, RequestId};
 use refrain_tokenization::testing::byte_level_files;
 use refrain_worker::{
-    DriveMode, EngineConfig, EngineKind, GenerateRequest, Generated, GeneratedEnd, ServedAs,
-    StreamingEngine, VerifyRequest, VerifyWay, connect_external,
+    DraftVerifier, DriveMode, EngineConfig, EngineKind, ExpectedModel, GenerateRequest, Generated,
+    GeneratedEnd, StreamingEngine, VerifyMethod, VerifyRequest, WorkerEngine, connect_third_party,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -84,14 +84,31 @@ impl Canned {
         &self,
         kind: EngineKind,
     ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
-        self.connect_as(kind, DriveMode::Off).await
+        match self.connect_as(kind, DriveMode::Off).await? {
+            WorkerEngine::Streaming {
+                engine,
+                verifier: None,
+            } => Ok(engine),
+            _ => panic!("an engine that is not driven"),
+        }
+    }
+
+    /// The engine as a judge of drafts, if it is one.
+    async fn connect_driven(
+        &self,
+        kind: EngineKind,
+    ) -> Result<Option<Arc<dyn DraftVerifier>>, ApiError> {
+        match self.connect_as(kind, DriveMode::Auto).await? {
+            WorkerEngine::Streaming { verifier, .. } => Ok(verifier),
+            WorkerEngine::Verifying(_) => panic!("a streaming engine"),
+        }
     }
 
     async fn connect_as(
         &self,
         kind: EngineKind,
         drive: DriveMode,
-    ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
+    ) -> Result<WorkerEngine, ApiError> {
         let config = EngineConfig {
             kind,
             drive,
@@ -99,13 +116,13 @@ impl Canned {
             call_ms_max: 2_000,
             ..EngineConfig::default()
         };
-        let served = ServedAs {
+        let expected = ExpectedModel {
             model: "public".into(),
             served_model: "m".into(),
             tokenizer: Arc::new(byte_level_files().tokenizer().unwrap()),
             max_context: Some(512),
         };
-        connect_external(&config, &self.url, served).await
+        connect_third_party(&config, &self.url, expected).await
     }
 }
 
@@ -212,7 +229,7 @@ pub(crate) fn request() -> GenerateRequest {
         tokens_max: 4,
         sampling: Sampling::default(),
         priority: None,
-        keeping: None,
+        attached: None,
     }
 }
 
@@ -294,13 +311,13 @@ async fn what_is_not_the_engine_is_told_at_once() {
             "/detokenize",
             json("{}"),
             ErrorKind::Upstream,
-            "no such engine",
+            "unexpected response",
         ),
         (
             "/v1/models",
             Answer(200, "text/html", "<html>".into(), false),
             ErrorKind::Upstream,
-            "no such engine",
+            "unexpected response",
         ),
         (
             "/health",
@@ -345,10 +362,14 @@ async fn garbage_and_broken_answers_are_errors() {
         (
             events("data: <html>\n\n", false),
             ErrorKind::Upstream,
-            "no such engine",
+            "unexpected response",
         ),
-        (events(TOKEN, false), ErrorKind::Upstream, "broke off"),
-        (json("{}"), ErrorKind::Upstream, "no such engine"),
+        (
+            events(TOKEN, false),
+            ErrorKind::Upstream,
+            "without an end event",
+        ),
+        (json("{}"), ErrorKind::Upstream, "unexpected response"),
         (
             Answer(
                 400,
@@ -470,24 +491,21 @@ async fn how_an_engine_verifies_is_found_out_by_having_it_verify() {
     ];
     for (at, (scores, drawn, chain, fan_out)) in cases.into_iter().enumerate() {
         let server = vllm(&[(generate, scores), (completions, drawn)]).await;
-        let engine = server.connect_as(EngineKind::Vllm, DriveMode::Auto).await;
-        let verifies = engine.unwrap().capabilities().verifies;
-        assert_eq!(
-            (verifies.chain, verifies.fan_out),
-            (chain, fan_out),
-            "case {at}"
-        );
-        // Who is not driven is asked nothing.
+        let verifier = server.connect_driven(EngineKind::Vllm).await.unwrap();
+        let abilities = verifier.map(|verifier| verifier.abilities());
+        let found = abilities.map(|abilities| (abilities.chain, abilities.fan_out));
+        let expected = Some((chain, fan_out)).filter(|_| chain || fan_out);
+        assert_eq!(found, expected, "case {at}");
+        // An engine that is not driven receives no verify calls.
         let asked = server.heard(generate).len() + server.heard(completions).len();
-        let engine = server.connect(EngineKind::Vllm).await.unwrap();
-        assert!(!engine.capabilities().verifies.any());
+        server.connect(EngineKind::Vllm).await.unwrap();
         let now = server.heard(generate).len() + server.heard(completions).len();
         assert_eq!((asked, now), (2, 2));
     }
     // One that is busy at the moment is asked again: it says nothing of what it can do.
     let busy = Answer(429, "application/json", "{}".into(), false);
     let server = vllm(&[(generate, busy), (completions, json(two))]).await;
-    let error = server.connect_as(EngineKind::Vllm, DriveMode::Auto).await;
+    let error = server.connect_driven(EngineKind::Vllm).await;
     assert_eq!(error.err().unwrap().kind, ErrorKind::Overloaded);
 }
 
@@ -496,18 +514,18 @@ async fn a_verify_call_that_is_dropped_closes_its_connection() {
     let list = "[{\"index\":0,\"tokens\":[100]},{\"index\":1,\"tokens\":[101]}]";
     let server = Canned::start(&llama()).await;
     server.set("/completion", json(list));
-    let engine = server.connect_as(EngineKind::LlamaCpp, DriveMode::Auto);
-    let engine = engine.await.unwrap();
+    let engine = server.connect_driven(EngineKind::LlamaCpp).await.unwrap();
+    let engine = engine.expect("it judges drafts");
     let draft = || VerifyRequest {
         text: request(),
         draft: Draft {
             tokens: vec![100],
             parents: vec![None],
         },
-        way: VerifyWay::FanOut,
+        method: VerifyMethod::FanOut,
     };
-    let verified = engine.verify(draft()).await.unwrap();
-    assert_eq!(verified.drawn, [Some(100), Some(101)]);
+    let verdict = engine.verify(draft()).await.unwrap();
+    assert_eq!(verdict.next_tokens, [Some(100), Some(101)]);
     let asked = server.heard("/completion");
     assert!(asked[asked.len() - 1].contains("\"prompt\":[[5,6],[5,6,100]]"));
     let Answer(status, kind, ..) = json("");

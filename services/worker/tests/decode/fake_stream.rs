@@ -11,9 +11,9 @@ use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 use refrain_worker::{
-    GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
-    StreamingEngine, StreamingLoad, Verified, VerifyAbilities, VerifyRequest, VerifyWay,
-    WorkerConfig, WorkerEngine,
+    DraftVerdict, DraftVerifier, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
+    StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod,
+    VerifyRequest, WorkerConfig, WorkerEngine,
 };
 
 use crate::bench::*;
@@ -22,6 +22,7 @@ use crate::fakes::{STOP, Target};
 /// Generates by itself what a target model says, and behaves as it is told.
 pub(crate) struct FakeStream {
     pub(crate) capabilities: StreamingCapabilities,
+    pub(crate) abilities: VerifyAbilities,
     pub(crate) target: Target,
     /// Tokens of one piece.
     pub(crate) piece: usize,
@@ -73,8 +74,8 @@ impl FakeStream {
                 top_k: true,
                 min_p: false,
                 logit_bias: true,
-                verifies: VerifyAbilities::default(),
             },
+            abilities: VerifyAbilities::default(),
             target,
             piece: 1,
             pause: Duration::ZERO,
@@ -180,11 +181,29 @@ impl StreamingEngine for FakeStream {
         Ok(stream.boxed())
     }
 
-    async fn verify(&self, request: VerifyRequest) -> Result<Verified, ApiError> {
-        let verifies = self.capabilities.verifies;
-        assert!(match request.way {
-            VerifyWay::Chain => verifies.chain,
-            VerifyWay::FanOut => verifies.fan_out,
+    async fn load(&self) -> Result<StreamingLoad, ApiError> {
+        Ok(StreamingLoad {
+            running: Some(self.at_work.load(Ordering::SeqCst) as f64),
+            waiting: Some(1.0),
+            kv_usage: Some(0.25),
+        })
+    }
+
+    async fn metrics(&self) -> Result<String, ApiError> {
+        Ok("fake:requests 3\n".to_owned())
+    }
+}
+
+#[async_trait]
+impl DraftVerifier for FakeStream {
+    fn abilities(&self) -> VerifyAbilities {
+        self.abilities
+    }
+
+    async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError> {
+        assert!(match request.method {
+            VerifyMethod::Chain => self.abilities.chain,
+            VerifyMethod::FanOut => self.abilities.fan_out,
         });
         request.draft.validate().unwrap();
         assert!(!request.draft.tokens.is_empty());
@@ -207,29 +226,17 @@ impl StreamingEngine for FakeStream {
         // Its own end, to a request that knows it for none, is told by streams alone; a chain's scores say the token.
         let stop_ids = &request.text.sampling.stop_token_ids;
         let ends = |drawn: &Option<TokenId>| *drawn == Some(STOP) && !stop_ids.contains(&STOP);
-        let (chained, answered) = match request.way {
-            VerifyWay::Chain => (drawn.len() - 1, &mut drawn[..]),
-            VerifyWay::FanOut => (0, &mut drawn[..]),
+        let (chained, answered) = match request.method {
+            VerifyMethod::Chain => (drawn.len() - 1, &mut drawn[..]),
+            VerifyMethod::FanOut => (0, &mut drawn[..]),
         };
         for open in answered[chained..].iter_mut().filter(|drawn| ends(drawn)) {
             *open = None;
         }
-        if request.way == VerifyWay::Chain && take(&self.blind_chains) {
+        if request.method == VerifyMethod::Chain && take(&self.blind_chains) {
             drawn[0] = None;
         }
-        Ok(Verified { drawn })
-    }
-
-    async fn load(&self) -> Result<StreamingLoad, ApiError> {
-        Ok(StreamingLoad {
-            running: Some(self.at_work.load(Ordering::SeqCst) as f64),
-            waiting: Some(1.0),
-            kv_usage: Some(0.25),
-        })
-    }
-
-    async fn metrics(&self) -> Result<String, ApiError> {
-        Ok("fake:requests 3\n".to_owned())
+        Ok(DraftVerdict { next_tokens: drawn })
     }
 }
 
@@ -239,7 +246,14 @@ pub(crate) async fn listening(
     change: impl FnOnce(&mut WorkerConfig),
 ) -> (Arc<FakeStream>, Bench<FakeStream>) {
     let engine = Arc::new(engine);
-    let joined = WorkerEngine::Streaming(engine.clone());
+    let verifier = match engine.abilities.any() {
+        true => Some(engine.clone() as Arc<dyn DraftVerifier>),
+        false => None,
+    };
+    let joined = WorkerEngine::Streaming {
+        engine: engine.clone(),
+        verifier,
+    };
     (engine.clone(), bench_with(engine, joined, change).await)
 }
 

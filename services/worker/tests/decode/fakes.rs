@@ -202,7 +202,7 @@ impl FakeEngine {
 }
 
 #[async_trait]
-impl refrain_worker::Engine for FakeEngine {
+impl refrain_worker::VerifyingEngine for FakeEngine {
     fn capabilities(&self) -> &EngineCapabilities {
         &self.capabilities
     }

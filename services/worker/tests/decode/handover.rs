@@ -68,7 +68,7 @@ async fn a_request_without_good_drafts_is_handed_over_once() {
     let output = [first.tokens, second.tokens].concat();
     assert_eq!(output, plainly(counting, &prompt, 600));
     assert_eq!(
-        bench.figure("refrain_worker_chunks_total{outcome=\"to_fallback\"}"),
+        bench.figure("refrain_worker_chunks_total{outcome=\"transferred\"}"),
         1.0
     );
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_service_kit::clock;
-use refrain_worker::{EngineKind, GenerateRequest, Introduced, Keeping, StreamingEngine};
+use refrain_worker::{
+    AttachedDocument, EngineKind, GenerateRequest, IntroductionCounts, StreamingEngine,
+};
 
 use crate::bench::eventually;
 use crate::external::{Answer, Canned, events, json, request, vllm};
@@ -18,7 +20,7 @@ async fn ask(engine: &dyn StreamingEngine, namespaces: &[(u128, &str)]) {
     for (namespace, token) in namespaces {
         let asked = GenerateRequest {
             namespace: NamespaceId(*namespace),
-            keeping: Some(Keeping {
+            attached: Some(AttachedDocument {
                 token: (*token).into(),
                 issued_at_s: clock::unix_s(),
                 group: Some("g".into()),
@@ -108,16 +110,19 @@ async fn what_an_engine_refuses_it_is_told_again() {
     server.set(COMPLETIONS, away);
     engine.confirm().await.unwrap();
     eventually("it refused", || {
-        engine.take_introduced()
-            == Introduced {
+        engine.take_introduction_counts()
+            == IntroductionCounts {
                 failed: 1,
-                ..Introduced::default()
+                ..IntroductionCounts::default()
             }
     })
     .await;
     server.set(COMPLETIONS, events(SAID, false));
     engine.confirm().await.unwrap();
-    eventually("it was told", || engine.take_introduced().told == 1).await;
+    eventually("it was told", || {
+        engine.take_introduction_counts().told == 1
+    })
+    .await;
     engine.confirm().await.unwrap();
     assert_eq!(told(&server, 1, 2).await.len(), 2);
 }

@@ -72,10 +72,10 @@ async fn an_engine_with_the_drafts_inside_is_told_whose_an_output_is_and_it_is_w
     request.group = Some("g".into());
     request.epoch = 5;
     let said = run(&bench, request.clone()).await;
-    let keeping = engine.last_asked().keeping.unwrap();
+    let attached = engine.last_asked().attached.unwrap();
     let token = refrain_service_kit::mesh::token_of(&request.namespace).unwrap();
-    assert_eq!((keeping.token, keeping.epoch), (token, 5));
-    assert_eq!(keeping.group.as_deref(), Some("g"));
+    assert_eq!((attached.token, attached.epoch), (token, 5));
+    assert_eq!(attached.group.as_deref(), Some("g"));
     // What it is told is the name of what the store gets from here, with the end as it was told to the reader.
     let output = (said.tokens, Some(FinishReason::Stop));
     eventually("the store has it", || {
@@ -85,7 +85,7 @@ async fn an_engine_with_the_drafts_inside_is_told_whose_an_output_is_and_it_is_w
     let documents = bench.store.documents.lock().unwrap();
     assert_eq!(documents.len(), 1);
     assert_eq!(
-        documents[&keeping.document].head.group.as_deref(),
+        documents[&attached.document].head.group.as_deref(),
         Some("g")
     );
 }
