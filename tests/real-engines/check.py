@@ -193,7 +193,7 @@ def faults(table, engine, options, prompt):
     table.row(engine.kind, "wrong model name in the worker", code != 0 and told, f"exit {code}, named: {told}")
 
     proxy = faulty.Proxy(engine.url, engine.generate_path)
-    settings = "first_token_ms_max = 1000\nidle_ms_max = 1000\nbreaker_open_ms = 500"
+    settings = "first_token_ms_max = 1000\nidle_ms_max = 1000"
     mesh = Mesh(options, engine.kind, proxy.url, f"{engine.kind}-faults", settings).ready()
     for fault, expected in faulty.FAULTS.items():
         proxy.fault = fault
