@@ -1,7 +1,7 @@
 //! A chunk of a request while this worker decodes it, whichever driver does so.
 //!
-//! A chunk passes [`admission`], travels to its driver as a [`NewChunk`] in a [`Command`], runs as an [`ActiveChunk`],
-//! and ends through the [`OutputSink`].
+//! A chunk passes [`admission`], travels to its driver as a [`NewChunk`] in a [`Command`], runs as an
+//! [`ActiveChunk`], and ends through the [`OutputSink`].
 
 mod active;
 mod admission;

@@ -32,8 +32,8 @@ pub struct WorkerConfig {
     pub step_tokens_max: u32,
     /// Maximum number of prompt tokens of one request in one step, so that prefill does not stall decoding.
     pub prefill_chunk_tokens: u32,
-    /// How long the steps of a verifying engine are measured before the first request, milliseconds. 0: step times are
-    /// learnt from requests alone.
+    /// How long the steps of a verifying engine are measured before the first request, milliseconds. 0: step times
+    /// are learnt from requests alone.
     pub profile_ms_max: u64,
     /// How long a drain lets chunks finish before it evacuates them, milliseconds.
     pub drain_grace_ms: u64,
@@ -45,15 +45,16 @@ pub struct WorkerConfig {
     pub memory: MemoryConfig,
     /// The upload of outputs to the draft store.
     pub harvest: HarvestConfig,
-    /// Number of steps that the reader of a chunk may lag behind before its request pauses. 256 steps are a few seconds
-    /// of decoding.
+    /// Number of steps that the reader of a chunk may lag behind before its request pauses. 256 steps are a few
+    /// seconds of decoding.
     #[serde(skip)]
     pub event_queue: usize,
     /// How long a reader may stall with a full queue before its chunk ends, milliseconds. The request continues under
     /// another lease once the reader has read the queue. Two seconds are far longer than a network hiccup.
     #[serde(skip)]
     pub reader_stall_ms_max: u64,
-    /// How long a new chunk waits for a slot that is just becoming free, milliseconds: a few steps, which may be slow.
+    /// How long a new chunk waits for a slot that is just becoming free, milliseconds: a few steps, which may be
+    /// slow.
     #[serde(skip)]
     pub slot_wait_ms: u64,
     /// How long a stopping worker waits for the draft store to take outputs and statistics, milliseconds.

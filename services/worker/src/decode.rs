@@ -1,14 +1,14 @@
 //! The decode loop: one task owns the batch and drives a verifying engine step by step.
 //!
-//! Read [`DecodeLoop::run`] first. Each turn takes the commands that arrived, ends chunks that are over, composes a step
-//! out of every request that can move, awaits the engine, and hands the tokens out. Besides the engine, the loop awaits
-//! only remote look-ups, for a small share of a step. Drafting takes microseconds, and the uploader and the readers have
-//! queues of their own.
+//! Read [`DecodeLoop::run`] first. Each turn takes the commands that arrived, ends chunks that are over, composes a
+//! step out of every request that can move, awaits the engine, and hands the tokens out. Besides the engine, the loop
+//! awaits only remote look-ups, for a small share of a step. Drafting takes microseconds, and the uploader and the
+//! readers have queues of their own.
 //!
-//! The engine is idle between two steps, so only the work that the next step needs is done there: the tokens go into the
-//! index and to the readers, and drafts are found and chosen. Learning, uploading and metrics wait until the engine
-//! computes the next step ([`DecodeLoop::catch_up`]). So a draft is chosen by what was learnt up to the step before the
-//! last one.
+//! The engine is idle between two steps, so only the work that the next step needs is done there: the tokens go into
+//! the index and to the readers, and drafts are found and chosen. Learning, uploading and metrics wait until the
+//! engine computes the next step ([`DecodeLoop::catch_up`]). So a draft is chosen by what was learnt up to the step
+//! before the last one.
 
 mod compose;
 mod lessons;
@@ -160,8 +160,8 @@ impl DecodeLoop {
         serve_cuts(commands, &self.sink, self.goodput.finish()).await;
     }
 
-    /// Waits while no request can move: for a command, for a reader that catches up or leaves, or for the end of a pause.
-    /// Returns whether more commands may come.
+    /// Waits while no request can move: for a command, for a reader that catches up or leaves, or for the end of a
+    /// pause. Returns whether more commands may come.
     async fn idle(
         &mut self,
         commands: &mut mpsc::Receiver<Command>,
@@ -291,7 +291,8 @@ impl DecodeLoop {
             self.sink.record_cancelled(&chunk.running);
             self.close(chunk, ChunkOutcome::Cancelled, true);
         }
-        // Other requests can use the slot. The reader finds its tokens in the queue, and continues once it has read them.
+        // Other requests can use the slot. The reader finds its tokens in the queue, and continues once it has read
+        // them.
         while let Some(place) = batch.iter().position(is_stalled) {
             self.sink.count_stalled_reader();
             self.give_way(place, batch);
@@ -363,8 +364,8 @@ impl DecodeLoop {
             // A reader that has read everything must find everything counted and stored.
             self.settle(chunk);
         }
-        // There was room when the step was composed, and this loop is the only sender. If the reader has left meanwhile,
-        // the next turn ends the chunk.
+        // There was room when the step was composed, and this loop is the only sender. If the reader has left
+        // meanwhile, the next turn ends the chunk.
         let _ = chunk.events.try_send(Ok(ChunkEvent::Step(message)));
         Some(self.sink.end(chunk, end?))
     }

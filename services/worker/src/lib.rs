@@ -164,7 +164,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
     };
     let server = config
         .listen
-        .map(|listen| service::serve(&config, listen, handle.clone(), &with.metrics))
+        .map(|listen| service::serve(listen, handle.clone(), &with.metrics))
         .transpose()?;
     let heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
     // Sent here, so that the scheduler knows a worker that has started.
@@ -177,8 +177,9 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
     })
 }
 
-/// Capacity of the command queue. A chunk holds a slot before its command is sent, so the queue has room for the start and
-/// the cut of every chunk, an evacuation and an end. Requests to give way are repeated by heartbeats if they did not fit.
+/// Capacity of the command queue. A chunk holds a slot before its command is sent, so the queue has room for the
+/// start and the cut of every chunk, an evacuation and an end. Requests to give way are repeated by heartbeats if
+/// they did not fit.
 fn command_queue(config: &WorkerConfig) -> usize {
     2 * config.running_max as usize + 2
 }
@@ -292,8 +293,8 @@ impl WorkerServer {
         self.server.as_ref().map(Server::addr)
     }
 
-    /// Stops the worker. It takes no new chunks, lets running ones finish within the configured grace period, evacuates
-    /// the rest, and waits until the store has the outputs and the acceptance statistics.
+    /// Stops the worker. It takes no new chunks, lets running ones finish within the configured grace period,
+    /// evacuates the rest, and waits until the store has the outputs and the acceptance statistics.
     pub async fn drain(self) {
         let WorkerServer {
             handle,

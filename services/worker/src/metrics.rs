@@ -4,8 +4,10 @@ mod labels;
 mod speculation;
 mod streaming;
 
-use prometheus::{Counter, Histogram, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{Counter, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use refrain_draft_replica::{HarvestMetrics, MemoryMetrics};
+use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
+use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;
 
 pub(crate) use self::labels::{ChunkOutcome, RejectionLimit};
@@ -110,6 +112,108 @@ impl WorkerMetrics {
         self.step_seconds.inc_by(seconds.max(0.0));
         self.draft_seconds.inc_by(draft_seconds.max(0.0));
     }
+
+    /// Counts the tokens of a step.
+    pub(crate) fn step(&self, source: DraftSource, scope: DraftScope, counts: StepCounts) {
+        self.goodput_tokens.inc_by(counts.emitted);
+        self.drafts.count(&self.model, source, scope, counts);
+    }
+
+    /// Counts a decision of the router and its reason.
+    pub(crate) fn decision(&self, (decision, reason): (&str, &str)) {
+        self.drafts
+            .decisions
+            .with_label_values(&[self.model.as_str(), decision, reason])
+            .inc();
+    }
+
+    /// Counts the draft tokens that a budget admitted and refused.
+    pub(crate) fn budget(&self, admitted: u32, refused: u32) {
+        for (outcome, tokens) in [("admitted", admitted), ("refused", refused)] {
+            self.drafts
+                .budget
+                .with_label_values(&[self.model.as_str(), outcome])
+                .inc_by(u64::from(tokens));
+        }
+    }
+
+    /// Counts the expected and the accepted tokens of a draft.
+    pub(crate) fn expectation(&self, source: DraftSource, expected: f32, accepted: u32) {
+        let labels = [self.model.as_str(), source.as_str()];
+        self.drafts
+            .expected_tokens
+            .with_label_values(&labels)
+            .inc_by(f64::from(expected.max(0.0)));
+        self.drafts
+            .expected_accepted
+            .with_label_values(&labels)
+            .inc_by(u64::from(accepted));
+    }
+
+    /// Counts an exchange of acceptance statistics with the store.
+    pub(crate) fn chances_call(&self, is_answered: bool) {
+        let outcome = if is_answered { "answered" } else { "failed" };
+        self.drafts
+            .chances_calls
+            .with_label_values(&[self.model.as_str(), outcome])
+            .inc();
+    }
+
+    /// Observes the mean accepted length of a chunk.
+    pub(crate) fn request_length(&self, emitted: u64, steps: u64) {
+        if steps > 0 {
+            self.drafts
+                .accepted_length
+                .with_label_values(&[self.model.as_str()])
+                .observe(emitted as f64 / steps as f64);
+        }
+    }
+
+    /// Sets the error of the expected step times, as a share.
+    pub(crate) fn step_cost_error(&self, share: f64) {
+        self.gains
+            .step_cost_error
+            .with_label_values(&[self.model.as_str()])
+            .set(share);
+    }
+
+    /// Sets the threshold of the score router.
+    pub(crate) fn threshold(&self, in_force: f32) {
+        self.gains
+            .threshold
+            .with_label_values(&[self.model.as_str()])
+            .set(f64::from(in_force));
+    }
+
+    /// Sets the accepted length of the engine's own drafter.
+    pub(crate) fn self_draft_accepted_length(&self, kind: DrafterKind, tokens: f64) {
+        self.gains
+            .self_draft_accepted_length
+            .with_label_values(&[self.model.as_str(), kind.as_str()])
+            .set(tokens);
+    }
+
+    /// Sets the gate of the engine's own drafter for batches of up to `batch`.
+    pub(crate) fn self_draft_gate(
+        &self,
+        kind: DrafterKind,
+        batch: u32,
+        in_use: bool,
+        gain: Option<f64>,
+    ) {
+        let batch = batch.to_string();
+        let labels = [self.model.as_str(), kind.as_str(), batch.as_str()];
+        let (uses, gains) = (&self.gains.self_draft_in_use, &self.gains.self_draft_gain);
+        set_gate(uses, gains, &labels, in_use, gain);
+    }
+
+    /// Sets the guard's state of drafts for batches of up to `batch`.
+    pub(crate) fn guard_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
+        let batch = batch.to_string();
+        let labels = [self.model.as_str(), batch.as_str()];
+        let (uses, gains) = (&self.gains.drafts_in_use, &self.gains.gain);
+        set_gate(uses, gains, &labels, in_use, gain);
+    }
 }
 
 /// The counter of rejections, with all limits.
@@ -123,6 +227,19 @@ fn rejections(metrics: &Metrics) -> anyhow::Result<IntCounterVec> {
         rejections.with_label_values(&[limit.as_str()]);
     }
     Ok(rejections)
+}
+
+fn set_gate(
+    uses: &IntGaugeVec,
+    gains: &GaugeVec,
+    labels: &[&str],
+    in_use: bool,
+    gain: Option<f64>,
+) {
+    uses.with_label_values(labels).set(i64::from(in_use));
+    if let Some(gain) = gain {
+        gains.with_label_values(labels).set(gain);
+    }
 }
 
 #[cfg(test)]

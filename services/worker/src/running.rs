@@ -143,8 +143,8 @@ impl ActiveRequest {
         let Some(sources) = &running.sources else {
             return Ok(running);
         };
-        // Other requests can draft from the earlier output of a continued request too. A worker that decoded it has it
-        // already.
+        // Other requests can draft from the earlier output of a continued request too. A worker that decoded it has
+        // it already.
         sources.memory.begin(running.document());
         let from = |held: Option<u32>| {
             let output = running.output();
@@ -244,8 +244,8 @@ impl ActiveRequest {
         by_request.min(limits.max_context.saturating_sub(self.text.len() as u32))
     }
 
-    /// The request's item in the next step: its next `context` tokens and, if no more are left, its allotment. The last
-    /// `decisions_kept` decisions of the router are remembered, for a transfer to another worker.
+    /// The request's item in the next step: its next `context` tokens and, if no more are left, its allotment. The
+    /// last `decisions_kept` decisions of the router are remembered, for a transfer to another worker.
     pub(crate) fn item(
         &mut self,
         context: u32,

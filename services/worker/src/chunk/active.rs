@@ -23,8 +23,8 @@ pub(crate) struct NewChunk {
     pub(crate) span: tracing::Span,
     /// The time when the request times out.
     pub(crate) deadline: Option<Instant>,
-    /// The runtime of the reader. A streamed chunk runs there too, so that a token goes from the engine's connection to
-    /// the client's on one thread.
+    /// The runtime of the reader. A streamed chunk runs there too, so that a token goes from the engine's connection
+    /// to the client's on one thread.
     pub(crate) runtime: tokio::runtime::Handle,
 }
 
@@ -116,8 +116,8 @@ impl ActiveChunk {
         }
     }
 
-    /// Frees the slot and sends the last event. It must arrive even if the reader lags: in that case a task of its own
-    /// waits for room in the queue.
+    /// Frees the slot and sends the last event. It must arrive even if the reader lags: in that case a task of its
+    /// own waits for room in the queue.
     pub(crate) fn send_last(&mut self, event: Result<ChunkEvent, ApiError>) {
         self.permit = None;
         let mut last: VecDeque<_> = self.unsent.take().map(Ok).into_iter().collect();

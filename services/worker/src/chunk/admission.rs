@@ -94,12 +94,12 @@ impl Admission {
         Ok(())
     }
 
-    /// Admits a chunk, and waits up to `wait` while all slots are taken. The scheduler grants a slot as soon as the gateway
-    /// has finished with it, which may be a step earlier than this worker.
+    /// Admits a chunk, and waits up to `wait` while all slots are taken. The scheduler grants a slot as soon as the
+    /// gateway has finished with it, which may be a step earlier than this worker.
     ///
     /// # Errors
-    /// `Conflict` for an epoch that is not newer than every known epoch of the request; `Overloaded` if no slot became
-    /// free.
+    /// `Conflict` for an epoch that is not newer than every known epoch of the request; `Overloaded` if no slot
+    /// became free.
     pub(crate) async fn admit(
         self: &Arc<Self>,
         lease: LeaseId,

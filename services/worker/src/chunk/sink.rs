@@ -21,8 +21,8 @@ const ENDED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 pub(crate) struct OutputSink {
     harvest: Harvest,
     metrics: WorkerMetrics,
-    /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the same step as the
-    /// chunk.
+    /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the same step as
+    /// the chunk.
     ended: Arc<Mutex<LruCache<LeaseId, OutputCut>>>,
 }
 
@@ -71,8 +71,8 @@ impl OutputSink {
         }
     }
 
-    /// Sends the tokens of a step to the store, and counts them. No draft depends on this, so it may wait, but the pieces
-    /// of a document must come in order.
+    /// Sends the tokens of a step to the store, and counts them. No draft depends on this, so it may wait, but the
+    /// pieces of a document must come in order.
     pub(crate) fn record_step(&self, running: &ActiveRequest, record: StepRecord) {
         for (source, scope, counts) in record.counts() {
             self.metrics.step(source, scope, counts);

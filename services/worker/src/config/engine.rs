@@ -21,11 +21,11 @@ pub struct EngineConfig {
     pub api_key: Option<ApiKey>,
     /// Longest text, tokens, if neither the engine nor `config.json` reports it. It can only lower a reported length.
     pub max_context: Option<u32>,
-    /// Whether a llama-server may use its prompt cache, which all requests share. Without it, no tenant can find out by
-    /// timing what another tenant has asked.
+    /// Whether a llama-server may use its prompt cache, which all requests share. Without it, no tenant can find out
+    /// by timing what another tenant has asked.
     pub prompt_cache: bool,
-    /// Timeout of the first token of a chunk, milliseconds. It must be below the gateway's `worker_idle_ms_max`, after
-    /// which the gateway considers the worker lost.
+    /// Timeout of the first token of a chunk, milliseconds. It must be below the gateway's `worker_idle_ms_max`,
+    /// after which the gateway considers the worker lost.
     pub first_token_ms_max: u64,
     /// Timeout of each further token, milliseconds.
     pub idle_ms_max: u64,
@@ -34,14 +34,14 @@ pub struct EngineConfig {
     pub attempts_max: u32,
     /// Whether drafts are verified by separate calls where that is measured to be faster than the engine's stream.
     pub drive: DriveMode,
-    /// Whether sampled requests are driven as well. Their output keeps the engine's distribution, but one seed no longer
-    /// gives the same tokens as the engine's stream.
+    /// Whether sampled requests are driven as well. Their output keeps the engine's distribution, but one seed no
+    /// longer gives the same tokens as the engine's stream.
     pub drive_sampled: bool,
-    /// Whether requests carry their priority, for a vLLM with `--scheduling-policy priority`. Without that policy, vLLM
-    /// 0.32 ignores the number, and other versions may refuse it.
+    /// Whether requests carry their priority, for a vLLM with `--scheduling-policy priority`. Without that policy,
+    /// vLLM 0.32 ignores the number, and other versions may refuse it.
     pub pass_priority: bool,
-    /// Whether the engine has Refrain's Python client inside (vLLM only). Then requests carry their namespace and their
-    /// document, which the worker uploads.
+    /// Whether the engine has Refrain's Python client inside (vLLM only). Then requests carry their namespace and
+    /// their document, which the worker uploads.
     pub attached: bool,
     /// Timeout of calls that generate nothing, milliseconds.
     #[serde(skip)]
@@ -53,19 +53,20 @@ pub struct EngineConfig {
     /// single bad request does not open it.
     #[serde(skip)]
     pub breaker_failures_max: u32,
-    /// How long the circuit breaker stays open, milliseconds: long enough to relieve a failing engine, and short enough to
-    /// notice soon that it has recovered.
+    /// How long the circuit breaker stays open, milliseconds: long enough to relieve a failing engine, and short
+    /// enough to notice soon that it has recovered.
     #[serde(skip)]
     pub breaker_open_ms: u64,
     /// Maximum number of draft tokens in a verify call.
     #[serde(skip)]
     pub drive_tokens_max: u32,
-    /// Maximum number of tokens of all prompts of a verify call. A fan-out repeats the text for each draft token, so the
-    /// default allows the full draft up to 2,000 tokens of text.
+    /// Maximum number of tokens of all prompts of a verify call. A fan-out repeats the text for each draft token, so
+    /// the default allows the full draft up to 2,000 tokens of text.
     #[serde(skip)]
     pub drive_prompt_tokens_max: u64,
-    /// Maximum number of recently used namespaces that are introduced to a restarted engine with Refrain's Python client
-    /// inside. Equal to the default of the client's `memory.namespaces_max`, which evicts the namespaces above it.
+    /// Maximum number of recently used namespaces that are introduced to a restarted engine with Refrain's Python
+    /// client inside. Equal to the default of the client's `memory.namespaces_max`, which evicts the namespaces above
+    /// it.
     #[serde(skip)]
     pub introduced_namespaces_max: usize,
 }

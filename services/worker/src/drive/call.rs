@@ -56,8 +56,8 @@ pub(super) fn prompt_tokens(method: VerifyMethod, text_tokens: u32, nodes: u32) 
     prompts * u64::from(text_tokens)
 }
 
-/// The largest number of nodes, up to `nodes_max`, whose prompts have at most `tokens_max` tokens for any shape of the
-/// draft. `None` if not even one node fits.
+/// The largest number of nodes, up to `nodes_max`, whose prompts have at most `tokens_max` tokens for any shape of
+/// the draft. `None` if not even one node fits.
 pub(super) fn nodes_that_fit(
     method: VerifyMethod,
     text_tokens: u32,

@@ -79,8 +79,8 @@ pub(crate) struct ChunkDrive {
 enum StreamState {
     /// It was opened after a call at this time, and has sent nothing yet.
     Restarting(Instant),
-    /// It runs. The time when the chunk last began to wait for it; `None`: it has sent nothing yet, or the chunk did not
-    /// wait for it.
+    /// It runs. The time when the chunk last began to wait for it; `None`: it has sent nothing yet, or the chunk did
+    /// not wait for it.
     Running(Option<Instant>),
 }
 
@@ -88,7 +88,8 @@ struct Measurement {
     stretch: Stretch,
     /// Number of tokens of this chunk in it.
     tokens: u32,
-    /// Number of tokens that end it. A measurement of a call has none: it ends with the first token of the next stream.
+    /// Number of tokens that end it. A measurement of a call has none: it ends with the first token of the next
+    /// stream.
     tokens_wanted: Option<u32>,
 }
 
@@ -124,8 +125,8 @@ impl ChunkDrive {
         self.last_token = None;
     }
 
-    /// Records that the stream ended by itself, although the request did not know its last token as an end. No draft is
-    /// accepted beyond that token.
+    /// Records that the stream ended by itself, although the request did not know its last token as an end. No draft
+    /// is accepted beyond that token.
     pub(crate) fn stream_ended(&mut self) {
         if let Some(token) = self.last_token {
             self.shared.lock().record_end_token(token);

@@ -2,8 +2,8 @@
 
 use refrain_speculation::Candidate;
 
-/// Number of drafts that are followed at once: one per power of two of the match length. The first draft of its kind is
-/// followed to its end, so that far tokens are judged as often as near ones.
+/// Number of drafts that are followed at once: one per power of two of the match length. The first draft of its kind
+/// is followed to its end, so that far tokens are judged as often as near ones.
 const KINDS: usize = 8;
 
 /// The drafts of one chunk that are still followed.
@@ -32,8 +32,8 @@ impl FollowedDrafts {
         });
     }
 
-    /// Takes the next tokens of the text. Calls `learn` with each draft that is decided by them, and with the tokens that
-    /// followed it.
+    /// Takes the next tokens of the text. Calls `learn` with each draft that is decided by them, and with the tokens
+    /// that followed it.
     pub(super) fn advance(&mut self, tokens: &[u32], mut learn: impl FnMut(&Candidate, &[u32])) {
         for slot in &mut self.open {
             if slot.as_mut().is_some_and(|draft| draft.follow(tokens))

@@ -1,9 +1,10 @@
 //! The decision whether a verify call is made for a draft.
 //!
-//! The expected saving of a call is computed for each draft from the acceptance statistics, the pace of streams and the
-//! price of calls, all of them learnt in this worker ([`refrain_speculation::best_call`]). A guard checks the result
-//! without trusting any of these: at some moments where a call should pay, it keeps the stream and compares both outcomes.
-//! It counts the tokens of all requests, since a call may be fast only because other requests wait for it.
+//! The expected saving of a call is computed for each draft from the acceptance statistics, the pace of streams and
+//! the price of calls, all of them learnt in this worker ([`refrain_speculation::best_call`]). A guard checks the
+//! result without trusting any of these: at some moments where a call should pay, it keeps the stream and compares
+//! both outcomes. It counts the tokens of all requests, since a call may be fast only because other requests wait for
+//! it.
 //!
 //! The policy has no clock and does no I/O: chunks report what they received and when.
 
@@ -198,8 +199,8 @@ impl DrivePolicy {
             return stream(RouteReason::OverBudget);
         };
         if !worth.pays() {
-            // A probe gives up a stream to learn the price of a call. Between two calls there is no stream, and nothing
-            // new to learn either.
+            // A probe gives up a stream to learn the price of a call. Between two calls there is no stream, and
+            // nothing new to learn either.
             if !opportunity.is_streaming || !self.pace().is_probe_due(method) {
                 return stream(RouteReason::OverBudget);
             }

@@ -79,7 +79,8 @@ impl HttpVerifier {
         self.dialect.verdict(request, &response?)
     }
 
-    /// Finds out which calls the engine supports by making them: routes may be turned off, and responses may lack data.
+    /// Finds out which calls the engine supports by making them: routes may be turned off, and responses may lack
+    /// data.
     async fn probe_abilities(&self, tokenizer: &Tokenizer) -> Result<VerifyAbilities, ApiError> {
         let mut abilities = VerifyAbilities::default();
         let tokens = plain_tokens(tokenizer);

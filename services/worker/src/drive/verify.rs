@@ -2,11 +2,11 @@
 //!
 //! No such engine accepts a draft as a draft. Two kinds of call make it judge one all the same:
 //!
-//! * **Fan-out**: one call with a prompt per node (the text and the path to the node), for one token each. The tokens are
-//!   the engine's own draws at the nodes. So walking them is exact for every stateless sampler.
-//! * **Chain**: one call whose prompt is the text followed by the draft, for the log-probabilities of the prompt. The best
-//!   token at each position is the one that greedy decoding would emit there. A position without a certain best token
-//!   (not computed, not a number, a tie) is left open.
+//! * **Fan-out**: one call with a prompt per node (the text and the path to the node), for one token each. The tokens
+//!   are the engine's own draws at the nodes. So walking them is exact for every stateless sampler.
+//! * **Chain**: one call whose prompt is the text followed by the draft, for the log-probabilities of the prompt. The
+//!   best token at each position is the one that greedy decoding would emit there. A position without a certain best
+//!   token (not computed, not a number, a tie) is left open.
 //!
 //! Both give the engine's next token at the end of the text and at each node. A position is also left open where the
 //! engine would end with a token that the request does not know as an end: only a stream can end that way.
@@ -23,8 +23,8 @@ pub trait DraftVerifier: Send + Sync {
     /// The kinds of verify calls that the engine supports. They do not change while it lives.
     fn abilities(&self) -> VerifyAbilities;
 
-    /// Judges a draft by one of the supported methods, and generates nothing beyond it. Dropping the future aborts the
-    /// engine's work.
+    /// Judges a draft by one of the supported methods, and generates nothing beyond it. Dropping the future aborts
+    /// the engine's work.
     ///
     /// # Errors
     /// The engine cannot be reached or refuses. Nothing has been generated then.
@@ -68,8 +68,8 @@ impl VerifyAbilities {
         self.chain || self.fan_out
     }
 
-    /// The methods that can judge drafts of a request, the better one first. A method is left out if its response would
-    /// lack something that the request asks for, or if the engine would sample differently than in a stream.
+    /// The methods that can judge drafts of a request, the better one first. A method is left out if its response
+    /// would lack something that the request asks for, or if the engine would sample differently than in a stream.
     pub fn methods(&self, sampling: &Sampling) -> impl Iterator<Item = VerifyMethod> {
         // Only streams carry log-probabilities of the output.
         let plain = sampling.top_logprobs.is_none();
@@ -166,8 +166,8 @@ impl DraftVerdict {
         Ok(DraftVerdict { next_tokens })
     }
 
-    /// Reads the response to a chain: the best tokens of its last positions, as far as they are certain, and the token
-    /// after the draft.
+    /// Reads the response to a chain: the best tokens of its last positions, as far as they are certain, and the
+    /// token after the draft.
     pub(super) fn from_chain(
         request: &VerifyRequest,
         best: impl DoubleEndedIterator<Item = Option<TokenId>>,
@@ -182,12 +182,13 @@ impl DraftVerdict {
     }
 }
 
-/// Margin by which the best token of a position must beat the second one, natural logarithm. Prompts and single tokens are
-/// computed by different kernels with different rounding: with a smaller margin, decoding might choose the other token.
+/// Margin by which the best token of a position must beat the second one, natural logarithm. Prompts and single
+/// tokens are computed by different kernels with different rounding: with a smaller margin, decoding might choose the
+/// other token.
 const MARGIN_MIN: f32 = 0.05;
 
-/// The best token of a position, given the log-probabilities of some of its best tokens. `None` if two are about equal, or
-/// if a value is no log-probability, which means that the position was not computed.
+/// The best token of a position, given the log-probabilities of some of its best tokens. `None` if two are about
+/// equal, or if a value is no log-probability, which means that the position was not computed.
 pub(super) fn certain_best(best: impl IntoIterator<Item = (TokenId, f32)>) -> Option<TokenId> {
     let best: Vec<(TokenId, f32)> = best.into_iter().collect();
     // Rounding can give values slightly above 0.

@@ -6,6 +6,8 @@ pub(crate) mod completions;
 mod llama_cpp;
 mod sglang;
 mod tensorrt_llm;
+#[cfg(test)]
+mod tests;
 mod text_only;
 mod vllm;
 
@@ -45,8 +47,8 @@ pub(crate) trait Dialect: Send + Sync {
     /// This wire format cannot express the request.
     fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError>;
 
-    /// The body of a request that introduces a namespace to an engine with the Refrain plugin inside. It must generate
-    /// exactly as many tokens as it asks for.
+    /// The body of a request that introduces a namespace to an engine with the Refrain plugin inside. It must
+    /// generate exactly as many tokens as it asks for.
     ///
     /// # Errors
     /// As for [`Dialect::body`].

@@ -1,7 +1,7 @@
 //! Introductions of namespaces to a restarted engine with the Refrain plugin inside.
 //!
-//! A restarted engine has no namespaces. It would meet each one with its first request, which is too late to draft for
-//! that request. So the worker sends one short request per recently used namespace as soon as the engine is back.
+//! A restarted engine has no namespaces. It would meet each one with its first request, which is too late to draft
+//! for that request. So the worker sends one short request per recently used namespace as soon as the engine is back.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,8 +15,8 @@ use refrain_service_kit::random;
 use super::generate::{AttachedDocument, GenerateRequest};
 use super::streaming::IntroductionCounts;
 
-/// The recently used namespaces, and which of them the engine still lacks. It has no clock and does no I/O: the caller
-/// that confirms the engine also sends the introductions.
+/// The recently used namespaces, and which of them the engine still lacks. It has no clock and does no I/O: the
+/// caller that confirms the engine also sends the introductions.
 pub(super) struct Introductions {
     attempts_max: u32,
     state: Mutex<IntroductionState>,
@@ -88,7 +88,7 @@ impl Introductions {
 
     /// Records that the engine accepted an introduction.
     pub(super) fn succeeded(&self) {
-        self.lock().counts.told += 1;
+        self.lock().counts.succeeded += 1;
     }
 
     /// Records that an introduction failed. The next check repeats it, unless this was the last attempt.
@@ -111,17 +111,17 @@ impl Introductions {
     }
 }
 
-/// A check whether the engine is reachable. Dropping it without an answer, as a timeout does, means that the engine is
-/// away.
+/// A check whether the engine is reachable. Dropping it without an answer, as a timeout does, means that the engine
+/// is away.
 pub(super) struct EngineCheck<'a> {
     introductions: &'a Introductions,
     is_reachable: bool,
 }
 
 impl EngineCheck<'_> {
-    /// Records that the engine answers. Returns the introductions that are due, the most recently used namespace last,
-    /// since the plugin evicts namespaces in the order in which it met them. If the engine was away, all namespaces are
-    /// due except those with an expired signature.
+    /// Records that the engine answers. Returns the introductions that are due, the most recently used namespace
+    /// last, since the plugin evicts namespaces in the order in which it met them. If the engine was away, all
+    /// namespaces are due except those with an expired signature.
     pub(super) fn engine_is_reachable(mut self, now_s: u64) -> Vec<Introduction> {
         self.is_reachable = true;
         let mut state = self.introductions.lock();
@@ -266,7 +266,7 @@ mod tests {
         introductions.failed(&due[0]);
         assert_eq!(introductions.begin_check().engine_is_reachable(NOW_S), []);
         let counts = IntroductionCounts {
-            told: 1,
+            succeeded: 1,
             failed: 2,
             expired: 0,
         };

@@ -94,7 +94,7 @@ pub struct StreamingLoad {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IntroductionCounts {
     /// The engine accepted the namespace.
-    pub told: u64,
+    pub succeeded: u64,
     /// The engine could not be reached, or refused the namespace.
     pub failed: u64,
     /// The signature of the namespace had become too old.

@@ -1,7 +1,7 @@
 //! The label values of metrics that have a fixed set of them.
 
-/// The limits whose rejections are counted. Every limit is registered at the start, since a rate over a counter that does
-/// not exist yet shows nothing.
+/// The limits whose rejections are counted. Every limit is registered at the start, since a rate over a counter that
+/// does not exist yet shows nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RejectionLimit {
     /// All slots were taken.

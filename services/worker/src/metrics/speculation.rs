@@ -1,14 +1,11 @@
-//! Metrics of drafts: their tokens, the router's decisions, and the gain that they bring.
+//! The collectors of drafts: their tokens, the router's decisions, and the gain that they bring.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use prometheus::{CounterVec, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
-use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;
-
-use super::WorkerMetrics;
 
 /// Tokens of drafts, and the router's decisions.
 #[derive(Clone)]
@@ -19,24 +16,24 @@ pub(super) struct DraftMetrics {
     emitted: IntCounterVec,
     /// The children of these counters: tokens come too often to look the children up by their labels.
     by_source: Arc<RwLock<HashMap<(DraftSource, DraftScope), SourceCounters>>>,
-    decisions: IntCounterVec,
-    accepted_length: HistogramVec,
-    expected_tokens: CounterVec,
-    expected_accepted: IntCounterVec,
-    budget: IntCounterVec,
-    chances_calls: IntCounterVec,
+    pub(super) decisions: IntCounterVec,
+    pub(super) accepted_length: HistogramVec,
+    pub(super) expected_tokens: CounterVec,
+    pub(super) expected_accepted: IntCounterVec,
+    pub(super) budget: IntCounterVec,
+    pub(super) chances_calls: IntCounterVec,
 }
 
 /// The gain that drafts bring, and whether they are in use.
 #[derive(Clone)]
 pub(super) struct GainMetrics {
-    threshold: GaugeVec,
-    self_draft_accepted_length: GaugeVec,
-    self_draft_gain: GaugeVec,
-    self_draft_in_use: IntGaugeVec,
-    gain: GaugeVec,
-    drafts_in_use: IntGaugeVec,
-    step_cost_error: GaugeVec,
+    pub(super) threshold: GaugeVec,
+    pub(super) self_draft_accepted_length: GaugeVec,
+    pub(super) self_draft_gain: GaugeVec,
+    pub(super) self_draft_in_use: IntGaugeVec,
+    pub(super) gain: GaugeVec,
+    pub(super) drafts_in_use: IntGaugeVec,
+    pub(super) step_cost_error: GaugeVec,
 }
 
 /// The counters of one source and scope.
@@ -116,6 +113,39 @@ impl DraftMetrics {
             )?,
         })
     }
+
+    /// Counts the tokens of a step.
+    pub(super) fn count(
+        &self,
+        model: &str,
+        source: DraftSource,
+        scope: DraftScope,
+        counts: StepCounts,
+    ) {
+        let key = (source, scope);
+        let known = self
+            .by_source
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(counters) = known.get(&key) {
+            counters.add(counts);
+            return;
+        }
+        drop(known);
+        let labels = [model, source.as_str(), scope.as_str()];
+        let counters = SourceCounters {
+            steps: self.steps.with_label_values(&labels),
+            drafted: self.drafted.with_label_values(&labels),
+            accepted: self.accepted.with_label_values(&labels),
+            emitted: self.emitted.with_label_values(&labels),
+        };
+        counters.add(counts);
+        let mut known = self
+            .by_source
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        known.insert(key, counters);
+    }
 }
 
 impl GainMetrics {
@@ -159,145 +189,5 @@ impl GainMetrics {
                 &["model"],
             )?,
         })
-    }
-}
-
-impl WorkerMetrics {
-    /// Counts the tokens of a step.
-    pub(crate) fn step(&self, source: DraftSource, scope: DraftScope, counts: StepCounts) {
-        self.goodput_tokens.inc_by(counts.emitted);
-        let drafts = &self.drafts;
-        let key = (source, scope);
-        let known = drafts
-            .by_source
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(counters) = known.get(&key) {
-            counters.add(counts);
-            return;
-        }
-        drop(known);
-        let labels = [self.model.as_str(), source.as_str(), scope.as_str()];
-        let counters = SourceCounters {
-            steps: drafts.steps.with_label_values(&labels),
-            drafted: drafts.drafted.with_label_values(&labels),
-            accepted: drafts.accepted.with_label_values(&labels),
-            emitted: drafts.emitted.with_label_values(&labels),
-        };
-        counters.add(counts);
-        let mut known = drafts
-            .by_source
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        known.insert(key, counters);
-    }
-
-    /// Counts a decision of the router and its reason.
-    pub(crate) fn decision(&self, (decision, reason): (&str, &str)) {
-        self.drafts
-            .decisions
-            .with_label_values(&[self.model.as_str(), decision, reason])
-            .inc();
-    }
-
-    /// Counts the draft tokens that a budget admitted and refused.
-    pub(crate) fn budget(&self, admitted: u32, refused: u32) {
-        for (outcome, tokens) in [("admitted", admitted), ("refused", refused)] {
-            self.drafts
-                .budget
-                .with_label_values(&[self.model.as_str(), outcome])
-                .inc_by(u64::from(tokens));
-        }
-    }
-
-    /// Counts the expected and the accepted tokens of a draft.
-    pub(crate) fn expectation(&self, source: DraftSource, expected: f32, accepted: u32) {
-        let labels = [self.model.as_str(), source.as_str()];
-        self.drafts
-            .expected_tokens
-            .with_label_values(&labels)
-            .inc_by(f64::from(expected.max(0.0)));
-        self.drafts
-            .expected_accepted
-            .with_label_values(&labels)
-            .inc_by(u64::from(accepted));
-    }
-
-    /// Counts an exchange of acceptance statistics with the store.
-    pub(crate) fn chances_call(&self, is_answered: bool) {
-        let outcome = if is_answered { "answered" } else { "failed" };
-        self.drafts
-            .chances_calls
-            .with_label_values(&[self.model.as_str(), outcome])
-            .inc();
-    }
-
-    /// Observes the mean accepted length of a chunk.
-    pub(crate) fn request_length(&self, emitted: u64, steps: u64) {
-        if steps > 0 {
-            self.drafts
-                .accepted_length
-                .with_label_values(&[self.model.as_str()])
-                .observe(emitted as f64 / steps as f64);
-        }
-    }
-
-    /// Sets the error of the expected step times, as a share.
-    pub(crate) fn step_cost_error(&self, share: f64) {
-        self.gains
-            .step_cost_error
-            .with_label_values(&[self.model.as_str()])
-            .set(share);
-    }
-
-    /// Sets the threshold of the score router.
-    pub(crate) fn threshold(&self, in_force: f32) {
-        self.gains
-            .threshold
-            .with_label_values(&[self.model.as_str()])
-            .set(f64::from(in_force));
-    }
-
-    /// Sets the accepted length of the engine's own drafter.
-    pub(crate) fn self_draft_accepted_length(&self, kind: DrafterKind, tokens: f64) {
-        self.gains
-            .self_draft_accepted_length
-            .with_label_values(&[self.model.as_str(), kind.as_str()])
-            .set(tokens);
-    }
-
-    /// Sets the gate of the engine's own drafter for batches of up to `batch`.
-    pub(crate) fn self_draft_gate(
-        &self,
-        kind: DrafterKind,
-        batch: u32,
-        in_use: bool,
-        gain: Option<f64>,
-    ) {
-        let batch = batch.to_string();
-        let labels = [self.model.as_str(), kind.as_str(), batch.as_str()];
-        let (uses, gains) = (&self.gains.self_draft_in_use, &self.gains.self_draft_gain);
-        set_gate(uses, gains, &labels, in_use, gain);
-    }
-
-    /// Sets the guard's state of drafts for batches of up to `batch`.
-    pub(crate) fn guard_gate(&self, batch: u32, in_use: bool, gain: Option<f64>) {
-        let batch = batch.to_string();
-        let labels = [self.model.as_str(), batch.as_str()];
-        let (uses, gains) = (&self.gains.drafts_in_use, &self.gains.gain);
-        set_gate(uses, gains, &labels, in_use, gain);
-    }
-}
-
-fn set_gate(
-    uses: &IntGaugeVec,
-    gains: &GaugeVec,
-    labels: &[&str],
-    in_use: bool,
-    gain: Option<f64>,
-) {
-    uses.with_label_values(labels).set(i64::from(in_use));
-    if let Some(gain) = gain {
-        gains.with_label_values(labels).set(gain);
     }
 }

@@ -58,7 +58,7 @@ impl StreamingMetrics {
     /// Counts introductions.
     pub(crate) fn introduced(&self, counts: IntroductionCounts) {
         for (outcome, count) in [
-            ("told", counts.told),
+            ("told", counts.succeeded),
             ("failed", counts.failed),
             ("expired", counts.expired),
         ] {

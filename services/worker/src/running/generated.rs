@@ -34,8 +34,8 @@ impl ActiveRequest {
         self.cached_tokens = cached_tokens;
     }
 
-    /// The best draft at the end of the text, and the node that ends the output if it is accepted: a stop id, or the last
-    /// token that the request has room for.
+    /// The best draft at the end of the text, and the node that ends the output if it is accepted: a stop id, or the
+    /// last token that the request has room for.
     pub(crate) fn found(
         &self,
         params: &ProposeParams,

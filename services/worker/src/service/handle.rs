@@ -50,7 +50,8 @@ pub(crate) struct WorkerParts {
 }
 
 impl WorkerHandle {
-    /// Whether the worker can take new chunks: it does not drain, its engine answered last time, and its clock is right.
+    /// Whether the worker can take new chunks: it does not drain, its engine answered last time, and its clock is
+    /// right.
     pub fn readiness(&self) -> Result<(), String> {
         if self.parts.drain.is_draining() {
             Err("draining".into())

@@ -1,6 +1,6 @@
 //! Heartbeats to the scheduler.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,8 @@ use crate::worker_engine::WorkerEngine;
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Timeout of a call: one that hangs must not let all leases expire.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a confirmation of the engine stays valid. A full worker sends many heartbeats per second, to learn early about
-/// waiting tenants, and need not ask the engine each time.
+/// How long a confirmation of the engine stays valid. A full worker sends many heartbeats per second, to learn early
+/// about waiting tenants, and need not ask the engine each time.
 const CONFIRMED_FOR: Duration = Duration::from_millis(500);
 /// Shortest interval between heartbeats, whatever the scheduler asks for.
 const INTERVAL_MIN: Duration = Duration::from_millis(20);
@@ -30,6 +30,10 @@ pub(crate) struct Heartbeats {
     incarnation: u64,
     /// Time of the engine's last confirmation.
     confirmed: Mutex<Option<Instant>>,
+    /// Whether the last heartbeat failed. Only changes are logged, since heartbeats are repeated several times a second.
+    scheduler_fails: AtomicBool,
+    /// The same of the last confirmation of the engine.
+    engine_fails: AtomicBool,
 }
 
 impl Heartbeats {
@@ -43,6 +47,8 @@ impl Heartbeats {
             scheduler,
             incarnation,
             confirmed: Mutex::default(),
+            scheduler_fails: AtomicBool::default(),
+            engine_fails: AtomicBool::default(),
         })
     }
 
@@ -71,6 +77,9 @@ impl Heartbeats {
         let reply = tokio::time::timeout(CALL_TIMEOUT, self.scheduler.heartbeat(heartbeat)).await;
         match reply.unwrap_or_else(|_| Err(timeout_error("the scheduler"))) {
             Ok(reply) => {
+                if self.scheduler_fails.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the scheduler takes heartbeats again");
+                }
                 parts.reports.hear(reply.fallback);
                 if !reply.give_way.is_empty() {
                     // A driver that has stopped has no chunks to end.
@@ -81,7 +90,9 @@ impl Heartbeats {
             Err(error) => {
                 // Without a fresh report, no request is transferred to the other worker.
                 parts.reports.hear(None);
-                tracing::warn!(%error, "heartbeat failed");
+                if !self.scheduler_fails.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "heartbeats fail; trying again");
+                }
                 RETRY_PAUSE
             }
         }
@@ -96,8 +107,15 @@ impl Heartbeats {
         }
         let confirmed = tokio::time::timeout(CALL_TIMEOUT, parts.engine.confirm()).await;
         let confirmed = confirmed.unwrap_or_else(|_| Err(timeout_error("the engine")));
-        if let Err(error) = &confirmed {
-            tracing::warn!(%error, "engine not ready");
+        let failed_before = self
+            .engine_fails
+            .swap(confirmed.is_err(), Ordering::Relaxed);
+        match &confirmed {
+            Err(error) if !failed_before => {
+                tracing::warn!(%error, "engine not ready; trying again");
+            }
+            Ok(()) if failed_before => tracing::info!("engine ready again"),
+            _ => {}
         }
         *self.confirmed() = confirmed.is_ok().then(Instant::now);
         parts

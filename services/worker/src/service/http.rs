@@ -16,19 +16,19 @@ use refrain_service_kit::telemetry::Metrics;
 
 use super::handle::WorkerHandle;
 use super::keep_alive::KeepAlive;
-use crate::config::WorkerConfig;
+
 use crate::worker_engine::WorkerEngine;
 
 /// Maximum number of connections: one per running chunk of many gateways, and some for metrics.
 const CONNECTIONS_MAX: usize = 4096;
-/// Number of listener threads. One is enough: it parses chunk requests and relays tokens, and drafts are proposed elsewhere.
+/// Number of listener threads. One is enough: it parses chunk requests and relays tokens, and drafts are proposed
+/// elsewhere.
 const HTTP_THREADS: usize = 1;
 /// Largest request body, bytes: a context of a million tokens as JSON.
 const BODY_BYTES_MAX: usize = 8 << 20;
 
 /// Starts the listener.
 pub(crate) fn serve(
-    config: &WorkerConfig,
     listen: SocketAddr,
     worker: WorkerHandle,
     metrics: &Metrics,

@@ -15,8 +15,8 @@ const LINES_PER_TIMEOUT: u32 = 4;
 /// Shortest interval between empty lines. More of them would be traffic without information.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
 
-/// The lines of a stream, and empty lines while it is silent. The engine may be silent for minutes over a long prompt, and
-/// without empty lines a caller could not tell that from a worker that has stopped.
+/// The lines of a stream, and empty lines while it is silent. The engine may be silent for minutes over a long
+/// prompt, and without empty lines a caller could not tell that from a worker that has stopped.
 pub(super) struct KeepAlive<S> {
     lines: S,
     /// The interval of empty lines, and when the next one is due.

@@ -39,8 +39,8 @@ enum NextEvent {
     Timeout,
 }
 
-/// A chunk whose task runs. The task may be dropped at any time, together with the listener thread of its reader; then the
-/// chunk counts as cancelled.
+/// A chunk whose task runs. The task may be dropped at any time, together with the listener thread of its reader;
+/// then the chunk counts as cancelled.
 struct RunningTask {
     chunk: ActiveChunk,
     sink: OutputSink,

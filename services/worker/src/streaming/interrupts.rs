@@ -53,8 +53,8 @@ impl Interrupts {
         }
     }
 
-    /// A control message that has arrived already. A chunk whose stream is always ready never waits, so it would not poll
-    /// for interrupts.
+    /// A control message that has arrived already. A chunk whose stream is always ready never waits, so it would not
+    /// poll for interrupts.
     pub(super) fn pending_control(&mut self) -> Option<ChunkControl> {
         self.controls.try_recv().ok()
     }

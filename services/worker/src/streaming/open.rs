@@ -43,8 +43,8 @@ impl StreamContext {
         }
     }
 
-    /// Calls the engine, and repeats the call while that may help. Before the request's first token, retries draw on the
-    /// request's budget. After it, only this worker's own limit counts, anew after each token.
+    /// Calls the engine, and repeats the call while that may help. Before the request's first token, retries draw on
+    /// the request's budget. After it, only this worker's own limit counts, anew after each token.
     async fn open_with_retries(&self, chunk: &ActiveChunk) -> Result<GeneratedStream, ChunkEnding> {
         let failed = |error| self.engine_failed(error);
         // With jitter, since the chunks of a failed engine fail together.

@@ -1,7 +1,7 @@
 //! Step times of an engine that does not report them, measured by the gaps between its events.
 //!
-//! A streaming engine composes its batches itself, and sends an event to each request of a batch after each step. So the
-//! gap between two events of one request is a step, and all requests of the batch see the same gap.
+//! A streaming engine composes its batches itself, and sends an event to each request of a batch after each step. So
+//! the gap between two events of one request is a step, and all requests of the batch see the same gap.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -77,8 +77,8 @@ impl Drop for StreamClock {
 }
 
 impl StepGaps {
-    /// Records an event of a stream in a batch of `batch` streams. Returns `None` for the first event of a stream, and for
-    /// another piece of the same step.
+    /// Records an event of a stream in a batch of `batch` streams. Returns `None` for the first event of a stream,
+    /// and for another piece of the same step.
     pub(super) fn record(&mut self, last: &mut LastEvent, now: Instant, batch: u32) -> Option<Gap> {
         let before = last.0.replace(now)?;
         let gap = now.saturating_duration_since(before);

@@ -1,4 +1,4 @@
-//! An engine that generates by itself what a function says.
+//! A streaming engine whose target model is a function.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,44 +19,44 @@ use refrain_worker::{
 use crate::bench::*;
 use crate::fakes::{STOP, Target};
 
-/// Generates by itself what a target model says, and behaves as it is told.
+/// A streaming engine whose behaviour tests can script.
 pub(crate) struct FakeStream {
     pub(crate) capabilities: StreamingCapabilities,
     pub(crate) abilities: VerifyAbilities,
     pub(crate) target: Target,
-    /// Tokens of one piece.
+    /// Number of tokens in one piece.
     pub(crate) piece: usize,
     /// Pause before each piece.
     pub(crate) pause: Duration,
-    /// Has all its pieces at hand: nobody ever waits for one.
+    /// All pieces are ready at once.
     pub(crate) at_hand: bool,
-    /// Pieces that were taken from it.
+    /// Number of pieces that were read.
     pub(crate) taken: Arc<AtomicU64>,
-    /// Answers this many of the coming calls with an error of this kind.
+    /// Number of calls to come that are refused.
     pub(crate) refusals: AtomicU32,
     pub(crate) refusal: Mutex<ErrorKind>,
     pub(crate) refusal_code: Option<&'static str>,
-    /// Breaks off after this many pieces, in this many of the coming calls.
+    /// Number of calls to come that break after `breaks_after` pieces.
     pub(crate) breaks: AtomicU32,
     pub(crate) breaks_after: usize,
-    /// Longest text that it takes, whatever it says.
+    /// Longest text that it accepts, whatever its capabilities say.
     pub(crate) context: usize,
-    /// Leaves its own end token out.
+    /// The stream leaves out the end token.
     pub(crate) hides_stop: bool,
     pub(crate) asked: Mutex<VecDeque<GenerateRequest>>,
-    /// Drafts that it was to judge.
+    /// The received verify calls.
     pub(crate) judged: Mutex<Vec<VerifyRequest>>,
-    /// How long it takes to judge one.
+    /// Duration of a verify call.
     pub(crate) judging: Duration,
-    /// Answers this many of the coming verify calls with an error of the kind of refusals.
+    /// Number of verify calls to come that are refused, with the kind of error of `refusal`.
     pub(crate) call_refusals: AtomicU32,
-    /// Leaves the first place of this many of the coming chains open.
+    /// Number of chains to come whose first position is left open.
     pub(crate) blind_chains: AtomicU32,
     pub(crate) at_work: Arc<AtomicU64>,
 }
 
 impl FakeStream {
-    /// Waits until it works for nobody.
+    /// Waits until it works for no request.
     pub(crate) async fn becomes_free(&self) {
         eventually("the engine is free", || {
             self.at_work.load(Ordering::SeqCst) == 0
@@ -102,7 +102,7 @@ impl FakeStream {
     }
 }
 
-/// Counts one request for as long as its stream lives.
+/// Counts a request for as long as its stream lives.
 struct AtWork(Arc<AtomicU64>);
 
 impl Drop for AtWork {
@@ -138,15 +138,15 @@ impl StreamingEngine for FakeStream {
         }
         let room = self.context.saturating_sub(request.tokens.len());
         let most = room.min(request.tokens_max as usize);
-        let mut said = plainly(self.target, &request.tokens, most);
-        let end = match said.last() == Some(&STOP) {
+        let mut received = plainly(self.target, &request.tokens, most);
+        let end = match received.last() == Some(&STOP) {
             true => GeneratedEnd::Stop,
             false => GeneratedEnd::Length,
         };
         if self.hides_stop && end == GeneratedEnd::Stop {
-            said.pop();
+            received.pop();
         }
-        let mut pieces: Vec<Result<Generated, ApiError>> = said
+        let mut pieces: Vec<Result<Generated, ApiError>> = received
             .chunks(self.piece)
             .map(|piece| {
                 Ok(Generated::Tokens {
@@ -171,7 +171,7 @@ impl StreamingEngine for FakeStream {
             async move {
                 match pause {
                     Some(pause) => tokio::time::sleep(pause).await,
-                    // As a socket does that always has something: others get their turn.
+                    // Like a socket that is always ready: other tasks get their turn.
                     None => tokio::task::consume_budget().await,
                 }
                 taken.fetch_add(1, Ordering::SeqCst);
@@ -223,7 +223,7 @@ impl DraftVerifier for FakeStream {
         }
         let mut drawn: Vec<Option<TokenId>> =
             texts.iter().map(|text| Some((self.target)(text))).collect();
-        // Its own end, to a request that knows it for none, is told by streams alone; a chain's scores say the token.
+        // An end that the request does not know is left open, but the scores of a chain show the token.
         let stop_ids = &request.text.sampling.stop_token_ids;
         let ends = |drawn: &Option<TokenId>| *drawn == Some(STOP) && !stop_ids.contains(&STOP);
         let (chained, answered) = match request.method {
@@ -240,7 +240,7 @@ impl DraftVerifier for FakeStream {
     }
 }
 
-/// A worker that listens to it.
+/// A worker in front of the engine.
 pub(crate) async fn listening(
     engine: FakeStream,
     change: impl FnOnce(&mut WorkerConfig),
@@ -257,7 +257,7 @@ pub(crate) async fn listening(
     (engine.clone(), bench_with(engine, joined, change).await)
 }
 
-/// All that the store has of a request.
+/// The stored output of a request and its end.
 pub(crate) fn stored(
     bench: &Bench<FakeStream>,
     request: &ChunkRequest,
@@ -268,13 +268,13 @@ pub(crate) fn stored(
     Some((stored.tokens.clone(), stored.finish))
 }
 
-/// Waits until a request's output is in the store as cancelled, with so many tokens at least.
+/// Waits until the store has a request's output as cancelled, with at least `tokens_min` tokens.
 pub(crate) async fn kept_as_cancelled(
     bench: &Bench<FakeStream>,
     request: &ChunkRequest,
     tokens_min: usize,
 ) {
-    eventually("what was said is kept", || {
+    eventually("what was received is kept", || {
         stored(bench, request).is_some_and(|(tokens, finish)| {
             tokens.len() >= tokens_min && finish == Some(FinishReason::Cancelled)
         })

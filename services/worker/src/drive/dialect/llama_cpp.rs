@@ -24,8 +24,8 @@ impl VerifyDialect for LlamaCpp {
         for of_streams in ["stream", "return_progress"] {
             body[of_streams] = json!(false);
         }
-        // One seed for all prompts would draw the same noise at each node. This seed makes the server draw another one
-        // for each prompt.
+        // One seed for all prompts would draw the same noise at each node. This seed makes the server draw another
+        // one for each prompt.
         body["seed"] = json!(u32::MAX);
         Some((self.path(), body))
     }

@@ -95,8 +95,8 @@ struct Score {
 
 /// Reads the greedy tokens at the positions of the draft.
 ///
-/// The score of a position comes from the forward pass over the token before it. Tokens that were found in the cache have
-/// no such pass, and their rows hold leftovers. So a row counts only if the token before it was computed.
+/// The score of a position comes from the forward pass over the token before it. Tokens that were found in the cache
+/// have no such pass, and their rows hold leftovers. So a row counts only if the token before it was computed.
 fn chain_verdict(
     request: &VerifyRequest,
     response: ScoredPrompt,

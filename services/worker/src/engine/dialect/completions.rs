@@ -160,8 +160,8 @@ impl<'a> CompletionEvent<'a> {
 
 /// Decodes a stream whose choices hold token ids.
 ///
-/// The usage tells how much of the prompt was cached. It comes with every event, or in a separate event after the last
-/// token. The last token is held back until then, since its reader may stop listening with it.
+/// The usage tells how much of the prompt was cached. It comes with every event, or in a separate event after the
+/// last token. The last token is held back until then, since its reader may stop listening with it.
 pub(super) struct CompletionsDecoder {
     top: Option<u32>,
     has_begun: bool,

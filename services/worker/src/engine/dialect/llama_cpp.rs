@@ -1,8 +1,8 @@
 //! llama.cpp's llama-server, over `/completion`: token arrays in, token ids out.
 //!
 //! An event holds the id of one token, but the server sends no event while the text ends inside a character (see
-//! [`partial`]). The server supports no stop ids but the model's own, so the worker ends the call at others. Its prompt
-//! cache is shared by all requests.
+//! [`partial`]). The server supports no stop ids but the model's own, so the worker ends the call at others. Its
+//! prompt cache is shared by all requests.
 
 mod partial;
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Any server with OpenAI's `/v1/completions`: text in, text out.
 //!
-//! Such a server does not send token ids. A prompt is sent as text, and only if our tokenizer reads that text as the same
-//! tokens again, so that a user's text cannot become one of the model's markers. The output is tokenized piece by piece
-//! with our tokenizer. It is stored in a separate namespace, since the model may have used other tokens for it.
+//! Such a server does not send token ids. A prompt is sent as text, and only if our tokenizer reads that text as the
+//! same tokens again, so that a user's text cannot become one of the model's markers. The output is tokenized piece
+//! by piece with our tokenizer. It is stored in a separate namespace, since the model may have used other tokens for
+//! it.
 
 #[cfg(test)]
 mod tests;

@@ -84,8 +84,8 @@ impl Dialect for Vllm {
     }
 }
 
-/// The field for the priority: requests with a lower number go first. Without `--scheduling-policy priority`, vLLM 0.32
-/// accepts any number and ignores it, although its documentation says that it refuses all but 0.
+/// The field for the priority: requests with a lower number go first. Without `--scheduling-policy priority`, vLLM
+/// 0.32 accepts any number and ignores it, although its documentation says that it refuses all but 0.
 pub(crate) fn priority_field(request: &GenerateRequest) -> Option<(String, Value)> {
     let rank = match request.priority? {
         Priority::High => -1,

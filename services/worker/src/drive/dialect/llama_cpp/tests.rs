@@ -16,9 +16,9 @@ fn dialect() -> LlamaCpp {
 }
 
 #[test]
-fn prompts_of_a_fan_out_are_answered_each_with_what_is_drawn_there() {
+fn a_fan_out_returns_the_token_of_each_prompt() {
     let dialect = dialect();
-    // Its answer to a text with 679, 29 and, beside the first, 5 behind it; the last of them a stop id.
+    // The response for the text, for 679 after it, for 29 after that, and for 5 after the text.
     let recorded = r#"[{"index":0,"tokens":[679]},{"index":1,"tokens":[29]},{"index":2,"tokens":[2]},{"index":3,"tokens":[679]}]"#;
     let parents = [None, Some(0), None];
     let greedy = Sampling::default();
@@ -43,12 +43,12 @@ fn prompts_of_a_fan_out_are_answered_each_with_what_is_drawn_there() {
         (&body["n_predict"], &body["stream"]),
         (&json!(1), &json!(false))
     );
-    // Bytes of characters have ids of their own there; what it left out is not known.
+    // Parts of characters have ids of their own here. A token that is missing stays open.
     let asked = test_verify_request(VerifyMethod::FanOut, &[223], &[None], greedy.clone());
     let partial = br#"[{"index":1,"tokens":[130]},{"index":0,"tokens":[]}]"#;
     let verdict = dialect.verdict(&asked, partial).unwrap();
     assert_eq!(verdict.next_tokens, [None, Some(130)]);
-    // Where it ends by itself the place is open, unless the request ends there as well.
+    // A position where the engine ends is open, unless the request ends with that token too.
     let ended = br#"[{"index":0,"tokens":[2],"stop_type":"eos"},{"index":1,"tokens":[3],"stop_type":"limit"}]"#;
     let verdict = dialect.verdict(&asked, ended).unwrap();
     assert_eq!(verdict.next_tokens, [None, Some(3)]);
@@ -60,7 +60,7 @@ fn prompts_of_a_fan_out_are_answered_each_with_what_is_drawn_there() {
         let error = dialect.verdict(&asked, garbage).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Upstream);
     }
-    // Noise is drawn anew for every prompt, whatever the request's seed.
+    // Every prompt draws its own noise, whatever the seed of the request.
     let sampled = Sampling {
         temperature: 0.7,
         seed: 5,

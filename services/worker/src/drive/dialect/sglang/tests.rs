@@ -15,7 +15,7 @@ fn event(output_ids: &[TokenId], count: usize, finish: Value) -> Value {
 }
 
 #[test]
-fn a_chain_is_scored_from_the_end_of_the_text_on() {
+fn a_chain_is_scored_from_the_end_of_the_text() {
     let parents = [None, Some(0), Some(1)];
     let asked = test_verify_request(
         VerifyMethod::Chain,
@@ -43,17 +43,17 @@ fn a_chain_is_scored_from_the_end_of_the_text_on() {
         [[-0.2, 8, null], [-2.0, 7, null]]
     ]);
     let verdict = SgLang.verdict(&asked, answer.to_string().as_bytes());
-    // The second place is all but a tie.
+    // The second position is almost a tie.
     let drawn = [Some(5), None, Some(8), Some(9)];
     assert_eq!(verdict.unwrap().next_tokens, drawn);
-    // Without scores only what was drawn behind the draft is known.
+    // Without scores only the token after the draft is known.
     let bare = event(&[9], 1, Value::Null).to_string();
     let verdict = SgLang.verdict(&asked, bare.as_bytes()).unwrap();
     assert_eq!(verdict.next_tokens, [None, None, None, Some(9)]);
 }
 
 #[test]
-fn prompts_of_a_fan_out_have_names_that_one_abort_hits_and_no_seed() {
+fn one_abort_hits_all_prompts_of_a_fan_out() {
     let sampled = Sampling {
         temperature: 0.7,
         ..Sampling::default()
@@ -78,7 +78,7 @@ fn prompts_of_a_fan_out_have_names_that_one_abort_hits_and_no_seed() {
         let verdict = SgLang.verdict(asked, answers.to_string().as_bytes());
         verdict.unwrap().next_tokens
     };
-    // An end that the request does not know is the stream's to say.
+    // An end that the request does not know is left open.
     assert_eq!(read(&asked), [Some(5), None, Some(7)]);
     let mut known = asked;
     known.text.sampling.stop_token_ids = vec![2];

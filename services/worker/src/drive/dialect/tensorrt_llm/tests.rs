@@ -18,14 +18,14 @@ fn choice(token_ids: &[TokenId], finish_reason: Option<&str>, stop_reason: Value
 }
 
 #[test]
-fn a_fan_out_of_tensorrt_llm_asks_for_ids_and_for_nothing_that_it_forbids() {
+fn a_fan_out_requests_ids_and_no_unknown_fields() {
     let dialect = TensorRtLlm { model: "m".into() };
     let asked = test_verify_request(VerifyMethod::FanOut, &[5], &[None], Sampling::default());
     let (_, body) = dialect.verify_call(&asked).unwrap();
     assert_eq!(body["prompt"], json!([[1, 2], [1, 2, 5]]));
     assert_eq!(body["detokenize"], json!(false));
     assert!(body.get("stream_options").is_none());
-    // A stop id that is left out of the ids is told beside them.
+    // A stop id that is missing in the ids is named as the stop reason.
     let mut answer = choice(&[7], Some("length"), Value::Null);
     let mut stopped = choice(&[], Some("stop"), json!(2))["choices"][0].take();
     stopped["index"] = json!(1);
@@ -34,7 +34,7 @@ fn a_fan_out_of_tensorrt_llm_asks_for_ids_and_for_nothing_that_it_forbids() {
         let verdict = dialect.verdict(asked, answer.to_string().as_bytes());
         verdict.unwrap().next_tokens
     };
-    // An end that the request does not know is the stream's to say.
+    // An end that the request does not know is left open.
     assert_eq!(read(&asked), [Some(7), None]);
     let mut known = asked.clone();
     known.text.sampling.stop_token_ids = vec![2];

@@ -32,24 +32,24 @@ fn a_chain_is_read_from_the_scores_of_its_prompt() {
             .unwrap()
             .next_tokens
     };
-    // None of the three is what it would have said; behind them it says 3.
+    // Greedy decoding differs at all three positions; the token after the draft is 3.
     assert_eq!(read(recorded), [Some(201), Some(444), Some(16), Some(3)]);
-    // The pass over the last token of the text was not made, nor those before it: their rows say nothing.
+    // The passes up to the last token of the text were cached, so their rows do not count.
     let cached = |tokens: &str| recorded.replace("\"cached_tokens\":0", tokens);
     let found = read(&cached("\"cached_tokens\":2"));
     assert_eq!(found[0], Some(201));
     let found = read(&cached("\"cached_tokens\":4"));
     assert_eq!(found, [None, None, Some(16), Some(3)]);
-    // A server that does not say what it found may have found anything.
+    // A server that does not report cache hits may have cached everything.
     let found = read(&cached("\"other\":0"));
     assert_eq!(found, [None, None, None, Some(3)]);
-    // Some versions leave the rows of what they found out.
+    // Some versions leave out the rows of cached tokens.
     let rows = recorded.find("[null,{").unwrap()..recorded.find("{\"931\"").unwrap();
     let mut fewer = recorded.to_owned();
     fewer.replace_range(rows, "[");
     let fewer = fewer.replace("\"cached_tokens\":0", "\"cached_tokens\":3");
     assert_eq!(read(&fewer), [None, Some(444), Some(16), Some(3)]);
-    // Behind the draft it would end by itself.
+    // The engine would end after the draft.
     let ended = recorded.replace("\"finish_reason\":\"length\"", "\"finish_reason\":\"stop\"");
     assert_eq!(read(&ended), [Some(201), Some(444), Some(16), None]);
     for garbage in ["{}", "<html>"] {
@@ -59,7 +59,7 @@ fn a_chain_is_read_from_the_scores_of_its_prompt() {
 }
 
 #[test]
-fn a_chain_is_asked_for_within_the_namespace_and_from_the_cache() {
+fn a_chain_uses_the_cache_of_its_namespace() {
     let asked = asked(VerifyMethod::Chain, &[1, 2], &[5, 6]);
     let (path, body) = vllm().verify_call(&asked).unwrap();
     assert_eq!(path, "/inference/v1/generate");
@@ -72,7 +72,7 @@ fn a_chain_is_asked_for_within_the_namespace_and_from_the_cache() {
 }
 
 #[test]
-fn prompts_of_a_fan_out_are_answered_by_their_index() {
+fn a_fan_out_is_read_by_index() {
     let asked_both = asked(VerifyMethod::FanOut, &[1, 85], &[426]);
     let recorded = include_str!("recorded/fan_out.json");
     let verdict = vllm().verdict(&asked_both, recorded.as_bytes()).unwrap();

@@ -1,5 +1,5 @@
-//! Streams of a real vLLM 0.32 with the shipped model; and, written out by hand, what of the documented shapes of vLLM and
-//! TensorRT-LLM they do not show.
+//! Streams of a real vLLM 0.32 with the shipped model, and streams in the documented shapes of vLLM and TensorRT-LLM
+//! that are written by hand.
 
 use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ErrorKind, TokenId};
@@ -38,22 +38,22 @@ fn read_text(recorded: &str, sampling: Sampling) -> Result<Vec<Generated>, ApiEr
 }
 
 #[test]
-fn a_real_stream_ends_with_its_stop_id_and_tells_of_the_cache_first() {
+fn a_recorded_stream_ends_with_its_stop_id() {
     let recorded = include_str!("recorded/stop.sse");
     let pieces = read_text(recorded, Sampling::default()).unwrap();
-    let said = pieces.iter().flat_map(|piece| match piece {
+    let output = pieces.iter().flat_map(|piece| match piece {
         Generated::Tokens { tokens, .. } => tokens.clone(),
         _ => Vec::new(),
     });
-    let said: Vec<TokenId> = said.collect();
-    assert_eq!(said, [523, 524, 1354, 490, 295, 466, 359, 525]);
+    let output: Vec<TokenId> = output.collect();
+    assert_eq!(output, [523, 524, 1354, 490, 295, 466, 359, 525]);
     let place = pieces.len() - 3;
     assert_eq!(pieces[place], Generated::Begun { cached_tokens: 0 });
     assert_eq!(
         pieces[place + 1..],
         [tokens(&[525]), Generated::End(GeneratedEnd::Stop)]
     );
-    // A server that sends no usage ends all the same.
+    // The stream of a server that sends no usage ends too.
     let without: String = recorded
         .split_inclusive("\n\n")
         .filter(|event| !event.contains("\"choices\":[]"))
@@ -63,7 +63,7 @@ fn a_real_stream_ends_with_its_stop_id_and_tells_of_the_cache_first() {
 }
 
 #[test]
-fn a_real_streams_log_probabilities_are_read() {
+fn recorded_log_probabilities_are_read() {
     let asks = Sampling {
         top_logprobs: Some(1),
         ..Sampling::default()
@@ -89,7 +89,7 @@ fn a_real_streams_log_probabilities_are_read() {
 }
 
 #[test]
-fn tokens_an_end_and_the_cache() {
+fn tokens_end_and_cached_length_are_read() {
     let usage = json!({"id": "c", "choices": [], "usage": {"prompt_tokens": 9}});
     let events = [
         choice(&[5, 6], None, Value::Null),
@@ -108,7 +108,7 @@ fn tokens_an_end_and_the_cache() {
 }
 
 #[test]
-fn a_stop_id_is_emitted_whether_it_was_sent_or_named() {
+fn a_stop_id_is_emitted_from_the_ids_or_the_stop_reason() {
     for sent in [&[7, 2][..], &[7]] {
         let events = [choice(sent, Some("stop"), json!(2))];
         let read = read(&events, Sampling::default()).unwrap();
@@ -151,7 +151,7 @@ fn log_probabilities_are_read_by_token_id() {
 }
 
 #[test]
-fn what_is_no_such_stream_is_an_error() {
+fn other_streams_are_errors() {
     let text_only = json!({"choices": [{"index": 0, "text": "hi", "finish_reason": null}]});
     let aborted = choice(&[1], Some("abort"), Value::Null);
     let failed =
@@ -163,7 +163,7 @@ fn what_is_no_such_stream_is_an_error() {
 }
 
 #[test]
-fn nothing_of_the_sampling_is_left_to_the_models_defaults() {
+fn neutral_sampling_parameters_are_sent_too() {
     let plain = test_request(&[1, 2], Sampling::default());
     let vllm = Vllm { model: "m".into() }.body(&plain).unwrap();
     let tensorrt = TensorRtLlm { model: "m".into() }.body(&plain).unwrap();
@@ -182,7 +182,7 @@ fn nothing_of_the_sampling_is_left_to_the_models_defaults() {
 }
 
 #[test]
-fn only_what_was_asked_for_is_sent() {
+fn optional_fields_are_sent_only_on_request() {
     let plain = test_request(&[1, 2], Sampling::default());
     let vllm = Vllm { model: "m".into() };
     let body = vllm.body(&plain).unwrap();
@@ -192,7 +192,7 @@ fn only_what_was_asked_for_is_sent() {
     assert_eq!(body["prompt"], json!([1, 2]));
     assert_eq!(body["max_tokens"], 7);
     assert_eq!(body["return_token_ids"], true);
-    // Tenants do not find each other's KV.
+    // Tenants do not share KV cache.
     assert_eq!(body["cache_salt"], "000000000000000000000000000000cd");
     let all = Sampling {
         temperature: 0.7,

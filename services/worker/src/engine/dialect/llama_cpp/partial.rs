@@ -1,10 +1,10 @@
 //! Recovery of the token ids that llama-server does not send.
 //!
-//! While its text ends inside a character, the server sends no event. The next event holds the text of all tokens since
-//! then, but only the id of the last one. The count of generated tokens tells how many ids are missing. Each missing
-//! token ended inside a character, and together they spell the text without the last token's part. With a byte-level
-//! vocabulary this nearly always leaves one solution. Several solutions spell the same text; the one with the longest
-//! first tokens is taken, as an encoder would.
+//! While its text ends inside a character, the server sends no event. The next event holds the text of all tokens
+//! since then, but only the id of the last one. The count of generated tokens tells how many ids are missing. Each
+//! missing token ended inside a character, and together they spell the text without the last token's part. With a
+//! byte-level vocabulary this nearly always leaves one solution. Several solutions spell the same text; the one with
+//! the longest first tokens is taken, as an encoder would.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -70,8 +70,8 @@ impl Fragments {
         })
     }
 
-    /// Splits `bytes[from..]` into `left` fragments, the longest first. `dead` holds the states that lead nowhere, so that
-    /// each is tried once.
+    /// Splits `bytes[from..]` into `left` fragments, the longest first. `dead` holds the states that lead nowhere, so
+    /// that each is tried once.
     fn split(
         &self,
         bytes: &[u8],

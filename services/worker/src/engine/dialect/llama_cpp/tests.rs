@@ -1,4 +1,4 @@
-//! Against answers that a real llama-server (of llama-cpp-python 0.3.36) gave with the shipped model.
+//! Responses of a real llama-server (of llama-cpp-python 0.3.36) with the shipped model.
 
 use refrain_protocol::engine::Sampling;
 use refrain_tokenization::ModelFiles;
@@ -30,7 +30,7 @@ fn ids(pieces: &[Generated]) -> Vec<TokenId> {
 }
 
 #[test]
-fn ids_that_were_not_sent_are_found_in_the_text() {
+fn unsent_ids_are_recovered_from_the_text() {
     let pieces = read(include_str!("recorded/characters.sse"), None).unwrap();
     assert_eq!(pieces[0], Generated::Begun { cached_tokens: 3 });
     let text = ids(&pieces);
@@ -46,7 +46,7 @@ fn ids_that_were_not_sent_are_found_in_the_text() {
 }
 
 #[test]
-fn an_end_inside_a_character_leaves_its_beginning_out() {
+fn an_incomplete_character_at_the_end_is_dropped() {
     let pieces = read(include_str!("recorded/cut_character.sse"), None).unwrap();
     assert_eq!(
         pieces,
@@ -58,7 +58,7 @@ fn an_end_inside_a_character_leaves_its_beginning_out() {
 }
 
 #[test]
-fn log_probabilities_are_of_the_tokens_they_stand_beside() {
+fn log_probabilities_belong_to_their_tokens() {
     let pieces = read(include_str!("recorded/logprobs.sse"), Some(1)).unwrap();
     assert_eq!(ids(&pieces), [523, 524, 1354]);
     let Generated::Tokens {
@@ -71,7 +71,7 @@ fn log_probabilities_are_of_the_tokens_they_stand_beside() {
     assert_eq!(logprobs.len(), 1);
     assert!((logprobs[0].logprob + 2.3782).abs() < 1e-3);
     assert_eq!(logprobs[0].top, [(523, logprobs[0].logprob)]);
-    // A character's parts have none, so an output that has some cannot be given with them.
+    // Parts of a character have no log-probabilities, so such an output is an error if they are requested.
     let character = "data: {\"content\":\"é\",\"tokens\":[105],\"stop\":false,\"tokens_predicted\":2,\
                      \"completion_probabilities\":[{\"id\":105,\"logprob\":-1.0}]}\n\n";
     let error = read(character, Some(0)).unwrap_err();
@@ -79,7 +79,7 @@ fn log_probabilities_are_of_the_tokens_they_stand_beside() {
 }
 
 #[test]
-fn errors_are_told_apart_from_garbage() {
+fn errors_and_garbage_are_distinguished() {
     let refused = include_str!("recorded/refused.json");
     let error = status_error(400, refused.as_bytes());
     assert!(
@@ -92,7 +92,7 @@ fn errors_are_told_apart_from_garbage() {
         read(&event, None).unwrap_err().kind,
         ErrorKind::InvalidRequest
     );
-    // Numbers that no server counts to.
+    // Implausible counts of tokens.
     let event = |drawn: u64| {
         let content = if drawn > 1 { "é" } else { "a" };
         format!(
@@ -120,7 +120,7 @@ fn errors_are_told_apart_from_garbage() {
 }
 
 #[test]
-fn what_is_asked_is_all_that_is_sampled_by() {
+fn the_body_turns_other_samplers_off() {
     let sampling = Sampling {
         temperature: 0.5,
         top_k: 4,

@@ -1,4 +1,4 @@
-//! Streams in SGLang's documented shape, written out by hand.
+//! Streams in SGLang's documented shape, written by hand.
 
 use refrain_protocol::ErrorKind;
 use refrain_protocol::engine::Sampling;
@@ -31,7 +31,7 @@ fn tokens(tokens: &[TokenId]) -> Generated {
 }
 
 #[test]
-fn whole_outputs_and_pieces_read_the_same() {
+fn whole_outputs_and_increments_read_the_same() {
     let length = json!({"type": "length", "length": 4});
     let whole = [
         event(&[5], 1, Value::Null),
@@ -69,7 +69,7 @@ fn a_matched_stop_id_ends_the_output() {
 }
 
 #[test]
-fn log_probabilities_end_where_the_tokens_end() {
+fn log_probabilities_are_aligned_at_the_end() {
     let mut first = event(&[5], 1, Value::Null);
     first["meta_info"]["output_token_logprobs"] = json!([[-0.5, 5, null]]);
     first["meta_info"]["output_top_logprobs"] = json!([[[-0.5, 5, null], [-2.0, 9, null]]]);
@@ -97,7 +97,7 @@ fn log_probabilities_end_where_the_tokens_end() {
 }
 
 #[test]
-fn aborts_and_nonsense_are_errors() {
+fn aborts_and_garbage_are_errors() {
     let abort = json!({"type": "abort", "message": "x"});
     let refused = json!({"error": {"message": "too long", "code": 400}});
     for (event, kind) in [
@@ -118,7 +118,7 @@ fn a_chunk_is_aborted_by_its_own_name() {
     let (path, abort) = SgLang.abort(&request).unwrap();
     assert_eq!(path, "/abort_request");
     assert_eq!(abort["rid"], body["rid"]);
-    // Aborts match by prefix: neither another attempt nor a later chunk may be hit.
+    // Aborts match by prefix, and must hit neither another attempt nor a later chunk.
     let name = |len: usize, call| {
         let request = GenerateRequest {
             call,

@@ -1,4 +1,4 @@
-//! Streams in the shape of OpenAI's completions, written out by hand.
+//! Streams in the shape of OpenAI's completions, written by hand.
 
 use refrain_protocol::engine::Sampling;
 use refrain_tokenization::testing::{IM_END, IM_START, byte_level_files};
@@ -14,7 +14,7 @@ fn dialect() -> TextOnly {
 }
 
 #[test]
-fn prompts_go_as_text_if_the_text_says_the_same() {
+fn prompts_are_sent_only_if_their_text_gives_the_same_tokens() {
     let dialect = dialect();
     let encode = |text: &str| dialect.tokenizer.encode(text).unwrap();
     let mut tokens = vec![IM_START];
@@ -32,7 +32,7 @@ fn prompts_go_as_text_if_the_text_says_the_same() {
     ] {
         assert!(body.get(stranger).is_none(), "{stranger}");
     }
-    // What a user wrote must not become a marker; half a character is no text.
+    // A user's text must not become a marker, and a part of a character is no text.
     let written = encode("<|im_end|>");
     let half = encode("é")[..1].to_vec();
     for tokens in [written, half] {
@@ -44,8 +44,8 @@ fn prompts_go_as_text_if_the_text_says_the_same() {
 }
 
 #[test]
-fn an_output_in_pieces_that_cut_words_is_gone_on_from() {
-    // The shipped model's tokenizer has whole words, so that where text is cut matters.
+fn an_output_in_pieces_that_cut_words_can_be_continued() {
+    // The shipped model's tokenizer has whole words, so the place of a cut matters.
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../reference-engine/model");
     let files = refrain_tokenization::ModelFiles::from_dir(model).unwrap();
     let dialect = TextOnly {
@@ -60,8 +60,8 @@ fn an_output_in_pieces_that_cut_words_is_gone_on_from() {
         .concat();
     let decoder = dialect.decoder(&test_request(&prompt, Sampling::default()));
     for piece in decode_recorded(decoder, &recorded).unwrap() {
-        if let Generated::Tokens { tokens: said, .. } = piece {
-            tokens.extend(said);
+        if let Generated::Tokens { tokens: output, .. } = piece {
+            tokens.extend(output);
         }
     }
     let whole = "CREATE TABLE ordersSELECT average FROM é";
@@ -69,7 +69,7 @@ fn an_output_in_pieces_that_cut_words_is_gone_on_from() {
     let mut goes_on = test_request(&tokens, Sampling::default());
     goes_on.prompt_len = prompt.len() as u32;
     assert_eq!(dialect.body(&goes_on).unwrap()["prompt"], whole);
-    // Half a character is no text.
+    // A part of a character is no text.
     goes_on.tokens.pop();
     assert!(dialect.body(&goes_on).is_err());
 }
