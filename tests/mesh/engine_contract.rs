@@ -9,7 +9,7 @@ use refrain_protocol::engine::{
 };
 use refrain_protocol::{EngineSessionId, ErrorKind, NamespaceId, TokenId};
 use refrain_service_kit::http::MeshClient;
-use refrain_worker::{Engine, HttpEngine};
+use refrain_worker::{HttpEngine, VerifyingEngine};
 
 fn item(session: u128, open: bool, keep_len: u32, tokens: &[TokenId]) -> StepItem {
     StepItem {

@@ -9,7 +9,7 @@ use refrain_protocol::engine::{
 };
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TokenId};
 use refrain_rpc::{Worker, Workers};
-use refrain_worker::{Engine, WorkerHandle};
+use refrain_worker::{VerifyingEngine, WorkerHandle};
 
 /// The reference engine without HTTP in between.
 pub(crate) struct LocalEngine {
@@ -29,7 +29,7 @@ impl LocalEngine {
 }
 
 #[async_trait]
-impl Engine for LocalEngine {
+impl VerifyingEngine for LocalEngine {
     fn capabilities(&self) -> &EngineCapabilities {
         &self.capabilities
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use backon::{BackoffBuilder, ExponentialBuilder};
 use refrain_gateway::GatewayDeps;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{HttpDraftStore, HttpScheduler, HttpWorkers};
@@ -13,9 +14,7 @@ use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
-use refrain_worker::{
-    Dependencies, HttpEngine, ServedAs, StreamingEngine, WorkerEngine, connect_external,
-};
+use refrain_worker::{Dependencies, ExpectedModel, HttpEngine, WorkerEngine, connect_third_party};
 
 use crate::config::{MeshFile, Role};
 use crate::local::{LocalEngine, LocalWorkers};
@@ -25,7 +24,7 @@ use crate::local::{LocalEngine, LocalWorkers};
 /// said is to arrive there.
 pub struct Process {
     gateway: Option<refrain_gateway::Running>,
-    worker: Option<refrain_worker::RunningWorker>,
+    worker: Option<refrain_worker::WorkerServer>,
     scheduler: Option<refrain_scheduler::Running>,
     engine: Option<refrain_reference_engine::Running>,
     draft_store: Option<refrain_draft_store::Running>,
@@ -121,7 +120,7 @@ impl Process {
         };
         let auth = MeshAuth::new(&mesh)?;
         let engine = if file.worker.engine.is_external() {
-            WorkerEngine::Streaming(listen_to(&file).await?)
+            third_party_engine(&file).await?
         } else {
             let engine =
                 refrain_reference_engine::start(file.engine, auth.clone(), metrics.clone()).await?;
@@ -208,53 +207,62 @@ fn client(file: &MeshFile) -> anyhow::Result<MeshClient> {
     )
 }
 
-/// How long a worker waits for its engine to come up, and how often it looks.
-const ENGINE_START_TRIES: u32 = 600;
-const ENGINE_START_PAUSE: Duration = Duration::from_millis(500);
+/// Longest time that a worker waits for its engine to start: a large model loads for minutes.
+const ENGINE_START_MAX: Duration = Duration::from_secs(300);
+/// First and longest pause between two attempts to connect.
+const ENGINE_START_PAUSES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(2)];
 
 /// The engine of a worker's process.
 async fn engine(file: &MeshFile, client: &MeshClient) -> anyhow::Result<WorkerEngine> {
     if file.worker.engine.is_external() {
-        return Ok(WorkerEngine::Streaming(listen_to(file).await?));
+        return third_party_engine(file).await;
     }
     let client = client.at(&file.urls.engine);
     let engine = once_up(|| HttpEngine::connect(client.clone())).await?;
     Ok(WorkerEngine::Verifying(Arc::new(engine)))
 }
 
-/// An engine of another maker.
-async fn listen_to(file: &MeshFile) -> anyhow::Result<Arc<dyn StreamingEngine>> {
+/// A third-party engine.
+async fn third_party_engine(file: &MeshFile) -> anyhow::Result<WorkerEngine> {
     let config = &file.worker.engine;
     let files = model_files(&config.files).context("worker.engine.files")?;
     let served_model = match config.served_model.as_str() {
         "" => config.model.clone(),
         name => name.to_owned(),
     };
-    let served = ServedAs {
+    let expected = ExpectedModel {
         model: config.model.clone(),
         served_model,
         tokenizer: Arc::new(files.tokenizer().context("worker.engine.files")?),
         max_context: config.max_context.or_else(|| files.max_context()),
     };
-    once_up(|| connect_external(config, &file.urls.engine, served.clone())).await
+    once_up(|| connect_third_party(config, &file.urls.engine, expected.clone())).await
 }
 
-/// Waits for an engine to come up. One that is up and is not what it should be is not waited for.
+/// Waits for an engine to start. An engine that does not match the configuration is an error at once.
 async fn once_up<E, F>(mut connect: impl FnMut() -> F) -> anyhow::Result<E>
 where
     F: Future<Output = Result<E, ApiError>>,
 {
-    let mut tries = 0;
+    let [first, longest] = ENGINE_START_PAUSES;
+    let mut pauses = ExponentialBuilder::default()
+        .with_min_delay(first)
+        .with_max_delay(longest)
+        .with_total_delay(Some(ENGINE_START_MAX))
+        .without_max_times()
+        .with_jitter()
+        .build();
     loop {
-        match connect().await {
+        let error = match connect().await {
             Ok(engine) => return Ok(engine),
-            Err(error) if error.kind != ErrorKind::InvalidRequest && tries < ENGINE_START_TRIES => {
-                tries += 1;
-                tracing::warn!(%error, "the engine does not answer yet");
-                tokio::time::sleep(ENGINE_START_PAUSE).await;
-            }
-            Err(error) => return Err(error).context("the engine cannot be joined"),
-        }
+            Err(error) => error,
+        };
+        let is_final = error.kind == ErrorKind::InvalidRequest;
+        let Some(pause) = pauses.next().filter(|_| !is_final) else {
+            return Err(error).context("cannot connect to the engine");
+        };
+        tracing::warn!(%error, "the engine does not answer yet");
+        tokio::time::sleep(pause).await;
     }
 }
 

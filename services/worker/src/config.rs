@@ -1,4 +1,4 @@
-//! The worker's configuration: every limit has its name here.
+//! The worker's configuration.
 
 mod engine;
 mod speculation;
@@ -15,47 +15,51 @@ pub use speculation::{
 };
 
 /// The worker's section of the configuration.
+///
+/// Fields that are not deserialised are constants of production; tests in one process may set them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorkerConfig {
-    /// Its name; unique in the mesh.
+    /// Name of the worker, unique in the mesh.
     pub id: String,
-    /// Where the internal listener listens; none within one process.
+    /// Address of the internal listener; `None` within one process.
     pub listen: Option<SocketAddr>,
-    /// The URL that leases name: how gateways reach that listener.
+    /// URL by which gateways reach that listener; leases carry it.
     pub advertise_url: String,
-    /// Threads that serve HTTP.
-    pub http_threads: usize,
-    /// Largest request body, bytes.
-    pub body_bytes_max: usize,
-    /// Most chunks at once.
+    /// Maximum number of chunks at once.
     pub running_max: u32,
-    /// Most tokens of one engine step, context and drafts together.
+    /// Maximum number of tokens in one engine step, context and drafts together.
     pub step_tokens_max: u32,
-    /// Most prompt tokens of one request in one step, so that prefill does not stall decoding.
+    /// Maximum number of prompt tokens of one request in one step, so that prefill does not stall decoding.
     pub prefill_chunk_tokens: u32,
-    /// Steps that a slow reader of a chunk may lag behind before its request pauses.
-    pub event_queue: usize,
-    /// How long a reader may stand still with a full queue before its chunk ends, milliseconds. Its request goes on
-    /// under another lease once it has read what was said.
-    pub reader_stall_ms_max: u64,
-    /// How long a new chunk waits for a slot that is just being given back, milliseconds.
-    pub slot_wait_ms: u64,
-    /// How long the engine's steps are measured for before the first request, where it verifies drafts, milliseconds. 0
-    /// learns what they take from requests alone.
+    /// How long the steps of a verifying engine are measured before the first request, milliseconds. 0: step times
+    /// are learnt from requests alone.
     pub profile_ms_max: u64,
-    /// How long a drain lets chunks run before they are handed over, milliseconds.
+    /// How long a drain lets chunks finish before it evacuates them, milliseconds.
     pub drain_grace_ms: u64,
-    /// How long a worker that stops waits for the draft store to take outputs and what was learnt, milliseconds.
-    pub store_grace_ms: u64,
-    /// The engine that it drives.
+    /// The engine.
     pub engine: EngineConfig,
-    /// Drafting.
+    /// Drafts and their routing.
     pub speculation: SpeculationConfig,
     /// The worker's copy of the drafts.
     pub memory: MemoryConfig,
-    /// What is sent to the draft store.
+    /// The upload of outputs to the draft store.
     pub harvest: HarvestConfig,
+    /// Number of steps that the reader of a chunk may lag behind before its request pauses. 256 steps are a few
+    /// seconds of decoding.
+    #[serde(skip)]
+    pub event_queue: usize,
+    /// How long a reader may stall with a full queue before its chunk ends, milliseconds. The request continues under
+    /// another lease once the reader has read the queue. Two seconds are far longer than a network hiccup.
+    #[serde(skip)]
+    pub reader_stall_ms_max: u64,
+    /// How long a new chunk waits for a slot that is just becoming free, milliseconds: a few steps, which may be
+    /// slow.
+    #[serde(skip)]
+    pub slot_wait_ms: u64,
+    /// How long a stopping worker waits for the draft store to take outputs and statistics, milliseconds.
+    #[serde(skip)]
+    pub store_grace_ms: u64,
 }
 
 impl Default for WorkerConfig {
@@ -64,21 +68,19 @@ impl Default for WorkerConfig {
             id: "worker-0".into(),
             listen: None,
             advertise_url: String::new(),
-            http_threads: 1,
-            body_bytes_max: 8 << 20,
             running_max: 16,
             step_tokens_max: 256,
             prefill_chunk_tokens: 128,
-            event_queue: 256,
-            reader_stall_ms_max: 2_000,
-            slot_wait_ms: 1_000,
             profile_ms_max: 200,
             drain_grace_ms: 20_000,
-            store_grace_ms: 5_000,
             engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),
             memory: MemoryConfig::default(),
             harvest: HarvestConfig::default(),
+            event_queue: 256,
+            reader_stall_ms_max: 2_000,
+            slot_wait_ms: 1_000,
+            store_grace_ms: 5_000,
         }
     }
 }
@@ -101,8 +103,6 @@ impl Validate for WorkerConfig {
             self.step_tokens_max >= self.prefill_chunk_tokens.saturating_add(self.running_max),
             "step_tokens_max: at least prefill_chunk_tokens + running_max, so that every request can move",
         );
-        check(self.event_queue >= 1, "event_queue: at least 1");
-        check(self.http_threads >= 1, "http_threads: at least 1");
         self.engine.check(&mut check);
         self.speculation.check(&self.id, &mut check);
         self.memory.check(&mut check);
@@ -111,7 +111,7 @@ impl Validate for WorkerConfig {
             self.listen.is_none()
                 || self.advertise_url.starts_with("http://")
                 || self.advertise_url.starts_with("https://"),
-            "advertise_url: a worker that listens says under which http:// or https:// URL",
+            "advertise_url: a worker that listens needs its own http:// or https:// URL here",
         );
         faults
     }

@@ -1,111 +1,96 @@
-//! The decode loop: one task owns the batch and drives the engine step by step.
+//! The decode loop: one task owns the batch and drives a verifying engine step by step.
 //!
-//! Each turn takes in what arrived, drops what nobody reads any more, composes a step out of every request
-//! that can move, waits for the engine, and hands the tokens out. Beside the engine it awaits the store's look-ups
-//! alone, for a small share of a step: drafting takes microseconds, the harvest and the readers have queues of their
-//! own.
+//! Read [`DecodeLoop::run`] first. Each turn takes the commands that arrived, ends chunks that are over, composes a
+//! step out of every request that can move, awaits the engine, and hands the tokens out. Besides the engine, the loop
+//! awaits only remote look-ups, for a small share of a step. Drafting takes microseconds, and the uploader and the
+//! readers have queues of their own.
 //!
-//! Between two steps the engine has nothing to do, so only that stands there which the next step needs: the tokens go
-//! into the index and to the readers, and drafts are found and chosen. What the router learns from a step, the store's
-//! share and the figures are seen to while the engine computes the next one ([`DecodeLoop::catch_up`]). So a draft goes by
-//! what was learnt up to the step before the last.
+//! The engine is idle between two steps, so only the work that the next step needs is done there: the tokens go into
+//! the index and to the readers, and drafts are found and chosen. Learning, uploading and metrics wait until the
+//! engine computes the next step ([`DecodeLoop::catch_up`]). So a draft is chosen by what was learnt up to the step
+//! before the last one.
 
 mod compose;
-mod entry;
 mod lessons;
-mod outlet;
-mod stream;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use refrain_draft_replica::Elsewhere;
 use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent};
 use refrain_protocol::engine::{CloseRequest, StepResponse};
-use refrain_protocol::{ApiError, ErrorKind, LeaseId};
+use refrain_protocol::{ApiError, ErrorKind};
 use refrain_speculation::StepTaken;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use self::compose::{Composed, Member};
-use self::entry::{ENGINE_ROOM_PAUSE, Entry, Over, wait_for_room};
-use crate::engine::Engine;
+use crate::chunk::{ActiveChunk, Command, NewChunk, OutputSink, serve_cuts};
+use crate::engine::VerifyingEngine;
 use crate::fallback::FallbackWatch;
 use crate::goodput::Goodput;
 use crate::guard::Guard;
-use crate::metrics::WorkerMetrics;
+use crate::metrics::{ChunkOutcome, WorkerMetrics};
 use crate::proposers::Proposers;
 use crate::router::Router;
 use crate::running::Absorbed;
-use refrain_draft_replica::Elsewhere;
 
-pub(crate) use self::entry::{Slot, Start};
-pub(crate) use self::outlet::Outlet;
-pub(crate) use self::stream::{SharedHelpers, StreamDriver};
-
-/// What the loop is told.
-pub(crate) enum Command {
-    /// A chunk to decode.
-    Start(Box<Start>),
-    /// A reader has seen enough.
-    Cut(ChunkCut, oneshot::Sender<()>),
-    /// Hand over what still runs.
-    HandOver,
-    /// End these chunks for now: others have a turn.
-    GiveWay(Vec<LeaseId>),
-    /// Nothing begins any more: end with what still runs.
-    End,
-}
-
-/// The loop's fixed surroundings.
+/// The loop and everything that it works with.
 pub(crate) struct DecodeLoop {
-    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) engine: Arc<dyn VerifyingEngine>,
     pub(crate) router: Arc<Router>,
     pub(crate) fallback: FallbackWatch,
     pub(crate) guard: Guard,
     pub(crate) goodput: Goodput,
     pub(crate) elsewhere: Elsewhere,
     pub(crate) proposers: Proposers,
+    /// Maximum number of tokens in a step.
     pub(crate) step_tokens_max: u32,
+    /// Maximum number of prompt tokens of one request in a step.
     pub(crate) prefill_chunk_tokens: u32,
-    pub(crate) outlet: Outlet,
+    pub(crate) sink: OutputSink,
     pub(crate) metrics: WorkerMetrics,
+    /// Set to whether the engine answers.
     pub(crate) engine_ready: Arc<AtomicBool>,
+    /// How long a reader may stall before its chunk ends.
     pub(crate) reader_stall_max: Duration,
 }
 
 /// How a step was composed.
 #[derive(Clone, Copy, Debug)]
 struct HowComposed {
-    /// Drafts were held back.
+    /// Drafts were withheld.
     withholds: bool,
-    /// What it took, the wait for drafts of the store included.
+    /// Time to compose the step, seconds, including remote look-ups.
     seconds: f64,
 }
 
-/// How often stalled readers are looked at when nothing else happens.
+/// How often stalled readers are checked while nothing else happens.
 const STALL_CHECK: Duration = Duration::from_secs(1);
-/// Pauses after failed steps.
+/// Pause after a failed step.
 const ENGINE_FAILURE_PAUSE: Duration = Duration::from_millis(200);
-/// Whole-step refusals in a row that are waited out.
+/// Pause after the engine refused for lack of room without a hint how long.
+const ENGINE_FULL_PAUSE: Duration = Duration::from_millis(20);
+/// Number of consecutive refusals of whole steps before the requests of the step fail.
 const ENGINE_REFUSALS_MAX: u32 = 50;
 
 impl DecodeLoop {
-    /// Runs until it is told to end, or nobody can tell it anything any more, and nothing is left to decode.
+    /// Runs until it receives [`Command::End`] or all senders are gone, and the last chunk has ended.
     pub(crate) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let mut batch: Vec<Entry> = Vec::new();
-        let mut open = true;
-        // The request whose turn it is to be first, so that a full step starves nobody.
+        let mut batch: Vec<ActiveChunk> = Vec::new();
+        let mut is_open = true;
+        // The request that comes first in the next step. It rotates, so that a full step starves no request.
         let mut first = 0usize;
+        // Consecutive steps that the engine refused as a whole.
         let mut refusals = 0u32;
         // The last step, until it was learnt from.
         let mut taken: Option<StepTaken> = None;
-        while open || !batch.is_empty() {
-            while open && let Ok(command) = commands.try_recv() {
-                open = self.command(command, &mut batch);
+        while is_open || !batch.is_empty() {
+            while is_open && let Ok(command) = commands.try_recv() {
+                is_open = self.command(command, &mut batch);
             }
-            self.reap(&mut batch);
+            self.end_abandoned(&mut batch);
             first = if batch.is_empty() {
                 0
             } else {
@@ -121,51 +106,37 @@ impl DecodeLoop {
                 members,
                 propose_seconds,
             } = self.compose(&mut batch, movers, &found);
-            let compose_seconds = began.elapsed().as_secs_f64();
+            let composed = HowComposed {
+                withholds,
+                seconds: began.elapsed().as_secs_f64(),
+            };
             if request.items.is_empty() {
                 self.catch_up(&mut batch, taken.take());
-                // Nothing can move: a command, a reader that catches up or leaves, or the end of a pause.
-                let wait = wait_for_room(&batch);
-                tokio::select! {
-                    command = commands.recv(), if open => {
-                        open = command.is_some_and(|command| self.command(command, &mut batch));
-                    }
-                    () = wait, if !batch.is_empty() => {}
-                    () = self.goodput.wait_to_exchange() => {}
-                    // Readers that stand still too long are noticed by the next turn.
-                    () = tokio::time::sleep(STALL_CHECK), if !batch.is_empty() => {}
-                }
+                is_open = self.idle(&mut commands, is_open, &mut batch).await;
                 continue;
             }
             self.metrics.step_batch.observe(request.items.len() as f64);
-            let span = tracing::info_span!(parent: &batch[members[0].place].span, "engine_step", batch = members.len());
-            for member in &members[1..] {
-                span.follows_from(&batch[member.place].span);
-            }
             let engine = self.engine.clone();
+            let span = step_span(&members, &batch);
             let step = engine.step(request).instrument(span);
             let beside = async {
-                // Whoever carries the call to the engine may need this thread first.
+                // The call to the engine may need this thread first.
                 tokio::task::yield_now().await;
                 self.count(&members, &propose_seconds);
                 self.catch_up(&mut batch, taken.take());
             };
-            // In this order: the call is begun first.
+            // `join` polls in this order: the call begins before the work beside it.
             let (answer, ()) = futures_util::future::join(step, beside).await;
             match answer {
                 Ok(response) if response.results.len() == members.len() => {
                     refusals = 0;
                     self.engine_ready.store(true, Ordering::Relaxed);
-                    let composed = HowComposed {
-                        withholds,
-                        seconds: compose_seconds,
-                    };
                     taken = Some(self.observe(&response, &members, composed, &batch));
                     self.take(response, &members, &mut batch);
                 }
                 Ok(_) => {
                     let error = ApiError::new(ErrorKind::Upstream, "the engine broke its contract")
-                        .with_detail("another number of results than of items");
+                        .with_detail("the number of results differs from the number of items");
                     self.fail(error, &members, &mut batch);
                 }
                 Err(error)
@@ -174,7 +145,7 @@ impl DecodeLoop {
                     refusals += 1;
                     let pause = error
                         .retry_after_ms
-                        .map_or(ENGINE_ROOM_PAUSE, Duration::from_millis);
+                        .map_or(ENGINE_FULL_PAUSE, Duration::from_millis);
                     tokio::time::sleep(pause.min(Duration::from_secs(1))).await;
                 }
                 Err(error) => {
@@ -186,29 +157,48 @@ impl DecodeLoop {
                 }
             }
         }
-        serve_cuts(commands, &self.outlet, self.goodput.finish()).await;
+        serve_cuts(commands, &self.sink, self.goodput.finish()).await;
     }
 
-    /// Does what it is told. Says whether more may come.
-    fn command(&mut self, command: Command, batch: &mut Vec<Entry>) -> bool {
+    /// Waits while no request can move: for a command, for a reader that catches up or leaves, or for the end of a
+    /// pause. Returns whether more commands may come.
+    async fn idle(
+        &mut self,
+        commands: &mut mpsc::Receiver<Command>,
+        is_open: bool,
+        batch: &mut Vec<ActiveChunk>,
+    ) -> bool {
+        let movable = wait_until_movable(batch);
+        tokio::select! {
+            command = commands.recv(), if is_open => {
+                return command.is_some_and(|command| self.command(command, batch));
+            }
+            () = movable, if !batch.is_empty() => {}
+            () = self.goodput.wait_to_exchange() => {}
+            // The next turn ends the chunks of stalled readers.
+            () = tokio::time::sleep(STALL_CHECK), if !batch.is_empty() => {}
+        }
+        is_open
+    }
+
+    /// Carries out a command. Returns whether more commands may come.
+    fn command(&mut self, command: Command, batch: &mut Vec<ActiveChunk>) -> bool {
         match command {
             Command::Start(start) => self.start(*start, batch),
             Command::Cut(cut, done) => {
                 self.cut(cut, batch);
-                // Nobody waits any more: then nobody needs to know.
+                // An error means that the caller no longer waits.
                 let _ = done.send(());
             }
-            Command::HandOver => {
-                for mut entry in std::mem::take(batch) {
-                    self.settle(&mut entry);
-                    let end = entry.running.end(ChunkEndReason::Draining);
-                    let outcome = self.outlet.end(&mut entry, end);
-                    self.leave(entry, outcome, true);
+            Command::Evacuate => {
+                for mut chunk in std::mem::take(batch) {
+                    self.settle(&mut chunk);
+                    self.end(chunk, ChunkEndReason::Draining);
                 }
             }
             Command::GiveWay(leases) => {
                 for lease in leases {
-                    let place = batch.iter().position(|entry| entry.lease == lease);
+                    let place = batch.iter().position(|chunk| chunk.lease == lease);
                     if let Some(place) = place {
                         self.give_way(place, batch);
                     }
@@ -220,104 +210,109 @@ impl DecodeLoop {
     }
 
     /// Ends a chunk whose request goes on under another lease.
-    fn give_way(&mut self, place: usize, batch: &mut Vec<Entry>) {
-        let mut entry = self.take_out(place, batch);
-        let end = entry.running.end(ChunkEndReason::GaveWay);
-        let outcome = self.outlet.end(&mut entry, end);
-        self.leave(entry, outcome, true);
+    fn give_way(&mut self, place: usize, batch: &mut Vec<ActiveChunk>) {
+        let chunk = self.remove(place, batch);
+        self.end(chunk, ChunkEndReason::GaveWay);
     }
 
-    /// Shortens an output to what its reader kept, whether its chunk still runs or has just ended.
-    fn cut(&mut self, cut: ChunkCut, batch: &mut Vec<Entry>) {
-        let place = batch.iter().position(|entry| entry.lease == cut.lease);
+    /// Ends a chunk for this reason.
+    fn end(&mut self, mut chunk: ActiveChunk, reason: ChunkEndReason) {
+        let end = chunk.running.end(reason);
+        let outcome = self.sink.end(&mut chunk, end);
+        self.close(chunk, outcome, true);
+    }
+
+    /// Shortens an output to the part that its reader kept, whether its chunk still runs or has just ended.
+    fn cut(&mut self, cut: ChunkCut, batch: &mut Vec<ActiveChunk>) {
+        let place = batch.iter().position(|chunk| chunk.lease == cut.lease);
         match place {
             Some(place) => {
-                let entry = self.take_out(place, batch);
-                self.outlet.shorten(entry.ended(cut.output_len));
-                self.leave(entry, "cut", true);
+                let chunk = self.remove(place, batch);
+                let outcome = self.sink.cut(&chunk, cut.output_len);
+                self.close(chunk, outcome, true);
             }
-            None => self.outlet.cut_ended(cut),
+            None => self.sink.cut_ended(cut),
         }
     }
 
-    fn start(&mut self, start: Start, batch: &mut Vec<Entry>) {
-        let mut entry = Entry::new(start);
-        let running = &entry.running;
-        // An older attempt at the same request lost its lease: it must not go on beside this one.
-        let same = |entry: &Entry| entry.running.document() == running.document();
+    fn start(&mut self, start: NewChunk, batch: &mut Vec<ActiveChunk>) {
+        let mut chunk = ActiveChunk::new(start);
+        let running = &chunk.running;
+        // An older attempt at the same request has lost its lease, so it must not go on beside this one.
+        let same = |other: &ActiveChunk| other.running.document() == running.document();
         if let Some(place) = batch.iter().position(same) {
-            let mut old = self.take_out(place, batch);
-            let taken_over = "a newer lease has taken this request over";
-            old.send_last(Err(ApiError::new(ErrorKind::Conflict, taken_over)));
-            self.leave(old, "taken_over", true);
+            let mut old = self.remove(place, batch);
+            let message = "a newer lease has taken this request over";
+            old.send_last(Err(ApiError::new(ErrorKind::Conflict, message)));
+            self.close(old, ChunkOutcome::TakenOver, true);
         }
-        self.outlet.adopt(running);
+        self.sink.adopt(running);
         self.goodput
             .meet(running.namespace, &running.request.namespace);
-        // What the store answered while nothing was decoded is known to the first step; what is new here, it is asked
-        // before that.
+        // The first step must see the store's answers that arrived while nothing was decoded, and statistics of a new
+        // namespace are requested before it.
         self.goodput.exchange();
-        // Before the prompt is read for nothing.
+        // Checked before the engine reads the prompt for nothing.
         if let Some(end) = self.fallback.hand_over(running) {
-            let outcome = self.outlet.end(&mut entry, end);
-            self.leave(entry, outcome, true);
+            let outcome = self.sink.end(&mut chunk, end);
+            self.close(chunk, outcome, true);
         } else {
-            batch.push(entry);
+            batch.push(chunk);
         }
     }
 
-    /// Ends the chunks that nobody waits for any more, and for now those whose readers stand still.
-    fn reap(&mut self, batch: &mut Vec<Entry>) {
+    /// Ends the chunks that timed out or whose readers left. Chunks of stalled readers end for now.
+    fn end_abandoned(&mut self, batch: &mut Vec<ActiveChunk>) {
         let now = Instant::now();
-        for entry in batch.iter_mut() {
-            if entry.events.capacity() > 0 {
-                entry.stalled_since = None;
+        for chunk in batch.iter_mut() {
+            if chunk.events.capacity() > 0 {
+                chunk.stalled_since = None;
             } else {
-                entry.stalled_since.get_or_insert(now);
+                chunk.stalled_since.get_or_insert(now);
             }
         }
         let stall_max = self.reader_stall_max;
-        let stalled = |entry: &Entry| {
-            entry
+        let is_stalled = |chunk: &ActiveChunk| {
+            chunk
                 .stalled_since
                 .is_some_and(|since| now - since > stall_max)
         };
         while let Some((place, error)) = batch
             .iter()
             .enumerate()
-            .find_map(|(place, entry)| Some((place, entry.overdue(now)?)))
+            .find_map(|(place, chunk)| Some((place, chunk.overdue(now)?)))
         {
-            let mut entry = self.take_out(place, batch);
-            let outcome = self.outlet.overdue(&mut entry, error);
-            self.leave(entry, outcome, true);
+            let mut chunk = self.remove(place, batch);
+            let outcome = self.sink.time_out(&mut chunk, error);
+            self.close(chunk, outcome, true);
         }
-        while let Some(place) = batch.iter().position(|entry| entry.events.is_closed()) {
-            let entry = self.take_out(place, batch);
-            self.outlet.cancelled(&entry.running);
-            self.leave(entry, "cancelled", true);
+        while let Some(place) = batch.iter().position(|chunk| chunk.events.is_closed()) {
+            let chunk = self.remove(place, batch);
+            self.sink.record_cancelled(&chunk.running);
+            self.close(chunk, ChunkOutcome::Cancelled, true);
         }
-        // Others can use what such a reader does not: it finds what was said, and asks for more once it has read
-        // that.
-        while let Some(place) = batch.iter().position(stalled) {
-            self.outlet.reader_stalled();
+        // Other requests can use the slot. The reader finds its tokens in the queue, and continues once it has read
+        // them.
+        while let Some(place) = batch.iter().position(is_stalled) {
+            self.sink.count_stalled_reader();
             self.give_way(place, batch);
         }
     }
 
-    /// Hands out what the engine answered.
-    fn take(&mut self, response: StepResponse, members: &[Member], batch: &mut Vec<Entry>) {
+    /// Hands out the results of a step.
+    fn take(&mut self, response: StepResponse, members: &[Member], batch: &mut Vec<ActiveChunk>) {
         self.metrics.engine_step(response.step_s, response.draft_s);
         let limits = self.limits();
         let now = Instant::now();
-        let mut over: HashMap<usize, Over> = HashMap::new();
+        let mut over: Vec<(usize, Result<ChunkOutcome, ApiError>)> = Vec::new();
         for (result, member) in response.results.into_iter().zip(members) {
             let place = member.place;
-            let entry = &mut batch[place];
-            let outcome = match result {
+            let chunk = &mut batch[place];
+            let absorbed = match result {
                 Ok(output) => {
-                    entry.wait_until = None;
-                    entry.waits_since = None;
-                    entry.running.absorb(
+                    chunk.wait_until = None;
+                    chunk.waits_since = None;
+                    chunk.running.absorb(
                         output,
                         member.sampled,
                         response.weight_version,
@@ -325,120 +320,121 @@ impl DecodeLoop {
                         now,
                     )
                 }
-                Err(error) => entry.postpone(error, now).map(|()| None),
+                Err(error) => chunk.postpone(error, ENGINE_FULL_PAUSE, now).map(|()| None),
             };
-            match outcome {
+            match absorbed {
                 Ok(None) => {}
                 Ok(Some(absorbed)) => {
-                    if let Some(end) = self.emit(entry, absorbed) {
-                        over.insert(place, Over::Ended(end));
+                    if let Some(outcome) = self.emit(chunk, absorbed) {
+                        over.push((place, Ok(outcome)));
                     }
                 }
-                Err(error) => {
-                    over.insert(place, Over::Failed(error));
-                }
+                Err(error) => over.push((place, Err(error))),
             }
         }
-        let mut places: Vec<usize> = over.keys().copied().collect();
-        places.sort_unstable_by(|a, b| b.cmp(a));
-        for place in places {
-            let entry = self.take_out(place, batch);
-            match over.remove(&place) {
-                Some(Over::Ended(outcome)) => self.leave(entry, outcome, true),
-                Some(Over::Failed(error)) => self.leave_failed(entry, error),
-                None => {}
+        // From the back, so that the places of the others stay valid.
+        over.sort_unstable_by_key(|(place, _)| std::cmp::Reverse(*place));
+        for (place, outcome) in over {
+            let chunk = self.remove(place, batch);
+            match outcome {
+                Ok(outcome) => self.close(chunk, outcome, true),
+                Err(error) => self.close_failed(chunk, error),
             }
         }
     }
 
-    /// Takes a chunk out of the batch, with nothing left to be done of its last step: what comes after that in store and
-    /// figures is its end.
-    fn take_out(&mut self, place: usize, batch: &mut Vec<Entry>) -> Entry {
-        let mut entry = batch.remove(place);
-        self.settle(&mut entry);
-        entry
+    /// Removes a chunk from the batch after settling its last step, so that its end comes last in store and metrics.
+    fn remove(&mut self, place: usize, batch: &mut Vec<ActiveChunk>) -> ActiveChunk {
+        let mut chunk = batch.remove(place);
+        self.settle(&mut chunk);
+        chunk
     }
 
-    /// Sends a step's tokens to the index and the reader. Returns how the chunk ended, if it did.
-    fn emit(&mut self, entry: &mut Entry, absorbed: Absorbed) -> Option<&'static str> {
+    /// Sends a step's tokens to the index and to the reader. Returns the outcome of the chunk if it has ended.
+    fn emit(&mut self, chunk: &mut ActiveChunk, absorbed: Absorbed) -> Option<ChunkOutcome> {
         let Absorbed {
             message,
-            heard,
+            record,
             end,
         } = absorbed;
-        entry.running.remember(entry.running.piece_of(&heard));
-        entry.heard = Some(heard);
-        let end = end.or_else(|| self.fallback.hand_over(&entry.running));
+        chunk.running.remember(chunk.running.piece_of(&record));
+        chunk.unsettled = Some(record);
+        let end = end.or_else(|| self.fallback.hand_over(&chunk.running));
         if end.is_some() {
-            // Whoever has read all of it finds all of it counted and kept.
-            self.settle(entry);
+            // A reader that has read everything must find everything counted and stored.
+            self.settle(chunk);
         }
-        // There was room when the step was composed, and this loop is the only sender; a reader that left
-        // meanwhile is noticed by the next reap.
-        let _ = entry.events.try_send(Ok(ChunkEvent::Step(message)));
-        Some(self.outlet.end(entry, end?))
+        // There was room when the step was composed, and this loop is the only sender. If the reader has left
+        // meanwhile, the next turn ends the chunk.
+        let _ = chunk.events.try_send(Ok(ChunkEvent::Step(message)));
+        Some(self.sink.end(chunk, end?))
     }
 
-    /// A step that failed as a whole fails its requests: the gateway continues them, here or elsewhere.
-    fn fail(&mut self, mut error: ApiError, members: &[Member], batch: &mut Vec<Entry>) {
+    /// Fails the requests of a step that failed as a whole. The gateway continues them, here or at another worker.
+    fn fail(&mut self, mut error: ApiError, members: &[Member], batch: &mut Vec<ActiveChunk>) {
         if error.kind == ErrorKind::InvalidRequest {
-            // The step was refused as a whole, so it was composed wrongly: no client is to blame.
+            // The engine refused the whole step, so this worker composed it wrongly, and no client is to blame.
             error.kind = ErrorKind::Upstream;
         }
         tracing::warn!(%error, requests = members.len(), "engine step failed");
         let mut places: Vec<usize> = members.iter().map(|member| member.place).collect();
         places.sort_unstable_by(|a, b| b.cmp(a));
         for place in places {
-            let entry = self.take_out(place, batch);
-            self.leave_failed(entry, error.clone());
+            let chunk = self.remove(place, batch);
+            self.close_failed(chunk, error.clone());
         }
     }
 
-    fn leave_failed(&mut self, mut entry: Entry, error: ApiError) {
-        self.outlet.fail(&mut entry, error);
-        self.leave(entry, "failed", false);
+    fn close_failed(&mut self, mut chunk: ActiveChunk, error: ApiError) {
+        let outcome = self.sink.fail(&mut chunk, error);
+        self.close(chunk, outcome, false);
     }
 
-    fn leave(&mut self, entry: Entry, outcome: &str, keep_kv: bool) {
-        self.fallback.request_ended(&entry.running);
-        self.outlet.left(&entry.running, outcome);
+    /// Counts a chunk that has ended, and closes its session in the engine.
+    fn close(&mut self, chunk: ActiveChunk, outcome: ChunkOutcome, keep_kv: bool) {
+        self.fallback.request_ended(&chunk.running);
+        self.sink.count_chunk(&chunk.running, outcome);
         let close = CloseRequest {
-            sessions: vec![entry.running.session],
+            sessions: vec![chunk.running.session],
             keep_kv,
         };
         let engine = self.engine.clone();
-        // Not awaited: the batch goes on meanwhile.
+        // Not awaited, so that the batch goes on meanwhile.
         tokio::spawn(async move {
             if let Err(error) = engine.close(close).await {
-                // It expires by itself.
+                // The session expires by itself.
                 tracing::debug!(%error, "engine session was not closed");
             }
         });
     }
 }
 
-/// All that a loop still does whose chunks have ended, until `last` is over: readers shorten what they were sent.
-async fn serve_cuts(
-    mut commands: mpsc::Receiver<Command>,
-    outlet: &Outlet,
-    last: impl Future<Output = ()>,
-) {
-    let serve = |command| {
-        if let Command::Cut(cut, done) = command {
-            outlet.cut_ended(cut);
-            let _ = done.send(());
-        }
-    };
-    let mut last = std::pin::pin!(last);
-    loop {
-        tokio::select! {
-            () = &mut last => break,
-            Some(command) = commands.recv() => serve(command),
-        }
+/// The span of a step: a child of its first request, linked to the others.
+fn step_span(members: &[Member], batch: &[ActiveChunk]) -> tracing::Span {
+    let parent = &batch[members[0].place].span;
+    let span = tracing::info_span!(parent: parent, "engine_step", batch = members.len());
+    for member in &members[1..] {
+        span.follows_from(&batch[member.place].span);
     }
-    // Who comes from now on is told that nobody is here.
-    commands.close();
-    while let Ok(command) = commands.try_recv() {
-        serve(command);
+    span
+}
+
+/// Waits until a paused request may move again: its pause is over, or its reader has read something or has left.
+async fn wait_until_movable(batch: &[ActiveChunk]) {
+    let now = Instant::now();
+    let waits = batch.iter().map(|chunk| {
+        Box::pin(async move {
+            match chunk.wait_until {
+                Some(until) if until > now => tokio::time::sleep(until - now).await,
+                _ => {
+                    // Completes with room in the queue, or with the reader's departure.
+                    let _ = chunk.events.reserve().await;
+                }
+            }
+        })
+    });
+    if batch.is_empty() {
+        return;
     }
+    futures_util::future::select_all(waits).await;
 }

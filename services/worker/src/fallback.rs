@@ -18,7 +18,7 @@ use refrain_speculation::{
 use crate::config::{FallbackChoice, RouterChoice, SpeculationConfig};
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
-use crate::running::{Rates, Running};
+use crate::running::{ActiveRequest, Rates};
 
 /// Reports on heads, exchanged between the decode loop and the heartbeats.
 #[derive(Default)]
@@ -286,7 +286,7 @@ impl FallbackWatch {
     }
 
     /// A chunk is over.
-    pub(crate) fn request_ended(&mut self, running: &Running) {
+    pub(crate) fn request_ended(&mut self, running: &ActiveRequest) {
         if let Some(gate) = &mut self.gate
             && running.self_drafts()
         {
@@ -295,7 +295,7 @@ impl FallbackWatch {
     }
 
     /// Whether the request goes on at the worker that is the fallback: then how its chunk ends.
-    pub(crate) fn hand_over(&self, running: &Running) -> Option<ChunkEnd> {
+    pub(crate) fn hand_over(&self, running: &ActiveRequest) -> Option<ChunkEnd> {
         let other = self.other.as_ref()?;
         let report = (*lock(&self.reports.other))?;
         let rates = Rates {

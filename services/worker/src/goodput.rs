@@ -17,7 +17,7 @@ use crate::chances::Chances;
 use crate::config::{RouterChoice, WorkerConfig};
 use crate::metrics::WorkerMetrics;
 use crate::router::Router;
-use crate::running::{Allotment, Heard, Lesson, Offer, Prospect};
+use crate::running::{Allotment, Lesson, Offer, Prospect, StepRecord};
 
 /// See the module. One per engine.
 pub(crate) struct Goodput {
@@ -160,11 +160,11 @@ impl Goodput {
     }
 
     /// A request's step came to this.
-    pub(crate) fn learn(&mut self, namespace: NamespaceId, heard: &Heard) {
+    pub(crate) fn learn(&mut self, namespace: NamespaceId, heard: &StepRecord) {
         if self.choice == RouterChoice::Score {
             return;
         }
-        let Heard { lesson, said, .. } = heard;
+        let StepRecord { lesson, step, .. } = heard;
         let tokens = &heard.tokens;
         if let (Some(found), Some(asked)) = (&lesson.found, lesson.asked_head) {
             self.rule
@@ -184,16 +184,16 @@ impl Goodput {
         if let Some(asked) = lesson.asked_head {
             calibration.observe_head(asked.context_tokens, asked.depth, asked.accepted);
         }
-        let mut accepted = said.accepted;
+        let mut accepted = step.accepted;
         if let (Some(expected), Some(share), Some(asked)) =
-            (lesson.expected_of_head, said.merged, lesson.asked_head)
+            (lesson.expected_of_head, step.merged, lesson.asked_head)
         {
             self.metrics
                 .expectation(share.source, expected, asked.accepted);
-            accepted = said.accepted + share.accepted - asked.accepted;
+            accepted = step.accepted + share.accepted - asked.accepted;
         }
         if let Some(expected) = lesson.expected {
-            self.metrics.expectation(said.source, expected, accepted);
+            self.metrics.expectation(step.source, expected, accepted);
         }
     }
 

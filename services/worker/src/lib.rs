@@ -1,30 +1,40 @@
-//! The worker: decodes chunks on one engine.
+//! The worker: decodes chunks of requests on one engine, and drafts for them.
 //!
-//! One worker drives one engine and composes its batch. [`start`] wires the parts: admission and fencing
-//! (`slots`), the decode loop (`decode`, read it first) or, for engines that generate by themselves, the streaming
-//! driver (`decode::stream`) and when verify calls pay there (`drive`), one chunk's state (`running`), what is known of the
-//! fallback (`fallback`), of what drafts are worth and steps take (`goodput`) and of what drafting brings (`guard`), and the
-//! reports to the scheduler (`duty`). The worker's copy of the drafts and outputs on their way to the store are
-//! `refrain-draft-replica`. What an engine is stands in [`Engine`].
+//! **Read first:** `decode.rs`, `DecodeLoop::run`. This is the loop that drives an engine step by step.
+//!
+//! The folders, from the rim to the core:
+//!
+//! * `service`: the handle for callers in this process, the HTTP listener, and the heartbeats to the scheduler.
+//! * `chunk`: a chunk from its admission to its last event, for both drivers.
+//! * `decode`: the driver for engines that verify drafts. It composes the batch of each step.
+//! * `streaming`: the driver for engines that generate by themselves. It relays one stream per chunk.
+//! * `drive`: drive mode, where a streaming engine is made to verify drafts.
+//! * `running`: the state of a request while its chunk is decoded, with its draft.
+//! * Routing, which decides who drafts and how much: `router`, `goodput`, `guard`, `fallback`, `chances`, `profile`,
+//!   `proposers`.
+//! * `engine`: the traits of engines, and the third-party engines with their wire formats (`engine/dialect`).
+//! * `worker_engine`: either kind of engine, and the connection to a third-party engine.
+//! * `config`, `metrics`.
+//!
+//! The worker's copy of the drafts and the upload of outputs are the crate `refrain-draft-replica`.
 
-mod alive;
 mod chances;
+mod chunk;
 mod config;
 mod decode;
 mod drive;
-mod duty;
 mod engine;
 mod fallback;
 mod goodput;
 mod guard;
-mod handle;
-mod http;
 mod metrics;
 mod profile;
 mod proposers;
 mod router;
 mod running;
-mod slots;
+mod service;
+mod streaming;
+mod worker_engine;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,237 +51,304 @@ use refrain_service_kit::telemetry::Metrics;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::decode::{Command, DecodeLoop, Outlet, SharedHelpers, StreamDriver};
-use crate::duty::Duty;
+use crate::chunk::{Admission, Command, OutputSink};
+use crate::decode::DecodeLoop;
+use crate::drive::{DriveMetrics, SharedDrive};
 use crate::fallback::{FallbackWatch, Reports};
 use crate::goodput::Goodput;
 use crate::guard::Guard;
-use crate::handle::Inner;
 use crate::metrics::WorkerMetrics;
 use crate::profile::profile;
 use crate::proposers::Proposers;
 use crate::router::Router;
-use crate::slots::Slots;
+use crate::service::{Heartbeats, WorkerParts};
+use crate::streaming::{StreamContext, StreamDriver};
 
 pub use config::{
     ApiKey, DriveMode, Eagle3Config, EngineConfig, EngineKind, FallbackChoice, RouterChoice,
     ScoreThreshold, SpeculationConfig, WorkerConfig,
 };
+pub use drive::{DraftVerdict, DraftVerifier, VerifyAbilities, VerifyMethod, VerifyRequest};
 pub use engine::{
-    Engine, GenerateRequest, Generated, GeneratedEnd, GeneratedStream, HttpEngine, Introduced,
-    Keeping, ServedAs, StreamingCapabilities, StreamingEngine, StreamingLoad, Verified,
-    VerifyAbilities, VerifyRequest, VerifyWay, WorkerEngine, connect_external,
+    AttachedDocument, ExpectedModel, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
+    HttpEngine, IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad,
+    VerifyingEngine,
 };
-pub use handle::WorkerHandle;
 pub use refrain_draft_replica::{HarvestConfig, MemoryConfig};
+pub use service::WorkerHandle;
+pub use worker_engine::{WorkerEngine, connect_third_party};
 
-/// What a worker works with.
+/// The services and the engine that a worker depends on.
 pub struct Dependencies {
-    /// The engine it drives.
+    /// The engine that the worker drives.
     pub engine: WorkerEngine,
-    /// Where it reports for duty.
+    /// The receiver of heartbeats.
     pub scheduler: Arc<dyn Scheduler>,
-    /// Where outputs go and drafts come from.
+    /// The store for outputs and drafts.
     pub store: Arc<dyn DraftStore>,
-    /// Checks namespaces (and callers, if it listens).
+    /// The verifier of namespaces, and of callers if the worker listens.
     pub auth: MeshAuth,
-    /// Where its figures go.
+    /// The registry of metrics.
     pub metrics: Metrics,
 }
 
 /// A running worker.
-pub struct RunningWorker {
+pub struct WorkerServer {
     handle: WorkerHandle,
     server: Option<Server>,
-    duty: JoinHandle<()>,
-    decoding: JoinHandle<()>,
+    heartbeats: JoinHandle<()>,
+    driver: JoinHandle<()>,
 }
 
-/// Starts a worker. It reports to the scheduler at once.
+/// The parts that the rest of the worker shares with its driver.
+struct Shared {
+    config: WorkerConfig,
+    metrics: WorkerMetrics,
+    store: Arc<dyn DraftStore>,
+    sink: OutputSink,
+    reports: Arc<Reports>,
+    engine_ready: Arc<AtomicBool>,
+}
+
+/// A driver that was started.
+struct StartedDriver {
+    task: JoinHandle<()>,
+    /// The copy of the drafts; `None` where the worker does not draft.
+    memory: Option<Memory>,
+    /// `None` where the engine generates by itself.
+    router: Option<Arc<Router>>,
+}
+
+/// Starts a worker. It sends its first heartbeat before this returns.
 ///
 /// # Errors
-/// The listener cannot be opened, or a metric name is taken.
-pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<RunningWorker> {
-    let metrics = WorkerMetrics::new(&with.metrics, with.engine.served().model)?;
-    let slots = Arc::new(Slots::new(
-        config.running_max,
-        metrics.chunks_running.clone(),
-    ));
+/// The listener cannot be opened, a metric name is taken, or the system provides no threads or randomness.
+pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<WorkerServer> {
+    let model = with.engine.served().model.to_owned();
+    let metrics = WorkerMetrics::new(&with.metrics, &model)?;
+    let drive_metrics = DriveMetrics::new(&with.metrics, &model)?;
     let harvest = Harvest::start(
         config.harvest.clone(),
         with.store.clone(),
         metrics.harvest.clone(),
     );
-    let reports = Arc::new(Reports::default());
-    let engine_ready = Arc::new(AtomicBool::new(true));
-    let reader_stall_max = Duration::from_millis(config.reader_stall_ms_max);
-    let outlet = Outlet::new(harvest.clone(), metrics.clone());
-    // A chunk holds a slot before its command is sent, so this never fills: starts, their cuts, a hand-over; and
-    // words to give way, which are said again where there was no room.
-    let (commands, inbox) = mpsc::channel(2 * config.running_max as usize + 2);
-    let memory = || {
-        Memory::new(
-            config.memory.clone(),
-            config.speculation.max_pattern_tokens,
-            with.store.clone(),
-            metrics.memory.clone(),
-        )
+    let shared = Shared {
+        sink: OutputSink::new(harvest.clone(), metrics.clone()),
+        store: with.store,
+        reports: Arc::default(),
+        engine_ready: Arc::new(AtomicBool::new(true)),
+        metrics,
+        config,
     };
-    let (router, memory, decoding) = match &with.engine {
-        WorkerEngine::Verifying(engine) => {
-            let memory = memory();
-            let router = Arc::new(Router::new(&config.speculation, engine.capabilities()));
-            let mut goodput = Goodput::new(&config, with.store.clone(), metrics.clone());
-            // Before anybody can hear of this worker, so that no request waits for it.
-            let time_max = Duration::from_millis(config.profile_ms_max);
-            goodput.start_from(&profile(&**engine, config.step_tokens_max, time_max).await);
-            let decode = DecodeLoop {
-                engine: engine.clone(),
-                router: router.clone(),
-                fallback: FallbackWatch::new(
-                    &config.speculation,
-                    &router,
-                    reports.clone(),
-                    metrics.clone(),
-                ),
-                guard: Guard::new(&config.speculation, metrics.clone()),
-                goodput,
-                elsewhere: Elsewhere::new(
-                    with.store.clone(),
-                    &config.memory,
-                    &router.params,
-                    metrics.memory.clone(),
-                ),
-                proposers: Proposers::new(&config.speculation)
-                    .context("starting the threads that look for drafts")?,
-                step_tokens_max: config.step_tokens_max,
-                prefill_chunk_tokens: config.prefill_chunk_tokens,
-                outlet,
-                metrics: metrics.clone(),
-                engine_ready: engine_ready.clone(),
-                reader_stall_max,
-            };
-            (Some(router), Some(memory), tokio::spawn(decode.run(inbox)))
-        }
-        WorkerEngine::Streaming(engine) => {
-            let helpers = SharedHelpers::new(&config, &**engine, &metrics);
-            let remembers = helpers.remember();
-            let driver = StreamDriver::new(
-                engine.clone(),
-                outlet,
-                metrics.clone(),
-                engine_ready.clone(),
-                config.engine.clone(),
-                helpers,
-                reader_stall_max,
-            );
-            (
-                None,
-                remembers.then(memory),
-                tokio::spawn(driver.run(inbox)),
-            )
-        }
-    };
+    let (commands, inbox) = mpsc::channel(command_queue(&shared.config));
+    let driver = start_driver(&shared, &with.engine, drive_metrics, inbox).await?;
+    let Shared {
+        config, metrics, ..
+    } = shared;
+    let admission = Admission::new(config.running_max, metrics.chunks_running.clone());
     let handle = WorkerHandle {
-        inner: Arc::new(Inner {
+        parts: Arc::new(WorkerParts {
             commands,
-            slots,
-            memory,
+            admission: Arc::new(admission),
+            memory: driver.memory,
             harvest,
             auth: with.auth,
             drain: Drain::new(),
             metrics,
             engine: with.engine,
-            engine_ready,
-            router,
-            reports,
+            engine_ready: shared.engine_ready,
+            router: driver.router,
+            reports: shared.reports,
             config: config.clone(),
         }),
     };
-    let server = match config.listen {
-        Some(listen) => Some(http::serve(&config, listen, handle.clone(), &with.metrics)?),
-        None => None,
-    };
-    let duty = Duty::new(handle.clone(), with.scheduler)?;
-    // The first report is made here, so that a worker that has started is known where the scheduler is up.
-    let pause = duty.report().await;
-    let duty = tokio::spawn(duty.go_on(pause));
-    Ok(RunningWorker {
+    let server = config
+        .listen
+        .map(|listen| service::serve(listen, handle.clone(), &with.metrics))
+        .transpose()?;
+    let heartbeats = Heartbeats::new(handle.clone(), with.scheduler)?;
+    // Sent here, so that the scheduler knows a worker that has started.
+    let pause = heartbeats.send().await;
+    Ok(WorkerServer {
         handle,
         server,
-        duty,
-        decoding,
+        heartbeats: tokio::spawn(heartbeats.run(pause)),
+        driver: driver.task,
     })
 }
 
-impl RunningWorker {
+/// Capacity of the command queue. A chunk holds a slot before its command is sent, so the queue has room for the
+/// start and the cut of every chunk, an evacuation and an end. Requests to give way are repeated by heartbeats if
+/// they did not fit.
+fn command_queue(config: &WorkerConfig) -> usize {
+    2 * config.running_max as usize + 2
+}
+
+/// Starts the driver that fits the engine.
+async fn start_driver(
+    shared: &Shared,
+    engine: &WorkerEngine,
+    drive_metrics: DriveMetrics,
+    inbox: mpsc::Receiver<Command>,
+) -> anyhow::Result<StartedDriver> {
+    match engine {
+        WorkerEngine::Verifying(engine) => {
+            let decode = shared.decode_loop(engine.clone()).await?;
+            Ok(StartedDriver {
+                memory: Some(shared.memory()),
+                router: Some(decode.router.clone()),
+                task: tokio::spawn(decode.run(inbox)),
+            })
+        }
+        WorkerEngine::Streaming { engine, verifier } => {
+            let is_driven = shared.config.engine.drives();
+            let verifier = verifier.as_ref().filter(|_| is_driven);
+            let drive = verifier.map(|verifier| {
+                let abilities = verifier.abilities();
+                let metrics = shared.metrics.clone();
+                let drive = SharedDrive::new(&shared.config, abilities, metrics, drive_metrics);
+                (drive, verifier.clone())
+            });
+            let drafts = drive.is_some();
+            let context = StreamContext::new(
+                engine.clone(),
+                drive,
+                shared.sink.clone(),
+                shared.metrics.clone(),
+                shared.engine_ready.clone(),
+                shared.config.engine.clone(),
+                shared.reader_stall_max(),
+            );
+            Ok(StartedDriver {
+                // Only drive mode drafts for such an engine.
+                memory: drafts.then(|| shared.memory()),
+                router: None,
+                task: tokio::spawn(StreamDriver::new(context).run(inbox)),
+            })
+        }
+    }
+}
+
+impl Shared {
+    /// The loop for an engine that verifies drafts.
+    async fn decode_loop(&self, engine: Arc<dyn VerifyingEngine>) -> anyhow::Result<DecodeLoop> {
+        let config = &self.config;
+        let metrics = &self.metrics;
+        let router = Arc::new(Router::new(&config.speculation, engine.capabilities()));
+        let mut goodput = Goodput::new(config, self.store.clone(), metrics.clone());
+        // Measured before the first heartbeat, so that no request waits for it.
+        let time_max = Duration::from_millis(config.profile_ms_max);
+        goodput.start_from(&profile(&*engine, config.step_tokens_max, time_max).await);
+        Ok(DecodeLoop {
+            engine,
+            fallback: FallbackWatch::new(
+                &config.speculation,
+                &router,
+                self.reports.clone(),
+                metrics.clone(),
+            ),
+            guard: Guard::new(&config.speculation, metrics.clone()),
+            goodput,
+            elsewhere: Elsewhere::new(
+                self.store.clone(),
+                &config.memory,
+                &router.params,
+                metrics.memory.clone(),
+            ),
+            proposers: Proposers::new(&config.speculation)
+                .context("starting the threads that propose drafts")?,
+            router,
+            step_tokens_max: config.step_tokens_max,
+            prefill_chunk_tokens: config.prefill_chunk_tokens,
+            sink: self.sink.clone(),
+            metrics: metrics.clone(),
+            engine_ready: self.engine_ready.clone(),
+            reader_stall_max: self.reader_stall_max(),
+        })
+    }
+
+    /// The copy of the drafts.
+    fn memory(&self) -> Memory {
+        Memory::new(
+            self.config.memory.clone(),
+            self.config.speculation.max_pattern_tokens,
+            self.store.clone(),
+            self.metrics.memory.clone(),
+        )
+    }
+
+    fn reader_stall_max(&self) -> Duration {
+        Duration::from_millis(self.config.reader_stall_ms_max)
+    }
+}
+
+impl WorkerServer {
     /// The worker for callers in this process.
     pub fn handle(&self) -> WorkerHandle {
         self.handle.clone()
     }
 
-    /// Where it listens, if it does.
+    /// The address of the listener, if there is one.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.server.as_ref().map(Server::addr)
     }
 
-    /// Stops: takes nothing new, lets chunks run for the configured grace, hands over what is left, and waits
-    /// until the store has the outputs and what was learnt of drafts.
+    /// Stops the worker. It takes no new chunks, lets running ones finish within the configured grace period,
+    /// evacuates the rest, and waits until the store has the outputs and the acceptance statistics.
     pub async fn drain(self) {
-        let RunningWorker {
+        let WorkerServer {
             handle,
             server,
-            duty,
-            mut decoding,
+            heartbeats,
+            mut driver,
         } = self;
-        let inner = &handle.inner;
-        inner.drain.begin();
-        let grace = Duration::from_millis(inner.config.drain_grace_ms);
-        let left = inner.drain.finished(grace).await;
-        if left > 0 {
-            tracing::warn!(
-                left,
-                "chunks still run after the grace period; handing them over"
-            );
-            // The loop may be gone already, and then nothing runs.
-            let _ = inner.commands.send(Command::HandOver).await;
-            inner.drain.finished(HAND_OVER_GRACE).await;
-        }
-        let store_grace = Duration::from_millis(inner.config.store_grace_ms);
-        let waited = Instant::now();
-        // The loop goes on meanwhile: readers may still shorten what they were sent last.
-        inner.harvest.drain(store_grace).await;
-        let left = || store_grace.saturating_sub(waited.elapsed()).max(LAST_GRACE);
-        let learnt = tokio::time::timeout(left(), async {
-            // The loop may be gone already. It tells the store before it ends.
-            let _ = inner.commands.send(Command::End).await;
-            let _ = (&mut decoding).await;
+        let parts = &handle.parts;
+        end_chunks(parts).await;
+        let store_grace = Duration::from_millis(parts.config.store_grace_ms);
+        let began = Instant::now();
+        // The driver still runs: readers may still shorten the outputs that they received last.
+        parts.harvest.drain(store_grace).await;
+        let left = || store_grace.saturating_sub(began.elapsed()).max(LAST_GRACE);
+        let end_driver = tokio::time::timeout(left(), async {
+            // The driver may have stopped already. It uploads the acceptance statistics before it ends.
+            let _ = parts.commands.send(Command::End).await;
+            let _ = (&mut driver).await;
         });
-        let is_learnt = learnt.await;
-        // What was shortened since.
-        if !inner.harvest.drain(left()).await {
-            tracing::warn!("outputs are left that the draft store did not take");
+        let has_ended = end_driver.await.is_ok();
+        // Outputs that were shortened since.
+        if !parts.harvest.drain(left()).await {
+            tracing::warn!("some outputs could not be uploaded to the draft store");
         }
-        if is_learnt.is_err() {
-            tracing::warn!(
-                "the decode loop did not end in time; what it last learnt of drafts is lost"
-            );
-            decoding.abort();
+        if !has_ended {
+            tracing::warn!("the driver did not end in time; its last statistics are lost");
+            driver.abort();
         }
-        if let Some(memory) = &inner.memory {
+        if let Some(memory) = &parts.memory {
             memory.stop();
         }
-        duty.abort();
+        heartbeats.abort();
         if let Some(server) = &server {
-            server.stop_within(ANSWERS_GRACE).await;
+            server.stop_within(RESPONSES_GRACE).await;
         }
     }
 }
 
-/// How long a hand-over may take.
-const HAND_OVER_GRACE: Duration = Duration::from_secs(2);
-/// How long a stopping worker waits for each of the last things that the draft store is to take, when the store has used
-/// up its time.
+/// Refuses new chunks, lets running ones finish within the grace period, and evacuates the rest.
+async fn end_chunks(parts: &WorkerParts) {
+    parts.drain.begin();
+    let grace = Duration::from_millis(parts.config.drain_grace_ms);
+    let left = parts.drain.finished(grace).await;
+    if left > 0 {
+        tracing::warn!(left, "evacuating chunks that outlasted the grace period");
+        // The driver may have stopped already, and then no chunk runs.
+        let _ = parts.commands.send(Command::Evacuate).await;
+        parts.drain.finished(EVACUATION_GRACE).await;
+    }
+}
+
+/// Time for an evacuation.
+const EVACUATION_GRACE: Duration = Duration::from_secs(2);
+/// Time for each of the last uploads to the draft store, once the store has used up its grace period.
 const LAST_GRACE: Duration = Duration::from_millis(500);
-/// How long it waits until what was answered is read.
-const ANSWERS_GRACE: Duration = Duration::from_secs(2);
+/// Time until the callers have read their last responses.
+const RESPONSES_GRACE: Duration = Duration::from_secs(2);

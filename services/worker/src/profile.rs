@@ -11,7 +11,7 @@ use refrain_protocol::engine::{Sampling, SessionSpec, StepItem, StepRequest};
 use refrain_protocol::{ApiError, EngineSessionId, NamespaceId};
 use refrain_service_kit::random;
 
-use crate::engine::Engine;
+use crate::engine::VerifyingEngine;
 
 /// Steps of a size, of which the quickest counts.
 const REPEATS: usize = 2;
@@ -23,7 +23,7 @@ const KEPT_TOKENS: u32 = 1;
 /// Tokens of a step and its seconds, for sizes up to `tokens_max`, as far as `time_max` reaches; nothing if it does not reach
 /// far. To end the session may take as long again.
 pub(crate) async fn profile(
-    engine: &dyn Engine,
+    engine: &dyn VerifyingEngine,
     tokens_max: u32,
     time_max: Duration,
 ) -> Vec<(u32, f64)> {
@@ -57,7 +57,7 @@ pub(crate) async fn profile(
 }
 
 async fn measure(
-    engine: &dyn Engine,
+    engine: &dyn VerifyingEngine,
     session: EngineSessionId,
     tokens_max: u32,
     points: &mut Vec<(u32, f64)>,
@@ -97,7 +97,7 @@ async fn measure(
 }
 
 /// Makes a step of one item. Its seconds.
-async fn step(engine: &dyn Engine, item: StepItem) -> Result<f64, ApiError> {
+async fn step(engine: &dyn VerifyingEngine, item: StepItem) -> Result<f64, ApiError> {
     let response = engine.step(StepRequest { items: vec![item] }).await?;
     for result in response.results {
         result?;

@@ -1,11 +1,11 @@
-//! One chunk while it is decoded: what the engine has of it, what it may draft, what has been said.
+//! The state of a request while its chunk is decoded: its text, the part of it that the engine holds, its draft.
 //!
-//! No clock and no I/O: the decode loop hands in instants and engine outputs.
+//! It has no clock and does no I/O: the drivers pass instants and engine outputs.
 
-mod answer;
+mod absorb;
 mod draft;
+mod generated;
 mod sources;
-mod stream;
 
 use std::time::Instant;
 
@@ -19,28 +19,28 @@ use self::sources::{OWN, prompt_end};
 use crate::router::{Router, asked};
 use refrain_draft_replica::{Membership, Piece};
 
-pub(crate) use self::answer::{Absorbed, Heard};
+pub(crate) use self::absorb::{Absorbed, StepRecord};
 pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect, labels};
+pub(crate) use self::generated::JudgedDraft;
 pub(crate) use self::sources::Sources;
-pub(crate) use self::stream::Judged;
 
-/// Limits of the engine that matter to one request.
+/// The limits of the engine that concern one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineLimits {
     pub(crate) max_context: u32,
     pub(crate) max_draft_tokens: u32,
 }
 
-/// What the router goes by in one step.
+/// The inputs of routing that all requests of a step share.
 #[derive(Clone, Copy)]
 pub(crate) struct Routing<'a> {
     pub(crate) router: &'a Router,
     pub(crate) fallback: Fallback,
-    /// `auto` requests go without suffix drafts in this step.
+    /// `auto` requests get no suffix drafts in this step.
     pub(crate) withholds: bool,
 }
 
-/// Speeds that a hand-over is reckoned with.
+/// The speeds that decide about a transfer to another worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rates {
     pub(crate) speedup: Option<f32>,
@@ -48,35 +48,35 @@ pub(crate) struct Rates {
     pub(crate) decode_tokens_s: Option<f64>,
 }
 
-/// A request in the batch.
-pub(crate) struct Running {
+/// A request whose chunk is being decoded.
+pub(crate) struct ActiveRequest {
     pub(crate) request: ChunkRequest,
     pub(crate) namespace: NamespaceId,
-    /// What it may draft from; none where the engine generates by itself.
+    /// The sources of its drafts; `None` where the worker does not draft.
     pub(crate) sources: Option<Sources>,
     pub(crate) session: EngineSessionId,
     /// Prompt and output.
     text: Vec<u32>,
-    /// How much of `text` the engine's session holds; 0 before it is opened.
+    /// Length of the part of `text` that the engine's session holds; 0 before the session is opened.
     engine_len: u32,
     /// Length of `text` when the chunk began.
     start_len: u32,
     head: DocumentHead,
-    /// Whether the engine's sessions are opened for drafts of its own head.
+    /// Whether the engine's sessions are opened for drafts of the engine's own head.
     self_drafts: bool,
-    /// How much of `text` the head has read, as far as is known here.
+    /// Length of the part of `text` that the head has read, as far as this worker knows.
     head_len: u32,
     /// The draft of the step in progress.
     offered: Offer,
     lesson: Lesson,
-    /// Text that the head has to read for it, beyond what the last steps brought.
+    /// Number of tokens that the head has to read for it, beyond those of the last steps.
     catch_up_tokens: u32,
     recent: RecentRoutes,
-    /// Length of the session's text that the step in progress brings, what it emits apart.
+    /// Length of the session's text after the step in progress, without the tokens that it emits.
     sent_len: u32,
     max_emit: u32,
     counts: StepCounts,
-    /// Of the tokens emitted, those of steps that verified a suffix draft.
+    /// Number of emitted tokens in steps that verified a suffix draft.
     suffix_emitted: u64,
     sequence: u64,
     cached_tokens: u32,
@@ -84,18 +84,18 @@ pub(crate) struct Running {
     first_token_at: Option<Instant>,
     first_step_tokens: u32,
     last_token_at: Option<Instant>,
-    /// Times the engine lost the session.
+    /// Number of times that the engine lost the session.
     reopened: u32,
 }
 
-/// A session that is lost this often within one chunk is the engine's fault, not bad luck.
+/// Number of lost sessions in one chunk from which on the engine is considered faulty.
 const REOPENED_MAX: u32 = 3;
 
-/// Text that some plain or suffix steps leave to the head to read: below this it is part of drafting, above it a
-/// context that is read at once.
+/// Number of unread tokens above which the head reads a context at once. Up to this, reading what plain and suffix
+/// steps left is a part of drafting.
 const CATCH_UP_TOKENS_MIN: u32 = 32;
 
-impl Running {
+impl ActiveRequest {
     pub(crate) fn new(
         mut request: ChunkRequest,
         namespace: NamespaceId,
@@ -113,7 +113,7 @@ impl Running {
             left_context: prompt_end(&request).to_vec(),
         };
         let text = std::mem::take(&mut request.tokens);
-        let running = Running {
+        let running = ActiveRequest {
             start_len: text.len() as u32,
             engine_len: 0,
             text,
@@ -143,8 +143,8 @@ impl Running {
         let Some(sources) = &running.sources else {
             return Ok(running);
         };
-        // What a continued request has said so far can be drafted from here as well; a worker that heard it
-        // said has it already.
+        // Other requests can draft from the earlier output of a continued request too. A worker that decoded it has
+        // it already.
         sources.memory.begin(running.document());
         let from = |held: Option<u32>| {
             let output = running.output();
@@ -173,47 +173,47 @@ impl Running {
         self.counts
     }
 
-    /// How much of the text the engine's session holds once it was brought the next `context` tokens.
+    /// Length of the text that the engine's session holds after the next `context` tokens.
     pub(crate) fn engine_len_with(&self, context: u32) -> u32 {
         (self.engine_len + context).min(self.text.len() as u32)
     }
 
-    /// What the step in progress asks of the engine's head.
+    /// The draft that the step in progress requests from the engine's head.
     pub(crate) fn asked_head(&self) -> Option<SelfDraft> {
         self.offered.wanted()
     }
 
-    /// Draft tokens that the step in progress brings along.
+    /// Number of draft tokens that the step in progress sends.
     pub(crate) fn offered_tree_tokens(&self) -> u32 {
         self.offered.sent()
     }
 
-    /// Length of the text that the chunk came with.
+    /// Length of the text when the chunk began.
     pub(crate) fn start_len(&self) -> u32 {
         self.start_len
     }
 
-    /// Tokens emitted by steps without a suffix draft.
+    /// Number of tokens emitted by steps without a suffix draft.
     pub(crate) fn unmatched(&self) -> u32 {
         (self.counts.emitted - self.suffix_emitted) as u32
     }
 
-    /// Tokens emitted in this chunk.
+    /// Number of tokens emitted in this chunk.
     pub(crate) fn emitted(&self) -> u32 {
         self.text.len() as u32 - self.start_len
     }
 
-    /// Whether the engine's head may draft for it.
+    /// Whether the engine's head may draft for this request.
     pub(crate) fn self_drafts(&self) -> bool {
         self.self_drafts
     }
 
-    /// Whether the router may choose the engine's head for it.
+    /// Whether the router may choose the engine's head for this request.
     pub(crate) fn may_fall_back(&self) -> bool {
         self.self_drafts && self.request.speculation == Speculation::Auto
     }
 
-    /// Text that the head would have to read before it drafts, if that is more than a part of drafting.
+    /// Number of tokens that the head would have to read at once before it drafts (see [`CATCH_UP_TOKENS_MIN`]).
     fn unread_tokens(&self) -> u32 {
         let behind = self.engine_len.saturating_sub(self.head_len);
         if behind > CATCH_UP_TOKENS_MIN {
@@ -223,19 +223,19 @@ impl Running {
         }
     }
 
-    /// See [`CATCH_UP_TOKENS_MIN`].
+    /// Number of tokens that the head has to read at once for the step in progress.
     pub(crate) fn catch_up_tokens(&self) -> u32 {
         self.catch_up_tokens
     }
 
-    /// Whether the next item is decoding: one token of context.
+    /// Whether the next item decodes: it has one token of context.
     pub(crate) fn is_decoding(&self) -> bool {
         self.owed() == 1
     }
 
-    /// Context tokens whose forward pass is owed.
+    /// Number of context tokens that still need a forward pass.
     pub(crate) fn owed(&self) -> u32 {
-        // The engine always owes the pass over the last token, whether it holds the token already or not.
+        // The last token always needs a pass, even if the engine holds it already.
         (self.text.len() as u32 - self.engine_len).max(1)
     }
 
@@ -244,8 +244,8 @@ impl Running {
         by_request.min(limits.max_context.saturating_sub(self.text.len() as u32))
     }
 
-    /// The request's part of the next step: the next `context` tokens of what it owes and, if those are all, what it was
-    /// allotted. `decisions_kept` of the router's decisions are remembered for a hand-over.
+    /// The request's item in the next step: its next `context` tokens and, if no more are left, its allotment. The
+    /// last `decisions_kept` decisions of the router are remembered, for a transfer to another worker.
     pub(crate) fn item(
         &mut self,
         context: u32,
@@ -296,10 +296,10 @@ impl Running {
         }
     }
 
-    /// The engine has forgotten the session: it is opened anew with the whole text.
+    /// Opens a new session with the whole text, because the engine lost the old one.
     ///
     /// # Errors
-    /// It happened too often.
+    /// The engine lost too many sessions.
     pub(crate) fn reopen(&mut self) -> Result<(), ApiError> {
         self.reopened += 1;
         if self.reopened > REOPENED_MAX {
@@ -329,7 +329,7 @@ impl Running {
         }
     }
 
-    /// The last event of a chunk that goes on at another worker.
+    /// The last event of a chunk whose request is transferred to another worker.
     pub(crate) fn end_for(&self, next_worker: WorkerId) -> ChunkEnd {
         ChunkEnd {
             next_worker: Some(next_worker),
@@ -337,7 +337,7 @@ impl Running {
         }
     }
 
-    /// What speaks for and against handing the request over.
+    /// The inputs of the decision about a transfer.
     pub(crate) fn candidacy(&self, rates: Rates) -> Candidacy {
         Candidacy {
             asked: asked(self.request.speculation),
@@ -354,7 +354,7 @@ impl Running {
         }
     }
 
-    /// Lets others draft from a piece of the output.
+    /// Indexes a piece of the output, so that other requests can draft from it.
     pub(crate) fn remember(&self, piece: Piece<'_>) {
         let Some(sources) = &self.sources else {
             return;
@@ -383,9 +383,9 @@ impl Running {
         }
     }
 
-    /// The piece of the output that was heard.
-    pub(crate) fn piece_of<'a>(&'a self, heard: &'a Heard) -> Piece<'a> {
-        self.piece(heard.prev_len, &heard.tokens, heard.finish)
+    /// The piece of the output that a step emitted.
+    pub(crate) fn piece_of<'a>(&'a self, record: &'a StepRecord) -> Piece<'a> {
+        self.piece(record.prev_len, &record.tokens, record.finish)
     }
 
     /// The update that keeps only the first `output_len` output tokens, because a stop string ended there.
@@ -393,13 +393,13 @@ impl Running {
         let output_len = output_len.min(self.output().len() as u32);
         let piece = self.piece(output_len, &[], Some(FinishReason::Stop));
         let mut update = DocumentUpdate::from(piece);
-        // No lease of this request comes after it, so the next epoch is free.
+        // No lease of this request follows, so the next epoch is free.
         update.epoch += 1;
         update
     }
 }
 
-impl Drop for Running {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         if let Some(sources) = &self.sources {
             sources.memory.end(self.document());
@@ -407,7 +407,7 @@ impl Drop for Running {
     }
 }
 
-/// A random session id: two workers of one engine never meet.
+/// A random session id, so that two workers of one engine never collide.
 fn new_session() -> Result<EngineSessionId, ApiError> {
     Ok(EngineSessionId(refrain_service_kit::random::u128()?))
 }

@@ -1,77 +1,83 @@
-//! How the worker joins its engine.
+//! The connection to the worker's engine.
 
 use serde::Deserialize;
 
-/// What kind of engine stands at `urls.engine`, and how long the worker has patience with it.
+/// The kind of engine at `urls.engine`, and how the worker uses it.
+///
+/// Fields that are not deserialised are constants of production; tests in one process may set them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
-    /// What it is.
+    /// Kind of engine.
     pub kind: EngineKind,
-    /// Public name of its model; not for `refrain`, which says it itself.
+    /// Public name of the model. Not for `refrain`, which reports it itself.
     pub model: String,
-    /// Its name at the engine; empty: the same.
+    /// Name of the model at the engine; empty: the same.
     pub served_model: String,
-    /// Where the model's `tokenizer.json` is: a folder, or `builtin:` and a name. The gateway's `files` of the model
-    /// name the same tokenizer.
+    /// Source of the model's `tokenizer.json`: a folder, or `builtin:` and a name. The gateway's `files` of the model
+    /// must name the same tokenizer.
     pub files: String,
     /// The engine's own key, if it wants one.
     pub api_key: Option<ApiKey>,
-    /// Longest text, tokens, where neither the engine nor `config.json` says; else it can only lower it.
+    /// Longest text, tokens, if neither the engine nor `config.json` reports it. It can only lower a reported length.
     pub max_context: Option<u32>,
-    /// llama-server has one prompt cache for all requests; without it no tenant can measure what another asked.
+    /// Whether a llama-server may use its prompt cache, which all requests share. Without it, no tenant can find out
+    /// by timing what another tenant has asked.
     pub prompt_cache: bool,
-    /// Deadline of calls that generate nothing, milliseconds.
-    pub call_ms_max: u64,
-    /// How long a chunk waits for its first token, milliseconds. Less than the gateway waits for a worker
-    /// (`worker_idle_ms_max`), which else takes the worker for lost.
+    /// Timeout of the first token of a chunk, milliseconds. It must be below the gateway's `worker_idle_ms_max`,
+    /// after which the gateway considers the worker lost.
     pub first_token_ms_max: u64,
-    /// How long it waits for each further one, milliseconds.
+    /// Timeout of each further token, milliseconds.
     pub idle_ms_max: u64,
-    /// Attempts in a row to have the engine begin, at most; before a request's first token, of those that it has left
-    /// (`gateway.failures_max`).
+    /// Maximum number of consecutive attempts to open a stream. Before a request's first token they also draw on the
+    /// request's own budget (`gateway.failures_max`).
     pub attempts_max: u32,
-    /// Pause after the first failed one, milliseconds; it doubles with each.
-    pub retry_backoff_ms: u64,
-    /// Failures in a row after which the engine is left alone.
-    pub breaker_failures_max: u32,
-    /// How long it is left alone, milliseconds.
-    pub breaker_open_ms: u64,
-    /// Whether drafts are verified by calls of their own, where that is measured to be quicker than the engine's stream.
+    /// Whether drafts are verified by separate calls where that is measured to be faster than the engine's stream.
     pub drive: DriveMode,
-    /// Whether they are so for requests that are sampled as well. What comes out keeps the engine's law, but not, for one
-    /// seed, token for token, what its stream would have said.
+    /// Whether sampled requests are driven as well. Their output keeps the engine's distribution, but one seed no
+    /// longer gives the same tokens as the engine's stream.
     pub drive_sampled: bool,
-    /// Most draft tokens of a verify call.
-    pub drive_tokens_max: u32,
-    /// Most tokens of a verify call, those of all its prompts together: a fan-out repeats the text for each draft token.
-    pub drive_prompt_tokens_max: u64,
-    /// The engine is told the priority of each request, and heeds it in its own queue: a vLLM with
-    /// `--scheduling-policy priority`. One without that policy takes the number and does not heed it (vLLM 0.32), or refuses it.
+    /// Whether requests carry their priority, for a vLLM with `--scheduling-policy priority`. Without that policy,
+    /// vLLM 0.32 ignores the number, and other versions may refuse it.
     pub pass_priority: bool,
-    /// The engine has Refrain's Python client inside (vLLM only): it is told whose each request is, and which document its
-    /// output is, which is written from here.
+    /// Whether the engine has Refrain's Python client inside (vLLM only). Then requests carry their namespace and
+    /// their document, which the worker uploads.
     pub attached: bool,
-    /// Namespaces that were asked for last, so many at most, which such an engine is told of when it comes back: it drafts
-    /// from what the mesh remembers of them soon after. Not more than `memory.namespaces_max` inside that engine, which
-    /// would forget those above it. Of each it is told `attempts_max` times at most.
+    /// Timeout of calls that generate nothing, milliseconds.
+    #[serde(skip)]
+    pub call_ms_max: u64,
+    /// Pause after the first failed attempt to open a stream, milliseconds; it doubles with each further one.
+    #[serde(skip)]
+    pub retry_backoff_ms: u64,
+    /// Number of consecutive failures that open the circuit breaker. More than the attempts of one chunk, so that a
+    /// single bad request does not open it.
+    #[serde(skip)]
+    pub breaker_failures_max: u32,
+    /// How long the circuit breaker stays open, milliseconds: long enough to relieve a failing engine, and short
+    /// enough to notice soon that it has recovered.
+    #[serde(skip)]
+    pub breaker_open_ms: u64,
+    /// Maximum number of draft tokens in a verify call.
+    #[serde(skip)]
+    pub drive_tokens_max: u32,
+    /// Maximum number of tokens of all prompts of a verify call. A fan-out repeats the text for each draft token, so
+    /// the default allows the full draft up to 2,000 tokens of text.
+    #[serde(skip)]
+    pub drive_prompt_tokens_max: u64,
+    /// Maximum number of recently used namespaces that are introduced to a restarted engine with Refrain's Python
+    /// client inside. Equal to the default of the client's `memory.namespaces_max`, which evicts the namespaces above
+    /// it.
+    #[serde(skip)]
     pub introduced_namespaces_max: usize,
-    /// The tenant whose drafts prime the n-gram pool of a llama-server started with `--spec-type ngram-mod`; empty: nobody's.
-    /// The pool is one for all who use that server, and has no walls inside: only for servers of a single tenant.
-    pub prime_tenant: String,
-    /// Tokens of the text that stand before a draft in the pool: at least the server's `--spec-ngram-mod-n-match`.
-    pub prime_context_tokens: u32,
-    /// Most draft tokens of one priming.
-    pub prime_tokens_max: u32,
 }
 
-/// See [`EngineConfig::drive`].
+/// Use of verify calls (see [`EngineConfig::drive`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriveMode {
-    /// Where it pays.
+    /// Verify calls are made where they pay.
     Auto,
-    /// Never: the worker listens, and keeps no drafts.
+    /// No verify calls: the worker relays the stream, and keeps no drafts.
     #[default]
     Off,
 }
@@ -82,7 +88,7 @@ pub enum DriveMode {
 pub struct ApiKey(String);
 
 impl ApiKey {
-    /// What the engine is told.
+    /// The key as it is sent to the engine.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -100,11 +106,11 @@ impl std::fmt::Debug for ApiKey {
     }
 }
 
-/// Whose engine it is.
+/// The kind of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EngineKind {
-    /// One that verifies drafts by the contract of `refrain_protocol::engine`: the reference engine.
+    /// An engine with the contract of `refrain_protocol::engine`, such as the reference engine.
     #[default]
     Refrain,
     /// llama.cpp's llama-server.
@@ -115,7 +121,7 @@ pub enum EngineKind {
     Sglang,
     /// TensorRT-LLM's trtllm-serve.
     TensorrtLlm,
-    /// Anything with `/v1/completions`, text only.
+    /// Any server with `/v1/completions`, text only.
     Openai,
 }
 
@@ -129,56 +135,47 @@ impl Default for EngineConfig {
             api_key: None,
             max_context: None,
             prompt_cache: true,
-            call_ms_max: 5_000,
             first_token_ms_max: 100_000,
             idle_ms_max: 30_000,
             attempts_max: 3,
+            drive: DriveMode::Off,
+            drive_sampled: false,
+            pass_priority: false,
+            attached: false,
+            call_ms_max: 5_000,
             retry_backoff_ms: 50,
             breaker_failures_max: 5,
             breaker_open_ms: 2_000,
-            drive: DriveMode::Off,
-            drive_sampled: false,
             drive_tokens_max: 64,
             drive_prompt_tokens_max: 131_072,
-            pass_priority: false,
-            attached: false,
             introduced_namespaces_max: 64,
-            prime_tenant: String::new(),
-            prime_context_tokens: 24,
-            prime_tokens_max: 256,
         }
     }
 }
 
 impl EngineConfig {
-    /// Whether the engine generates by itself, instead of being driven step by step.
+    /// Whether the engine is a third-party engine, which generates by itself.
     pub fn is_external(&self) -> bool {
         self.kind != EngineKind::Refrain
     }
 
-    /// Whether the engine generates by itself and is to be driven beyond that.
+    /// Whether verify calls are made to the engine.
     pub(crate) fn drives(&self) -> bool {
         self.is_external() && self.drive == DriveMode::Auto
-    }
-
-    /// Whether the engine's own speculation is fed.
-    pub(crate) fn primes(&self) -> bool {
-        !self.prime_tenant.is_empty()
     }
 
     pub(super) fn check(&self, check: &mut impl FnMut(bool, &str)) {
         if self.is_external() {
             check(
                 !self.model.is_empty(),
-                "engine.model: the public name of the engine's model",
+                "engine.model: must be the public name of the engine's model",
             );
             check(
                 !self.files.is_empty(),
-                "engine.files: a folder with the model's tokenizer.json, or builtin:name",
+                "engine.files: must be a folder with the model's tokenizer.json, or builtin:name",
             );
         }
         for (value, fault) in [
-            (self.call_ms_max, "engine.call_ms_max: at least 1"),
             (
                 self.first_token_ms_max,
                 "engine.first_token_ms_max: at least 1",
@@ -188,45 +185,17 @@ impl EngineConfig {
                 u64::from(self.attempts_max),
                 "engine.attempts_max: at least 1",
             ),
-            (
-                u64::from(self.breaker_failures_max),
-                "engine.breaker_failures_max: at least 1",
-            ),
-            (
-                u64::from(self.drive_tokens_max),
-                "engine.drive_tokens_max: at least 1; engine.drive = \"off\" verifies nothing",
-            ),
-            (
-                self.drive_prompt_tokens_max,
-                "engine.drive_prompt_tokens_max: at least 1; engine.drive = \"off\" verifies nothing",
-            ),
         ] {
             check(value >= 1, fault);
         }
         check(
             !self.attached || self.kind == EngineKind::Vllm && self.drive == DriveMode::Off,
-            "engine.attached: only a vLLM has drafts inside, and then engine.drive = \"off\"",
+            "engine.attached: needs engine.kind = \"vllm\" and engine.drive = \"off\"",
         );
         check(
             !self.pass_priority || self.kind == EngineKind::Vllm,
-            "engine.pass_priority: only a vLLM is told priorities",
+            "engine.pass_priority: needs engine.kind = \"vllm\"",
         );
-        check(
-            !self.primes() || self.kind == EngineKind::LlamaCpp,
-            "engine.prime_tenant: only a llama-server has a pool to prime",
-        );
-        for (value, fault) in [
-            (
-                self.prime_context_tokens,
-                "engine.prime_context_tokens: at least 1",
-            ),
-            (
-                self.prime_tokens_max,
-                "engine.prime_tokens_max: at least 1; an empty engine.prime_tenant primes nothing",
-            ),
-        ] {
-            check(value >= 1, fault);
-        }
         check(
             self.max_context.is_none_or(|tokens| tokens >= 2),
             "engine.max_context: at least 2",
@@ -239,12 +208,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_is_read_and_never_shown() {
+    fn debug_output_hides_the_key() {
         let config: EngineConfig = serde_json::from_str("{\"api_key\":\"engine-key\"}").unwrap();
         assert_eq!(
             config.api_key.as_ref().map(ApiKey::as_str),
             Some("engine-key")
         );
         assert!(!format!("{config:?}").contains("engine-key"));
+    }
+
+    #[test]
+    fn constants_are_not_keys() {
+        for key in [
+            "call_ms_max",
+            "retry_backoff_ms",
+            "breaker_failures_max",
+            "breaker_open_ms",
+            "drive_tokens_max",
+            "drive_prompt_tokens_max",
+            "introduced_namespaces_max",
+        ] {
+            let config = format!("{{\"{key}\":1}}");
+            let error = serde_json::from_str::<EngineConfig>(&config).unwrap_err();
+            assert!(error.to_string().contains("unknown field"), "{error}");
+        }
     }
 }

@@ -7,10 +7,10 @@ use refrain_protocol::engine::{StepItem, StepRequest};
 use refrain_speculation::{Route, StepFrame};
 
 use super::DecodeLoop;
-use super::entry::Entry;
+use crate::chunk::ActiveChunk;
 use crate::fallback::ItemKind;
 use crate::router::Routed;
-use crate::running::{EngineLimits, Prospect, Routing, Running};
+use crate::running::{ActiveRequest, EngineLimits, Prospect, Routing};
 use refrain_draft_replica::{FoundElsewhere, Wanted};
 
 /// A step to be made.
@@ -57,7 +57,7 @@ struct Part {
 }
 
 impl Composed {
-    fn push(&mut self, part: Part, routed: Routed, item: StepItem, entry: &Entry) {
+    fn push(&mut self, part: Part, routed: Routed, item: StepItem, entry: &ActiveChunk) {
         self.members.push(Member {
             place: part.place,
             sampled: item.sample,
@@ -84,7 +84,7 @@ impl DecodeLoop {
     }
 
     /// Every request that can move; the one at `first` comes first.
-    pub(super) fn movers(&self, batch: &[Entry], first: usize) -> Movers {
+    pub(super) fn movers(&self, batch: &[ActiveChunk], first: usize) -> Movers {
         let (parts, room) = self.parts(batch, first);
         let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
         let reads_prompt = parts.iter().any(|part| !part.decodes);
@@ -98,7 +98,7 @@ impl DecodeLoop {
     }
 
     /// What to ask the store for: for those that may draft in this step, of namespaces that are not all here.
-    pub(super) fn wanted_elsewhere(&self, batch: &[Entry], movers: &Movers) -> Vec<Wanted> {
+    pub(super) fn wanted_elsewhere(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<Wanted> {
         let limits = self.limits();
         let context_tokens = self.elsewhere.context_tokens();
         let no_auto = movers.withholds || self.goodput.is_off(movers.decoding);
@@ -114,7 +114,7 @@ impl DecodeLoop {
     /// One step out of everybody's part.
     pub(super) fn compose(
         &mut self,
-        batch: &mut [Entry],
+        batch: &mut [ActiveChunk],
         movers: Movers,
         found: &FoundElsewhere,
     ) -> Composed {
@@ -163,7 +163,7 @@ impl DecodeLoop {
     /// Who moves and by how much, and the draft tokens that there is room for beside that.
     ///
     /// Decoding requests are sure of their one token; then come prompts; drafts take what is left over.
-    fn parts(&self, batch: &[Entry], first: usize) -> (Vec<Part>, u32) {
+    fn parts(&self, batch: &[ActiveChunk], first: usize) -> (Vec<Part>, u32) {
         let capabilities = self.engine.capabilities();
         let now = Instant::now();
         let total = self.step_tokens_max.min(capabilities.max_step_tokens);
@@ -205,7 +205,7 @@ impl DecodeLoop {
     /// verify a draft as well.
     fn prospects(
         &self,
-        batch: &[Entry],
+        batch: &[ActiveChunk],
         movers: &Movers,
         found: &FoundElsewhere,
     ) -> (Vec<Prospect>, Vec<f64>) {
@@ -220,7 +220,7 @@ impl DecodeLoop {
             .map(|part| (part, &batch[part.place].running))
             .filter(|(part, running)| part.context >= running.owed())
             .map(|(_, running)| running);
-        let sampling: Vec<&Running> = sampling.collect();
+        let sampling: Vec<&ActiveRequest> = sampling.collect();
         let prospects = self.proposers.map(&sampling, |running| {
             let started = Instant::now();
             let mut prospect = running.prospect(movers.room, limits, routing, started);

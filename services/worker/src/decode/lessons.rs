@@ -6,8 +6,8 @@ use refrain_protocol::engine::{StepResponse, StepResult};
 use refrain_speculation::{HeadUse, HeadWork, StepTaken};
 
 use super::compose::Member;
-use super::entry::Entry;
 use super::{DecodeLoop, HowComposed};
+use crate::chunk::ActiveChunk;
 use crate::fallback::{ItemDone, StepDone};
 
 impl DecodeLoop {
@@ -18,7 +18,7 @@ impl DecodeLoop {
         response: &StepResponse,
         members: &[Member],
         composed: HowComposed,
-        batch: &[Entry],
+        batch: &[ActiveChunk],
     ) -> StepTaken {
         let read = read_in_step(
             members.iter().map(|member| member.catch_up_tokens),
@@ -67,7 +67,7 @@ impl DecodeLoop {
     }
 
     /// Does what a step left to be done that the next one does not need, while that one is made or nobody can move.
-    pub(super) fn catch_up(&mut self, batch: &mut [Entry], taken: Option<StepTaken>) {
+    pub(super) fn catch_up(&mut self, batch: &mut [ActiveChunk], taken: Option<StepTaken>) {
         for entry in batch {
             self.settle(entry);
         }
@@ -78,10 +78,10 @@ impl DecodeLoop {
     }
 
     /// Learns from what a request's last step brought, and lets store and figures have it.
-    pub(super) fn settle(&mut self, entry: &mut Entry) {
-        if let Some(heard) = entry.heard.take() {
+    pub(super) fn settle(&mut self, entry: &mut ActiveChunk) {
+        if let Some(heard) = entry.unsettled.take() {
             self.goodput.learn(entry.running.namespace, &heard);
-            self.outlet.keep(&entry.running, heard);
+            self.sink.record_step(&entry.running, heard);
         }
     }
 
@@ -114,7 +114,7 @@ fn taken(
     step: &StepDone<'_>,
     results: &[StepResult],
     members: &[Member],
-    batch: &[Entry],
+    batch: &[ActiveChunk],
 ) -> StepTaken {
     let mut head = HeadWork::default();
     let (mut batched_tokens, mut kv_tokens) = (0, 0);

@@ -1,30 +1,30 @@
-//! A verify call, and how much it makes the engine compute.
+//! A verify call, and how much the engine has to compute for it.
 
 use refrain_protocol::engine::Draft;
 use refrain_speculation::Candidate;
 
-use crate::engine::VerifyWay;
+use super::verify::VerifyMethod;
 
 /// A verify call to be made.
 #[derive(Debug)]
-pub(crate) struct Call {
-    pub(crate) way: VerifyWay,
-    /// What of the draft is verified.
-    pub(crate) verified: Candidate,
-    /// All of it.
-    pub(crate) found: Candidate,
-    /// Draft tokens that are expected to be accepted.
-    pub(crate) expected: f32,
-    /// Chunks that ran when it was decided on.
+pub(crate) struct VerifyCall {
+    pub(crate) method: VerifyMethod,
+    /// The part of the draft that is verified.
+    pub(super) verified: Candidate,
+    /// The whole draft as it was found.
+    pub(super) found: Candidate,
+    /// Expected number of accepted tokens.
+    pub(super) expected: f32,
+    /// Number of running chunks when the call was decided on.
     pub(super) batch: u32,
-    /// Length of the text behind which the draft stands, tokens.
+    /// Length of the text before the draft, tokens.
     pub(super) text_tokens: u32,
-    /// It is made to find out what it takes.
+    /// The call is made only to learn what it costs.
     pub(super) is_probe: bool,
 }
 
-impl Call {
-    /// Its draft on the wire.
+impl VerifyCall {
+    /// The draft as it is sent.
     pub(crate) fn draft(&self) -> Draft {
         Draft {
             tokens: self.verified.tree.tokens().collect(),
@@ -32,37 +32,41 @@ impl Call {
         }
     }
 
-    /// Prompts, or tokens behind the text, that the engine computes.
+    /// Number of prompts, or of tokens after the text, that the engine computes.
     pub(super) fn computed(&self) -> u32 {
         1 + self.verified.tree.len() as u32
     }
 
-    /// Tokens of all prompts.
-    pub(super) fn carried(&self) -> u64 {
-        carried(self.way, self.text_tokens, self.verified.tree.len() as u32)
+    /// Number of tokens of all prompts.
+    pub(super) fn prompt_tokens(&self) -> u64 {
+        prompt_tokens(
+            self.method,
+            self.text_tokens,
+            self.verified.tree.len() as u32,
+        )
     }
 }
 
-/// Tokens of all prompts of a call, the paths to the nodes apart: they are short beside the text.
-pub(super) fn carried(way: VerifyWay, text_tokens: u32, nodes: u32) -> u64 {
-    let prompts = match way {
-        VerifyWay::Chain => 1,
-        VerifyWay::FanOut => 1 + u64::from(nodes),
+/// Number of tokens of all prompts of a call, without the paths to the nodes, which are short compared to the text.
+pub(super) fn prompt_tokens(method: VerifyMethod, text_tokens: u32, nodes: u32) -> u64 {
+    let prompts = match method {
+        VerifyMethod::Chain => 1,
+        VerifyMethod::FanOut => 1 + u64::from(nodes),
     };
     prompts * u64::from(text_tokens)
 }
 
-/// Most nodes of a call, `nodes_max` at most, whose prompts come to no more than so many tokens, whichever the nodes' paths
-/// are. `None` where there is no room for one.
+/// The largest number of nodes, up to `nodes_max`, whose prompts have at most `tokens_max` tokens for any shape of
+/// the draft. `None` if not even one node fits.
 pub(super) fn nodes_that_fit(
-    way: VerifyWay,
+    method: VerifyMethod,
     text_tokens: u32,
     nodes_max: u32,
     tokens_max: u64,
 ) -> Option<u32> {
-    let most = |nodes: &u32| {
-        let prompts = carried(way, text_tokens.saturating_add(*nodes), *nodes);
-        prompts <= tokens_max
+    let fits = |nodes: &u32| {
+        let longest = text_tokens.saturating_add(*nodes);
+        prompt_tokens(method, longest, *nodes) <= tokens_max
     };
-    (1..=nodes_max).rev().find(most)
+    (1..=nodes_max).rev().find(fits)
 }

@@ -1,4 +1,4 @@
-//! Requests in front of an engine that is made up: what it says is a script, and every second of it is counted.
+//! Drive mode against a simulated engine: it follows a script, and its time is simulated.
 
 use std::time::{Duration, Instant};
 
@@ -7,20 +7,22 @@ use refrain_protocol::engine::Sampling;
 use refrain_protocol::{LeaseId, Namespace, RequestId, SignedNamespace};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
-use refrain_speculation::{DraftNode, DraftTree, Origin, Scope, Source};
+use refrain_speculation::{Candidate, DraftNode, DraftTree, Origin, Scope, Source};
 
+use super::call::nodes_that_fit;
 use super::*;
-use crate::engine::{Verified, VerifyAbilities};
+use crate::config::WorkerConfig;
+use crate::metrics::WorkerMetrics;
 
-/// What things take, seconds.
+/// Times of the simulated engine, seconds.
 #[derive(Clone, Copy)]
 struct Prices {
     token: f64,
-    /// Of a stream before its first token.
+    /// Silence of a stream before its first token.
     silence: f64,
     call: f64,
     per_node: f64,
-    /// What others that stream beside say per second. While a call is made they say nothing.
+    /// Tokens per second of all other streams. They stop during a call.
     others_per_s: f64,
 }
 
@@ -37,32 +39,41 @@ struct World {
     prices: Prices,
     now: Instant,
     began: Instant,
-    /// Fractions of tokens that others said.
+    /// Fraction of the next token of the other streams.
     others: f64,
-    calls: Vec<(VerifyWay, usize)>,
-    /// Leaves all places of chains open.
+    calls: Vec<(VerifyMethod, usize)>,
+    /// The engine leaves all positions of chains open.
     is_blind: bool,
-    able: VerifyAbilities,
 }
 
 impl World {
     fn new(prices: Prices, change: impl FnOnce(&mut WorkerConfig)) -> Self {
+        let able = VerifyAbilities {
+            chain: false,
+            fan_out: true,
+        };
+        World::of_abilities(prices, able, change)
+    }
+
+    fn of_abilities(
+        prices: Prices,
+        able: VerifyAbilities,
+        change: impl FnOnce(&mut WorkerConfig),
+    ) -> Self {
         let mut config = WorkerConfig::default();
         change(&mut config);
-        let metrics = WorkerMetrics::new(&Metrics::new().unwrap(), "fake").unwrap();
+        let metrics = Metrics::new().unwrap();
+        let worker_metrics = WorkerMetrics::new(&metrics, "fake").unwrap();
+        let drive_metrics = DriveMetrics::new(&metrics, "fake").unwrap();
         let now = Instant::now();
         World {
-            drive: SharedDrive::new(&config, metrics),
+            drive: SharedDrive::new(&config, able, worker_metrics, drive_metrics),
             prices,
             now,
             began: now,
             others: 0.0,
             calls: Vec::new(),
             is_blind: false,
-            able: VerifyAbilities {
-                chain: false,
-                fan_out: true,
-            },
         }
     }
 
@@ -70,7 +81,7 @@ impl World {
         self.now += Duration::from_secs_f64(seconds);
         if others_speak {
             self.others += seconds * self.prices.others_per_s;
-            self.drive.lock().said(self.others as usize);
+            self.drive.lock().record_tokens(self.others as usize);
             self.others = self.others.fract();
         }
     }
@@ -79,75 +90,78 @@ impl World {
         (self.now - self.began).as_secs_f64()
     }
 
-    /// Has the engine say `script`, of which `memory` is what is remembered, place by place. Returns what was said.
+    /// Lets the engine generate `script`; `memory` is the text that drafts come from. Returns the output.
     fn request(&mut self, asks: &ChunkRequest, script: &[u32], memory: &[u32]) -> Vec<u32> {
         let namespace = refrain_protocol::NamespaceId(7);
-        let mut driving = Driving::new(self.drive.clone(), &self.able, namespace, asks);
-        let mut said: Vec<u32> = Vec::new();
+        let mut chunk = ChunkDrive::new(self.drive.clone(), namespace, asks);
+        let mut output: Vec<u32> = Vec::new();
         let mut is_restart = false;
-        'streams: while said.len() < script.len() {
-            driving.stream_began(is_restart, self.now);
+        'streams: while output.len() < script.len() {
+            chunk.stream_opened(is_restart, self.now);
             self.passes(self.prices.silence, true);
-            while said.len() < script.len() {
+            while output.len() < script.len() {
                 self.passes(self.prices.token, true);
-                let token = script[said.len()];
-                said.push(token);
-                driving.heard(&[token], self.now);
-                let mut next = self.call(&mut driving, &said, memory, true);
+                let token = script[output.len()];
+                output.push(token);
+                chunk.stream_sent(&[token], self.now);
+                let mut next = self.call(&mut chunk, &output, memory, true);
                 let drives = next.is_some();
                 while let Some(call) = next {
-                    self.carry_out(&mut driving, call, script, &mut said);
-                    next = self.call(&mut driving, &said, memory, false);
+                    self.carry_out(&mut chunk, call, script, &mut output);
+                    next = self.call(&mut chunk, &output, memory, false);
                 }
                 if drives {
                     is_restart = true;
                     continue 'streams;
                 }
-                driving.listens(self.now);
+                chunk.waits_for_stream(self.now);
             }
         }
-        driving.end(self.now);
-        said
+        chunk.end(self.now);
+        output
     }
 
     fn call(
         &self,
-        driving: &mut Driving,
-        said: &[u32],
+        chunk: &mut ChunkDrive,
+        output: &[u32],
         memory: &[u32],
         is_streaming: bool,
-    ) -> Option<Box<Call>> {
-        let params = driving.params()?;
-        let draft = memory.get(said.len()..).filter(|draft| !draft.is_empty())?;
+    ) -> Option<Box<VerifyCall>> {
+        let params = chunk.params()?;
+        let draft = memory
+            .get(output.len()..)
+            .filter(|draft| !draft.is_empty())?;
         let draft = &draft[..draft.len().min(params.max_spec_tokens)];
-        let ends_with = (said.len() + draft.len() == memory.len()).then(|| draft.len() as u32 - 1);
-        let found = (chain(draft, said.len() as u32), ends_with);
-        driving.call(found, 100 + said.len() as u32, is_streaming, self.now)
+        let ends_with =
+            (output.len() + draft.len() == memory.len()).then(|| draft.len() as u32 - 1);
+        let found = (chain(draft, output.len() as u32), ends_with);
+        chunk.decide(found, 100 + output.len() as u32, is_streaming, self.now)
     }
 
     fn carry_out(
         &mut self,
-        driving: &mut Driving,
-        call: Box<Call>,
+        chunk: &mut ChunkDrive,
+        call: Box<VerifyCall>,
         script: &[u32],
-        said: &mut Vec<u32>,
+        output: &mut Vec<u32>,
     ) {
         let nodes = call.verified.tree.len();
         assert_eq!(call.draft().tokens.len(), nodes);
-        self.calls.push((call.way, nodes));
+        self.calls.push((call.method, nodes));
         let seconds = self.prices.call + self.prices.per_node * nodes as f64;
         self.passes(seconds, false);
-        let drawn = (0..=nodes).map(|at| script.get(said.len() + at).copied());
-        let verified = match call.way == VerifyWay::Chain && self.is_blind {
-            true => Verified::default(),
-            false => Verified {
-                drawn: drawn.collect(),
+        let next_tokens = (0..=nodes).map(|at| script.get(output.len() + at).copied());
+        let verdict = match call.method == VerifyMethod::Chain && self.is_blind {
+            true => DraftVerdict::default(),
+            false => DraftVerdict {
+                next_tokens: next_tokens.collect(),
             },
         };
-        let answer = Some(&verified);
-        if let Some(judged) = driving.answered(call, answer, seconds) {
-            said.extend(&judged.walk.emitted);
-            driving.said(&judged.walk.emitted);
+        let duration = Duration::from_secs_f64(seconds);
+        if let Some(judged) = chunk.call_ended(call, Some(&verdict), duration) {
+            output.extend(&judged.walk.emitted);
+            chunk.call_emitted(&judged.walk.emitted);
         }
     }
 }
@@ -207,12 +221,12 @@ fn asks() -> ChunkRequest {
     }
 }
 
-/// A text of so many tokens.
+/// A text of `len` tokens.
 fn script(len: u32) -> Vec<u32> {
     (0..len).collect()
 }
 
-/// What is remembered of it: every `period`th token is another one there.
+/// The remembered text: it differs from the script at every `period`th token.
 fn slipping(len: u32, period: u32) -> Vec<u32> {
     let slips = |at: u32| at % period == period - 1;
     (0..len)
@@ -223,20 +237,20 @@ fn slipping(len: u32, period: u32) -> Vec<u32> {
 const REQUESTS: usize = 20;
 const LEN: u32 = 200;
 
-/// Seconds of so many requests without drive mode.
+/// Duration of all requests without drive mode, seconds.
 fn plainly(prices: Prices) -> f64 {
     REQUESTS as f64 * (prices.silence + f64::from(LEN) * prices.token)
 }
 
 fn run(world: &mut World, memory: &[u32]) {
     for _ in 0..REQUESTS {
-        let said = world.request(&asks(), &script(LEN), memory);
-        assert_eq!(said, script(LEN));
+        let output = world.request(&asks(), &script(LEN), memory);
+        assert_eq!(output, script(LEN));
     }
 }
 
 #[test]
-fn what_is_remembered_is_said_in_a_few_calls() {
+fn a_remembered_text_takes_a_few_calls() {
     let mut world = World::new(QUICK, |_| {});
     run(&mut world, &script(LEN));
     assert!(
@@ -244,14 +258,14 @@ fn what_is_remembered_is_said_in_a_few_calls() {
         "{}",
         world.seconds()
     );
-    // Calls with all that they may carry, once their price is known.
+    // Once their price is known, calls carry as many tokens as they may.
     let (_, nodes) = world.calls[world.calls.len() / 2];
     assert_eq!(nodes, 64);
 }
 
 #[test]
-fn what_is_remembered_wrongly_costs_little_and_the_rest_still_gains() {
-    // A call pays for some twenty tokens: every thirtieth is wrong, then every fourth.
+fn wrong_memories_cost_little_and_right_ones_still_gain() {
+    // A call pays from about twenty tokens on: first every thirtieth is wrong, then every fourth.
     let mut world = World::new(QUICK, |_| {});
     run(&mut world, &slipping(LEN, 30));
     assert!(
@@ -269,7 +283,7 @@ fn what_is_remembered_wrongly_costs_little_and_the_rest_still_gains() {
 }
 
 #[test]
-fn calls_that_cost_more_than_they_bring_are_left_out_but_for_rare_probes() {
+fn calls_that_lose_are_made_only_as_rare_probes() {
     for prices in [
         Prices { call: 0.3, ..QUICK },
         Prices {
@@ -284,7 +298,7 @@ fn calls_that_cost_more_than_they_bring_are_left_out_but_for_rare_probes() {
         let share = world.seconds() / (4.0 * plainly(prices));
         assert!(share < 1.03, "{share} with {} calls", world.calls.len());
         assert!((1..=8).contains(&world.calls.len()), "{:?}", world.calls);
-        // It goes on asking.
+        // Probes go on.
         let before = world.calls.len();
         for _ in 0..10 {
             run(&mut world, &script(LEN));
@@ -305,12 +319,18 @@ fn calls_that_cost_more_than_they_bring_are_left_out_but_for_rare_probes() {
 }
 
 #[test]
-fn chains_that_say_nothing_are_left_for_fan_outs() {
-    let mut world = World::new(QUICK, |_| {});
-    world.able.chain = true;
+fn chains_that_stay_open_give_way_to_fan_outs() {
+    let both = VerifyAbilities {
+        chain: true,
+        fan_out: true,
+    };
+    let mut world = World::of_abilities(QUICK, both, |_| {});
     world.is_blind = true;
     run(&mut world, &script(LEN));
-    let chains = world.calls.iter().filter(|call| call.0 == VerifyWay::Chain);
+    let chains = world
+        .calls
+        .iter()
+        .filter(|call| call.0 == VerifyMethod::Chain);
     let chains = chains.count();
     assert!(
         (1..=8).contains(&chains),
@@ -326,7 +346,7 @@ fn chains_that_say_nothing_are_left_for_fan_outs() {
 
 #[test]
 fn the_guard_sees_what_calls_cost_others() {
-    // Alone, the request gains a third. Ten others wait for its calls.
+    // The request alone gains a third, but ten others wait for its calls.
     let prices = Prices {
         call: 0.25,
         others_per_s: 1000.0,
@@ -350,7 +370,7 @@ fn the_guard_sees_what_calls_cost_others() {
 }
 
 #[test]
-fn requests_that_cannot_be_driven_are_only_listened_to() {
+fn requests_that_cannot_be_driven_keep_their_stream() {
     type Change = fn(&mut ChunkRequest);
     let cases: [(Change, bool); 6] = [
         (|_| {}, true),
@@ -382,16 +402,16 @@ fn requests_that_cannot_be_driven_are_only_listened_to() {
 }
 
 #[test]
-fn where_streams_end_by_themselves_no_draft_is_accepted() {
+fn no_draft_is_accepted_past_an_end_token_of_the_engine() {
     let world = World::new(QUICK, |config| config.speculation.gain_min = 0.0);
     let both = [7, 8];
     let accepted = |stop_token_ids: &[u32]| {
         let mut asks = asks();
         asks.sampling.stop_token_ids = stop_token_ids.to_vec();
         let namespace = refrain_protocol::NamespaceId(7);
-        let mut driving = Driving::new(world.drive.clone(), &world.able, namespace, &asks);
-        let call = Call {
-            way: VerifyWay::Chain,
+        let mut chunk = ChunkDrive::new(world.drive.clone(), namespace, &asks);
+        let call = VerifyCall {
+            method: VerifyMethod::Chain,
             verified: chain(&both, 5),
             found: chain(&both, 5),
             expected: 1.0,
@@ -399,21 +419,22 @@ fn where_streams_end_by_themselves_no_draft_is_accepted() {
             text_tokens: 100,
             is_probe: false,
         };
-        let verified = Verified {
-            drawn: vec![Some(7), Some(8), Some(9)],
+        let verdict = DraftVerdict {
+            next_tokens: vec![Some(7), Some(8), Some(9)],
         };
-        let judged = driving.answered(Box::new(call), Some(&verified), 0.02);
+        let duration = Duration::from_millis(20);
+        let judged = chunk.call_ended(Box::new(call), Some(&verdict), duration);
         judged.map_or(Vec::new(), |judged| judged.walk.emitted)
     };
     let ends_with = |last: u32| {
         let namespace = refrain_protocol::NamespaceId(7);
-        let mut driving = Driving::new(world.drive.clone(), &world.able, namespace, &asks());
-        driving.stream_began(false, world.now);
-        driving.heard(&[1, last], world.now);
-        driving.stream_ended();
-        // A stream that says nothing ends at nothing.
-        driving.stream_began(true, world.now);
-        driving.stream_ended();
+        let mut chunk = ChunkDrive::new(world.drive.clone(), namespace, &asks());
+        chunk.stream_opened(false, world.now);
+        chunk.stream_sent(&[1, last], world.now);
+        chunk.stream_ended();
+        // A stream without tokens teaches no end token.
+        chunk.stream_opened(true, world.now);
+        chunk.stream_ended();
     };
     assert_eq!(accepted(&[]), [7, 8, 9]);
     ends_with(8);
@@ -425,20 +446,21 @@ fn where_streams_end_by_themselves_no_draft_is_accepted() {
 
 #[test]
 fn no_call_carries_more_tokens_than_it_may() {
-    type Case = (VerifyWay, u32, u64, Option<u32>);
+    type Case = (VerifyMethod, u32, u64, Option<u32>);
     let cases: [Case; 7] = [
-        (VerifyWay::FanOut, 100, 1_000_000, Some(64)),
-        (VerifyWay::FanOut, 100, 1_000, Some(8)),
-        (VerifyWay::FanOut, 499, 1_000, Some(1)),
-        (VerifyWay::FanOut, 500, 1_000, None),
-        (VerifyWay::Chain, 100, 1_000, Some(64)),
-        (VerifyWay::Chain, 990, 1_000, Some(10)),
-        (VerifyWay::Chain, u32::MAX, 1_000, None),
+        (VerifyMethod::FanOut, 100, 1_000_000, Some(64)),
+        (VerifyMethod::FanOut, 100, 1_000, Some(8)),
+        (VerifyMethod::FanOut, 499, 1_000, Some(1)),
+        (VerifyMethod::FanOut, 500, 1_000, None),
+        (VerifyMethod::Chain, 100, 1_000, Some(64)),
+        (VerifyMethod::Chain, 990, 1_000, Some(10)),
+        (VerifyMethod::Chain, u32::MAX, 1_000, None),
     ];
-    for (way, text, most, fit) in cases {
-        assert_eq!(nodes_that_fit(way, text, 64, most), fit, "{way:?} {text}");
+    for (method, text, most, fit) in cases {
+        let nodes = nodes_that_fit(method, text, 64, most);
+        assert_eq!(nodes, fit, "{method:?} {text}");
     }
-    // Texts of 102 to 300 tokens: the longer ones have room for fewer nodes.
+    // Texts of 102 to 300 tokens: longer texts have room for fewer nodes.
     let mut world = World::new(QUICK, |config| {
         config.engine.drive_prompt_tokens_max = 6_000
     });
@@ -451,12 +473,12 @@ fn no_call_carries_more_tokens_than_it_may() {
 }
 
 #[test]
-fn large_batches_are_left_alone() {
+fn large_batches_keep_their_streams() {
     let mut world = World::new(QUICK, |config| config.speculation.off_above_batch = 1);
-    world.drive.lock().enter();
+    world.drive.lock().chunk_began();
     run(&mut world, &script(LEN));
     assert_eq!(world.calls, []);
-    world.drive.lock().leave();
+    world.drive.lock().chunk_ended();
     run(&mut world, &script(LEN));
     assert!(!world.calls.is_empty());
 }

@@ -1,20 +1,20 @@
-//! A circuit breaker: an engine that keeps failing is left alone for a while, instead of every request waiting for it.
+//! A circuit breaker: calls to an engine that keeps failing fail at once for a while, instead of each waiting for it.
 
 use std::time::{Duration, Instant};
 
-/// Counts failures in a row. No clock: instants are handed in.
+/// Counts failures in a row. It has no clock: callers pass instants.
 #[derive(Debug)]
-pub(crate) struct Breaker {
+pub(crate) struct CircuitBreaker {
     failures_max: u32,
     open_for: Duration,
     failures: u32,
     open_until: Option<Instant>,
 }
 
-impl Breaker {
-    /// Opens for `open_for` after `failures_max` failures in a row.
+impl CircuitBreaker {
+    /// Creates a breaker that opens for `open_for` after `failures_max` failures in a row.
     pub(crate) fn new(failures_max: u32, open_for: Duration) -> Self {
-        Breaker {
+        CircuitBreaker {
             failures_max,
             open_for,
             failures: 0,
@@ -22,11 +22,11 @@ impl Breaker {
         }
     }
 
-    /// Whether the engine may be asked. Once an open breaker's time is over, one caller at a time finds out, and the
-    /// others wait on.
+    /// Admits a call to the engine. Once an open breaker's time is over, one call at a time probes the engine, and
+    /// the others are refused until it has answered.
     ///
     /// # Errors
-    /// How long to wait.
+    /// The time until the next call may be admitted.
     pub(crate) fn admit(&mut self, now: Instant) -> Result<(), Duration> {
         match self.open_until {
             Some(until) if until > now => Err(until - now),
@@ -38,13 +38,13 @@ impl Breaker {
         }
     }
 
-    /// The engine answered.
+    /// Records that the engine answered.
     pub(crate) fn succeeded(&mut self) {
         self.failures = 0;
         self.open_until = None;
     }
 
-    /// The engine did not answer, or not as an engine. Returns whether the breaker opens by it.
+    /// Records that the engine did not answer, or not properly. Returns whether this opens the breaker.
     pub(crate) fn failed(&mut self, now: Instant) -> bool {
         self.failures = self.failures.saturating_add(1);
         if self.failures < self.failures_max {
@@ -61,9 +61,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_opens_after_failures_in_a_row_and_lets_one_find_out() {
+    fn it_opens_after_failures_in_a_row_and_lets_one_call_probe() {
         let second = Duration::from_secs(1);
-        let mut breaker = Breaker::new(3, second);
+        let mut breaker = CircuitBreaker::new(3, second);
         let start = Instant::now();
         assert!(!breaker.failed(start) && !breaker.failed(start));
         breaker.succeeded();
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(breaker.admit(start), Ok(()));
         assert!(breaker.failed(start));
         assert_eq!(breaker.admit(start + second / 4), Err(second * 3 / 4));
-        // One finds out; the others wait on.
+        // One call probes the engine; the others are refused.
         assert_eq!(breaker.admit(start + second), Ok(()));
         assert_eq!(breaker.admit(start + second), Err(second));
         assert!(!breaker.failed(start + second));

@@ -1,9 +1,12 @@
-//! HTTP calls to an engine that is no service of the mesh: it gets its own key and never the mesh's secret.
+//! HTTP calls to a third-party engine. It receives its own key, and never the secret of the mesh.
 
-use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use lru::LruCache;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::descriptors;
 use reqwest::{Method, RequestBuilder, Response};
@@ -14,18 +17,19 @@ use tokio::runtime;
 
 use crate::config::ApiKey;
 
-/// How long a connection may take.
+/// Timeout of opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an unused connection is kept. Short of what engines keep theirs (uvicorn: 5 s).
+/// How long an unused connection is kept. Shorter than engines keep theirs (uvicorn: 5 s), so that a call never
+/// meets a connection that its engine is just closing.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
-/// Largest answer that is read whole.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// What is passed on of an engine's own message, characters.
+/// Largest response that is read whole, bytes.
+const RESPONSE_BYTES_MAX: usize = 16 << 20;
+/// How much of an engine's own error message is passed on, characters.
 const MESSAGE_CHARS_MAX: usize = 500;
 
 /// An engine's base URL and its connections. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct EngineClient {
+pub(crate) struct EngineClient {
     pools: Arc<Pools>,
     base_url: String,
     api_key: Option<ApiKey>,
@@ -33,13 +37,13 @@ pub(super) struct EngineClient {
 }
 
 impl EngineClient {
-    pub(super) fn new(
+    pub(crate) fn new(
         base_url: &str,
         api_key: Option<ApiKey>,
         call_timeout: Duration,
     ) -> anyhow::Result<Self> {
         refrain_service_kit::telemetry::install_crypto_provider();
-        // The settings can be used: found out here, and not by the first call.
+        // Unusable settings are an error here, and not in the first call.
         new_pool()?;
         Ok(EngineClient {
             pools: Arc::default(),
@@ -56,14 +60,14 @@ impl EngineClient {
     /// Gets text.
     pub(super) async fn get(&self, path: &str) -> Result<String, ApiError> {
         let request = self.request(Method::GET, path)?.timeout(self.call_timeout);
-        let answer = self.read(self.send(request).await?).await?;
-        Ok(String::from_utf8_lossy(&answer).into_owned())
+        let body = read_whole(self.send(request).await?).await?;
+        Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
     /// Gets JSON.
     pub(super) async fn get_json<A: DeserializeOwned>(&self, path: &str) -> Result<A, ApiError> {
         let request = self.request(Method::GET, path)?.timeout(self.call_timeout);
-        parse(&self.read(self.send(request).await?).await?)
+        parse(&read_whole(self.send(request).await?).await?)
     }
 
     /// Posts JSON and reads JSON.
@@ -75,25 +79,25 @@ impl EngineClient {
         parse(&self.post_read(path, body).await?)
     }
 
-    /// Posts JSON and reads the answer whole.
-    pub(super) async fn post_read<Q: Serialize>(
+    /// Posts JSON and reads the whole response.
+    pub(crate) async fn post_read<Q: Serialize>(
         &self,
         path: &str,
         body: &Q,
-    ) -> Result<Vec<u8>, ApiError> {
+    ) -> Result<Bytes, ApiError> {
         let request = self.request(Method::POST, path)?.json(body);
         let response = self.send(request.timeout(self.call_timeout)).await?;
-        self.read(response).await
+        read_whole(response).await
     }
 
-    /// Posts JSON and reads nothing but whether it was taken.
+    /// Posts JSON and ignores the body of the response.
     pub(super) async fn post<Q: Serialize>(&self, path: &str, body: &Q) -> Result<(), ApiError> {
         let request = self.request(Method::POST, path)?.json(body);
         self.send(request.timeout(self.call_timeout)).await?;
         Ok(())
     }
 
-    /// Posts JSON; the answer is to be a stream of events.
+    /// Posts JSON and expects a stream of events.
     pub(super) async fn post_events<Q: Serialize>(
         &self,
         path: &str,
@@ -107,12 +111,12 @@ impl EngineClient {
         if kind.starts_with("text/event-stream") {
             return Ok(response);
         }
-        let what = format!("content type {kind} where a stream of events was due");
-        Err(no_engine(what))
+        let what = format!("content type {kind} instead of a stream of events");
+        Err(unexpected_response(what))
     }
 
     fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, ApiError> {
-        let pool = self.pools.here()?;
+        let pool = self.pools.of_this_runtime()?;
         let request = pool.request(method, format!("{}{path}", self.base_url));
         Ok(match &self.api_key {
             Some(key) => request.bearer_auth(key.as_str()),
@@ -121,7 +125,10 @@ impl EngineClient {
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<Response, ApiError> {
-        let response = request.send().await.map_err(|error| lost(&error))?;
+        let response = request
+            .send()
+            .await
+            .map_err(|error| connection_error(&error))?;
         let status = response.status().as_u16();
         if status < 400 {
             return Ok(response);
@@ -131,52 +138,61 @@ impl EngineClient {
             .get("retry-after")
             .and_then(|value| value.to_str().ok()?.parse::<u64>().ok())
             .map(|seconds| seconds.saturating_mul(1000));
-        let body = self.read(response).await.unwrap_or_default();
-        let mut error = refusal(status, &body);
+        let body = read_whole(response).await.unwrap_or_default();
+        let mut error = status_error(status, &body);
         error.retry_after_ms = retry_after_ms;
         Err(error)
     }
+}
 
-    async fn read(&self, mut response: Response) -> Result<Vec<u8>, ApiError> {
-        let mut body = Vec::new();
-        while let Some(bytes) = response.chunk().await.map_err(|error| lost(&error))? {
-            if body.len() + bytes.len() > ANSWER_BYTES_MAX {
-                return Err(no_engine("an answer without end"));
-            }
-            body.extend_from_slice(&bytes);
-        }
-        Ok(body)
+/// Reads a response of at most [`RESPONSE_BYTES_MAX`].
+async fn read_whole(response: Response) -> Result<Bytes, ApiError> {
+    let body = Limited::new(reqwest::Body::from(response), RESPONSE_BYTES_MAX);
+    match body.collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(unexpected_response(format!(
+            "a response of more than {RESPONSE_BYTES_MAX} bytes"
+        ))),
+        Err(error) => Err(match error.downcast_ref::<reqwest::Error>() {
+            Some(error) => connection_error(error),
+            None => ApiError::internal(error),
+        }),
     }
 }
 
-/// A pool of connections for each runtime that calls. A connection is served where it was opened: out of one pool for all,
-/// what an engine streams would often wake one thread to be handed to another, and connections would die with the listener
-/// thread that happened to open them.
-#[derive(Default)]
+/// A connection pool per calling runtime. A connection is served by the runtime that opened it. With one pool for
+/// all, a token would often wake one thread only to be handed to another, and connections would die with the
+/// listener thread that opened them.
 struct Pools {
-    by_runtime: Mutex<HashMap<runtime::Id, reqwest::Client>>,
+    by_runtime: Mutex<LruCache<runtime::Id, reqwest::Client>>,
 }
 
-/// Runtimes remembered at most: a process has its own and one for each thread of a listener, so more means that some are gone.
-const RUNTIMES_MAX: usize = 1024;
+/// Maximum number of runtimes with a pool. A process has its own runtime and one per listener thread, so beyond
+/// this the least recently used runtime is gone.
+const RUNTIMES_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+impl Default for Pools {
+    fn default() -> Self {
+        Pools {
+            by_runtime: Mutex::new(LruCache::new(RUNTIMES_MAX)),
+        }
+    }
+}
 
 impl Pools {
-    /// The pool of the runtime that this is called on.
-    fn here(&self) -> Result<reqwest::Client, ApiError> {
+    /// The pool of the current runtime.
+    fn of_this_runtime(&self) -> Result<reqwest::Client, ApiError> {
         let runtime = runtime::Handle::current().id();
         if let Some(pool) = self.lock().get(&runtime) {
             return Ok(pool.clone());
         }
-        // Made without the lock: it takes a while, and others have calls to make. Of two made at once, one stays.
+        // Created without the lock: it takes a while, and other calls need the lock meanwhile. Of two pools that
+        // are created at once, the first one stays.
         let pool = new_pool().map_err(ApiError::internal)?;
-        let mut pools = self.lock();
-        if pools.len() >= RUNTIMES_MAX {
-            pools.clear();
-        }
-        Ok(pools.entry(runtime).or_insert(pool).clone())
+        Ok(self.lock().get_or_insert(runtime, || pool).clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<runtime::Id, reqwest::Client>> {
+    fn lock(&self) -> MutexGuard<'_, LruCache<runtime::Id, reqwest::Client>> {
         self.by_runtime
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -192,9 +208,9 @@ fn new_pool() -> reqwest::Result<reqwest::Client> {
         .build()
 }
 
-/// The connection was refused, timed out, or broke; or this process could not open one, which is no failure of the
-/// engine's.
-pub(super) fn lost(error: &reqwest::Error) -> ApiError {
+/// The error of a connection that was refused, timed out or broke. A process without free file descriptors cannot
+/// open one, which is not the engine's failure and has a code of its own.
+pub(super) fn connection_error(error: &reqwest::Error) -> ApiError {
     if let Some(error) = descriptors::exhausted(error) {
         return error;
     }
@@ -203,10 +219,7 @@ pub(super) fn lost(error: &reqwest::Error) -> ApiError {
     } else if error.is_timeout() {
         (ErrorKind::Timeout, "the engine did not answer in time")
     } else {
-        (
-            ErrorKind::Upstream,
-            "the connection to the engine broke off",
-        )
+        (ErrorKind::Upstream, "the connection to the engine broke")
     };
     let error = ApiError::new(kind, message).with_detail(format!("{error:?}"));
     match kind {
@@ -215,32 +228,32 @@ pub(super) fn lost(error: &reqwest::Error) -> ApiError {
     }
 }
 
-/// What came is nothing that such an engine says.
-pub(super) fn no_engine(what: impl std::fmt::Display) -> ApiError {
+/// The error of a response that does not fit the kind of engine; `what` says how, for the log.
+pub(crate) fn unexpected_response(what: impl std::fmt::Display) -> ApiError {
     ApiError::new(
         ErrorKind::Upstream,
-        "the engine answered something that no such engine says; check worker.engine.kind and urls.engine",
+        "unexpected response from the engine; check worker.engine.kind and urls.engine",
     )
     .with_code("engine_garbage")
     .with_detail(what)
 }
 
-/// An engine's error answer, in our words about whose matter it is and its own words about what it is.
-pub(super) fn refusal(status: u16, body: &[u8]) -> ApiError {
+/// An engine's error response: its status says who can act on it, and its own message is quoted.
+pub(super) fn status_error(status: u16, body: &[u8]) -> ApiError {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     let error = match &body["error"] {
         Value::Null => &body,
         error => error,
     };
-    let said = [&error["message"], &error["detail"], error]
+    let message = [&error["message"], &error["detail"], error]
         .iter()
         .find_map(|value| value.as_str())
-        .map(|said| said.chars().take(MESSAGE_CHARS_MAX).collect::<String>());
-    let said = said.unwrap_or_else(|| "it does not say why".to_owned());
+        .map(|message| message.chars().take(MESSAGE_CHARS_MAX).collect::<String>());
+    let quoted = message.unwrap_or_else(|| "no message".to_owned());
     let (kind, message) = match status {
         400 | 413 | 422 => (
             ErrorKind::InvalidRequest,
-            format!("the engine refuses this request: {said}"),
+            format!("the engine refuses this request: {quoted}"),
         ),
         401 | 403 => (
             ErrorKind::Upstream,
@@ -249,24 +262,24 @@ pub(super) fn refusal(status: u16, body: &[u8]) -> ApiError {
         404 => (
             ErrorKind::Upstream,
             format!(
-                "the engine does not know the model or the route: {said}; check worker.engine.kind and served_model"
+                "the engine does not know the model or the route: {quoted}; check worker.engine.kind and served_model"
             ),
         ),
         408 | 504 => (
             ErrorKind::Timeout,
-            format!("the engine gave up (status {status}): {said}"),
+            format!("the engine timed out (status {status}): {quoted}"),
         ),
         429 => (
             ErrorKind::Overloaded,
-            format!("the engine is overloaded: {said}"),
+            format!("the engine is overloaded: {quoted}"),
         ),
         503 => (
             ErrorKind::Unavailable,
-            format!("the engine is not ready: {said}"),
+            format!("the engine is not ready: {quoted}"),
         ),
         _ => (
             ErrorKind::Upstream,
-            format!("the engine failed (status {status}): {said}"),
+            format!("the engine failed (status {status}): {quoted}"),
         ),
     };
     let code = ["code", "type"]
@@ -280,27 +293,31 @@ pub(super) fn refusal(status: u16, body: &[u8]) -> ApiError {
     }
 }
 
-pub(super) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiError> {
+/// Parses a response as JSON.
+pub(crate) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
-        // Its message quotes what it stumbled over, which may be someone's text; details are logged.
-        let place = (error.line(), error.column());
-        no_engine(format!("{:?} error at {place:?}", error.classify()))
+        // serde's message quotes the input, which may be a user's text, and details are logged.
+        let position = (error.line(), error.column());
+        unexpected_response(format!("{:?} error at {position:?}", error.classify()))
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
     use super::*;
 
     #[test]
-    fn what_an_engine_said_is_not_quoted_in_details() {
+    fn details_never_quote_the_response() {
         let error = parse::<u32>(br#""someone's text""#).unwrap_err();
         let detail = error.detail.unwrap();
         assert!(!detail.contains("someone"), "{detail}");
         assert!(detail.contains("Data error at (1, "), "{detail}");
     }
 
-    /// Resolves nothing, since this process may not open another socket.
+    /// A resolver for a process that may not open another socket.
     struct OutOfSockets;
 
     impl reqwest::dns::Resolve for OutOfSockets {
@@ -312,7 +329,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn want_of_sockets_is_no_failure_of_the_engine() {
+    async fn a_lack_of_sockets_is_not_a_failure_of_the_engine() {
         refrain_service_kit::telemetry::install_crypto_provider();
         let client = reqwest::Client::builder()
             .no_proxy()
@@ -321,17 +338,17 @@ mod tests {
             .unwrap();
         let error = client.get("http://engine:1/").send().await.unwrap_err();
         assert!(error.is_connect());
-        let error = lost(&error);
+        let error = connection_error(&error);
         assert_eq!(error.kind, ErrorKind::Unavailable);
         assert_eq!(error.code.as_deref(), Some(descriptors::OUT_OF_DESCRIPTORS));
         assert!(error.retry_after_ms.is_some());
     }
 
     #[test]
-    fn errors_keep_the_engines_words_and_say_whose_matter_it_is() {
+    fn status_errors_quote_the_engine_and_say_who_can_act() {
         let openai =
             br#"{"error":{"code":400,"message":"too long","type":"exceed_context_size_error"}}"#;
-        let error = refusal(400, openai);
+        let error = status_error(400, openai);
         assert_eq!(error.kind, ErrorKind::InvalidRequest);
         assert!(error.message.ends_with("too long"), "{}", error.message);
         assert_eq!(error.code.as_deref(), Some("exceed_context_size_error"));
@@ -358,11 +375,47 @@ mod tests {
             (429, b"{}", ErrorKind::Overloaded, "overloaded"),
             (500, b"<html>", ErrorKind::Upstream, "status 500"),
         ] {
-            let error = refusal(status, body);
+            let error = status_error(status, body);
             assert_eq!(error.kind, kind, "{status}");
             assert!(error.message.contains(part), "{}", error.message);
         }
         let long = serde_json::json!({ "error": { "message": "x".repeat(10_000) } }).to_string();
-        assert!(refusal(400, long.as_bytes()).message.len() < 1_000);
+        assert!(status_error(400, long.as_bytes()).message.len() < 1_000);
+    }
+
+    /// A server that answers every request with a body of `len` bytes and without a length.
+    async fn server_of(len: usize) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut connection, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let mut request = [0u8; 1024];
+                    let _ = connection.read(&mut request).await;
+                    let head = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
+                    let _ = connection.write_all(head).await;
+                    // The client hangs up at its limit.
+                    let _ = connection.write_all(&vec![b'1'; len]).await;
+                });
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn an_oversized_response_is_an_error() {
+        for (len, fits) in [(RESPONSE_BYTES_MAX, true), (RESPONSE_BYTES_MAX + 1, false)] {
+            let url = server_of(len).await;
+            let client = EngineClient::new(&url, None, Duration::from_secs(60)).unwrap();
+            match client.get("/metrics").await {
+                Ok(body) => assert!(fits && body.len() == len),
+                Err(error) => {
+                    assert!(!fits);
+                    assert_eq!(error.code.as_deref(), Some("engine_garbage"));
+                    let detail = error.detail.unwrap();
+                    assert!(detail.contains("16777216 bytes"), "{detail}");
+                }
+            }
+        }
     }
 }

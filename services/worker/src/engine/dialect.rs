@@ -1,39 +1,54 @@
-//! How one kind of engine of another maker is spoken to: bodies out of requests, pieces out of events.
+//! The wire formats of third-party engines: request bodies out of requests, and pieces out of events.
+//!
+//! A dialect is pure: it does no I/O and has no clock.
+
+pub(crate) mod completions;
+mod llama_cpp;
+mod sglang;
+mod tensorrt_llm;
+#[cfg(test)]
+mod tests;
+mod text_only;
+mod vllm;
 
 use std::collections::VecDeque;
 
 #[cfg(test)]
-use refrain_protocol::engine::{Draft, Sampling};
+use refrain_protocol::engine::Sampling;
 use refrain_protocol::{ApiError, ErrorKind, TokenId};
 #[cfg(test)]
 use refrain_protocol::{NamespaceId, RequestId};
 use serde_json::Value;
 
-use super::client::{no_engine, refusal};
+use super::client::status_error;
+use super::generate::{GenerateRequest, Generated, GeneratedEnd};
 use super::load::LoadSeries;
 #[cfg(test)]
 use super::sse::SseParser;
-use super::streaming::{GenerateRequest, Generated, GeneratedEnd, StreamingCapabilities};
-#[cfg(test)]
-use super::verify::VerifyWay;
-use super::verify::{Verified, VerifyRequest};
+use super::streaming::StreamingCapabilities;
 
-/// How one kind of engine is spoken to. Pure: bodies out of requests, pieces out of events.
-pub(super) trait Dialect: Send + Sync {
-    /// What it can do. `model`, `tokenizer` and `max_context` are filled in by who connects.
+pub(crate) use llama_cpp::LlamaCpp;
+pub(crate) use sglang::{SgLang, SgLangEvent};
+pub(crate) use tensorrt_llm::{TensorRtLlm, token_ids_only};
+pub(crate) use text_only::TextOnly;
+pub(crate) use vllm::{Vllm, priority_field};
+
+/// The wire format of one kind of engine.
+pub(crate) trait Dialect: Send + Sync {
+    /// The capabilities of the engine. The connection fills in `model`, `tokenizer` and `max_context`.
     fn capabilities(&self) -> StreamingCapabilities;
 
-    /// Where generation is asked for.
+    /// The route that generates.
     fn path(&self) -> &'static str;
 
-    /// What is asked.
+    /// The body of a call to that route.
     ///
     /// # Errors
-    /// The request cannot be put in its words.
+    /// This wire format cannot express the request.
     fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError>;
 
-    /// What is asked on behalf of a namespace that an engine with the drafts inside is to be told of. It must say as many
-    /// tokens as it is asked for.
+    /// The body of a request that introduces a namespace to an engine with the Refrain plugin inside. It must
+    /// generate exactly as many tokens as it asks for.
     ///
     /// # Errors
     /// As for [`Dialect::body`].
@@ -41,87 +56,69 @@ pub(super) trait Dialect: Send + Sync {
         self.body(request)
     }
 
-    /// Reads one answer.
+    /// A decoder for the response to one call.
     fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder>;
 
-    /// How generation is aborted, where closing the connection is not enough.
+    /// Path and body of an abort, for engines that go on after the connection has closed.
     fn abort(&self, _request: &GenerateRequest) -> Option<(&'static str, Value)> {
         None
     }
 
-    /// Answers with success when the engine is ready; `None`: its list of models says it.
+    /// A route that succeeds when the engine is ready; `None`: the list of models shows it.
     fn health(&self) -> Option<&'static str> {
         Some("/health")
     }
 
-    /// Its figures of load.
+    /// The metrics of the engine's load.
     fn load(&self) -> Option<LoadSeries> {
         None
     }
 
-    /// Asks for the text of tokens: path, body, and the field of the answer that holds it.
+    /// Path and body of a call that converts tokens to text, and the field of the response that holds the text.
     fn detokenize(&self, _tokens: &[TokenId]) -> Option<(&'static str, Value, &'static str)> {
         None
     }
 
-    /// How a draft is judged: path and body. `None`: not in this way.
-    fn verify(&self, _request: &VerifyRequest) -> Option<(&'static str, Value)> {
-        None
-    }
-
-    /// Reads the answer to [`Dialect::verify`].
-    ///
-    /// # Errors
-    /// It is nothing that such an engine says.
-    fn verified(&self, _request: &VerifyRequest, _answer: &[u8]) -> Result<Verified, ApiError> {
-        Err(no_engine("a verdict on a draft that was not sent"))
-    }
-
-    /// Has it read a text that its own speculation is to draw on: path and body. `None`: it has no such memory.
-    fn prime(&self, _tokens: &[TokenId]) -> Option<(&'static str, Value)> {
-        None
-    }
-
-    /// Longest text that it takes, if it says so elsewhere than in its list of models: path and JSON pointer.
+    /// Path and JSON pointer of the context length, for engines that do not report it in their list of models.
     fn context(&self) -> Option<(&'static str, &'static str)> {
         None
     }
 }
 
-/// Reads the events of one answer.
-pub(super) trait Decoder: Send {
-    /// Takes an event's data (never `[DONE]`).
+/// Decodes the events of one response.
+pub(crate) trait Decoder: Send {
+    /// Decodes the data of one event (never `[DONE]`).
     ///
     /// # Errors
-    /// It is nothing that such an engine says.
+    /// The data does not fit the wire format, or it is an error of the engine.
     fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError>;
 
-    /// Takes `[DONE]`.
+    /// Handles `[DONE]`.
     fn done(&mut self, _out: &mut VecDeque<Generated>) {}
 }
 
-/// An error in the middle of a stream.
-pub(super) fn error_event(error: &Value) -> ApiError {
+/// Converts an error in the middle of a stream.
+fn error_event(error: &Value) -> ApiError {
     let status = error["code"].as_u64();
     let status = status.and_then(|status| u16::try_from(status).ok());
-    refusal(status.unwrap_or(500), error.to_string().as_bytes())
+    status_error(status.unwrap_or(500), error.to_string().as_bytes())
 }
 
-/// `finish_reason`, in the words that all of them share.
-pub(super) fn end_of(reason: &str) -> Result<GeneratedEnd, ApiError> {
+/// Converts a `finish_reason`; all engines share these words.
+fn end_of(reason: &str) -> Result<GeneratedEnd, ApiError> {
     match reason {
         "stop" => Ok(GeneratedEnd::Stop),
         "length" => Ok(GeneratedEnd::Length),
         other => Err(
-            ApiError::new(ErrorKind::Upstream, "the engine gave the request up")
+            ApiError::new(ErrorKind::Upstream, "the engine aborted the request")
                 .with_detail(format!("finish reason {other}")),
         ),
     }
 }
 
-/// What a decoder makes of a recorded answer, up to its first error.
+/// The pieces of a recorded response, up to its first error.
 #[cfg(test)]
-pub(super) fn read_recorded(
+fn decode_recorded(
     mut decoder: Box<dyn Decoder>,
     recorded: &str,
 ) -> Result<Vec<Generated>, ApiError> {
@@ -138,27 +135,9 @@ pub(super) fn read_recorded(
     Ok(pieces.into())
 }
 
-/// A verify call for tests: a draft behind 1 2.
-#[cfg(test)]
-pub(super) fn verify_request(
-    way: VerifyWay,
-    tokens: &[TokenId],
-    parents: &[Option<u32>],
-    sampling: Sampling,
-) -> VerifyRequest {
-    VerifyRequest {
-        text: request(&[1, 2], sampling),
-        draft: Draft {
-            tokens: tokens.to_vec(),
-            parents: parents.to_vec(),
-        },
-        way,
-    }
-}
-
 /// A request for tests.
 #[cfg(test)]
-pub(super) fn request(tokens: &[TokenId], sampling: Sampling) -> GenerateRequest {
+pub(crate) fn test_request(tokens: &[TokenId], sampling: Sampling) -> GenerateRequest {
     GenerateRequest {
         request: RequestId(0xab),
         call: 0xef,
@@ -168,6 +147,6 @@ pub(super) fn request(tokens: &[TokenId], sampling: Sampling) -> GenerateRequest
         tokens_max: 7,
         sampling,
         priority: None,
-        keeping: None,
+        attached: None,
     }
 }

@@ -1,48 +1,48 @@
-//! Whether an engine is the one that it is taken for: the model it serves, and the tokens it speaks.
+//! Identity checks of a third-party engine: the model that it serves, and its tokenizer.
 
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::Tokenizer;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::client::{EngineClient, no_engine};
+use super::client::{EngineClient, unexpected_response};
 use super::dialect::Dialect;
 
-/// An entry of an engine's list of models: of it, what tells one model from another.
+/// An entry of an engine's list of models: the fields that distinguish one model from another.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub(super) struct Card {
+pub(super) struct ModelCard {
     id: String,
     #[serde(default)]
     root: Option<String>,
     #[serde(default)]
     pub(super) max_model_len: Option<u32>,
     #[serde(default)]
-    meta: Option<CardMeta>,
+    meta: Option<ModelMeta>,
 }
 
-/// What llama-server says of a model's shape.
+/// The shape of a model as llama-server reports it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub(super) struct CardMeta {
+pub(super) struct ModelMeta {
     n_vocab: Option<u32>,
     n_params: Option<u64>,
     size: Option<u64>,
 }
 
 #[derive(Deserialize)]
-struct Cards {
-    data: Vec<Card>,
+struct ModelList {
+    data: Vec<ModelCard>,
 }
 
-/// The engine's entry for the model.
-pub(super) async fn card(
+/// Checks the engine's health, and returns its entry for the model.
+pub(super) async fn model_card(
     client: &EngineClient,
     health: Option<&'static str>,
     model: &str,
-) -> Result<Card, ApiError> {
+) -> Result<ModelCard, ApiError> {
     if let Some(path) = health {
         client.get(path).await?;
     }
-    let cards: Cards = client.get_json("/v1/models").await?;
+    let cards: ModelList = client.get_json("/v1/models").await?;
     let names: Vec<String> = cards.data.iter().map(|card| card.id.clone()).collect();
     let found = cards.data.into_iter().find(|card| card.id == model);
     found.ok_or_else(|| {
@@ -55,28 +55,28 @@ pub(super) async fn card(
     })
 }
 
-/// Tokens that are compared.
+/// Number of tokens that are compared.
 const COMPARED_TOKENS: usize = 64;
 
-/// Compares the engine's tokens with ours: their number, if it says so, and what some of them spell.
+/// Compares the tokenizers by the size of the vocabulary, if the engine reports it, and by the text of some tokens.
 ///
 /// # Errors
-/// `InvalidRequest` if they are others.
+/// `InvalidRequest` if the tokenizers differ.
 pub(super) async fn check_tokenizer(
     client: &EngineClient,
     dialect: &dyn Dialect,
-    card: &Card,
+    card: &ModelCard,
     tokenizer: &Tokenizer,
 ) -> Result<(), ApiError> {
     let size = card.meta.as_ref().and_then(|meta| meta.n_vocab);
     if size.is_some_and(|size| size < tokenizer.vocab_size()) {
-        return Err(other_tokenizer(client));
+        return Err(tokenizer_differs(client));
     }
     check_tokens(client, dialect, tokenizer).await
 }
 
-/// Tokens whose text is plain, so that no engine can take them for anything else.
-pub(super) fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
+/// Tokens of plain alphanumeric text, which every engine spells in the same way.
+pub(crate) fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
     let plain = |token: &TokenId| {
         let bytes = tokenizer.token_bytes(*token);
         bytes.len() > 1 && bytes.iter().all(u8::is_ascii_alphanumeric)
@@ -87,7 +87,7 @@ pub(super) fn plain_tokens(tokenizer: &Tokenizer) -> Vec<TokenId> {
         .collect()
 }
 
-/// Compares what some tokens spell here and there. Names of vocabularies say little, their sizes not much more.
+/// Compares the text of some tokens here and in the engine. Names and sizes of vocabularies prove little.
 async fn check_tokens(
     client: &EngineClient,
     dialect: &dyn Dialect,
@@ -102,17 +102,17 @@ async fn check_tokens(
     let answer: Value = client.post_json(path, &body).await?;
     let text = answer[field]
         .as_str()
-        .ok_or_else(|| no_engine(format!("{path} without {field}")))?;
+        .ok_or_else(|| unexpected_response(format!("{path} without {field}")))?;
     if text.trim() == tokenizer.decode(&compared) {
         Ok(())
     } else {
-        Err(other_tokenizer(client))
+        Err(tokenizer_differs(client))
     }
 }
 
-fn other_tokenizer(client: &EngineClient) -> ApiError {
+fn tokenizer_differs(client: &EngineClient) -> ApiError {
     let message = format!(
-        "the engine at {} has another tokenizer than worker.engine.files: the same tokens spell another text there",
+        "the engine at {} has another tokenizer than worker.engine.files: it spells the same tokens as another text",
         client.base_url()
     );
     ApiError::invalid("worker.engine.files", message)

@@ -1,5 +1,7 @@
-//! Whom an engine with the drafts inside is told of when it comes back: one that was restarted knows no namespace, and would
-//! learn of each with its first request, which is too late to draft for that one.
+//! Introductions of namespaces to a restarted engine with the Refrain plugin inside.
+//!
+//! A restarted engine has no namespaces. It would meet each one with its first request, which is too late to draft
+//! for that request. So the worker sends one short request per recently used namespace as soon as the engine is back.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,47 +12,48 @@ use refrain_protocol::{ApiError, DocumentId, NamespaceId, RequestId};
 use refrain_service_kit::mesh::is_too_old;
 use refrain_service_kit::random;
 
-use super::streaming::{GenerateRequest, Introduced, Keeping};
+use super::generate::{AttachedDocument, GenerateRequest};
+use super::streaming::IntroductionCounts;
 
-/// Namespaces of late, whether the engine is there, and which of them it is still to be told of. No I/O and no clock: who
-/// confirms that the engine is there also tells it.
+/// The recently used namespaces, and which of them the engine still lacks. It has no clock and does no I/O: the
+/// caller that confirms the engine also sends the introductions.
 pub(super) struct Introductions {
     attempts_max: u32,
-    state: Mutex<State>,
+    state: Mutex<IntroductionState>,
 }
 
-struct State {
-    /// None, where nobody is to be introduced.
-    known: Option<LruCache<NamespaceId, Known>>,
-    is_away: bool,
-    outcomes: Introduced,
+struct IntroductionState {
+    /// The namespaces, the least recently used one first to go; `None` where none is introduced.
+    recent: Option<LruCache<NamespaceId, RecentNamespace>>,
+    engine_is_away: bool,
+    counts: IntroductionCounts,
 }
 
 /// A namespace's token, as the gateway signed it last.
-struct Known {
+struct RecentNamespace {
     token: String,
     issued_at_s: u64,
-    /// How often the engine may be told of it yet; 0: it need not be, or somebody is about it.
+    /// Remaining attempts to introduce it; 0: the engine has it, or an introduction is under way.
     attempts_left: u32,
 }
 
-/// A namespace that the engine is to be told of, by who took this.
+/// A namespace to be introduced by the receiver of this value.
 #[derive(Debug, PartialEq)]
 pub(super) struct Introduction {
     pub(super) namespace: NamespaceId,
     token: String,
     issued_at_s: u64,
-    /// After this one.
+    /// Remaining attempts after this one.
     attempts_left: u32,
 }
 
 impl Introductions {
-    /// Of so many namespaces at most, for each of which the engine is asked so often at most.
+    /// Creates an empty table of at most `namespaces_max` namespaces, with `attempts_max` attempts for each.
     pub(super) fn new(namespaces_max: usize, attempts_max: u32) -> Self {
-        let state = State {
-            known: NonZeroUsize::new(namespaces_max).map(LruCache::new),
-            is_away: false,
-            outcomes: Introduced::default(),
+        let state = IntroductionState {
+            recent: NonZeroUsize::new(namespaces_max).map(LruCache::new),
+            engine_is_away: false,
+            counts: IntroductionCounts::default(),
         };
         Introductions {
             attempts_max,
@@ -58,118 +61,120 @@ impl Introductions {
         }
     }
 
-    /// A request of this namespace goes to the engine.
-    pub(super) fn met(&self, namespace: NamespaceId, keeping: &Keeping) {
+    /// Records that a request of this namespace goes to the engine.
+    pub(super) fn record_use(&self, namespace: NamespaceId, attached: &AttachedDocument) {
         let mut state = self.lock();
-        let Some(known) = &mut state.known else {
+        let Some(recent) = &mut state.recent else {
             return;
         };
-        let attempts_left = known
+        let attempts_left = recent
             .peek(&namespace)
-            .map_or(0, |known| known.attempts_left);
-        let now = Known {
-            token: keeping.token.clone(),
-            issued_at_s: keeping.issued_at_s,
+            .map_or(0, |recent| recent.attempts_left);
+        let now = RecentNamespace {
+            token: attached.token.clone(),
+            issued_at_s: attached.issued_at_s,
             attempts_left,
         };
-        known.put(namespace, now);
+        recent.put(namespace, now);
     }
 
-    /// Somebody looks whether the engine is there.
-    pub(super) fn look(&self) -> Look<'_> {
-        Look {
+    /// Begins a check whether the engine is reachable.
+    pub(super) fn begin_check(&self) -> EngineCheck<'_> {
+        EngineCheck {
             introductions: self,
-            is_here: false,
+            is_reachable: false,
         }
     }
 
-    /// The engine was told.
-    pub(super) fn told(&self) {
-        self.lock().outcomes.told += 1;
+    /// Records that the engine accepted an introduction.
+    pub(super) fn succeeded(&self) {
+        self.lock().counts.succeeded += 1;
     }
 
-    /// The engine could not be told: it will be with the next look, unless that was the last attempt.
+    /// Records that an introduction failed. The next check repeats it, unless this was the last attempt.
     pub(super) fn failed(&self, introduction: &Introduction) {
         let mut state = self.lock();
-        state.outcomes.failed += 1;
-        let known = state.known.as_mut();
-        if let Some(known) = known.and_then(|known| known.peek_mut(&introduction.namespace)) {
-            known.attempts_left = introduction.attempts_left;
+        state.counts.failed += 1;
+        let recent = state.recent.as_mut();
+        if let Some(recent) = recent.and_then(|recent| recent.peek_mut(&introduction.namespace)) {
+            recent.attempts_left = introduction.attempts_left;
         }
     }
 
-    /// What came of introductions since this was last asked.
-    pub(super) fn take_outcomes(&self) -> Introduced {
-        std::mem::take(&mut self.lock().outcomes)
+    /// Outcomes of introductions since the last call.
+    pub(super) fn take_counts(&self) -> IntroductionCounts {
+        std::mem::take(&mut self.lock().counts)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, IntroductionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A look for the engine. Given up without an answer, as by who would wait no longer, it means that the engine is away.
-pub(super) struct Look<'a> {
+/// A check whether the engine is reachable. Dropping it without an answer, as a timeout does, means that the engine
+/// is away.
+pub(super) struct EngineCheck<'a> {
     introductions: &'a Introductions,
-    is_here: bool,
+    is_reachable: bool,
 }
 
-impl Look<'_> {
-    /// The engine answers. Returns whom it must be told of, the one used last at the end: what is inside forgets in the order
-    /// in which it was told. These are all, if it was away, less those whose tokens would be refused.
-    pub(super) fn engine_is_here(mut self, now_s: u64) -> Vec<Introduction> {
-        self.is_here = true;
+impl EngineCheck<'_> {
+    /// Records that the engine answers. Returns the introductions that are due, the most recently used namespace
+    /// last, since the plugin evicts namespaces in the order in which it met them. If the engine was away, all
+    /// namespaces are due except those with an expired signature.
+    pub(super) fn engine_is_reachable(mut self, now_s: u64) -> Vec<Introduction> {
+        self.is_reachable = true;
         let mut state = self.introductions.lock();
-        let State {
-            known: Some(known),
-            is_away,
-            outcomes,
+        let IntroductionState {
+            recent: Some(recent),
+            engine_is_away,
+            counts,
         } = &mut *state
         else {
             return Vec::new();
         };
-        let came_back = std::mem::take(is_away);
+        let came_back = std::mem::take(engine_is_away);
         let (mut due, mut expired) = (Vec::new(), Vec::new());
-        for (namespace, known) in known.iter_mut().rev() {
+        for (namespace, recent) in recent.iter_mut().rev() {
             if came_back {
-                known.attempts_left = self.introductions.attempts_max;
+                recent.attempts_left = self.introductions.attempts_max;
             }
-            if known.attempts_left == 0 {
+            if recent.attempts_left == 0 {
                 continue;
             }
-            if is_too_old(known.issued_at_s, now_s) {
+            if is_too_old(recent.issued_at_s, now_s) {
                 expired.push(*namespace);
                 continue;
             }
             due.push(Introduction {
                 namespace: *namespace,
-                token: known.token.clone(),
-                issued_at_s: known.issued_at_s,
-                attempts_left: known.attempts_left - 1,
+                token: recent.token.clone(),
+                issued_at_s: recent.issued_at_s,
+                attempts_left: recent.attempts_left - 1,
             });
-            known.attempts_left = 0;
+            recent.attempts_left = 0;
         }
         for namespace in expired {
-            known.pop(&namespace);
-            outcomes.expired += 1;
+            recent.pop(&namespace);
+            counts.expired += 1;
         }
         due
     }
 }
 
-impl Drop for Look<'_> {
+impl Drop for EngineCheck<'_> {
     fn drop(&mut self) {
-        if !self.is_here {
-            self.introductions.lock().is_away = true;
+        if !self.is_reachable {
+            self.introductions.lock().engine_is_away = true;
         }
     }
 }
 
 impl Introduction {
-    /// A request that nobody asked for, on behalf of the namespace.
+    /// A short request on behalf of the namespace, without any client behind it.
     ///
     /// # Errors
-    /// The system has no randomness.
+    /// The system's random generator failed.
     pub(super) fn request(&self) -> Result<GenerateRequest, ApiError> {
         Ok(GenerateRequest {
             request: RequestId(random::u128()?),
@@ -177,15 +182,15 @@ impl Introduction {
             namespace: self.namespace,
             tokens: vec![0],
             prompt_len: 1,
-            // With a single one it would have ended before the engine's scheduler hears of it.
+            // A request for a single token would end before the engine's scheduler sees it.
             tokens_max: 2,
             sampling: Sampling::default(),
             priority: None,
-            keeping: Some(Keeping {
+            attached: Some(AttachedDocument {
                 token: self.token.clone(),
                 issued_at_s: self.issued_at_s,
                 group: None,
-                // The engine writes no output that has a name, and nobody else writes this one.
+                // The plugin uploads no output with a document id, and the worker does not upload this one.
                 document: DocumentId(random::u128()?),
                 epoch: 1,
             }),
@@ -201,23 +206,23 @@ mod tests {
 
     const NOW_S: u64 = 1_000_000;
 
-    /// Namespaces are met with these tokens, signed at these times.
-    fn introductions(namespaces_max: usize, met: &[(u128, &str, u64)]) -> Introductions {
+    /// Introductions after requests of namespaces with these tokens and times of signature.
+    fn introductions(namespaces_max: usize, used: &[(u128, &str, u64)]) -> Introductions {
         let introductions = Introductions::new(namespaces_max, 2);
-        for (namespace, token, issued_at_s) in met {
-            let keeping = Keeping {
+        for (namespace, token, issued_at_s) in used {
+            let attached = AttachedDocument {
                 token: (*token).into(),
                 issued_at_s: *issued_at_s,
                 group: None,
                 document: DocumentId(7),
                 epoch: 1,
             };
-            introductions.met(NamespaceId(*namespace), &keeping);
+            introductions.record_use(NamespaceId(*namespace), &attached);
         }
         introductions
     }
 
-    fn told(due: &[Introduction]) -> Vec<(u128, &str)> {
+    fn names(due: &[Introduction]) -> Vec<(u128, &str)> {
         let named = due.iter();
         named
             .map(|due| (due.namespace.0, due.token.as_str()))
@@ -225,61 +230,64 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_is_told_once_each_time_that_it_comes_back() {
-        let met = [(1, "first"), (2, "second"), (3, "third"), (2, "renewed")];
-        let introductions = introductions(2, &met.map(|(id, token)| (id, token, NOW_S)));
-        assert_eq!(introductions.look().engine_is_here(NOW_S), []);
+    fn namespaces_are_introduced_once_after_each_restart() {
+        let used = [(1, "first"), (2, "second"), (3, "third"), (2, "renewed")];
+        let introductions = introductions(2, &used.map(|(id, token)| (id, token, NOW_S)));
+        assert_eq!(introductions.begin_check().engine_is_reachable(NOW_S), []);
         for _ in 0..2 {
-            // Answered by nobody.
-            drop(introductions.look());
-            drop(introductions.look());
-            // What is told last is forgotten last.
-            let due = introductions.look().engine_is_here(NOW_S);
-            assert_eq!(told(&due), [(3, "third"), (2, "renewed")]);
-            assert_eq!(introductions.look().engine_is_here(NOW_S), []);
+            // The engine does not answer.
+            drop(introductions.begin_check());
+            drop(introductions.begin_check());
+            // The namespace that is introduced last is evicted last.
+            let due = introductions.begin_check().engine_is_reachable(NOW_S);
+            assert_eq!(names(&due), [(3, "third"), (2, "renewed")]);
+            assert_eq!(introductions.begin_check().engine_is_reachable(NOW_S), []);
         }
     }
 
     #[test]
-    fn nobody_is_introduced_where_none_may_be() {
+    fn no_namespace_is_introduced_where_the_limit_is_zero() {
         let introductions = introductions(0, &[(1, "first", NOW_S)]);
-        drop(introductions.look());
-        assert_eq!(introductions.look().engine_is_here(NOW_S), []);
+        drop(introductions.begin_check());
+        assert_eq!(introductions.begin_check().engine_is_reachable(NOW_S), []);
     }
 
     #[test]
-    fn what_fails_is_tried_again_so_often_and_no_more() {
+    fn failed_introductions_are_repeated_up_to_the_limit() {
         let introductions = introductions(2, &[(1, "first", NOW_S), (2, "second", NOW_S)]);
-        drop(introductions.look());
-        let due = introductions.look().engine_is_here(NOW_S);
-        introductions.told();
+        drop(introductions.begin_check());
+        let due = introductions.begin_check().engine_is_reachable(NOW_S);
+        introductions.succeeded();
         introductions.failed(&due[1]);
-        let due = introductions.look().engine_is_here(NOW_S);
-        assert_eq!(told(&due), [(2, "second")]);
-        // While somebody is about it, nobody else is.
-        assert_eq!(introductions.look().engine_is_here(NOW_S), []);
+        let due = introductions.begin_check().engine_is_reachable(NOW_S);
+        assert_eq!(names(&due), [(2, "second")]);
+        // An introduction that is under way is not repeated.
+        assert_eq!(introductions.begin_check().engine_is_reachable(NOW_S), []);
         introductions.failed(&due[0]);
-        assert_eq!(introductions.look().engine_is_here(NOW_S), []);
-        let outcomes = Introduced {
-            told: 1,
+        assert_eq!(introductions.begin_check().engine_is_reachable(NOW_S), []);
+        let counts = IntroductionCounts {
+            succeeded: 1,
             failed: 2,
             expired: 0,
         };
-        assert_eq!(introductions.take_outcomes(), outcomes);
-        assert_eq!(introductions.take_outcomes(), Introduced::default());
+        assert_eq!(introductions.take_counts(), counts);
+        assert_eq!(introductions.take_counts(), IntroductionCounts::default());
     }
 
     #[test]
-    fn tokens_that_would_be_refused_are_not_sent() {
+    fn expired_tokens_are_not_sent() {
         let introductions = introductions(2, &[(1, "old", NOW_S), (2, "young", NOW_S + 1)]);
-        drop(introductions.look());
+        drop(introductions.begin_check());
         let now_s = NOW_S + NAMESPACE_TTL_S + 1;
-        let due = introductions.look().engine_is_here(now_s);
-        assert_eq!(told(&due), [(2, "young")]);
-        assert_eq!(introductions.take_outcomes().expired, 1);
-        // Forgotten, not counted again.
-        drop(introductions.look());
-        assert_eq!(introductions.look().engine_is_here(now_s).len(), 1);
-        assert_eq!(introductions.take_outcomes().expired, 0);
+        let due = introductions.begin_check().engine_is_reachable(now_s);
+        assert_eq!(names(&due), [(2, "young")]);
+        assert_eq!(introductions.take_counts().expired, 1);
+        // An expired namespace is forgotten and counted once.
+        drop(introductions.begin_check());
+        assert_eq!(
+            introductions.begin_check().engine_is_reachable(now_s).len(),
+            1
+        );
+        assert_eq!(introductions.take_counts().expired, 0);
     }
 }

@@ -1,10 +1,10 @@
-//! How busy an engine is, out of what it shows Prometheus.
+//! The load of an engine, read from its page of Prometheus metrics.
 
 use super::streaming::StreamingLoad;
 
-/// Names of Prometheus series.
+/// The metrics page of a kind of engine, and the series of its load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LoadSeries {
+pub(crate) struct LoadSeries {
     pub(super) path: &'static str,
     pub(super) running: &'static str,
     pub(super) waiting: &'static str,
@@ -12,19 +12,19 @@ pub(super) struct LoadSeries {
 }
 
 impl LoadSeries {
-    /// Reads the engine's own page of metrics.
-    pub(super) fn read(&self, shown: &str) -> StreamingLoad {
+    /// Reads the load from the engine's metrics page.
+    pub(super) fn read(&self, page: &str) -> StreamingLoad {
         StreamingLoad {
-            running: sum_of(shown, self.running),
-            waiting: sum_of(shown, self.waiting),
-            kv_usage: self.kv_usage.and_then(|name| sum_of(shown, name)),
+            running: sum_of(page, self.running),
+            waiting: sum_of(page, self.waiting),
+            kv_usage: self.kv_usage.and_then(|name| sum_of(page, name)),
         }
     }
 }
 
 /// The sum of a series over its labels.
-fn sum_of(shown: &str, name: &str) -> Option<f64> {
-    let values = shown.lines().filter_map(|line| {
+fn sum_of(page: &str, name: &str) -> Option<f64> {
+    let values = page.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
         let value = match rest.strip_prefix('{') {
             Some(labels) => labels.rsplit_once('}')?.1,
@@ -41,10 +41,10 @@ mod tests {
 
     #[test]
     fn series_are_summed_over_their_labels() {
-        let shown = "# HELP vllm:num_requests_running x\nvllm:num_requests_running{engine=\"0\",model_name=\"a b\"} 2.0\n\
+        let page = "# HELP vllm:num_requests_running x\nvllm:num_requests_running{engine=\"0\",model_name=\"a b\"} 2.0\n\
                      vllm:num_requests_running{engine=\"1\",model_name=\"a b\"} 3.0\nvllm:num_requests_running_other 9\nplain 1e-1\n";
-        assert_eq!(sum_of(shown, "vllm:num_requests_running"), Some(5.0));
-        assert_eq!(sum_of(shown, "plain"), Some(0.1));
-        assert_eq!(sum_of(shown, "missing"), None);
+        assert_eq!(sum_of(page, "vllm:num_requests_running"), Some(5.0));
+        assert_eq!(sum_of(page, "plain"), Some(0.1));
+        assert_eq!(sum_of(page, "missing"), None);
     }
 }

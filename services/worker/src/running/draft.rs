@@ -12,7 +12,7 @@ use refrain_speculation::{
 };
 use refrain_suffix_index::Cursor;
 
-use super::{EngineLimits, OWN, Routing, Running};
+use super::{ActiveRequest, EngineLimits, OWN, Routing};
 use crate::router::asked;
 
 /// What a request could have verified in a step that samples for it.
@@ -253,7 +253,7 @@ impl Offer {
     }
 }
 
-impl Running {
+impl ActiveRequest {
     /// What to ask the store for: while it decodes and not all of its namespace is here.
     pub(crate) fn wanted_elsewhere(&self, context_tokens: usize) -> Option<Wanted> {
         let asks = matches!(asked(self.request.speculation), Asked::Auto | Asked::Suffix);

@@ -1,4 +1,4 @@
-//! A worker over the fakes, what it is asked and what it says.
+//! A worker over the fakes, its requests and their output.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,22 +20,22 @@ pub(crate) struct Bench<E = FakeEngine> {
     pub(crate) engine: Arc<E>,
     pub(crate) store: Arc<FakeStore>,
     pub(crate) scheduler: Arc<FakeScheduler>,
-    pub(crate) worker: refrain_worker::RunningWorker,
+    pub(crate) worker: refrain_worker::WorkerServer,
     pub(crate) metrics: Metrics,
     pub(crate) signer: NamespaceSigner,
 }
 
 impl<E> Bench<E> {
-    /// A figure that the worker shows; 0 if it does not show it (yet).
+    /// The value of a metric; 0 if the worker does not show it (yet).
     pub(crate) fn figure(&self, series: &str) -> f64 {
-        let shown = String::from_utf8(self.metrics.render()).unwrap();
-        let value = shown
+        let page = String::from_utf8(self.metrics.render()).unwrap();
+        let value = page
             .lines()
             .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.parse().unwrap())
     }
 
-    /// How often the router decided so, for this reason.
+    /// Number of such decisions of the router, with this reason.
     pub(crate) fn decisions(&self, decision: &str, reason: &str) -> f64 {
         self.figure(&format!(
             "refrain_spec_decisions_total{{decision=\"{decision}\",model=\"fake\",reason=\"{reason}\"}}"
@@ -43,7 +43,7 @@ impl<E> Bench<E> {
     }
 }
 
-/// Repeats itself with a period of 12, with a slip now and then.
+/// A target that repeats itself with a period of 12, with an occasional slip.
 pub(crate) fn repetitive(text: &[TokenId]) -> TokenId {
     let at = text.len() as u32;
     if at.is_multiple_of(41) {
@@ -53,7 +53,7 @@ pub(crate) fn repetitive(text: &[TokenId]) -> TokenId {
     }
 }
 
-/// Never says the same thing twice in the same way.
+/// A target without long repetitions.
 pub(crate) fn erratic(text: &[TokenId]) -> TokenId {
     let mut hash = 0xcbf2_9ce4u32;
     for token in &text[text.len().saturating_sub(3)..] {
@@ -62,12 +62,12 @@ pub(crate) fn erratic(text: &[TokenId]) -> TokenId {
     1 + hash % 9
 }
 
-/// Says nothing twice.
+/// A target without any repetition.
 pub(crate) fn counting(text: &[TokenId]) -> TokenId {
     1 + text.len() as u32 % 990
 }
 
-/// Counts up to 30 and stops.
+/// A target that counts up and stops at a length of 40.
 pub(crate) fn stopping(text: &[TokenId]) -> TokenId {
     if text.len() >= 40 {
         STOP
@@ -82,7 +82,7 @@ pub(crate) async fn bench(engine: FakeEngine, change: impl FnOnce(&mut WorkerCon
     bench_with(engine, joined, change).await
 }
 
-/// The same over a store that others use, too.
+/// A bench over a store that other workers use too.
 pub(crate) async fn bench_on(
     store: Arc<FakeStore>,
     engine: FakeEngine,
@@ -112,9 +112,9 @@ async fn start_bench<E>(
         step_tokens_max: 64,
         prefill_chunk_tokens: 8,
         running_max: 8,
-        // Tests count steps.
+        // The steps of a measurement would count as steps of requests.
         profile_ms_max: 0,
-        // What a stopping worker waits for is certain to come, on a busy machine too.
+        // A stopping worker must not give up on a busy machine.
         store_grace_ms: 3_600_000,
         ..WorkerConfig::default()
     };
@@ -175,9 +175,9 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
     }
 }
 
-/// Everything that a chunk streams.
+/// Everything that a reader received of a chunk.
 #[derive(Debug, Default)]
-pub(crate) struct Said {
+pub(crate) struct Received {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) steps: u64,
     pub(crate) retries: u32,
@@ -188,33 +188,33 @@ pub(crate) struct Said {
     pub(crate) error: Option<ApiError>,
 }
 
-pub(crate) async fn read(mut stream: ChunkStream) -> Said {
-    let mut said = Said::default();
+pub(crate) async fn read(mut stream: ChunkStream) -> Received {
+    let mut received = Received::default();
     while let Some(event) = stream.next().await {
         match event {
             Ok(ChunkEvent::Step(step)) => {
-                assert_eq!(step.sequence, said.steps, "a gap in the sequence");
-                // 0: an engine that does not say.
+                assert_eq!(step.sequence, received.steps, "a gap in the sequence");
+                // Streaming engines do not report a version, which counts as 0.
                 assert!([0, 3].contains(&step.weight_version));
-                said.steps += 1;
-                said.accepted += step.accepted;
-                said.scopes.push(step.scope);
-                said.sources.push(step.source);
-                said.tokens.extend(step.tokens);
+                received.steps += 1;
+                received.accepted += step.accepted;
+                received.scopes.push(step.scope);
+                received.sources.push(step.source);
+                received.tokens.extend(step.tokens);
             }
-            Ok(ChunkEvent::Retry) => said.retries += 1,
-            Ok(ChunkEvent::End(end)) => said.end = Some(end),
-            Err(error) => said.error = Some(error),
+            Ok(ChunkEvent::Retry) => received.retries += 1,
+            Ok(ChunkEvent::End(end)) => received.end = Some(end),
+            Err(error) => received.error = Some(error),
         }
     }
-    said
+    received
 }
 
-pub(crate) async fn run<E>(bench: &Bench<E>, request: ChunkRequest) -> Said {
+pub(crate) async fn run<E>(bench: &Bench<E>, request: ChunkRequest) -> Received {
     read(bench.worker.handle().chunk(request).await.unwrap()).await
 }
 
-/// What the target alone would say.
+/// The output of the target alone, without drafts.
 pub(crate) fn plainly(target: Target, prompt: &[TokenId], len: usize) -> Vec<TokenId> {
     let mut text = prompt.to_vec();
     while text.len() < prompt.len() + len {
@@ -235,8 +235,8 @@ pub(crate) async fn eventually(what: &str, holds: impl Fn() -> bool) {
     assert!(waited.await.is_ok(), "never: {what}");
 }
 
-/// The worker refuses what it has no slot for; a scheduler would have waited.
-pub(crate) async fn run_when_free(bench: &Bench, request: ChunkRequest) -> Said {
+/// Repeats a request until the worker has a free slot; a scheduler would wait for one.
+pub(crate) async fn run_when_free(bench: &Bench, request: ChunkRequest) -> Received {
     loop {
         match bench.worker.handle().chunk(request.clone()).await {
             Ok(stream) => return read(stream).await,

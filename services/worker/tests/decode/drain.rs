@@ -1,4 +1,4 @@
-//! What a worker still does while it stops.
+//! Cuts of outputs while the worker stops.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,16 +31,16 @@ fn stored(store: &FakeStore, request: &ChunkRequest) -> Vec<TokenId> {
     document.tokens.clone()
 }
 
-/// A reader cuts while the store is to take the outputs.
+/// A reader cuts an output while the worker waits for the store.
 async fn is_cut_while_outputs_wait<E>(bench: Bench<E>) {
     let (store, handle) = (bench.store.clone(), bench.worker.handle());
     store.refuses_outputs.store(true, Ordering::SeqCst);
     let request = chunk(&bench, &[1, 2, 3], 1000);
-    let said = run(&bench, request.clone()).await;
-    assert!(said.tokens.len() > 2);
+    let received = run(&bench, request.clone()).await;
+    assert!(received.tokens.len() > 2);
     let drained = tokio::spawn(bench.worker.drain());
     eventually("the worker stops", || handle.readiness().is_err()).await;
-    // It waits for the store, and for nothing else.
+    // The worker now waits for the store alone.
     let refused = store.refused_outputs.load(Ordering::SeqCst);
     eventually("outputs are sent again", || {
         store.refused_outputs.load(Ordering::SeqCst) >= refused + 2
@@ -49,40 +49,40 @@ async fn is_cut_while_outputs_wait<E>(bench: Bench<E>) {
     cut(&handle, &request).await;
     store.refuses_outputs.store(false, Ordering::SeqCst);
     drained.await.unwrap();
-    assert_eq!(stored(&store, &request), said.tokens[..2]);
+    assert_eq!(stored(&store, &request), received.tokens[..2]);
 }
 
 #[tokio::test]
-async fn a_worker_that_waits_for_the_store_still_shortens() {
+async fn outputs_are_cut_while_the_worker_waits_for_uploads() {
     is_cut_while_outputs_wait(bench(FakeEngine::new(stopping), |_| {}).await).await;
     let (_, bench) = listening(FakeStream::new(stopping), |_| {}).await;
     is_cut_while_outputs_wait(bench).await;
 }
 
 #[tokio::test]
-async fn a_worker_that_tells_what_it_learnt_still_shortens() {
+async fn outputs_are_cut_while_the_worker_uploads_statistics() {
     let store = Arc::new(FakeStore::default());
     let bench = bench_on(store.clone(), FakeEngine::new(stopping), |config| {
-        // Told at the end alone.
+        // The statistics are sent only at the end.
         config.speculation.chances_interval_ms = 24 * 3_600 * 1_000;
     })
     .await;
-    // The second one says what the first one did.
+    // The second output is equal to the first one, so it is drafted.
     run(&bench, chunk(&bench, &[1, 2, 3], 1000)).await;
     let request = chunk(&bench, &[1, 2, 3], 1000);
-    let said = run(&bench, request.clone()).await;
+    let received = run(&bench, request.clone()).await;
     let handle = bench.worker.handle();
     let gate = store.chances_gate.lock().await;
     let drained = tokio::spawn(bench.worker.drain());
-    eventually("what was learnt is told", || {
+    eventually("the statistics are uploaded", || {
         store.chances_waiting.load(Ordering::SeqCst) > 0
     })
     .await;
-    // The outputs are in the store already.
-    assert_eq!(stored(&store, &request), said.tokens);
+    // The store has the outputs already.
+    assert_eq!(stored(&store, &request), received.tokens);
     cut(&handle, &request).await;
     drop(gate);
     drained.await.unwrap();
-    assert_eq!(stored(&store, &request), said.tokens[..2]);
+    assert_eq!(stored(&store, &request), received.tokens[..2]);
     assert!(handle.readiness().is_err());
 }

@@ -1,4 +1,4 @@
-//! Drive mode over a scripted engine: what comes out is the engine's own, whether it streams it or is made to judge drafts.
+//! Drive mode over a scripted engine: verify calls never change the output.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use refrain_protocol::chunk::*;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, ErrorKind, LeaseId, TokenId};
 use refrain_rpc::Worker;
-use refrain_worker::{DriveMode, EngineKind, VerifyAbilities, VerifyWay, WorkerConfig};
+use refrain_worker::{DriveMode, EngineKind, VerifyAbilities, VerifyMethod, WorkerConfig};
 
 use crate::bench::*;
 use crate::fake_stream::{FakeStream, kept_as_cancelled, listening, stored};
@@ -27,10 +27,10 @@ const BOTH: VerifyAbilities = VerifyAbilities {
     fan_out: true,
 };
 
-/// Streams a token every few milliseconds, and judges drafts in less than one.
+/// An engine that streams a token every few milliseconds, and judges drafts in less than one.
 fn engine(target: Target, verifies: VerifyAbilities) -> FakeStream {
     let mut engine = FakeStream::new(target);
-    engine.capabilities.verifies = verifies;
+    engine.abilities = verifies;
     engine.pause = Duration::from_millis(3);
     engine
 }
@@ -45,7 +45,7 @@ fn prompts() -> Vec<Vec<TokenId>> {
 }
 
 #[tokio::test]
-async fn the_output_is_the_engines_own() {
+async fn verify_calls_do_not_change_the_output() {
     for (target, verifies) in [
         (counting as Target, FAN_OUT),
         (counting, CHAIN),
@@ -59,7 +59,7 @@ async fn the_output_is_the_engines_own() {
                 }
             })
             .await;
-            let mut said = Vec::new();
+            let mut received = Vec::new();
             for prompt in prompts() {
                 let request = chunk(&bench, &prompt, 120);
                 let one = run(&bench, request.clone()).await;
@@ -73,18 +73,18 @@ async fn the_output_is_the_engines_own() {
                         == Some((one.tokens.clone(), Some(FinishReason::Length)))
                 })
                 .await;
-                said.push(one);
+                received.push(one);
             }
             let calls = engine.judged.lock().unwrap().len();
             if !driven {
                 assert_eq!(calls, 0);
                 continue;
             }
-            // How often a call pays is up to the clock; that the first draft is tried is not.
+            // The clock decides how often calls pay, but the first draft is always tried.
             if target as usize != erratic as Target as usize {
                 assert!(calls > 0);
             }
-            let accepted: u32 = said.iter().map(|said| said.accepted).sum();
+            let accepted: u32 = received.iter().map(|received| received.accepted).sum();
             let figure = |source: &str, scope: &str| {
                 bench.figure(&format!(
                     "refrain_spec_accepted_tokens_total{{model=\"fake\",scope=\"{scope}\",source=\"{source}\"}}"
@@ -100,7 +100,7 @@ async fn the_output_is_the_engines_own() {
 }
 
 #[tokio::test]
-async fn an_end_token_that_the_request_does_not_know_ends_the_output_all_the_same() {
+async fn an_end_token_of_the_engine_ends_the_output() {
     let output = plainly(stopping, &[1, 2, 3], 100);
     for verifies in [FAN_OUT, CHAIN] {
         let (engine, bench) = listening(engine(stopping, verifies), drives).await;
@@ -114,11 +114,14 @@ async fn an_end_token_that_the_request_does_not_know_ends_the_output_all_the_sam
             left -= 1;
             let mut request = chunk(&bench, &[1, 2, 3], 100);
             request.sampling.stop_token_ids = Vec::new();
-            // Whether calls pay on the whole is not asked.
+            // The guard does not concern requests that ask for suffix drafts.
             request.speculation = Speculation::Suffix;
-            let said = run(&bench, request.clone()).await;
-            assert_eq!(said.tokens, output);
-            assert_eq!(said.end.map(|end| end.reason), Some(ChunkEndReason::Stop));
+            let received = run(&bench, request.clone()).await;
+            assert_eq!(received.tokens, output);
+            assert_eq!(
+                received.end.map(|end| end.reason),
+                Some(ChunkEndReason::Stop)
+            );
             eventually("the store has it", || {
                 stored(&bench, &request) == Some((output.clone(), Some(FinishReason::Stop)))
             })
@@ -128,14 +131,14 @@ async fn an_end_token_that_the_request_does_not_know_ends_the_output_all_the_sam
 }
 
 #[tokio::test]
-async fn what_was_drafted_from_is_credited_and_the_first_token_is_always_streamed() {
+async fn sources_of_drafts_are_credited_and_the_first_token_is_always_streamed() {
     let (engine, bench) = listening(engine(counting, FAN_OUT), drives).await;
     let first = chunk(&bench, &[1, 2, 3], 100);
     let document: DocumentId = first.request.into();
     run(&bench, first).await;
     for _ in 0..3 {
-        let said = run(&bench, chunk(&bench, &[1, 2, 3], 100)).await;
-        assert_eq!(said.sources[0], DraftSource::None);
+        let received = run(&bench, chunk(&bench, &[1, 2, 3], 100)).await;
+        assert_eq!(received.sources[0], DraftSource::None);
     }
     assert!(!engine.judged.lock().unwrap().is_empty());
     eventually("the first document is touched", || {
@@ -145,33 +148,42 @@ async fn what_was_drafted_from_is_credited_and_the_first_token_is_always_streame
 }
 
 #[tokio::test]
-async fn outputs_end_inside_drafts_where_they_should() {
-    // A stop id that is drafted, a limit that is, and the limit of a chunk.
+async fn outputs_end_inside_drafts_at_stop_ids_and_limits() {
+    // A drafted stop id, a limit inside a draft, and the limit of a chunk.
     let (engine, bench) = listening(engine(stopping, FAN_OUT), drives).await;
     for _ in 0..4 {
-        let said = run(&bench, chunk(&bench, &[1, 2, 3], 100)).await;
-        assert_eq!(said.tokens, plainly(stopping, &[1, 2, 3], 100));
-        assert_eq!(said.tokens.last(), Some(&STOP));
-        assert_eq!(said.end.map(|end| end.reason), Some(ChunkEndReason::Stop));
+        let received = run(&bench, chunk(&bench, &[1, 2, 3], 100)).await;
+        assert_eq!(received.tokens, plainly(stopping, &[1, 2, 3], 100));
+        assert_eq!(received.tokens.last(), Some(&STOP));
+        assert_eq!(
+            received.end.map(|end| end.reason),
+            Some(ChunkEndReason::Stop)
+        );
     }
     for limit in [5, 17, 30] {
         let request = chunk(&bench, &[1, 2, 3], limit);
-        let said = run(&bench, request.clone()).await;
-        assert_eq!(said.tokens, plainly(stopping, &[1, 2, 3], limit as usize));
-        assert_eq!(said.end.map(|end| end.reason), Some(ChunkEndReason::Length));
+        let received = run(&bench, request.clone()).await;
+        assert_eq!(
+            received.tokens,
+            plainly(stopping, &[1, 2, 3], limit as usize)
+        );
+        assert_eq!(
+            received.end.map(|end| end.reason),
+            Some(ChunkEndReason::Length)
+        );
     }
     let mut request = chunk(&bench, &[1, 2, 3], 100);
     request.chunk_tokens = Some(8);
     let mut output: Vec<TokenId> = Vec::new();
     loop {
-        let said = run(&bench, request.clone()).await;
-        output.extend(&said.tokens);
-        request.tokens.extend(&said.tokens);
-        request.max_new_tokens -= said.tokens.len() as u32;
+        let received = run(&bench, request.clone()).await;
+        output.extend(&received.tokens);
+        request.tokens.extend(&received.tokens);
+        request.max_new_tokens -= received.tokens.len() as u32;
         request.lease = LeaseId(request.lease.0 + 1_000_000);
         request.epoch += 1;
-        match said.end.unwrap().reason {
-            ChunkEndReason::ChunkLimit => assert!(said.tokens.len() >= 8),
+        match received.end.unwrap().reason {
+            ChunkEndReason::ChunkLimit => assert!(received.tokens.len() >= 8),
             ChunkEndReason::Stop => break,
             other => panic!("{other:?}"),
         }
@@ -181,21 +193,21 @@ async fn outputs_end_inside_drafts_where_they_should() {
 }
 
 #[tokio::test]
-async fn chains_that_leave_a_place_open_and_calls_that_fail_change_nothing() {
+async fn open_positions_and_failed_calls_change_nothing() {
     let (engine, bench) = listening(engine(counting, BOTH), drives).await;
     engine.blind_chains.store(u32::MAX, Ordering::SeqCst);
     for _ in 0..6 {
-        let said = run(&bench, chunk(&bench, &[1, 2, 3], 120)).await;
-        assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 120));
+        let received = run(&bench, chunk(&bench, &[1, 2, 3], 120)).await;
+        assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 120));
     }
-    let of = |way| {
+    let of = |method| {
         let judged = engine.judged.lock().unwrap();
-        judged.iter().filter(|call| call.way == way).count()
+        judged.iter().filter(|call| call.method == method).count()
     };
-    assert!(of(VerifyWay::Chain) >= 1 && of(VerifyWay::FanOut) >= 1);
+    assert!(of(VerifyMethod::Chain) >= 1 && of(VerifyMethod::FanOut) >= 1);
     let unknown =
         bench.figure("refrain_drive_calls_total{model=\"fake\",outcome=\"unknown\",way=\"chain\"}");
-    assert_eq!(unknown as usize, of(VerifyWay::Chain));
+    assert_eq!(unknown as usize, of(VerifyMethod::Chain));
 
     for kind in [
         ErrorKind::InvalidRequest,
@@ -204,9 +216,9 @@ async fn chains_that_leave_a_place_open_and_calls_that_fail_change_nothing() {
     ] {
         *engine.refusal.lock().unwrap() = kind;
         engine.call_refusals.store(u32::MAX, Ordering::SeqCst);
-        let said = run(&bench, chunk(&bench, &[1, 2, 3], 120)).await;
-        assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 120));
-        assert_eq!(said.error, None);
+        let received = run(&bench, chunk(&bench, &[1, 2, 3], 120)).await;
+        assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 120));
+        assert_eq!(received.error, None);
     }
     assert!(
         bench
@@ -216,7 +228,7 @@ async fn chains_that_leave_a_place_open_and_calls_that_fail_change_nothing() {
     bench.worker.handle().readiness().unwrap();
 }
 
-/// Verify calls are never answered, and waited for as long as a request has time.
+/// An engine that never answers verify calls, and a worker that waits for them until the request times out.
 async fn unanswered() -> (Arc<FakeStream>, Bench<FakeStream>) {
     let mut engine = engine(counting, FAN_OUT);
     engine.judging = Duration::from_secs(3600);
@@ -235,9 +247,9 @@ async fn a_reader_that_leaves_during_a_call_frees_the_engine() {
         let stream = bench.worker.handle().chunk(first).await.unwrap();
         tokio::spawn(read(stream))
     };
-    // Nothing is remembered yet, so nothing is judged.
-    let said = reading.await.unwrap();
-    assert_eq!(said.tokens.len(), 40);
+    // Nothing is remembered yet, so no draft is verified.
+    let received = reading.await.unwrap();
+    assert_eq!(received.tokens.len(), 40);
     let request = chunk(&bench, &[1, 2, 3], 100);
     let stream = bench.worker.handle().chunk(request.clone()).await.unwrap();
     let reading = tokio::spawn(read(stream));
@@ -253,7 +265,7 @@ async fn a_reader_that_leaves_during_a_call_frees_the_engine() {
 }
 
 #[tokio::test]
-async fn a_call_without_an_answer_is_given_up_and_the_stream_goes_on() {
+async fn a_call_without_a_response_times_out_and_the_stream_continues() {
     let mut engine = engine(counting, FAN_OUT);
     engine.judging = Duration::from_secs(3600);
     let (engine, bench) = listening(engine, |config| {
@@ -262,17 +274,17 @@ async fn a_call_without_an_answer_is_given_up_and_the_stream_goes_on() {
     })
     .await;
     for _ in 0..2 {
-        let said = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
-        assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 60));
+        let received = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
+        assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 60));
     }
     assert!(!engine.judged.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn a_call_is_waited_for_no_longer_than_the_request_has_time() {
+async fn a_call_ends_with_the_deadline_of_its_request() {
     let (engine, bench) = unanswered().await;
     run(&bench, chunk(&bench, &[1, 2, 3], 40)).await;
-    // A machine that is busy may need more time to come to the call.
+    // A busy machine may need more time until the call is made.
     for tries in 0.. {
         let mut request = chunk(&bench, &[1, 2, 3], 1_000);
         request.budget.time_left_ms = Some(100 << tries);
@@ -291,49 +303,8 @@ async fn drafts_come_from_the_prediction_and_from_the_group_as_well() {
     let (engine, bench) = listening(engine(counting, FAN_OUT), drives).await;
     let mut request = chunk(&bench, &[1, 2, 3], 100);
     request.prediction = plainly(counting, &[1, 2, 3], 100);
-    let said = run(&bench, request).await;
-    assert_eq!(said.tokens, plainly(counting, &[1, 2, 3], 100));
-    assert!(said.sources.contains(&DraftSource::Prediction));
+    let received = run(&bench, request).await;
+    assert_eq!(received.tokens, plainly(counting, &[1, 2, 3], 100));
+    assert!(received.sources.contains(&DraftSource::Prediction));
     assert!(!engine.judged.lock().unwrap().is_empty());
-}
-
-#[tokio::test]
-async fn the_pool_of_one_tenants_engine_is_told_what_is_likely_to_follow() {
-    let primes = |tenant: &'static str| {
-        listening(FakeStream::new(counting), move |config| {
-            config.engine.kind = EngineKind::LlamaCpp;
-            config.engine.prime_tenant = tenant.into();
-            config.engine.prime_context_tokens = 3;
-            config.engine.prime_tokens_max = 20;
-        })
-    };
-    let (engine, bench) = primes("acme").await;
-    let output = plainly(counting, &[1, 2, 3], 60);
-    let text = [&[1, 2, 3][..], &output].concat();
-    for _ in 0..2 {
-        let said = run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
-        assert_eq!(said.tokens, output);
-    }
-    eventually("the second request primed the engine", || {
-        !engine.primed.lock().unwrap().is_empty()
-    })
-    .await;
-    let primed = engine.primed.lock().unwrap().clone();
-    // Pieces of the text, a part of it before each, and none twice.
-    for piece in &primed {
-        assert!(text.windows(piece.len()).any(|window| window == piece));
-        assert!(piece.len() > 3 && piece.len() <= 23);
-    }
-    assert!(primed.len() <= 4, "{primed:?}");
-    let mut off = chunk(&bench, &[1, 2, 3], 60);
-    off.speculation = Speculation::Off;
-    run(&bench, off).await;
-    assert_eq!(engine.primed.lock().unwrap().len(), primed.len());
-
-    // Another tenant's texts are kept out of it.
-    let (engine, bench) = primes("other").await;
-    for _ in 0..2 {
-        run(&bench, chunk(&bench, &[1, 2, 3], 60)).await;
-    }
-    assert!(engine.primed.lock().unwrap().is_empty());
 }

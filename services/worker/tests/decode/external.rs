@@ -1,63 +1,62 @@
-//! The adapters over HTTP, against a server that says what it is told to.
+//! Third-party engines over HTTP, against a server with canned responses.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use futures_util::StreamExt;
 use refrain_protocol::engine::{Draft, Sampling};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, RequestId};
 use refrain_tokenization::testing::byte_level_files;
 use refrain_worker::{
-    DriveMode, EngineConfig, EngineKind, GenerateRequest, Generated, GeneratedEnd, ServedAs,
-    StreamingEngine, VerifyRequest, VerifyWay, connect_external,
+    DraftVerifier, DriveMode, EngineConfig, EngineKind, ExpectedModel, GenerateRequest, Generated,
+    GeneratedEnd, StreamingEngine, VerifyMethod, VerifyRequest, WorkerEngine, connect_third_party,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What a route answers: status, content type, body; and whether the connection stays open after it.
+/// A canned response: status, content type, body, and whether the connection stays open after it.
 #[derive(Clone)]
-pub(crate) struct Answer(
+pub(crate) struct Response(
     pub(crate) u16,
     pub(crate) &'static str,
     pub(crate) String,
     pub(crate) bool,
 );
 
-pub(crate) fn json(body: &str) -> Answer {
-    Answer(200, "application/json", body.to_owned(), false)
+pub(crate) fn json(body: &str) -> Response {
+    Response(200, "application/json", body.to_owned(), false)
 }
 
-pub(crate) fn events(body: &str, hangs: bool) -> Answer {
-    Answer(200, "text/event-stream", body.to_owned(), hangs)
+pub(crate) fn events(body: &str, hangs: bool) -> Response {
+    Response(200, "text/event-stream", body.to_owned(), hangs)
 }
 
-/// A server with canned answers by path.
+/// A server with canned responses by path.
 pub(crate) struct Canned {
     url: String,
-    answers: Arc<Mutex<Vec<(&'static str, Answer)>>>,
-    /// Requests as they came, head and body.
-    heard: Arc<Mutex<Vec<String>>>,
-    /// Connections that the other side closed while an answer hung.
+    responses: Arc<Mutex<Vec<(&'static str, Response)>>>,
+    /// The received requests, head and body.
+    received: Arc<Mutex<Vec<String>>>,
+    /// Number of connections that the client closed while a response hung.
     closed: Arc<Mutex<u32>>,
 }
 
 impl Canned {
-    async fn start(answers: &[(&'static str, Answer)]) -> Self {
+    async fn start(responses: &[(&'static str, Response)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let canned = Canned {
             url: format!("http://{}", listener.local_addr().unwrap()),
-            answers: Arc::new(Mutex::new(answers.to_vec())),
-            heard: Arc::default(),
+            responses: Arc::new(Mutex::new(responses.to_vec())),
+            received: Arc::default(),
             closed: Arc::default(),
         };
-        let (answers, heard) = (canned.answers.clone(), canned.heard.clone());
+        let (responses, received) = (canned.responses.clone(), canned.received.clone());
         let closed = canned.closed.clone();
         tokio::spawn(async move {
             while let Ok((connection, _)) = listener.accept().await {
-                let (answers, heard) = (answers.clone(), heard.clone());
+                let (responses, received) = (responses.clone(), received.clone());
                 let closed = closed.clone();
                 tokio::spawn(async move {
-                    if serve(connection, &answers, &heard).await {
+                    if serve(connection, &responses, &received).await {
                         *closed.lock().unwrap() += 1;
                     }
                 });
@@ -66,15 +65,15 @@ impl Canned {
         canned
     }
 
-    pub(crate) fn set(&self, path: &'static str, answer: Answer) {
-        let mut answers = self.answers.lock().unwrap();
-        answers.retain(|(known, _)| *known != path);
-        answers.push((path, answer));
+    pub(crate) fn set(&self, path: &'static str, response: Response) {
+        let mut responses = self.responses.lock().unwrap();
+        responses.retain(|(known, _)| *known != path);
+        responses.push((path, response));
     }
 
-    pub(crate) fn heard(&self, path: &str) -> Vec<String> {
-        let heard = self.heard.lock().unwrap();
-        let of_path = heard
+    pub(crate) fn received(&self, path: &str) -> Vec<String> {
+        let received = self.received.lock().unwrap();
+        let of_path = received
             .iter()
             .filter(|text| text.contains(&format!(" {path} ")));
         of_path.cloned().collect()
@@ -84,14 +83,31 @@ impl Canned {
         &self,
         kind: EngineKind,
     ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
-        self.connect_as(kind, DriveMode::Off).await
+        match self.connect_as(kind, DriveMode::Off).await? {
+            WorkerEngine::Streaming {
+                engine,
+                verifier: None,
+            } => Ok(engine),
+            _ => panic!("an engine that is not driven"),
+        }
+    }
+
+    /// The engine as a judge of drafts, if it is one.
+    async fn connect_driven(
+        &self,
+        kind: EngineKind,
+    ) -> Result<Option<Arc<dyn DraftVerifier>>, ApiError> {
+        match self.connect_as(kind, DriveMode::Auto).await? {
+            WorkerEngine::Streaming { verifier, .. } => Ok(verifier),
+            WorkerEngine::Verifying(_) => panic!("a streaming engine"),
+        }
     }
 
     async fn connect_as(
         &self,
         kind: EngineKind,
         drive: DriveMode,
-    ) -> Result<Arc<dyn StreamingEngine>, ApiError> {
+    ) -> Result<WorkerEngine, ApiError> {
         let config = EngineConfig {
             kind,
             drive,
@@ -99,21 +115,21 @@ impl Canned {
             call_ms_max: 2_000,
             ..EngineConfig::default()
         };
-        let served = ServedAs {
+        let expected = ExpectedModel {
             model: "public".into(),
             served_model: "m".into(),
             tokenizer: Arc::new(byte_level_files().tokenizer().unwrap()),
             max_context: Some(512),
         };
-        connect_external(&config, &self.url, served).await
+        connect_third_party(&config, &self.url, expected).await
     }
 }
 
-/// Answers one request. Returns whether the other side left while the answer hung.
+/// Answers one request. Returns whether the client closed the connection while the response hung.
 async fn serve(
     mut connection: TcpStream,
-    answers: &Mutex<Vec<(&'static str, Answer)>>,
-    heard: &Mutex<Vec<String>>,
+    responses: &Mutex<Vec<(&'static str, Response)>>,
+    received: &Mutex<Vec<String>>,
 ) -> bool {
     let mut request = Vec::new();
     let mut piece = [0u8; 4096];
@@ -139,16 +155,16 @@ async fn serve(
     }
     let request = String::from_utf8_lossy(&request).into_owned();
     let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
-    heard.lock().unwrap().push(request);
-    let found = answers
+    received.lock().unwrap().push(request);
+    let found = responses
         .lock()
         .unwrap()
         .iter()
         .find(|(known, _)| *known == path)
         .cloned();
-    let Answer(status, kind, body, hangs) = found.map_or_else(
-        || Answer(404, "application/json", "{}".into(), false),
-        |(_, answer)| answer,
+    let Response(status, kind, body, hangs) = found.map_or_else(
+        || Response(404, "application/json", "{}".into(), false),
+        |(_, response)| response,
     );
     let head = format!("HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n");
     connection.write_all(head.as_bytes()).await.unwrap();
@@ -159,8 +175,9 @@ async fn serve(
     false
 }
 
-/// A llama-server: `merges` are the alphanumeric tokens of more than a byte, in the order of their ids.
-fn llama() -> Vec<(&'static str, Answer)> {
+/// A llama-server. Its `/detokenize` returns the alphanumeric tokens of more than one byte, in the order of their
+/// ids.
+fn llama() -> Vec<(&'static str, Response)> {
     vec![
         ("/health", json("{\"status\":\"ok\"}")),
         (
@@ -176,7 +193,7 @@ fn llama() -> Vec<(&'static str, Answer)> {
         ("/detokenize", json("{\"content\":\"hellhellhello\"}")),
         (
             "/metrics",
-            Answer(
+            Response(
                 200,
                 "text/plain",
                 "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n".into(),
@@ -186,8 +203,8 @@ fn llama() -> Vec<(&'static str, Answer)> {
     ]
 }
 
-/// An SGLang that takes aborts.
-fn sglang() -> Vec<(&'static str, Answer)> {
+/// An SGLang that accepts aborts.
+fn sglang() -> Vec<(&'static str, Response)> {
     let models = "{\"data\":[{\"id\":\"m\",\"max_model_len\":400}]}";
     vec![
         ("/health", json("{}")),
@@ -212,7 +229,7 @@ pub(crate) fn request() -> GenerateRequest {
         tokens_max: 4,
         sampling: Sampling::default(),
         priority: None,
-        keeping: None,
+        attached: None,
     }
 }
 
@@ -229,7 +246,7 @@ const TOKEN: &str =
     "data: {\"content\":\"a\",\"tokens\":[100],\"stop\":false,\"tokens_predicted\":1}\n\n";
 
 #[tokio::test]
-async fn an_engine_is_joined_asked_and_listened_to() {
+async fn an_engine_is_connected_and_its_stream_is_relayed() {
     let server = Canned::start(&llama()).await;
     let engine = server.connect(EngineKind::LlamaCpp).await.unwrap();
     assert_eq!(engine.capabilities().model, "public");
@@ -249,15 +266,15 @@ async fn an_engine_is_joined_asked_and_listened_to() {
     let pieces = generated(&*engine).await.unwrap();
     assert_eq!(pieces.len(), 2);
     assert_eq!(pieces[1], Generated::End(GeneratedEnd::Length));
-    let asked = server.heard("/completion");
+    let asked = server.received("/completion");
     assert!(
         asked[0]
             .to_lowercase()
             .contains("authorization: bearer engine-key")
     );
-    // The mesh's own secret is not for engines of other makers.
+    // A third-party engine must not receive the secret of the mesh.
     assert!(!asked[0].to_lowercase().contains("refrain"));
-    // Another model under the same name is no longer this engine.
+    // The engine is refused once it serves another model under the same name.
     engine.confirm().await.unwrap();
     server.set(
         "/v1/models",
@@ -270,8 +287,8 @@ async fn an_engine_is_joined_asked_and_listened_to() {
 }
 
 #[tokio::test]
-async fn what_is_not_the_engine_is_told_at_once() {
-    for (path, answer, kind, part) in [
+async fn connecting_to_a_wrong_engine_is_an_error() {
+    for (path, response, kind, part) in [
         (
             "/v1/models",
             json("{\"data\":[{\"id\":\"other\"}]}"),
@@ -294,17 +311,17 @@ async fn what_is_not_the_engine_is_told_at_once() {
             "/detokenize",
             json("{}"),
             ErrorKind::Upstream,
-            "no such engine",
+            "unexpected response",
         ),
         (
             "/v1/models",
-            Answer(200, "text/html", "<html>".into(), false),
+            Response(200, "text/html", "<html>".into(), false),
             ErrorKind::Upstream,
-            "no such engine",
+            "unexpected response",
         ),
         (
             "/health",
-            Answer(
+            Response(
                 503,
                 "application/json",
                 "{\"error\":{\"message\":\"Loading model\"}}".into(),
@@ -315,13 +332,13 @@ async fn what_is_not_the_engine_is_told_at_once() {
         ),
         (
             "/v1/models",
-            Answer(401, "application/json", "{}".into(), false),
+            Response(401, "application/json", "{}".into(), false),
             ErrorKind::Upstream,
             "api_key",
         ),
     ] {
         let server = Canned::start(&llama()).await;
-        server.set(path, answer);
+        server.set(path, response);
         let error = server.connect(EngineKind::LlamaCpp).await.err().unwrap();
         assert_eq!(error.kind, kind, "{}", error.message);
         assert!(error.message.contains(part), "{}", error.message);
@@ -338,19 +355,23 @@ async fn what_is_not_the_engine_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn garbage_and_broken_answers_are_errors() {
+async fn garbage_and_broken_responses_are_errors() {
     let server = Canned::start(&llama()).await;
     let engine = server.connect(EngineKind::LlamaCpp).await.unwrap();
-    for (answer, kind, part) in [
+    for (response, kind, part) in [
         (
             events("data: <html>\n\n", false),
             ErrorKind::Upstream,
-            "no such engine",
+            "unexpected response",
         ),
-        (events(TOKEN, false), ErrorKind::Upstream, "broke off"),
-        (json("{}"), ErrorKind::Upstream, "no such engine"),
         (
-            Answer(
+            events(TOKEN, false),
+            ErrorKind::Upstream,
+            "without an end event",
+        ),
+        (json("{}"), ErrorKind::Upstream, "unexpected response"),
+        (
+            Response(
                 400,
                 "application/json",
                 "{\"error\":{\"message\":\"too long\"}}".into(),
@@ -368,7 +389,7 @@ async fn garbage_and_broken_answers_are_errors() {
             "compute error",
         ),
     ] {
-        server.set("/completion", answer);
+        server.set("/completion", response);
         let error = generated(&*engine).await.unwrap_err();
         assert_eq!(error.kind, kind, "{}", error.message);
         assert!(error.message.contains(part), "{}", error.message);
@@ -376,7 +397,7 @@ async fn garbage_and_broken_answers_are_errors() {
 }
 
 #[tokio::test]
-async fn dropping_an_answer_closes_its_connection_and_aborts_where_that_is_asked_for() {
+async fn dropping_a_stream_closes_its_connection_and_aborts_where_needed() {
     let llama_server = Canned::start(&llama()).await;
     llama_server.set("/completion", events(TOKEN, true));
     let engine = llama_server.connect(EngineKind::LlamaCpp).await.unwrap();
@@ -394,15 +415,16 @@ async fn dropping_an_answer_closes_its_connection_and_aborts_where_that_is_asked
     let whole = sglang_piece(1, "null") + &sglang_piece(2, "{\"type\":\"length\"}");
     sglang.set("/generate", events(&whole, false));
     assert_eq!(generated(&*engine).await.unwrap().len(), 3);
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    assert!(sglang.heard("/abort_request").is_empty());
+    // An abort would have been sent before these calls.
+    engine.confirm().await.unwrap();
+    assert!(sglang.received("/abort_request").is_empty());
     sglang.set("/generate", events(&sglang_piece(1, "null"), true));
     let mut stream = engine.generate(request()).await.unwrap();
     stream.next().await.unwrap().unwrap();
     drop(stream);
-    crate::bench::eventually("the abort is heard", || {
+    crate::bench::eventually("the abort is received", || {
         sglang
-            .heard("/abort_request")
+            .received("/abort_request")
             .iter()
             .any(|text| text.contains("-0000000002-0000000000000003\""))
     })
@@ -410,7 +432,7 @@ async fn dropping_an_answer_closes_its_connection_and_aborts_where_that_is_asked
 }
 
 #[tokio::test]
-async fn an_abort_outlives_the_thread_that_listened() {
+async fn an_abort_outlives_the_runtime_of_its_call() {
     let sglang = Canned::start(&sglang()).await;
     let engine = sglang.connect(EngineKind::Sglang).await.unwrap();
     sglang.set("/generate", events(&sglang_piece(1, "null"), true));
@@ -422,19 +444,19 @@ async fn an_abort_outlives_the_thread_that_listened() {
         runtime.block_on(async move {
             let mut stream = engine.generate(request()).await.unwrap();
             stream.next().await.unwrap().unwrap();
-            // It is dropped with the runtime.
+            // The stream is dropped with the runtime.
             tokio::spawn(async move { stream.next().await });
         });
     });
     listener.await.unwrap();
-    crate::bench::eventually("the abort is heard", || {
-        sglang.heard("/abort_request").len() == 1
+    crate::bench::eventually("the abort is received", || {
+        sglang.received("/abort_request").len() == 1
     })
     .await;
 }
 
-/// A vLLM with these routes beside the usual ones.
-pub(crate) async fn vllm(answers: &[(&'static str, Answer)]) -> Canned {
+/// A vLLM with these routes besides the usual ones.
+pub(crate) async fn vllm(responses: &[(&'static str, Response)]) -> Canned {
     let usual = [
         ("/health", json("{}")),
         (
@@ -443,11 +465,11 @@ pub(crate) async fn vllm(answers: &[(&'static str, Answer)]) -> Canned {
         ),
         ("/detokenize", json("{\"prompt\":\"hellhellhello\"}")),
     ];
-    Canned::start(&[&usual, answers].concat()).await
+    Canned::start(&[&usual, responses].concat()).await
 }
 
 #[tokio::test]
-async fn how_an_engine_verifies_is_found_out_by_having_it_verify() {
+async fn abilities_are_probed_by_verify_calls() {
     let generate = "/inference/v1/generate";
     let completions = "/v1/completions";
     let scored = |details: &str| {
@@ -459,10 +481,10 @@ async fn how_an_engine_verifies_is_found_out_by_having_it_verify() {
     let chained = scored("{\"cached_tokens\":0}");
     let two = "{\"choices\":[{\"index\":1,\"token_ids\":[8]},{\"index\":0,\"token_ids\":[7]}]}";
     let one = "{\"choices\":[{\"index\":0,\"token_ids\":[7]}]}";
-    let off = Answer(403, "application/json", "{}".into(), false);
+    let off = Response(403, "application/json", "{}".into(), false);
     let cases = [
         (chained.clone(), json(two), true, true),
-        // The route is turned off; the server does not say what it found in its cache; answers lack a prompt's.
+        // The route is turned off; the server does not report its cache hits; the response lacks a prompt.
         (off.clone(), json(two), false, true),
         (scored("null"), json(two), false, true),
         (chained, json(one), true, false),
@@ -470,51 +492,48 @@ async fn how_an_engine_verifies_is_found_out_by_having_it_verify() {
     ];
     for (at, (scores, drawn, chain, fan_out)) in cases.into_iter().enumerate() {
         let server = vllm(&[(generate, scores), (completions, drawn)]).await;
-        let engine = server.connect_as(EngineKind::Vllm, DriveMode::Auto).await;
-        let verifies = engine.unwrap().capabilities().verifies;
-        assert_eq!(
-            (verifies.chain, verifies.fan_out),
-            (chain, fan_out),
-            "case {at}"
-        );
-        // Who is not driven is asked nothing.
-        let asked = server.heard(generate).len() + server.heard(completions).len();
-        let engine = server.connect(EngineKind::Vllm).await.unwrap();
-        assert!(!engine.capabilities().verifies.any());
-        let now = server.heard(generate).len() + server.heard(completions).len();
+        let verifier = server.connect_driven(EngineKind::Vllm).await.unwrap();
+        let abilities = verifier.map(|verifier| verifier.abilities());
+        let found = abilities.map(|abilities| (abilities.chain, abilities.fan_out));
+        let expected = Some((chain, fan_out)).filter(|_| chain || fan_out);
+        assert_eq!(found, expected, "case {at}");
+        // An engine that is not driven receives no verify calls.
+        let asked = server.received(generate).len() + server.received(completions).len();
+        server.connect(EngineKind::Vllm).await.unwrap();
+        let now = server.received(generate).len() + server.received(completions).len();
         assert_eq!((asked, now), (2, 2));
     }
-    // One that is busy at the moment is asked again: it says nothing of what it can do.
-    let busy = Answer(429, "application/json", "{}".into(), false);
+    // A busy engine shows nothing about its abilities, so connecting fails and is repeated.
+    let busy = Response(429, "application/json", "{}".into(), false);
     let server = vllm(&[(generate, busy), (completions, json(two))]).await;
-    let error = server.connect_as(EngineKind::Vllm, DriveMode::Auto).await;
+    let error = server.connect_driven(EngineKind::Vllm).await;
     assert_eq!(error.err().unwrap().kind, ErrorKind::Overloaded);
 }
 
 #[tokio::test]
-async fn a_verify_call_that_is_dropped_closes_its_connection() {
+async fn dropping_a_verify_call_closes_its_connection() {
     let list = "[{\"index\":0,\"tokens\":[100]},{\"index\":1,\"tokens\":[101]}]";
     let server = Canned::start(&llama()).await;
     server.set("/completion", json(list));
-    let engine = server.connect_as(EngineKind::LlamaCpp, DriveMode::Auto);
-    let engine = engine.await.unwrap();
+    let engine = server.connect_driven(EngineKind::LlamaCpp).await.unwrap();
+    let engine = engine.expect("it judges drafts");
     let draft = || VerifyRequest {
         text: request(),
         draft: Draft {
             tokens: vec![100],
             parents: vec![None],
         },
-        way: VerifyWay::FanOut,
+        method: VerifyMethod::FanOut,
     };
-    let verified = engine.verify(draft()).await.unwrap();
-    assert_eq!(verified.drawn, [Some(100), Some(101)]);
-    let asked = server.heard("/completion");
+    let verdict = engine.verify(draft()).await.unwrap();
+    assert_eq!(verdict.next_tokens, [Some(100), Some(101)]);
+    let asked = server.received("/completion");
     assert!(asked[asked.len() - 1].contains("\"prompt\":[[5,6],[5,6,100]]"));
-    let Answer(status, kind, ..) = json("");
-    server.set("/completion", Answer(status, kind, "[".into(), true));
+    let Response(status, kind, ..) = json("");
+    server.set("/completion", Response(status, kind, "[".into(), true));
     let call = tokio::spawn(async move { engine.verify(draft()).await });
-    crate::bench::eventually("the call is heard", || {
-        server.heard("/completion").len() > asked.len()
+    crate::bench::eventually("the call is received", || {
+        server.received("/completion").len() > asked.len()
     })
     .await;
     call.abort();

@@ -1,4 +1,4 @@
-//! An engine that generates by itself what a function says.
+//! A streaming engine whose target model is a function.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,53 +11,52 @@ use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 use refrain_worker::{
-    GenerateRequest, Generated, GeneratedEnd, GeneratedStream, StreamingCapabilities,
-    StreamingEngine, StreamingLoad, Verified, VerifyAbilities, VerifyRequest, VerifyWay,
-    WorkerConfig, WorkerEngine,
+    DraftVerdict, DraftVerifier, GenerateRequest, Generated, GeneratedEnd, GeneratedStream,
+    StreamingCapabilities, StreamingEngine, StreamingLoad, VerifyAbilities, VerifyMethod,
+    VerifyRequest, WorkerConfig, WorkerEngine,
 };
 
 use crate::bench::*;
 use crate::fakes::{STOP, Target};
 
-/// Generates by itself what a target model says, and behaves as it is told.
+/// A streaming engine whose behaviour tests can script.
 pub(crate) struct FakeStream {
     pub(crate) capabilities: StreamingCapabilities,
+    pub(crate) abilities: VerifyAbilities,
     pub(crate) target: Target,
-    /// Tokens of one piece.
+    /// Number of tokens in one piece.
     pub(crate) piece: usize,
     /// Pause before each piece.
     pub(crate) pause: Duration,
-    /// Has all its pieces at hand: nobody ever waits for one.
+    /// All pieces are ready at once.
     pub(crate) at_hand: bool,
-    /// Pieces that were taken from it.
+    /// Number of pieces that were read.
     pub(crate) taken: Arc<AtomicU64>,
-    /// Answers this many of the coming calls with an error of this kind.
+    /// Number of calls to come that are refused.
     pub(crate) refusals: AtomicU32,
     pub(crate) refusal: Mutex<ErrorKind>,
     pub(crate) refusal_code: Option<&'static str>,
-    /// Breaks off after this many pieces, in this many of the coming calls.
+    /// Number of calls to come that break after `breaks_after` pieces.
     pub(crate) breaks: AtomicU32,
     pub(crate) breaks_after: usize,
-    /// Longest text that it takes, whatever it says.
+    /// Longest text that it accepts, whatever its capabilities say.
     pub(crate) context: usize,
-    /// Leaves its own end token out.
+    /// The stream leaves out the end token.
     pub(crate) hides_stop: bool,
     pub(crate) asked: Mutex<VecDeque<GenerateRequest>>,
-    /// Drafts that it was to judge.
+    /// The received verify calls.
     pub(crate) judged: Mutex<Vec<VerifyRequest>>,
-    /// How long it takes to judge one.
+    /// Duration of a verify call.
     pub(crate) judging: Duration,
-    /// Answers this many of the coming verify calls with an error of the kind of refusals.
+    /// Number of verify calls to come that are refused, with the kind of error of `refusal`.
     pub(crate) call_refusals: AtomicU32,
-    /// Leaves the first place of this many of the coming chains open.
+    /// Number of chains to come whose first position is left open.
     pub(crate) blind_chains: AtomicU32,
-    /// Texts that its own speculation was fed with.
-    pub(crate) primed: Mutex<Vec<Vec<TokenId>>>,
     pub(crate) at_work: Arc<AtomicU64>,
 }
 
 impl FakeStream {
-    /// Waits until it works for nobody.
+    /// Waits until it works for no request.
     pub(crate) async fn becomes_free(&self) {
         eventually("the engine is free", || {
             self.at_work.load(Ordering::SeqCst) == 0
@@ -75,8 +74,8 @@ impl FakeStream {
                 top_k: true,
                 min_p: false,
                 logit_bias: true,
-                verifies: VerifyAbilities::default(),
             },
+            abilities: VerifyAbilities::default(),
             target,
             piece: 1,
             pause: Duration::ZERO,
@@ -94,7 +93,6 @@ impl FakeStream {
             judging: Duration::ZERO,
             call_refusals: AtomicU32::new(0),
             blind_chains: AtomicU32::new(0),
-            primed: Mutex::default(),
             at_work: Arc::default(),
         }
     }
@@ -104,7 +102,7 @@ impl FakeStream {
     }
 }
 
-/// Counts one request for as long as its stream lives.
+/// Counts a request for as long as its stream lives.
 struct AtWork(Arc<AtomicU64>);
 
 impl Drop for AtWork {
@@ -140,15 +138,15 @@ impl StreamingEngine for FakeStream {
         }
         let room = self.context.saturating_sub(request.tokens.len());
         let most = room.min(request.tokens_max as usize);
-        let mut said = plainly(self.target, &request.tokens, most);
-        let end = match said.last() == Some(&STOP) {
+        let mut received = plainly(self.target, &request.tokens, most);
+        let end = match received.last() == Some(&STOP) {
             true => GeneratedEnd::Stop,
             false => GeneratedEnd::Length,
         };
         if self.hides_stop && end == GeneratedEnd::Stop {
-            said.pop();
+            received.pop();
         }
-        let mut pieces: Vec<Result<Generated, ApiError>> = said
+        let mut pieces: Vec<Result<Generated, ApiError>> = received
             .chunks(self.piece)
             .map(|piece| {
                 Ok(Generated::Tokens {
@@ -173,7 +171,7 @@ impl StreamingEngine for FakeStream {
             async move {
                 match pause {
                     Some(pause) => tokio::time::sleep(pause).await,
-                    // As a socket does that always has something: others get their turn.
+                    // Like a socket that is always ready: other tasks get their turn.
                     None => tokio::task::consume_budget().await,
                 }
                 taken.fetch_add(1, Ordering::SeqCst);
@@ -183,11 +181,29 @@ impl StreamingEngine for FakeStream {
         Ok(stream.boxed())
     }
 
-    async fn verify(&self, request: VerifyRequest) -> Result<Verified, ApiError> {
-        let verifies = self.capabilities.verifies;
-        assert!(match request.way {
-            VerifyWay::Chain => verifies.chain,
-            VerifyWay::FanOut => verifies.fan_out,
+    async fn load(&self) -> Result<StreamingLoad, ApiError> {
+        Ok(StreamingLoad {
+            running: Some(self.at_work.load(Ordering::SeqCst) as f64),
+            waiting: Some(1.0),
+            kv_usage: Some(0.25),
+        })
+    }
+
+    async fn metrics(&self) -> Result<String, ApiError> {
+        Ok("fake:requests 3\n".to_owned())
+    }
+}
+
+#[async_trait]
+impl DraftVerifier for FakeStream {
+    fn abilities(&self) -> VerifyAbilities {
+        self.abilities
+    }
+
+    async fn verify(&self, request: VerifyRequest) -> Result<DraftVerdict, ApiError> {
+        assert!(match request.method {
+            VerifyMethod::Chain => self.abilities.chain,
+            VerifyMethod::FanOut => self.abilities.fan_out,
         });
         request.draft.validate().unwrap();
         assert!(!request.draft.tokens.is_empty());
@@ -207,51 +223,41 @@ impl StreamingEngine for FakeStream {
         }
         let mut drawn: Vec<Option<TokenId>> =
             texts.iter().map(|text| Some((self.target)(text))).collect();
-        // Its own end, to a request that knows it for none, is told by streams alone; a chain's scores say the token.
+        // An end that the request does not know is left open, but the scores of a chain show the token.
         let stop_ids = &request.text.sampling.stop_token_ids;
         let ends = |drawn: &Option<TokenId>| *drawn == Some(STOP) && !stop_ids.contains(&STOP);
-        let (chained, answered) = match request.way {
-            VerifyWay::Chain => (drawn.len() - 1, &mut drawn[..]),
-            VerifyWay::FanOut => (0, &mut drawn[..]),
+        let (chained, answered) = match request.method {
+            VerifyMethod::Chain => (drawn.len() - 1, &mut drawn[..]),
+            VerifyMethod::FanOut => (0, &mut drawn[..]),
         };
         for open in answered[chained..].iter_mut().filter(|drawn| ends(drawn)) {
             *open = None;
         }
-        if request.way == VerifyWay::Chain && take(&self.blind_chains) {
+        if request.method == VerifyMethod::Chain && take(&self.blind_chains) {
             drawn[0] = None;
         }
-        Ok(Verified { drawn })
-    }
-
-    async fn prime(&self, tokens: Vec<TokenId>) -> Result<(), ApiError> {
-        self.primed.lock().unwrap().push(tokens);
-        Ok(())
-    }
-
-    async fn load(&self) -> Result<StreamingLoad, ApiError> {
-        Ok(StreamingLoad {
-            running: Some(self.at_work.load(Ordering::SeqCst) as f64),
-            waiting: Some(1.0),
-            kv_usage: Some(0.25),
-        })
-    }
-
-    async fn metrics(&self) -> Result<String, ApiError> {
-        Ok("fake:requests 3\n".to_owned())
+        Ok(DraftVerdict { next_tokens: drawn })
     }
 }
 
-/// A worker that listens to it.
+/// A worker in front of the engine.
 pub(crate) async fn listening(
     engine: FakeStream,
     change: impl FnOnce(&mut WorkerConfig),
 ) -> (Arc<FakeStream>, Bench<FakeStream>) {
     let engine = Arc::new(engine);
-    let joined = WorkerEngine::Streaming(engine.clone());
+    let verifier = match engine.abilities.any() {
+        true => Some(engine.clone() as Arc<dyn DraftVerifier>),
+        false => None,
+    };
+    let joined = WorkerEngine::Streaming {
+        engine: engine.clone(),
+        verifier,
+    };
     (engine.clone(), bench_with(engine, joined, change).await)
 }
 
-/// All that the store has of a request.
+/// The stored output of a request and its end.
 pub(crate) fn stored(
     bench: &Bench<FakeStream>,
     request: &ChunkRequest,
@@ -262,13 +268,13 @@ pub(crate) fn stored(
     Some((stored.tokens.clone(), stored.finish))
 }
 
-/// Waits until a request's output is in the store as cancelled, with so many tokens at least.
+/// Waits until the store has a request's output as cancelled, with at least `tokens_min` tokens.
 pub(crate) async fn kept_as_cancelled(
     bench: &Bench<FakeStream>,
     request: &ChunkRequest,
     tokens_min: usize,
 ) {
-    eventually("what was said is kept", || {
+    eventually("what was received is kept", || {
         stored(bench, request).is_some_and(|(tokens, finish)| {
             tokens.len() >= tokens_min && finish == Some(FinishReason::Cancelled)
         })

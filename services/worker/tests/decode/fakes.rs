@@ -1,4 +1,4 @@
-//! An engine whose target model is a function, a store that is a map, a scheduler that listens.
+//! Fakes: a verifying engine whose target model is a function, a store that is a map, and a scheduler.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -18,31 +18,31 @@ use tokio::sync::Semaphore;
 /// The stop id of the fake model.
 pub(crate) const STOP: TokenId = 0;
 
-/// The target model: what follows a text.
+/// A target model: the token that follows a text.
 pub(crate) type Target = fn(&[TokenId]) -> TokenId;
 
-/// Keeps to the contract of the engine's protocol, and complains where the worker does not.
+/// An engine that keeps the contract of the protocol, and checks that the worker keeps it too.
 pub(crate) struct FakeEngine {
     pub(crate) capabilities: EngineCapabilities,
     target: Target,
-    /// Its EAGLE-3 head: what it thinks follows a text.
+    /// Its EAGLE-3 head: the token that it predicts after a text.
     head: Option<Target>,
     sessions: Mutex<HashMap<EngineSessionId, Session>>,
-    /// Whether sessions were opened for drafts of the head, in their order.
+    /// For each session: whether it was opened for drafts of the head.
     pub(crate) opened: Mutex<Vec<bool>>,
     pub(crate) steps: AtomicU64,
     pub(crate) closed: AtomicU64,
-    /// Answers this many of the coming steps with an error.
+    /// Number of steps to come that fail.
     pub(crate) failures: AtomicU32,
-    /// Makes no more steps than it is allowed, if somebody allows them.
+    /// Permits for steps; `None`: any number.
     pub(crate) allowed: Option<Semaphore>,
-    /// Forgets all sessions before this many of the coming steps.
+    /// Number of steps to come before which all sessions are lost.
     pub(crate) amnesia: AtomicU32,
     pub(crate) step_time: Duration,
-    /// Seconds that a step is said to take, and the head in it, per request.
+    /// Reported duration of a step, and of the head per request in it, seconds.
     pub(crate) step_s: f64,
     pub(crate) draft_s: f64,
-    /// Seconds that each draft token is said to add to a step.
+    /// Reported duration that each draft token adds to a step, seconds.
     pub(crate) verify_s: f64,
 }
 
@@ -84,7 +84,7 @@ impl FakeEngine {
         }
     }
 
-    /// With a head that takes so long for a draft.
+    /// With a head that takes this long for a draft.
     pub(crate) fn with_head(mut self, head: Target, draft_s: f64) -> Self {
         self.capabilities.drafter = Some(DrafterCapabilities {
             kind: DrafterKind::Eagle3,
@@ -96,7 +96,7 @@ impl FakeEngine {
         self
     }
 
-    /// What it has is a draft model.
+    /// With a draft model instead of a head.
     pub(crate) fn drafting_by_model(mut self) -> Self {
         if let Some(drafter) = &mut self.capabilities.drafter {
             drafter.kind = DrafterKind::DraftModel;
@@ -104,7 +104,7 @@ impl FakeEngine {
         self
     }
 
-    /// A chain of what the head thinks.
+    /// The chain that the head predicts.
     fn self_draft(&self, wanted: SelfDraft, session: &Session) -> Draft {
         let head = self
             .head
@@ -126,7 +126,7 @@ impl FakeEngine {
     fn item(&self, sessions: &mut HashMap<EngineSessionId, Session>, item: StepItem) -> StepResult {
         if let Some(spec) = &item.open {
             assert_eq!(item.keep_len, 0, "an opened session has no text");
-            // What measures the engine has nothing of a request.
+            // The session of a measurement has default sampling parameters.
             let measures = spec.sampling == Sampling::default();
             assert!(measures || spec.sampling.stop_token_ids == [STOP]);
             self.opened.lock().unwrap().push(spec.self_drafts);
@@ -202,7 +202,7 @@ impl FakeEngine {
 }
 
 #[async_trait]
-impl refrain_worker::Engine for FakeEngine {
+impl refrain_worker::VerifyingEngine for FakeEngine {
     fn capabilities(&self) -> &EngineCapabilities {
         &self.capabilities
     }
@@ -216,7 +216,7 @@ impl refrain_worker::Engine for FakeEngine {
             allowed.acquire().await.unwrap().forget();
         }
         if self.step_time.is_zero() {
-            // A sleep of no time lasts a millisecond.
+            // Even a sleep of zero lasts a millisecond.
             tokio::task::yield_now().await;
         } else {
             tokio::time::sleep(self.step_time).await;
@@ -310,7 +310,7 @@ impl refrain_worker::Engine for FakeEngine {
     }
 }
 
-/// What a document came to in the store.
+/// A document in the store.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Stored {
     pub(crate) tokens: Vec<TokenId>,
@@ -323,22 +323,22 @@ pub(crate) struct Stored {
 pub(crate) struct FakeStore {
     pub(crate) documents: Mutex<HashMap<DocumentId, Stored>>,
     pub(crate) touched: Mutex<Vec<DocumentId>>,
-    /// Whether it takes no outputs, and how often it took none.
+    /// Whether it refuses outputs, and how often it has.
     pub(crate) refuses_outputs: AtomicBool,
     pub(crate) refused_outputs: AtomicU64,
     chances: Mutex<KeptChances>,
-    /// Held by who wants calls that tell something to wait, and how many do.
+    /// A lock that makes calls with observations wait, and the number of waiting calls.
     pub(crate) chances_gate: tokio::sync::Mutex<()>,
     pub(crate) chances_waiting: AtomicU64,
-    /// Held by who wants calls that only ask to wait.
+    /// A lock that makes calls without observations wait.
     pub(crate) asks_gate: tokio::sync::Mutex<()>,
 }
 
-/// What drafts are worth, of one namespace.
+/// The acceptance statistics of one namespace.
 #[derive(Default)]
 pub(crate) struct KeptChances {
     calibration: Calibration,
-    /// Calls that told something.
+    /// Number of calls with observations.
     pub(crate) told: u32,
     pub(crate) refuses: bool,
 }
@@ -354,7 +354,7 @@ impl DraftStore for FakeStore {
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
         if self.refuses_outputs.load(Ordering::SeqCst) {
             self.refused_outputs.fetch_add(1, Ordering::SeqCst);
-            return Err(ApiError::new(ErrorKind::Unavailable, "told to"));
+            return Err(ApiError::new(ErrorKind::Unavailable, "refused by the test"));
         }
         let mut documents = self.documents.lock().unwrap();
         let lengths = request.updates.into_iter().map(|update| {
@@ -391,7 +391,7 @@ impl DraftStore for FakeStore {
         }
         let mut kept = self.chances();
         if kept.refuses {
-            return Err(ApiError::new(ErrorKind::Unavailable, "told to"));
+            return Err(ApiError::new(ErrorKind::Unavailable, "refused by the test"));
         }
         if !request.observed.is_empty() {
             let observed = Observed::from_bytes(&request.observed).unwrap();
@@ -413,13 +413,13 @@ impl DraftStore for FakeStore {
     }
 }
 
-/// Takes heartbeats.
+/// A scheduler that records heartbeats.
 #[derive(Default)]
 pub(crate) struct FakeScheduler {
-    /// Leases that the worker is to end.
+    /// Leases that should give way.
     pub(crate) give_way: Mutex<Vec<refrain_protocol::LeaseId>>,
     pub(crate) last: Mutex<Option<Heartbeat>>,
-    /// What it says of the worker's fallback.
+    /// Its report about the fallback worker.
     pub(crate) fallback: Mutex<Option<Eagle3Report>>,
 }
 

@@ -1,4 +1,4 @@
-//! Samples of a group: each drafts from what the others said here.
+//! Samples of a group draft from each other's outputs.
 
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest, DraftScope};
 use refrain_rpc::Worker;
@@ -28,7 +28,7 @@ async fn a_sample_drafts_from_its_group_and_credits_it() {
     let second = run(&bench, sample(&bench, Some("g"))).await;
     assert_eq!(second.tokens, first.tokens);
     assert!(second.accepted > 20, "{} accepted", second.accepted);
-    // The same stands in the namespace; of equals the more local one is taken.
+    // The namespace has the same text. Of equal drafts, the more local one is taken.
     assert!(second.scopes.contains(&DraftScope::Group));
     assert!(!second.scopes.contains(&DraftScope::Tenant));
     eventually("the first sample is touched", || {
@@ -45,7 +45,7 @@ async fn a_sample_drafts_from_its_group_and_credits_it() {
 }
 
 #[tokio::test]
-async fn where_there_is_no_room_for_groups_the_namespace_serves() {
+async fn without_room_for_groups_the_namespace_serves() {
     let bench = bench(FakeEngine::new(stopping), |config| {
         config.memory.groups_max = 0;
     })
@@ -60,9 +60,9 @@ async fn where_there_is_no_room_for_groups_the_namespace_serves() {
 }
 
 #[tokio::test]
-async fn what_was_cut_is_not_drafted_for_the_group() {
+async fn a_group_does_not_draft_tokens_that_were_cut() {
     let bench = bench(FakeEngine::new(stopping), |config| {
-        // Cut after it ended and was sealed, too.
+        // The output is cut after it has ended and was sealed.
         config.memory.seal_tokens = 1;
         config.memory.upkeep_ms = 1;
     })

@@ -1,4 +1,4 @@
-//! Requests that are better off with the head of another worker.
+//! Transfers of requests to a worker whose head serves them better.
 
 use refrain_protocol::WorkerId;
 use refrain_protocol::chunk::{ChunkEndReason, ChunkRequest, Speculation};
@@ -13,14 +13,14 @@ const GOOD: Eagle3Report = Eagle3Report {
     speedup: 2.0,
 };
 
-/// A worker whose fallback is `other`, which does so well.
+/// A worker with the fallback worker `other`, which has this report.
 async fn bench_with_other(target: Target, report: Option<Eagle3Report>) -> Bench {
     let bench = bench(FakeEngine::new(target), |config| {
         config.speculation.fallback = FallbackChoice::Worker("other".into());
     })
     .await;
     *bench.scheduler.fallback.lock().unwrap() = report;
-    // Two heartbeats later the worker has heard of it.
+    // The worker knows the report after two heartbeats.
     for _ in 0..2 {
         bench.scheduler.last.lock().unwrap().take();
         eventually("a heartbeat names the fallback", || {
@@ -33,18 +33,18 @@ async fn bench_with_other(target: Target, report: Option<Eagle3Report>) -> Bench
     bench
 }
 
-/// The chunk after this one, at the worker that it was handed over to.
-fn next(mut request: ChunkRequest, said: &Said) -> ChunkRequest {
+/// The next chunk of the request, at the worker that it was transferred to.
+fn next(mut request: ChunkRequest, received: &Received) -> ChunkRequest {
     request.lease.0 += 1_000_000;
     request.epoch += 1;
-    request.tokens.extend(&said.tokens);
-    request.max_new_tokens -= said.tokens.len() as u32;
+    request.tokens.extend(&received.tokens);
+    request.max_new_tokens -= received.tokens.len() as u32;
     request.handed_over = true;
     request
 }
 
 #[tokio::test]
-async fn a_request_without_good_drafts_is_handed_over_once() {
+async fn a_request_without_good_drafts_is_transferred_once() {
     let bench = bench_with_other(counting, Some(GOOD)).await;
     let prompt: Vec<_> = (1..=16).collect();
     let request = chunk(&bench, &prompt, 600);
@@ -57,7 +57,7 @@ async fn a_request_without_good_drafts_is_handed_over_once() {
         "{}",
         first.tokens.len()
     );
-    // Had it come back here, it would have stayed.
+    // A request that comes back stays here.
     let request = next(request, &first);
     let second = run(&bench, request).await;
     let end = second.end.unwrap();
@@ -68,13 +68,13 @@ async fn a_request_without_good_drafts_is_handed_over_once() {
     let output = [first.tokens, second.tokens].concat();
     assert_eq!(output, plainly(counting, &prompt, 600));
     assert_eq!(
-        bench.figure("refrain_worker_chunks_total{outcome=\"to_fallback\"}"),
+        bench.figure("refrain_worker_chunks_total{outcome=\"transferred\"}"),
         1.0
     );
 }
 
 #[tokio::test]
-async fn requests_stay_where_suffix_drafts_serve_them_or_nobody_else_does() {
+async fn requests_stay_if_suffix_drafts_serve_them_or_no_other_worker_does() {
     let report = |speedup| Some(Eagle3Report { speedup, ..GOOD });
     for (target, report, speculation) in [
         (repetitive as Target, Some(GOOD), Speculation::Auto),
@@ -87,24 +87,27 @@ async fn requests_stay_where_suffix_drafts_serve_them_or_nobody_else_does() {
         let bench = bench_with_other(target, report).await;
         let mut request = chunk(&bench, &[1, 2, 3], 500);
         request.speculation = speculation;
-        let said = run(&bench, request).await;
-        let reason = said.end.unwrap().reason;
+        let received = run(&bench, request).await;
+        let reason = received.end.unwrap().reason;
         assert_eq!(reason, ChunkEndReason::Length, "{report:?} {speculation:?}");
-        assert_eq!(said.tokens, plainly(target, &[1, 2, 3], 500));
+        assert_eq!(received.tokens, plainly(target, &[1, 2, 3], 500));
     }
 }
 
 #[tokio::test]
-async fn who_asks_for_the_head_goes_before_the_prompt_is_read() {
+async fn a_request_that_asks_for_the_head_is_transferred_before_its_prompt_is_read() {
     let bench = bench_with_other(counting, Some(GOOD)).await;
     let mut request = chunk(&bench, &[1, 2, 3], 50);
     request.speculation = Speculation::Eagle3;
-    let said = run(&bench, request.clone()).await;
-    assert_eq!(said.end.as_ref().unwrap().reason, ChunkEndReason::HandOver);
-    assert!(said.tokens.is_empty());
+    let received = run(&bench, request.clone()).await;
+    assert_eq!(
+        received.end.as_ref().unwrap().reason,
+        ChunkEndReason::HandOver
+    );
+    assert!(received.tokens.is_empty());
     assert_eq!(bench.engine.opened.lock().unwrap().len(), 0);
-    // Nobody is handed over twice: it is decoded here, plainly.
-    let back = run(&bench, next(request, &said)).await;
+    // A request is transferred only once: it is decoded here, without drafts.
+    let back = run(&bench, next(request, &received)).await;
     assert_eq!(back.tokens, plainly(counting, &[1, 2, 3], 50));
     assert!(bench.decisions("plain", "no_fallback") > 0.0);
 }

@@ -1,14 +1,16 @@
-//! An engine with the drafts inside that was away.
+//! An engine with the Refrain plugin inside that restarts.
 
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_service_kit::clock;
-use refrain_worker::{EngineKind, GenerateRequest, Introduced, Keeping, StreamingEngine};
+use refrain_worker::{
+    AttachedDocument, EngineKind, GenerateRequest, IntroductionCounts, StreamingEngine,
+};
 
 use crate::bench::eventually;
-use crate::external::{Answer, Canned, events, json, request, vllm};
+use crate::external::{Canned, Response, events, json, request, vllm};
 
 const COMPLETIONS: &str = "/v1/completions";
 const SAID: &str = "data: {\"choices\":[{\"index\":0,\"token_ids\":[9],\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
@@ -18,7 +20,7 @@ async fn ask(engine: &dyn StreamingEngine, namespaces: &[(u128, &str)]) {
     for (namespace, token) in namespaces {
         let asked = GenerateRequest {
             namespace: NamespaceId(*namespace),
-            keeping: Some(Keeping {
+            attached: Some(AttachedDocument {
                 token: (*token).into(),
                 issued_at_s: clock::unix_s(),
                 group: Some("g".into()),
@@ -34,13 +36,13 @@ async fn ask(engine: &dyn StreamingEngine, namespaces: &[(u128, &str)]) {
     }
 }
 
-/// What it was told in the calls after so many, once it was told as often as is due.
-async fn told(server: &Canned, before: usize, due: usize) -> Vec<serde_json::Value> {
-    eventually("it was told", || {
-        server.heard(COMPLETIONS).len() >= before + due
+/// The bodies of the calls after the first `before` ones, once `due` further calls have arrived.
+async fn introduced(server: &Canned, before: usize, due: usize) -> Vec<serde_json::Value> {
+    eventually("the introductions arrive", || {
+        server.received(COMPLETIONS).len() >= before + due
     })
     .await;
-    let calls = server.heard(COMPLETIONS);
+    let calls = server.received(COMPLETIONS);
     assert_eq!(calls.len(), before + due);
     let body = |call: &String| {
         let (_, body) = call.split_once("\r\n\r\n").unwrap();
@@ -50,25 +52,25 @@ async fn told(server: &Canned, before: usize, due: usize) -> Vec<serde_json::Val
 }
 
 #[tokio::test]
-async fn an_engine_that_comes_back_is_told_of_the_namespaces_of_late() {
+async fn recent_namespaces_are_introduced_to_an_engine_that_is_back() {
     let server = vllm(&[(COMPLETIONS, events(SAID, false))]).await;
     let engine = server.connect(EngineKind::Vllm).await.unwrap();
     ask(&*engine, &[(1, "old"), (2, "other"), (1, "new")]).await;
-    // It was never away: there is nobody to introduce.
+    // The engine was never away, so no namespace is introduced.
     engine.confirm().await.unwrap();
-    let away = Answer(503, "application/json", "{}".into(), false);
+    let away = Response(503, "application/json", "{}".into(), false);
     for times in 0..2 {
         server.set("/health", away.clone());
         engine.confirm().await.unwrap_err();
         server.set("/health", json("{}"));
         engine.confirm().await.unwrap();
         engine.confirm().await.unwrap();
-        let bodies = told(&server, 3 + 2 * times, 2).await;
-        // The one used last is the last that it forgets.
+        let bodies = introduced(&server, 3 + 2 * times, 2).await;
+        // The most recently used namespace comes last, since the engine evicts it last.
         for (body, token) in bodies.iter().zip(["other", "new"]) {
             let brought = &body["vllm_xargs"];
             assert_eq!(brought["refrain_namespace"], token);
-            // An output of its own, which nobody keeps.
+            // A document of its own, which nobody uploads.
             assert_ne!(
                 brought["refrain_document"],
                 serde_json::to_value(DocumentId(7)).unwrap()
@@ -81,43 +83,49 @@ async fn an_engine_that_comes_back_is_told_of_the_namespaces_of_late() {
 }
 
 #[tokio::test]
-async fn an_engine_that_takes_calls_and_answers_none_is_away() {
+async fn an_engine_that_answers_no_call_is_away() {
     let server = vllm(&[(COMPLETIONS, events(SAID, false))]).await;
     let engine = server.connect(EngineKind::Vllm).await.unwrap();
     ask(&*engine, &[(1, "one")]).await;
-    server.set("/health", Answer(200, "application/json", "".into(), true));
-    // Who asks waits for less than the call itself would.
+    server.set(
+        "/health",
+        Response(200, "application/json", "".into(), true),
+    );
+    // The caller waits for less time than the timeout of the call.
     tokio::time::timeout(Duration::from_millis(50), engine.confirm())
         .await
         .unwrap_err();
     server.set("/health", json("{}"));
     engine.confirm().await.unwrap();
-    let bodies = told(&server, 1, 1).await;
+    let bodies = introduced(&server, 1, 1).await;
     assert_eq!(bodies[0]["vllm_xargs"]["refrain_namespace"], "one");
 }
 
 #[tokio::test]
-async fn what_an_engine_refuses_it_is_told_again() {
+async fn refused_introductions_are_repeated() {
     let server = vllm(&[(COMPLETIONS, events(SAID, false))]).await;
     let engine = server.connect(EngineKind::Vllm).await.unwrap();
     ask(&*engine, &[(1, "one")]).await;
-    let away = Answer(503, "application/json", "{}".into(), false);
+    let away = Response(503, "application/json", "{}".into(), false);
     server.set("/health", away.clone());
     engine.confirm().await.unwrap_err();
     server.set("/health", json("{}"));
     server.set(COMPLETIONS, away);
     engine.confirm().await.unwrap();
     eventually("it refused", || {
-        engine.take_introduced()
-            == Introduced {
+        engine.take_introduction_counts()
+            == IntroductionCounts {
                 failed: 1,
-                ..Introduced::default()
+                ..IntroductionCounts::default()
             }
     })
     .await;
     server.set(COMPLETIONS, events(SAID, false));
     engine.confirm().await.unwrap();
-    eventually("it was told", || engine.take_introduced().told == 1).await;
+    eventually("the introductions arrive", || {
+        engine.take_introduction_counts().succeeded == 1
+    })
+    .await;
     engine.confirm().await.unwrap();
-    assert_eq!(told(&server, 1, 2).await.len(), 2);
+    assert_eq!(introduced(&server, 1, 2).await.len(), 2);
 }

@@ -1,4 +1,4 @@
-//! The worker over a scripted engine: what comes out is what the target model says, whatever is drafted.
+//! The worker over scripted engines: the output is that of the target model, whatever is drafted.
 
 mod bench;
 mod chances;
@@ -35,7 +35,7 @@ async fn drafts_change_the_number_of_steps_and_nothing_else() {
         let prompts: Vec<Vec<TokenId>> = (0..12)
             .map(|n| (0..5 + 3 * n).map(|i| 1 + (i * (n + 1)) % 9).collect())
             .collect();
-        // All at once: batches form, prompts are prefilled beside decoding.
+        // All requests at once, so that batches form and prompts are read beside decoding.
         let runs = prompts.iter().map(|prompt| {
             let mut request = chunk(&bench, prompt, 100);
             request.speculation = if prompt.len() % 2 == 0 {
@@ -52,16 +52,16 @@ async fn drafts_change_the_number_of_steps_and_nothing_else() {
                 )
             }
         });
-        for (prompt, speculation, said) in futures_util::future::join_all(runs).await {
-            assert_eq!(said.tokens, plainly(target, prompt, 100));
-            let reason = if said.tokens.last() == Some(&STOP) {
+        for (prompt, speculation, received) in futures_util::future::join_all(runs).await {
+            assert_eq!(received.tokens, plainly(target, prompt, 100));
+            let reason = if received.tokens.last() == Some(&STOP) {
                 ChunkEndReason::Stop
             } else {
                 ChunkEndReason::Length
             };
-            assert_eq!(said.end.map(|end| end.reason), Some(reason));
+            assert_eq!(received.end.map(|end| end.reason), Some(reason));
             if speculation == Speculation::Off {
-                assert_eq!(said.steps as usize, said.tokens.len());
+                assert_eq!(received.steps as usize, received.tokens.len());
             }
         }
     }
@@ -70,9 +70,13 @@ async fn drafts_change_the_number_of_steps_and_nothing_else() {
 #[tokio::test]
 async fn repetition_is_drafted_from_the_request_itself() {
     let bench = bench(FakeEngine::new(repetitive), |_| {}).await;
-    let said = run(&bench, chunk(&bench, &[1, 2, 3], 200)).await;
-    assert!(said.steps < 80, "{} steps for 200 tokens", said.steps);
-    assert!(said.scopes.contains(&DraftScope::Request));
+    let received = run(&bench, chunk(&bench, &[1, 2, 3], 200)).await;
+    assert!(
+        received.steps < 80,
+        "{} steps for 200 tokens",
+        received.steps
+    );
+    assert!(received.scopes.contains(&DraftScope::Request));
 }
 
 #[tokio::test]
@@ -93,55 +97,58 @@ async fn the_second_request_drafts_from_the_first_and_credits_it() {
 }
 
 #[tokio::test]
-async fn a_step_is_counted_and_kept_while_the_next_one_is_made() {
+async fn a_step_is_recorded_while_the_next_one_runs() {
     let mut engine = FakeEngine::new(repetitive);
     engine.allowed = Some(Semaphore::new(3));
     let bench = bench(engine, |_| {}).await;
     let request = chunk(&bench, &[1, 2, 3], 100);
     let document: DocumentId = request.request.into();
     let mut stream = bench.worker.handle().chunk(request).await.unwrap();
-    let mut said = Vec::new();
-    let hear = |event, said: &mut Vec<TokenId>| {
+    let mut received = Vec::new();
+    let hear = |event, received: &mut Vec<TokenId>| {
         if let ChunkEvent::Step(step) = event {
-            said.extend(step.tokens);
+            received.extend(step.tokens);
         }
     };
     for _ in 0..3 {
-        hear(stream.next().await.unwrap().unwrap(), &mut said);
+        hear(stream.next().await.unwrap().unwrap(), &mut received);
     }
-    // The fourth waits to be allowed.
+    // The fourth step waits for a permit.
     let counted = "refrain_goodput_tokens_total{model=\"fake\"}";
     eventually("the third is counted", || {
-        bench.figure(counted) == said.len() as f64
+        bench.figure(counted) == received.len() as f64
     })
     .await;
     eventually("the store has it", || {
         let documents = bench.store.documents.lock().unwrap();
         let stored = documents.get(&document);
-        stored.is_some_and(|stored| stored.tokens == said)
+        stored.is_some_and(|stored| stored.tokens == received)
     })
     .await;
     assert_eq!(bench.engine.steps.load(Ordering::Relaxed), 3);
     let allowed = bench.engine.allowed.as_ref().unwrap();
     allowed.add_permits(1000);
     while let Some(event) = stream.next().await {
-        hear(event.unwrap(), &mut said);
+        hear(event.unwrap(), &mut received);
     }
-    assert_eq!(said, plainly(repetitive, &[1, 2, 3], 100));
-    // Whoever has heard the end finds the last step counted.
+    assert_eq!(received, plainly(repetitive, &[1, 2, 3], 100));
+    // A reader that has the end finds the last step counted.
     assert_eq!(bench.figure(counted), 100.0);
 }
 
 #[tokio::test]
-async fn an_output_whose_time_is_up_ends_there() {
+async fn a_timeout_ends_the_output() {
     let bench = bench(FakeEngine::new(erratic), |_| {}).await;
     let mut request = chunk(&bench, &[1, 2, 7, 8], 100);
     request.prompt_len = 2;
     request.budget.time_left_ms = Some(0);
     let document: DocumentId = request.request.into();
-    let said = run(&bench, request).await;
-    assert_eq!(said.error.unwrap().code.as_deref(), Some("request_timeout"));
-    let output = [vec![7, 8], said.tokens].concat();
+    let received = run(&bench, request).await;
+    assert_eq!(
+        received.error.unwrap().code.as_deref(),
+        Some("request_timeout")
+    );
+    let output = [vec![7, 8], received.tokens].concat();
     eventually("the store knows of its end", || {
         let documents = bench.store.documents.lock().unwrap();
         documents.get(&document).is_some_and(|stored| {
@@ -161,14 +168,14 @@ async fn chunks_join_without_a_seam() {
     request.chunk_tokens = Some(20);
     let mut chunks = 0;
     loop {
-        let said = run(&bench, request.clone()).await;
+        let received = run(&bench, request.clone()).await;
         chunks += 1;
-        request.tokens.extend(&said.tokens);
-        request.max_new_tokens -= said.tokens.len() as u32;
+        request.tokens.extend(&received.tokens);
+        request.max_new_tokens -= received.tokens.len() as u32;
         request.lease = LeaseId(request.lease.0 + 1_000_000);
         request.epoch += 1;
-        match said.end.unwrap().reason {
-            ChunkEndReason::ChunkLimit => assert!(said.tokens.len() >= 20),
+        match received.end.unwrap().reason {
+            ChunkEndReason::ChunkLimit => assert!(received.tokens.len() >= 20),
             ChunkEndReason::Length => break,
             other => panic!("{other:?}"),
         }
@@ -197,28 +204,28 @@ async fn a_lost_session_is_opened_again() {
     bench.engine.amnesia.store(2, Ordering::Relaxed);
     let mut request = chunk(&bench, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], 50);
     request.speculation = Speculation::Off;
-    let said = run(&bench, request).await;
+    let received = run(&bench, request).await;
     assert_eq!(
-        said.tokens,
+        received.tokens,
         plainly(erratic, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], 50)
     );
 }
 
 #[tokio::test]
-async fn a_failed_step_is_told_and_the_worker_lives_on() {
+async fn a_failed_step_fails_its_requests_and_the_worker_goes_on() {
     let bench = bench(FakeEngine::new(erratic), |_| {}).await;
     bench.engine.failures.store(1, Ordering::Relaxed);
-    let said = run(&bench, chunk(&bench, &[1], 10)).await;
+    let received = run(&bench, chunk(&bench, &[1], 10)).await;
     assert_eq!(
-        said.error.map(|error| error.kind),
+        received.error.map(|error| error.kind),
         Some(ErrorKind::Upstream)
     );
-    let said = run(&bench, chunk(&bench, &[1], 10)).await;
-    assert_eq!(said.tokens.len(), 10);
+    let received = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(received.tokens.len(), 10);
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_ends_its_chunk_and_keeps_what_was_said() {
+async fn a_chunk_ends_when_its_reader_leaves_and_its_output_is_stored() {
     let mut engine = FakeEngine::new(erratic);
     engine.step_time = Duration::from_millis(1);
     let bench = bench(engine, |_| {}).await;
@@ -296,12 +303,15 @@ async fn a_cut_shortens_the_document() {
 }
 
 #[tokio::test]
-async fn a_cut_that_comes_after_the_end_still_shortens() {
+async fn a_cut_after_the_end_still_shortens_the_document() {
     let bench = bench(FakeEngine::new(stopping), |_| {}).await;
     let request = chunk(&bench, &[1, 2, 3], 1000);
     let (document, lease): (DocumentId, _) = (request.request.into(), request.lease);
-    let said = run(&bench, request).await;
-    assert_eq!(said.end.map(|end| end.reason), Some(ChunkEndReason::Stop));
+    let received = run(&bench, request).await;
+    assert_eq!(
+        received.end.map(|end| end.reason),
+        Some(ChunkEndReason::Stop)
+    );
     let cut = ChunkCut {
         lease,
         output_len: 4,
@@ -317,7 +327,7 @@ async fn a_cut_that_comes_after_the_end_still_shortens() {
 }
 
 #[tokio::test]
-async fn a_document_knows_the_weights_that_wrote_it() {
+async fn a_document_has_the_version_of_the_weights() {
     let bench = bench(FakeEngine::new(stopping), |_| {}).await;
     let request = chunk(&bench, &[1, 2, 3], 5);
     let document: DocumentId = request.request.into();
@@ -340,9 +350,9 @@ async fn a_continued_output_reaches_a_store_that_never_had_its_beginning() {
     request.tokens.extend(&before);
     request.epoch = 9;
     let document: DocumentId = request.request.into();
-    let said = run(&bench, request).await;
+    let received = run(&bench, request).await;
     let whole = plainly(repetitive, &prompt, 50);
-    assert_eq!([before, said.tokens].concat(), whole);
+    assert_eq!([before, received.tokens].concat(), whole);
     eventually("the store has the whole output", || {
         let documents = bench.store.documents.lock().unwrap();
         documents
@@ -368,18 +378,18 @@ async fn a_full_worker_waits_a_moment_for_a_slot() {
     assert_eq!((first.tokens.len(), second.tokens.len()), (40, 5));
 }
 
-/// The request behind what its last chunk said, under another lease.
-pub(crate) fn continued(request: &ChunkRequest, said: &[u32], nth: u64) -> ChunkRequest {
+/// The continuation of a request after its last chunk, under another lease.
+pub(crate) fn continued(request: &ChunkRequest, received: &[u32], nth: u64) -> ChunkRequest {
     let mut next = request.clone();
     next.lease = LeaseId(request.lease.0 + u128::from(nth) * 1_000_000);
     next.epoch += nth;
-    next.tokens.extend(said);
-    next.max_new_tokens -= said.len() as u32;
+    next.tokens.extend(received);
+    next.max_new_tokens -= received.len() as u32;
     next
 }
 
 #[tokio::test]
-async fn a_reader_that_stands_still_loses_its_slot_and_none_of_its_output() {
+async fn a_stalled_reader_loses_its_slot_and_none_of_its_output() {
     let bench = bench(FakeEngine::new(erratic), |config| {
         config.event_queue = 1;
         config.reader_stall_ms_max = 50;
@@ -389,19 +399,19 @@ async fn a_reader_that_stands_still_loses_its_slot_and_none_of_its_output() {
     .await;
     let request = chunk(&bench, &[1], 40);
     let stream = bench.worker.handle().chunk(request.clone()).await.unwrap();
-    // There is one slot.
+    // The worker has one slot.
     let other = run(&bench, chunk(&bench, &[2], 5)).await;
     assert_eq!(other.tokens.len(), 5);
-    let said = read(stream).await;
-    assert_eq!(said.end.unwrap().reason, ChunkEndReason::GaveWay);
-    assert!(!said.tokens.is_empty() && said.tokens.len() < 40);
-    let rest = run(&bench, continued(&request, &said.tokens, 1)).await;
+    let received = read(stream).await;
+    assert_eq!(received.end.unwrap().reason, ChunkEndReason::GaveWay);
+    assert!(!received.tokens.is_empty() && received.tokens.len() < 40);
+    let rest = run(&bench, continued(&request, &received.tokens, 1)).await;
     assert_eq!(rest.end.unwrap().reason, ChunkEndReason::Length);
-    let all = [said.tokens, rest.tokens].concat();
+    let all = [received.tokens, rest.tokens].concat();
     assert_eq!(all, plainly(erratic, &[1], 40));
     let stalled = bench.figure("refrain_worker_rejections_total{limit=\"reader_stall_ms_max\"}");
     assert_eq!(stalled, 1.0);
-    // It is one output, of which nothing was taken for its end.
+    // The store has one output, and no end of a chunk counts as its end.
     let document: DocumentId = request.request.into();
     eventually("it is stored", || {
         let documents = bench.store.documents.lock().unwrap();
@@ -413,24 +423,24 @@ async fn a_reader_that_stands_still_loses_its_slot_and_none_of_its_output() {
 }
 
 #[tokio::test]
-async fn a_chunk_that_is_to_give_way_ends_and_goes_on_under_another_lease() {
+async fn a_chunk_gives_way_and_its_request_continues_under_another_lease() {
     let mut engine = FakeEngine::new(erratic);
     engine.step_time = Duration::from_millis(1);
     let bench = bench(engine, |_| {}).await;
     let request = chunk(&bench, &[1], 900);
     *bench.scheduler.give_way.lock().unwrap() = vec![request.lease];
-    let mut said = Vec::new();
+    let mut received = Vec::new();
     for nth in 0.. {
-        let next = continued(&request, &said, nth);
+        let next = continued(&request, &received, nth);
         let chunk = run(&bench, next).await;
-        said.extend(chunk.tokens);
+        received.extend(chunk.tokens);
         if chunk.end.unwrap().reason != ChunkEndReason::GaveWay {
             break;
         }
         assert_eq!(nth, 0, "only the first lease was to give way");
-        assert!(said.len() < 900);
+        assert!(received.len() < 900);
     }
-    assert_eq!(said, plainly(erratic, &[1], 900));
+    assert_eq!(received, plainly(erratic, &[1], 900));
     assert_eq!(
         bench.figure("refrain_worker_chunks_total{outcome=\"gave_way\"}"),
         1.0
@@ -458,7 +468,7 @@ async fn a_newer_lease_takes_over_and_an_older_one_is_refused() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_holds_up_nobody_else() {
+async fn a_slow_reader_delays_no_other_request() {
     let bench = bench(FakeEngine::new(erratic), |config| config.event_queue = 2).await;
     let slow = bench
         .worker
@@ -472,7 +482,7 @@ async fn a_slow_reader_holds_up_nobody_else() {
 }
 
 #[tokio::test]
-async fn a_drain_hands_over_what_still_runs() {
+async fn a_drain_evacuates_running_chunks() {
     let mut engine = FakeEngine::new(erratic);
     engine.step_time = Duration::from_millis(2);
     let bench = bench(engine, |config| config.drain_grace_ms = 50).await;
@@ -485,17 +495,20 @@ async fn a_drain_hands_over_what_still_runs() {
     let handle = bench.worker.handle();
     let reader = tokio::spawn(read(stream));
     bench.worker.drain().await;
-    let said = reader.await.unwrap();
+    let received = reader.await.unwrap();
     assert_eq!(
-        said.end.map(|end| end.reason),
+        received.end.map(|end| end.reason),
         Some(ChunkEndReason::Draining)
     );
-    assert_eq!(said.tokens, plainly(erratic, &[1], said.tokens.len()));
+    assert_eq!(
+        received.tokens,
+        plainly(erratic, &[1], received.tokens.len())
+    );
     assert!(handle.readiness().is_err());
 }
 
 #[tokio::test]
-async fn strangers_and_impossible_requests_are_refused() {
+async fn foreign_and_impossible_requests_are_refused() {
     let bench = bench(FakeEngine::new(erratic), |_| {}).await;
     let refused = async |request| {
         bench

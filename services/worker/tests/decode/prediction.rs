@@ -1,4 +1,4 @@
-//! What the client predicts is drafted, from the first token on, and found again after it was wrong.
+//! Predictions of the client are drafted from the first token on, also again after a wrong part.
 
 use refrain_protocol::TokenId;
 use refrain_protocol::chunk::{DraftSource, Speculation};
@@ -8,28 +8,34 @@ use crate::fakes::FakeEngine;
 
 const PROMPT: [TokenId; 3] = [1, 2, 3];
 
-/// Steps, accepted and refused tokens of the prediction.
+/// Number of steps, and of accepted and refused tokens of the prediction.
 async fn predict(prediction: Vec<TokenId>, speculation: Speculation) -> (u64, u32, u32) {
-    // Says nothing twice, so there is nothing else to draft from.
+    // A target without repetition, so that only the prediction can be drafted.
     let bench = bench(FakeEngine::new(counting), |_| {}).await;
     let mut request = chunk(&bench, &PROMPT, 200);
     request.prediction = prediction;
     request.speculation = speculation;
-    let said = run(&bench, request).await;
-    assert_eq!(said.tokens, plainly(counting, &PROMPT, 200));
+    let received = run(&bench, request).await;
+    assert_eq!(received.tokens, plainly(counting, &PROMPT, 200));
     let series = |name: &str| {
         bench.figure(&format!(
             "refrain_spec_{name}_tokens_total{{model=\"fake\",scope=\"request\",source=\"prediction\"}}"
         ))
     };
     let (drafted, accepted) = (series("drafted") as u32, series("accepted") as u32);
-    assert_eq!(accepted, said.accepted, "all drafts were the prediction's");
-    assert_eq!(drafted > 0, said.sources.contains(&DraftSource::Prediction));
-    (said.steps, accepted, drafted - accepted)
+    assert_eq!(
+        accepted, received.accepted,
+        "all drafts were the prediction's"
+    );
+    assert_eq!(
+        drafted > 0,
+        received.sources.contains(&DraftSource::Prediction)
+    );
+    (received.steps, accepted, drafted - accepted)
 }
 
 #[tokio::test]
-async fn an_output_that_was_predicted_comes_in_few_steps() {
+async fn a_predicted_output_takes_few_steps() {
     let output = plainly(counting, &PROMPT, 200);
     for speculation in [Speculation::Auto, Speculation::Suffix] {
         let (steps, accepted, refused) = predict(output.clone(), speculation).await;
@@ -41,9 +47,9 @@ async fn an_output_that_was_predicted_comes_in_few_steps() {
 }
 
 #[tokio::test]
-async fn a_prediction_that_goes_astray_is_found_again() {
+async fn a_prediction_is_found_again_after_a_wrong_part() {
     let mut prediction = plainly(counting, &PROMPT, 200);
-    // Something left out, something put in, something replaced.
+    // A part is missing, a part is inserted, and a part is replaced.
     prediction.drain(40..50);
     prediction.splice(80..80, [7, 7, 7, 8, 8]);
     prediction[120] = 9;

@@ -17,7 +17,7 @@ use crate::fake_stream::{FakeStream, kept_as_cancelled, listening, stored};
 use crate::fakes::{STOP, Target};
 
 #[tokio::test]
-async fn what_the_engine_says_is_streamed_and_remembered() {
+async fn output_is_streamed_and_stored() {
     for (target, piece, hides_stop) in [
         (stopping as Target, 1, false),
         (stopping, 3, false),
@@ -32,21 +32,22 @@ async fn what_the_engine_says_is_streamed_and_remembered() {
         };
         let (_, bench) = listening(engine, |_| {}).await;
         let request = chunk(&bench, &[1, 2, 3], 50);
-        let said = run(&bench, request.clone()).await;
+        let received = run(&bench, request.clone()).await;
         let mut expected = plainly(target, &[1, 2, 3], 50);
         let stops = expected.last() == Some(&STOP);
         if hides_stop {
             expected.pop();
         }
-        assert_eq!(said.tokens, expected);
-        let end = said.end.unwrap();
+        assert_eq!(received.tokens, expected);
+        let end = received.end.unwrap();
         let (reason, finish) = match stops {
             true => (ChunkEndReason::Stop, FinishReason::Stop),
             false => (ChunkEndReason::Length, FinishReason::Length),
         };
         assert_eq!((end.reason, end.cached_tokens), (reason, 2));
         assert!(
-            said.sources
+            received
+                .sources
                 .iter()
                 .all(|source| *source == DraftSource::None)
         );
@@ -54,7 +55,7 @@ async fn what_the_engine_says_is_streamed_and_remembered() {
             stored(&bench, &request) == Some((expected.clone(), Some(finish)))
         })
         .await;
-        // Nothing drafts from it here, so it is not kept here.
+        // Nothing is drafted here, so nothing is indexed.
         assert_eq!(bench.figure("refrain_worker_index_namespaces"), 0.0);
         let labels = "{model=\"fake\",scope=\"none\",source=\"none\"}";
         let emitted = bench.figure(&format!("refrain_spec_emitted_tokens_total{labels}"));
@@ -63,7 +64,7 @@ async fn what_the_engine_says_is_streamed_and_remembered() {
 }
 
 #[tokio::test]
-async fn an_engine_with_the_drafts_inside_is_told_whose_an_output_is_and_it_is_written_from_here() {
+async fn an_attached_engine_receives_the_document_and_the_worker_uploads_it() {
     let (engine, bench) = listening(FakeStream::new(stopping), |config| {
         config.engine.attached = true;
     })
@@ -71,13 +72,13 @@ async fn an_engine_with_the_drafts_inside_is_told_whose_an_output_is_and_it_is_w
     let mut request = chunk(&bench, &[1, 2, 3], 50);
     request.group = Some("g".into());
     request.epoch = 5;
-    let said = run(&bench, request.clone()).await;
-    let keeping = engine.last_asked().keeping.unwrap();
+    let received = run(&bench, request.clone()).await;
+    let attached = engine.last_asked().attached.unwrap();
     let token = refrain_service_kit::mesh::token_of(&request.namespace).unwrap();
-    assert_eq!((keeping.token, keeping.epoch), (token, 5));
-    assert_eq!(keeping.group.as_deref(), Some("g"));
-    // What it is told is the name of what the store gets from here, with the end as it was told to the reader.
-    let output = (said.tokens, Some(FinishReason::Stop));
+    assert_eq!((attached.token, attached.epoch), (token, 5));
+    assert_eq!(attached.group.as_deref(), Some("g"));
+    // The engine receives the document that the worker uploads; its end is the one that the reader received.
+    let output = (received.tokens, Some(FinishReason::Stop));
     eventually("the store has it", || {
         stored(&bench, &request).as_ref() == Some(&output)
     })
@@ -85,7 +86,7 @@ async fn an_engine_with_the_drafts_inside_is_told_whose_an_output_is_and_it_is_w
     let documents = bench.store.documents.lock().unwrap();
     assert_eq!(documents.len(), 1);
     assert_eq!(
-        documents[&keeping.document].head.group.as_deref(),
+        documents[&attached.document].head.group.as_deref(),
         Some("g")
     );
 }
@@ -97,14 +98,14 @@ async fn chunks_join_and_draw_fresh_noise() {
     request.chunk_tokens = Some(20);
     let mut seeds = Vec::new();
     loop {
-        let said = run(&bench, request.clone()).await;
+        let received = run(&bench, request.clone()).await;
         seeds.push(engine.last_asked().engine_seed());
-        request.tokens.extend(&said.tokens);
-        request.max_new_tokens -= said.tokens.len() as u32;
+        request.tokens.extend(&received.tokens);
+        request.max_new_tokens -= received.tokens.len() as u32;
         request.lease = LeaseId(request.lease.0 + 1_000_000);
         request.epoch += 1;
-        match said.end.unwrap().reason {
-            ChunkEndReason::ChunkLimit => assert_eq!(said.tokens.len(), 20),
+        match received.end.unwrap().reason {
+            ChunkEndReason::ChunkLimit => assert_eq!(received.tokens.len(), 20),
             ChunkEndReason::Length => break,
             other => panic!("{other:?}"),
         }
@@ -120,7 +121,7 @@ async fn chunks_join_and_draw_fresh_noise() {
 }
 
 #[tokio::test]
-async fn an_engine_that_has_no_more_room_ends_the_output_and_not_the_chunk() {
+async fn a_full_context_of_the_engine_ends_the_output() {
     let engine = FakeStream {
         context: 13,
         ..FakeStream::new(repetitive)
@@ -128,14 +129,14 @@ async fn an_engine_that_has_no_more_room_ends_the_output_and_not_the_chunk() {
     let (_, bench) = listening(engine, |_| {}).await;
     let mut request = chunk(&bench, &[4, 5, 6], 45);
     request.chunk_tokens = Some(20);
-    let said = run(&bench, request).await;
-    assert_eq!(said.tokens.len(), 10);
-    assert_eq!(said.end.unwrap().reason, ChunkEndReason::Length);
+    let received = run(&bench, request).await;
+    assert_eq!(received.tokens.len(), 10);
+    assert_eq!(received.end.unwrap().reason, ChunkEndReason::Length);
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_stops_the_engine() {
-    // By itself it would be at work for minutes.
+async fn the_engine_stops_when_the_reader_leaves() {
+    // The engine alone would work for minutes.
     let engine = FakeStream {
         pause: Duration::from_millis(200),
         ..FakeStream::new(erratic)
@@ -154,7 +155,7 @@ async fn a_reader_that_leaves_stops_the_engine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chunk_ends_with_the_thread_that_its_reader_runs_on() {
+async fn a_chunk_ends_with_the_runtime_of_its_reader() {
     let engine = FakeStream {
         pause: Duration::from_millis(2),
         ..FakeStream::new(erratic)
@@ -187,7 +188,7 @@ async fn a_chunk_ends_with_the_thread_that_its_reader_runs_on() {
 }
 
 #[tokio::test]
-async fn a_cut_ends_a_chunk_where_its_reader_says() {
+async fn a_cut_ends_the_chunk_and_shortens_its_output() {
     let engine = FakeStream {
         pause: Duration::from_millis(2),
         ..FakeStream::new(erratic)
@@ -215,7 +216,7 @@ async fn a_cut_ends_a_chunk_where_its_reader_says() {
         .await;
     }
     engine.becomes_free().await;
-    // A lease that nobody has is no error.
+    // A cut of an unknown lease is not an error.
     let unknown = ChunkCut {
         lease: LeaseId(u128::MAX),
         output_len: 1,
@@ -224,53 +225,53 @@ async fn a_cut_ends_a_chunk_where_its_reader_says() {
 }
 
 #[tokio::test]
-async fn a_start_is_tried_again_and_an_answer_never() {
+async fn opening_a_stream_is_retried_and_a_broken_stream_is_not() {
     let (engine, bench) = listening(FakeStream::new(erratic), |config| {
         config.engine.retry_backoff_ms = 1;
     })
     .await;
     engine.refusals.store(2, Ordering::SeqCst);
-    let said = run(&bench, chunk(&bench, &[1], 10)).await;
-    assert_eq!(said.tokens, plainly(erratic, &[1], 10));
+    let received = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(received.tokens, plainly(erratic, &[1], 10));
     assert_eq!(engine.asked.lock().unwrap().len(), 3);
     assert_eq!(bench.figure("refrain_worker_engine_retries_total"), 2.0);
-    assert_eq!(said.retries, 2);
+    assert_eq!(received.retries, 2);
 
     engine.refusals.store(3, Ordering::SeqCst);
-    let said = run(&bench, chunk(&bench, &[1], 10)).await;
-    assert_eq!(said.error.unwrap().kind, ErrorKind::Unavailable);
+    let received = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(received.error.unwrap().kind, ErrorKind::Unavailable);
 
-    // No more often than the request has left, whatever the worker might do.
+    // The budget of the request limits the attempts, even below the limit of the worker.
     engine.refusals.store(2, Ordering::SeqCst);
     let mut tried_before = chunk(&bench, &[1], 10);
     tried_before.budget.attempts = 2;
     let asked = engine.asked.lock().unwrap().len();
-    let said = run(&bench, tried_before).await;
-    assert_eq!(said.error.unwrap().kind, ErrorKind::Unavailable);
-    assert_eq!(said.retries, 1);
+    let received = run(&bench, tried_before).await;
+    assert_eq!(received.error.unwrap().kind, ErrorKind::Unavailable);
+    assert_eq!(received.retries, 1);
     assert_eq!(engine.asked.lock().unwrap().len(), asked + 2);
 
-    // A request that the engine refuses is nobody's fault but the client's.
+    // A request that the engine refuses is an error of the client, and is not repeated.
     *engine.refusal.lock().unwrap() = ErrorKind::InvalidRequest;
     engine.refusals.store(1, Ordering::SeqCst);
     let asked = engine.asked.lock().unwrap().len();
-    let said = run(&bench, chunk(&bench, &[1], 10)).await;
-    assert_eq!(said.error.unwrap().kind, ErrorKind::InvalidRequest);
+    let received = run(&bench, chunk(&bench, &[1], 10)).await;
+    assert_eq!(received.error.unwrap().kind, ErrorKind::InvalidRequest);
     assert_eq!(engine.asked.lock().unwrap().len(), asked + 1);
 
     engine.breaks.store(1, Ordering::SeqCst);
     let request = chunk(&bench, &[1], 10);
-    let said = run(&bench, request.clone()).await;
-    assert_eq!(said.tokens, plainly(erratic, &[1], 3));
-    assert_eq!(said.error.unwrap().kind, ErrorKind::Upstream);
-    // The next lease goes on from there.
+    let received = run(&bench, request.clone()).await;
+    assert_eq!(received.tokens, plainly(erratic, &[1], 3));
+    assert_eq!(received.error.unwrap().kind, ErrorKind::Upstream);
+    // The next lease continues the output.
     let mut next = request;
-    next.tokens.extend(&said.tokens);
+    next.tokens.extend(&received.tokens);
     next.max_new_tokens = 7;
     next.epoch += 1;
     next.lease = LeaseId(next.lease.0 + 1_000_000);
-    let said = run(&bench, next.clone()).await;
-    assert_eq!(said.tokens, plainly(erratic, &next.tokens, 7));
+    let received = run(&bench, next.clone()).await;
+    assert_eq!(received.tokens, plainly(erratic, &next.tokens, 7));
     let output = plainly(erratic, &[1], 10);
     eventually("the store has both parts", || {
         stored(&bench, &next) == Some((output.clone(), Some(FinishReason::Length)))
@@ -279,7 +280,7 @@ async fn a_start_is_tried_again_and_an_answer_never() {
 }
 
 #[tokio::test]
-async fn want_of_sockets_here_is_not_held_against_the_engine() {
+async fn a_lack_of_sockets_does_not_count_as_a_failure_of_the_engine() {
     let engine = FakeStream {
         refusal_code: Some("out_of_descriptors"),
         ..FakeStream::new(erratic)
@@ -291,13 +292,13 @@ async fn want_of_sockets_here_is_not_held_against_the_engine() {
     .await;
     engine.refusals.store(5, Ordering::SeqCst);
     for _ in 0..5 {
-        let said = run(&bench, chunk(&bench, &[1], 5)).await;
-        let code = said.error.unwrap().code;
+        let received = run(&bench, chunk(&bench, &[1], 5)).await;
+        let code = received.error.unwrap().code;
         assert_eq!(code.as_deref(), Some("out_of_descriptors"));
     }
-    // There is a socket again, and no breaker in the way.
-    let said = run(&bench, chunk(&bench, &[1], 5)).await;
-    assert_eq!(said.tokens, plainly(erratic, &[1], 5));
+    // A socket is free again, and the circuit breaker is closed.
+    let received = run(&bench, chunk(&bench, &[1], 5)).await;
+    assert_eq!(received.tokens, plainly(erratic, &[1], 5));
     let figure = |limit: &str| {
         bench.figure(&format!(
             "refrain_worker_rejections_total{{limit=\"{limit}\"}}"
@@ -307,18 +308,18 @@ async fn want_of_sockets_here_is_not_held_against_the_engine() {
     assert_eq!(bench.figure("refrain_worker_engine_failures_total"), 0.0);
 }
 
-/// Nobody waits for the breaker to close.
+/// A breaker that stays open for the whole test.
 const HOUR_MS: u64 = 3_600 * 1_000;
 
 #[tokio::test]
-async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
+async fn the_breaker_opens_after_consecutive_failures() {
     let (engine, bench) = listening(FakeStream::new(erratic), |config| {
         config.engine.attempts_max = 1;
         config.engine.breaker_failures_max = 2;
         config.engine.breaker_open_ms = HOUR_MS;
     })
     .await;
-    // Two in a row, that is: an engine that refuses a request in between is there, and so is one that has no room.
+    // Only consecutive failures count: an engine that refuses a request or is full in between works.
     for kind in [
         ErrorKind::Upstream,
         ErrorKind::InvalidRequest,
@@ -332,8 +333,8 @@ async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
         let error = run(&bench, chunk(&bench, &[1], 5)).await.error.unwrap();
         assert_eq!(error.kind, kind);
     }
-    let said = run(&bench, chunk(&bench, &[1], 5)).await;
-    let error = said.error.unwrap();
+    let received = run(&bench, chunk(&bench, &[1], 5)).await;
+    let error = received.error.unwrap();
     assert_eq!(error.code.as_deref(), Some("engine_breaker_open"));
     assert!(error.retry_after_ms.is_some_and(|wait| wait <= HOUR_MS + 1));
     assert_eq!(engine.asked.lock().unwrap().len(), 6);
@@ -344,14 +345,14 @@ async fn an_engine_that_keeps_failing_is_left_alone_for_a_while() {
 }
 
 #[tokio::test]
-async fn a_chunk_is_told_what_failed_for_it_when_the_breaker_opens_meanwhile() {
+async fn a_chunk_reports_its_own_error_when_the_breaker_opens_meanwhile() {
     let (engine, bench) = listening(FakeStream::new(erratic), |config| {
         config.engine.breaker_failures_max = 1;
         config.engine.breaker_open_ms = HOUR_MS;
         config.engine.retry_backoff_ms = 100;
     })
     .await;
-    // A chunk fails once and waits; meanwhile another one opens the breaker.
+    // A chunk fails once and pauses; meanwhile another chunk opens the breaker.
     *engine.refusal.lock().unwrap() = ErrorKind::Overloaded;
     engine.refusals.store(1, Ordering::SeqCst);
     let waits = run(&bench, chunk(&bench, &[1], 5));
@@ -371,7 +372,7 @@ async fn a_chunk_is_told_what_failed_for_it_when_the_breaker_opens_meanwhile() {
 }
 
 #[tokio::test]
-async fn an_engine_that_is_slow_is_told_of_in_time() {
+async fn a_slow_engine_times_out() {
     let engine = FakeStream {
         pause: Duration::from_secs(60),
         ..FakeStream::new(erratic)
@@ -380,8 +381,8 @@ async fn an_engine_that_is_slow_is_told_of_in_time() {
         config.engine.first_token_ms_max = 50;
     })
     .await;
-    let said = run(&bench, chunk(&bench, &[1], 5)).await;
-    let error = said.error.unwrap();
+    let received = run(&bench, chunk(&bench, &[1], 5)).await;
+    let error = received.error.unwrap();
     assert_eq!(
         (error.kind, error.code.as_deref()),
         (ErrorKind::Timeout, Some("engine_timeout"))
@@ -390,7 +391,7 @@ async fn an_engine_that_is_slow_is_told_of_in_time() {
 }
 
 #[tokio::test]
-async fn a_request_whose_time_is_up_ends_and_the_engine_is_not_blamed() {
+async fn a_request_deadline_does_not_count_as_a_failure_of_the_engine() {
     let engine = FakeStream {
         pause: Duration::from_secs(60),
         ..FakeStream::new(erratic)
@@ -412,18 +413,21 @@ async fn a_request_whose_time_is_up_ends_and_the_engine_is_not_blamed() {
 }
 
 #[tokio::test]
-async fn an_output_whose_time_is_up_ends_there() {
+async fn a_timeout_ends_the_output() {
     let engine = FakeStream {
         pause: Duration::from_secs(60),
         ..FakeStream::new(erratic)
     };
     let (_, bench) = listening(engine, |_| {}).await;
-    // What it said before is all that it says.
+    // The output ends with its earlier tokens.
     let mut request = chunk(&bench, &[1, 7, 8], 5);
     request.prompt_len = 1;
     request.budget.time_left_ms = Some(10);
-    let said = run(&bench, request.clone()).await;
-    assert_eq!(said.error.unwrap().code.as_deref(), Some("request_timeout"));
+    let received = run(&bench, request.clone()).await;
+    assert_eq!(
+        received.error.unwrap().code.as_deref(),
+        Some("request_timeout")
+    );
     eventually("the store has it", || {
         stored(&bench, &request) == Some((vec![7, 8], Some(FinishReason::Cancelled)))
     })
@@ -433,7 +437,7 @@ async fn an_output_whose_time_is_up_ends_there() {
 }
 
 #[tokio::test]
-async fn behind_a_token_nothing_takes_from_the_budget_of_attempts() {
+async fn attempts_after_the_first_token_do_not_draw_on_the_budget() {
     let (engine, bench) = listening(FakeStream::new(erratic), |config| {
         config.engine.retry_backoff_ms = 1;
         config.engine.attempts_max = 3;
@@ -443,14 +447,14 @@ async fn behind_a_token_nothing_takes_from_the_budget_of_attempts() {
     let mut request = chunk(&bench, &[1, 7], 5);
     request.prompt_len = 1;
     request.budget.attempts = 1;
-    let said = run(&bench, request).await;
-    assert_eq!(said.tokens, plainly(erratic, &[1, 7], 5));
-    assert_eq!(said.retries, 0);
+    let received = run(&bench, request).await;
+    assert_eq!(received.tokens, plainly(erratic, &[1, 7], 5));
+    assert_eq!(received.retries, 0);
     assert_eq!(bench.figure("refrain_worker_engine_retries_total"), 2.0);
 }
 
 #[tokio::test]
-async fn a_reader_that_stands_still_is_not_waited_for_before_the_first_token_either() {
+async fn a_stalled_reader_loses_its_slot_before_the_first_token_too() {
     let (engine, bench) = listening(FakeStream::new(erratic), |config| {
         config.engine.retry_backoff_ms = 1;
         config.event_queue = 1;
@@ -458,7 +462,7 @@ async fn a_reader_that_stands_still_is_not_waited_for_before_the_first_token_eit
     })
     .await;
     engine.refusals.store(u32::MAX, Ordering::SeqCst);
-    // Nobody reads that the engine is asked once more, and then once more.
+    // The reader takes no event about the retries.
     let _unread = bench
         .worker
         .handle()
@@ -470,7 +474,7 @@ async fn a_reader_that_stands_still_is_not_waited_for_before_the_first_token_eit
 }
 
 #[tokio::test]
-async fn what_the_engine_cannot_do_is_refused() {
+async fn unsupported_parameters_are_refused() {
     let (engine, bench) = listening(FakeStream::new(erratic), |_| {}).await;
     let mut request = chunk(&bench, &[1], 5);
     request.sampling.min_p = 0.5;
@@ -483,7 +487,7 @@ async fn what_the_engine_cannot_do_is_refused() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_holds_the_engine_back_and_loses_nothing() {
+async fn a_slow_reader_slows_the_engine_down_and_loses_nothing() {
     let (_, bench) = listening(FakeStream::new(erratic), |config| config.event_queue = 2).await;
     let mut stream = bench
         .worker
@@ -512,18 +516,18 @@ async fn a_slow_reader_holds_the_engine_back_and_loses_nothing() {
         engine.at_work.load(Ordering::SeqCst) == 0 && bench.figure(stalls) == 1.0
     })
     .await;
-    // It finds what was said, and goes on behind it.
-    let said = read(unread).await;
-    assert_eq!(said.end.unwrap().reason, ChunkEndReason::GaveWay);
-    let rest = run(&bench, continued(&request, &said.tokens, 1)).await;
-    let all = [said.tokens, rest.tokens].concat();
+    // The reader finds the earlier tokens, and the request continues after them.
+    let received = read(unread).await;
+    assert_eq!(received.end.unwrap().reason, ChunkEndReason::GaveWay);
+    let rest = run(&bench, continued(&request, &received.tokens, 1)).await;
+    let all = [received.tokens, rest.tokens].concat();
     assert_eq!(all, plainly(erratic, &[1], 40));
     let stalled = bench.figure("refrain_worker_rejections_total{limit=\"reader_stall_ms_max\"}");
     assert_eq!(stalled, 1.0);
 }
 
 #[tokio::test]
-async fn a_streamed_chunk_that_is_to_give_way_ends_and_goes_on_under_another_lease() {
+async fn a_chunk_gives_way_and_its_request_continues_under_another_lease() {
     let engine = FakeStream {
         pause: Duration::from_millis(1),
         ..FakeStream::new(erratic)
@@ -531,18 +535,18 @@ async fn a_streamed_chunk_that_is_to_give_way_ends_and_goes_on_under_another_lea
     let (_, bench) = listening(engine, |_| {}).await;
     let request = chunk(&bench, &[1], 900);
     *bench.scheduler.give_way.lock().unwrap() = vec![request.lease];
-    let said = run(&bench, request.clone()).await;
-    assert_eq!(said.end.unwrap().reason, ChunkEndReason::GaveWay);
-    assert!(said.tokens.len() < 900);
-    let rest = run(&bench, continued(&request, &said.tokens, 1)).await;
-    let all = [said.tokens, rest.tokens].concat();
+    let received = run(&bench, request.clone()).await;
+    assert_eq!(received.end.unwrap().reason, ChunkEndReason::GaveWay);
+    assert!(received.tokens.len() < 900);
+    let rest = run(&bench, continued(&request, &received.tokens, 1)).await;
+    let all = [received.tokens, rest.tokens].concat();
     assert_eq!(all, plainly(erratic, &[1], 900));
 }
 
 #[tokio::test]
-async fn what_a_reader_took_is_not_charged_to_the_engine() {
+async fn the_time_of_a_slow_reader_does_not_count_as_the_engines() {
     const IDLE_MS_MAX: u64 = 300;
-    // Each piece is waited for, if not for long.
+    // The worker waits a little for each piece.
     let engine = FakeStream {
         pause: Duration::from_millis(5),
         ..FakeStream::new(erratic)
@@ -554,20 +558,20 @@ async fn what_a_reader_took_is_not_charged_to_the_engine() {
     .await;
     let asked = chunk(&bench, &[1], 8);
     let stream = bench.worker.handle().chunk(asked).await.unwrap();
-    // Its beginning, a token that is in the queue, and one that has no room there.
+    // The beginning, a token in the queue, and a token without room there.
     eventually("the reader is waited for", || {
         engine.taken.load(Ordering::SeqCst) == 3
     })
     .await;
     tokio::time::sleep(Duration::from_millis(IDLE_MS_MAX + 50)).await;
-    let said = read(stream).await;
-    assert!(said.error.is_none(), "{:?}", said.error);
-    assert_eq!(said.tokens, plainly(erratic, &[1], 8));
+    let received = read(stream).await;
+    assert!(received.error.is_none(), "{:?}", received.error);
+    assert_eq!(received.tokens, plainly(erratic, &[1], 8));
     assert_eq!(bench.figure("refrain_worker_engine_failures_total"), 0.0);
 }
 
 #[tokio::test]
-async fn what_comes_from_outside_ends_a_chunk_whose_engine_is_never_waited_for() {
+async fn interrupts_end_a_chunk_whose_stream_is_always_ready() {
     const TOKENS: usize = 100_000;
     for is_taken_over in [true, false] {
         let mut engine = FakeStream {
@@ -596,10 +600,10 @@ async fn what_comes_from_outside_ends_a_chunk_whose_engine_is_never_waited_for()
             };
             bench.worker.handle().cut(cut).await.unwrap();
         }
-        let said = read(stream).await;
-        assert!(said.tokens.len() < TOKENS, "it went on to its end");
+        let received = read(stream).await;
+        assert!(received.tokens.len() < TOKENS, "it went on to its end");
         let conflict = is_taken_over.then_some(ErrorKind::Conflict);
-        assert_eq!(said.error.map(|error| error.kind), conflict);
+        assert_eq!(received.error.map(|error| error.kind), conflict);
         engine.becomes_free().await;
         if !is_taken_over {
             let kept = Some((plainly(erratic, &[1, 2], 4), Some(FinishReason::Stop)));
@@ -625,8 +629,8 @@ async fn a_newer_lease_takes_a_request_over() {
     new.lease = LeaseId(old.lease.0 + 1_000_000);
     new.epoch += 1;
     new.max_new_tokens = 3;
-    let said = run(&bench, new).await;
-    assert_eq!(said.tokens, plainly(erratic, &[1, 2], 3));
+    let received = run(&bench, new).await;
+    assert_eq!(received.tokens, plainly(erratic, &[1, 2], 3));
     let mut last = None;
     while let Some(event) = stream.next().await {
         last = event.err();
@@ -636,7 +640,7 @@ async fn a_newer_lease_takes_a_request_over() {
 }
 
 #[tokio::test]
-async fn a_drain_hands_over_what_still_runs() {
+async fn a_drain_evacuates_running_chunks() {
     let engine = FakeStream {
         pause: Duration::from_millis(5),
         ..FakeStream::new(erratic)
@@ -650,14 +654,17 @@ async fn a_drain_hands_over_what_still_runs() {
         .unwrap();
     let reading = tokio::spawn(read(stream));
     bench.worker.drain().await;
-    let said = reading.await.unwrap();
-    assert_eq!(said.end.unwrap().reason, ChunkEndReason::Draining);
-    assert_eq!(said.tokens, plainly(erratic, &[1, 2], said.tokens.len()));
+    let received = reading.await.unwrap();
+    assert_eq!(received.end.unwrap().reason, ChunkEndReason::Draining);
+    assert_eq!(
+        received.tokens,
+        plainly(erratic, &[1, 2], received.tokens.len())
+    );
     assert_eq!(engine.at_work.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
-async fn the_engines_load_is_shown() {
+async fn the_load_of_the_engine_is_shown() {
     let (_, bench) = listening(FakeStream::new(erratic), |_| {}).await;
     eventually("load is shown", || {
         bench.figure("refrain_engine_requests{model=\"fake\",state=\"waiting\"}") == 1.0

@@ -1,0 +1,141 @@
+//! A chunk on its way to a driver, and a chunk that runs.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use refrain_protocol::chunk::ChunkEvent;
+use refrain_protocol::{ApiError, ErrorKind, LeaseId};
+use tokio::sync::mpsc;
+
+use super::admission::AdmissionPermit;
+use crate::running::{ActiveRequest, StepRecord};
+
+/// How long the engine may refuse a request for lack of room before the request fails.
+const ENGINE_FULL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest pause after such a refusal, whatever the engine suggests.
+const ENGINE_FULL_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// A chunk to be decoded.
+pub(crate) struct NewChunk {
+    pub(crate) running: ActiveRequest,
+    pub(crate) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
+    pub(crate) permit: AdmissionPermit,
+    pub(crate) span: tracing::Span,
+    /// The time when the request times out.
+    pub(crate) deadline: Option<Instant>,
+    /// The runtime of the reader. A streamed chunk runs there too, so that a token goes from the engine's connection
+    /// to the client's on one thread.
+    pub(crate) runtime: tokio::runtime::Handle,
+}
+
+/// A chunk that runs.
+pub(crate) struct ActiveChunk {
+    pub(crate) running: ActiveRequest,
+    /// The result of the last step, until the decode loop has learnt from it and recorded it.
+    pub(crate) unsettled: Option<StepRecord>,
+    pub(crate) events: mpsc::Sender<Result<ChunkEvent, ApiError>>,
+    pub(crate) lease: LeaseId,
+    /// Dropped before the last event is sent: a reader that has seen the end may rely on the slot.
+    permit: Option<AdmissionPermit>,
+    pub(crate) span: tracing::Span,
+    /// The time when the request times out.
+    deadline: Option<Instant>,
+    /// An event that did not fit into the queue when the chunk ended.
+    pub(crate) unsent: Option<ChunkEvent>,
+    /// The time since when the queue has been full.
+    pub(crate) stalled_since: Option<Instant>,
+    /// The time until which the request pauses, because the engine had no room for it.
+    pub(crate) wait_until: Option<Instant>,
+    /// The time of the engine's first refusal in a row.
+    pub(crate) waits_since: Option<Instant>,
+}
+
+impl ActiveChunk {
+    pub(crate) fn new(start: NewChunk) -> Self {
+        let NewChunk {
+            running,
+            events,
+            permit,
+            span,
+            deadline,
+            runtime: _,
+        } = start;
+        ActiveChunk {
+            running,
+            unsettled: None,
+            events,
+            lease: permit.lease(),
+            permit: Some(permit),
+            span,
+            deadline,
+            unsent: None,
+            stalled_since: None,
+            wait_until: None,
+            waits_since: None,
+        }
+    }
+
+    /// The time when the request times out.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// The timeout error of the request, if its time is up.
+    pub(crate) fn overdue(&self, now: Instant) -> Option<ApiError> {
+        let is_overdue = self.deadline.is_some_and(|deadline| deadline <= now);
+        is_overdue.then(|| {
+            let message = "the request timed out";
+            ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout")
+        })
+    }
+
+    /// Handles the engine's error for this request in a step: the request opens a new session, pauses, or fails.
+    ///
+    /// # Errors
+    /// The error is final.
+    pub(crate) fn postpone(
+        &mut self,
+        error: ApiError,
+        default_pause: Duration,
+        now: Instant,
+    ) -> Result<(), ApiError> {
+        match error.kind {
+            ErrorKind::NotFound => self.running.reopen(),
+            ErrorKind::Overloaded => {
+                let since = *self.waits_since.get_or_insert(now);
+                if now - since > ENGINE_FULL_TIMEOUT {
+                    return Err(error);
+                }
+                let pause = error
+                    .retry_after_ms
+                    .map_or(default_pause, Duration::from_millis);
+                self.wait_until = Some(now + pause.min(ENGINE_FULL_PAUSE_MAX));
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Frees the slot and sends the last event. It must arrive even if the reader lags: in that case a task of its
+    /// own waits for room in the queue.
+    pub(crate) fn send_last(&mut self, event: Result<ChunkEvent, ApiError>) {
+        self.permit = None;
+        let mut last: VecDeque<_> = self.unsent.take().map(Ok).into_iter().collect();
+        last.push_back(event);
+        while let Some(event) = last.pop_front() {
+            if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
+                last.push_front(event);
+                break;
+            }
+        }
+        if !last.is_empty() {
+            let events = self.events.clone();
+            tokio::spawn(async move {
+                for event in last {
+                    // An error means that the reader has left.
+                    let _ = events.send(event).await;
+                }
+            });
+        }
+    }
+}

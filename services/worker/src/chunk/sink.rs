@@ -1,0 +1,198 @@
+//! The destination of a chunk's output: the store, the metrics, and at last the reader.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use lru::LruCache;
+use refrain_draft_replica::{GroupMemory, Harvest, NamespaceMemory};
+use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
+use refrain_protocol::document::{DocumentUpdate, FinishReason};
+use refrain_protocol::{ApiError, LeaseId, NamespaceId, SignedNamespace};
+
+use super::active::ActiveChunk;
+use crate::metrics::{ChunkOutcome, RejectionLimit, WorkerMetrics};
+use crate::running::{ActiveRequest, StepRecord};
+
+/// Number of ended chunks that are remembered. A cut follows the end within milliseconds.
+const ENDED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+/// The destination of all output. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct OutputSink {
+    harvest: Harvest,
+    metrics: WorkerMetrics,
+    /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the same step as
+    /// the chunk.
+    ended: Arc<Mutex<LruCache<LeaseId, OutputCut>>>,
+}
+
+/// Everything needed to shorten an output, also after its chunk has ended.
+struct OutputCut {
+    namespace_id: NamespaceId,
+    memory: Option<Arc<NamespaceMemory>>,
+    /// A weak reference: many chunks are remembered, and a group goes when no request needs it.
+    group: Option<Weak<GroupMemory>>,
+    namespace: SignedNamespace,
+    update: DocumentUpdate,
+}
+
+impl OutputCut {
+    /// Shortens the output of a chunk to `output_len` tokens.
+    fn new(chunk: &ActiveChunk, output_len: u32) -> Self {
+        let running = &chunk.running;
+        let sources = running.sources.as_ref();
+        OutputCut {
+            namespace_id: running.namespace,
+            memory: sources.map(|sources| sources.memory.clone()),
+            group: sources
+                .and_then(|sources| sources.group.as_ref())
+                .map(|member| Arc::downgrade(member.group())),
+            namespace: running.request.namespace.clone(),
+            update: running.cut(output_len),
+        }
+    }
+}
+
+impl OutputSink {
+    pub(crate) fn new(harvest: Harvest, metrics: WorkerMetrics) -> Self {
+        OutputSink {
+            harvest,
+            metrics,
+            ended: Arc::new(Mutex::new(LruCache::new(ENDED_MAX))),
+        }
+    }
+
+    /// Takes over the earlier output of a continued request.
+    pub(crate) fn adopt(&self, running: &ActiveRequest) {
+        if !running.output().is_empty() {
+            let earlier = running.piece(0, running.output(), None);
+            self.harvest
+                .adopt(running.namespace, &running.request.namespace, earlier);
+        }
+    }
+
+    /// Sends the tokens of a step to the store, and counts them. No draft depends on this, so it may wait, but the
+    /// pieces of a document must come in order.
+    pub(crate) fn record_step(&self, running: &ActiveRequest, record: StepRecord) {
+        for (source, scope, counts) in record.counts() {
+            self.metrics.step(source, scope, counts);
+        }
+        let namespace = &running.request.namespace;
+        for document in &record.credited {
+            self.harvest.touch(running.namespace, namespace, *document);
+        }
+        self.harvest
+            .push(running.namespace, namespace, running.piece_of(&record));
+    }
+
+    /// Records the end of an output that came without a token.
+    pub(crate) fn record_end(&self, running: &ActiveRequest, reason: ChunkEndReason) {
+        let finish = match reason {
+            ChunkEndReason::Stop => FinishReason::Stop,
+            ChunkEndReason::Length => FinishReason::Length,
+            ChunkEndReason::ChunkLimit
+            | ChunkEndReason::GaveWay
+            | ChunkEndReason::Draining
+            | ChunkEndReason::HandOver => {
+                return;
+            }
+        };
+        let piece = running.piece(running.output().len() as u32, &[], Some(finish));
+        running.remember(piece);
+        self.harvest
+            .push(running.namespace, &running.request.namespace, piece);
+    }
+
+    /// Records that the reader has left, so that the output stays as it is.
+    pub(crate) fn record_cancelled(&self, running: &ActiveRequest) {
+        let len = running.output().len() as u32;
+        let piece = running.piece(len, &[], Some(FinishReason::Cancelled));
+        self.harvest
+            .push(running.namespace, &running.request.namespace, piece);
+    }
+
+    /// Sends the last event of a chunk that did not fail.
+    pub(crate) fn end(&self, chunk: &mut ActiveChunk, end: ChunkEnd) -> ChunkOutcome {
+        let (outcome, goes_on) = match end.reason {
+            ChunkEndReason::Stop => (ChunkOutcome::Stop, false),
+            ChunkEndReason::Length => (ChunkOutcome::Length, false),
+            ChunkEndReason::ChunkLimit => (ChunkOutcome::ChunkLimit, true),
+            ChunkEndReason::GaveWay => (ChunkOutcome::GaveWay, true),
+            ChunkEndReason::Draining => (ChunkOutcome::Evacuated, true),
+            ChunkEndReason::HandOver => (ChunkOutcome::Transferred, true),
+        };
+        if goes_on {
+            let running = &chunk.running;
+            self.harvest.release(running.namespace, running.document());
+        }
+        let cut = OutputCut::new(chunk, u32::MAX);
+        self.ended().put(chunk.lease, cut);
+        chunk.send_last(Ok(ChunkEvent::End(end)));
+        outcome
+    }
+
+    /// Sends an error to the reader. The output so far remains an unfinished document, for the request's next chunk.
+    pub(crate) fn fail(&self, chunk: &mut ActiveChunk, error: ApiError) -> ChunkOutcome {
+        self.harvest
+            .release(chunk.running.namespace, chunk.running.document());
+        chunk.send_last(Err(error));
+        ChunkOutcome::Failed
+    }
+
+    /// Sends the timeout error to the reader, and ends the output.
+    pub(crate) fn time_out(&self, chunk: &mut ActiveChunk, error: ApiError) -> ChunkOutcome {
+        self.record_cancelled(&chunk.running);
+        chunk.send_last(Err(error));
+        ChunkOutcome::Overdue
+    }
+
+    /// Shortens the output of a running chunk.
+    pub(crate) fn cut(&self, chunk: &ActiveChunk, output_len: u32) -> ChunkOutcome {
+        self.shorten(OutputCut::new(chunk, output_len));
+        ChunkOutcome::Cut
+    }
+
+    /// Shortens the output of a chunk that has just ended.
+    pub(crate) fn cut_ended(&self, cut: ChunkCut) {
+        if let Some(mut ended) = self.ended().pop(&cut.lease) {
+            let update = &mut ended.update;
+            update.prev_len = update.prev_len.min(cut.output_len);
+            self.shorten(ended);
+        }
+    }
+
+    /// Counts a reader that stalled for too long.
+    pub(crate) fn count_stalled_reader(&self) {
+        self.metrics.reject(RejectionLimit::ReaderStall);
+    }
+
+    /// Counts a chunk that is over.
+    pub(crate) fn count_chunk(&self, running: &ActiveRequest, outcome: ChunkOutcome) {
+        self.metrics.chunk_ended(outcome);
+        let counts = running.counts();
+        self.metrics.request_length(counts.emitted, counts.steps);
+    }
+
+    /// Shortens an output in the index and in the store.
+    fn shorten(&self, cut: OutputCut) {
+        let OutputCut {
+            namespace_id,
+            memory,
+            group,
+            namespace,
+            update,
+        } = cut;
+        if let Some(memory) = memory {
+            memory.merge(&update);
+        }
+        if let Some(group) = group.and_then(|group| group.upgrade()) {
+            group.merge(&update);
+        }
+        self.harvest
+            .push(namespace_id, &namespace, (&update).into());
+    }
+
+    fn ended(&self) -> MutexGuard<'_, LruCache<LeaseId, OutputCut>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,227 @@
+//! SGLang, over its own `/generate`: token ids in both directions, a KV cache per namespace, aborts by request id.
+//!
+//! This follows its published schemas. It was never tested against a real server.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use refrain_protocol::engine::TokenLogprob;
+use refrain_protocol::{ApiError, TokenId};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::completions::{NO_PENALTIES, logit_bias};
+use super::{Decoder, Dialect, end_of, error_event};
+use crate::engine::client::{parse, unexpected_response};
+use crate::engine::generate::{GenerateRequest, Generated, GeneratedEnd};
+use crate::engine::load::LoadSeries;
+use crate::engine::streaming::{LOGPROB_MIN, StreamingCapabilities, TOP_LOGPROBS_MAX};
+
+/// An SGLang server.
+pub(crate) struct SgLang;
+
+impl Dialect for SgLang {
+    fn capabilities(&self) -> StreamingCapabilities {
+        StreamingCapabilities::of_dialect(Some(TOP_LOGPROBS_MAX))
+    }
+
+    fn path(&self) -> &'static str {
+        "/generate"
+    }
+
+    fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
+        let sampling = &request.sampling;
+        let mut parameters = json!({
+            "max_new_tokens": request.tokens_max,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": if sampling.top_k > 0 { i64::from(sampling.top_k) } else { -1 },
+            "min_p": sampling.min_p,
+            "stop_token_ids": sampling.stop_token_ids,
+            // SGLang ignores the seed unless inference is deterministic. It is a signed 32-bit number.
+            "sampling_seed": request.engine_seed() >> 33,
+            "no_stop_trim": true,
+            "skip_special_tokens": false,
+        });
+        // A server may have been started with other defaults for absent fields.
+        for (name, value) in NO_PENALTIES {
+            parameters[name] = json!(value);
+        }
+        if !sampling.logit_bias.is_empty() {
+            parameters["logit_bias"] = logit_bias(sampling);
+        }
+        let mut body = json!({
+            "rid": request.name(),
+            "input_ids": request.tokens,
+            "sampling_params": parameters,
+            "stream": true,
+            "extra_key": request.namespace.to_string(),
+        });
+        if let Some(top) = sampling.top_logprobs {
+            body["return_logprob"] = json!(true);
+            body["top_logprobs_num"] = json!(top);
+        }
+        Ok(body)
+    }
+
+    fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {
+        Box::new(SgLangDecoder {
+            top: request.sampling.top_logprobs,
+            seen: 0,
+            has_begun: false,
+        })
+    }
+
+    fn abort(&self, request: &GenerateRequest) -> Option<(&'static str, Value)> {
+        Some(("/abort_request", json!({ "rid": request.name() })))
+    }
+
+    fn load(&self) -> Option<LoadSeries> {
+        Some(LoadSeries {
+            path: "/metrics",
+            running: "sglang:num_running_reqs",
+            waiting: "sglang:num_queue_reqs",
+            kv_usage: Some("sglang:token_usage"),
+        })
+    }
+}
+
+/// An event of `/generate`, or a whole response.
+#[derive(Debug, Deserialize)]
+pub(crate) struct SgLangEvent {
+    #[serde(default)]
+    output_ids: Vec<TokenId>,
+    pub(crate) meta_info: Option<SgLangMeta>,
+    /// Replaces all other fields.
+    #[serde(default)]
+    error: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct SgLangMeta {
+    #[serde(default)]
+    finish_reason: Option<FinishReason>,
+    completion_tokens: usize,
+    #[serde(default)]
+    cached_tokens: Option<u32>,
+    #[serde(default)]
+    output_token_logprobs: Option<Vec<ScoredToken>>,
+    /// The best tokens at each output position.
+    #[serde(default)]
+    output_top_logprobs: Option<Vec<Option<Vec<ScoredToken>>>>,
+    /// The best tokens at each prompt position, from the requested start on.
+    #[serde(default)]
+    pub(crate) input_top_logprobs: Option<Vec<Option<Vec<ScoredToken>>>>,
+}
+
+/// (logprob, id, text).
+pub(crate) type ScoredToken = (Option<f32>, TokenId, Value);
+
+#[derive(Debug, Deserialize)]
+struct FinishReason {
+    #[serde(rename = "type")]
+    kind: String,
+    /// The stop id or stop string that matched.
+    #[serde(default)]
+    matched: Value,
+}
+
+impl SgLangEvent {
+    /// The last token, and whether it ended the output.
+    pub(crate) fn last_token(&self) -> (Option<TokenId>, bool) {
+        let meta = self.meta_info.as_ref();
+        let end = meta.and_then(|meta| meta.finish_reason.as_ref());
+        let matched = end.and_then(|reason| TokenId::try_from(reason.matched.as_u64()?).ok());
+        (
+            self.output_ids.last().copied().or(matched),
+            end.is_some_and(|reason| reason.kind == "stop"),
+        )
+    }
+}
+
+struct SgLangDecoder {
+    top: Option<u32>,
+    /// Number of output tokens so far.
+    seen: usize,
+    has_begun: bool,
+}
+
+impl Decoder for SgLangDecoder {
+    fn decode(&mut self, data: &[u8], out: &mut VecDeque<Generated>) -> Result<(), ApiError> {
+        let event: SgLangEvent = parse(data)?;
+        if let Some(error) = &event.error {
+            return Err(error_event(error));
+        }
+        let meta = event
+            .meta_info
+            .ok_or_else(|| unexpected_response("no meta_info"))?;
+        if let Some(cached_tokens) = meta.cached_tokens
+            && !std::mem::replace(&mut self.has_begun, true)
+        {
+            out.push_back(Generated::Begun { cached_tokens });
+        }
+        let end = meta
+            .finish_reason
+            .as_ref()
+            .map(|reason| end_of(&reason.kind));
+        let end = end.transpose()?;
+        // Depending on how the server was started, an event holds the whole output or the new tokens only. The count
+        // of tokens tells how many are new.
+        let fresh = meta.completion_tokens.saturating_sub(self.seen);
+        let mut tokens = newest(event.output_ids, fresh);
+        if tokens.len() != fresh {
+            return Err(unexpected_response("fewer tokens than it counts"));
+        }
+        let logprobs = match self.top {
+            Some(top) if fresh > 0 => Some(logprobs(&meta, fresh, top)?),
+            _ => None,
+        };
+        self.seen += fresh;
+        let stop_id = meta
+            .finish_reason
+            .and_then(|reason| reason.matched.as_u64())
+            .and_then(|id| TokenId::try_from(id).ok());
+        if let (Some(GeneratedEnd::Stop), Some(id), None) = (end, stop_id, self.top)
+            && fresh > 0
+            && tokens.last() != Some(&id)
+        {
+            tokens.push(id);
+        }
+        if !tokens.is_empty() {
+            out.push_back(Generated::Tokens { tokens, logprobs });
+        }
+        out.extend(end.map(Generated::End));
+        Ok(())
+    }
+}
+
+/// The last `count` elements.
+fn newest<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
+    all.drain(..all.len().saturating_sub(count));
+    all
+}
+
+fn logprobs(meta: &SgLangMeta, fresh: usize, top: u32) -> Result<Vec<TokenLogprob>, ApiError> {
+    let own = meta.output_token_logprobs.as_deref().unwrap_or_default();
+    let best = meta.output_top_logprobs.as_deref().unwrap_or_default();
+    if own.len() < fresh {
+        return Err(unexpected_response("not one log-probability per token"));
+    }
+    let clip = |logprob: Option<f32>| logprob.unwrap_or(LOGPROB_MIN).max(LOGPROB_MIN);
+    // The lists end with the newest token, whether they are whole or not.
+    let at = |back: usize| TokenLogprob {
+        logprob: clip(own[own.len() - back].0),
+        top: best
+            .len()
+            .checked_sub(back)
+            .and_then(|place| best[place].as_ref())
+            .map(|scored| {
+                let best = scored.iter().take(top as usize);
+                best.map(|(logprob, id, _)| (*id, clip(*logprob))).collect()
+            })
+            .unwrap_or_default(),
+    };
+    Ok((1..=fresh).rev().map(at).collect())
+}

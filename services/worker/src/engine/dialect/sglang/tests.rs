@@ -1,0 +1,144 @@
+//! Streams in SGLang's documented shape, written by hand.
+
+use refrain_protocol::ErrorKind;
+use refrain_protocol::engine::Sampling;
+
+use super::super::{decode_recorded, test_request};
+use super::*;
+
+fn read(events: &[Value], sampling: Sampling) -> Result<Vec<Generated>, ApiError> {
+    let lines: Vec<String> = events
+        .iter()
+        .map(|event| format!("data: {event}\n\n"))
+        .collect();
+    let recorded = lines.concat() + "data: [DONE]\n\n";
+    decode_recorded(SgLang.decoder(&test_request(&[1], sampling)), &recorded)
+}
+
+fn event(output_ids: &[TokenId], count: usize, finish: Value) -> Value {
+    json!({
+        "text": "", "output_ids": output_ids,
+        "meta_info": {"id": "r", "finish_reason": finish, "prompt_tokens": 9, "weight_version": "default",
+                      "completion_tokens": count, "cached_tokens": 4, "e2e_latency": 0.1},
+    })
+}
+
+fn tokens(tokens: &[TokenId]) -> Generated {
+    Generated::Tokens {
+        tokens: tokens.to_vec(),
+        logprobs: None,
+    }
+}
+
+#[test]
+fn whole_outputs_and_increments_read_the_same() {
+    let length = json!({"type": "length", "length": 4});
+    let whole = [
+        event(&[5], 1, Value::Null),
+        event(&[5, 6, 7], 3, Value::Null),
+        event(&[5, 6, 7, 8], 4, length.clone()),
+    ];
+    let pieces = [
+        event(&[5], 1, Value::Null),
+        event(&[6, 7], 3, Value::Null),
+        event(&[8], 4, length),
+    ];
+    let expected = [
+        Generated::Begun { cached_tokens: 4 },
+        tokens(&[5]),
+        tokens(&[6, 7]),
+        tokens(&[8]),
+        Generated::End(GeneratedEnd::Length),
+    ];
+    for events in [whole, pieces] {
+        assert_eq!(read(&events, Sampling::default()).unwrap(), expected);
+    }
+}
+
+#[test]
+fn a_matched_stop_id_ends_the_output() {
+    let stop = json!({"type": "stop", "matched": 2});
+    for sent in [&[5, 2][..], &[5]] {
+        let events = [event(sent, sent.len(), stop.clone())];
+        let read = read(&events, Sampling::default()).unwrap();
+        assert_eq!(
+            read[1..],
+            [tokens(&[5, 2]), Generated::End(GeneratedEnd::Stop)]
+        );
+    }
+}
+
+#[test]
+fn log_probabilities_are_aligned_at_the_end() {
+    let mut first = event(&[5], 1, Value::Null);
+    first["meta_info"]["output_token_logprobs"] = json!([[-0.5, 5, null]]);
+    first["meta_info"]["output_top_logprobs"] = json!([[[-0.5, 5, null], [-2.0, 9, null]]]);
+    let mut second = event(&[5, 6], 2, Value::Null);
+    second["meta_info"]["output_token_logprobs"] = json!([[-0.5, 5, null], [-0.25, 6, "x"]]);
+    second["meta_info"]["output_top_logprobs"] = json!([[[-0.5, 5, null]], null]);
+    let asks = Sampling {
+        top_logprobs: Some(1),
+        ..Sampling::default()
+    };
+    let pieces = read(&[first, second.clone()], asks.clone()).unwrap();
+    let scored = |logprob, top: &[(TokenId, f32)]| TokenLogprob {
+        logprob,
+        top: top.to_vec(),
+    };
+    let expected = [scored(-0.5, &[(5, -0.5)]), scored(-0.25, &[])];
+    for (piece, expected) in pieces[1..].iter().zip(expected) {
+        let Generated::Tokens { logprobs, .. } = piece else {
+            panic!("{pieces:?}");
+        };
+        assert_eq!(logprobs.as_deref(), Some(&[expected][..]));
+    }
+    second["meta_info"]["output_token_logprobs"] = Value::Null;
+    assert!(read(&[second], asks).is_err());
+}
+
+#[test]
+fn aborts_and_garbage_are_errors() {
+    let abort = json!({"type": "abort", "message": "x"});
+    let refused = json!({"error": {"message": "too long", "code": 400}});
+    for (event, kind) in [
+        (event(&[5], 1, abort), ErrorKind::Upstream),
+        (event(&[5], 3, Value::Null), ErrorKind::Upstream),
+        (json!({"output_ids": [1]}), ErrorKind::Upstream),
+        (refused, ErrorKind::InvalidRequest),
+    ] {
+        assert_eq!(read(&[event], Sampling::default()).unwrap_err().kind, kind);
+    }
+}
+
+#[test]
+fn a_chunk_is_aborted_by_its_own_name() {
+    let request_of = |tokens: &[TokenId]| test_request(tokens, Sampling::default());
+    let request = request_of(&[1, 2, 3]);
+    let body = SgLang.body(&request).unwrap();
+    let (path, abort) = SgLang.abort(&request).unwrap();
+    assert_eq!(path, "/abort_request");
+    assert_eq!(abort["rid"], body["rid"]);
+    // Aborts match by prefix, and must hit neither another attempt nor a later chunk.
+    let name = |len: usize, call| {
+        let request = GenerateRequest {
+            call,
+            ..request_of(&vec![1; len])
+        };
+        SgLang.body(&request).unwrap()["rid"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let names = [name(3, 1), name(3, 2), name(30, 3), name(30_000, u64::MAX)];
+    for (place, one) in names.iter().enumerate() {
+        for other in names.iter().skip(place + 1) {
+            assert!(
+                !one.starts_with(other) && !other.starts_with(one),
+                "{one} {other}"
+            );
+        }
+    }
+    assert_eq!(body["extra_key"], "000000000000000000000000000000cd");
+    assert_eq!(body["sampling_params"]["top_k"], -1);
+    assert_eq!(body["sampling_params"]["repetition_penalty"], 1.0);
+}

@@ -1,0 +1,52 @@
+//! TensorRT-LLM's `trtllm-serve`, over `/v1/completions` without its detokenizer, so that it answers with token ids.
+//!
+//! This follows its published schemas, which forbid unknown fields. It was never tested against a real server.
+
+use refrain_protocol::ApiError;
+use serde_json::{Map, Value, json};
+
+use super::completions::{CompletionsDecoder, extended_body};
+use super::{Decoder, Dialect};
+use crate::engine::generate::GenerateRequest;
+use crate::engine::load::LoadSeries;
+use crate::engine::streaming::StreamingCapabilities;
+
+/// A TensorRT-LLM server.
+pub(crate) struct TensorRtLlm {
+    pub(crate) model: String,
+}
+
+impl Dialect for TensorRtLlm {
+    fn capabilities(&self) -> StreamingCapabilities {
+        // It names alternatives by their text, and two tokens may have the same text.
+        StreamingCapabilities::of_dialect(None)
+    }
+
+    fn path(&self) -> &'static str {
+        "/v1/completions"
+    }
+
+    fn body(&self, request: &GenerateRequest) -> Result<Value, ApiError> {
+        Ok(token_ids_only(extended_body(&self.model, request)))
+    }
+
+    fn decoder(&self, request: &GenerateRequest) -> Box<dyn Decoder> {
+        Box::new(CompletionsDecoder::new(&request.sampling))
+    }
+
+    fn load(&self) -> Option<LoadSeries> {
+        Some(LoadSeries {
+            path: "/prometheus/metrics",
+            running: "trtllm_num_requests_running",
+            waiting: "trtllm_num_requests_waiting",
+            kv_usage: Some("trtllm_kv_cache_utilization"),
+        })
+    }
+}
+
+/// Requests token ids instead of text.
+pub(crate) fn token_ids_only(mut body: Map<String, Value>) -> Value {
+    body.insert("detokenize".to_owned(), json!(false));
+    body.insert("add_special_tokens".to_owned(), json!(false));
+    body.into()
+}

@@ -1,0 +1,193 @@
+//! Tests that hold for every dialect: documented streams are read, and no event makes a decoder panic.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use refrain_tokenization::testing::byte_level_files;
+use serde_json::json;
+
+use super::*;
+
+/// The decoder of a dialect for a request with or without log-probabilities.
+fn decoder(dialect: &dyn Dialect, top_logprobs: Option<u32>) -> Box<dyn Decoder> {
+    let sampling = Sampling {
+        top_logprobs,
+        ..Sampling::default()
+    };
+    dialect.decoder(&test_request(&[1], sampling))
+}
+
+/// The tokens of pieces, and the pieces before and after them.
+fn summary(pieces: &[Generated]) -> (Option<u32>, Vec<TokenId>, Option<GeneratedEnd>) {
+    let mut cached = None;
+    let mut all = Vec::new();
+    let mut end = None;
+    for piece in pieces {
+        match piece {
+            Generated::Begun { cached_tokens } => cached = Some(*cached_tokens),
+            Generated::Tokens { tokens, .. } => all.extend(tokens),
+            Generated::End(reason) => end = Some(*reason),
+        }
+    }
+    (cached, all, end)
+}
+
+#[test]
+fn a_documented_stream_of_sglang_is_read() {
+    let recorded = include_str!("sglang/documented/stream.sse");
+    let pieces = decode_recorded(decoder(&SgLang, None), recorded).unwrap();
+    let expected = vec![523, 524, 1354, 490];
+    assert_eq!(
+        summary(&pieces),
+        (Some(4), expected, Some(GeneratedEnd::Stop))
+    );
+}
+
+#[test]
+fn a_documented_stream_of_tensorrt_llm_is_read() {
+    let recorded = include_str!("tensorrt_llm/documented/stream.sse");
+    let dialect = TensorRtLlm { model: "m".into() };
+    let pieces = decode_recorded(decoder(&dialect, None), recorded).unwrap();
+    let expected = vec![523, 524, 1354, 490];
+    assert_eq!(
+        summary(&pieces),
+        (Some(4), expected, Some(GeneratedEnd::Length))
+    );
+}
+
+#[test]
+fn a_documented_stream_of_text_is_read() {
+    let recorded = include_str!("text_only/documented/stream.sse");
+    let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
+    let dialect = TextOnly {
+        model: "m".into(),
+        tokenizer: tokenizer.clone(),
+    };
+    let pieces = decode_recorded(decoder(&dialect, None), recorded).unwrap();
+    let (cached, tokens, end) = summary(&pieces);
+    assert_eq!((cached, end), (None, Some(GeneratedEnd::Stop)));
+    assert_eq!(tokenizer.decode(&tokens), "hello é 😀");
+}
+
+/// The fields that any dialect reads.
+const FIELDS: &[&str] = &[
+    "choices",
+    "index",
+    "text",
+    "token_ids",
+    "logprobs",
+    "token_logprobs",
+    "top_logprobs",
+    "finish_reason",
+    "stop_reason",
+    "usage",
+    "prompt_tokens_details",
+    "cached_tokens",
+    "error",
+    "code",
+    "message",
+    "content",
+    "tokens",
+    "stop",
+    "stop_type",
+    "tokens_predicted",
+    "prompt_progress",
+    "cache",
+    "completion_probabilities",
+    "id",
+    "logprob",
+    "output_ids",
+    "meta_info",
+    "completion_tokens",
+    "output_token_logprobs",
+    "output_top_logprobs",
+    "type",
+    "matched",
+    "token_id:5",
+];
+
+/// Values that mean something to some dialect.
+const STRINGS: &[&str] = &[
+    "", "a", "é", "stop", "length", "abort", "limit", "eos", "word",
+];
+
+/// An arbitrary value, made of the next bytes.
+fn value(bytes: &mut std::slice::Iter<'_, u8>, depth: u32) -> Value {
+    let Some(byte) = bytes.next() else {
+        return Value::Null;
+    };
+    let len = usize::from(byte >> 4) % 4;
+    match byte % 8 {
+        0 => Value::Null,
+        1 => json!(byte & 16 != 0),
+        2 => json!(u64::from(bytes.next().copied().unwrap_or(0))),
+        3 => json!([u64::MAX, 1 << 33, 0][usize::from(*byte >> 4) % 3]),
+        4 => json!(-f64::from(*byte)),
+        5 => json!(STRINGS[usize::from(*byte >> 3) % STRINGS.len()]),
+        6 if depth > 0 => (0..len).map(|_| value(bytes, depth - 1)).collect(),
+        7 if depth > 0 => object(bytes, depth, 1 + len * 2),
+        _ => Value::Null,
+    }
+}
+
+fn object(bytes: &mut std::slice::Iter<'_, u8>, depth: u32, len: usize) -> Value {
+    let mut fields = serde_json::Map::new();
+    for _ in 0..len {
+        let Some(byte) = bytes.next() else { break };
+        let field = FIELDS[usize::from(*byte) % FIELDS.len()];
+        fields.insert(field.to_owned(), value(bytes, depth - 1));
+    }
+    fields.into()
+}
+
+/// Feeds a decoder with arbitrary events until it reports an error.
+fn feed(mut decoder: Box<dyn Decoder>, events: &[Vec<u8>]) {
+    let mut pieces = VecDeque::new();
+    for bytes in events {
+        let is_raw = bytes.first().is_some_and(|byte| *byte < 8);
+        let event = match is_raw {
+            true => bytes.clone(),
+            false => object(&mut bytes.iter(), 6, 12).to_string().into_bytes(),
+        };
+        if decoder.decode(&event, &mut pieces).is_err() {
+            return;
+        }
+    }
+    decoder.done(&mut pieces);
+    for piece in pieces {
+        if let Generated::Tokens { tokens, logprobs } = piece {
+            assert!(!tokens.is_empty());
+            assert!(logprobs.is_none_or(|logprobs| logprobs.len() == tokens.len()));
+        }
+    }
+}
+
+/// Defines a fuzz target that feeds a dialect's decoder with arbitrary events, with and without log-probabilities.
+macro_rules! no_event_makes_it_panic {
+    ($name:ident, $dialect:expr) => {
+        #[test]
+        fn $name() {
+            let dialect = $dialect;
+            bolero::check!()
+                .with_type::<(bool, Vec<Vec<u8>>)>()
+                .with_test_time(Duration::from_secs(1))
+                .for_each(|(scores, events)| {
+                    feed(decoder(&dialect, scores.then_some(2)), events);
+                });
+        }
+    };
+}
+
+no_event_makes_it_panic!(no_event_makes_sglang_panic, SgLang);
+no_event_makes_it_panic!(no_event_makes_vllm_panic, Vllm { model: "m".into() });
+no_event_makes_it_panic!(
+    no_event_makes_llama_cpp_panic,
+    LlamaCpp::new(Arc::new(byte_level_files().tokenizer().unwrap()), true)
+);
+no_event_makes_it_panic!(
+    no_event_makes_text_panic,
+    TextOnly {
+        model: "m".into(),
+        tokenizer: Arc::new(byte_level_files().tokenizer().unwrap()),
+    }
+);

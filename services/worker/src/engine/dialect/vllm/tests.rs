@@ -1,0 +1,55 @@
+//! Request bodies of vLLM.
+
+use refrain_protocol::DocumentId;
+use refrain_protocol::engine::Sampling;
+
+use super::super::test_request;
+use super::*;
+use crate::engine::AttachedDocument;
+
+fn vllm() -> Vllm {
+    Vllm {
+        model: "shipped".into(),
+    }
+}
+
+#[test]
+fn an_attached_engine_receives_the_document_of_an_output() {
+    let mut asked = test_request(&[5, 6, 7], Sampling::default());
+    assert!(vllm().body(&asked).unwrap().get("vllm_xargs").is_none());
+    asked.prompt_len = 2;
+    asked.attached = Some(AttachedDocument {
+        token: "signed".into(),
+        issued_at_s: 9,
+        group: Some("g".into()),
+        document: DocumentId(0xab),
+        epoch: 3,
+    });
+    let fields = json!({
+        "refrain_namespace": "signed",
+        "refrain_group": "g",
+        "refrain_document": "000000000000000000000000000000ab",
+        "refrain_epoch": 3,
+        "refrain_written": 1,
+    });
+    assert_eq!(vllm().body(&asked).unwrap()["vllm_xargs"], fields);
+    // An end token must not end it before the plugin sees it.
+    let introduction = vllm().introduction(&asked).unwrap();
+    assert_eq!(introduction["vllm_xargs"], fields);
+    assert_eq!(introduction["ignore_eos"], true);
+    assert!(vllm().body(&asked).unwrap().get("ignore_eos").is_none());
+}
+
+#[test]
+fn priorities_are_sent_only_where_the_engine_uses_them() {
+    let mut asked = test_request(&[1, 2], Sampling::default());
+    for (priority, rank) in [
+        (None, Value::Null),
+        (Some(Priority::High), json!(-1)),
+        (Some(Priority::Normal), json!(0)),
+        (Some(Priority::Low), json!(1)),
+    ] {
+        asked.priority = priority;
+        assert_eq!(vllm().body(&asked).unwrap()["priority"], rank);
+    }
+}

@@ -1,0 +1,42 @@
+//! An engine that verifies drafts, and that the worker drives step by step.
+
+use async_trait::async_trait;
+use refrain_protocol::engine::{
+    CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
+};
+use refrain_protocol::{ApiError, EngineSessionId, TokenId};
+
+/// An engine that verifies drafts: the worker composes its batches and drives it step by step.
+#[async_trait]
+pub trait VerifyingEngine: Send + Sync {
+    /// The capabilities of the engine. They do not change while it lives.
+    fn capabilities(&self) -> &EngineCapabilities;
+
+    /// Checks that the engine is reachable and still matches its capabilities.
+    ///
+    /// # Errors
+    /// The engine cannot be reached, or it serves another model now. Its output must then not be stored under
+    /// the old model's name.
+    async fn confirm(&self) -> Result<(), ApiError>;
+
+    /// Computes one forward pass over a batch.
+    ///
+    /// # Errors
+    /// The step failed as a whole. The response carries the errors of single items.
+    async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError>;
+
+    /// Ends sessions, and keeps their KV cache for reuse if the request says so.
+    async fn close(&self, request: CloseRequest) -> Result<(), ApiError>;
+
+    /// Ends sessions and whatever the engine is computing for them.
+    async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError>;
+
+    /// The load of the engine.
+    async fn load(&self) -> Result<EngineLoad, ApiError>;
+
+    /// Converts text to tokens.
+    async fn tokenize(&self, text: String) -> Result<Vec<TokenId>, ApiError>;
+
+    /// Converts tokens to text.
+    async fn detokenize(&self, tokens: Vec<TokenId>) -> Result<String, ApiError>;
+}

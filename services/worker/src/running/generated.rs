@@ -1,0 +1,133 @@
+//! The request of a streaming engine: tokens that the engine generated, and drafts that it judged.
+
+use std::time::Instant;
+
+use refrain_protocol::engine::{StepOutput, TokenLogprob};
+use refrain_protocol::{ApiError, TokenId};
+use refrain_speculation::{Candidate, ProposeParams, Walk};
+
+use super::{Absorbed, ActiveRequest, EngineLimits, Offer};
+
+/// A draft that the engine judged in a verify call.
+pub(crate) struct JudgedDraft {
+    /// The part of the draft that was verified.
+    pub(crate) verified: Candidate,
+    /// The whole draft as it was found.
+    pub(crate) found: Candidate,
+    /// The engine's path through the draft.
+    pub(crate) walk: Walk,
+}
+
+impl ActiveRequest {
+    /// Prompt and output.
+    pub(crate) fn text(&self) -> &[u32] {
+        &self.text
+    }
+
+    /// Maximum number of tokens that the engine may still emit, regardless of chunk limits.
+    pub(crate) fn may_emit(&self, limits: EngineLimits) -> u32 {
+        self.emit_left(limits).max(1)
+    }
+
+    /// Records that the engine has begun, and how much of the text was in its cache.
+    pub(crate) fn begun(&mut self, cached_tokens: u32) {
+        self.cached_tokens = cached_tokens;
+    }
+
+    /// The best draft at the end of the text, and the node that ends the output if it is accepted: a stop id, or the
+    /// last token that the request has room for.
+    pub(crate) fn found(
+        &self,
+        params: &ProposeParams,
+        limits: EngineLimits,
+    ) -> Option<(Candidate, Option<u32>)> {
+        let room = self.may_emit(limits) - 1;
+        let candidate = self.suffix_draft(room, params)?;
+        let stop_ids = &self.request.sampling.stop_token_ids;
+        let stops = candidate
+            .tree
+            .tokens()
+            .position(|token| stop_ids.contains(&token));
+        let fills = candidate.tree.len() as u32 == room;
+        let last = candidate.tree.len().checked_sub(1).filter(|_| fills);
+        let ends_with = stops.or(last).map(|node| node as u32);
+        Some((candidate, ends_with))
+    }
+
+    /// Takes generated tokens. Tokens past a stop id or a limit are dropped: the chunk ends there.
+    ///
+    /// # Errors
+    /// The engine broke its contract.
+    pub(crate) fn absorb_generated(
+        &mut self,
+        tokens: Vec<TokenId>,
+        logprobs: Option<Vec<TokenLogprob>>,
+        limits: EngineLimits,
+        now: Instant,
+    ) -> Result<Absorbed, ApiError> {
+        let output = self.within_limits(tokens, logprobs, limits);
+        self.take(output, limits, now)
+    }
+
+    /// Takes a judged draft, whose walk emitted at least one token.
+    ///
+    /// # Errors
+    /// The engine broke its contract.
+    pub(crate) fn absorb_judged(
+        &mut self,
+        judged: JudgedDraft,
+        limits: EngineLimits,
+        now: Instant,
+    ) -> Result<Absorbed, ApiError> {
+        let JudgedDraft {
+            verified,
+            found,
+            walk,
+        } = judged;
+        let mut output = self.within_limits(walk.emitted, None, limits);
+        output.accepted_nodes = walk.accepted;
+        output.accepted_nodes.truncate(output.emitted.len());
+        self.offered = Offer::Suffix(verified);
+        self.lesson.found = Some(found);
+        self.take(output, limits, now)
+    }
+
+    fn take(
+        &mut self,
+        output: StepOutput,
+        limits: EngineLimits,
+        now: Instant,
+    ) -> Result<Absorbed, ApiError> {
+        let absorbed = self.absorb(output, true, 0, limits, now)?;
+        absorbed.ok_or_else(|| ApiError::internal("a step that sampled has no result"))
+    }
+
+    /// The output of a step that emitted these tokens, without those past a stop id or a limit.
+    fn within_limits(
+        &mut self,
+        mut tokens: Vec<TokenId>,
+        mut logprobs: Option<Vec<TokenLogprob>>,
+        limits: EngineLimits,
+    ) -> StepOutput {
+        let stop_ids = &self.request.sampling.stop_token_ids;
+        let stop = tokens.iter().position(|token| stop_ids.contains(token));
+        let most = self.may_emit(limits) as usize;
+        let kept = stop.map_or(tokens.len(), |at| at + 1).min(most);
+        tokens.truncate(kept);
+        if let Some(logprobs) = &mut logprobs {
+            logprobs.truncate(kept);
+        }
+        self.sent_len = self.text.len() as u32;
+        self.max_emit = most as u32;
+        StepOutput {
+            text_len: self.sent_len + kept as u32,
+            stopped: stop.is_some_and(|at| at < kept),
+            emitted: tokens,
+            accepted_nodes: Vec::new(),
+            self_drafted: 0,
+            agreed_nodes: Vec::new(),
+            cached_tokens: self.cached_tokens,
+            logprobs,
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The worker as a service: its handle for callers in this process, its HTTP listener, and its heartbeats.
+
+mod handle;
+mod heartbeat;
+mod http;
+mod keep_alive;
+
+pub use self::handle::WorkerHandle;
+pub(crate) use self::handle::WorkerParts;
+pub(crate) use self::heartbeat::Heartbeats;
+pub(crate) use self::http::serve;

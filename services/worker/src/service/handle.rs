@@ -1,0 +1,221 @@
+//! The worker for callers in this process: it checks chunks, admits them, and passes them to the driver.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use refrain_draft_replica::{Harvest, Memory};
+use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_rpc::{ChunkStream, Worker};
+use refrain_service_kit::clock;
+use refrain_service_kit::drain::Drain;
+use refrain_service_kit::mesh::MeshAuth;
+use refrain_suffix_index::IndexConfig;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::chunk::{Admission, Command, NewChunk};
+use crate::config::WorkerConfig;
+use crate::fallback::Reports;
+use crate::metrics::{RejectionLimit, WorkerMetrics};
+use crate::router::Router;
+use crate::running::{ActiveRequest, Sources};
+use crate::worker_engine::WorkerEngine;
+
+/// The worker for callers in this process. Cheap to clone.
+#[derive(Clone)]
+pub struct WorkerHandle {
+    pub(crate) parts: Arc<WorkerParts>,
+}
+
+/// The parts of a worker that its handle, its listener and its heartbeats share.
+pub(crate) struct WorkerParts {
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) admission: Arc<Admission>,
+    /// The copy of the drafts; `None` where the worker does not draft.
+    pub(crate) memory: Option<Memory>,
+    pub(crate) harvest: Harvest,
+    pub(crate) auth: MeshAuth,
+    pub(crate) drain: Drain,
+    pub(crate) metrics: WorkerMetrics,
+    pub(crate) engine: WorkerEngine,
+    pub(crate) engine_ready: Arc<AtomicBool>,
+    /// `None` where the engine generates by itself.
+    pub(crate) router: Option<Arc<Router>>,
+    pub(crate) reports: Arc<Reports>,
+    pub(crate) config: WorkerConfig,
+}
+
+impl WorkerHandle {
+    /// Whether the worker can take new chunks: it does not drain, its engine answered last time, and its clock is
+    /// right.
+    pub fn readiness(&self) -> Result<(), String> {
+        if self.parts.drain.is_draining() {
+            Err("draining".into())
+        } else if self.parts.commands.is_closed() {
+            Err("the decode loop has stopped".into())
+        } else if !self.parts.engine_ready.load(Ordering::Relaxed) {
+            Err("the engine does not answer".into())
+        } else {
+            // A worker whose clock is off refuses the signatures of gateways.
+            self.parts.auth.clocks().readiness()
+        }
+    }
+
+    /// Checks that the worker can serve a request.
+    fn check(&self, request: &ChunkRequest) -> Result<(), ApiError> {
+        let served = self.parts.engine.served();
+        let namespace = &request.namespace.namespace;
+        if namespace.model != served.model || namespace.tokenizer != served.tokenizer {
+            return Err(ApiError::new(
+                ErrorKind::NotFound,
+                format!("this worker serves the model {}", served.model),
+            )
+            .with_code("model_not_found"));
+        }
+        if request.tokens.is_empty() {
+            return Err(ApiError::invalid("tokens", "must hold at least one token"));
+        }
+        if request.prompt_len as usize > request.tokens.len() {
+            return Err(ApiError::invalid(
+                "prompt_len",
+                "must not exceed the number of tokens",
+            ));
+        }
+        if request.prediction.len() as u64 > u64::from(served.max_context) {
+            return Err(ApiError::invalid(
+                "prediction",
+                "must not be longer than the model's context",
+            ));
+        }
+        if request.max_new_tokens == 0 {
+            return Err(ApiError::invalid("max_new_tokens", "must be at least 1"));
+        }
+        if request.tokens.len() as u64 >= u64::from(served.max_context) {
+            return Err(ApiError::invalid(
+                "tokens",
+                format!(
+                    "{} context tokens leave no room in the model's context of {}",
+                    request.tokens.len(),
+                    served.max_context
+                ),
+            )
+            .with_code("context_length_exceeded"));
+        }
+        match &self.parts.engine {
+            // The engine checks the sampling parameters itself.
+            WorkerEngine::Verifying(_) => Ok(()),
+            WorkerEngine::Streaming { engine, .. } => {
+                engine.capabilities().check(&request.sampling)
+            }
+        }
+    }
+}
+
+impl WorkerParts {
+    /// Collects the sources that a new request may draft from, and indexes its text.
+    fn sources(
+        &self,
+        memory: &Memory,
+        namespace: NamespaceId,
+        request: &mut ChunkRequest,
+    ) -> Result<Sources, ApiError> {
+        let drafts = memory.namespace(namespace, &request.namespace);
+        let group = request.group.as_deref().and_then(|group| {
+            let document = request.request.into();
+            memory.group(namespace, group, document)
+        });
+        let index = IndexConfig {
+            pattern_tokens_max: self.config.speculation.max_pattern_tokens,
+            ..IndexConfig::default()
+        };
+        Sources::new(request, drafts, group, index)
+    }
+}
+
+#[async_trait]
+impl Worker for WorkerHandle {
+    async fn chunk(&self, mut request: ChunkRequest) -> Result<ChunkStream, ApiError> {
+        let parts = &self.parts;
+        let time_left = request.budget.time_left_ms.map(Duration::from_millis);
+        let deadline = time_left.and_then(|left| Instant::now().checked_add(left));
+        let namespace_id = parts.auth.verify(&request.namespace)?;
+        self.check(&request)?;
+        let drain = parts.drain.enter().ok_or_else(|| {
+            parts.metrics.reject(RejectionLimit::Draining);
+            ApiError::new(ErrorKind::Unavailable, "this worker is draining").with_code("draining")
+        })?;
+        let slot_wait = Duration::from_millis(parts.config.slot_wait_ms);
+        let permit = parts
+            .admission
+            .admit(
+                request.lease,
+                request.request,
+                request.epoch,
+                slot_wait,
+                drain,
+            )
+            .await
+            .inspect_err(|error| {
+                parts.metrics.reject(match error.kind {
+                    ErrorKind::Overloaded => RejectionLimit::RunningMax,
+                    _ => RejectionLimit::Epoch,
+                });
+            })?;
+        let (events, receiver) = mpsc::channel(parts.config.event_queue);
+        let span = tracing::info_span!(
+            "chunk",
+            worker = parts.config.id,
+            context_tokens = request.tokens.len(),
+            speculation = ?request.speculation,
+        );
+        // Indexing a long prompt takes milliseconds, so it is done here and not in the loop that all requests share.
+        let sources = match &parts.memory {
+            Some(memory) => Some(parts.sources(memory, namespace_id, &mut request)?),
+            None => None,
+        };
+        let self_drafts = parts
+            .router
+            .as_ref()
+            .is_some_and(|router| router.self_drafts(request.speculation));
+        let start = NewChunk {
+            running: ActiveRequest::new(
+                request,
+                namespace_id,
+                sources,
+                clock::unix_ms(),
+                self_drafts,
+                Instant::now(),
+            )?,
+            events,
+            permit,
+            span,
+            deadline,
+            runtime: tokio::runtime::Handle::current(),
+        };
+        parts
+            .commands
+            .send(Command::Start(Box::new(start)))
+            .await
+            .map_err(|_| stopped())?;
+        Ok(ReceiverStream::new(receiver).boxed())
+    }
+
+    async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError> {
+        let (done, is_done) = oneshot::channel();
+        self.parts
+            .commands
+            .send(Command::Cut(cut, done))
+            .await
+            .map_err(|_| stopped())?;
+        is_done.await.map_err(|_| stopped())
+    }
+}
+
+/// The error of a call to a worker whose driver has stopped.
+fn stopped() -> ApiError {
+    ApiError::new(ErrorKind::Unavailable, "this worker has stopped")
+}

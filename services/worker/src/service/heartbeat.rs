@@ -1,0 +1,158 @@
+//! Heartbeats to the scheduler.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use refrain_protocol::scheduling::Heartbeat;
+use refrain_protocol::{ApiError, ErrorKind, WorkerId};
+use refrain_rpc::Scheduler;
+
+use super::handle::WorkerHandle;
+use crate::chunk::Command;
+use crate::fallback::other_worker;
+use crate::worker_engine::WorkerEngine;
+
+/// Pause after a failed heartbeat.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
+/// Timeout of a call: one that hangs must not let all leases expire.
+const CALL_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a confirmation of the engine stays valid. A full worker sends many heartbeats per second, to learn early
+/// about waiting tenants, and need not ask the engine each time.
+const CONFIRMED_FOR: Duration = Duration::from_millis(500);
+/// Shortest interval between heartbeats, whatever the scheduler asks for.
+const INTERVAL_MIN: Duration = Duration::from_millis(20);
+
+/// Sends the heartbeats of a worker.
+pub(crate) struct Heartbeats {
+    worker: WorkerHandle,
+    scheduler: Arc<dyn Scheduler>,
+    incarnation: u64,
+    /// Time of the engine's last confirmation.
+    confirmed: Mutex<Option<Instant>>,
+    /// Whether the last heartbeat failed. Only changes are logged, since heartbeats are repeated several times a second.
+    scheduler_fails: AtomicBool,
+    /// The same of the last confirmation of the engine.
+    engine_fails: AtomicBool,
+}
+
+impl Heartbeats {
+    pub(crate) fn new(
+        worker: WorkerHandle,
+        scheduler: Arc<dyn Scheduler>,
+    ) -> Result<Self, ApiError> {
+        let incarnation = refrain_service_kit::random::u128()? as u64;
+        Ok(Heartbeats {
+            worker,
+            scheduler,
+            incarnation,
+            confirmed: Mutex::default(),
+            scheduler_fails: AtomicBool::default(),
+            engine_fails: AtomicBool::default(),
+        })
+    }
+
+    /// Sends a heartbeat. Returns the pause before the next one.
+    pub(crate) async fn send(&self) -> Duration {
+        let parts = &self.worker.parts;
+        if let Some(memory) = &parts.memory {
+            memory.observe();
+        }
+        self.confirm_engine().await;
+        let served = parts.engine.served();
+        let heartbeat = Heartbeat {
+            eagle3: parts.reports.own(),
+            fallback: other_worker(&parts.config.speculation),
+            worker: WorkerId(parts.config.id.clone()),
+            incarnation: self.incarnation,
+            url: parts.config.advertise_url.clone(),
+            model: served.model.to_owned(),
+            tokenizer: served.tokenizer.to_owned(),
+            max_context: served.max_context,
+            max_running: parts.config.running_max,
+            running: parts.admission.leases(),
+            // A worker whose engine is away takes no new chunks, but keeps its leases.
+            draining: self.worker.readiness().is_err(),
+        };
+        let reply = tokio::time::timeout(CALL_TIMEOUT, self.scheduler.heartbeat(heartbeat)).await;
+        match reply.unwrap_or_else(|_| Err(timeout_error("the scheduler"))) {
+            Ok(reply) => {
+                if self.scheduler_fails.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the scheduler takes heartbeats again");
+                }
+                parts.reports.hear(reply.fallback);
+                if !reply.give_way.is_empty() {
+                    // A driver that has stopped has no chunks to end.
+                    let _ = parts.commands.try_send(Command::GiveWay(reply.give_way));
+                }
+                Duration::from_millis(reply.next_in_ms).max(INTERVAL_MIN)
+            }
+            Err(error) => {
+                // Without a fresh report, no request is transferred to the other worker.
+                parts.reports.hear(None);
+                if !self.scheduler_fails.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "heartbeats fail; trying again");
+                }
+                RETRY_PAUSE
+            }
+        }
+    }
+
+    /// Asks the engine whether it is ready, unless it has just confirmed that, and reads its load.
+    async fn confirm_engine(&self) {
+        let parts = &self.worker.parts;
+        let last = *self.confirmed();
+        if last.is_some_and(|last| last.elapsed() < CONFIRMED_FOR) {
+            return;
+        }
+        let confirmed = tokio::time::timeout(CALL_TIMEOUT, parts.engine.confirm()).await;
+        let confirmed = confirmed.unwrap_or_else(|_| Err(timeout_error("the engine")));
+        let failed_before = self
+            .engine_fails
+            .swap(confirmed.is_err(), Ordering::Relaxed);
+        match &confirmed {
+            Err(error) if !failed_before => {
+                tracing::warn!(%error, "engine not ready; trying again");
+            }
+            Ok(()) if failed_before => tracing::info!("engine ready again"),
+            _ => {}
+        }
+        *self.confirmed() = confirmed.is_ok().then(Instant::now);
+        parts
+            .engine_ready
+            .store(confirmed.is_ok(), Ordering::Relaxed);
+        if let WorkerEngine::Streaming { engine, .. } = &parts.engine {
+            let counts = engine.take_introduction_counts();
+            parts.metrics.streaming.introduced(counts);
+            if let Ok(Ok(load)) = tokio::time::timeout(CALL_TIMEOUT, engine.load()).await {
+                parts.metrics.streaming.load(load);
+            }
+        }
+    }
+
+    fn confirmed(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.confirmed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends heartbeats until aborted, the first one after `pause`.
+    pub(crate) async fn run(self, mut pause: Duration) {
+        let drain = self.worker.parts.drain.clone();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                // The scheduler should know of a drain at once.
+                () = drain.begun(), if !drain.is_draining() => {}
+            }
+            pause = self.send().await;
+        }
+    }
+}
+
+fn timeout_error(who: &str) -> ApiError {
+    ApiError::new(
+        ErrorKind::Timeout,
+        format!("{who} does not answer within {CALL_TIMEOUT:?}"),
+    )
+}

@@ -1,0 +1,99 @@
+//! The worker's internal listener.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::HttpResponse;
+use actix_web::web::{self, Data, Json};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_rpc::Worker;
+use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve as listen_on};
+use refrain_service_kit::telemetry::Metrics;
+
+use super::handle::WorkerHandle;
+use super::keep_alive::KeepAlive;
+
+use crate::worker_engine::WorkerEngine;
+
+/// Maximum number of connections: one per running chunk of many gateways, and some for metrics.
+const CONNECTIONS_MAX: usize = 4096;
+/// Number of listener threads. One is enough: it parses chunk requests and relays tokens, and drafts are proposed
+/// elsewhere.
+const HTTP_THREADS: usize = 1;
+/// Largest request body, bytes: a context of a million tokens as JSON.
+const BODY_BYTES_MAX: usize = 8 << 20;
+
+/// Starts the listener.
+pub(crate) fn serve(
+    listen: SocketAddr,
+    worker: WorkerHandle,
+    metrics: &Metrics,
+) -> anyhow::Result<Server> {
+    let options = ServeOptions {
+        service: "worker",
+        listen,
+        threads: HTTP_THREADS,
+        body_bytes_max: BODY_BYTES_MAX,
+        connections_max: CONNECTIONS_MAX,
+    };
+    let ready = worker.clone();
+    listen_on(
+        options,
+        metrics,
+        Arc::new(move || ready.readiness()),
+        move |app| {
+            app.app_data(Data::new(worker.clone()))
+                .route("/engine_metrics", web::get().to(engine_metrics))
+                .service(
+                    web::scope("/internal/v1")
+                        .wrap(mesh_only(worker.parts.auth.clone()))
+                        .route("/chunk", web::post().to(chunk))
+                        .route("/cut", web::post().to(cut)),
+                );
+        },
+    )
+}
+
+async fn chunk(
+    worker: Data<WorkerHandle>,
+    request: Json<ChunkRequest>,
+) -> HttpResult<HttpResponse> {
+    let request = request.into_inner();
+    let alive_within = request.alive_within_ms.map(Duration::from_millis);
+    let events = worker.chunk(request).await?;
+    Ok(HttpResponse::Ok()
+        .content_type("application/x-ndjson")
+        .streaming(KeepAlive::new(events.map(line), alive_within)))
+}
+
+/// Serves the engine's own metrics, so that a scraper of this listener need not reach the engine.
+async fn engine_metrics(worker: Data<WorkerHandle>) -> HttpResult<HttpResponse> {
+    let page = match &worker.parts.engine {
+        WorkerEngine::Streaming { engine, .. } => engine.metrics().await?,
+        WorkerEngine::Verifying(_) => {
+            let message = "this worker's engine is a service of the mesh; scrape its own /metrics";
+            return Err(ApiError::new(ErrorKind::NotFound, message).into());
+        }
+    };
+    Ok(HttpResponse::Ok()
+        .content_type("text/plain; version=0.0.4; charset=utf-8")
+        .body(page))
+}
+
+async fn cut(worker: Data<WorkerHandle>, cut: Json<ChunkCut>) -> HttpResult<Json<()>> {
+    Ok(Json(worker.cut(cut.into_inner()).await?))
+}
+
+/// An event as a line of JSON.
+fn line(event: Result<ChunkEvent, ApiError>) -> Result<Bytes, actix_web::Error> {
+    let mut line = match event {
+        Ok(event) => serde_json::to_vec(&event)?,
+        Err(error) => serde_json::to_vec(&serde_json::json!({ "error": error }))?,
+    };
+    line.push(b'\n');
+    Ok(line.into())
+}

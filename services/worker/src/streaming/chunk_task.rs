@@ -1,0 +1,283 @@
+//! One chunk's task: it opens a stream, relays the tokens, and reports how the chunk ended.
+
+use std::sync::{Arc, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use futures_util::future::poll_fn;
+use futures_util::{FutureExt, StreamExt};
+use refrain_protocol::chunk::ChunkEndReason;
+use refrain_protocol::{ApiError, ErrorKind};
+use tokio::sync::mpsc;
+
+use super::context::StreamContext;
+use super::ending::{ChunkControl, ChunkEnding};
+use super::interrupts::{Interrupt, Interrupts};
+use super::step_gaps::StreamClock;
+use super::timeout::TokenTimeout;
+use crate::chunk::{ActiveChunk, OutputSink};
+use crate::drive::{ChunkDrive, VerifyCall};
+use crate::engine::{Generated, GeneratedEnd, GeneratedStream};
+use crate::metrics::ChunkOutcome;
+
+/// How long an ended chunk waits for the engine's last event, which frees the connection for the next call.
+const LAST_EVENT_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The reason why a stream is not read any further.
+enum StreamEnd {
+    /// The chunk ends.
+    Chunk(ChunkEnding),
+    /// A draft is verified instead.
+    Verify(Box<VerifyCall>),
+}
+
+/// The next event for a chunk with a stream.
+enum NextEvent {
+    /// A piece of the stream, or its end.
+    Piece(Option<Result<Generated, ApiError>>),
+    Interrupt(Interrupt),
+    Timeout,
+}
+
+/// A chunk whose task runs. The task may be dropped at any time, together with the listener thread of its reader;
+/// then the chunk counts as cancelled.
+struct RunningTask {
+    chunk: ActiveChunk,
+    sink: OutputSink,
+    outcome: Option<ChunkOutcome>,
+}
+
+impl Drop for RunningTask {
+    fn drop(&mut self) {
+        let running = &self.chunk.running;
+        let outcome = self.outcome.unwrap_or_else(|| {
+            self.sink.record_cancelled(running);
+            ChunkOutcome::Cancelled
+        });
+        self.sink.count_chunk(running, outcome);
+    }
+}
+
+impl StreamContext {
+    /// Runs a chunk to its end.
+    pub(super) async fn run_chunk(
+        self: Arc<Self>,
+        chunk: ActiveChunk,
+        controls: mpsc::Receiver<ChunkControl>,
+    ) {
+        let mut interrupts = Interrupts::new(controls, &chunk.events);
+        let mut task = RunningTask {
+            chunk,
+            sink: self.sink.clone(),
+            outcome: None,
+        };
+        let chunk = &mut task.chunk;
+        self.sink.adopt(&chunk.running);
+        let ending = self.decode_chunk(chunk, &mut interrupts).await;
+        task.outcome = Some(self.end_chunk(chunk, ending));
+        drop(task);
+        interrupts.close(&self.sink);
+    }
+
+    /// Tells the reader and the store how the chunk ended.
+    fn end_chunk(&self, chunk: &mut ActiveChunk, ending: ChunkEnding) -> ChunkOutcome {
+        match ending {
+            ChunkEnding::Ended(end) => self.sink.end(chunk, end),
+            ChunkEnding::Failed(error) => self.sink.fail(chunk, error),
+            ChunkEnding::Overdue(error) => self.sink.time_out(chunk, error),
+            ChunkEnding::ReaderLeft => {
+                self.sink.record_cancelled(&chunk.running);
+                ChunkOutcome::Cancelled
+            }
+            ChunkEnding::ReaderStalled => {
+                self.sink.count_stalled_reader();
+                let end = chunk.running.end(ChunkEndReason::GaveWay);
+                self.sink.end(chunk, end)
+            }
+            ChunkEnding::Cut(cut, done) => {
+                let outcome = self.sink.cut(chunk, cut.output_len);
+                let _ = done.send(());
+                outcome
+            }
+            ChunkEnding::TakenOver => {
+                let message = "a newer lease has taken this request over";
+                chunk.send_last(Err(ApiError::new(ErrorKind::Conflict, message)));
+                ChunkOutcome::TakenOver
+            }
+        }
+    }
+
+    /// Alternates between streams and verify calls until the chunk ends. Without drive mode there is one stream.
+    async fn decode_chunk(
+        &self,
+        chunk: &mut ActiveChunk,
+        interrupts: &mut Interrupts,
+    ) -> ChunkEnding {
+        let mut drive = self.drive.as_ref().map(|(shared, verifier)| {
+            let running = &chunk.running;
+            let drive = ChunkDrive::new(shared.clone(), running.namespace, &running.request);
+            (drive, &**verifier)
+        });
+        let first_token_ms_max = self.config.first_token_ms_max;
+        let mut timeout = TokenTimeout::new(first_token_ms_max, chunk.deadline(), Instant::now());
+        let ending = loop {
+            let stream = match self.open(chunk, interrupts, &mut timeout).await {
+                Ok(stream) => stream,
+                Err(ending) => break ending,
+            };
+            let chunk_drive = drive.as_mut().map(|(drive, _)| drive);
+            let end = self.read_stream(chunk, interrupts, stream, chunk_drive, &mut timeout);
+            let call = match end.await {
+                StreamEnd::Chunk(ending) => break ending,
+                StreamEnd::Verify(call) => call,
+            };
+            if let Some((drive, verifier)) = &mut drive
+                && let Err(ending) = self
+                    .make_verify_calls(chunk, interrupts, drive, *verifier, call)
+                    .await
+            {
+                break ending;
+            }
+            // The next stream waits in the engine's queue and reads its text like the first one.
+            timeout.restart(first_token_ms_max, Instant::now());
+        };
+        if let Some((drive, _)) = &mut drive {
+            drive.end(Instant::now());
+        }
+        ending
+    }
+
+    /// Relays a stream until the chunk ends, or until a verify call should be made instead.
+    async fn read_stream(
+        &self,
+        chunk: &mut ActiveChunk,
+        interrupts: &mut Interrupts,
+        mut stream: GeneratedStream,
+        mut drive: Option<&mut ChunkDrive>,
+        timeout: &mut TokenTimeout,
+    ) -> StreamEnd {
+        if let Some(drive) = &mut drive {
+            drive.stream_opened(timeout.has_output, Instant::now());
+        }
+        let mut clock = StreamClock::new(&self.active_streams);
+        // A piece that was read while looking for more of them.
+        let mut peeked = None;
+        loop {
+            let next = match peeked.take() {
+                Some(piece) => NextEvent::Piece(piece),
+                None => {
+                    poll_fn(|context| {
+                        if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
+                            return Poll::Ready(NextEvent::Piece(piece));
+                        }
+                        if let Poll::Ready(interrupt) = interrupts.poll(context) {
+                            return Poll::Ready(NextEvent::Interrupt(interrupt));
+                        }
+                        timeout.poll_elapsed(context).map(|()| NextEvent::Timeout)
+                    })
+                    .await
+                }
+            };
+            let piece = match next {
+                NextEvent::Piece(Some(Ok(piece))) => piece,
+                NextEvent::Piece(Some(Err(error))) => {
+                    return StreamEnd::Chunk(self.engine_failed(error));
+                }
+                NextEvent::Piece(None) => {
+                    let message = "the engine ended its response without an end event";
+                    let error = ApiError::new(ErrorKind::Upstream, message);
+                    return StreamEnd::Chunk(self.engine_failed(error));
+                }
+                NextEvent::Interrupt(interrupt) => {
+                    return StreamEnd::Chunk(interrupt.ending(&chunk.running));
+                }
+                NextEvent::Timeout => return StreamEnd::Chunk(self.timed_out(chunk, timeout)),
+            };
+            match piece {
+                Generated::Begun { cached_tokens } => {
+                    if !timeout.has_output {
+                        chunk.running.begun(cached_tokens);
+                    }
+                    self.engine_works();
+                }
+                Generated::Tokens { tokens, logprobs } => {
+                    let now = Instant::now();
+                    if !std::mem::replace(&mut timeout.has_output, true) {
+                        self.engine_works();
+                    }
+                    self.count_step(&mut clock, now);
+                    let absorbed =
+                        chunk
+                            .running
+                            .absorb_generated(tokens, logprobs, self.limits(), now);
+                    let absorbed = match absorbed {
+                        Ok(absorbed) => absorbed,
+                        Err(error) => return StreamEnd::Chunk(self.engine_failed(error)),
+                    };
+                    if let Some(drive) = &mut drive {
+                        drive.stream_sent(&absorbed.message.tokens, now);
+                    }
+                    match self.relay(chunk, interrupts, absorbed).await {
+                        Ok(None) => {}
+                        Ok(Some(end)) => {
+                            read_last_event(stream);
+                            return StreamEnd::Chunk(ChunkEnding::Ended(end));
+                        }
+                        Err(ending) => return StreamEnd::Chunk(ending),
+                    }
+                    // The time that the reader took does not count as the engine's.
+                    timeout.restart(self.config.idle_ms_max, Instant::now());
+                    let Some(drive) = &mut drive else {
+                        continue;
+                    };
+                    // Tokens that have arrived already are not given up.
+                    peeked = stream.next().now_or_never();
+                    if peeked.is_none()
+                        && let Some(call) = drive.next_call(&chunk.running, self.limits(), true)
+                    {
+                        return StreamEnd::Verify(call);
+                    }
+                    drive.waits_for_stream(Instant::now());
+                }
+                Generated::End(end) => {
+                    if let (GeneratedEnd::Stop, Some(drive)) = (end, &mut drive) {
+                        drive.stream_ended();
+                    }
+                    read_last_event(stream);
+                    let ending = self.engine_ended(chunk, end, timeout.has_output);
+                    return StreamEnd::Chunk(ending);
+                }
+            }
+        }
+    }
+
+    /// Measures the engine's steps by the gaps between its events.
+    fn count_step(&self, clock: &mut StreamClock, now: Instant) {
+        let batch = clock.batch();
+        let mut gaps = self
+            .step_gaps
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(gap) = gaps.record(&mut clock.last, now, batch) {
+            self.metrics.engine_step(gap.share_s, 0.0);
+            if let Some((batch, seconds)) = gap.median {
+                self.metrics.streaming.step(batch, seconds);
+            }
+        }
+    }
+}
+
+/// Reads the engine's last event in the background, if nothing but that is left.
+fn read_last_event(mut stream: GeneratedStream) {
+    tokio::spawn(async move {
+        let last_event = async {
+            while let Some(Ok(piece)) = stream.next().await {
+                if matches!(piece, Generated::Tokens { .. }) {
+                    // The engine goes on: dropping the stream stops it.
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(LAST_EVENT_TIMEOUT, last_event).await;
+    });
+}

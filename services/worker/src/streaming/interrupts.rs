@@ -1,0 +1,78 @@
+//! The interrupts that end a chunk from outside: control messages, and the departure of its reader.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_util::future::poll_fn;
+use tokio::sync::mpsc;
+
+use super::ending::{ChunkControl, ChunkEnding, Events};
+use crate::chunk::OutputSink;
+use crate::running::ActiveRequest;
+
+/// Kept for as long as the chunk runs: creating its futures anew for each token would cost more than polling them.
+pub(super) struct Interrupts {
+    controls: mpsc::Receiver<ChunkControl>,
+    reader_left: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+/// An interrupt.
+pub(super) enum Interrupt {
+    Control(ChunkControl),
+    ReaderLeft,
+}
+
+impl Interrupt {
+    /// The ending that the interrupt asks for.
+    pub(super) fn ending(self, running: &ActiveRequest) -> ChunkEnding {
+        match self {
+            Interrupt::Control(control) => ChunkEnding::by_control(control, running),
+            Interrupt::ReaderLeft => ChunkEnding::ReaderLeft,
+        }
+    }
+}
+
+impl Interrupts {
+    pub(super) fn new(controls: mpsc::Receiver<ChunkControl>, events: &Events) -> Self {
+        let events = events.clone();
+        Interrupts {
+            controls,
+            reader_left: Box::pin(async move { events.closed().await }),
+        }
+    }
+
+    /// Ready with the first interrupt, which ends the chunk.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Interrupt> {
+        match self.controls.poll_recv(context) {
+            Poll::Ready(Some(control)) => Poll::Ready(Interrupt::Control(control)),
+            Poll::Ready(None) | Poll::Pending => self
+                .reader_left
+                .as_mut()
+                .poll(context)
+                .map(|()| Interrupt::ReaderLeft),
+        }
+    }
+
+    /// A control message that has arrived already. A chunk whose stream is always ready never waits, so it would not
+    /// poll for interrupts.
+    pub(super) fn pending_control(&mut self) -> Option<ChunkControl> {
+        self.controls.try_recv().ok()
+    }
+
+    /// Waits for an interrupt.
+    pub(super) async fn wait(&mut self, running: &ActiveRequest) -> ChunkEnding {
+        let interrupt = poll_fn(|context| self.poll(context)).await;
+        interrupt.ending(running)
+    }
+
+    /// Handles the control messages that arrived while the chunk was ending: a cut is carried out after the end.
+    pub(super) fn close(mut self, sink: &OutputSink) {
+        self.controls.close();
+        while let Ok(control) = self.controls.try_recv() {
+            if let ChunkControl::Cut(cut, done) = control {
+                sink.cut_ended(cut);
+                let _ = done.send(());
+            }
+        }
+    }
+}

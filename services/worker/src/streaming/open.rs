@@ -1,0 +1,98 @@
+//! Opening a stream of the engine, with retries.
+
+use std::time::{Duration, Instant};
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use refrain_protocol::ErrorKind;
+use refrain_protocol::chunk::ChunkEvent;
+
+use super::context::{StreamContext, is_out_of_descriptors};
+use super::ending::ChunkEnding;
+use super::interrupts::Interrupts;
+use super::timeout::TokenTimeout;
+use crate::chunk::ActiveChunk;
+use crate::engine::GeneratedStream;
+
+/// Longest pause between two attempts.
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+impl StreamContext {
+    /// Opens a stream that continues the chunk's text.
+    ///
+    /// # Errors
+    /// The chunk ends: it was interrupted, it timed out, or the engine failed.
+    pub(super) async fn open(
+        &self,
+        chunk: &ActiveChunk,
+        interrupts: &mut Interrupts,
+        timeout: &mut TokenTimeout,
+    ) -> Result<GeneratedStream, ChunkEnding> {
+        let opened = tokio::select! {
+            biased;
+            ending = interrupts.wait(&chunk.running) => return Err(ending),
+            opened = timeout.bound(self.open_with_retries(chunk)) => opened,
+        };
+        opened.unwrap_or_else(|| Err(self.timed_out(chunk, timeout)))
+    }
+
+    /// The ending of a chunk whose engine sent nothing in time.
+    pub(super) fn timed_out(&self, chunk: &ActiveChunk, timeout: &TokenTimeout) -> ChunkEnding {
+        match chunk.overdue(Instant::now()) {
+            Some(error) => ChunkEnding::Overdue(error),
+            None => self.engine_failed(timeout.error()),
+        }
+    }
+
+    /// Calls the engine, and repeats the call while that may help. Before the request's first token, retries draw on
+    /// the request's budget. After it, only this worker's own limit counts, anew after each token.
+    async fn open_with_retries(&self, chunk: &ActiveChunk) -> Result<GeneratedStream, ChunkEnding> {
+        let failed = |error| self.engine_failed(error);
+        // With jitter, since the chunks of a failed engine fail together.
+        let mut pauses = ExponentialBuilder::default()
+            .with_min_delay(Duration::from_millis(self.config.retry_backoff_ms))
+            .with_max_delay(RETRY_PAUSE_MAX)
+            .without_max_times()
+            .with_jitter()
+            .build();
+        let mut attempts = 1;
+        let has_output = !chunk.running.output().is_empty();
+        let attempts_max = match has_output {
+            true => self.config.attempts_max,
+            false => {
+                let left = chunk.running.request.budget.attempts;
+                left.min(self.config.attempts_max)
+            }
+        };
+        self.admit_call().map_err(failed)?;
+        loop {
+            let request = self.request(chunk).map_err(failed)?;
+            let error = match self.engine.generate(request).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => error,
+            };
+            if error.kind == ErrorKind::Overloaded {
+                // A full engine works.
+                self.engine_works();
+            }
+            // Without free descriptors here, another worker may still have some.
+            let may_pass = !is_out_of_descriptors(&error)
+                && matches!(
+                    error.kind,
+                    ErrorKind::Unavailable | ErrorKind::Overloaded | ErrorKind::Upstream
+                );
+            if !may_pass || attempts >= attempts_max {
+                return Err(failed(error));
+            }
+            attempts += 1;
+            self.metrics.engine_retries.inc();
+            if !has_output {
+                self.send(&chunk.events, ChunkEvent::Retry).await?;
+            }
+            let pause = pauses.next().unwrap_or(RETRY_PAUSE_MAX);
+            let hint = Duration::from_millis(error.retry_after_ms.unwrap_or(0));
+            tokio::time::sleep(pause.max(hint).min(RETRY_PAUSE_MAX)).await;
+            // This call's own error tells more than the breaker's.
+            self.admit_call().map_err(|_| failed(error))?;
+        }
+    }
+}
