@@ -116,7 +116,7 @@ def ask_all(asked, turn, texts, **fields):
 def settle(mesh):
     """Waits until the store has all that was said."""
     until = time.monotonic() + 30
-    while mesh.metric("refrain_worker_harvest_pending_tokens") > 0 and time.monotonic() < until:
+    while mesh.metric("refrain_upload_pending_tokens") > 0 and time.monotonic() < until:
         time.sleep(0.05)
 
 
@@ -138,7 +138,7 @@ def tenants(table, engine, asked, texts, alone, warm):
 def groups(table, engine, asked, prompt):
     asked.ask("grouped", prompt, choices=3, n=3, temperature=1, seed=5, group="g", vllm_xargs={"refrain_namespace": "forged"})
     # Counted every few seconds.
-    told = await_value(lambda: engine.told("refrain_worker_groups"), 1)
+    told = await_value(lambda: engine.told("refrain_replica_groups"), 1)
     table.row(NAME, "groups reach the engine", told == 1, f"{told:.0f} inside")
 
 
@@ -215,7 +215,7 @@ def restarted(table, engine, asked, texts, warm):
 
 def introduced(engine, asked):
     """The mesh finds that its engine is back, and tells it whose requests there were. How many outputs that brought inside."""
-    return await_value(lambda: engine.told("refrain_worker_index_documents"), asked.said(), 60)
+    return await_value(lambda: engine.told("refrain_replica_documents"), asked.said(), 60)
 
 
 def hybrid(table, engine, asked, texts, options):

@@ -5,7 +5,7 @@ mod speculation;
 
 use std::net::SocketAddr;
 
-use refrain_draft_replica::{HarvestConfig, MemoryConfig};
+use refrain_draft_replica::{ReplicaConfig, UploadConfig};
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
@@ -53,9 +53,9 @@ pub struct WorkerConfig {
     /// Drafting.
     pub speculation: SpeculationConfig,
     /// The worker's copy of the drafts.
-    pub memory: MemoryConfig,
+    pub memory: ReplicaConfig,
     /// What is sent to the draft store.
-    pub harvest: HarvestConfig,
+    pub harvest: UploadConfig,
 }
 
 impl Default for WorkerConfig {
@@ -77,8 +77,8 @@ impl Default for WorkerConfig {
             store_grace_ms: 5_000,
             engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),
-            memory: MemoryConfig::default(),
-            harvest: HarvestConfig::default(),
+            memory: ReplicaConfig::default(),
+            harvest: UploadConfig::default(),
         }
     }
 }

@@ -38,7 +38,7 @@ use crate::metrics::WorkerMetrics;
 use crate::proposers::Proposers;
 use crate::router::Router;
 use crate::running::Absorbed;
-use refrain_draft_replica::Elsewhere;
+use refrain_draft_replica::RemoteLookup;
 
 pub(crate) use self::entry::{Slot, Start};
 pub(crate) use self::outlet::Outlet;
@@ -65,7 +65,7 @@ pub(crate) struct DecodeLoop {
     pub(crate) fallback: FallbackWatch,
     pub(crate) guard: Guard,
     pub(crate) goodput: Goodput,
-    pub(crate) elsewhere: Elsewhere,
+    pub(crate) elsewhere: RemoteLookup,
     pub(crate) proposers: Proposers,
     pub(crate) step_tokens_max: u32,
     pub(crate) prefill_chunk_tokens: u32,
@@ -115,7 +115,7 @@ impl DecodeLoop {
             let movers = self.movers(&batch, first);
             let withholds = movers.withholds;
             let wanted = self.wanted_elsewhere(&batch, &movers);
-            let found = self.elsewhere.ask(wanted).await;
+            let found = self.elsewhere.look_up(wanted).await;
             let Composed {
                 request,
                 members,

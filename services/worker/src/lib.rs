@@ -32,7 +32,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use refrain_draft_replica::{Elsewhere, Harvest, Memory};
+use refrain_draft_replica::{DraftReplica, RemoteLookup, Uploader};
 use refrain_rpc::{DraftStore, Scheduler};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
@@ -63,7 +63,7 @@ pub use engine::{
     VerifyAbilities, VerifyRequest, VerifyWay, WorkerEngine, connect_external,
 };
 pub use handle::WorkerHandle;
-pub use refrain_draft_replica::{HarvestConfig, MemoryConfig};
+pub use refrain_draft_replica::{ReplicaConfig, UploadConfig};
 
 /// What a worker works with.
 pub struct Dependencies {
@@ -97,7 +97,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
         config.running_max,
         metrics.chunks_running.clone(),
     ));
-    let harvest = Harvest::start(
+    let harvest = Uploader::start(
         config.harvest.clone(),
         with.store.clone(),
         metrics.harvest.clone(),
@@ -110,7 +110,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
     // words to give way, which are said again where there was no room.
     let (commands, inbox) = mpsc::channel(2 * config.running_max as usize + 2);
     let memory = || {
-        Memory::new(
+        DraftReplica::new(
             config.memory.clone(),
             config.speculation.max_pattern_tokens,
             with.store.clone(),
@@ -136,7 +136,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<R
                 ),
                 guard: Guard::new(&config.speculation, metrics.clone()),
                 goodput,
-                elsewhere: Elsewhere::new(
+                elsewhere: RemoteLookup::new(
                     with.store.clone(),
                     &config.memory,
                     &router.params,

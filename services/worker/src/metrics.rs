@@ -9,7 +9,7 @@ use prometheus::{
     Counter, CounterVec, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec,
 };
-use refrain_draft_replica::{HarvestMetrics, MemoryMetrics};
+use refrain_draft_replica::{ReplicaMetrics, UploadMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;
@@ -52,8 +52,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) primed_tokens: IntCounter,
     /// Of engines that generate by themselves.
     pub(crate) streaming: StreamingMetrics,
-    pub(crate) memory: MemoryMetrics,
-    pub(crate) harvest: HarvestMetrics,
+    pub(crate) memory: ReplicaMetrics,
+    pub(crate) harvest: UploadMetrics,
 }
 
 /// The counters of a source and scope.
@@ -238,8 +238,8 @@ impl WorkerMetrics {
                 "Draft tokens that were put into the n-gram pool of a llama-server.",
             )?,
             streaming: StreamingMetrics::new(metrics, model)?,
-            memory: MemoryMetrics::new(metrics)?,
-            harvest: HarvestMetrics::new(metrics)?,
+            memory: ReplicaMetrics::new(metrics)?,
+            harvest: UploadMetrics::new(metrics)?,
         })
     }
 

@@ -17,7 +17,7 @@ use refrain_speculation::{Candidacy, Decision, Fallback, RecentRoutes, RouteReas
 
 use self::sources::{OWN, prompt_end};
 use crate::router::{Router, asked};
-use refrain_draft_replica::{Membership, Piece};
+use refrain_draft_replica::{DocumentUpdateRef, GroupMembership};
 
 pub(crate) use self::answer::{Absorbed, Heard};
 pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect, labels};
@@ -145,17 +145,17 @@ impl Running {
         };
         // What a continued request has said so far can be drafted from here as well; a worker that heard it
         // said has it already.
-        sources.memory.begin(running.document());
+        sources.memory.pin(running.document());
         let from = |held: Option<u32>| {
             let output = running.output();
             let held = held.unwrap_or(0).min(output.len() as u32);
-            DocumentUpdate::from(running.piece(held, &output[held as usize..], None))
+            running.piece(held, &output[held as usize..], None)
         };
         let held = sources.memory.read().len_of(running.document());
-        sources.memory.merge(&from(held));
-        if let Some(group) = sources.group.as_ref().map(Membership::group) {
+        sources.memory.merge(from(held));
+        if let Some(group) = sources.group.as_ref().map(GroupMembership::group) {
             let held = group.read().len_of(running.document());
-            group.merge(&from(held));
+            group.merge(from(held));
         }
         Ok(running)
     }
@@ -355,14 +355,13 @@ impl Running {
     }
 
     /// Lets others draft from a piece of the output.
-    pub(crate) fn remember(&self, piece: Piece<'_>) {
+    pub(crate) fn remember(&self, piece: DocumentUpdateRef<'_>) {
         let Some(sources) = &self.sources else {
             return;
         };
-        let update = DocumentUpdate::from(piece);
-        sources.memory.merge(&update);
+        sources.memory.merge(piece);
         if let Some(membership) = &sources.group {
-            membership.group().merge(&update);
+            membership.group().merge(piece);
         }
     }
 
@@ -372,8 +371,8 @@ impl Running {
         prev_len: u32,
         tokens: &'a [u32],
         finish: Option<FinishReason>,
-    ) -> Piece<'a> {
-        Piece {
+    ) -> DocumentUpdateRef<'a> {
+        DocumentUpdateRef {
             document: self.document(),
             epoch: self.request.epoch,
             prev_len,
@@ -384,7 +383,7 @@ impl Running {
     }
 
     /// The piece of the output that was heard.
-    pub(crate) fn piece_of<'a>(&'a self, heard: &'a Heard) -> Piece<'a> {
+    pub(crate) fn piece_of<'a>(&'a self, heard: &'a Heard) -> DocumentUpdateRef<'a> {
         self.piece(heard.prev_len, &heard.tokens, heard.finish)
     }
 
@@ -402,7 +401,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(sources) = &self.sources {
-            sources.memory.end(self.document());
+            sources.memory.unpin(self.document());
         }
     }
 }

@@ -11,7 +11,7 @@ use refrain_service_kit::drain::Running as DrainToken;
 use tokio::sync::mpsc;
 
 use crate::running::{Heard, Running};
-use refrain_draft_replica::{GroupMemory, NamespaceMemory};
+use refrain_draft_replica::{GroupReplica, NamespaceReplica};
 
 /// How long the engine may refuse a request for want of room before the request fails.
 const ENGINE_ROOM_WAIT: Duration = Duration::from_secs(20);
@@ -67,9 +67,9 @@ pub(super) struct Entry {
 /// What is needed to shorten an output after its chunk has ended.
 pub(crate) struct EndedChunk {
     pub(super) namespace_id: NamespaceId,
-    pub(super) memory: Option<Arc<NamespaceMemory>>,
+    pub(super) memory: Option<Arc<NamespaceReplica>>,
     /// Not held on to: many chunks are remembered, and a group is let go when nobody needs it.
-    pub(super) group: Option<Weak<GroupMemory>>,
+    pub(super) group: Option<Weak<GroupReplica>>,
     pub(super) namespace: SignedNamespace,
     pub(super) update: DocumentUpdate,
 }

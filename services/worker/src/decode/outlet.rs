@@ -11,7 +11,7 @@ use refrain_protocol::{ApiError, LeaseId};
 use super::entry::{EndedChunk, Entry};
 use crate::metrics::WorkerMetrics;
 use crate::running::{Heard, Running};
-use refrain_draft_replica::Harvest;
+use refrain_draft_replica::Uploader;
 
 /// Ended chunks that are remembered. A cut follows within milliseconds.
 const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
@@ -19,7 +19,7 @@ const ENDED_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 /// The one way out of a chunk. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Outlet {
-    harvest: Harvest,
+    harvest: Uploader,
     metrics: WorkerMetrics,
     /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the very
     /// step that ends the chunk.
@@ -27,7 +27,7 @@ pub(crate) struct Outlet {
 }
 
 impl Outlet {
-    pub(crate) fn new(harvest: Harvest, metrics: WorkerMetrics) -> Self {
+    pub(crate) fn new(harvest: Uploader, metrics: WorkerMetrics) -> Self {
         Outlet {
             harvest,
             metrics,
@@ -152,10 +152,10 @@ impl Outlet {
             update,
         } = ended;
         if let Some(memory) = memory {
-            memory.merge(&update);
+            memory.merge((&update).into());
         }
         if let Some(group) = group.and_then(|group| group.upgrade()) {
-            group.merge(&update);
+            group.merge((&update).into());
         }
         self.harvest
             .push(namespace_id, &namespace, (&update).into());

@@ -55,7 +55,7 @@ async fn what_the_engine_says_is_streamed_and_remembered() {
         })
         .await;
         // Nothing drafts from it here, so it is not kept here.
-        assert_eq!(bench.figure("refrain_worker_index_namespaces"), 0.0);
+        assert_eq!(bench.figure("refrain_replica_namespaces"), 0.0);
         let labels = "{model=\"fake\",scope=\"none\",source=\"none\"}";
         let emitted = bench.figure(&format!("refrain_spec_emitted_tokens_total{labels}"));
         assert_eq!(emitted as usize, expected.len());
