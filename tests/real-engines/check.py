@@ -21,8 +21,6 @@ from engines import END_TOKEN, SERVED, LlamaCpp, Vllm, call
 from mesh import TOKENS, Mesh, Stream, Table, clear, compare, free_port, prompts
 
 LONG_TOKENS = 200
-# Short ones, since the shipped model's answers are.
-N_GRAMS = ["--spec-ngram-mod-n-match", "12", "--spec-ngram-mod-n-min", "4"]
 
 # Parts that are of a vLLM with Refrain's package inside.
 INSIDE = {"attach": attach, "attached": attached}
@@ -289,18 +287,6 @@ def driven(table, engine, options, asked):
     drive.check(table, engine, meshes["plain"], meshes["driven"], asked)
 
 
-def primed(table, options):
-    engine = LlamaCpp(options.work, free_port(), ["--spec-type", "ngram-mod", *N_GRAMS])
-    engine.start()
-    try:
-        settings = f'prime_tenant = "tenant"\nprime_context_tokens = {N_GRAMS[1]}'
-        mesh = Mesh(options, engine.kind, engine.url, "llama-cpp-primed", settings).ready()
-        drive.check_primed(table, engine, mesh, prompts(engine))
-        mesh.process.stop()
-    finally:
-        engine.process.stop(signal.SIGKILL)
-
-
 def check(table, engine, options):
     engine.start()
     try:
@@ -344,8 +330,6 @@ def main():
         port = free_port()
         engine = LlamaCpp(options.work, port) if name == "llama-cpp" else Vllm(options.work, port, options.model)
         check(table, engine, options)
-        if name == "llama-cpp":
-            primed(table, options)
     sys.exit(1 if table.failed else 0)
 
 

@@ -63,39 +63,3 @@ def check(table, engine, plain, driven, asked):
         f"{calls:.0f} calls, {accepted:.0f} of {drafted:.0f} draft tokens accepted"
     )
     table.row(engine.kind, "driven: same greedy tokens", not wrong and calls > 0, detail)
-
-
-ACCEPTED = "llamacpp:spec_decode_num_accepted_tokens_total"
-
-
-def check_primed(table, engine, mesh, asked):
-    """A llama-server with an n-gram pool, which a restart empties and the mesh fills again."""
-    asked = asked[:PROMPTS]
-    tokens = KINDS["answers"][0]
-
-    def ask_all(name, speculation):
-        fields = {"speculation": speculation}
-        said = [mesh.ask(prompt, tokens, session=f"{name}-{at}", **fields)[1] for at, prompt in enumerate(asked)]
-        return [answer["choices"][0]["text"] for answer in said]
-
-    def restart():
-        engine.kill()
-        engine.start()
-        # The mesh finds that it is back by asking.
-        until = time.monotonic() + 20
-        while mesh.ask(asked[0], 1, speculation="off")[0] != 200 and time.monotonic() < until:
-            time.sleep(0.1)
-
-    accepted, texts = {}, {"first": ask_all("first", "off")}
-    for name, speculation in [("fed", "auto"), ("left alone", "off")]:
-        restart()
-        before = engine.metric(ACCEPTED)
-        texts[name] = ask_all(name, speculation)
-        accepted[name] = engine.metric(ACCEPTED) - before
-    same = texts["first"] == texts["fed"] == texts["left alone"]
-    holds = same and accepted["fed"] > accepted["left alone"]
-    detail = (
-        f"after a restart {accepted['fed']:.0f} draft tokens accepted, left alone {accepted['left alone']:.0f}; "
-        f"the same text: {same}"
-    )
-    table.row(engine.kind, "n-gram pool primed", holds, detail)

@@ -134,15 +134,10 @@ class LlamaCpp(Engine):
     generated_series = "llamacpp:tokens_predicted_total"
     generate_path = "/completion"
 
-    def __init__(self, work, port, more=()):
-        super().__init__(work, port)
-        self.more = more
-
     def arguments(self):
         return [
             self.work / "llama-server", "-m", self.work / "model.gguf", "--alias", SERVED, "--host", "127.0.0.1",
             "--port", str(self.port), "-t", "1", "-tb", "1", "-c", "8192", "-np", "4", "--metrics", "--no-ui",
-            *self.more,
         ]  # fmt: skip
 
     def tokenize(self, text):

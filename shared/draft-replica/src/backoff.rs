@@ -6,8 +6,8 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 
 /// Pauses that double from `min` to `max`, each lengthened by a random part of itself.
 ///
-/// All workers of a mesh lose their store at the same moment. Without the random part they would also return at the same
-/// moment.
+/// All workers of a mesh lose their store at the same moment. Without the random part they would also return at the
+/// same moment.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     rules: ExponentialBuilder,

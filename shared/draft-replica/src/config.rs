@@ -17,9 +17,9 @@ pub struct ReplicaConfig {
     pub namespace_tokens_max: u64,
     /// Most bytes of all namespaces, live parts and segments together.
     ///
-    /// The least recently used namespace is evicted first; of the last one left, the oldest documents. Removed documents
-    /// that are not merged away yet do not count. They take up to a third more, and a merge takes the size of its inputs
-    /// once more while it runs.
+    /// The least recently used namespace is evicted first; of the last one left, the oldest documents. Removed
+    /// documents that are not merged away yet do not count. They take up to a third more, and a merge takes the size
+    /// of its inputs once more while it runs.
     pub bytes_max: u64,
     /// Most groups of samples with a tree of their own; the least recently used idle one is evicted first. While
     /// requests of all groups run, a request of a further group drafts without one. 0: no group has a tree.
@@ -32,8 +32,8 @@ pub struct ReplicaConfig {
     /// segments, which have to be merged again and again.
     #[serde(skip)]
     pub seal_tokens: u64,
-    /// Most tokens in all live parts together; past it the fullest is sealed, however small. Outputs that still run stay
-    /// live, and so do those that changed within `seal_after_ms`.
+    /// Most tokens in all live parts together; past it the fullest is sealed, however small. Outputs that still run
+    /// stay live, and so do those that changed within `seal_after_ms`.
     #[serde(skip)]
     pub live_tokens_max: u64,
     /// Shortest time between two seals of a namespace for want of live capacity, milliseconds. An output that neither
@@ -59,8 +59,8 @@ pub struct ReplicaConfig {
     /// The pause doubles each time that the namespace did not stay.
     #[serde(skip)]
     pub take_over_again_ms: u64,
-    /// Longest wait for the store's index as a share of a step. The wait delays every request of the batch, so it stays
-    /// a small share.
+    /// Longest wait for the store's index as a share of a step. The wait delays every request of the batch, so it
+    /// stays a small share.
     #[serde(skip)]
     pub lookup_step_share_max: f64,
 }
@@ -74,8 +74,9 @@ pub struct UploadConfig {
     /// Most tokens held while the store cannot be reached; past it the oldest finished outputs are dropped.
     pub pending_tokens_max: usize,
 
-    /// Intervals between two uploads of outputs that still grow. Uploads in between carry only outputs that have ended,
-    /// that grew by many tokens, or that belong to a group, whose samples draft from each other wherever they run.
+    /// Intervals between two uploads of outputs that still grow. Uploads in between carry only outputs that have
+    /// ended, that grew by many tokens, or that belong to a group, whose samples draft from each other wherever they
+    /// run.
     #[serde(skip)]
     pub growing_every: u32,
     /// Most tokens of one message.

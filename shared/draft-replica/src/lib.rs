@@ -2,8 +2,8 @@
 //!
 //! The crate has three concepts, each with a module that its type is the door to:
 //!
-//! * [`DraftReplica`] (`replica.rs`, read it first) holds what requests draft from: one index per namespace and one per
-//!   group of samples. Requests that run here write to it, and so does the store's feed.
+//! * [`DraftReplica`] (`replica.rs`, read it first) holds what requests draft from: one index per namespace and one
+//!   per group of samples. Requests that run here write to it, and so does the store's feed.
 //! * [`RemoteLookup`] (`remote_lookup.rs`) asks the store's own index for drafts where a namespace is not all here.
 //! * [`Uploader`] (`uploader.rs`) sends outputs to the store until the store has acknowledged them.
 //!

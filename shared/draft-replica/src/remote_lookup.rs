@@ -1,8 +1,8 @@
 //! Look-ups in the draft store's own index, for requests of namespaces that are not all here.
 //!
-//! Before a step is composed the store is asked once for each such namespace, for all its requests together. The decode
-//! loop waits for the answers, never longer than a small share of a step. A later answer is dropped, and until it is
-//! there nothing more is asked of that namespace.
+//! Before a step is composed the store is asked once for each such namespace, for all its requests together. The
+//! decode loop waits for the answers, never longer than a small share of a step. A later answer is dropped, and until
+//! it is there nothing more is asked of that namespace.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -5,7 +5,8 @@ use refrain_protocol::{DocumentId, TokenId};
 
 /// A [`DocumentUpdate`] that borrows its tokens and its head.
 ///
-/// A request makes one for every step, so it must cost no allocation: the head holds strings and the end of the prompt.
+/// A request makes one for every step, so it must cost no allocation: the head holds strings and the end of the
+/// prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct DocumentUpdateRef<'a> {
     /// The document that the output belongs to.

@@ -1,8 +1,8 @@
 //! The upload of outputs to the draft store.
 //!
 //! Outputs are gathered as they grow (`uploader/pending_outputs.rs`), sent in batches at intervals
-//! (`uploader/schedule.rs`), and sent again until the store has acknowledged them. The decode loop never waits for any of
-//! it.
+//! (`uploader/schedule.rs`), and sent again until the store has acknowledged them. The decode loop never waits for
+//! any of it.
 
 mod pending_outputs;
 mod schedule;
@@ -86,8 +86,8 @@ impl Uploader {
             .change(|pending| pending.push(namespace_id, namespace, update));
     }
 
-    /// Takes over an output that another worker began, before the first update that comes from here. `output` holds all
-    /// of it so far.
+    /// Takes over an output that another worker began, before the first update that comes from here. `output` holds
+    /// all of it so far.
     pub fn adopt(
         &self,
         namespace_id: NamespaceId,

@@ -12,10 +12,10 @@ use crate::tokens::Tokens;
 
 /// A replica of a mesh's drafts, which follows the draft store and uploads outputs to it.
 ///
-/// Client(config=None, tokenizer=None): `config` is the path of a TOML file, which variables REFRAIN_CLIENT_... override.
-/// `tokenizer` is the folder of the engine's tokenizer.json, used where the configuration names none. Raises ValueError
-/// for a faulty configuration, a tokenizer that cannot be read, and a token of other keys or of another tokenizer. The
-/// client waits for a newer token where it is expired, or where its file cannot be read.
+/// Client(config=None, tokenizer=None): `config` is the path of a TOML file, which variables REFRAIN_CLIENT_...
+/// override. `tokenizer` is the folder of the engine's tokenizer.json, used where the configuration names none.
+/// Raises ValueError for a faulty configuration, a tokenizer that cannot be read, and a token of other keys or of
+/// another tokenizer. The client waits for a newer token where it is expired, or where its file cannot be read.
 #[pyclass(frozen)]
 pub(crate) struct Client {
     proposer: Proposer,
@@ -40,11 +40,11 @@ impl Client {
     /// start(request_id, prompt, namespace=None, group=None, document=None, epoch=1, written=0): begins a request, or
     /// resumes one after the engine made room.
     ///
-    /// `namespace` is a token; without one the configured token applies. A request that has neither, or whose token is
-    /// refused (ValueError), drafts from its own text alone, and its output is not kept. `document` (32 hex digits) and
-    /// `epoch` (a number) name the output in the store, where another service writes it there; an output without a name
-    /// is uploaded from here. The last `written` tokens of the prompt are output already. Returns how many output tokens
-    /// are known from before an interruption: the next ones follow these.
+    /// `namespace` is a token; without one the configured token applies. A request that has neither, or whose token
+    /// is refused (ValueError), drafts from its own text alone, and its output is not kept. `document` (32 hex
+    /// digits) and `epoch` (a number) name the output in the store, where another service writes it there; an output
+    /// without a name is uploaded from here. The last `written` tokens of the prompt are output already. Returns how
+    /// many output tokens are known from before an interruption: the next ones follow these.
     #[pyo3(signature = (request_id, prompt, namespace=None, group=None, document=None, epoch=1, written=0))]
     #[expect(clippy::too_many_arguments, reason = "a Python call with names")]
     fn start(
@@ -77,15 +77,16 @@ impl Client {
         self.proposer.refuse();
     }
 
-    /// extend(request_id, tokens): takes the tokens that the engine emitted. Other requests can draft from them at once.
-    /// Unknown requests are ignored.
+    /// extend(request_id, tokens): takes the tokens that the engine emitted. Other requests can draft from them at
+    /// once. Unknown requests are ignored.
     fn extend(&self, py: Python<'_>, request_id: &str, tokens: Tokens) {
         py.detach(|| self.proposer.extend(request_id, &tokens.0));
     }
 
-    /// propose(requests, factor=1.0, offset=0.0, min_token_prob=0.1): returns a draft for each (request id, most tokens),
-    /// as (tokens, score, match length). No draft has more than factor * match length + offset tokens, nor a token that
-    /// is less likely than `min_token_prob`. The score is the expected number of accepted tokens, by the counts.
+    /// propose(requests, factor=1.0, offset=0.0, min_token_prob=0.1): returns a draft for each (request id, most
+    /// tokens), as (tokens, score, match length). No draft has more than factor * match length + offset tokens, nor a
+    /// token that is less likely than `min_token_prob`. The score is the expected number of accepted tokens, by the
+    /// counts.
     #[pyo3(signature = (requests, factor=1.0, offset=0.0, min_token_prob=0.1))]
     fn propose(
         &self,
@@ -103,9 +104,9 @@ impl Client {
         tuples.collect()
     }
 
-    /// step(requests, factor=1.0, offset=0.0, min_token_prob=0.1): returns for each (request id, tokens emitted since the
-    /// last step, most tokens, the engine's own draft) a draft that is expected to bring more than the engine's own, or
-    /// None to keep that. The acceptance statistics of both are learnt from the emitted tokens, by namespace.
+    /// step(requests, factor=1.0, offset=0.0, min_token_prob=0.1): returns for each (request id, tokens emitted since
+    /// the last step, most tokens, the engine's own draft) a draft that is expected to bring more than the engine's
+    /// own, or None to keep that. The acceptance statistics of both are learnt from the emitted tokens, by namespace.
     #[pyo3(signature = (requests, factor=1.0, offset=0.0, min_token_prob=0.1))]
     fn step(
         &self,
@@ -129,8 +130,8 @@ impl Client {
     }
 
     /// finish(request_id, reason=None): ends a request, maybe only for now. `reason` is the engine's finish reason:
-    /// "stop", "length", "repetition" or "error". With any other, or none, the output is partial, and the request may be
-    /// resumed. Unknown requests are ignored.
+    /// "stop", "length", "repetition" or "error". With any other, or none, the output is partial, and the request may
+    /// be resumed. Unknown requests are ignored.
     #[pyo3(signature = (request_id, reason=None))]
     fn finish(&self, py: Python<'_>, request_id: String, reason: Option<&str>) {
         py.detach(|| self.proposer.finish(request_id, reason));
@@ -146,8 +147,8 @@ impl Client {
         py.detach(|| self.proposer.metrics())
     }
 
-    /// drain(seconds): waits until the store has all outputs, at most for so long. Returns whether it has. The engine's
-    /// thread must not call this.
+    /// drain(seconds): waits until the store has all outputs, at most for so long. Returns whether it has. The
+    /// engine's thread must not call this.
     fn drain(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let grace = Duration::try_from_secs_f64(seconds).map_err(invalid)?;
         Ok(py.detach(|| self.proposer.drain(grace)))

@@ -1,4 +1,5 @@
-//! The configuration of the plugin: variables `REFRAIN_CLIENT_...` of the engine's process, over a file if there is one.
+//! The configuration of the plugin: variables `REFRAIN_CLIENT_...` of the engine's process, over a file if there is
+//! one.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -39,7 +40,8 @@ pub struct PluginConfig {
     pub tokenizer: Option<PathBuf>,
     /// Filter of the log on standard error, as in the mesh's configuration.
     pub log: String,
-    /// Address at which `/metrics` is served for Prometheus; without one it is not served. Each process needs its own.
+    /// Address at which `/metrics` is served for Prometheus; without one it is not served. Each process needs its
+    /// own.
     pub metrics_listen: Option<SocketAddr>,
     /// The replica of the drafts. The plugin makes no look-ups in the store.
     pub memory: ReplicaConfig,
@@ -52,8 +54,8 @@ pub struct PluginConfig {
     /// Longest match that is searched for, tokens. Longer ones hardly draft better, and cost more to find.
     #[serde(skip)]
     pub pattern_tokens_max: u32,
-    /// Longest prompt that is indexed in the call that begins its request, tokens: a millisecond or less. A longer one is
-    /// indexed on a thread beside the engine's, and drafted from once that is done.
+    /// Longest prompt that is indexed in the call that begins its request, tokens: a millisecond or less. A longer
+    /// one is indexed on a thread beside the engine's, and drafted from once that is done.
     #[serde(skip)]
     pub prompt_tokens_at_once: usize,
     /// Most prompt tokens that wait for that thread; further prompts are not drafted from.
@@ -62,8 +64,8 @@ pub struct PluginConfig {
     /// Output tokens of a request that are uploaded together, so that the step path queues few events.
     #[serde(skip)]
     pub piece_tokens: u32,
-    /// Most output tokens queued for the background thread; further ones wait with their request. If that request ends
-    /// meanwhile, they are not drafted from here, but the store gets them all the same.
+    /// Most output tokens queued for the background thread; further ones wait with their request. If that request
+    /// ends meanwhile, they are not drafted from here, but the store gets them all the same.
     #[serde(skip)]
     pub queued_tokens_max: usize,
     /// Most interrupted requests that are remembered, in case the engine only made room.

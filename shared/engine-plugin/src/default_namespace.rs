@@ -1,4 +1,5 @@
-//! The namespace of requests that bring none: a token of the configuration, or of a file that is read again and again.
+//! The namespace of requests that bring none: a token of the configuration, or of a file that is read again and
+//! again.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,8 +61,8 @@ impl DefaultNamespace {
         }
     }
 
-    /// The namespace to start with: that of the token, or else of the file. `None` where neither is configured, or where
-    /// the token may be valid later: an engine must start all the same.
+    /// The namespace to start with: that of the token, or else of the file. `None` where neither is configured, or
+    /// where the token may be valid later: an engine must start all the same.
     ///
     /// # Errors
     /// The token will never be valid.
@@ -101,7 +102,7 @@ impl DefaultNamespace {
         }
         Err(ApiError::invalid(
             "namespace",
-            "namespace refused: it is of another tokenizer than this engine's; sign it with the files that the engine has",
+            "namespace refused: it is of another tokenizer than this engine's; sign it with the engine's files",
         ))
     }
 

@@ -1,9 +1,9 @@
 //! Drafts inside an engine: the engine reports what its requests emit, and is offered drafts.
 //!
 //! [`Proposer`] (`proposer.rs`, read it first) is all that an engine sees. Its calls on the engine's step path only
-//! compute: they wait for no lock that another thread may hold, do no I/O, and leave long work to others. Two threads do
-//! the rest: the background thread (`background.rs`), and the reader of long prompts (`own_index.rs`). Where something
-//! goes wrong there, drafts get fewer, and the engine goes on.
+//! compute: they wait for no lock that another thread may hold, do no I/O, and leave long work to others. Two threads
+//! do the rest: the background thread (`background.rs`), and the reader of long prompts (`own_index.rs`). Where
+//! something goes wrong there, drafts get fewer, and the engine goes on.
 //!
 //! `request.rs` is one request; `request_state.rs` is the part of it that outlives an interruption.
 

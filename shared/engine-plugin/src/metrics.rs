@@ -38,9 +38,9 @@ impl PluginMetrics {
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
         let rejections = metrics.counter_vec(
             "refrain_client_rejections_total",
-            "Requests and outputs that were rejected in part, by the limit or the fault: requests without the drafts of \
-             their namespace (token, fields) or of their own prompt (reading_tokens_max), and outputs that had to wait \
-             or were not merged (queued_tokens_max, index).",
+            "Requests and outputs that were rejected in part, by limit or fault: requests without drafts of their \
+             namespace (token, fields) or of their own prompt (reading_tokens_max), and outputs that had to wait or \
+             were not merged (queued_tokens_max, index).",
             &["limit"],
         )?;
         for limit in [QUEUED_TOKENS_MAX, TOKEN, FIELDS, READING_TOKENS_MAX, INDEX] {

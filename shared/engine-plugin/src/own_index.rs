@@ -1,7 +1,8 @@
 //! The index of a request's own text, which the request drafts from like from any other.
 //!
-//! Indexing a prompt takes time in proportion to its length, so only a short one is indexed in the call that brings it.
-//! Long ones are indexed on a thread of their own. Meanwhile the engine's steps go on without the drafts of that prompt.
+//! Indexing a prompt takes time in proportion to its length, so only a short one is indexed in the call that brings
+//! it. Long ones are indexed on a thread of their own. Meanwhile the engine's steps go on without the drafts of that
+//! prompt.
 
 use std::io;
 use std::sync::mpsc;

@@ -108,12 +108,13 @@ fn finish_of(reason: Option<&str>) -> FinishReason {
 }
 
 impl Proposer {
-    /// Begins a request, or resumes one after the engine made room. Returns how many output tokens are known from before
-    /// the interruption: the next ones that the engine emits follow these.
+    /// Begins a request, or resumes one after the engine made room. Returns how many output tokens are known from
+    /// before the interruption: the next ones that the engine emits follow these.
     ///
     /// # Errors
     /// The token of the namespace is refused, or the document's name cannot be read. With a refused token the request
-    /// runs all the same. It then drafts from its own text alone, its output is not kept, and it begins with its prompt.
+    /// runs all the same. It then drafts from its own text alone, its output is not kept, and it begins with its
+    /// prompt.
     pub fn begin(&self, start: RequestStart<'_>) -> Result<usize, ApiError> {
         let document = match start.document {
             Some(document) => document.parse().map_err(|error: String| {
@@ -159,7 +160,8 @@ impl Proposer {
         self.metrics.rejected(FIELDS);
     }
 
-    /// Takes the tokens that the engine emitted. Other requests can draft from them at once. Unknown requests are ignored.
+    /// Takes the tokens that the engine emitted. Other requests can draft from them at once. Unknown requests are
+    /// ignored.
     pub fn extend(&self, request: &str, emitted: &[u32]) {
         if let Some(request) = self.lock().running.get_mut(request) {
             request.extend(emitted, None, &self.metrics);
@@ -167,8 +169,8 @@ impl Proposer {
         }
     }
 
-    /// A draft for each request, given with its most tokens. No draft has more than `factor` * match length + `offset`
-    /// tokens, nor a token that is less likely than `min_token_prob`.
+    /// A draft for each request, given with its most tokens. No draft has more than `factor` * match length +
+    /// `offset` tokens, nor a token that is less likely than `min_token_prob`.
     pub fn propose(
         &self,
         requests: Vec<(String, usize)>,
@@ -222,8 +224,8 @@ impl Proposer {
         requests.into_iter().map(draft).collect()
     }
 
-    /// Ends a request, maybe only for now. `reason` is the engine's finish reason, if it has one. Unknown requests are
-    /// ignored.
+    /// Ends a request, maybe only for now. `reason` is the engine's finish reason, if it has one. Unknown requests
+    /// are ignored.
     pub fn finish(&self, request: String, reason: Option<&str>) {
         let mut requests = self.lock();
         let Some(ended) = requests.running.remove(&request) else {

@@ -47,8 +47,8 @@ impl Request {
         }
     }
 
-    /// Takes the tokens that the engine emitted, and compares them with the last draft. The acceptance statistics learn
-    /// from the draft that was found and from the engine's own, whichever was verified.
+    /// Takes the tokens that the engine emitted, and compares them with the last draft. The acceptance statistics
+    /// learn from the draft that was found and from the engine's own, whichever was verified.
     pub(crate) fn extend(
         &mut self,
         emitted: &[u32],

@@ -13,12 +13,12 @@ pub(crate) struct RequestState {
     pub(crate) prompt_len: usize,
     /// The next update of the output. Its tokens are filled in when it is made.
     pub(crate) update: DocumentUpdate,
-    /// How far the namespace's replica has the output, and the group's. No token is merged twice, so that documents that
-    /// were removed there meanwhile stay removed.
+    /// How far the namespace's replica has the output, and the group's. No token is merged twice, so that documents
+    /// that were removed there meanwhile stay removed.
     pub(crate) merged: MergeProgress,
     pub(crate) group_merged: MergeProgress,
-    /// Whether the caller named the document. The caller then writes it to the store: a worker knows more of an output
-    /// than its engine does, such as its session and where a stop string cut it.
+    /// Whether the caller named the document. The caller then writes it to the store: a worker knows more of an
+    /// output than its engine does, such as its session and where a stop string cut it.
     pub(crate) is_named: bool,
 }
 
@@ -108,7 +108,8 @@ impl RequestState {
         }
     }
 
-    /// The state of the resumed request. The store knows that its output has ended, so it goes on under a higher epoch.
+    /// The state of the resumed request. The store knows that its output has ended, so it goes on under a higher
+    /// epoch.
     pub(crate) fn resume(mut self) -> Self {
         if !self.is_named {
             self.update.epoch = self.update.epoch.saturating_add(1);

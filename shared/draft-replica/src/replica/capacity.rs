@@ -1,6 +1,7 @@
 //! The capacity of the replica: what namespaces hold and what is being fetched for them, within the limits of all.
 //!
-//! Its lock comes before those of indexes, which are taken while it is held. No thread takes it while it holds an index.
+//! Its lock comes before those of indexes, which are taken while it is held. No thread takes it while it holds an
+//! index.
 
 use std::ops::{Add, AddAssign};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -125,7 +126,8 @@ impl Usage {
 }
 
 impl Capacity {
-    /// Replaces the held size by the one that `count` finds, and returns the reserved size. No segment arrives meanwhile.
+    /// Replaces the held size by the one that `count` finds, and returns the reserved size. No segment arrives
+    /// meanwhile.
     pub(super) fn recount(&self, count: impl FnOnce() -> IndexSize) -> IndexSize {
         let mut usage = self.lock();
         usage.held = count();

@@ -26,7 +26,8 @@ pub struct DraftIndex {
     next_ordinal: u64,
     /// Documents of the index's live part.
     live: HashMap<DocumentId, LiveState>,
-    /// Documents of requests that run here, with the number of attempts at each. They are never evicted and never sealed.
+    /// Documents of requests that run here, with the number of attempts at each. They are never evicted and never
+    /// sealed.
     pinned: HashMap<DocumentId, u32>,
 }
 
@@ -43,8 +44,8 @@ struct LiveState {
     ended: bool,
 }
 
-/// Segments of the store that are about to be installed, and the states of their documents. They are prepared beside the
-/// lock.
+/// Segments of the store that are about to be installed, and the states of their documents. They are prepared beside
+/// the lock.
 #[derive(Default)]
 pub(super) struct IncomingSegments {
     segments: Vec<Mounted>,
@@ -53,8 +54,8 @@ pub(super) struct IncomingSegments {
 }
 
 impl IncomingSegments {
-    /// Adds a segment, except for the documents at the positions `masked`, which ascend, and for those that an earlier
-    /// segment brought. Returns whether the segment has a document at each of these positions.
+    /// Adds a segment, except for the documents at the positions `masked`, which ascend, and for those that an
+    /// earlier segment brought. Returns whether the segment has a document at each of these positions.
     pub(super) fn add(&mut self, segment: Segment, masked: &[u32]) -> bool {
         let mut masked = masked.iter().copied().peekable();
         let mut left_out = Vec::new();
@@ -96,15 +97,15 @@ impl DraftIndex {
     }
 
     /// The position in the index of the end of `text`, which ends with the first `output_len` tokens of a document's
-    /// output. A document that was removed while it runs is shorter here or gone; then the end of the text is searched
-    /// for instead.
+    /// output. A document that was removed while it runs is shorter here or gone; then the end of the text is
+    /// searched for instead.
     pub fn cursor(&self, document: DocumentId, output_len: u32, text: &[u32]) -> Cursor {
         let tip = self.index.tip_at(key(document), output_len);
         tip.unwrap_or_else(|| self.index.start(text))
     }
 
-    /// Applies an update, whether the request or the store's feed brings it first. Overlaps are cut off. A higher epoch
-    /// may shorten the document. An update of an older epoch, or one after a gap, is ignored.
+    /// Applies an update, whether the request or the store's feed brings it first. Overlaps are cut off. A higher
+    /// epoch may shorten the document. An update of an older epoch, or one after a gap, is ignored.
     ///
     /// # Errors
     /// The index has no capacity for more states.
@@ -119,8 +120,8 @@ impl DraftIndex {
     /// Applies an update that comes from the request that emitted it.
     ///
     /// An earlier attempt of the same epoch may have emitted other tokens. Until the request `is_sole_source` of what
-    /// stands here, the text is compared with the update, and the update holds. Returns whether the request is the sole
-    /// source from here on: nothing of an earlier attempt stands behind the update.
+    /// stands here, the text is compared with the update, and the update holds. Returns whether the request is the
+    /// sole source from here on: nothing of an earlier attempt stands behind the update.
     ///
     /// # Errors
     /// The index has no capacity for more states.
@@ -199,8 +200,8 @@ impl DraftIndex {
         Ok(())
     }
 
-    /// Installs segments as the oldest documents, with an epoch below every other. Documents that are here already stay
-    /// as they are. The cost is a look at each document that is here, however many come.
+    /// Installs segments as the oldest documents, with an epoch below every other. Documents that are here already
+    /// stay as they are. The cost is a look at each document that is here, however many come.
     pub(super) fn install(&mut self, incoming: IncomingSegments) {
         let IncomingSegments {
             segments,
@@ -228,8 +229,8 @@ impl DraftIndex {
         self.index.len_of(key(document))
     }
 
-    /// Keeps a document from eviction and sealing while a request emits its output. A sealed document is taken back to
-    /// the live part, because it is going to grow.
+    /// Keeps a document from eviction and sealing while a request emits its output. A sealed document is taken back
+    /// to the live part, because it is going to grow.
     ///
     /// # Errors
     /// The index has no capacity for that. The document is still there, sealed.
@@ -285,8 +286,8 @@ impl DraftIndex {
         }
     }
 
-    /// Evicts the oldest documents until at most `tokens_max` tokens are left. Returns how many were evicted. One call
-    /// evicts a limited number, so that the lock is not held for long; the caller repeats it.
+    /// Evicts the oldest documents until at most `tokens_max` tokens are left. Returns how many were evicted. One
+    /// call evicts a limited number, so that the lock is not held for long; the caller repeats it.
     pub(super) fn evict(&mut self, tokens_max: u64) -> usize {
         let mut excess = self.index.tokens().saturating_sub(tokens_max);
         let mut evicted = Vec::new();

@@ -48,7 +48,8 @@ impl DraftReplica {
         }
     }
 
-    /// The drafts of a namespace whose signature the caller has checked. The store is followed from the first call on.
+    /// The drafts of a namespace whose signature the caller has checked. The store is followed from the first call
+    /// on.
     pub fn namespace(&self, id: NamespaceId, signed: &SignedNamespace) -> Arc<NamespaceReplica> {
         self.registry.namespace(id, signed)
     }

@@ -85,7 +85,7 @@ impl Follower {
                     if outage.is_news(error.kind) {
                         tracing::warn!(
                             %error,
-                            "the draft store refuses to be followed or cannot be reached; asking again with growing pauses"
+                            "the draft store cannot be followed; it is asked again, with growing pauses"
                         );
                     }
                     tokio::time::sleep(backoff.next_delay()).await;
@@ -105,8 +105,8 @@ struct Outage {
 impl Outage {
     /// Notes a failed call. Returns whether it is to be logged.
     ///
-    /// A store that is full of waiting followers refuses this one whenever there is no news, and answers it where there
-    /// is. Refusals are then the normal case, so only the first one of a follower is logged.
+    /// A store that is full of waiting followers refuses this one whenever there is no news, and answers it where
+    /// there is. Refusals are then the normal case, so only the first one of a follower is logged.
     fn is_news(&mut self, kind: ErrorKind) -> bool {
         let was_logged = match kind {
             ErrorKind::Overloaded => &mut self.is_refusal_logged,

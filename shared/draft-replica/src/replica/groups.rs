@@ -1,7 +1,7 @@
 //! Trees of groups of samples: the other samples of a prompt are the best guess at the next one.
 //!
-//! A group's tree holds outputs that ran here. It is always live, and is dropped soon after the group: its documents are
-//! those of the namespace, which keeps them.
+//! A group's tree holds outputs that ran here. It is always live, and is dropped soon after the group: its documents
+//! are those of the namespace, which keeps them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard};
@@ -216,8 +216,8 @@ impl Groups {
         Some(membership)
     }
 
-    /// [`join`](Self::join) without waiting: `None` also where another group would have to be evicted, or another thread
-    /// holds a lock that is needed.
+    /// [`join`](Self::join) without waiting: `None` also where another group would have to be evicted, or another
+    /// thread holds a lock that is needed.
     pub(super) fn try_join(
         &self,
         namespace: NamespaceId,

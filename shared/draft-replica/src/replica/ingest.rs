@@ -55,8 +55,8 @@ impl Ingest {
         self.groups.reset(self.namespace.id);
     }
 
-    /// Waits until sealing has caught up. A worker that starts receives documents faster than they are sealed, and the
-    /// live part takes several times the memory of a segment with the same text.
+    /// Waits until sealing has caught up. A worker that starts receives documents faster than they are sealed, and
+    /// the live part takes several times the memory of a segment with the same text.
     pub(super) async fn wait_for_seals(&self) {
         let pause = Duration::from_millis(self.config.upkeep_ms);
         let deadline = Instant::now() + SEAL_WAIT_MAX;

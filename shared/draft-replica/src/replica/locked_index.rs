@@ -16,8 +16,8 @@ use crate::update::DocumentUpdateRef;
 /// An index that several threads read and write.
 pub(super) struct LockedIndex {
     index: RwLock<DraftIndex>,
-    /// Held while a new live part is built. A writer with many tokens waits for it: all of them would have to be appended
-    /// once more, under the lock, when the new live part is installed.
+    /// Held while a new live part is built. A writer with many tokens waits for it: all of them would have to be
+    /// appended once more, under the lock, when the new live part is installed.
     pub(super) building: tokio::sync::Mutex<()>,
     sealed_at: Mutex<Option<Instant>>,
 }
@@ -77,7 +77,8 @@ impl LockedIndex {
         self.write().unpin(document);
     }
 
-    /// Applies an update of an output. Tokens past the index's capacity cannot be drafted from, which is all the harm.
+    /// Applies an update of an output. Tokens past the index's capacity cannot be drafted from, which is all the
+    /// harm.
     pub(super) fn merge(&self, update: DocumentUpdateRef<'_>) {
         if let Err(error) = self.write().merge(update, Instant::now()) {
             tracing::warn!(%error, "the index has no capacity for more tokens; an output cannot be drafted from");
@@ -109,6 +110,6 @@ fn unless_blocked<T>(attempt: TryLockResult<T>) -> Option<T> {
 
 fn warn_if_sealed(pinned: Result<(), IndexError>) {
     if let Err(error) = pinned {
-        tracing::warn!(%error, "the index has no capacity to take a sealed output back; it stays sealed while it runs");
+        tracing::warn!(%error, "the index has no capacity to take an output back; it stays sealed while it runs");
     }
 }

@@ -1,8 +1,8 @@
 //! Maintenance of the indexes: keeping them within their limits, and sealing, merging and rebuilding them.
 //!
 //! One task does one job at a time, so that the cores are left to the decode loop. Long work is done on a blocking
-//! thread beside the lock. Under the lock there are only the beginning of a job, which copies live texts, and its end,
-//! which compares them and swaps.
+//! thread beside the lock. Under the lock there are only the beginning of a job, which copies live texts, and its
+//! end, which compares them and swaps.
 
 mod plan;
 

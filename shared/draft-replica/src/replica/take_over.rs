@@ -1,12 +1,12 @@
 //! Taking over the store's segments of a namespace as they lie.
 //!
 //! A worker that meets a namespace fetches what the store has built, with a call for each few megabytes, instead of
-//! receiving and indexing every document once more. Documents that are in no segment are fetched as documents, and all
-//! changes since then come as news of the feed.
+//! receiving and indexing every document once more. Documents that are in no segment are fetched as documents, and
+//! all changes since then come as news of the feed.
 //!
-//! The segments are mounted last, and the feed is followed at once: what was erased meanwhile must not be drafted from.
-//! A call that the store does not answer is made again, for the part that is missing. Where anything else fails, the
-//! feed from its beginning brings the same, only later.
+//! The segments are mounted last, and the feed is followed at once: what was erased meanwhile must not be drafted
+//! from. A call that the store does not answer is made again, for the part that is missing. Where anything else
+//! fails, the feed from its beginning brings the same, only later.
 
 mod retry;
 
@@ -80,8 +80,8 @@ impl TakeOver {
         FeedCursor::default()
     }
 
-    /// Whether all that the store has would now fit, with some slack, where a part was left out or evicted. The store is
-    /// asked now and then while requests of the namespace run: other namespaces have no claim to the capacity.
+    /// Whether all that the store has would now fit, with some slack, where a part was left out or evicted. The store
+    /// is asked now and then while requests of the namespace run: other namespaces have no claim to the capacity.
     pub(super) async fn would_fit(&self, retry: &mut TakeOverRetry) -> bool {
         let namespace = &self.ingest.namespace;
         let lacks_capacity = namespace.lacks_capacity.load(Ordering::Relaxed);

@@ -2,8 +2,8 @@
 //! clock or I/O.
 //!
 //! The simple idea: keep each running output whole, and send what comes after the acknowledged length. Two facts
-//! complicate it. Outputs are cut and go on under a higher epoch, here or on another worker. And the store may restart
-//! with less than it acknowledged, so acknowledged tokens are kept until their document has ended.
+//! complicate it. Outputs are cut and go on under a higher epoch, here or on another worker. And the store may
+//! restart with less than it acknowledged, so acknowledged tokens are kept until their document has ended.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -52,7 +52,8 @@ struct PendingOutput {
     finish: Option<FinishReason>,
     /// Whether the store knows the newest epoch and finish.
     is_end_known: bool,
-    /// Its position among the outputs that the store lacks something of. It got it when the store first lacked something.
+    /// Its position among the outputs that the store lacks something of. It got it when the store first lacked
+    /// something.
     waits_since: u64,
     /// No more updates come, because the request goes on elsewhere or its chunk ended.
     is_released: bool,
@@ -221,8 +222,8 @@ impl PendingOutputs {
         }
     }
 
-    /// The next messages, of about `tokens_max` tokens in all. Outputs that have waited longest come first, each document
-    /// once. Outputs that merely grow are among them if `growing`.
+    /// The next messages, of about `tokens_max` tokens in all. Outputs that have waited longest come first, each
+    /// document once. Outputs that merely grow are among them if `growing`.
     pub(crate) fn batch(&self, tokens_max: usize, growing: bool) -> UploadBatch {
         let wanted = |pending: &&PendingOutput| {
             !pending.is_acknowledged() && (growing || pending.is_urgent())
@@ -302,8 +303,8 @@ impl PendingOutputs {
         lost
     }
 
-    /// Drops the oldest documents, finished ones first, until at most `tokens_max` tokens are held. Returns the number of
-    /// tokens lost.
+    /// Drops the oldest documents, finished ones first, until at most `tokens_max` tokens are held. Returns the
+    /// number of tokens lost.
     pub(crate) fn shed(&mut self, tokens_max: usize) -> usize {
         let mut lost = 0;
         while self.tokens > tokens_max {

@@ -28,11 +28,12 @@ use crate::own_index::PromptReader;
 use crate::paused::PausedRequests;
 
 impl Proposer {
-    /// Reads the tokenizer's files from the configured folder, or else from `tokenizer`, and follows the configured store.
+    /// Reads the tokenizer's files from the configured folder, or else from `tokenizer`, and follows the configured
+    /// store.
     ///
     /// # Errors
-    /// The files cannot be read, the keys or the token are wrong, or the system has no more threads. An expired token, or
-    /// a token's file that cannot be read, is no error: there may be a valid one soon.
+    /// The files cannot be read, the keys or the token are wrong, or the system has no more threads. An expired
+    /// token, or a token's file that cannot be read, is no error: there may be a valid one soon.
     pub fn connect(config: PluginConfig, tokenizer: Option<&Path>) -> anyhow::Result<Self> {
         let files = config.tokenizer.as_deref().or(tokenizer).context(
             "tokenizer: missing; set REFRAIN_CLIENT_TOKENIZER to the folder of tokenizer.json",
@@ -163,8 +164,8 @@ impl Proposer {
         self.server.as_ref().map(Server::addr)
     }
 
-    /// Waits until the store has all outputs, at most for `grace`. Returns whether it has. The engine's thread must not
-    /// call this.
+    /// Waits until the store has all outputs, at most for `grace`. Returns whether it has. The engine's thread must
+    /// not call this.
     pub fn drain(&self, grace: Duration) -> bool {
         let Some(runtime) = &self.runtime else {
             return false;

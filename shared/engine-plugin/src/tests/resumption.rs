@@ -159,6 +159,31 @@ fn only_interrupted_requests_are_remembered() {
 }
 
 #[test]
+fn interrupted_requests_are_remembered_within_a_limit_of_tokens() {
+    let prompt = text(1_000, 20);
+    let rig = Rig::new(|config| config.paused_tokens_max = 2 * (20 + 30));
+    let interrupt = |request: &str, prompt: &[u32], tokens: u32| {
+        rig.begin(request, prompt, None);
+        rig.proposer.extend(request, &text(0, tokens));
+        rig.proposer.finish(request.into(), None);
+        rig.proposer.metrics.paused_tokens.get()
+    };
+    assert_eq!(interrupt("a", &prompt, 30), 50);
+    assert_eq!(interrupt("b", &prompt, 30), 100);
+    // A resumed request is not counted while it runs, and counts once when it is interrupted again.
+    rig.begin("b", &prompt, None);
+    assert_eq!(rig.proposer.metrics.paused_tokens.get(), 50);
+    rig.proposer.finish("b".into(), None);
+    assert_eq!(rig.proposer.metrics.paused_tokens.get(), 100);
+    // One token too many: both others are forgotten.
+    assert_eq!(interrupt("c", &prompt, 31), 51);
+    assert_eq!(rig.proposer.metrics.forgotten.get(), 2);
+    // One that is too long by itself is forgotten as well.
+    assert_eq!(interrupt("long", &text(1_000, 200), 30), 0);
+    assert_eq!(rig.proposer.metrics.forgotten.get(), 4);
+}
+
+#[test]
 fn a_refused_request_is_not_resumed() {
     let rig = Rig::new(|_| {});
     let begin = || RequestStart {
@@ -171,7 +196,8 @@ fn a_refused_request_is_not_resumed() {
     rig.proposer.extend("a", &text(0, 30));
     rig.proposer.finish("a".into(), None);
     assert!(rig.proposer.begin(begin()).is_err());
-    // The caller got no length, so it reports all of its output. If it were resumed, it would draft from its own repetition.
+    // The caller got no length, so it reports all of its output. If it were resumed, it would draft from its own
+    // repetition.
     rig.proposer.extend("a", &text(0, 30));
     assert!(rig.draft("a", 5).is_empty());
     rig.proposer.extend("a", &[0, 1]);

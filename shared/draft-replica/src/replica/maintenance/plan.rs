@@ -39,14 +39,14 @@ impl Job {
     }
 }
 
-/// Segments of one index from which on merging comes before sealing. A search looks into each segment, and while outputs
-/// arrive faster than segments are built there is always something to seal.
+/// Segments of one index from which on merging comes before sealing. A search looks into each segment, and while
+/// outputs arrive faster than segments are built there is always something to seal.
 const SEGMENTS_PRESSING: usize = 8;
 
 /// The next job and the position of its index, if anything is due.
 ///
-/// Sealing comes before the rest, since the live part takes several times the memory of a segment. A seal rebuilds the
-/// live part as well.
+/// Sealing comes before the rest, since the live part takes several times the memory of a segment. A seal rebuilds
+/// the live part as well.
 pub(super) fn next_job(
     views: &[IndexView],
     config: &ReplicaConfig,
@@ -74,8 +74,8 @@ fn next_merge(views: &[IndexView], is_wanted: impl Fn(&IndexView) -> bool) -> Op
 
 /// The index with most to seal, if that is enough for a segment.
 ///
-/// Less is enough where all live parts together are too large, unless the index was sealed a moment ago: segments of a
-/// few tokens each would have to be merged again and again.
+/// Less is enough where all live parts together are too large, unless the index was sealed a moment ago: segments of
+/// a few tokens each would have to be merged again and again.
 fn next_seal(views: &[IndexView], config: &ReplicaConfig, now: Instant) -> Option<usize> {
     let live: u64 = views.iter().map(|view| view.live_tokens).sum();
     let is_crowded = live > config.live_tokens_max;

@@ -43,8 +43,8 @@ enum Fault {
     NoSegments,
 }
 
-/// A store of two segments with ten documents each, the third of them removed, and one document in no segment. The feed
-/// has all of it as well.
+/// A store of two segments with ten documents each, the third of them removed, and one document in no segment. The
+/// feed has all of it as well.
 struct SealedStore {
     fault: Fault,
     calls: Mutex<Vec<&'static str>>,
