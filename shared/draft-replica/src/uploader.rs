@@ -319,7 +319,7 @@ impl Drop for Inner {
     }
 }
 
-/// What an error says about sending the same message again.
+/// Whether a message that the store refused may be accepted later.
 enum Refusal {
     /// It may be accepted later.
     ForNow,

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::metrics::{INDEX, PluginMetrics};
 use crate::sources::{DraftSources, SourceState};
 
-/// What the engine's thread asks of the background thread.
+/// A task that the engine's thread leaves to the background thread.
 pub(crate) enum BackgroundEvent {
     /// Pin the output of a request that runs.
     Pin(Arc<NamespaceReplica>, DocumentId),
@@ -47,13 +47,13 @@ impl BackgroundEvent {
     }
 }
 
-/// What is left to do for a request that has ended.
+/// The work that is left for a request that has ended.
 pub(crate) struct EndedRequest {
     pub(crate) sources: SourceState,
-    /// What the namespace's replica lacks of the output, and the group's.
+    /// The update that the replica of the namespace lacks, and the one that the group lacks.
     pub(crate) unmerged: UnmergedUpdate,
     pub(crate) group_unmerged: Option<UnmergedUpdate>,
-    /// What the store lacks of the output; `None` where another service writes it there.
+    /// The update that the store lacks; `None` where another service writes the output there.
     pub(crate) upload: Option<DocumentUpdate>,
     pub(crate) touched: Vec<DocumentId>,
 }

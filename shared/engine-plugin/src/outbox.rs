@@ -59,7 +59,7 @@ impl Outbox {
     pub(crate) fn end(&self, request: Request, finish: FinishReason) -> RequestState {
         let (state, ended) = request.end(finish);
         if let Some(mut ended) = ended {
-            // The end of an output always reaches the store. What the replicas lack costs drafts, and no more.
+            // The end of an output always reaches the store. Tokens that the replicas lack only cost drafts.
             let unmerged = ended.unmerged_tokens();
             if unmerged > 0 && !self.has_room(unmerged) {
                 ended.drop_unmerged();

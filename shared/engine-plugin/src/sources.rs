@@ -8,7 +8,7 @@ use tokio::sync::oneshot::error::TryRecvError;
 
 use crate::metrics::PluginMetrics;
 
-/// What a request drafts from, besides its own text.
+/// The replicas that a request drafts from, besides its own text.
 pub(crate) struct DraftSources {
     pub(crate) namespace: Arc<NamespaceReplica>,
     pub(crate) group: Option<GroupMembership>,

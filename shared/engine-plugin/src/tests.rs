@@ -1,4 +1,4 @@
-//! What an engine is offered while other threads hold an index, and what the store gets of its outputs.
+//! Tests of the drafts that an engine gets while other threads hold an index, and of the uploads to the store.
 
 mod contention;
 mod default_namespace;

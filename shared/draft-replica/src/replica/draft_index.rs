@@ -1,4 +1,4 @@
-//! What requests draft from in one namespace or group: the suffix index, and the state of each document in it.
+//! The suffix index that requests of one namespace or group draft from, with the state of each document in it.
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -326,7 +326,7 @@ impl DraftIndex {
     /// Installs the result of a seal or a rebuild.
     ///
     /// # Errors
-    /// As [`Index::finish_rebuild`].
+    /// Those of [`Index::finish_rebuild`].
     pub(super) fn finish_rebuild(
         &mut self,
         rebuilt: Rebuilt,

@@ -136,7 +136,7 @@ impl Maintenance {
     }
 }
 
-/// What the choice of the next job needs to know of an index.
+/// The properties of an index that the choice of the next job depends on.
 fn view(index: &LockedIndex, now: Instant, quiet: Duration) -> IndexView {
     let sealed_at = index.sealed_at();
     let index = index.read();

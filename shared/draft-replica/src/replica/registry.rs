@@ -20,7 +20,7 @@ use super::take_over::TakeOver;
 use crate::config::ReplicaConfig;
 use crate::metrics::ReplicaMetrics;
 
-/// What requests, followers and the maintenance task share.
+/// The state that requests, followers and the maintenance task share.
 pub(super) struct Registry {
     pub(super) config: ReplicaConfig,
     pub(super) index: IndexConfig,

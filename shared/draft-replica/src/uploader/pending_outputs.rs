@@ -343,7 +343,7 @@ impl PendingOutputs {
             .sum()
     }
 
-    /// Tokens held. Of a document that still grows, these include tokens that the store has.
+    /// Tokens held, with those that the store has of documents that still grow.
     pub(crate) fn tokens(&self) -> usize {
         self.tokens
     }

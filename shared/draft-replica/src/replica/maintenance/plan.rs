@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::ReplicaConfig;
 
-/// What the choice depends on, of one index.
+/// The properties of an index that the choice depends on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct IndexView {
     pub(super) live_tokens: u64,
