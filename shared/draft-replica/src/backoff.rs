@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 
-/// Pauses that double from `min` to `max`, each lengthened by a random part of itself.
+/// Pauses that double from `min` to `max` at most, each lengthened by a random part of itself.
 ///
 /// All workers of a mesh lose their store at the same moment. Without the random part they would also return at the
 /// same moment.
@@ -18,7 +18,7 @@ pub(crate) struct Backoff {
 impl Backoff {
     pub(crate) fn new(min: Duration, max: Duration) -> Self {
         let rules = ExponentialBuilder::new()
-            .with_min_delay(min)
+            .with_min_delay(min.min(max))
             .with_max_delay(max)
             .without_max_times()
             .with_jitter();
@@ -29,8 +29,8 @@ impl Backoff {
         }
     }
 
-    /// The next pause: at least the current delay, and less than twice that.
-    pub(crate) fn next_delay(&mut self) -> Duration {
+    /// The next pause: at least the current delay, and at most twice that.
+    pub(crate) fn pause(&mut self) -> Duration {
         self.delays.next().unwrap_or(self.max)
     }
 
@@ -49,12 +49,12 @@ mod tests {
         let ms = Duration::from_millis;
         let mut backoff = Backoff::new(ms(50), ms(200));
         for delay in [50, 100, 200, 200].map(ms) {
-            let next = backoff.next_delay();
-            assert!(delay <= next && next < delay * 2, "{next:?} of {delay:?}");
+            let next = backoff.pause();
+            assert!(delay <= next && next <= delay * 2, "{next:?} of {delay:?}");
         }
         backoff.reset();
-        assert!(backoff.next_delay() < ms(100));
-        let drawn = || Backoff::new(ms(1_000_000), ms(1_000_000)).next_delay();
+        assert!(backoff.pause() <= ms(100));
+        let drawn = || Backoff::new(ms(1_000_000), ms(1_000_000)).pause();
         let first = drawn();
         assert!((0..100).any(|_| drawn() != first));
     }

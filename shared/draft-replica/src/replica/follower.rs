@@ -49,7 +49,7 @@ impl Follower {
                 Ok(reply) if reply.reset && cursor != FeedCursor::default() => {
                     // The feed from its beginning would bring it all as well, but document by document.
                     ingest.reset();
-                    tokio::time::sleep(backoff.next_delay()).await;
+                    tokio::time::sleep(backoff.pause()).await;
                     cursor = self.take_over.run().await;
                     is_taken_over = cursor != FeedCursor::default();
                 }
@@ -88,7 +88,7 @@ impl Follower {
                             "the draft store cannot be followed; it is asked again, with growing pauses"
                         );
                     }
-                    tokio::time::sleep(backoff.next_delay()).await;
+                    tokio::time::sleep(backoff.pause()).await;
                 }
             }
         }

@@ -176,7 +176,7 @@ impl TakeOver {
                 Err(error) if is_transient(error.kind) && failures < FAILURES_MAX => {
                     self.metrics.follow_failures.inc();
                     failures += 1;
-                    tokio::time::sleep(backoff.next_delay()).await;
+                    tokio::time::sleep(backoff.pause()).await;
                 }
                 outcome => return outcome,
             }

@@ -59,7 +59,7 @@ impl UploadSchedule {
                 self.backoff.reset();
                 self.pause = self.interval;
             }
-            FlushOutcome::Refused => self.pause = self.backoff.next_delay(),
+            FlushOutcome::Refused => self.pause = self.backoff.pause(),
         }
         if growing {
             let is_done = match outcome {

@@ -23,7 +23,7 @@ impl TakeOverRetry {
         let mut backoff = Backoff::new(pause, pause.saturating_mul(PAUSES_MAX));
         TakeOverRetry {
             since: now,
-            pause: backoff.next_delay(),
+            pause: backoff.pause(),
             backoff,
         }
     }
@@ -35,7 +35,7 @@ impl TakeOverRetry {
         }
         if !lacks_capacity {
             self.backoff.reset();
-            self.pause = self.backoff.next_delay();
+            self.pause = self.backoff.pause();
         }
         lacks_capacity
     }
@@ -48,7 +48,7 @@ impl TakeOverRetry {
     /// Notes that the whole namespace was taken over again.
     pub(crate) fn record_take_over(&mut self, now: Instant) {
         self.since = now;
-        self.pause = self.backoff.next_delay();
+        self.pause = self.backoff.pause();
     }
 }
 
