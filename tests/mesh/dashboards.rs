@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use e2e::{
     Chat, Client, KEY, PATIENCE, Scrape, UpMesh, free_addr, long_task, repository, varied_prompts,
 };
-use refrain_engine_plugin::{Begin, InEngineConfig, Proposer};
+use refrain_engine_plugin::{PluginConfig, Proposer, RequestStart};
 use refrain_service_kit::mesh::MeshConfig;
 use serde_json::Value;
 use tokio::process::{Child, Command};
@@ -212,13 +212,13 @@ struct Inside {
 
 impl Inside {
     fn start() -> anyhow::Result<Self> {
-        let config = InEngineConfig {
+        let config = PluginConfig {
             // Nobody is there: what is said stays here.
             store_url: "http://127.0.0.1:1".into(),
             mesh: MeshConfig::generate()?,
             tokenizer: Some(repository().join("services/reference-engine/model")),
             metrics_listen: Some(([127, 0, 0, 1], 0).into()),
-            ..InEngineConfig::default()
+            ..PluginConfig::default()
         };
         let proposer = Proposer::connect(config, None)?;
         let addr = proposer.metrics_addr().context("it does not listen")?;
@@ -230,10 +230,10 @@ impl Inside {
 
     /// A request that repeats itself, and is drafted for.
     fn says_something(&self) -> anyhow::Result<()> {
-        let begin = Begin {
+        let begin = RequestStart {
             request: "a".into(),
             prompt: [1, 2, 3, 4, 5, 1, 2].to_vec(),
-            ..Begin::default()
+            ..RequestStart::default()
         };
         self.proposer.begin(begin)?;
         self.proposer.propose(vec![("a".into(), 3)], 1.0, 1.0, 0.1);

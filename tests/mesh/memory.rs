@@ -25,7 +25,7 @@ async fn accepted_from_tenant(client: &Client, chat: &Chat) -> anyhow::Result<f6
 async fn harvested(client: &Client) {
     wait_until("all outputs are acknowledged", async || {
         let scrape = client.scrape().await.ok()?;
-        let pending = scrape.sum("refrain_worker_harvest_pending_tokens", &[]);
+        let pending = scrape.sum("refrain_upload_pending_tokens", &[]);
         let running = scrape.sum("refrain_worker_chunks_running", &[]);
         (pending == 0.0 && running == 0.0).then_some(())
     })
@@ -41,7 +41,7 @@ async fn followed(client: &Client) -> anyhow::Result<()> {
     wait_until("the worker has its copy of the drafts", async || {
         let scrape = client.scrape().await.ok()?;
         let stored = scrape.sum("refrain_draft_store_tokens", &[]);
-        (stored > 0.0 && scrape.sum("refrain_worker_index_tokens", &[]) >= stored).then_some(())
+        (stored > 0.0 && scrape.sum("refrain_replica_tokens", &[]) >= stored).then_some(())
     })
     .await;
     Ok(())

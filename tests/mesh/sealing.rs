@@ -4,15 +4,15 @@
 use anyhow::ensure;
 use e2e::{Answer, Chat, Client, UpMesh, long_task, varied_prompts, wait_until};
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
+use refrain::config::MeshFile;
 
 const TOKENS: u32 = 120;
 
-/// Next to nothing stays live.
-const SEALING: &str = "
-    [worker.memory]
-    seal_tokens = 64
-    upkeep_ms = 5
-";
+/// Seals so early that hardly any output stays live.
+fn seal_early(file: &mut MeshFile) {
+    file.worker.memory.seal_tokens = 64;
+    file.worker.memory.upkeep_ms = 5;
+}
 
 /// As random as can be, so that what is drafted comes from an earlier answer to the same.
 fn chat(number: usize) -> Chat {
@@ -24,19 +24,19 @@ fn chat(number: usize) -> Chat {
 
 async fn jobs(client: &Client, job: &str) -> anyhow::Result<f64> {
     let scrape = client.scrape().await?;
-    Ok(scrape.sum("refrain_worker_index_jobs_total", &[("job", job)]))
+    Ok(scrape.sum("refrain_replica_jobs_total", &[("job", job)]))
 }
 
-/// All outputs that the store has are in the worker's memory, and sealed but for a rest that is not worth it.
+/// Waits until all outputs of the store are in the worker's replica, and all but a small rest is sealed.
 async fn sealed(client: &Client) {
     wait_until("the worker has sealed its copy of the drafts", async || {
         let scrape = client.scrape().await.ok()?;
         let figure = |name: &str| scrape.sum(name, &[]);
         let stored = figure("refrain_draft_store_tokens");
-        let is_followed = stored > 0.0 && figure("refrain_worker_index_tokens") >= stored;
+        let is_followed = stored > 0.0 && figure("refrain_replica_tokens") >= stored;
         let is_idle = figure("refrain_worker_chunks_running") == 0.0
-            && figure("refrain_worker_harvest_pending_tokens") == 0.0;
-        let live = figure("refrain_worker_index_live_tokens");
+            && figure("refrain_upload_pending_tokens") == 0.0;
+        let live = figure("refrain_replica_live_tokens");
         (is_followed && is_idle && live < f64::from(TOKENS)).then_some(())
     })
     .await;
@@ -47,7 +47,7 @@ async fn what_was_sealed_is_drafted_from_before_and_after_a_restart() -> anyhow:
     let dir = tempfile::tempdir()?;
     let mut said: Option<String> = None;
     for restarts in 0..2 {
-        let mesh = UpMesh::start_in(dir.path(), SEALING).await?;
+        let mesh = UpMesh::start_tuned(dir.path(), "", seal_early).await?;
         let client = mesh.client();
         if restarts == 0 {
             for number in 1..5 {
@@ -60,12 +60,12 @@ async fn what_was_sealed_is_drafted_from_before_and_after_a_restart() -> anyhow:
         }
         sealed(&client).await;
         let before = client.scrape().await?;
-        let segment_tokens = before.sum("refrain_worker_index_sealed_tokens", &[]);
+        let segment_tokens = before.sum("refrain_replica_sealed_tokens", &[]);
         ensure!(
             segment_tokens > 3.0 * f64::from(TOKENS),
             "{segment_tokens} tokens are sealed after {restarts} restarts"
         );
-        ensure!(before.sum("refrain_worker_index_segment_bytes", &[]) > 0.0);
+        ensure!(before.sum("refrain_replica_segment_bytes", &[]) > 0.0);
         let answer = client.chat(&chat(2)).await?;
         let gained =
             client.scrape().await?.accepted_from("tenant") - before.accepted_from("tenant");
@@ -101,7 +101,8 @@ async fn output_does_not_depend_on_what_is_sealed_meanwhile() -> anyhow::Result<
             }
         })
         .collect();
-    let mesh = UpMesh::start_with(SEALING).await?;
+    let dir = tempfile::tempdir()?;
+    let mesh = UpMesh::start_tuned(dir.path(), "", seal_early).await?;
     let client = mesh.client();
     let plain = ask(&client, &chats, "off").await?;
     let seals_before = jobs(&client, "seal").await?;
@@ -128,8 +129,9 @@ async fn output_does_not_depend_on_what_is_sealed_meanwhile() -> anyhow::Result<
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn samples_of_a_group_draft_from_each_other() -> anyhow::Result<()> {
-    let mesh =
-        UpMesh::start_with(&format!("[gateway]\nrollout_chunk_tokens = 32\n{SEALING}")).await?;
+    let dir = tempfile::tempdir()?;
+    let settings = "[gateway]\nrollout_chunk_tokens = 32";
+    let mesh = UpMesh::start_tuned(dir.path(), settings, seal_early).await?;
     let client = mesh.client();
     let accepted = async |client: &Client, chat: &Chat, scope: &str| {
         let before = client.scrape().await?.accepted_from(scope);

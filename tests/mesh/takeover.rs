@@ -3,6 +3,7 @@
 
 use anyhow::{bail, ensure};
 use e2e::{Chat, HttpMesh, Service, UpMesh, long_task, wait_until};
+use refrain::config::MeshFile;
 
 const TOKENS: u32 = 120;
 const CHATS: usize = 3;
@@ -75,8 +76,8 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
     wait_until("the new worker has taken over the segments", async || {
         let worker = mesh.scrape(Service::Worker(0)).await.ok()?;
         let labels = [("outcome", "done")];
-        let sealed = worker.sum("refrain_worker_index_sealed_tokens", &[]);
-        let is_done = worker.sum("refrain_worker_take_overs_total", &labels) == 1.0;
+        let sealed = worker.sum("refrain_replica_sealed_tokens", &[]);
+        let is_done = worker.sum("refrain_replica_take_overs_total", &labels) == 1.0;
         (is_done && sealed >= before.sum("refrain_draft_store_tokens", &[]) - 200.0).then_some(())
     })
     .await;
@@ -101,18 +102,19 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
     mesh.stop().await
 }
 
-/// A worker with room for one answer, and all the time there is.
-const SMALL: &str = "
-    [worker.memory]
-    namespace_tokens_max = 150
-    upkeep_ms = 5
-    lookup_wait_us_max = 1000000
-    lookup_step_share_max = 1.0
-";
+/// A worker with capacity for one answer, whose steps wait for the store as long as it takes.
+fn small_replica(file: &mut MeshFile) {
+    let memory = &mut file.worker.memory;
+    memory.namespace_tokens_max = 150;
+    memory.upkeep_ms = 5;
+    memory.lookup_wait_us_max = 1_000_000;
+    memory.lookup_step_share_max = 1.0;
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Result<()> {
-    let mesh = UpMesh::start_with(&format!("{SEALING}{SMALL}")).await?;
+    let dir = tempfile::tempdir()?;
+    let mesh = UpMesh::start_tuned(dir.path(), SEALING, small_replica).await?;
     let client = mesh.client();
     let mut said = Vec::new();
     for number in 0..4 {
@@ -126,7 +128,7 @@ async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Resu
             let stored = figure("refrain_draft_store_tokens");
             let is_sealed = stored >= f64::from(TOKENS) * 4.0
                 && figure("refrain_draft_store_unsealed_tokens") < f64::from(TOKENS);
-            let is_small = figure("refrain_worker_index_tokens") < f64::from(TOKENS) * 2.0;
+            let is_small = figure("refrain_replica_tokens") < f64::from(TOKENS) * 2.0;
             (is_sealed && is_small).then_some(())
         },
     )
@@ -137,7 +139,7 @@ async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Resu
     for number in (0..4).cycle().take(40) {
         wait_until("the worker holds one answer", async || {
             let scrape = client.scrape().await.ok()?;
-            let tokens = scrape.sum("refrain_worker_index_tokens", &[]);
+            let tokens = scrape.sum("refrain_replica_tokens", &[]);
             (tokens < f64::from(TOKENS) * 2.0).then_some(())
         })
         .await;
@@ -149,7 +151,7 @@ async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Resu
             "another answer with drafts of the store"
         );
         let answered = |scrape: &e2e::Scrape| {
-            scrape.sum("refrain_worker_lookups_total", &[("outcome", "answered")])
+            scrape.sum("refrain_replica_lookups_total", &[("outcome", "answered")])
         };
         let is_answered = answered(&after) > answered(&before);
         let gained = after.accepted_from("tenant") - before.accepted_from("tenant");

@@ -32,7 +32,7 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
             .scrape(Service::Worker(0))
             .await
             .ok()?
-            .sum("refrain_worker_harvest_pending_tokens", &[]);
+            .sum("refrain_upload_pending_tokens", &[]);
         let leases = mesh
             .scrape(Service::Scheduler)
             .await

@@ -1,5 +1,5 @@
-"""Runs `refrain replay` and the peer, arctic-inference's suffix cache, on the same
-traces in turn, and prints how they compare. Use tests/peer/run, which sets both up.
+"""Compares `refrain replay` with the peer, arctic-inference's suffix cache, on the same
+traces. Use tests/peer/run, which sets both up.
 
     tests/peer/run [TRACE...] [--docs N] [--warm-docs N] [--depths 64,24]
                    [--alpha 1] [--offset 0] [--min-token-prob 0.1]
@@ -7,28 +7,28 @@ traces in turn, and prints how they compare. Use tests/peer/run, which sets both
                    [--sources request,global] [--seal-tokens N] [--depth-cap] [--tree]
                    [--repeats 2] [--no-sweep]
 
-Both sides get the same calls in the same order, one at a time; what is said can be
-drafted from at once. They run in turns (peer, refrain, peer, refrain ...), each in a
-process of its own; of the repeats the fastest counts. Of two designs the one that
-drafts more accepts more, so tokens per step are compared at the peer's drafted tokens
-per step, between neighbours on the upper frontier of refrain's settings (alpha and
-offset, min_token_prob, and max_spec_tokens, on a grid).
+Both sides get the same calls in the same order, one at a time. Emitted tokens can be
+drafted from at once. The sides run in turns (peer, refrain, peer, refrain ...), each in
+a process of its own, and the fastest repeat counts. A design that drafts more tokens
+also has more of them accepted. Tokens per step are therefore compared at the peer's
+drafted tokens per step. Refrain's value there is interpolated on the upper frontier of
+its settings: a grid of alpha and offset, min_token_prob, and max_spec_tokens.
 
-Where the sides do not do the same thing:
+The sides differ in these points:
 
-* a call of the peer is timed in Python around speculate(), since that is how it is
-  used; what an empty method of its shape costs here is printed beside it, and nothing
-  is subtracted. A proposal of refrain is timed in Rust, look-ups included;
-* the peer's update is start_request (a tree of the prompt) and add_active_response
-  (that tree and the global one); refrain's is insert (namespace), extend (the
-  request's own, its prompt included) and insert into group, if groups are a source.
-  Both are per token of prompt and output together;
-* refrain's drafts read on from the text, the peer's end where its depth does, so that
-  match and draft together have at most that many tokens (--depth-cap: refrain's too);
-* bytes are those of the global structure per output token in it: both sides' own
-  estimates, and for the peer the growth of resident memory as well.
+* A call of the peer is timed in Python around speculate(), since that is how it is
+  used. The cost of an empty Python method of the same shape is printed beside it, and
+  nothing is subtracted. A proposal of refrain is timed in Rust, look-ups included.
+* An update of the peer is start_request (a tree of the prompt) and add_active_response
+  (that tree and the global one). An update of refrain is insert (namespace), extend
+  (the request's own index, with its prompt) and insert into the group, if groups are a
+  source. Both are per token of prompt and output together.
+* A draft of the peer ends at its depth: match and draft together have at most that many
+  tokens. Refrain's drafts have no such limit, unless --depth-cap sets it.
+* Bytes are those of the global structure per output token in it. Both sides estimate
+  them, and for the peer the growth of resident memory is given as well.
 
-Token ids only; files compressed with zstd need the program of that name.
+Traces hold token ids only. Files compressed with zstd need the program of that name.
 """
 
 import argparse
@@ -37,25 +37,25 @@ import os
 import subprocess
 import sys
 
-# Alpha and offset. Below 1 alpha needs an offset, or a match of one token drafts nothing.
+# Pairs of alpha and offset. Below 1 alpha needs an offset, or a match of one token drafts nothing.
 SHAPES = [(0.5, 1.0), (0.75, 0.25), (1.0, 0.0), (1.5, 0.0), (2.0, 0.0), (3.0, 0.0)]
 MIN_TOKEN_PROBS = [0.05, 0.1, 0.2, 0.3, 0.5]
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def say(text):
+def log(text):
     print(text, file=sys.stderr, flush=True)
 
 
 def run_json(command):
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode:
-        sys.exit(f"{command[0]} ended with {done.returncode}")
+        sys.exit(f"{command[0]} exited with status {done.returncode}")
     return json.loads(done.stdout)
 
 
 def prepare(path, folder, docs, warm_docs):
-    """Writes the lines that are wanted as plain files: (measured, warm or None)."""
+    """Writes the wanted lines to plain files. Returns the name, the measured file, and the warm file or None."""
     name = os.path.basename(path).removesuffix(".zst").removesuffix(".jsonl").removesuffix(".train")
     measured, warm = (os.path.join(folder, f"{name}.{part}.jsonl") for part in ("calls", "warm"))
     with open(path, "rb") as file:
@@ -71,14 +71,14 @@ def prepare(path, folder, docs, warm_docs):
                 break
             (out if number >= warm_docs else out_warm).write(line)
     if is_zstd:
-        # Cut short it is ended by a signal, the broken pipe, which is no failure of its own.
+        # A negative status is the broken pipe of a trace that was cut short, which is no failure.
         if reader.wait() > 0:
-            sys.exit(f"{path}: zstd cannot read it")
+            sys.exit(f"{path}: zstd cannot decompress this file")
     return name, measured, warm if warm_docs else None
 
 
 class Sides:
-    """How to run each side on one trace."""
+    """The commands of both sides, for one trace."""
 
     def __init__(self, args, measured, warm):
         self.args, self.measured, self.warm = args, measured, warm
@@ -114,7 +114,7 @@ class Sides:
 
 
 def fastest(runs):
-    """One run's figures, each time being the least of all runs."""
+    """The figures of one run, with the least of each time over all runs."""
     best = dict(runs[0])
     for key, value in best.items():
         if "us" in key.split("_") and isinstance(value, dict):
@@ -125,7 +125,7 @@ def fastest(runs):
 
 
 def update_us_per_token(report):
-    """Refrain's whole cost of keeping up, per token of prompt and output."""
+    """Refrain's total cost of updates, per token of prompt and output."""
     both = report["prompt_tokens"] + report["output_tokens"]
     extend = (report["extend_us_per_token"] or 0) * both
     insert = (report["insert_us_per_token"] or 0) * report["output_tokens"]
@@ -134,7 +134,7 @@ def update_us_per_token(report):
 
 
 def frontier(points):
-    """Of (drafted, tokens) per step those that no other beats with fewer drafted."""
+    """The (drafted, tokens) per step that no other point beats with fewer drafted."""
     upper = []
     for drafted, tokens in sorted(points, key=lambda point: (point[0], -point[1])):
         if not upper or tokens > upper[-1][1]:
@@ -143,8 +143,8 @@ def frontier(points):
 
 
 def at_drafted(upper, drafted):
-    """Tokens per step on the frontier at this many drafted; None left of its start.
-    Right of its end nothing is gained by drafting more, so its end counts."""
+    """Tokens per step on the frontier at this many drafted; None before its start.
+    After its end nothing is gained by drafting more, so its end counts."""
     if drafted < upper[0][0]:
         return None
     for (x0, y0), (x1, y1) in zip(upper, upper[1:]):
@@ -154,22 +154,22 @@ def at_drafted(upper, drafted):
 
 
 def compare(sides, depth, name):
-    """One row of the table."""
+    """Runs both sides. Returns one row of the table."""
     runs = {"peer": [], "refrain": []}
     for repeat in range(sides.args.repeats):
         for side in runs:
-            say(f"{name}, depth {depth}: {side}, run {repeat + 1} of {sides.args.repeats}")
+            log(f"{name}, depth {depth}: {side}, run {repeat + 1} of {sides.args.repeats}")
             runs[side].append(getattr(sides, side)(depth))
     for side in runs:
         counts = {(run["steps"], run["tokens_per_step"], run["drafted_per_step"]) for run in runs[side]}
-        assert len(counts) == 1, f"{side} counts differently each time: {counts}"
+        assert len(counts) == 1, f"{side} has other counts in each run: {counts}"
     peer, ours = fastest(runs["peer"]), fastest(runs["refrain"])
     assert (peer["docs"], peer["output_tokens"]) == (ours["docs"], ours["output_tokens"])
     row = {"trace": name, "depth": depth, "peer": peer, "refrain": ours}
     if not sides.args.no_sweep:
         points = [(ours["drafted_per_step"], ours["tokens_per_step"])]
         grid = sides.grid(depth)
-        say(f"{name}, depth {depth}: {len(grid)} settings of refrain")
+        log(f"{name}, depth {depth}: {len(grid)} settings of refrain")
         for settings in grid:
             report = sides.refrain(depth, *settings)
             points.append((report["drafted_per_step"], report["tokens_per_step"]))
@@ -179,8 +179,8 @@ def compare(sides, depth, name):
 
 
 def table(rows):
-    """Lines: what, then for each row the peer's figure, ours, and a ratio above 1
-    where ours is better."""
+    """The table as text. For each row a line has the peer's figure, refrain's, and a ratio
+    that is above 1 where refrain is better."""
     def line(what, of_peer, of_ours, is_more_better):
         text = f"{what:<34}"
         for row in rows:
@@ -235,20 +235,20 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="*", metavar="TRACE")
-    parser.add_argument("--docs", type=int, help="measure no more calls than this")
+    parser.add_argument("--docs", type=int, help="measure at most so many calls")
     parser.add_argument("--warm-docs", type=int, default=0,
-                        help="calls at the start that are known from the start and not measured")
-    parser.add_argument("--depths", default="64,24", help="the peer's depth, refrain's longest pattern")
+                        help="calls at the start that are indexed before the measurement")
+    parser.add_argument("--depths", default="64,24", help="depths of the peer, which are refrain's longest patterns")
     parser.add_argument("--alpha", type=float, default=1.0)
     parser.add_argument("--offset", type=float, default=0.0)
     parser.add_argument("--min-token-prob", type=float, default=0.1)
     parser.add_argument("--max-spec-tokens", type=int, default=32)
-    parser.add_argument("--sources", default="request,global", help="refrain's; the peer has these two")
+    parser.add_argument("--sources", default="request,global", help="refrain's sources; the peer always has request and global")
     parser.add_argument("--seal-tokens", type=int,
-                        help="let refrain seal its live part at this size [default: never]")
+                        help="size at which refrain seals its live part [default: never]")
     parser.add_argument("--depth-cap", action="store_true",
-                        help="let refrain draft no further than the peer's depth allows")
-    parser.add_argument("--tree", action="store_true", help="trees instead of chains, on both sides")
+                        help="limit refrain's drafts by the peer's depth")
+    parser.add_argument("--tree", action="store_true", help="drafts of both sides are trees instead of chains")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--no-sweep", action="store_true")
     parser.add_argument("--refrain", required=True, help=argparse.SUPPRESS)
@@ -269,7 +269,7 @@ def main():
         results += rows
     with open(os.path.join(args.work, "results.json"), "w") as out:
         json.dump(results, out, indent=1)
-    say(f"all figures: {out.name}")
+    log(f"all figures: {out.name}")
 
 
 if __name__ == "__main__":

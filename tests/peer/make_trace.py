@@ -1,5 +1,5 @@
-"""Seeded generator of a trace that looks like an agent's: sessions of several turns,
-groups of samples, answers put together from phrases that come back.
+"""Generates a trace like that of an agent, from a seed: sessions of several turns,
+groups of samples, and answers made of recurring phrases.
 
     python make_trace.py FILE [--seed 1] [--tasks 60]
 """
@@ -13,14 +13,14 @@ SAMPLES = 4
 
 
 class Stock:
-    """Phrases, a few of them said often and most of them hardly ever."""
+    """Phrases of which a few are frequent and most are rare."""
 
     def __init__(self, rng):
         self.rng = rng
         self.phrases = [self.fresh() for _ in range(800)]
 
     def fresh(self):
-        # The product of two uniform draws is skewed roughly as the frequency of tokens is.
+        # The product of two uniform draws is skewed about as much as the frequency of tokens.
         return [int(VOCABULARY * self.rng.random() * self.rng.random())
                 for _ in range(self.rng.randint(4, 24))]
 
@@ -30,7 +30,7 @@ class Stock:
         return self.phrases[int(len(self.phrases) * self.rng.random() ** 2)]
 
     def varied(self, phrases):
-        """The same answer as another sample would put it."""
+        """Another sample of the same answer."""
         return [self.phrase() if self.rng.random() < 0.2 else phrase for phrase in phrases]
 
 
@@ -39,7 +39,7 @@ def flat(phrases):
 
 
 def trace(seed, tasks):
-    """One dictionary per call."""
+    """Yields one dictionary per call."""
     rng = random.Random(seed)
     stock = Stock(rng)
     system = flat(stock.phrase() for _ in range(40))

@@ -1,11 +1,11 @@
-"""Replays a trace through arctic-inference's SuffixDecodingCache; prints one JSON object.
+"""Replays a trace through arctic-inference's SuffixDecodingCache. Prints one JSON object.
 
     python peer.py TRACE --depth 64 [--warm TRACE] ...
 
-The recorded output stands in for the model: a draft is accepted as far as the
-recording goes along, and the next recorded token is the one the model adds, unless
-the recording ends there. `refrain replay` counts in the same way. Calls come one
-after the other, and what they say can be drafted from at once.
+The recorded output takes the place of the model. A draft is accepted as far as it agrees
+with the recording. The next recorded token is the bonus token, unless the recording ends
+there. `refrain replay` counts in the same way. Calls come one after the other, and their
+outputs can be drafted from at once.
 """
 
 import argparse
@@ -21,7 +21,7 @@ clock = time.perf_counter_ns
 
 
 def calls(path):
-    """(prompt, output) of each line."""
+    """Yields (prompt, output) of each line."""
     with open(path) as lines:
         for line in lines:
             call = json.loads(line)
@@ -30,14 +30,14 @@ def calls(path):
 
 
 def resident_bytes():
-    """Resident memory, less what the allocator keeps for later."""
+    """Resident memory, without what the allocator keeps for later."""
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def accepted(draft, recorded):
-    """How many tokens of the draft the recording goes along with."""
+    """The number of draft tokens that agree with the recording."""
     tokens, parents, node = draft.token_ids, draft.parents, -1
     for depth, token in enumerate(recorded):
         for child in range(node + 1, len(tokens)):
@@ -50,7 +50,7 @@ def accepted(draft, recorded):
 
 
 class Empty:
-    """What calling any Python method of this shape costs here."""
+    """A method of the same shape that does nothing."""
 
     def speculate(self, req_id, context, max_spec_tokens=None, max_spec_factor=1.0,
                   max_spec_offset=0.0, min_token_prob=0.1, use_tree_spec=False):
@@ -66,7 +66,7 @@ def times_us(ns):
 
 
 def empty_call_us(settings, count=20000):
-    """The same measurement around a method that does nothing."""
+    """Times calls of a method that does nothing."""
     empty, context, taken = Empty(), np.zeros(8, dtype=np.int32), []
     for _ in range(count):
         start = clock()
@@ -76,7 +76,7 @@ def empty_call_us(settings, count=20000):
 
 
 def replay(cache, path, depth, settings, first_id):
-    """Counts, and nanoseconds by what was done."""
+    """Replays a trace. Returns its counts, and the nanoseconds of each kind of call."""
     counts = dict.fromkeys(
         ("docs", "prompt_tokens", "output_tokens", "steps", "drafted", "accepted"), 0)
     start_ns, add_ns, speculate_ns = 0, 0, []
@@ -87,7 +87,7 @@ def replay(cache, path, depth, settings, first_id):
         cache.start_request(req_id, prompt)
         start_ns += clock() - begin
         while known < end:
-            # Cut here rather than in the cache: its callers do so too.
+            # The context is cut here rather than in the cache, as the callers of the cache do.
             context = text[max(0, known - depth):known]
             begin = clock()
             draft = cache.speculate(req_id, context, **settings)
@@ -109,10 +109,10 @@ def replay(cache, path, depth, settings, first_id):
 
 
 def warm(cache, path):
-    """Adds whole outputs. Returns how many requests and tokens these were."""
+    """Adds whole outputs. Returns the numbers of requests and tokens."""
     requests = tokens = 0
     for requests, (_, output) in enumerate(calls(path), 1):
-        # Its prompt would only be put into a tree that is thrown away at once.
+        # The prompt would only go into a tree that is dropped at once.
         cache.start_request(requests - 1, output[:0])
         cache.add_active_response(requests - 1, output)
         cache.stop_request(requests - 1)
@@ -145,7 +145,7 @@ def main():
         cache, args.trace, args.depth, settings, warm_docs)
     wall_s = time.perf_counter() - began
     proposing = times_us(speculate_ns)
-    # The list of times is the script's, not the cache's.
+    # The list of times belongs to the script, and must not count as memory of the cache.
     del speculate_ns
     steps, outputs = max(counts["steps"], 1), max(counts["output_tokens"], 1)
     kept = max(warm_tokens + counts["output_tokens"], 1)

@@ -1,6 +1,8 @@
-"""The Python client against a draft store that runs, and against one that is away.
+"""Tests of the Python client, with a running draft store and without one.
 
-    client.py REFRAIN MODEL        # the binary, the folder of the shipped model
+    client.py REFRAIN MODEL
+
+REFRAIN is the binary, and MODEL the folder of the shipped model.
 """
 
 import itertools
@@ -40,19 +42,19 @@ def wait_until(what, holds):
     until = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         if time.monotonic() > until:
-            raise AssertionError(f"in vain: {what}")
+            raise AssertionError(f"this did not happen in {PATIENCE_SECONDS} s: {what}")
         time.sleep(0.02)
 
 
 class Mesh:
-    """Keys, a configuration, and a draft store that can be stopped."""
+    """The keys and the configuration of a mesh, and a draft store that can be stopped."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
         self.port = free_port()
         self.store = None
         self.keys = subprocess.run([REFRAIN, "keys"], check=True, capture_output=True, text=True).stdout
-        # Nobody listens there: the client needs the store alone.
+        # No other service runs: the client needs only the store.
         text = (
             f'{self.keys}\n[telemetry]\nlog = "error"\n[urls]\nscheduler = "http://127.0.0.1:1"\n'
             f'[draft_store]\nlisten = "127.0.0.1:{self.port}"\ndata_dir = "{self.folder}/store"\n'
@@ -83,7 +85,7 @@ class Mesh:
         given = {
             "STORE_URL": f"http://127.0.0.1:{self.port}", "MESH__SECRET": self.key("secret"),
             "MESH__NAMESPACE_PUBLIC_KEY": self.key("namespace_public_key"), "TOKENIZER": MODEL, "TOKEN": self.token(),
-            "LOG": "error", "MEMORY__FOLLOW_WAIT_MS": 200, **settings,
+            "LOG": "error", **settings,
         }  # fmt: skip
         variables = {f"REFRAIN_CLIENT_{name}": str(value) for name, value in given.items() if value is not None}
         os.environ.update(variables)
@@ -95,7 +97,8 @@ class Mesh:
 
 
 def undisturbed(client, call):
-    """What a call says that found no part of the memory busy. A step goes without such a part, as it should."""
+    """Repeats a call until it finds no index busy, and returns its result. A step goes without a busy index, as it
+    should."""
     answers = []
 
     def holds():
@@ -103,7 +106,7 @@ def undisturbed(client, call):
         answers.append(call())
         return client.stats()["busy"] == before
 
-    wait_until("a call that finds all of the memory", holds)
+    wait_until("a call that finds no index busy", holds)
     return answers[-1]
 
 
@@ -111,21 +114,22 @@ def drafts(client, wanted, **how):
     return undisturbed(client, lambda: client.propose(wanted, **how))
 
 
-def drafted(client, request, room=16, **how):
-    (draft,) = drafts(client, [(request, room)], **how)
+def drafted(client, request, tokens_max=16, **how):
+    (draft,) = drafts(client, [(request, tokens_max)], **how)
     return draft[0]
 
 
 def extend(client, request, tokens):
-    """What the memory was too busy for it gets with the next tokens, or none."""
+    """Reports emitted tokens. Tokens that a busy index did not get are merged by the next call."""
     before = client.stats()["busy"]
     client.extend(request, tokens)
     if client.stats()["busy"] != before:
         undisturbed(client, lambda: client.extend(request, []))
 
 
-def say(client, request, tokens, prompt=PROMPT, **named):
-    client.start(request, prompt, **named)
+def emit(client, request, tokens, prompt=PROMPT, **fields):
+    """Runs a request from its begin to its end."""
+    client.start(request, prompt, **fields)
     extend(client, request, tokens)
     client.finish(request)
 
@@ -139,18 +143,18 @@ class WithMesh(unittest.TestCase):
 
 
 class WithoutAStore(WithMesh):
-    """The engine goes on when the store is away, from what was said in it."""
+    """Without a store the engine goes on, and drafts from its own outputs."""
 
-    def test_what_is_said_is_drafted_from_at_once(self):
+    def test_emitted_tokens_are_drafted_from_at_once(self):
         client = self.mesh.client()
         client.start("a", PROMPT)
         extend(client, "a", TEXT[:60])
         client.start("b", array("i", PROMPT))
         extend(client, "b", array("i", TEXT[:10]))
-        # Another request that still runs is drafted from, as far as it has come.
+        # The output of another running request is drafted from as far as it has come.
         self.assertEqual(drafted(client, "b"), TEXT[10:26])
-        self.assertEqual(drafted(client, "b", room=3), TEXT[10:13])
-        # The match: the last 16 tokens of the prompt, and what both said.
+        self.assertEqual(drafted(client, "b", tokens_max=3), TEXT[10:13])
+        # The match has the last 16 tokens of the prompt and the output of both.
         self.assertEqual(drafted(client, "b", factor=0.5), TEXT[10 : 10 + 26 // 2])
         extend(client, "a", TEXT[60:])
         client.finish("a")
@@ -160,9 +164,9 @@ class WithoutAStore(WithMesh):
         self.assertEqual((stats["requests"], stats["said_tokens"]), (1, 220))
         self.assertFalse(client.drain(0.2))
 
-    def test_all_requests_are_drafted_for_in_one_call(self):
+    def test_one_call_drafts_for_all_requests(self):
         client = self.mesh.client()
-        say(client, "first", TEXT)
+        emit(client, "first", TEXT)
         for number in range(8):
             client.start(str(number), PROMPT)
             extend(client, str(number), TEXT[: 20 + number])
@@ -174,7 +178,7 @@ class WithoutAStore(WithMesh):
             self.assertGreaterEqual(match_len, 20 + number)
         self.assertEqual(found[8][0], [])
 
-    def test_a_request_goes_on_after_the_engine_made_room(self):
+    def test_a_request_is_resumed_after_the_engine_made_room(self):
         client = self.mesh.client()
         client.start("a", PROMPT)
         extend(client, "a", TEXT[:50])
@@ -183,36 +187,36 @@ class WithoutAStore(WithMesh):
         extend(client, "a", TEXT[50:60])
         client.start("b", PROMPT)
         extend(client, "b", TEXT[:48])
-        # It is one output, before and after: the match of 48 runs on past the place.
-        wait_until("the pieces are together", lambda: drafted(client, "b", room=12) == TEXT[48:60])
+        # Both parts are one output: the draft after a match of 48 tokens runs on past the interruption.
+        wait_until("both parts are one output", lambda: drafted(client, "b", tokens_max=12) == TEXT[48:60])
 
     def test_accepted_drafts_are_counted(self):
         client = self.mesh.client()
-        say(client, "first", TEXT)
+        emit(client, "first", TEXT)
         client.start("a", PROMPT)
         extend(client, "a", TEXT[:10])
-        self.assertEqual(drafted(client, "a", room=6), TEXT[10:16])
+        self.assertEqual(drafted(client, "a", tokens_max=6), TEXT[10:16])
         extend(client, "a", [*TEXT[10:14], 555])
         stats = client.stats()
         self.assertEqual(stats["accepted_tokens"], 4)
-        # One draft, unless it was asked for again, since the memory was busy.
+        # There is one draft, or more where the call was repeated since an index was busy.
         self.assertGreaterEqual(stats["drafts"], 1)
         self.assertLessEqual(stats["drafted_tokens"], 6 * stats["drafts"])
         self.assertIn("refrain_client_accepted_tokens_total 4", client.metrics())
 
-    def test_the_engines_own_drafts_are_replaced_where_others_are_worth_more(self):
+    def test_the_engines_own_drafts_are_replaced_by_better_ones(self):
         client = self.mesh.client()
-        say(client, "first", TEXT)
+        emit(client, "first", TEXT)
 
-        def steps(name, rival):
-            """Whose drafts are taken, while the engine says the text, two tokens a step."""
+        def steps(name, engine_draft):
+            """Emits the text, two tokens a step. Returns for each step whether the engine's draft was replaced."""
             client.start(name, PROMPT)
             taken = []
             for at in range(0, 60, 2):
-                own = rival(at + 2)
+                own = engine_draft(at + 2)
                 before = client.stats()["busy"]
                 (draft,) = client.step([(name, TEXT[at : at + 2], 6, own)])
-                # A step that a part of the memory was too busy for shows nothing.
+                # A step that found an index busy shows nothing.
                 if client.stats()["busy"] == before:
                     taken.append(draft is not None)
                 if draft:
@@ -220,22 +224,22 @@ class WithoutAStore(WithMesh):
             client.finish(name)
             return taken
 
-        # A head that is always wrong is found out, and so is one that is always right, but shorter.
+        # A head that is always wrong is replaced, and so is one that is always right but drafts fewer tokens.
         wrong = steps("wrong", lambda at: [999] * 6)
         self.assertTrue(len(wrong) > 5 and all(wrong[5:]), wrong)
         shorter = steps("short", lambda at: TEXT[at : at + 2])
         self.assertTrue(len(shorter) > 5 and all(shorter[5:]), shorter)
-        # A prompt that nobody had, where only the engine's head knows anything.
+        # For a new prompt only the engine's head has drafts.
         client.start("new", PROMPT)
         drafts = [client.step([("new", [700 + at], 6, [701 + at])])[0] for at in range(20)]
         self.assertEqual(drafts, [None] * 20)
 
-    def test_a_head_that_knows_more_is_left_alone(self):
+    def test_drafts_of_a_better_head_are_kept(self):
         client = self.mesh.client()
         other = [(at * 31 + 7) % 500 for at in range(400)]
-        # What was said before goes wrong after each two tokens.
+        # Each earlier output differs after two tokens.
         for at in range(0, 396, 2):
-            say(client, f"misleads-{at}", [*other[at : at + 2], 888, 889, 890], prompt=PROMPT)
+            emit(client, f"misleads-{at}", [*other[at : at + 2], 888, 889, 890], prompt=PROMPT)
         client.start("a", PROMPT)
         taken = []
         for at in range(0, 390, 2):
@@ -245,17 +249,17 @@ class WithoutAStore(WithMesh):
 
     def test_a_token_must_be_the_meshs_own(self):
         client = self.mesh.client()
-        say(client, "first", TEXT)
+        emit(client, "first", TEXT)
         with tempfile.TemporaryDirectory() as folder:
             foreign = Mesh(folder).token()
         for token in (foreign, "nonsense", self.mesh.token()[:-4]):
             with self.assertRaisesRegex(ValueError, "namespace refused"):
                 client.start(token[-8:], PROMPT, namespace=token)
-            # It runs, with its own text alone.
+            # The request runs, and drafts from its own text alone.
             extend(client, token[-8:], TEXT[:20])
             self.assertEqual(drafted(client, token[-8:]), [])
             extend(client, token[-8:], TEXT[:10])
-            self.assertEqual(drafted(client, token[-8:], room=4), TEXT[10:14])
+            self.assertEqual(drafted(client, token[-8:], tokens_max=4), TEXT[10:14])
         self.assertEqual(client.stats()["refused_tokens"], 3)
         with self.assertRaisesRegex(ValueError, "namespace refused"):
             self.mesh.client(TOKEN=foreign)
@@ -263,8 +267,8 @@ class WithoutAStore(WithMesh):
     def test_groups_are_drafted_from_first(self):
         client = self.mesh.client()
         for sample in range(5):
-            say(client, f"other-{sample}", TEXT[:30] + [1, 2, 3, 4])
-        # Fewer than those, but most of their group.
+            emit(client, f"other-{sample}", TEXT[:30] + [1, 2, 3, 4])
+        # Fewer outputs than those, but the majority of their group.
         for sample in range(3):
             client.start(f"one-{sample}", PROMPT, group="g")
             extend(client, f"one-{sample}", TEXT[:30] + [5, 6, 7, 8])
@@ -272,24 +276,8 @@ class WithoutAStore(WithMesh):
         extend(client, "two", TEXT[:30])
         client.start("three", PROMPT)
         extend(client, "three", TEXT[:30])
-        self.assertEqual(drafted(client, "two", room=4), [5, 6, 7, 8])
-        self.assertEqual(drafted(client, "three", room=4), [1, 2, 3, 4])
-
-    def test_requests_that_ended_are_remembered_within_bounds(self):
-        client = self.mesh.client(PAUSED_TOKENS_MAX=2 * len(PROMPT) + 60)
-        for name in ("a", "b"):
-            say(client, name, TEXT[:30])
-        self.assertEqual(client.stats()["paused_tokens"], 2 * len(PROMPT) + 60)
-        # It goes on, and ends with the same text.
-        client.start("b", PROMPT)
-        self.assertEqual(client.stats()["paused_tokens"], len(PROMPT) + 30)
-        client.finish("b")
-        self.assertEqual(client.stats()["paused_tokens"], 2 * len(PROMPT) + 60)
-        say(client, "c", TEXT[:31])
-        self.assertEqual(client.stats()["paused_tokens"], len(PROMPT) + 31)
-        say(client, "long", TEXT, prompt=PROMPT * 10)
-        self.assertEqual(client.stats()["paused_tokens"], 0)
-        self.assertIn("refrain_client_forgotten_requests_total 4", client.metrics())
+        self.assertEqual(drafted(client, "two", tokens_max=4), [5, 6, 7, 8])
+        self.assertEqual(drafted(client, "three", tokens_max=4), [1, 2, 3, 4])
 
     def test_bad_input_is_refused(self):
         client = self.mesh.client()
@@ -315,61 +303,61 @@ class WithAStore(WithMesh):
     def test_outputs_outlive_the_engine_and_reach_others(self):
         engine, other = self.mesh.client(), self.mesh.client()
         wait_until("both follow", lambda: engine.stats()["is_caught_up"] and other.stats()["is_caught_up"])
-        say(engine, "a", TEXT)
+        emit(engine, "a", TEXT)
         self.assertTrue(engine.drain(PATIENCE_SECONDS))
-        wait_until("the other engine hears it", lambda: other.stats()["documents"] == 1)
+        wait_until("the other engine has it", lambda: other.stats()["documents"] == 1)
         other.start("b", PROMPT)
         extend(other, "b", TEXT[:8])
         self.assertEqual(drafted(other, "b"), TEXT[8:24])
         del engine
-        # The store as well: what it acknowledged is on the disk.
+        # Outputs also outlive the store: what it acknowledged is on the disk.
         self.mesh.stop(signal.SIGKILL)
         self.mesh.start()
         restarted = self.mesh.client()
-        wait_until("it is there again", lambda: restarted.stats()["documents"] == 1)
+        wait_until("the output is there again", lambda: restarted.stats()["documents"] == 1)
         restarted.start("c", PROMPT)
         extend(restarted, "c", TEXT[:8])
         self.assertEqual(drafted(restarted, "c"), TEXT[8:24])
 
-    def test_a_store_that_comes_back_gets_what_it_missed(self):
+    def test_a_restarted_store_gets_the_outputs_that_it_missed(self):
         engine = self.mesh.client()
         self.mesh.stop()
         for number in range(20):
-            say(engine, str(number), [number, *TEXT])
+            emit(engine, str(number), [number, *TEXT])
         self.assertFalse(engine.drain(0.1))
         self.mesh.start()
         self.assertTrue(engine.drain(PATIENCE_SECONDS))
         other = self.mesh.client()
-        wait_until("all are there", lambda: other.stats()["documents"] == 20)
+        wait_until("all outputs are there", lambda: other.stats()["documents"] == 20)
 
     def test_the_token_can_come_from_a_file(self):
         file = self.mesh.folder / "token"
         file.write_text(self.mesh.token() + "\n")
         engine = self.mesh.client(TOKEN=None, TOKEN_FILE=file)
-        say(engine, "a", TEXT)
+        emit(engine, "a", TEXT)
         self.assertTrue(engine.drain(PATIENCE_SECONDS))
-        # A token of the request names the same namespace.
+        # A request can bring a token of the same namespace itself.
         other = self.mesh.client(TOKEN=None)
         other.start("b", PROMPT, namespace=self.mesh.token())
         extend(other, "b", TEXT[:8])
         wait_until("the namespace is followed", lambda: drafted(other, "b") == TEXT[8:24])
-        # Without any nothing is known.
+        # Without a token there are no drafts of the namespace.
         other.start("c", PROMPT)
         extend(other, "c", TEXT[:8])
         self.assertEqual(drafted(other, "c"), [])
 
 
-class StandIn(WithMesh):
-    """What vLLM 0.32 calls, in the order in which its SuffixDecodingProposer does."""
+class SuffixCache(WithMesh):
+    """The suffix cache, called in the order of vLLM 0.32's SuffixDecodingProposer."""
 
     def step(self, cache, batch):
         drafts = []
-        for req_id, prompt, context, said in batch:
+        for req_id, prompt, context, emitted in batch:
             if req_id not in cache.active_requests:
                 if req_id in cache.cached_requests:
                     cache.evict_cached_response(req_id)
                 cache.start_request(req_id, prompt)
-            cache.add_active_response(req_id, said)
+            cache.add_active_response(req_id, emitted)
             pattern = array("i", context[-24:])
             draft = cache.speculate(req_id, pattern, max_spec_tokens=24, max_spec_factor=1.0, min_token_prob=0.1)
             drafts.append(draft.token_ids)
@@ -379,11 +367,11 @@ class StandIn(WithMesh):
         return drafts
 
     def decode(self, cache, req_id, text):
-        """The engine says the text, whatever is drafted. Returns its steps."""
+        """Emits the text, whatever is drafted. Returns the number of steps."""
         prompt, at, steps = array("i", PROMPT), 1, 0
-        said = text[:1]
+        emitted = text[:1]
         while True:
-            (draft,) = self.step(cache, [(req_id, prompt, PROMPT + text[:at], said)])
+            (draft,) = self.step(cache, [(req_id, prompt, PROMPT + text[:at], emitted)])
             steps += 1
             if at == len(text):
                 self.step(cache, [])
@@ -391,11 +379,11 @@ class StandIn(WithMesh):
             kept = 0
             while kept < len(draft) and at + kept < len(text) - 1 and draft[kept] == text[at + kept]:
                 kept += 1
-            said = text[at : at + kept + 1]
+            emitted = text[at : at + kept + 1]
             at += kept + 1
 
     def few_steps(self, cache, fields=None):
-        """Says the text until nobody was in the way: steps that met somebody else went without drafts."""
+        """Emits the text until it takes few steps: a step that finds an index busy goes without drafts."""
         attempts = itertools.count()
 
         def holds():
@@ -404,7 +392,7 @@ class StandIn(WithMesh):
                 cache.announce(req_id, fields, Ending())
             return self.decode(cache, req_id, TEXT) < len(TEXT) // 5
 
-        wait_until("a text that is known takes few steps", holds)
+        wait_until("a known text takes few steps", holds)
 
     def test_a_repeated_text_takes_few_steps(self):
         cache = SuffixDecodingCache(max_tree_depth=24, max_cached_requests=10000, client=self.mesh.client())
@@ -412,7 +400,7 @@ class StandIn(WithMesh):
         self.few_steps(cache)
         self.assertEqual(list(cache.active_requests), [])
 
-    def test_calls_out_of_order_are_refused_as_the_peer_does(self):
+    def test_calls_out_of_order_are_refused_as_arctic_inference_does(self):
         cache = SuffixDecodingCache(client=self.mesh.client())
         for call in (
             lambda: cache.stop_request("a"),
@@ -435,10 +423,10 @@ class StandIn(WithMesh):
         fields = {"refrain_namespace": self.mesh.token(), "refrain_document": "0" * 31 + "7"}
         self.few_steps(cache, fields)
 
-    def test_what_a_request_had_said_before_the_engine_made_room_is_known(self):
+    def test_the_output_before_an_interruption_is_known(self):
         cache = SuffixDecodingCache(client=self.mesh.client())
         prompt = array("i", PROMPT)
-        # One whose token is refused is not remembered, one that cannot be read not even begun: neither goes on by itself.
+        # A request with a refused token is not resumed, and one with unreadable fields is not even begun.
         refused = {"refrain_namespace": "nonsense"}
         for req_id, fields, is_begun in (("kept", {}, True), ("refused", refused, True), ("unread", {"refrain_group": 1}, False)):
             cache.announce(req_id, fields, Ending())
@@ -449,7 +437,7 @@ class StandIn(WithMesh):
             self.assertEqual(draft[:4], TEXT[10:14] if is_begun else [], req_id)
             self.step(cache, [])
 
-    def test_a_client_that_goes_on_is_told_nothing_twice(self):
+    def test_a_client_that_resumes_gets_no_token_twice(self):
         client = mock.create_autospec(Client, instance=True)
         client.propose.return_value = [([], 0.0, 0)]
         cache = SuffixDecodingCache(client=client)
@@ -458,8 +446,8 @@ class StandIn(WithMesh):
             client.extend.reset_mock()
             cache.announce(req_id, {}, Ending(), [7, 8, 9])
             self.step(cache, [(req_id, array("i", PROMPT), PROMPT, [1])])
-            told = [call.args[1] for call in client.extend.call_args_list]
-            self.assertEqual(told, [more, [1]] if more else [[1]])
+            extended = [call.args[1] for call in client.extend.call_args_list]
+            self.assertEqual(extended, [more, [1]] if more else [[1]])
 
     def test_fields_that_cannot_be_read_do_not_stop_the_engine(self):
         client = self.mesh.client()
@@ -475,11 +463,11 @@ class StandIn(WithMesh):
             cache.announce(str(number), fields, Ending())
             self.assertEqual(self.decode(cache, str(number), TEXT), len(TEXT), fields)
         self.assertEqual(client.stats()["refused_fields"], len(unreadable))
-        # The largest epoch has no next one.
+        # The largest epoch has no next epoch.
         cache.announce("last", {**token, "refrain_epoch": 2**63 - 1}, Ending())
         for _ in range(2):
             self.decode(cache, "last", TEXT)
-        # Without a token nobody says where an output is kept.
+        # Without a token the other fields are not read.
         cache.announce("alone", {"refrain_document": 7, "refrain_epoch": -1, "refrain_written": []}, Ending())
         self.decode(cache, "alone", TEXT)
         self.assertEqual(client.stats()["refused_fields"], len(unreadable))
@@ -509,7 +497,7 @@ class StandIn(WithMesh):
         ):
             self.assertIn(why, refuse(wrong))
 
-    def test_batches_tell_every_cache_once(self):
+    def test_batches_announce_each_request_once_to_every_cache(self):
         from refrain_client import vllm
 
         added = []
@@ -517,11 +505,11 @@ class StandIn(WithMesh):
         names = ("vllm", "vllm.v1", "vllm.v1.worker", "vllm.v1.worker.gpu_input_batch")
         modules = {name: ModuleType(name) for name in names}
         modules[names[-1]].InputBatch = batch
-        caches = [SuffixDecodingCache(client=vllm.Nothing()) for _ in range(2)]
-        told = []
+        caches = [SuffixDecodingCache(client=vllm.NullClient()) for _ in range(2)]
+        announced = []
         with mock.patch.dict(sys.modules, modules):
             for at, cache in enumerate(caches):
-                cache.announce = lambda *what, at=at: told.append((at, *what))
+                cache.announce = lambda *what, at=at: announced.append((at, *what))
                 vllm.announce_to(cache)
         params = {"eos_token_id": 2, "stop_token_ids": [7], "max_tokens": 30}
         for req_id, fields in (("a", {"refrain_group": "g"}), ("b", {"other": 1}), ("c", None)):
@@ -529,12 +517,12 @@ class StandIn(WithMesh):
             batch().add_request(Namespace(req_id=req_id, sampling_params=Namespace(**params), output_token_ids=[1] * 10))
         self.assertEqual(added, ["a", "b", "c"])
         self.assertEqual([(at, req_id) for req_id in "abc" for at in sorted({0, 1})], [
-            (at, req_id) for at, req_id, *_ in sorted(told, key=lambda one: (one[1], one[0]))
+            (at, req_id) for at, req_id, *_ in sorted(announced, key=lambda one: (one[1], one[0]))
         ])  # fmt: skip
-        for _, req_id, fields, ending, said in told:
-            # Only what is Refrain's own is passed on.
+        for _, req_id, fields, ending, output in announced:
+            # Only Refrain's own fields are passed on.
             self.assertEqual(fields, {"refrain_group": "g"} if req_id == "a" else {})
-            self.assertEqual(said, [1] * 10)
+            self.assertEqual(output, [1] * 10)
             self.assertEqual((ending.stop_ids, ending.left), ({2, 7}, 20))
 
     def test_outputs_end_where_the_engine_ends_them(self):
@@ -551,7 +539,7 @@ class StandIn(WithMesh):
         ending = Ending([9], 6)
         self.assertEqual([ending.take([1, 2])[1] for _ in range(3)], [None, None, "length"])
 
-    def test_the_client_hears_why_an_output_ended(self):
+    def test_the_client_gets_the_finish_reason_of_the_cache(self):
         client = mock.create_autospec(Client, instance=True)
         client.start.return_value, client.propose.return_value = 0, [([], 0.0, 0)]
         cache = SuffixDecodingCache(client=client)
@@ -560,18 +548,18 @@ class StandIn(WithMesh):
         prompt, context = array("i", PROMPT), PROMPT
         self.step(cache, [(req_id, prompt, context, [1, 2]) for req_id in "abc"])
         self.step(cache, [("a", prompt, context, [3, 9, 4]), ("b", prompt, context, [3, 4, 5])])
-        # The engine brings what has ended once more, before it is out of the batch.
+        # The engine reports tokens of an ended output once more, before the request leaves the batch.
         self.step(cache, [("a", prompt, context, [5])])
         self.step(cache, [])
         self.assertEqual(
             client.extend.call_args_list,
             [mock.call(req_id, [1, 2]) for req_id in "abc"] + [mock.call("a", [3, 9]), mock.call("b", [3, 4])],
         )
-        # The third left the batch before it came to an end: maybe only for now.
+        # The third left the batch before its end, maybe only for now.
         ended = [mock.call("a", "stop"), mock.call("b", "length"), mock.call("c")]
         self.assertEqual(client.finish.call_args_list, ended)
 
-    def test_the_scheduler_tells_why_an_output_ended(self):
+    def test_the_client_gets_the_finish_reason_of_the_scheduler(self):
         names = ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.scheduler")
         modules = {name: ModuleType(name) for name in names}
         passed_on = []
@@ -581,7 +569,7 @@ class StandIn(WithMesh):
             from refrain_client.scheduler import RefrainScheduler
 
         class Request:
-            """As vLLM's scheduler has it."""
+            """A request as vLLM's scheduler holds it."""
 
             def __init__(self, name):
                 self.request_id, self.all_token_ids, self.num_prompt_tokens = name, [*PROMPT, 1], len(PROMPT)
@@ -605,7 +593,7 @@ class StandIn(WithMesh):
         scheduler.requests = {request.request_id: request for request in requests}
         scheduler.update_draft_token_ids(drafted(["a", "b", "c"], [[5], [6], []]))
         self.assertEqual(passed_on, [[[7, 8], [6], []]])
-        # They leave with what they said last, and nobody ended the third.
+        # They leave with their last tokens. The third has no finish reason.
         for request, reason in zip(requests, ("length", "abort", None)):
             request.all_token_ids += [2, 3]
             request.reason = reason
@@ -616,7 +604,7 @@ class StandIn(WithMesh):
         ended = {call.args for call in scheduler.drafts.finish.call_args_list}
         self.assertEqual(ended, {("a", "length"), ("b", "abort"), ("c", None)})
 
-    def test_the_plugin_shadows_no_file(self):
+    def test_the_plugin_replaces_a_module_only_where_a_store_is_configured(self):
         import importlib.util
 
         from refrain_client import vllm
@@ -628,12 +616,12 @@ class StandIn(WithMesh):
         self.addCleanup(os.environ.pop, "REFRAIN_CLIENT_STORE_URL")
         for _ in range(2):
             vllm.register()
-            # As vLLM looks whether the package is there, and then imports the class.
+            # vLLM checks that the package is there, and then imports the class.
             self.assertIsNotNone(importlib.util.find_spec("arctic_inference"))
             importlib.import_module("arctic_inference")
-            from arctic_inference.suffix_decoding import SuffixDecodingCache as stands
+            from arctic_inference.suffix_decoding import SuffixDecodingCache as replacement
 
-            self.assertIs(stands, vllm.SuffixDecodingCache)
+            self.assertIs(replacement, vllm.SuffixDecodingCache)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""The SGLang plugin, in an engine that calls it as the source of SGLang 0.5.23 does. No SGLang runs here.
+"""Tests of the SGLang plugin, in a fake engine that calls it as the source of SGLang 0.5.23 does. SGLang is not
+needed.
 
-    in_sglang.py REFRAIN MODEL        # the binary, the folder of the shipped model
+    in_sglang.py REFRAIN MODEL
+
+REFRAIN is the binary, and MODEL the folder of the shipped model.
 """
 
 import os
@@ -17,14 +20,14 @@ from refrain_client.corpus import RefrainCorpus
 
 END = 2
 NODES = 8
-# SGLang's --speculative-ngram-max-trie-depth: so much of a text its corpus is shown.
+# Tokens at the end of a text that the corpus gets: SGLang's --speculative-ngram-max-trie-depth.
 TAIL = 18
 # Longer than a test takes.
 NEVER_SECONDS = 3600.0
 
 
 class Req:
-    """What the plugin reads of a request of SGLang's."""
+    """The fields of SGLang's requests that the plugin reads."""
 
     def __init__(self, rid, text, prompt=PROMPT, **params):
         self.rid, self.text = rid, text
@@ -41,11 +44,11 @@ class Req:
     def output_ids_through_stop(self):
         return self.output_ids[: self.finished_len] if self.finished_len is not None else self.output_ids
 
-    def says(self, at):
-        """Its token there, whatever is drafted; beyond its end, what nobody hears."""
+    def token_at(self, at):
+        """The token of the output at a position, whatever is drafted. Tokens after the end are not kept."""
         return self.text[at] if at < len(self.text) else 999
 
-    def hear(self, tokens):
+    def append(self, tokens):
         for token in tokens:
             self.output_ids.append(token)
             if self.finished_reason is None and token == END:
@@ -59,57 +62,57 @@ class Req:
 
 
 class Engine:
-    """SGLang's NGRAMWorker and its scheduler. Where steps overlap, what a step brought is known to a request only after the
-    next one began."""
+    """SGLang's NGRAMWorker with its scheduler. Where steps overlap, a request gets the tokens of a step only after
+    the next step began."""
 
     def __init__(self, corpus, overlaps):
         self.corpus, self.overlaps = corpus, overlaps
-        self.batch, self.brought, self.last, self.steps = [], {}, set(), 0
+        self.batch, self.sampled, self.last, self.steps = [], {}, set(), 0
 
     def step(self):
         self.steps += 1
         batch, corpus = self.batch, self.corpus
-        ahead = {req.rid: self.brought.get(req.rid, []) for req in batch}
-        corpus.meet(batch)
+        ahead = {req.rid: self.sampled.get(req.rid, []) for req in batch}
+        corpus.begin_step(batch)
         corpus.synchronize()
         texts = [[*req.origin_input_ids_unpadded, *req.output_ids, *ahead[req.rid]] for req in batch]
         nodes, mask = corpus.batch_get([req.rid for req in batch], [text[-TAIL:] for text in texts], list(map(len, texts)))
         assert (nodes.dtype, mask.dtype) == ("int64", "int64")
         nodes, mask = nodes.reshape(len(batch), NODES), mask.reshape(len(batch), NODES, NODES)
-        brought = {}
+        sampled = {}
         for req, text, tokens, before in zip(batch, texts, nodes.tolist(), mask.tolist()):
             assert tokens[0] == text[-1]
-            brought[req.rid] = self.verify(req, len(text) - len(PROMPT), tokens, before)
+            sampled[req.rid] = self.verify(req, len(text) - len(PROMPT), tokens, before)
         corpus.batch_put([text[-TAIL:] for text in texts])
         here = {req.rid for req in batch}
         if gone := self.last - here:
             corpus.erase_match_state(list(gone))
         self.last = here
-        heard, self.brought = (self.brought, brought) if self.overlaps else (brought, {})
+        accepted, self.sampled = (self.sampled, sampled) if self.overlaps else (sampled, {})
         for req in batch:
-            req.hear(heard.get(req.rid, []))
+            req.append(accepted.get(req.rid, []))
         self.batch = [req for req in batch if req.finished_reason is None]
 
     def flush(self):
-        """SGLang's caches are emptied, for which nothing may run."""
+        """Flushes SGLang's caches, for which nothing may run."""
         assert not self.batch
         self.corpus.reset()
         self.last = set()
 
     @staticmethod
     def verify(req, at, tokens, before):
-        """The path through the tree that the request says, and one token more."""
+        """Returns the accepted path through the tree, and one bonus token."""
         assert all(before[node][node] for node in range(NODES))
         parents = [max((other for other in range(node) if before[node][other]), default=-1) for node in range(NODES)]
-        node, said = 0, []
+        node, emitted = 0, []
         while True:
-            said.append(req.says(at + len(said)))
+            emitted.append(req.token_at(at + len(emitted)))
             children = [child for child in range(NODES) if parents[child] == node]
-            # A token that stands there twice would count twice where it is sampled.
+            # Equal siblings would count twice where a token is sampled.
             assert len({tokens[child] for child in children}) == len(children)
-            node = next((child for child in children if tokens[child] == said[-1]), None)
+            node = next((child for child in children if tokens[child] == emitted[-1]), None)
             if node is None:
-                return said
+                return emitted
 
 
 class Corpus(WithMesh):
@@ -117,16 +120,17 @@ class Corpus(WithMesh):
         return RefrainCorpus(self.mesh.client(**settings), NODES)
 
     def run_all(self, engine, reqs):
-        """Returns the steps that it took."""
+        """Runs requests to their ends. Returns the number of steps."""
         engine.batch, before = list(reqs), engine.steps
         while engine.batch:
             engine.step()
-        # Whatever comes next, or the end.
+        # A further step, so that SGLang removes the last requests.
         engine.step()
         return engine.steps - before
 
     def few_steps(self, engine, count=1, **params):
-        """Says the text until nobody was in the way: steps that met somebody else went without drafts. Returns what was run."""
+        """Emits the text until it takes few steps: a step that finds an index busy goes without drafts. Returns all
+        requests."""
         ran = []
 
         def holds():
@@ -134,7 +138,7 @@ class Corpus(WithMesh):
             ran.extend(reqs)
             return self.run_all(engine, reqs) < len(TEXT) // 3
 
-        wait_until("a text that is known takes few steps", holds)
+        wait_until("a known text takes few steps", holds)
         return ran
 
     def test_repeated_texts_take_few_steps_and_are_what_they_were(self):
@@ -148,19 +152,20 @@ class Corpus(WithMesh):
             for req in ran:
                 self.assertEqual(list(req.output_ids_through_stop), text)
             stats = corpus.client.stats()
-            # Nothing past an output's end is remembered.
+            # No token after the end of an output is kept.
             self.assertEqual((stats["requests"], stats["said_tokens"]), (0, len(ran) * len(text)))
 
     def assert_in_the_store(self, count, *texts):
-        """So many outputs, and these with their last tokens."""
+        """Asserts that the store has so many outputs, and these texts with their last tokens."""
         other = self.mesh.client()
-        wait_until("all are there", lambda: other.stats()["documents"] == count)
+        wait_until("all outputs are there", lambda: other.stats()["documents"] == count)
         for at, text in enumerate(texts):
             other.start(str(at), text[-12:-4])
-            wait_until("its end is there", lambda at=at, text=text: other.propose([(str(at), 4)])[0][0] == text[-4:])
+            wait_until("the end of the output is there", lambda at=at, text=text: other.propose([(str(at), 4)])[0][0] == text[-4:])
 
     def ended(self, *reqs):
-        """An engine whose requests have ended with no step after that: their last tokens are not known here, and nobody looks."""
+        """Returns an engine whose requests have ended without a further step. Their last tokens are not known to the
+        client, and the thread that looks for ends does not run."""
         with mock.patch.object(corpus, "LOOK_EVERY_SECONDS", NEVER_SECONDS):
             engine = Engine(self.corpus(), False)
         engine.batch = list(reqs)
@@ -171,7 +176,7 @@ class Corpus(WithMesh):
         self.assertLess(stats["said_tokens"], sum(len(req.text) for req in reqs))
         return engine
 
-    def test_a_flush_hands_on_what_the_last_batch_said(self):
+    def test_a_flush_passes_on_the_tokens_of_the_last_batch(self):
         self.mesh.start()
         texts = [[*TEXT[:60], END], [9, *TEXT[60:], END]]
         engine = self.ended(*(Req(str(at), text) for at, text in enumerate(texts)))
@@ -186,7 +191,7 @@ class Corpus(WithMesh):
         self.assertTrue(client.drain(PATIENCE_SECONDS))
         self.assert_in_the_store(3, *texts, last)
 
-    def test_ends_are_handed_on_though_no_step_follows(self):
+    def test_ends_are_passed_on_though_no_step_follows(self):
         self.mesh.start()
         for overlaps, text in ((False, [7, *TEXT, END]), (True, [8, *TEXT, END])):
             engine = Engine(self.corpus(), overlaps)
@@ -195,30 +200,30 @@ class Corpus(WithMesh):
             while len(req.output_ids) < 50:
                 engine.step()
             if overlaps:
-                # Whoever asked has left: no token tells of this end.
+                # The client disconnected, so no token marks this end.
                 req.finish("abort")
             else:
                 while engine.batch:
                     engine.step()
-            wait_until("it has ended here", lambda client=client: client.stats()["requests"] == 0)
+            wait_until("the request has ended here", lambda client=client: client.stats()["requests"] == 0)
             self.assertGreaterEqual(client.stats()["said_tokens"], len(req.output_ids))
             self.assertTrue(client.drain(PATIENCE_SECONDS))
             self.assert_in_the_store(1 + overlaps, list(req.output_ids))
 
-    def test_the_step_that_follows_an_end_hands_it_on(self):
+    def test_the_step_after_an_end_passes_it_on(self):
         req = Req("a", [*TEXT, END])
         engine = self.ended(req)
         client = engine.corpus.client
-        # One look alone may come while SGLang is ending it, and within a step nobody is taken out of the batch.
-        engine.corpus.look()
-        engine.corpus.meet([req])
-        engine.corpus.look()
+        # One call alone may come while SGLang is ending the request, and within a step no request is removed.
+        engine.corpus.settle_ended()
+        engine.corpus.begin_step([req])
+        engine.corpus.settle_ended()
         self.assertEqual(client.stats()["requests"], 1)
-        engine.corpus.meet([Req("b", [8, *TEXT])])
+        engine.corpus.begin_step([Req("b", [8, *TEXT])])
         stats = client.stats()
         self.assertEqual((stats["requests"], stats["said_tokens"]), (1, len(TEXT) + 1))
 
-    def test_outputs_reach_the_store_whole_also_those_of_the_last_batch(self):
+    def test_whole_outputs_reach_the_store_also_those_of_the_last_batch(self):
         self.mesh.start()
         corpus = self.corpus()
         engine = Engine(corpus, True)
@@ -229,21 +234,21 @@ class Corpus(WithMesh):
         reqs[2].finish("abort")
         corpus.close()
         other = self.mesh.client()
-        wait_until("all are there", lambda: other.stats()["documents"] == 3)
+        wait_until("all outputs are there", lambda: other.stats()["documents"] == 3)
         for start, then in ((PROMPT[-4:] + [7, *TEXT[:3]], TEXT[3:6]), (PROMPT[-4:] + [8, *TEXT[:3]], TEXT[3:6])):
             other.start(str(start), start)
             found = undisturbed(other, lambda: other.propose([(str(start), 3)]))
             self.assertEqual(found[0][0], then)
 
-    def test_a_request_that_sglang_made_room_with_goes_on(self):
+    def test_a_request_that_sglang_made_room_with_is_resumed(self):
         corpus = self.corpus()
         engine = Engine(corpus, True)
         req, other = Req("a", [*TEXT, END]), Req("b", [9, *TEXT[:60], END])
         engine.batch = [req, other]
         for _ in range(10):
             engine.step()
-        # What the last step brought is heard, and it leaves.
-        req.hear(engine.brought.pop("a"))
+        # The request gets the tokens of the last step, and leaves the batch.
+        req.append(engine.sampled.pop("a"))
         engine.batch = [other]
         engine.step()
         self.assertEqual(corpus.client.stats()["requests"], 1)
@@ -254,34 +259,34 @@ class Corpus(WithMesh):
         self.assertEqual(list(req.output_ids_through_stop), [*TEXT, END])
         self.assertEqual(corpus.client.stats()["said_tokens"], len(TEXT) + 1 + 62)
 
-    def test_one_whose_token_is_refused_is_not_read_twice(self):
+    def test_the_text_of_a_refused_request_is_not_indexed_twice(self):
         corpus = self.corpus()
         engine = Engine(corpus, False)
         req = Req("a", [*TEXT, END], custom_params={"refrain_namespace": "nonsense"})
-        with mock.patch.object(announced, "_refused", True):
+        with mock.patch.object(announced, "_has_warned", True):
             for batch in ([req], [], [req]):
                 engine.batch = batch
                 for _ in range(5):
                     engine.step()
-        # A text that stood there twice would be drafted from.
+        # A text that was indexed twice would be drafted from.
         stats = corpus.client.stats()
         self.assertEqual((stats["refused_tokens"], stats["drafted_tokens"]), (2, 0))
 
-    def test_an_output_longer_than_the_tail_is_followed_whole_when_it_is_met(self):
-        # As when SGLang made room with a request whose token is refused: nothing of its output is known.
+    def test_an_output_longer_than_the_tail_is_taken_whole_when_its_request_begins(self):
+        # Nothing of the output is known where SGLang made room with a request whose token is refused.
         for overlaps in (False, True):
             corpus = self.corpus()
             engine = Engine(corpus, overlaps)
             req = Req("a", [*TEXT, END])
-            req.hear(TEXT[1 : 1 + 2 * TAIL])
+            req.append(TEXT[1 : 1 + 2 * TAIL])
             self.run_all(engine, [req])
             self.assertEqual(corpus.client.stats()["said_tokens"], len(TEXT) + 1)
             client = corpus.client
             for at in (4, 2 * TAIL, 3 * TAIL):
                 client.start(str(at), [*PROMPT[-4:], *TEXT[at - 4 : at]])
-                wait_until("it is drafted from", lambda at=at: client.propose([(str(at), 3)])[0][0] == TEXT[at : at + 3])
+                wait_until("the output is drafted from", lambda at=at: client.propose([(str(at), 3)])[0][0] == TEXT[at : at + 3])
 
-    def test_what_sglang_would_not_judge_exactly_is_not_drafted(self):
+    def test_requests_that_sglang_does_not_verify_exactly_get_no_drafts(self):
         corpus = self.corpus()
         engine = Engine(corpus, False)
         self.run_all(engine, [Req("a", [*TEXT, END])])
@@ -291,7 +296,7 @@ class Corpus(WithMesh):
             self.assertEqual(corpus.client.stats()["drafted_tokens"], before)
         self.few_steps(engine)
 
-    def test_a_token_of_the_request_is_believed_when_it_is_signed(self):
+    def test_a_token_of_the_request_is_accepted_when_it_is_signed(self):
         corpus = self.corpus(TOKEN=None)
         engine = Engine(corpus, False)
         fields = {"custom_params": {"refrain_namespace": self.mesh.token(), "other": 1}}
@@ -322,11 +327,11 @@ def server_args(**given):
 
 class Plugin(unittest.TestCase):
     def setUp(self):
-        """The names that the plugin imports of SGLang."""
+        """Provides the names that the plugin imports from SGLang."""
         self.registered = {}
 
         class CustomSpecAlgo:
-            """As SGLang's, without its callers."""
+            """SGLang's base class, as far as the plugin overrides it."""
 
             def is_ngram(self):
                 return False
@@ -379,7 +384,7 @@ class Plugin(unittest.TestCase):
         plugin.algorithm.handle_server_args(deep)
         self.assertEqual(deep.speculative_ngram_max_trie_depth, 32)
 
-    def test_it_refuses_what_would_not_be_lossless(self):
+    def test_it_refuses_configurations_that_are_not_lossless(self):
         self.assertIsNone(sglang.refuse(server_args()))
         for wrong in (
             {"tp_size": 2}, {"pp_size": 2}, {"dp_size": 2}, {"device": "cpu"}, {"device": "xpu"},

@@ -1,4 +1,7 @@
-"""The official client against a mesh: python openai_client.py URL KEY MODEL."""
+"""Tests of a mesh with the official OpenAI client.
+
+    openai_client.py URL KEY MODEL
+"""
 
 import sys
 
@@ -12,7 +15,7 @@ settings = {"model": model, "temperature": 0.7, "seed": 11, "max_tokens": 24}
 
 def check(holds, what):
     if not holds:
-        sys.exit(f"not as it should be: {what}")
+        sys.exit(f"check failed: {what}")
 
 
 # Chat
@@ -24,7 +27,7 @@ check(answer.choices[0].finish_reason in ("stop", "length"), answer)
 check(answer.usage.completion_tokens <= 24, answer.usage)
 check(answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens, answer.usage)
 raw = client.chat.completions.with_raw_response.create(messages=messages, **settings)
-check(raw.parse().choices[0].message.content == text, "the same seed, another text")
+check(raw.parse().choices[0].message.content == text, "the same seed gave another text")
 check(raw.headers.get("x-request-id"), "no request id")
 
 # Several choices, log-probabilities
@@ -47,13 +50,13 @@ check(events[-1].choices == [] and events[-1].usage.completion_tokens > 0, event
 check(all(event.usage is None for event in events[:-1]), "usage before the end")
 check(events[-2].choices[0].finish_reason in ("stop", "length"), events[-2])
 events = list(client.chat.completions.create(messages=messages, stream=True, **settings))
-check(all(event.choices for event in events), "an event without choices that nobody asked for")
+check(all(event.choices for event in events), "an event without choices, though usage was not requested")
 
-# The streaming helper of the client, which reassembles the answer
+# The streaming helper of the client, which reassembles the answer.
 with client.chat.completions.stream(messages=messages, **settings) as stream:
     for _ in stream:
         pass
-    # The snapshot, since the helper's final answer is an error where the limit was reached.
+    # Reads the snapshot, since the helper's final answer is an error where the token limit was reached.
     check(stream.current_completion_snapshot.choices[0].message.content == text, "the helper's text differs")
 
 # Text completions
@@ -80,7 +83,7 @@ def refused(error, call):
     except error as caught:
         check(caught.body and caught.body["message"], caught)
         return caught
-    sys.exit(f"no {error.__name__}")
+    sys.exit(f"the call raised no {error.__name__}")
 
 
 stranger = openai.OpenAI(base_url=f"{url}/v1", api_key="nobody", max_retries=0)

@@ -1,4 +1,4 @@
-"""Refrain inside a real vLLM: `method: suffix` with arctic-inference's cache, and with Refrain's package in its place."""
+"""Refrain's plugin inside a real vLLM, compared with arctic-inference: `method: suffix` with the cache of either."""
 
 import json
 import shutil
@@ -12,24 +12,24 @@ from engines import Process, Vllm, series
 from mesh import PUBLIC, TENANT, TOKENS, await_ready, clear, free_port, keys, prompts
 
 PEER, OURS = "arctic", "refrain"
-# The engine's own drafts, and the same with drafts overridden by the scheduler.
+# The engine's own drafts; HYBRID adds Refrain's scheduler, which overrides some of them.
 NGRAM, EAGLE3, HYBRID = "ngram", "eagle3", "+hybrid"
 SUFFIX = ["--speculative-config", json.dumps({"method": "suffix", "num_speculative_tokens": 24})]
 OWN_DRAFTS = {
     NGRAM: {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4},
-    # As deep as the shipped head was trained.
+    # The depth for which the shipped head was trained.
     EAGLE3: {"method": "eagle3", "num_speculative_tokens": 6},
 }
 SCHEDULER = ["--scheduler-cls", "refrain_client.scheduler.RefrainScheduler"]
-# What is asked in a run of each: every prompt once, and again.
+# Rounds of a warm run; each sends every prompt once.
 ROUNDS = 4
 PROMPTS = 40
-# The first requests after a restart, which must be drafted for as well as the others.
+# First requests after a restart, whose drafts must be as good as the others.
 FIRST = 5
 
 
 class Store:
-    """A draft store by itself, and a token for it."""
+    """A draft store without other services, and a token for it."""
 
     def __init__(self, options):
         self.options, self.url = options, f"http://127.0.0.1:{free_port()}"
@@ -58,11 +58,11 @@ files = "{options.model}"
             self.options.refrain, "store", "sign", "--config", self.config, "--tenant", TENANT, "--model", PUBLIC,
         ]  # fmt: skip
         token = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        return {**follows(self.url, self.keys), "REFRAIN_CLIENT_TOKEN": token}
+        return {**plugin_variables(self.url, self.keys), "REFRAIN_CLIENT_TOKEN": token}
 
 
-def follows(store_url, keys):
-    """What the package inside an engine is told of a mesh."""
+def plugin_variables(store_url, keys):
+    """The environment with which the plugin inside an engine follows a store."""
     return {
         "REFRAIN_CLIENT_STORE_URL": store_url,
         "REFRAIN_CLIENT_MESH__SECRET": keys["secret"],
@@ -71,18 +71,19 @@ def follows(store_url, keys):
 
 
 def arguments(options, name):
-    """What a vLLM is started with."""
-    whose, plus, _ = name.partition(HYBRID)
-    own = OWN_DRAFTS.get(whose)
+    """The arguments of a vLLM for a run of this name."""
+    drafts, hybrid, _ = name.partition(HYBRID)
+    own = OWN_DRAFTS.get(drafts)
     if own is None:
         return SUFFIX
-    if whose == EAGLE3:
+    if drafts == EAGLE3:
         own = {**own, "model": str(head_for_vllm(options))}
-    return ["--no-async-scheduling", "--speculative-config", json.dumps(own), *(SCHEDULER if plus else [])]
+    return ["--no-async-scheduling", "--speculative-config", json.dumps(own), *(SCHEDULER if hybrid else [])]
 
 
 def head_for_vllm(options):
-    """The shipped EAGLE-3 head, whose configuration names the layers by their outputs. vLLM goes by their inputs."""
+    """The folder of the shipped EAGLE-3 head with its layers named for vLLM: by their inputs instead of their
+    outputs."""
     shipped, folder = options.model / "eagle3", options.work / "eagle3"
     folder.mkdir(exist_ok=True)
     shutil.copy(shipped / "model.safetensors", folder)
@@ -94,14 +95,14 @@ def head_for_vllm(options):
 
 
 class Run:
-    """One life of a vLLM: what it said, and what its proposals took."""
+    """The outputs of a vLLM from its start to its stop, and the times of its proposals."""
 
     def __init__(self, options, name, store, rounds):
         self.steps_file = options.work / f"attach-{name}.steps"
         self.steps_file.write_bytes(b"")
         has_drafts = name.startswith(OURS) or name.endswith(HYBRID)
-        # The same plugins are installed for both; the peer's process has no store configured.
-        variables = plugins(options, self.steps_file)
+        # Both have the same plugins installed, but arctic-inference's process has no store configured.
+        variables = probe_variables(options, self.steps_file)
         metrics = f"127.0.0.1:{free_port()}"
         if has_drafts:
             variables |= {**store.variables(), "REFRAIN_CLIENT_METRICS_LISTEN": metrics}
@@ -110,67 +111,70 @@ class Run:
         engine.start()
         try:
             asked = prompts(engine)[:PROMPTS]
-            self.said, self.seconds, self.steps = [], [], []
+            self.outputs, self.seconds, self.steps = [], [], []
             for _ in range(rounds):
                 for prompt in asked:
                     before = len(probe.records(self.steps_file))
                     started = time.perf_counter()
-                    self.said.append(engine.greedy(prompt, TOKENS))
+                    self.outputs.append(engine.greedy(prompt, TOKENS))
                     self.seconds.append(time.perf_counter() - started)
                     self.steps.append(probe.records(self.steps_file)[before:])
             self.verified = int(engine.metric("vllm:spec_decode_num_accepted_tokens_total"))
             self.drafted = int(engine.metric("vllm:spec_decode_num_draft_tokens_total"))
-            # A step brings one token of the engine's own; what else was said had been drafted. vLLM also counts what it
-            # accepts beyond the end of an output, which nobody hears.
+            # Each step has one bonus token, and all other tokens had been drafted. vLLM's own counter includes tokens
+            # that it accepted after the end of an output.
             self.steps_taken = int(engine.metric("vllm:iteration_tokens_total_count"))
-            self.accepted = sum(map(len, self.said)) - self.steps_taken
-            # What the package inside says that the engine said.
-            self.told_tokens = int(series(f"http://{metrics}", "refrain_client_said_tokens_total")) if has_drafts else 0
+            self.accepted = sum(map(len, self.outputs)) - self.steps_taken
+            # The tokens that the plugin counted.
+            self.counted_tokens = int(series(f"http://{metrics}", "refrain_client_said_tokens_total")) if has_drafts else 0
         finally:
-            # Like a rollout of the deployment: in order, but with no time to spare.
+            # In order, but without a wait, like the rollout of a deployment.
             engine.process.stop(signal.SIGTERM)
 
     def accepted_length(self, requests):
-        """Tokens per step of these requests."""
+        """The tokens per step of these requests."""
         return accepted_length(self.steps[requests])
 
     def proposal_us(self):
         return [step[0] / 1e3 for request in self.steps for step in request]
 
     def token_ms(self):
-        return 1e3 * sum(self.seconds) / sum(map(len, self.said))
+        return 1e3 * sum(self.seconds) / sum(map(len, self.outputs))
 
     def summary(self):
         text = (
-            f"{len(self.said)} requests, {sum(map(len, self.said))} tokens in {self.steps_taken} steps, {self.token_ms():.2f} ms "
-            f"each: {self.accepted} draft tokens heard, {self.verified} of {self.drafted} accepted"
+            f"{len(self.outputs)} requests, {sum(map(len, self.outputs))} tokens in {self.steps_taken} steps, "
+            f"{self.token_ms():.2f} ms each: {self.accepted} draft tokens emitted, {self.verified} of {self.drafted} accepted"
         )
         took = self.proposal_us()
         if took:
-            text += f"; proposal per step {statistics.median(took):.1f} us median, {undisturbed_mean(took):.1f} us mean of the fastest 95 %"
+            text += (
+                f"; proposal per step {statistics.median(took):.1f} us median, "
+                f"{undisturbed_mean(took):.1f} us mean of the fastest 95 %"
+            )
         return text
 
 
 def accepted_length(requests):
-    """Tokens per step of requests, of each the probe's records."""
+    """The tokens per step of requests, given by the probe's records of each."""
     steps = [step for request in requests for step in request]
     return sum(step[2] for step in steps) / sum(step[1] for step in steps)
 
 
 def undisturbed_mean(values):
-    """The mean of what the machine did not interrupt."""
+    """The mean of the fastest 95 %, which leaves out steps that the machine interrupted."""
     return statistics.mean(sorted(values)[: max(1, len(values) * 95 // 100)])
 
 
-def plugins(options, steps_file):
-    """Of a vLLM that writes down what its steps were."""
+def probe_variables(options, steps_file):
+    """The environment of a vLLM with the probe, which records its steps."""
     return {
         "VLLM_PLUGINS": "refrain,refrain_probe", "REFRAIN_PROBE": str(steps_file), "PYTHONPATH": str(install_probe(options)),
     }  # fmt: skip
 
 
 def install_probe(options):
-    """A folder that Python takes for an installed package."""
+    """Installs the probe. Returns a folder for PYTHONPATH, which Python takes for an installed package."""
     folder = options.work / "probe"
     shutil.rmtree(folder, ignore_errors=True)
     about = folder / "refrain_probe-0.dist-info"
@@ -202,8 +206,8 @@ def check(table, options):
 
 def judge(table, runs):
     peer, ours, cold = runs[f"{PEER}-warm"], runs[f"{OURS}-warm"], runs[f"{OURS}-cold"]
-    same = peer.said == ours.said and cold.said == ours.said[:PROMPTS]
-    table.row("attach", "the same greedy tokens", same, f"{len(peer.said)} requests with either, and after the restart")
+    same = peer.outputs == ours.outputs and cold.outputs == ours.outputs[:PROMPTS]
+    table.row("attach", "the same greedy tokens", same, f"{len(peer.outputs)} requests with either, and after the restart")
     holds = ours.accepted >= peer.accepted
     table.row("attach", "accepted tokens", holds, f"{ours.accepted}, arctic-inference {peer.accepted}")
     for what, kind in (("median", statistics.median), ("mean of the fastest 95 %", undisturbed_mean)):
@@ -212,18 +216,18 @@ def judge(table, runs):
         table.row("attach", f"proposal per step, {what}", mine <= theirs, detail)
     warm = ours.accepted_length(slice(-PROMPTS, None))
     for what, requests in ((f"first {FIRST} requests", slice(0, FIRST)), ("all requests", slice(None))):
-        # Of the same requests when they were last asked.
+        # The same requests in their last round.
         before = slice(-PROMPTS, FIRST - PROMPTS) if requests.stop else slice(-PROMPTS, None)
         share = cold.accepted_length(requests) / ours.accepted_length(before)
         peers = runs[f"{PEER}-cold"].accepted_length(requests) / peer.accepted_length(before)
         detail = f"{share:.0%} of the warm accepted length ({warm:.2f}); arctic-inference {peers:.0%}"
         table.row("attach", f"after a restart, {what}", share >= 0.9, detail)
-    said = sum(map(len, ours.said))
-    detail = f"{ours.told_tokens} tokens on /metrics, {said} said"
-    table.row("attach", "metrics of the package inside", ours.told_tokens == said, detail)
+    emitted = sum(map(len, ours.outputs))
+    detail = f"{ours.counted_tokens} tokens on /metrics, {emitted} emitted"
+    table.row("attach", "metrics of the plugin", ours.counted_tokens == emitted, detail)
     for own in OWN_DRAFTS:
         alone, hybrid = runs[own], runs[own + HYBRID]
-        same = alone.said == hybrid.said == ours.said[:PROMPTS]
-        table.row("attach", f"{own} and hybrid: the same greedy tokens", same, f"{len(hybrid.said)} requests")
+        same = alone.outputs == hybrid.outputs == ours.outputs[:PROMPTS]
+        table.row("attach", f"{own} and hybrid: the same greedy tokens", same, f"{len(hybrid.outputs)} requests")
         detail = f"{hybrid.accepted}, alone {alone.accepted}"
         table.row("attach", f"{own} and hybrid: accepted tokens", hybrid.accepted > alone.accepted, detail)

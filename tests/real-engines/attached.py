@@ -1,58 +1,77 @@
-"""A real vLLM with Refrain's package inside, and a mesh in front of it whose worker says whose each request is."""
+"""A real vLLM with Refrain's plugin inside, behind a mesh whose worker sends it the namespace of each request."""
 
 import collections
-import http.client
-import json
 import signal
 import threading
 import time
 
 import probe
-from attach import FIRST, HYBRID, NGRAM, PROMPTS, SUFFIX, accepted_length, arguments, follows, plugins
+from attach import (
+    FIRST,
+    HYBRID,
+    NGRAM,
+    PROMPTS,
+    SUFFIX,
+    accepted_length,
+    arguments,
+    plugin_variables,
+    probe_variables,
+)
 from engines import Vllm, series
-from mesh import TENANT, TOKENS, Mesh, Stream, compare, free_port, keys, prompts
+from mesh import (
+    TENANT,
+    TOKENS,
+    Mesh,
+    await_value,
+    check_disconnects,
+    compare,
+    disconnected_session,
+    free_port,
+    keys,
+    prompts,
+)
 
 NAME = "attached"
 OTHER, OTHER_KEY = "other", "other-key"
 TENANTS = 2
-# The shipped model counts on for ever.
+# A text that the shipped model continues for ever.
 ENDLESS = "1, 2, 3, 4, 5, 6,"
 ENDLESS_TOKENS = 1500
-# Every prompt once in each: drafted for from nothing, in chunks, from what was said, after a restart, by the scheduler.
+# Each round sends every prompt once: without drafts, in chunks, with drafts, after a restart, and with the scheduler.
 TURNS = ("cold", "chunks", "warm", "again", "hybrid")
 
 
-class Inside(Vllm):
-    """A vLLM with the package inside, which is told of a mesh and brings no namespace of its own."""
+class AttachedVllm(Vllm):
+    """A vLLM with the plugin inside, which follows a mesh and has no namespace of its own."""
 
     def __init__(self, options, store, values):
         self.steps_file = options.work / f"{NAME}.steps"
         self.steps_file.write_bytes(b"")
         self.metrics = f"127.0.0.1:{free_port()}"
         variables = {
-            **plugins(options, self.steps_file), **follows(f"http://{store}", values),
+            **probe_variables(options, self.steps_file), **plugin_variables(f"http://{store}", values),
             "REFRAIN_CLIENT_METRICS_LISTEN": self.metrics,
         }  # fmt: skip
         super().__init__(options.work, free_port(), options.model, SUFFIX, variables)
         self.kind = NAME
 
-    def told(self, name):
-        """A series of the package inside."""
+    def plugin_metric(self, name):
+        """A metric of the plugin."""
         return series(f"http://{self.metrics}", name)
 
     def steps_of(self, call):
-        """What a call answers, and the steps that were made meanwhile."""
+        """Makes a call. Returns its result, and the steps of the engine meanwhile."""
         before = len(probe.records(self.steps_file))
         answer = call()
         return answer, probe.records(self.steps_file)[before:]
 
 
-class Asked:
-    """All that was asked of the mesh: what must be in its store, and be there once."""
+class RequestLog:
+    """All requests to the mesh. The store must have the output of each, and have it once."""
 
     def __init__(self, mesh):
         self.mesh, self.sessions, self.failures = mesh, collections.Counter(), []
-        # Outputs of the other tenant.
+        # The number of outputs of the other tenant.
         self.others = 0
 
     def ask(self, session, prompt, tokens_max=TOKENS, choices=1, **fields):
@@ -63,15 +82,15 @@ class Asked:
             return None
         return answer["choices"][0]
 
-    def said(self):
-        """Outputs of both tenants."""
+    def outputs(self):
+        """The number of outputs of both tenants."""
         return self.sessions.total() + self.others
 
 
 def check(table, options):
     section, values = keys(options.refrain)
     store = f"127.0.0.1:{free_port()}"
-    engine = Inside(options, store, values)
+    engine = AttachedVllm(options, store, values)
     engine.start()
     try:
         settings = "\n".join((
@@ -85,8 +104,8 @@ def check(table, options):
 
 
 def run(table, engine, mesh, options):
-    asked, texts = Asked(mesh), prompts(engine)[:PROMPTS]
-    # Asked directly, by nobody: drafted for from the request's own text, and kept nowhere.
+    asked, texts = RequestLog(mesh), prompts(engine)[:PROMPTS]
+    # Sent directly, without a namespace: such a request drafts from its own text, and its output is not kept.
     alone = [engine.steps_of(lambda prompt=prompt: engine.greedy(prompt, TOKENS)) for prompt in texts]
     expected = [output for output, _ in alone]
     ask_all(asked, "cold", texts)
@@ -95,15 +114,15 @@ def run(table, engine, mesh, options):
     tenants(table, engine, asked, texts, alone, warm)
     groups(table, engine, asked, texts[1])
     endings(table, asked, texts[2])
-    leaving(table, engine, asked)
-    priority_unheeded(table, asked, texts[3])
+    disconnects(table, engine, asked)
+    priority_ignored(table, asked, texts[3])
     settle(mesh)
     restarted(table, engine, asked, texts, warm)
-    rejections = engine.told("refrain_client_rejections_total")
-    table.row(NAME, "what requests brought", rejections == 0, f"{rejections:.0f} refused inside")
+    rejections = engine.plugin_metric("refrain_client_rejections_total")
+    table.row(NAME, "fields of requests", rejections == 0, f"{rejections:.0f} refused by the plugin")
     settle(mesh)
     hybrid(table, engine, asked, texts, options)
-    priority_heeded(table, engine, asked, texts)
+    priority_respected(table, engine, asked, texts)
     mesh.stop()
     kept(table, engine, asked, texts, expected)
 
@@ -114,14 +133,14 @@ def ask_all(asked, turn, texts, **fields):
 
 
 def settle(mesh):
-    """Waits until the store has all that was said."""
+    """Waits until the store has all outputs."""
     until = time.monotonic() + 30
-    while mesh.metric("refrain_worker_harvest_pending_tokens") > 0 and time.monotonic() < until:
+    while mesh.metric("refrain_upload_pending_tokens") > 0 and time.monotonic() < until:
         time.sleep(0.05)
 
 
 def tenants(table, engine, asked, texts, alone, warm):
-    """What one tenant said helps it alone."""
+    """Checks that outputs of one tenant are drafts for that tenant only."""
     at = max(range(len(texts)), key=lambda at: len(alone[at][1]))
     turns = []
     for turn in ("first", "again"):
@@ -131,79 +150,55 @@ def tenants(table, engine, asked, texts, alone, warm):
         turns.append(len(steps))
     first, again, own = *turns, len(warm[at])
     holds = first > 2 * own and first > 2 * again
-    detail = f"steps for an output that {TENANT} knows: {own}; {OTHER}, at first {first}, then {again}; asked by nobody {len(alone[at][1])}"
+    detail = (
+        f"steps for an output that {TENANT} knows: {own}; {OTHER}, at first {first}, then {again}; "
+        f"without a namespace {len(alone[at][1])}"
+    )
     table.row(NAME, "tenants are apart", holds, detail)
 
 
 def groups(table, engine, asked, prompt):
-    asked.ask("grouped", prompt, choices=3, n=3, temperature=1, seed=5, group="g", vllm_xargs={"refrain_namespace": "forged"})
-    # Counted every few seconds.
-    told = await_value(lambda: engine.told("refrain_worker_groups"), 1)
-    table.row(NAME, "groups reach the engine", told == 1, f"{told:.0f} inside")
+    forged = {"refrain_namespace": "forged"}
+    asked.ask("grouped", prompt, choices=3, n=3, temperature=1, seed=5, group="g", vllm_xargs=forged)
+    # The plugin counts its groups every few seconds.
+    groups = await_value(lambda: engine.plugin_metric("refrain_replica_groups"), 1)
+    table.row(NAME, "groups reach the engine", groups == 1, f"{groups:.0f} in the plugin")
 
 
 def endings(table, asked, prompt):
-    """How an output ended, as the client hears it."""
+    """Checks the finish reasons that clients get."""
     whole = asked.ask("ends", prompt)
     word = whole["text"].split()[1]
-    said = [
+    reasons = [
         whole["finish_reason"], asked.ask("short", prompt, 3)["finish_reason"],
         asked.ask("cut", prompt, stop=[word])["finish_reason"],
     ]  # fmt: skip
-    table.row(NAME, "why outputs end", said == ["stop", "length", "stop"], f"an end token, a limit, a stop string: {', '.join(said)}")
+    detail = f"an end token, a limit, a stop string: {', '.join(reasons)}"
+    table.row(NAME, "finish reasons", reasons == ["stop", "length", "stop"], detail)
 
 
-def leaving(table, engine, asked):
-    """A client that leaves frees the engine, whether it streams or not."""
-    mesh, prompt = asked.mesh, engine.tokenize(ENDLESS)
-    before, freed = engine.metric(engine.generated_series), []
+def disconnects(table, engine, asked):
     for stream in (True, False):
-        session = f"left-{stream}"
-        asked.sessions[session] += 1
-        body = mesh.body(prompt, ENDLESS_TOKENS, stream=stream, session=session)
-        if stream:
-            reading = Stream(mesh.url, "/v1/completions", body)
-            next(iter(reading))
-            leave = reading.leave
-        else:
-            connection = http.client.HTTPConnection(*mesh.url.removeprefix("http://").split(":"))
-            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            await_value(lambda: engine.metric(engine.running_series), 1)
-            leave = connection.close
-        left = time.monotonic()
-        leave()
-        while engine.metric(engine.running_series) > 0 and time.monotonic() < left + 20:
-            time.sleep(0.005)
-        freed.append(time.monotonic() - left)
-    said = engine.metric(engine.generated_series) - before
-    detail = f"engine free after {freed[0] * 1e3:.0f} ms (streamed), {freed[1] * 1e3:.0f} ms (not); {said:.0f} of {2 * ENDLESS_TOKENS} tokens"
-    table.row(NAME, "a client that leaves", max(freed) < 1.0 and said < ENDLESS_TOKENS, detail)
+        asked.sessions[disconnected_session(stream)] += 1
+    check_disconnects(table, NAME, engine, asked.mesh, engine.tokenize(ENDLESS), ENDLESS_TOKENS)
 
 
-def await_value(measured, least, seconds=20):
-    """The figure, once it is so large, or what it is then."""
-    until = time.monotonic() + seconds
-    while (value := measured()) < least and time.monotonic() < until:
-        time.sleep(0.002)
-    return value
-
-
-def priority_unheeded(table, asked, prompt):
-    """A vLLM that was not started with the policy takes the number, and goes by order of arrival."""
-    said = {name: asked.ask(f"unheeded-{name}", prompt, priority=name) for name in ("high", "normal", "low")}
-    same = len({choice and choice["text"] for choice in said.values()}) == 1
-    table.row(NAME, "priorities without the policy", same and not asked.failures, "taken, and not heeded")
+def priority_ignored(table, asked, prompt):
+    """Checks that a vLLM without the priority policy accepts priorities, and ignores them."""
+    answers = {name: asked.ask(f"ignored-{name}", prompt, priority=name) for name in ("high", "normal", "low")}
+    same = len({choice and choice["text"] for choice in answers.values()}) == 1
+    table.row(NAME, "priorities without the policy", same and not asked.failures, "accepted and ignored")
 
 
 def restarted(table, engine, asked, texts, warm):
-    """A new vLLM knows what the mesh remembers, soon after it is there."""
+    """Checks that a restarted vLLM soon has the drafts of the mesh."""
     engine.process.stop(signal.SIGTERM)
     engine.start()
     known = introduced(engine, asked)
-    detail = f"{known:.0f} outputs are inside before anybody asks; {asked.said()} were said"
-    # Those of the calls on behalf of the two tenants stay or go, by whether they came before what the mesh remembers.
-    holds = asked.said() <= known <= asked.said() + TENANTS
-    table.row(NAME, "restarted, told by the mesh", holds, detail)
+    detail = f"the plugin has {known:.0f} outputs before the first request, of {asked.outputs()}"
+    # The outputs of the two warm-up requests are there or not, by whether they came before the drafts of the mesh.
+    holds = asked.outputs() <= known <= asked.outputs() + TENANTS
+    table.row(NAME, "restarted, drafts of the mesh", holds, detail)
     cold = []
     for at, prompt in enumerate(texts):
         _, steps = engine.steps_of(lambda at=at, prompt=prompt: asked.ask(f"again-{at}", prompt))
@@ -214,12 +209,13 @@ def restarted(table, engine, asked, texts, warm):
 
 
 def introduced(engine, asked):
-    """The mesh finds that its engine is back, and tells it whose requests there were. How many outputs that brought inside."""
-    return await_value(lambda: engine.told("refrain_worker_index_documents"), asked.said(), 60)
+    """Waits until the mesh has sent a warm-up request for each namespace. Returns the number of outputs in the
+    plugin."""
+    return await_value(lambda: engine.plugin_metric("refrain_replica_documents"), asked.outputs(), 60)
 
 
 def hybrid(table, engine, asked, texts, options):
-    """The same with the scheduler over n-grams, of an engine that heeds priorities and has one seat."""
+    """Restarts the engine with the scheduler over n-grams, with the priority policy, and with one slot."""
     engine.process.stop(signal.SIGTERM)
     engine.more = [*arguments(options, NGRAM + HYBRID), "--scheduling-policy", "priority", "--max-num-seqs", "1"]
     engine.start()
@@ -229,35 +225,36 @@ def hybrid(table, engine, asked, texts, options):
     steps = engine.metric("vllm:iteration_tokens_total_count") - before[0]
     tokens = engine.metric(engine.generated_series) - before[1]
     detail = f"{tokens:.0f} tokens in {steps:.0f} steps"
-    table.row(NAME, "the scheduler instead", tokens > 3 * steps, detail)
+    table.row(NAME, "drafts by the scheduler", tokens > 3 * steps, detail)
 
 
-def priority_heeded(table, engine, asked, texts):
-    """Of two that wait, the one that matters more goes first, though it came later."""
+def priority_respected(table, engine, asked, texts):
+    """Checks that of two waiting requests the one with the higher priority runs first, though it came later."""
     ended, threads = [], []
 
     def ask(session, prompt, tokens_max, priority):
         asked.ask(session, prompt, tokens_max, priority=priority)
         ended.append(priority)
 
-    def start(*what):
-        threads.append(threading.Thread(target=ask, args=what))
+    def start(*arguments):
+        threads.append(threading.Thread(target=ask, args=arguments))
         threads[-1].start()
 
-    start("seated", engine.tokenize(ENDLESS), ENDLESS_TOKENS, "normal")
-    seated = await_value(lambda: engine.metric(engine.running_series), 1)
+    start("running", engine.tokenize(ENDLESS), ENDLESS_TOKENS, "normal")
+    running = await_value(lambda: engine.metric(engine.running_series), 1)
     for count, (priority, prompt) in enumerate((("low", texts[4]), ("high", texts[5])), 1):
         start(f"waits-{priority}", prompt, TOKENS, priority)
         waiting = await_value(lambda count=count: engine.metric("vllm:num_requests_waiting"), count)
     for thread in threads:
         thread.join()
-    holds = seated == 1 and waiting == 2 and ended.index("high") < ended.index("low")
+    holds = running == 1 and waiting == 2 and ended.index("high") < ended.index("low")
     table.row(NAME, "priorities with the policy", holds, f"{waiting:.0f} waited; ended in the order {', '.join(ended)}")
 
 
 def kept(table, engine, asked, texts, expected):
-    """What the store has: every output once, as it was said, with why it ended."""
-    table.row(NAME, "all were answered", not asked.failures, "; ".join(asked.failures[:3]) or f"{asked.sessions.total()} requests")
+    """Checks the store: every output once, with the right tokens and finish reason."""
+    detail = "; ".join(asked.failures[:3]) or f"{asked.sessions.total()} requests"
+    table.row(NAME, "all requests were answered", not asked.failures, detail)
     documents = asked.mesh.kept()
     sessions = collections.Counter(document["session"] for document in documents)
     strange = [str(session) for session in sessions | asked.sessions if sessions[session] != asked.sessions[session]]
@@ -272,12 +269,13 @@ def kept(table, engine, asked, texts, expected):
     detail = f"{same} of {len(outputs)} outputs; {ties} part at near-ties; {len(wrong)} differ"
     table.row(NAME, "same greedy tokens", not wrong, detail)
     ends = {
-        "ends": "stop", "short": "length", "cut": "stop", "left-True": "cancelled", "left-False": "cancelled", "seated": "length",
+        "ends": "stop", "short": "length", "cut": "stop", disconnected_session(True): "cancelled",
+        disconnected_session(False): "cancelled", "running": "length",
     }  # fmt: skip
     found = {session: by_session.get(session, {}).get("finish") for session in ends}
     whole, cut = (by_session.get(session, {}).get("output_token_ids", []) for session in ("ends", "cut"))
-    # Cut where its stop string ends: the engine goes on for a while, and drafts from that.
+    # The output is cut where its stop string ends. The engine goes on for a while, and drafts from that.
     holds = found == ends and 0 < len(cut) < len(whole) and cut == whole[: len(cut)]
-    table.row(NAME, "why they ended, in the store", holds, ", ".join(f"{name} {how}" for name, how in found.items()))
+    table.row(NAME, "finish reasons, in the store", holds, ", ".join(f"{name} {how}" for name, how in found.items()))
     group = {document["group"] for document in documents if document["session"] == "grouped"}
     table.row(NAME, "groups, in the store", group == {"g"}, f"{group}")

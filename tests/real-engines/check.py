@@ -1,4 +1,4 @@
-"""Checks a mesh in front of real engines. Started by `tests/real-engines/run`."""
+"""Checks of a mesh in front of real engines. `tests/real-engines/run` starts them."""
 
 import argparse
 import contextlib
@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import statistics
 import sys
 import threading
@@ -18,11 +17,15 @@ import attached
 import drive
 import faulty
 from engines import END_TOKEN, SERVED, LlamaCpp, Vllm, call
-from mesh import TOKENS, Mesh, Stream, Table, clear, compare, free_port, prompts
+from mesh import TOKENS, Mesh, Stream, Table, check_disconnects, clear, compare, free_port, prompts
 
 LONG_TOKENS = 200
+# Longer than the engine runs before it learns of a disconnect.
+ENDLESS_TOKENS = 1500
+# Without its end token the shipped model never ends an output.
+ENDLESS = {"logit_bias": {str(END_TOKEN): -100}}
 
-# Parts that are of a vLLM with Refrain's package inside.
+# The parts with Refrain's plugin inside a vLLM.
 INSIDE = {"attach": attach, "attached": attached}
 
 
@@ -47,18 +50,19 @@ def same_tokens(table, engine, options, what, env):
 
 
 def seeds(table, engine, mesh, prompt):
-    """The same seed gives the same output, another seed and another choice another.
+    """Checks that equal seeds give equal outputs, and that other seeds and other choices give other outputs.
 
-    Alone, that is: these engines' arithmetic depends on the batch, so a choice beside others may part from the same one alone.
+    Requests run alone. The arithmetic of these engines depends on the batch, so a choice in a larger batch may
+    differ.
     """
 
-    def said(**fields):
-        answer = mesh.ask(prompt, temperature=1.5, logit_bias={str(END_TOKEN): -100}, **fields)[1]
+    def sampled(**fields):
+        answer = mesh.ask(prompt, temperature=1.5, **ENDLESS, **fields)[1]
         return [choice["text"] for choice in answer["choices"]]
 
-    # Before the first the engine may not have the prompt in its cache, and then it is read in another batch.
-    said(seed=7)
-    first, again, other, choices = said(seed=7), said(seed=7), said(seed=8), said(seed=7, n=3)
+    # At the first request the prompt may not be in the engine's cache, and then it is read in another batch.
+    sampled(seed=7)
+    first, again, other, choices = sampled(seed=7), sampled(seed=7), sampled(seed=8), sampled(seed=7, n=3)
     holds = first == again and first != other and len(set(choices)) == 3
     detail = f"again {first == again}, another seed differs {first != other}, {len(set(choices))} of 3 choices differ"
     table.row(engine.kind, "seeds", holds, detail)
@@ -66,8 +70,10 @@ def seeds(table, engine, mesh, prompt):
 
 @contextlib.contextmanager
 def apart(engine, mesh):
-    """The engine has a core by itself, the mesh and its clients have the others. vLLM's processes never sleep: who else has to hear
-    of a token would wait for a core, and longer the more there are who have to."""
+    """Gives the engine a core of its own, and the others to the mesh and its clients.
+
+    vLLM's processes never sleep. Every process that a token passes through would wait for a core.
+    """
     cores = sorted(os.sched_getaffinity(0))
     here, there = (cores[1:], cores[:1]) if len(cores) > 1 else (cores, cores)
     try:
@@ -82,8 +88,8 @@ def apart(engine, mesh):
 
 
 def streaming(table, engine, mesh, prompt):
-    """Of a text that is long enough for the engine to send it piece by piece: on few cores some keep what they said for a while."""
-    fields = {"logit_bias": {str(END_TOKEN): -100}}
+    """Checks streaming with a long output: on few cores some engines send the first tokens late."""
+    fields = ENDLESS
     whole = mesh.ask(prompt, LONG_TOKENS, **fields)[1]["choices"][0]["text"]
     times, text, ended = [], "", False
     started = time.monotonic()
@@ -97,40 +103,8 @@ def streaming(table, engine, mesh, prompt):
     table.row(engine.kind, "streaming", holds, detail)
 
 
-def cancelling(table, engine, mesh, prompt):
-    """A client that leaves frees the engine, whether it streams or not."""
-    endless = {"logit_bias": {str(END_TOKEN): -100}}
-    before = engine.metric(engine.generated_series)
-    freed = []
-    for stream in (True, False):
-        body = mesh.body(prompt, 1500, stream=stream, **endless)
-        if stream:
-            reading = Stream(mesh.url, "/v1/completions", body)
-            events = iter(reading)
-            for _ in range(5):
-                next(events)
-            leave = reading.leave
-        else:
-            host, port = mesh.url.removeprefix("http://").split(":")
-            connection = http.client.HTTPConnection(host, int(port))
-            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            until = time.monotonic() + 10
-            while engine.metric(engine.running_series) < 1 and time.monotonic() < until:
-                pass
-            leave = connection.close
-        left = time.monotonic()
-        leave()
-        while engine.metric(engine.running_series) > 0 and time.monotonic() < left + 20:
-            time.sleep(0.005)
-        freed.append(time.monotonic() - left)
-    said = engine.metric(engine.generated_series) - before
-    holds = max(freed) < 1.0 and said < 1500
-    detail = f"engine free after {freed[0] * 1e3:.0f} ms (streamed), {freed[1] * 1e3:.0f} ms (not); {said:.0f} of 3000 tokens"
-    table.row(engine.kind, "a client that leaves", holds, detail)
-
-
 def restart(table, engine, mesh, asked):
-    """The engine is killed and started again while clients ask."""
+    """Kills the engine and starts it again while clients send requests."""
     expected = [mesh.ask(prompt)[1]["choices"][0]["text"] for prompt in asked]
     over = threading.Event()
     right, wrong, errors, lock = [], [], [], threading.Lock()
@@ -138,17 +112,17 @@ def restart(table, engine, mesh, asked):
     def client(offset):
         number = offset
         while not over.is_set():
-            place = number % len(asked)
+            position = number % len(asked)
             number += 4
-            status, answer = mesh.ask(asked[place])
+            status, answer = mesh.ask(asked[position])
             with lock:
                 if status != 200:
                     shaped = isinstance(answer, dict) and set(answer.get("error", {})) >= {"message", "type", "param", "code"}
                     passes = shaped and status in (502, 503, 504)
                     (errors if passes else wrong).append((time.monotonic(), answer))
-                    # As a client's library does.
+                    # The pause of a client library.
                     time.sleep(0.2)
-                elif answer["choices"][0]["text"] == expected[place]:
+                elif answer["choices"][0]["text"] == expected[position]:
                     right.append(time.monotonic())
                 else:
                     wrong.append((time.monotonic(), answer))
@@ -171,26 +145,26 @@ def restart(table, engine, mesh, asked):
         thread.join()
     after = [at for at in right if at > back]
     late = [at for at, _ in errors if after and at > after[0] + 3]
-    # Four clients that wait 200 ms after each: no more than that, from the kill until all is well.
+    # Four clients with a pause of 200 ms after each error cannot get more errors than this during the outage.
     most = 4 * (1 + (back - killed + 3) / 0.2)
     holds = not wrong and before > 0 and len(after) >= 20 and not late and len(errors) <= most
     holds = holds and mesh.process.child.poll() is None
-    detail = f"{len(right)} answers right, {len(wrong)} wrong, {len(errors)} told of an error meanwhile"
+    detail = f"{len(right)} answers right, {len(wrong)} wrong, {len(errors)} errors meanwhile"
     if after:
         detail += f"; serving {after[0] - back:.1f} s after the engine"
     table.row(engine.kind, "restart under load", holds, detail)
 
 
 def faults(table, engine, options, prompt):
-    """Every fault is told clearly, in time, and outlived."""
+    """Checks that each fault gives a clear error in time, and that the worker survives it."""
     status, answer = call(engine_mesh_url(options) + "/v1/completions", {"model": "no-such-model", "prompt": "x"})
     holds = status == 404 and answer["error"]["code"] == "model_not_found"
     table.row(engine.kind, "wrong model name of a client", holds, f"{status} {answer['error']['code']}")
 
     strange = Mesh(options, engine.kind, engine.url, f"{engine.kind}-strange", served="no-such-model")
     code = strange.process.child.wait(60)
-    told = f"serves {SERVED}, not no-such-model" in pathlib.Path(strange.process.log).read_text()
-    table.row(engine.kind, "wrong model name in the worker", code != 0 and told, f"exit {code}, named: {told}")
+    is_named = f"serves {SERVED}, not no-such-model" in pathlib.Path(strange.process.log).read_text()
+    table.row(engine.kind, "wrong model name in the worker", code != 0 and is_named, f"exit {code}, named: {is_named}")
 
     proxy = faulty.Proxy(engine.url, engine.generate_path)
     settings = "first_token_ms_max = 1000\nidle_ms_max = 1000"
@@ -209,7 +183,7 @@ def faults(table, engine, options, prompt):
             time.sleep(0.1)
     status, _ = mesh.ask(prompt)
     alive = mesh.process.child.poll() is None and status == 200
-    table.row(engine.kind, "the worker outlives them", alive, f"status {status} afterwards")
+    table.row(engine.kind, "the worker survives faults", alive, f"status {status} afterwards")
     mesh.process.stop()
     proxy.stop()
 
@@ -219,7 +193,8 @@ def engine_mesh_url(options):
 
 
 def added_time(table, engine, mesh, asked):
-    """Asked directly and through Refrain, in the order A B B A: at most 1 ms more, as far as the noise lets that be told."""
+    """Compares requests sent directly and through Refrain, in the order A B B A: Refrain adds at most 1 ms, within
+    the noise."""
 
     def timed(connection, path, body):
         started = time.perf_counter()
@@ -241,7 +216,7 @@ def added_time(table, engine, mesh, asked):
     for number in range(rounds):
         prompt = asked[number % len(asked)]
         for way in "ABBA":
-            # A server may close a connection after some requests: one for each is the same for both.
+            # A server may close a connection after some requests, so each request has its own on both sides.
             if way == "A":
                 connection = connect(engine.url)
                 direct.append(timed(connection, engine.generate_path, engine.body(prompt, tokens, stream=True)))
@@ -251,13 +226,14 @@ def added_time(table, engine, mesh, asked):
             connection.close()
     median = statistics.median
     first = median(pair[0] for pair in through) - median(pair[0] for pair in direct)
-    # Per round, so that what slows the machine for a while slows both.
+    # Differences per round, so that a slow phase of the machine slows both sides.
     pairs = [
         sum(pair[1] for pair in through[2 * at : 2 * at + 2]) / 2 - sum(pair[1] for pair in direct[2 * at : 2 * at + 2]) / 2
         for at in range(rounds)
     ]
     added = median(pairs)
-    # Of a median: 1.25 standard deviations by the root of the count, those by the median distance from it.
+    # The standard error of a median is 1.25 standard deviations by the root of the count. The deviation is
+    # estimated by the median distance.
     error = 1.25 * 1.48 * median(abs(pair - added) for pair in pairs) / rounds**0.5
     whole = median(pair[1] for pair in direct)
     detail = (
@@ -268,13 +244,13 @@ def added_time(table, engine, mesh, asked):
 
 
 def cpu_time(table, engine, mesh, asked):
-    """The mesh's own CPU time per token, all its parts together."""
+    """Measures the CPU time of the whole mesh per token."""
     before, tokens = mesh.process.cpu_seconds(), 0
     for number in range(60):
-        body = mesh.body(asked[number % len(asked)], 200, stream=True, logit_bias={str(END_TOKEN): -100})
+        body = mesh.body(asked[number % len(asked)], 200, stream=True, **ENDLESS)
         tokens += sum(1 for event in Stream(mesh.url, "/v1/completions", body) if event != b"[DONE]")
     spent = (mesh.process.cpu_seconds() - before) / tokens
-    # Not judged: on a shared machine the clock ticks of others' work end up in it.
+    # Not judged, since on a shared machine it contains clock ticks of other work.
     table.measured(engine.kind, "CPU time of the mesh per token", f"{spent * 1e6:.0f} us over {tokens} tokens, one event each")
 
 
@@ -300,7 +276,7 @@ def check(table, engine, options):
         with apart(engine, mesh):
             streaming(table, engine, mesh, asked[0])
             added_time(table, engine, mesh, asked)
-        cancelling(table, engine, mesh, asked[1])
+        check_disconnects(table, engine.kind, engine, mesh, asked[1], ENDLESS_TOKENS, **ENDLESS)
         cpu_time(table, engine, mesh, asked)
         driven(table, engine, options, asked)
         faults(table, engine, options, asked[2])

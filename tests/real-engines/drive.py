@@ -1,4 +1,4 @@
-"""Drive mode in front of a real engine: the same tokens, and what it does to the time that they take."""
+"""Drive mode in front of a real engine: equal tokens, and the time that they take."""
 
 import statistics
 import time
@@ -8,7 +8,7 @@ from mesh import compare
 
 PROMPTS = 8
 ROUNDS = 12
-# Answers to their end, and texts that go on and repeat themselves.
+# Answers up to their end, and long texts that repeat themselves.
 KINDS = {
     "answers": (48, {}),
     "long texts": (200, {"logit_bias": {str(END_TOKEN): -100}}),
@@ -16,15 +16,15 @@ KINDS = {
 
 
 def check(table, engine, plain, driven, asked):
-    """`plain` and `driven` are meshes in front of the engine, without drive mode and with it."""
+    """Compares two meshes in front of the engine: `plain` without drive mode, and `driven` with it."""
     asked = asked[:PROMPTS]
     seconds = {}
-    # The engine's CPU time: what others do on the machine moves it less.
+    # The engine's CPU time, which other work on the machine changes less.
     cpu = {}
     for kind, (tokens, fields) in KINDS.items():
         before = driven.metric("refrain_drive_calls_total")
         for turn in range(ROUNDS):
-            # A B B A, so that what slows the machine for a while slows both.
+            # In the order A B B A, so that a slow phase of the machine slows both.
             meshes = [("plain", plain), ("driven", driven)]
             for name, mesh in meshes if turn % 2 == 0 else reversed(meshes):
                 spent = engine.process.cpu_seconds()
@@ -38,7 +38,7 @@ def check(table, engine, plain, driven, asked):
                         return
                 cpu[name, kind, turn] = engine.process.cpu_seconds() - spent
         calls = driven.metric("refrain_drive_calls_total") - before
-        # What is remembered of the first turns is what the later ones are drafted from.
+        # The first turns are left out: later turns draft from their outputs.
         ratios = [
             seconds["plain", kind, turn, number] / seconds["driven", kind, turn, number]
             for turn in range(ROUNDS // 3, ROUNDS)
@@ -53,9 +53,9 @@ def check(table, engine, plain, driven, asked):
         table.measured(engine.kind, f"driven: {kind}", detail)
     calls, accepted = driven.metric("refrain_drive_calls_total"), driven.metric("refrain_spec_accepted_tokens_total")
     drafted = driven.metric("refrain_spec_drafted_tokens_total")
-    said, expected = driven.outputs(), plain.outputs()
+    found, expected = driven.outputs(), plain.outputs()
     outputs = [
-        (session, asked[int(session.rsplit("-", 1)[1])], said.get(session), theirs) for session, theirs in expected.items()
+        (session, asked[int(session.rsplit("-", 1)[1])], found.get(session), theirs) for session, theirs in expected.items()
     ]
     same, ties, wrong = compare(engine, outputs)
     detail = (

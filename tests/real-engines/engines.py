@@ -1,4 +1,4 @@
-"""Real engines on this machine: how each is started and asked, apart from Refrain."""
+"""Real engines on this machine: how each is started and asked without Refrain."""
 
 import atexit
 import json
@@ -31,14 +31,14 @@ def call(url, body=None, timeout=30, key=None):
 
 
 def series(url, name):
-    """The sum of a series of Prometheus."""
+    """The sum of a Prometheus metric over its labels."""
     _, text = call(url + "/metrics")
     values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.M)
     return sum(map(float, values))
 
 
 class Process:
-    """A child with its output in a file, and a group of its own: what it starts ends with it, however it ends."""
+    """A child process with its output in a file. It has a process group, so all that it starts ends with it."""
 
     def __init__(self, arguments, log, env=None):
         self.log = log
@@ -59,22 +59,22 @@ class Process:
         return self.child.wait()
 
     def kill_all(self):
-        """A server that is killed leaves its workers, which hold its memory and its port."""
+        """Kills the whole group. A killed server leaves its workers, which hold its memory and its port."""
         atexit.unregister(self.kill_all)
         try:
             os.killpg(self.child.pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # None of them is left.
+            pass  # The group has ended.
 
     def family(self):
-        """The child and all that it started: their process ids, and the clock ticks that each has used."""
+        """The child and its descendants: their process ids, with the clock ticks that each has used."""
         parents, ticks = {}, {}
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{name}/stat") as stat:
                     fields = stat.read().rsplit(")", 1)[1].split()
             except OSError:
-                continue  # It ended meanwhile.
+                continue  # The process ended meanwhile.
             parents[int(name)], ticks[int(name)] = int(fields[1]), int(fields[11]) + int(fields[12])
         family = {self.child.pid}
         while more := {pid for pid, parent in parents.items() if parent in family} - family:
@@ -85,17 +85,17 @@ class Process:
         return sum(self.family().values()) / os.sysconf("SC_CLK_TCK")
 
     def run_on(self, cores):
-        """Has all threads of the family run on these cores."""
+        """Pins all threads of the family to these cores."""
         for pid in self.family():
             try:
                 for thread in os.listdir(f"/proc/{pid}/task"):
                     os.sched_setaffinity(int(thread), cores)
             except OSError:
-                pass  # It ended meanwhile.
+                pass  # The process ended meanwhile.
 
 
 class Engine:
-    """What both have in common."""
+    """The common part of all engines."""
 
     def __init__(self, work, port):
         self.work, self.port = work, port
@@ -107,7 +107,7 @@ class Engine:
         until = time.monotonic() + self.start_seconds
         while time.monotonic() < until:
             if self.process.child.poll() is not None:
-                raise SystemExit(f"{self.kind} ended at once: see {self.process.log}")
+                raise SystemExit(f"{self.kind} exited during its start: see {self.process.log}")
             try:
                 if call(self.url + "/health", timeout=5)[0] == 200:
                     return
@@ -115,7 +115,7 @@ class Engine:
                 pass
             time.sleep(0.05)
         self.kill()
-        raise SystemExit(f"{self.kind} does not come up: see {self.process.log}")
+        raise SystemExit(f"{self.kind} is not ready after {self.start_seconds} s: see {self.process.log}")
 
     def kill(self):
         self.process.stop(signal.SIGKILL)
@@ -153,7 +153,7 @@ class LlamaCpp(Engine):
         return call(self.url + self.generate_path, self.body(prompt, tokens_max))[1]["tokens"]
 
     def margin(self, text):
-        """How much likelier the best next token is than the second, natural log."""
+        """The distance of the best next token from the second, in natural log-probabilities."""
         body = {"prompt": text, "n_predict": 1, "temperature": 0, "n_probs": 2}
         best = call(self.url + "/completion", body)[1]["completion_probabilities"][0]["top_logprobs"]
         return best[0]["logprob"] - best[1]["logprob"]

@@ -1,10 +1,10 @@
-"""A proxy in front of an engine that breaks its answers in chosen ways."""
+"""A proxy in front of an engine that injects faults into its answers."""
 
 import http.client
 import http.server
 import threading
 
-# What a client may be told: 502 (the engine failed), 503 (not there, not ready), 504 (too late).
+# The statuses that a client may get: 502 (the engine failed), 503 (it cannot be reached), 504 (a deadline passed).
 FAULTS = {
     "down": (502, 503),
     "slow": (504,),
@@ -16,7 +16,7 @@ FAULTS = {
 
 
 class Proxy:
-    """Passes everything on but what is asked of `path` while it has a fault."""
+    """Forwards all requests, except for those to `path` while a fault is set."""
 
     def __init__(self, url, path):
         self.fault = None
@@ -71,7 +71,7 @@ class Proxy:
                 elif fault == "breaking off":
                     self.head(200, "text/event-stream")
                     self.wfile.write(b'data: {"conte')
-                # "down": the connection closes without a word.
+                # For "down" the connection closes without an answer.
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True

@@ -1,11 +1,11 @@
-"""Refrain inside a real SGLang on a GPU, beside SGLang's own n-grams and without speculation.
+"""Refrain's plugin inside a real SGLang on a GPU, compared with SGLang's own n-grams and with no speculation.
 
     tests/real-engines/run sglang
     in_sglang.py --refrain BINARY --model DIR --work DIR --python PYTHON [--shape DIR [--only-shape]]
 
-PYTHON is that of SGLang's environment, with the Python client. `--shape` names a folder with the `config.json` of a larger
-model, which is run with dummy weights and the shipped tokenizer, to see what steps of that size take; an 8B model wants a GPU
-of 80 GB.
+PYTHON is that of SGLang's environment, with the Python client. `--shape` names a folder with the `config.json` of a
+larger model. It runs with dummy weights and the shipped tokenizer, to measure steps of that size. An 8B model needs a
+GPU of 80 GB.
 """
 
 import argparse
@@ -28,20 +28,21 @@ from engines import Engine, call
 from mesh import TOKENS, Table, clear, compare, free_port, prompts
 
 PLAIN, NGRAM, OURS = "plain", "ngram", "refrain"
-# A step verifies so many nodes for each request, the last token of its text among them.
+# Nodes that a step verifies for each request, with the last token of its text.
 NODES = 9
 AT_ONCE = (1, 16, 64)
-# Two steps of bfloat16 between 8 and 16, where the shipped model's best logits are: closer tokens change places with the batch.
+# Two steps of bfloat16 between 8 and 16, where the best logits of the shipped model are. Closer tokens may change
+# their order with the batch.
 NEAR_TIE = 0.125
-# Of the steps of a larger model: draft tokens of a verify pass, and the contexts.
+# For the steps of a larger model: draft tokens of a verify pass, and the context.
 DEPTHS = (4, 16)
 CONTEXT = 500
 LONG, SHORT = 136, 8
-# Of KV, per engine, so that several have room: the most requests of the longest contexts.
+# KV tokens of each engine, so that several fit the GPU: the most requests with the longest contexts.
 POOL_TOKENS = 45_000
-# Engines with the larger shape on the GPU together, in 80 GB at 24 each.
+# Engines with the larger shape that run together: 24 GB each, of 80.
 WAVE = 3
-# Of one prompt, to see the law by which outputs are drawn.
+# Samples of one prompt, to compare the distributions of outputs.
 DRAWS, DRAWN_TOKENS = 2048, 4
 
 
@@ -60,7 +61,7 @@ class Sglang(Engine):
             self.python, "-m", "sglang.launch_server", "--model-path", self.model, "--host", "127.0.0.1", "--port", str(self.port),
             "--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none", "--enable-metrics",
             "--max-running-requests", str(max(AT_ONCE)), "--cuda-graph-max-bs-decode", str(max(AT_ONCE)),
-            # Captured at every start, and not what is measured.
+            # They take time at every start, and are not measured.
             "--disable-prefill-cuda-graph",
             *map(str, self.more),
         ]  # fmt: skip
@@ -72,7 +73,7 @@ class Sglang(Engine):
         return call(self.url + "/tokenize", {"prompt": text, "add_special_tokens": False})[1]["tokens"]
 
     def generate(self, prompt, tokens_max, **sampling):
-        """The output's ids, and what SGLang tells of it."""
+        """Returns the token ids of the output, and SGLang's metadata."""
         params = {"max_new_tokens": tokens_max, "temperature": 0, **sampling}
         status, answer = call(self.url + "/generate", {"input_ids": prompt, "sampling_params": params}, timeout=300)
         if status != 200:
@@ -80,7 +81,7 @@ class Sglang(Engine):
         return answer["output_ids"], answer["meta_info"]
 
     def margin(self, prompt):
-        """Between the two best tokens behind it."""
+        """The distance between the two best next tokens."""
         body = {
             "input_ids": prompt, "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True,
             "top_logprobs_num": 2,
@@ -89,28 +90,28 @@ class Sglang(Engine):
         return best[0][0] - best[1][0]
 
 
-class Heard:
-    """What a list of requests said, so many at once."""
+class Answers:
+    """The outputs of a list of requests, of which `at_once` run together."""
 
     def __init__(self, engine, asked, at_once, tokens_max, **sampling):
         started = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             answers = list(pool.map(lambda prompt: engine.generate(prompt, tokens_max, **sampling), asked))
         self.seconds = time.perf_counter() - started
-        self.said = [said for said, _ in answers]
-        self.tokens = sum(map(len, self.said))
-        # Of each request; the first token comes with the prompt.
+        self.outputs = [output for output, _ in answers]
+        self.tokens = sum(map(len, self.outputs))
+        # The steps of each request; the first token comes with the prompt.
         self.steps = [about.get("spec_verify_ct", about["completion_tokens"] - 1) for _, about in answers]
 
     def tokens_per_step(self):
-        return (self.tokens - len(self.said)) / max(1, sum(self.steps))
+        return (self.tokens - len(self.outputs)) / max(1, sum(self.steps))
 
     def tokens_per_s(self):
         return self.tokens / self.seconds
 
 
 class Run:
-    """One life of an SGLang with the shipped model."""
+    """The outputs of an SGLang with the shipped model, from its start to its stop."""
 
     def __init__(self, options, name, store=None, more=()):
         self.name = name
@@ -123,30 +124,30 @@ class Run:
         self.engine = Sglang(options, name, ["--max-total-tokens", POOL_TOKENS, *more], variables)
 
     def ask(self, rounds, is_whole=True):
-        """Every prompt in each of the rounds, one after another. If whole, also samples, and many at once."""
+        """Sends every prompt in each round, one after another. If `is_whole`, also samples, and many at once."""
         engine = self.engine
         self.asked = prompts(engine)
-        self.rounds = [Heard(engine, self.asked, 1, TOKENS) for _ in range(rounds)]
-        # Texts long enough for a rate; the first time over they are made known.
+        self.rounds = [Answers(engine, self.asked, 1, TOKENS) for _ in range(rounds)]
+        # Texts long enough for a rate. The first round only makes them known.
         self.rates = {
-            at_once: [Heard(engine, self.many(at_once), at_once, 200, ignore_eos=True) for _ in range(4)][1:]
+            at_once: [Answers(engine, self.many(at_once), at_once, 200, ignore_eos=True) for _ in range(4)][1:]
             for at_once in (AT_ONCE if is_whole else ())
         }
         self.drawn = draws(engine, self.asked[0]) if is_whole else None
         self.proposals = collections.defaultdict(list)
         for took, count, *_ in probe.records(self.steps_file):
             self.proposals[count].append(took / 1e3)
-        self.told = call(f"http://{self.metrics}/metrics")[1] if self.metrics else ""
+        self.plugin_metrics = call(f"http://{self.metrics}/metrics")[1] if self.metrics else ""
         return self
 
     def many(self, at_once):
         return (self.asked * 3)[: 2 * max(8, at_once)]
 
     def rate(self, at_once):
-        return statistics.median(heard.tokens_per_s() for heard in self.rates[at_once])
+        return statistics.median(answers.tokens_per_s() for answers in self.rates[at_once])
 
     def summary(self):
-        lengths = ", ".join(f"{heard.tokens_per_step():.2f}" for heard in self.rounds)
+        lengths = ", ".join(f"{answers.tokens_per_step():.2f}" for answers in self.rounds)
         rates = ", ".join(
             f"{self.rate(at_once):.0f} at {at_once} ({self.rates[at_once][-1].tokens_per_step():.2f} a step)"
             for at_once in self.rates
@@ -168,22 +169,22 @@ def python_path(options):
 
 
 def draws(engine, prompt):
-    """What one prompt is answered with by chance."""
-    return Heard(engine, [prompt] * DRAWS, max(AT_ONCE), DRAWN_TOKENS, temperature=1.0)
+    """Samples of one prompt."""
+    return Answers(engine, [prompt] * DRAWS, max(AT_ONCE), DRAWN_TOKENS, temperature=1.0)
 
 
 def distance(some, others):
-    """Total variation between the outputs of two."""
-    some, others = (collections.Counter(map(tuple, heard.said)) for heard in (some, others))
-    return sum(abs(some[said] - others[said]) for said in some | others) / (2 * DRAWS)
+    """The total variation between the outputs of two runs."""
+    some, others = (collections.Counter(map(tuple, answers.outputs)) for answers in (some, others))
+    return sum(abs(some[output] - others[output]) for output in some | others) / (2 * DRAWS)
 
 
 def speculating(algorithm, nodes=NODES):
     return ["--speculative-algorithm", algorithm, "--speculative-num-draft-tokens", nodes]
 
 
-def started(engines):
-    """All of them side by side, since most of a start is imports."""
+def start_all(engines):
+    """Starts engines at the same time, since most of a start is imports."""
     with concurrent.futures.ThreadPoolExecutor(len(engines)) as pool:
         list(pool.map(lambda engine: engine.start(), engines))
 
@@ -194,7 +195,7 @@ def stop(engine):
 
 
 def check_outputs(table, options, store):
-    """The shipped model: what is said, drafts, and rates."""
+    """Checks the outputs, drafts and rates of the shipped model."""
     runs = {
         OURS: Run(options, OURS, store, speculating("REFRAIN")),
         NGRAM: Run(options, NGRAM, None, speculating("NGRAM")),
@@ -202,7 +203,7 @@ def check_outputs(table, options, store):
     }
     again = Run(options, f"{OURS}-restarted", store, speculating("REFRAIN"))
     try:
-        started([run.engine for run in runs.values()])
+        start_all([run.engine for run in runs.values()])
         for run in runs.values():
             table.measured("sglang", run.name, run.ask(rounds=3).summary())
         stop(runs[OURS].engine)
@@ -230,15 +231,18 @@ def check_outputs(table, options, store):
     far = {name: distance(plain.drawn, runs[name].drawn) for name in (NGRAM, OURS)}
     detail = f"{far[OURS]:.3f} from plain, {NGRAM} {far[NGRAM]:.3f}, plain from itself {noise:.3f}"
     detail += f"; {DRAWS} draws of {DRAWN_TOKENS} tokens"
-    table.row("sglang", "samples: the same law", far[OURS] < 1.25 * noise + 0.02, detail)
+    table.row("sglang", "samples: the same distribution", far[OURS] < 1.25 * noise + 0.02, detail)
     for run in (ours, again):
-        detail = ", ".join(f"{name} {value}" for name, value in re.findall(r"^refrain_client_(\w+) (\d+)$", run.told, re.M))
+        values = re.findall(r"^refrain_client_(\w+) (\d+)$", run.plugin_metrics, re.M)
+        detail = ", ".join(f"{name} {value}" for name, value in values)
         table.measured("sglang", f"{run.name}: metrics", detail)
 
 
 def same_tokens(table, run, plain):
     outputs = [
-        (number, *each) for heard in run.rounds for number, each in enumerate(zip(plain.asked, heard.said, plain.rounds[0].said))
+        (number, *each)
+        for answers in run.rounds
+        for number, each in enumerate(zip(plain.asked, answers.outputs, plain.rounds[0].outputs))
     ]
     same, ties, wrong = compare(plain.engine, outputs, NEAR_TIE)
     detail = f"{same} of {len(outputs)} outputs; {ties} part at near-ties; {len(wrong)} differ"
@@ -246,7 +250,7 @@ def same_tokens(table, run, plain):
 
 
 def check_steps(table, options, store):
-    """A larger shape with dummy weights: what a step takes, plain and with drafts, and rates of texts that are known."""
+    """Measures a larger shape with dummy weights: the steps, plain and with drafts, and the rates of known texts."""
     folder = shaped(options)
     vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     ways = {PLAIN: [], OURS: speculating("REFRAIN"), NGRAM: speculating("NGRAM")}
@@ -259,7 +263,7 @@ def check_steps(table, options, store):
     names = list(ways)
     for wave in (names[at : at + WAVE] for at in range(0, len(names), WAVE)):
         try:
-            started([engines[name] for name in wave])
+            start_all([engines[name] for name in wave])
             for name in wave:
                 steps_of(table, name, engines[name], vocabulary)
         finally:
@@ -268,25 +272,28 @@ def check_steps(table, options, store):
 
 
 def steps_of(table, name, engine, vocabulary):
-    """Of random prompts. What dummy weights say soon repeats itself, and is known the second time: the rate where every draft
-    is right, prompts of which a token is read anew in it."""
+    """Measures steps after random prompts.
+
+    Outputs of dummy weights soon repeat themselves, and are known the second time. So this is the rate where every
+    draft is right. It includes prompts of which one token is computed anew.
+    """
     dice = random.Random(7)
     for at_once in AT_ONCE:
         asked = [[dice.randrange(1000, vocabulary) for _ in range(CONTEXT - LONG // 2)] for _ in range(at_once)]
-        Heard(engine, asked, at_once, LONG, ignore_eos=True)
-        short, *known = (Heard(engine, asked, at_once, tokens, ignore_eos=True) for tokens in (SHORT, LONG, LONG, LONG))
-        rate = statistics.median(heard.tokens_per_s() for heard in known)
+        Answers(engine, asked, at_once, LONG, ignore_eos=True)
+        short, *known = (Answers(engine, asked, at_once, tokens, ignore_eos=True) for tokens in (SHORT, LONG, LONG, LONG))
+        rate = statistics.median(answers.tokens_per_s() for answers in known)
         length = known[-1].tokens_per_step()
         detail = f"once known {rate:.0f} tokens/s, {length:.2f} a step: a step in {1e3 * at_once * length / rate:.2f} ms"
         if name == PLAIN:
-            # All are in step, so that the prompts can be taken out.
-            took = statistics.median(heard.seconds for heard in known) - short.seconds
+            # All requests run in step, so the time of the prompts can be subtracted.
+            took = statistics.median(answers.seconds for answers in known) - short.seconds
             detail += f", {1e3 * took / (LONG - SHORT):.2f} ms without the prompts"
         table.measured("sglang", f"{name}, {at_once} at once", detail)
 
 
 def shaped(options):
-    """The shape's configuration beside the shipped tokenizer, which knows fewer tokens."""
+    """The folder of the shape's configuration with the shipped tokenizer, which has fewer tokens."""
     folder = options.work / "shape"
     folder.mkdir(exist_ok=True)
     shutil.copy(options.shape / "config.json", folder)

@@ -1,4 +1,4 @@
-"""A mesh in front of a real engine, and what the checks of one have in common."""
+"""A mesh in front of a real engine, and the common parts of its checks."""
 
 import http.client
 import json
@@ -12,12 +12,12 @@ from engines import SERVED, Process, call, series
 PUBLIC, TENANT = "public-name", "tenant"
 PROMPTS = 50
 TOKENS = 48
-# Where the engine's two best tokens are closer than this, a batch of another size may turn them round.
+# Where the two best tokens are closer than this, a batch of another size may change their order.
 NEAR_TIE = 1e-3
 
 
 def keys(refrain):
-    """Of a mesh: the section of its configuration, and its values by name."""
+    """New keys of a mesh: the section of its configuration, and the values by name."""
     text = subprocess.run([refrain, "keys"], check=True, capture_output=True, text=True).stdout
     return text, dict(re.findall(r'^(\w+) = "(.*)"$', text, re.M))
 
@@ -29,18 +29,18 @@ def free_port():
 
 
 def await_ready(process, url, seconds=30):
-    """Waits for a part of Refrain to come up."""
+    """Waits until a service of Refrain is ready."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if process.child.poll() is not None:
-            raise SystemExit(f"refrain ended: see {process.log}")
+            raise SystemExit(f"refrain exited: see {process.log}")
         try:
             if call(url + "/readyz", timeout=2)[0] == 200:
                 return
         except OSError:
             pass
         time.sleep(0.05)
-    raise SystemExit(f"refrain is not ready: see {process.log}")
+    raise SystemExit(f"refrain is not ready after {seconds} s: see {process.log}")
 
 
 class Mesh:
@@ -90,19 +90,19 @@ files = "{options.model}"
     def stop(self):
         code = self.process.stop()
         if code != 0:
-            raise SystemExit(f"refrain stopped with {code}: see {self.process.log}")
+            raise SystemExit(f"refrain exited with status {code}: see {self.process.log}")
 
     def kept(self, tenant=TENANT):
-        """What the draft store of a mesh that was stopped has of a tenant: the lines of an export."""
+        """The documents of a tenant in the draft store of a stopped mesh, as `refrain store export` writes them."""
         trace = self.data.with_suffix(".jsonl")
         command = [self.refrain, "store", "export", "--data-dir", self.data, "--tenant", tenant, "--output", trace]
         code = Process(command, self.process.log).child.wait()
         if code != 0:
-            raise SystemExit(f"refrain store export ended with {code}: see {self.process.log}")
+            raise SystemExit(f"refrain store export exited with status {code}: see {self.process.log}")
         return [json.loads(line) for line in trace.read_text().splitlines()]
 
     def outputs(self):
-        """Stops the mesh. Returns what the draft store kept: session -> output token ids."""
+        """Stops the mesh. Returns the output token ids in the draft store, by session."""
         self.stop()
         return {call["session"]: call["output_token_ids"] for call in self.kept()}
 
@@ -116,7 +116,7 @@ def clear(folder, suffix):
 
 
 def prompts(engine):
-    """Questions of the kind that the shipped model was trained on."""
+    """Prompts of the kind that the shipped model was trained on."""
     tables = ["orders", "customers", "books", "flights", "teachers"]
     columns = ["city", "country", "status", "year", "name"]
     asks = ["the average {} of", "the number of", "the highest {} of", "all columns of", "the sum of {} of"]
@@ -134,7 +134,7 @@ def prompts(engine):
 
 
 class Stream:
-    """A streamed completion that is read event by event."""
+    """A streamed completion, read event by event."""
 
     def __init__(self, url, path, body):
         host, port = url.removeprefix("http://").split(":")
@@ -152,8 +152,53 @@ class Stream:
         self.connection.close()
 
 
+def await_value(measured, least, seconds=20):
+    """Waits until a measured value is at least `least`. Returns the last value."""
+    until = time.monotonic() + seconds
+    while (value := measured()) < least and time.monotonic() < until:
+        time.sleep(0.002)
+    return value
+
+
+def check_disconnects(table, name, engine, mesh, prompt, tokens_max, **fields):
+    """Checks that a client that disconnects frees the engine, whether it streams or not.
+
+    `fields` make the output so long that the engine does not reach its end meanwhile.
+    """
+    before, freed = engine.metric(engine.generated_series), []
+    for stream in (True, False):
+        body = mesh.body(prompt, tokens_max, stream=stream, session=disconnected_session(stream), **fields)
+        if stream:
+            reading = Stream(mesh.url, "/v1/completions", body)
+            events = iter(reading)
+            for _ in range(5):
+                next(events)
+            disconnect = reading.leave
+        else:
+            connection = http.client.HTTPConnection(*mesh.url.removeprefix("http://").split(":"))
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            await_value(lambda: engine.metric(engine.running_series), 1)
+            disconnect = connection.close
+        started = time.monotonic()
+        disconnect()
+        while engine.metric(engine.running_series) > 0 and time.monotonic() < started + 20:
+            time.sleep(0.005)
+        freed.append(time.monotonic() - started)
+    generated = engine.metric(engine.generated_series) - before
+    detail = (
+        f"engine free after {freed[0] * 1e3:.0f} ms (streamed), {freed[1] * 1e3:.0f} ms (not); "
+        f"{generated:.0f} of {2 * tokens_max} tokens"
+    )
+    table.row(name, "a client that disconnects", max(freed) < 1.0 and generated < tokens_max, detail)
+
+
+def disconnected_session(stream):
+    """The session of a request of `check_disconnects`."""
+    return f"disconnected-{'streamed' if stream else 'whole'}"
+
+
 class Table:
-    """What was found."""
+    """The printed results of the checks."""
 
     def __init__(self):
         self.failed = False
@@ -163,7 +208,7 @@ class Table:
         self.line(engine, name, "holds" if holds else "FAILS", detail)
 
     def measured(self, engine, name, detail):
-        """A figure that nothing is promised about."""
+        """Prints a measurement that is not judged."""
         self.line(engine, name, "measured", detail)
 
     @staticmethod
@@ -172,7 +217,10 @@ class Table:
 
 
 def compare(engine, outputs, near_tie=NEAR_TIE):
-    """Of (name, prompt, output, the engine's own): how many are the same, how many part at a near-tie, names of the others."""
+    """Compares outputs, given as (name, prompt, output, the engine's own output).
+
+    Returns the number of equal ones, the number that part at a near-tie, and the names of the others.
+    """
     same, ties, wrong = 0, 0, []
     for name, prompt, ours, theirs in outputs:
         differ = next((at for at, pair in enumerate(zip(ours or [], theirs)) if pair[0] != pair[1]), None)

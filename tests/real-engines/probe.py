@@ -1,7 +1,8 @@
-"""A plugin of vLLM and of SGLang for the tests: times each step's proposal, whoever makes it.
+"""A plugin of vLLM and SGLang for the tests: it times the proposal of each step, whether Refrain makes it or not.
 
-A record of four numbers per step goes to the file REFRAIN_PROBE: nanoseconds, requests that said something, tokens that
-they said, tokens drafted. Of SGLang, where a step drafts for all and always as many, the last two are 0.
+It appends a record of four numbers per step to the file REFRAIN_PROBE: nanoseconds, requests that emitted tokens,
+tokens that they emitted, and drafted tokens. For SGLang, where each step has the same number of nodes, the last two
+are 0.
 """
 
 import os
@@ -18,23 +19,23 @@ def register():
     from vllm.v1.spec_decode.suffix_decoding import SuffixDecodingProposer
 
     propose = SuffixDecodingProposer.propose
-    # Unbuffered, so that nothing is lost with the process; written after the clock has stopped.
+    # Unbuffered, so that nothing is lost when the process is killed. Records are written after the clock has stopped.
     out = open(path, "ab", buffering=0)
 
     def timed(self, num_speculative_tokens, input_batch, sampled_token_ids, *others, **named):
         started = time.perf_counter_ns()
         drafts = propose(self, num_speculative_tokens, input_batch, sampled_token_ids, *others, **named)
         took = time.perf_counter_ns() - started
-        said = [len(tokens) for tokens in sampled_token_ids if tokens]
-        if said:
-            out.write(RECORD.pack(took, len(said), sum(said), sum(map(len, drafts))))
+        emitted = [len(tokens) for tokens in sampled_token_ids if tokens]
+        if emitted:
+            out.write(RECORD.pack(took, len(emitted), sum(emitted), sum(map(len, drafts))))
         return drafts
 
     SuffixDecodingProposer.propose = timed
 
 
 def register_sglang():
-    """All that SGLang's worker asks of its corpus in a step, or of what stands in for it."""
+    """Times all calls of a step to SGLang's corpus, or to Refrain's in its place."""
     path = os.environ.get("REFRAIN_PROBE")
     if path is None:
         return
@@ -45,7 +46,7 @@ def register_sglang():
     out = open(path, "ab", buffering=0)
     for corpus in (NgramCorpus, RefrainCorpus):
         spent = [0]
-        for name in ("meet", "synchronize", "batch_get", "batch_put", "erase_match_state"):
+        for name in ("begin_step", "synchronize", "batch_get", "batch_put", "erase_match_state"):
             if hasattr(corpus, name):
                 setattr(corpus, name, _timed(getattr(corpus, name), spent, out))
 
@@ -55,7 +56,7 @@ def _timed(call, spent, out):
         started = time.perf_counter_ns()
         answer = call(self, *(() if call.__name__ == "synchronize" else (first,)), *others)
         spent[0] += time.perf_counter_ns() - started
-        # The last of a step.
+        # The last call of a step.
         if call.__name__ == "batch_put":
             out.write(RECORD.pack(spent[0], len(first), 0, 0))
             spent[0] = 0
@@ -65,6 +66,6 @@ def _timed(call, spent, out):
 
 
 def records(path):
-    """What a file has by now."""
+    """The records that a file has now."""
     with open(path, "rb") as file:
         return list(RECORD.iter_unpack(file.read()))

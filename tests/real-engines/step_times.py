@@ -1,9 +1,10 @@
-"""What a step of a Llama takes on this machine's GPU, by how many tokens it verifies: the floor under any engine.
+"""Measures the time of a Llama step on this machine's GPU, by the number of tokens that it verifies.
 
-    python3 step_times.py [--config config.json]        # Llama-3.1-8B by default; needs torch and a GPU of 24 GB
+    python3 step_times.py [--config config.json]
 
-A forward pass over batch x (1 + draft) tokens that read `--context` tokens of KV each, logits and argmax included, bfloat16,
-random weights, as one CUDA graph; without what an engine does on the host. Medians of `--repeat` replays.
+The default is Llama-3.1-8B, which needs torch and a GPU of 24 GB. No engine can be faster: a step is a forward pass
+over batch x (1 + draft) tokens in bfloat16, as one CUDA graph, without any work on the host. It reads `--context`
+tokens of KV per request, has random weights, and includes logits and argmax. Times are medians of `--repeat` replays.
 """
 
 import argparse
@@ -20,7 +21,7 @@ LLAMA_8B = {
 }  # fmt: skip
 BATCHES = (1, 16, 64)
 DRAFTS = (0, 4, 8, 16)
-# Where the stairs of matrix products show, of one request.
+# Counts of tokens around the sizes where matrix products get slower in steps, for one request.
 TOKENS = (
     1, 8, 16, 32, 64, 65, 96, 128, 129, 160, 192, 193, 224, 256, 257, 320, 321, 384, 385, 448, 512, 513, 640, 768, 1024, 1088,
 )  # fmt: skip
@@ -43,7 +44,7 @@ class Model:
         self.cos = torch.randn(HEAD, device="cuda", dtype=torch.bfloat16)
 
     def step(self, tokens, keys, values):
-        """`tokens`: batch, each; `keys`, `values`: layers, batch, KV heads, context, head."""
+        """Shapes: `tokens` is batch, each; `keys` and `values` are layers, batch, KV heads, context, head."""
         batch, each = tokens.shape
         x = self.embedding[tokens]
         group = self.heads // self.kv_heads
@@ -53,8 +54,8 @@ class Model:
             query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
             keys[at][:, :, -each:] = key.transpose(1, 2)
             values[at][:, :, -each:] = value.transpose(1, 2)
-            # The heads that share keys lie behind each other, so that these are read once. What may see what costs nothing
-            # that matters and is left out.
+            # Heads that share keys are adjacent, so that the keys are read once. The mask costs hardly anything, and
+            # is left out.
             query = query.view(batch, each, self.kv_heads, group, HEAD).permute(0, 2, 3, 1, 4)
             query = query.reshape(batch, self.kv_heads, group * each, HEAD)
             seen = scaled_dot_product_attention(query, keys[at], values[at])

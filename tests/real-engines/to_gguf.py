@@ -1,9 +1,9 @@
-"""Writes a Llama-shaped model directory (config.json, model.safetensors, tokenizer.json) as one GGUF file.
+"""Converts a directory of a Llama model (config.json, model.safetensors, tokenizer.json) to a GGUF file.
 
     to_gguf.py MODEL_DIR OUT.gguf
 
-llama.cpp's own converter wants torch and transformers, and refuses tokenizers whose pre-tokenizer it has never seen. This
-does what it does for this one shape: byte-level BPE with GPT-2's splitting, tied or untied output, 32-bit floats.
+llama.cpp's own converter needs torch and transformers, and refuses tokenizers with an unknown pre-tokenizer. This one
+handles a single shape: byte-level BPE with GPT-2's splitting, tied or untied output, and 32-bit floats.
 """
 
 import json
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def tensors(path):
-    """Name -> float32 array, of a safetensors file."""
+    """The tensors of a safetensors file by name, as float32 arrays."""
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     (header_len,) = struct.unpack("<Q", raw[:8].tobytes())
     header = json.loads(raw[8 : 8 + header_len].tobytes())
@@ -35,13 +35,13 @@ def tensors(path):
             halves = np.frombuffer(piece, dtype=np.uint16).astype(np.uint32)
             values = (halves << 16).view(np.float32)
         else:
-            sys.exit(f"{path}: {name} has dtype {entry['dtype']}, which is not handled")
+            sys.exit(f"{path}: {name} has dtype {entry['dtype']}, which this converter cannot read")
         found[name] = values.reshape(entry["shape"])
     return found
 
 
 def interleaved(weight, heads):
-    """Rotary halves to rotary pairs: the order in which llama.cpp keeps the rows of query and key projections."""
+    """Reorders the rows of a query or key projection from rotary halves to rotary pairs, as llama.cpp has them."""
     rows, columns = weight.shape
     halves = weight.reshape(heads, 2, rows // heads // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)

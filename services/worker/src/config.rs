@@ -5,7 +5,7 @@ mod speculation;
 
 use std::net::SocketAddr;
 
-use refrain_draft_replica::{HarvestConfig, MemoryConfig};
+use refrain_draft_replica::{ReplicaConfig, UploadConfig};
 use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
@@ -39,12 +39,12 @@ pub struct WorkerConfig {
     pub drain_grace_ms: u64,
     /// The engine.
     pub engine: EngineConfig,
-    /// Drafts and their routing.
+    /// DraftIndex and their routing.
     pub speculation: SpeculationConfig,
     /// The worker's copy of the drafts.
-    pub memory: MemoryConfig,
+    pub memory: ReplicaConfig,
     /// The upload of outputs to the draft store.
-    pub harvest: HarvestConfig,
+    pub harvest: UploadConfig,
     /// Number of steps that the reader of a chunk may lag behind before its request pauses. 256 steps are a few
     /// seconds of decoding.
     #[serde(skip)]
@@ -75,8 +75,8 @@ impl Default for WorkerConfig {
             drain_grace_ms: 20_000,
             engine: EngineConfig::default(),
             speculation: SpeculationConfig::default(),
-            memory: MemoryConfig::default(),
-            harvest: HarvestConfig::default(),
+            memory: ReplicaConfig::default(),
+            harvest: UploadConfig::default(),
             event_queue: 256,
             reader_stall_ms_max: 2_000,
             slot_wait_ms: 1_000,

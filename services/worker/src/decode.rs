@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use refrain_draft_replica::Elsewhere;
+use refrain_draft_replica::RemoteLookup;
 use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent};
 use refrain_protocol::engine::{CloseRequest, StepResponse};
 use refrain_protocol::{ApiError, ErrorKind};
@@ -43,7 +43,7 @@ pub(crate) struct DecodeLoop {
     pub(crate) fallback: FallbackWatch,
     pub(crate) guard: Guard,
     pub(crate) goodput: Goodput,
-    pub(crate) elsewhere: Elsewhere,
+    pub(crate) elsewhere: RemoteLookup,
     pub(crate) proposers: Proposers,
     /// Maximum number of tokens in a step.
     pub(crate) step_tokens_max: u32,
@@ -60,7 +60,7 @@ pub(crate) struct DecodeLoop {
 /// How a step was composed.
 #[derive(Clone, Copy, Debug)]
 struct HowComposed {
-    /// Drafts were withheld.
+    /// DraftIndex were withheld.
     withholds: bool,
     /// Time to compose the step, seconds, including remote look-ups.
     seconds: f64,
@@ -100,7 +100,7 @@ impl DecodeLoop {
             let movers = self.movers(&batch, first);
             let withholds = movers.withholds;
             let wanted = self.wanted_elsewhere(&batch, &movers);
-            let found = self.elsewhere.ask(wanted).await;
+            let found = self.elsewhere.look_up(wanted).await;
             let Composed {
                 request,
                 members,

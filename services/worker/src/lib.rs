@@ -42,7 +42,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use refrain_draft_replica::{Elsewhere, Harvest, Memory};
+use refrain_draft_replica::{DraftReplica, RemoteLookup, Uploader};
 use refrain_rpc::{DraftStore, Scheduler};
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::http::Server;
@@ -74,7 +74,7 @@ pub use engine::{
     HttpEngine, IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad,
     VerifyingEngine,
 };
-pub use refrain_draft_replica::{HarvestConfig, MemoryConfig};
+pub use refrain_draft_replica::{UploadConfig, ReplicaConfig};
 pub use service::WorkerHandle;
 pub use worker_engine::{WorkerEngine, connect_third_party};
 
@@ -114,7 +114,7 @@ struct Shared {
 struct StartedDriver {
     task: JoinHandle<()>,
     /// The copy of the drafts; `None` where the worker does not draft.
-    memory: Option<Memory>,
+    memory: Option<DraftReplica>,
     /// `None` where the engine generates by itself.
     router: Option<Arc<Router>>,
 }
@@ -127,7 +127,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
     let model = with.engine.served().model.to_owned();
     let metrics = WorkerMetrics::new(&with.metrics, &model)?;
     let drive_metrics = DriveMetrics::new(&with.metrics, &model)?;
-    let harvest = Harvest::start(
+    let harvest = Uploader::start(
         config.harvest.clone(),
         with.store.clone(),
         metrics.harvest.clone(),
@@ -249,7 +249,7 @@ impl Shared {
             ),
             guard: Guard::new(&config.speculation, metrics.clone()),
             goodput,
-            elsewhere: Elsewhere::new(
+            elsewhere: RemoteLookup::new(
                 self.store.clone(),
                 &config.memory,
                 &router.params,
@@ -268,8 +268,8 @@ impl Shared {
     }
 
     /// The copy of the drafts.
-    fn memory(&self) -> Memory {
-        Memory::new(
+    fn memory(&self) -> DraftReplica {
+        DraftReplica::new(
             self.config.memory.clone(),
             self.config.speculation.max_pattern_tokens,
             self.store.clone(),

@@ -17,7 +17,7 @@ use refrain_speculation::{Candidacy, Decision, Fallback, RecentRoutes, RouteReas
 
 use self::sources::{OWN, prompt_end};
 use crate::router::{Router, asked};
-use refrain_draft_replica::{Membership, Piece};
+use refrain_draft_replica::{DocumentUpdateRef, GroupMembership};
 
 pub(crate) use self::absorb::{Absorbed, StepRecord};
 pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect, labels};
@@ -145,17 +145,17 @@ impl ActiveRequest {
         };
         // Other requests can draft from the earlier output of a continued request too. A worker that decoded it has
         // it already.
-        sources.memory.begin(running.document());
+        sources.memory.pin(running.document());
         let from = |held: Option<u32>| {
             let output = running.output();
             let held = held.unwrap_or(0).min(output.len() as u32);
-            DocumentUpdate::from(running.piece(held, &output[held as usize..], None))
+            running.piece(held, &output[held as usize..], None)
         };
         let held = sources.memory.read().len_of(running.document());
-        sources.memory.merge(&from(held));
-        if let Some(group) = sources.group.as_ref().map(Membership::group) {
+        sources.memory.merge(from(held));
+        if let Some(group) = sources.group.as_ref().map(GroupMembership::group) {
             let held = group.read().len_of(running.document());
-            group.merge(&from(held));
+            group.merge(from(held));
         }
         Ok(running)
     }
@@ -355,14 +355,13 @@ impl ActiveRequest {
     }
 
     /// Indexes a piece of the output, so that other requests can draft from it.
-    pub(crate) fn remember(&self, piece: Piece<'_>) {
+    pub(crate) fn remember(&self, piece: DocumentUpdateRef<'_>) {
         let Some(sources) = &self.sources else {
             return;
         };
-        let update = DocumentUpdate::from(piece);
-        sources.memory.merge(&update);
+        sources.memory.merge(piece);
         if let Some(membership) = &sources.group {
-            membership.group().merge(&update);
+            membership.group().merge(piece);
         }
     }
 
@@ -372,8 +371,8 @@ impl ActiveRequest {
         prev_len: u32,
         tokens: &'a [u32],
         finish: Option<FinishReason>,
-    ) -> Piece<'a> {
-        Piece {
+    ) -> DocumentUpdateRef<'a> {
+        DocumentUpdateRef {
             document: self.document(),
             epoch: self.request.epoch,
             prev_len,
@@ -384,7 +383,7 @@ impl ActiveRequest {
     }
 
     /// The piece of the output that a step emitted.
-    pub(crate) fn piece_of<'a>(&'a self, record: &'a StepRecord) -> Piece<'a> {
+    pub(crate) fn piece_of<'a>(&'a self, record: &'a StepRecord) -> DocumentUpdateRef<'a> {
         self.piece(record.prev_len, &record.tokens, record.finish)
     }
 
@@ -402,7 +401,7 @@ impl ActiveRequest {
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
         if let Some(sources) = &self.sources {
-            sources.memory.end(self.document());
+            sources.memory.unpin(self.document());
         }
     }
 }

@@ -1,18 +1,26 @@
-//! A copy of the drafts beside an engine, and the way of its outputs to the draft store.
+//! The replica of a mesh's drafts beside an engine, and the upload of that engine's outputs to the draft store.
 //!
-//! [`Memory`] holds what can be drafted from, one index per namespace and one per group of samples, fed by the requests
-//! that run here and by the store's feed. [`Elsewhere`] asks the store itself where a namespace is not all here.
-//! [`Harvest`] gathers what is said here and sends it until the store has it. Whoever decodes holds these three; none of
-//! them makes a step wait for the store longer than it was told to.
+//! The crate has three concepts, each with a module that its type is the door to:
+//!
+//! * [`DraftReplica`] (`replica.rs`, read it first) holds what requests draft from: one index per namespace and one
+//!   per group of samples. Requests that run here write to it, and so does the store's feed.
+//! * [`RemoteLookup`] (`remote_lookup.rs`) asks the store's own index for drafts where a namespace is not all here.
+//! * [`Uploader`] (`uploader.rs`) sends outputs to the store until the store has acknowledged them.
+//!
+//! The worker's decode loop and the plugin inside an engine each hold these three. No step of an engine waits for the
+//! store, except for a look-up, and for that at most as long as the configuration allows.
 
+mod backoff;
 mod config;
-mod elsewhere;
-mod harvest;
-mod memory;
 mod metrics;
+mod remote_lookup;
+mod replica;
+mod update;
+mod uploader;
 
-pub use config::{HarvestConfig, MemoryConfig};
-pub use elsewhere::{Elsewhere, FoundElsewhere, Wanted};
-pub use harvest::{Harvest, Piece};
-pub use memory::{Drafts, GroupMemory, Membership, Memory, NamespaceMemory};
-pub use metrics::{HarvestMetrics, MemoryMetrics};
+pub use config::{ReplicaConfig, UploadConfig};
+pub use metrics::{ReplicaMetrics, UploadMetrics};
+pub use remote_lookup::{DraftQuery, RemoteDrafts, RemoteLookup};
+pub use replica::{DraftIndex, DraftReplica, GroupMembership, GroupReplica, NamespaceReplica};
+pub use update::DocumentUpdateRef;
+pub use uploader::Uploader;

@@ -1,24 +1,24 @@
-//! What is told of the copy of the drafts, and of outputs on their way.
+//! Metrics of the replica and of the upload.
 
-use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::Metrics;
 use refrain_suffix_index::IndexSizes;
 
-/// Collectors of namespaces and groups. Cheap to clone.
+/// Collectors of namespaces and groups. A clone shares them.
 #[derive(Clone)]
-pub struct MemoryMetrics {
-    index_tokens: IntGauge,
-    index_bytes: IntGauge,
-    index_documents: IntGauge,
-    index_live_tokens: IntGauge,
-    index_live_bytes: IntGauge,
-    index_sealed_tokens: IntGauge,
-    index_segment_bytes: IntGauge,
-    index_segments: IntGauge,
-    pub(crate) index_namespaces: IntGauge,
-    pub(crate) index_evictions: IntCounter,
-    index_jobs: IntCounterVec,
-    pub(crate) index_lock_seconds: HistogramVec,
+pub struct ReplicaMetrics {
+    tokens: IntGauge,
+    bytes: IntGauge,
+    documents: IntGauge,
+    live_tokens: IntGauge,
+    live_bytes: IntGauge,
+    sealed_tokens: IntGauge,
+    segment_bytes: IntGauge,
+    segments: IntGauge,
+    pub(crate) namespaces: IntGauge,
+    pub(crate) evictions: IntCounter,
+    jobs: IntCounterVec,
+    lock_seconds: HistogramVec,
     pub(crate) follow_failures: IntCounter,
     take_overs: IntCounterVec,
     lookups: IntCounterVec,
@@ -30,158 +30,161 @@ pub struct MemoryMetrics {
     group_rejections: IntCounterVec,
 }
 
-impl MemoryMetrics {
-    /// Registers everything.
+impl ReplicaMetrics {
+    /// Registers all collectors.
     ///
     /// # Errors
     /// A name is taken.
     pub fn new(metrics: &Metrics) -> anyhow::Result<Self> {
         let gauge = |name: &str, help: &str| metrics.gauge(name, help);
-        let index_jobs = metrics.counter_vec(
-            "refrain_worker_index_jobs_total",
-            "Seals, merges and rebuilds of indexes.",
-            &["job"],
-        )?;
-        let take_overs = metrics.counter_vec(
-            "refrain_worker_take_overs_total",
-            "Times the store's segments of a namespace were asked for, to be taken over as they are.",
-            &["outcome"],
-        )?;
-        let lookups = metrics.counter_vec(
-            "refrain_worker_lookups_total",
-            "Calls for drafts from the store's index, for namespaces that are not all here.",
-            &["outcome"],
-        )?;
-        let group_rejections = metrics.counter_vec(
-            "refrain_worker_group_rejections_total",
-            "Requests that drafted without their group, and pieces of output that were left out of it.",
-            &["limit"],
-        )?;
-        // A rate over a counter that does not exist yet shows nothing, so these do from the start.
-        for job in ["seal", "merge", "rebuild"] {
-            index_jobs.with_label_values(&[job]);
-        }
-        for outcome in ["done", "nothing", "failed"] {
-            take_overs.with_label_values(&[outcome]);
-        }
-        for outcome in ["asked", "answered", "late", "failed"] {
-            lookups.with_label_values(&[outcome]);
-        }
-        for limit in [GROUPS_MAX, GROUP_TOKENS_MAX] {
-            group_rejections.with_label_values(&[limit]);
-        }
-        Ok(MemoryMetrics {
-            index_tokens: gauge(
-                "refrain_worker_index_tokens",
-                "Tokens that can be drafted from.",
+        // A rate over a series that does not exist yet shows nothing, so all series exist from the start.
+        let counters = |name: &str, help: &str, label: &str, values: &[&str]| {
+            let counters = metrics.counter_vec(name, help, &[label])?;
+            for value in values {
+                counters.with_label_values(&[*value]);
+            }
+            anyhow::Ok(counters)
+        };
+        Ok(ReplicaMetrics {
+            tokens: gauge(
+                "refrain_replica_tokens",
+                "Tokens that requests can draft from.",
             )?,
-            index_bytes: gauge(
-                "refrain_worker_index_bytes",
-                "Memory of the indexes, live parts and segments.",
+            bytes: gauge(
+                "refrain_replica_bytes",
+                "Memory of all indexes, live parts and segments together.",
             )?,
-            index_documents: gauge(
-                "refrain_worker_index_documents",
-                "Documents that can be drafted from.",
+            documents: gauge(
+                "refrain_replica_documents",
+                "Documents that requests can draft from.",
             )?,
-            index_live_tokens: gauge(
-                "refrain_worker_index_live_tokens",
-                "Tokens of live parts: of outputs that run, and of those not sealed yet.",
+            live_tokens: gauge(
+                "refrain_replica_live_tokens",
+                "Tokens of live parts: of outputs that run, and of outputs not sealed yet.",
             )?,
-            index_live_bytes: gauge(
-                "refrain_worker_index_live_bytes",
+            live_bytes: gauge(
+                "refrain_replica_live_bytes",
                 "Memory of the live parts of indexes.",
             )?,
-            index_sealed_tokens: gauge(
-                "refrain_worker_index_sealed_tokens",
-                "Tokens of segments that can be drafted from.",
+            sealed_tokens: gauge(
+                "refrain_replica_sealed_tokens",
+                "Tokens of segments that requests can draft from.",
             )?,
-            index_segment_bytes: gauge(
-                "refrain_worker_index_segment_bytes",
+            segment_bytes: gauge(
+                "refrain_replica_segment_bytes",
                 "Memory of the segments of indexes.",
             )?,
-            index_segments: gauge("refrain_worker_index_segments", "Segments of indexes.")?,
-            index_namespaces: gauge("refrain_worker_index_namespaces", "Namespaces followed.")?,
-            index_evictions: metrics.counter(
-                "refrain_worker_index_evictions_total",
-                "Documents and namespaces left out for want of room.",
+            segments: gauge("refrain_replica_segments", "Segments of all indexes.")?,
+            namespaces: gauge(
+                "refrain_replica_namespaces",
+                "Namespaces that are followed.",
             )?,
-            index_jobs,
-            index_lock_seconds: metrics.histogram_vec(
-                "refrain_worker_index_lock_seconds",
-                "Time that an index was locked for the beginning or the end of a job.",
+            evictions: metrics.counter(
+                "refrain_replica_evictions_total",
+                "Documents and namespaces evicted for want of capacity.",
+            )?,
+            jobs: counters(
+                "refrain_replica_jobs_total",
+                "Seals, merges and rebuilds of indexes.",
+                "job",
+                &["seal", "merge", "rebuild"],
+            )?,
+            lock_seconds: metrics.histogram_vec(
+                "refrain_replica_lock_seconds",
+                "Time that an index was locked at the beginning or the end of a job.",
                 &["job"],
                 &[
                     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1,
                 ],
             )?,
             follow_failures: metrics.counter(
-                "refrain_worker_follow_failures_total",
-                "Times the draft store could not be followed.",
+                "refrain_replica_follow_failures_total",
+                "Calls for the draft store's feed or segments that failed.",
             )?,
-            take_overs,
-            lookups,
+            take_overs: counters(
+                "refrain_replica_take_overs_total",
+                "Attempts to take over the draft store's segments of a namespace, by outcome.",
+                "outcome",
+                &["done", "nothing", "failed"],
+            )?,
+            lookups: counters(
+                "refrain_replica_lookups_total",
+                "Calls for drafts from the store's index, for namespaces that are not all here.",
+                "outcome",
+                &["asked", "answered", "late", "failed"],
+            )?,
             take_over_bytes: metrics.counter(
-                "refrain_worker_take_over_bytes_total",
-                "Bytes of segments that were taken over from the store.",
+                "refrain_replica_take_over_bytes_total",
+                "Bytes of segments that were taken over from the draft store.",
             )?,
             groups: gauge(
-                "refrain_worker_groups",
+                "refrain_replica_groups",
                 "Groups of samples with a tree of their own.",
             )?,
-            group_tokens: gauge("refrain_worker_group_tokens", "Tokens of groups' trees.")?,
-            group_bytes: gauge("refrain_worker_group_bytes", "Memory of groups' trees.")?,
+            group_tokens: gauge("refrain_replica_group_tokens", "Tokens of groups' trees.")?,
+            group_bytes: gauge("refrain_replica_group_bytes", "Memory of groups' trees.")?,
             group_evictions: metrics.counter(
-                "refrain_worker_group_evictions_total",
-                "Groups, and outputs of groups, let go for want of room.",
+                "refrain_replica_group_evictions_total",
+                "Groups, and outputs of groups, evicted for want of capacity.",
             )?,
-            group_rejections,
+            group_rejections: counters(
+                "refrain_replica_group_rejections_total",
+                "Requests that drafted without their group, and updates of outputs that were left out of it.",
+                "limit",
+                &[GROUPS_MAX, GROUP_TOKENS_MAX],
+            )?,
         })
     }
 
-    /// A job on an index was done.
+    /// Counts a finished job on an index.
     pub(crate) fn job(&self, name: &str) {
-        self.index_jobs.with_label_values(&[name]).inc();
+        self.jobs.with_label_values(&[name]).inc();
     }
 
-    /// The store was asked for its segments of a namespace.
+    /// The histogram of the times for which jobs of this name lock an index.
+    pub(crate) fn lock_seconds(&self, job: &str) -> Histogram {
+        self.lock_seconds.with_label_values(&[job])
+    }
+
+    /// Counts a take-over.
     pub(crate) fn take_over(&self, outcome: &str) {
         self.take_overs.with_label_values(&[outcome]).inc();
     }
 
-    /// The store was asked for drafts, or what became of that.
+    /// Counts a look-up, or its outcome.
     pub(crate) fn lookup(&self, outcome: &str) {
         self.lookups.with_label_values(&[outcome]).inc();
     }
 
-    /// A request drafts without its group.
+    /// Counts a request that drafts without its group.
     pub(crate) fn group_refused(&self) {
         self.group_rejections.with_label_values(&[GROUPS_MAX]).inc();
     }
 
-    /// A piece of an output is left out of its group.
+    /// Counts an update of an output that is left out of its group.
     pub(crate) fn group_full(&self) {
         self.group_rejections
             .with_label_values(&[GROUP_TOKENS_MAX])
             .inc();
     }
 
-    /// Sizes of all namespaces together.
-    pub(crate) fn index_sizes(&self, sizes: &IndexSizes) {
+    /// Sets the sizes of all namespaces together.
+    pub(crate) fn set_index_sizes(&self, sizes: &IndexSizes) {
         let tokens = sizes.live_tokens + sizes.segment_tokens;
-        self.index_tokens.set(tokens as i64);
-        self.index_bytes
+        self.tokens.set(tokens as i64);
+        self.bytes
             .set((sizes.live_bytes + sizes.segment_bytes) as i64);
-        self.index_documents
+        self.documents
             .set((sizes.live_documents + sizes.segment_documents) as i64);
-        self.index_live_tokens.set(sizes.live_tokens as i64);
-        self.index_live_bytes.set(sizes.live_bytes as i64);
-        self.index_sealed_tokens.set(sizes.segment_tokens as i64);
-        self.index_segment_bytes.set(sizes.segment_bytes as i64);
-        self.index_segments.set(sizes.segments as i64);
+        self.live_tokens.set(sizes.live_tokens as i64);
+        self.live_bytes.set(sizes.live_bytes as i64);
+        self.sealed_tokens.set(sizes.segment_tokens as i64);
+        self.segment_bytes.set(sizes.segment_bytes as i64);
+        self.segments.set(sizes.segments as i64);
     }
 
-    /// Sizes of all groups together.
-    pub(crate) fn group_sizes(&self, groups: usize, tokens: u64, bytes: usize) {
+    /// Sets the sizes of all groups together.
+    pub(crate) fn set_group_sizes(&self, groups: usize, tokens: u64, bytes: usize) {
         self.groups.set(groups as i64);
         self.group_tokens.set(tokens as i64);
         self.group_bytes.set(bytes as i64);
@@ -191,32 +194,32 @@ impl MemoryMetrics {
 const GROUPS_MAX: &str = "groups_max";
 const GROUP_TOKENS_MAX: &str = "group_tokens_max";
 
-/// Collectors of outputs on their way to the store. Cheap to clone.
+/// Collectors of the upload. A clone shares them.
 #[derive(Clone)]
-pub struct HarvestMetrics {
+pub struct UploadMetrics {
     pub(crate) pending_tokens: IntGauge,
     pub(crate) dropped_tokens: IntCounter,
     pub(crate) failures: IntCounter,
 }
 
-impl HarvestMetrics {
-    /// Registers everything.
+impl UploadMetrics {
+    /// Registers all collectors.
     ///
     /// # Errors
     /// A name is taken.
     pub fn new(metrics: &Metrics) -> anyhow::Result<Self> {
-        Ok(HarvestMetrics {
+        Ok(UploadMetrics {
             pending_tokens: metrics.gauge(
-                "refrain_worker_harvest_pending_tokens",
-                "Output tokens held for the draft store: not yet acknowledged, or of outputs that still run.",
+                "refrain_upload_pending_tokens",
+                "Output tokens held for the draft store: not acknowledged yet, or of outputs that still run.",
             )?,
             dropped_tokens: metrics.counter(
-                "refrain_worker_harvest_dropped_tokens_total",
+                "refrain_upload_dropped_tokens_total",
                 "Output tokens that never reached the draft store.",
             )?,
             failures: metrics.counter(
-                "refrain_worker_harvest_failures_total",
-                "Messages that the draft store did not take.",
+                "refrain_upload_failures_total",
+                "Messages that the draft store did not accept.",
             )?,
         })
     }

@@ -1,13 +1,13 @@
-//! The Python package's native part: drafts inside an engine, as Python calls them.
+//! The native part of the Python package `refrain_client`: drafts inside an engine.
 //!
-//! `Client` is what Python sees of the crate `engine-plugin`. While a call is in there, other Python threads run.
+//! `Client` (`client.rs`) wraps the crate `engine-plugin` for Python. During a call, other Python threads run.
 
 mod client;
 mod tokens;
 
 use pyo3::prelude::*;
 
-/// Drafts from a mesh's memory, inside an engine.
+/// Drafts from a mesh's replica, inside an engine.
 #[pymodule]
 mod _native {
     #[pymodule_export]

@@ -1,104 +1,105 @@
-//! The background thread: finds requests their places, hands outputs on, and renews the engine's own namespace. Whatever may
-//! wait is done here.
+//! The background thread: everything that may wait. It finds the sources of requests, and passes outputs on.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use refrain_draft_replica::{Harvest, Memory, NamespaceMemory};
+use refrain_draft_replica::{DraftReplica, NamespaceReplica, Uploader};
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{DocumentId, SignedNamespace};
 use tokio::sync::oneshot;
 
-use crate::metrics::{INDEX, InEngineMetrics};
-use crate::place::{Place, Placed};
+use crate::metrics::{INDEX, PluginMetrics};
+use crate::sources::{DraftSources, SourceState};
 
-/// What the engine's thread has to say.
-pub(crate) enum Event {
-    /// A request runs.
-    Began(Arc<NamespaceMemory>, DocumentId),
-    /// A request runs whose place could not be found at once.
-    Place {
+/// A task that the engine's thread leaves to the background thread.
+pub(crate) enum BackgroundEvent {
+    /// Pin the output of a request that runs.
+    Pin(Arc<NamespaceReplica>, DocumentId),
+    /// Find the sources of a request, which could not be had without waiting. Its output is pinned as well.
+    FindSources {
         signed: SignedNamespace,
         group: Option<String>,
         document: DocumentId,
-        reply: oneshot::Sender<Place>,
+        reply: oneshot::Sender<DraftSources>,
     },
-    /// It said something, and drafts of these documents were accepted.
-    Said(Arc<NamespaceMemory>, DocumentUpdate, Vec<DocumentId>),
-    /// It has ended, maybe for now.
-    Ended(Box<Ended>),
-    /// Everything before this has been handed on.
+    /// Upload an update, and touch these documents, whose drafts were accepted.
+    Upload(Arc<NamespaceReplica>, DocumentUpdate, Vec<DocumentId>),
+    /// End a request, maybe only for now.
+    End(Box<EndedRequest>),
+    /// Reply once everything before this is done.
     Flush(oneshot::Sender<()>),
 }
 
-impl Event {
-    /// Output tokens that are on their way with it.
+impl BackgroundEvent {
+    /// Output tokens that the event carries.
     pub(crate) fn tokens(&self) -> usize {
         match self {
-            Event::Said(_, update, _) => update.tokens.len(),
-            Event::Ended(ended) => {
-                let told = ended.tell.as_ref().map_or(0, |update| update.tokens.len());
-                ended.lacking_tokens() + told
+            BackgroundEvent::Upload(_, update, _) => update.tokens.len(),
+            BackgroundEvent::End(ended) => {
+                let upload = ended.upload.as_ref();
+                ended.unmerged_tokens() + upload.map_or(0, |update| update.tokens.len())
             }
-            Event::Began(..) | Event::Place { .. } | Event::Flush(_) => 0,
+            BackgroundEvent::Pin(..)
+            | BackgroundEvent::FindSources { .. }
+            | BackgroundEvent::Flush(_) => 0,
         }
     }
 }
 
-/// What is to be done for a request that has ended.
-pub(crate) struct Ended {
-    pub(crate) placed: Placed,
-    /// What the memory lacks of it, and the group's.
-    pub(crate) lack: Lack,
-    pub(crate) group_lack: Option<Lack>,
-    /// What the store lacks of it; `None` where somebody else writes the output.
-    pub(crate) tell: Option<DocumentUpdate>,
+/// The work that is left for a request that has ended.
+pub(crate) struct EndedRequest {
+    pub(crate) sources: SourceState,
+    /// The update that the replica of the namespace lacks, and the one that the group lacks.
+    pub(crate) unmerged: UnmergedUpdate,
+    pub(crate) group_unmerged: Option<UnmergedUpdate>,
+    /// The update that the store lacks; `None` where another service writes the output there.
+    pub(crate) upload: Option<DocumentUpdate>,
     pub(crate) touched: Vec<DocumentId>,
 }
 
-impl Ended {
-    /// Tokens that the copies of the drafts lack.
-    pub(crate) fn lacking_tokens(&self) -> usize {
-        let lacks = [Some(&self.lack), self.group_lack.as_ref()];
-        let lacks = lacks.into_iter().flatten();
-        lacks.map(|lack| lack.piece.tokens.len()).sum()
+impl EndedRequest {
+    /// Tokens that the replicas lack.
+    pub(crate) fn unmerged_tokens(&self) -> usize {
+        let updates = [Some(&self.unmerged), self.group_unmerged.as_ref()];
+        let updates = updates.into_iter().flatten();
+        updates.map(|unmerged| unmerged.update.tokens.len()).sum()
     }
 
-    /// Leaves the copies of the drafts without these: they learn of the end alone.
-    pub(crate) fn drop_lacking(&mut self) {
-        self.lack.piece.tokens = Vec::new();
-        if let Some(lack) = &mut self.group_lack {
-            lack.piece.tokens = Vec::new();
+    /// Drops the tokens that the replicas lack. They learn only that the output has ended.
+    pub(crate) fn drop_unmerged(&mut self) {
+        self.unmerged.update.tokens = Vec::new();
+        if let Some(unmerged) = &mut self.group_unmerged {
+            unmerged.update.tokens = Vec::new();
         }
     }
 }
 
-/// What a copy of the drafts lacks of an output, as [`merge_said`](refrain_draft_replica::Drafts::merge_said) takes it.
-pub(crate) struct Lack {
-    pub(crate) piece: DocumentUpdate,
-    pub(crate) is_alone: bool,
+/// An update that a replica lacks, as [`merge_emitted`](refrain_draft_replica::DraftIndex::merge_emitted) takes it.
+pub(crate) struct UnmergedUpdate {
+    pub(crate) update: DocumentUpdate,
+    pub(crate) is_sole_source: bool,
 }
 
-/// How often it is looked for events. Nobody is woken by them: on a machine without an idle core that would cost the
-/// engine's thread its place.
+/// How often the thread looks for events. Nothing wakes it: on a machine without an idle core, that would take the
+/// engine's thread off its core.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What the engine's thread says, and where it goes.
+/// The background thread.
 pub(crate) struct Background {
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) harvest: Harvest,
-    pub(crate) metrics: InEngineMetrics,
+    pub(crate) replica: Arc<DraftReplica>,
+    pub(crate) uploader: Uploader,
+    pub(crate) metrics: PluginMetrics,
 }
 
 impl Background {
-    /// Does what the engine's thread says, until that is gone.
-    pub(crate) async fn run(self, events: Receiver<Event>) {
+    /// Handles events until the sender is gone.
+    pub(crate) async fn run(self, events: Receiver<BackgroundEvent>) {
         loop {
             match events.try_recv() {
                 Ok(event) => {
                     let tokens = event.tokens();
-                    self.take(event);
+                    self.handle(event);
                     self.metrics.queued_tokens.sub(tokens as i64);
                 }
                 Err(TryRecvError::Empty) => tokio::time::sleep(LOOK_EVERY).await,
@@ -107,65 +108,75 @@ impl Background {
         }
     }
 
-    fn take(&self, event: Event) {
+    fn handle(&self, event: BackgroundEvent) {
         match event {
-            Event::Began(memory, document) => memory.begin(document),
-            Event::Place {
+            BackgroundEvent::Pin(namespace, document) => namespace.pin(document),
+            BackgroundEvent::FindSources {
                 signed,
                 group,
                 document,
                 reply,
             } => {
                 let id = signed.namespace.id();
-                let memory = self.memory.namespace(id, &signed);
-                let group = group.and_then(|group| self.memory.group(id, &group, document));
-                memory.begin(document);
-                if let Err(unwanted) = reply.send(Place { memory, group }) {
-                    unwanted.memory.end(document);
+                let namespace = self.replica.namespace(id, &signed);
+                let group = group.and_then(|group| self.replica.join_group(id, &group, document));
+                namespace.pin(document);
+                if let Err(unwanted) = reply.send(DraftSources { namespace, group }) {
+                    unwanted.namespace.unpin(document);
                 }
             }
-            Event::Said(memory, update, touched) => self.tell(&memory, Some(update), touched),
-            Event::Ended(ended) => self.end(*ended),
-            Event::Flush(done) => drop(done.send(())),
+            BackgroundEvent::Upload(namespace, update, touched) => {
+                self.upload(&namespace, Some(update), touched);
+            }
+            BackgroundEvent::End(ended) => self.end(*ended),
+            BackgroundEvent::Flush(done) => drop(done.send(())),
         }
     }
 
-    fn end(&self, ended: Ended) {
-        let Ended {
-            mut placed,
-            lack,
-            group_lack,
-            tell,
+    fn end(&self, ended: EndedRequest) {
+        let EndedRequest {
+            mut sources,
+            unmerged,
+            group_unmerged,
+            upload,
             touched,
         } = ended;
-        // Where it was not found by its end, it has been since: that was told before.
-        let Some(Place { memory, group }) = placed.place() else {
+        // Sources that were not found when the request ended are found by now: events are handled in order.
+        let Some(DraftSources { namespace, group }) = sources.get() else {
             return;
         };
-        let Lack { piece, is_alone } = lack;
-        let merged = memory.lock().merge_said(&piece, is_alone, Instant::now());
+        let UnmergedUpdate {
+            update,
+            is_sole_source,
+        } = unmerged;
+        let merged =
+            namespace
+                .write()
+                .merge_emitted((&update).into(), is_sole_source, Instant::now());
         if merged.is_err() {
             self.metrics.rejected(INDEX);
         }
-        if let (Some(member), Some(Lack { piece, is_alone })) = (group, group_lack) {
-            member.group().merge_said(&piece, is_alone);
+        if let (Some(membership), Some(unmerged)) = (group, group_unmerged) {
+            let group = membership.group();
+            group.merge_emitted((&unmerged.update).into(), unmerged.is_sole_source);
         }
-        memory.end(piece.document);
-        self.tell(memory, tell, touched);
+        namespace.unpin(update.document);
+        self.upload(namespace, upload, touched);
     }
 
-    fn tell(
+    fn upload(
         &self,
-        memory: &NamespaceMemory,
+        namespace: &NamespaceReplica,
         update: Option<DocumentUpdate>,
         touched: Vec<DocumentId>,
     ) {
-        let grant = memory.grant();
+        let signed = namespace.signed();
         for document in touched {
-            self.harvest.touch(memory.id(), &grant, document);
+            self.uploader.touch(namespace.id(), &signed, document);
         }
         if let Some(update) = update {
-            self.harvest.push(memory.id(), &grant, (&update).into());
+            self.uploader
+                .push(namespace.id(), &signed, (&update).into());
         }
     }
 }

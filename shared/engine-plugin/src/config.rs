@@ -1,14 +1,15 @@
-//! The configuration: variables `REFRAIN_CLIENT_...` of the engine's process, over a file if there is one.
+//! The configuration of the plugin: variables `REFRAIN_CLIENT_...` of the engine's process, over a file if there is
+//! one.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use refrain_draft_replica::{HarvestConfig, MemoryConfig};
+use refrain_draft_replica::{ReplicaConfig, UploadConfig};
 use refrain_service_kit::config::{ConfigError, EnvRule, load};
 use refrain_service_kit::mesh::MeshConfig;
 use serde::Deserialize;
 
-/// Variables such as `REFRAIN_CLIENT_STORE_URL` and `REFRAIN_CLIENT_MEMORY__TOKENS_MAX`.
+/// Variables such as `REFRAIN_CLIENT_STORE_URL` and `REFRAIN_CLIENT_MEMORY__BYTES_MAX`.
 const ENV_RULE: EnvRule = EnvRule {
     prefix: "REFRAIN_CLIENT_",
     top_level: &[
@@ -17,63 +18,67 @@ const ENV_RULE: EnvRule = EnvRule {
         "TOKEN_FILE",
         "TOKENIZER",
         "LOG",
-        "TIMEOUT_MS",
         "METRICS_LISTEN",
-        "PATTERN_TOKENS_MAX",
-        "PROMPT_TOKENS_AT_ONCE",
-        "READING_TOKENS_MAX",
-        "PIECE_TOKENS",
-        "QUEUED_TOKENS_MAX",
-        "PAUSED_REQUESTS_MAX",
-        "PAUSED_TOKENS_MAX",
     ],
 };
 
-/// Everything has a default but the store, the mesh's keys and the tokenizer.
+/// The configuration of the plugin. Everything has a default but the store, the mesh's keys and the tokenizer.
+///
+/// The last fields are not read from the configuration: no deployment needs other values, but tests do.
 #[derive(Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct InEngineConfig {
-    /// The draft store.
+pub struct PluginConfig {
+    /// URL of the draft store.
     pub store_url: String,
-    /// The mesh's keys, less the one that only the gateway has.
+    /// The mesh's keys, without the gateway's private one.
     pub mesh: MeshConfig,
-    /// The namespace of requests that bring none, as `refrain store sign` prints it. It is believed for a day.
+    /// The namespace of requests that bring none, as a token that `refrain store sign` prints. It is valid for a day.
     pub token: Option<String>,
-    /// A file with that token, read again every minute, so that it can be renewed while the engine runs.
+    /// A file with that token. It is read again every minute, so that the token can be renewed while the engine runs.
     pub token_file: Option<PathBuf>,
     /// Folder of the model's `tokenizer.json`.
     pub tokenizer: Option<PathBuf>,
-    /// What goes to standard error, as in the mesh's configuration.
+    /// Filter of the log on standard error, as in the mesh's configuration.
     pub log: String,
-    /// Where `/metrics` is served for Prometheus; nowhere, if not said. One process can have an address.
+    /// Address at which `/metrics` is served for Prometheus; without one it is not served. Each process needs its
+    /// own.
     pub metrics_listen: Option<SocketAddr>,
-    /// Deadline of ordinary calls of the store, milliseconds. No step of the engine waits for them.
+    /// The replica of the drafts. The plugin makes no look-ups in the store.
+    pub memory: ReplicaConfig,
+    /// The upload to the draft store.
+    pub harvest: UploadConfig,
+
+    /// Deadline of ordinary calls to the store, milliseconds. No step of the engine waits for them.
+    #[serde(skip)]
     pub timeout_ms: u64,
-    /// Longest match that is looked for.
+    /// Longest match that is searched for, tokens. Longer ones hardly draft better, and cost more to find.
+    #[serde(skip)]
     pub pattern_tokens_max: u32,
-    /// A prompt of at most so many tokens is read in the call that begins its request. A longer one is read on a thread
-    /// beside the engine's, and drafted from once it is.
+    /// Longest prompt that is indexed in the call that begins its request, tokens: a millisecond or less. A longer
+    /// one is indexed on a thread beside the engine's, and drafted from once that is done.
+    #[serde(skip)]
     pub prompt_tokens_at_once: usize,
-    /// Most tokens of prompts that wait for that thread; what comes beyond is not drafted from.
+    /// Most prompt tokens that wait for that thread; further prompts are not drafted from.
+    #[serde(skip)]
     pub reading_tokens_max: usize,
-    /// Output of a request that is handed on together.
+    /// Output tokens of a request that are uploaded together, so that the step path queues few events.
+    #[serde(skip)]
     pub piece_tokens: u32,
-    /// Most output on its way to the background thread; what is more waits with its request. Of one that ends it is not
-    /// drafted from, and what the store lacks of that goes all the same.
+    /// Most output tokens queued for the background thread; further ones wait with their request. If that request
+    /// ends meanwhile, they are not drafted from here, but the store gets them all the same.
+    #[serde(skip)]
     pub queued_tokens_max: usize,
-    /// Most requests that were interrupted and are remembered, in case the engine only made room.
+    /// Most interrupted requests that are remembered, in case the engine only made room.
+    #[serde(skip)]
     pub paused_requests_max: usize,
     /// Most tokens of their texts.
+    #[serde(skip)]
     pub paused_tokens_max: usize,
-    /// The copy of the drafts. Look-ups in the store are not made from here.
-    pub memory: MemoryConfig,
-    /// What is sent to the draft store.
-    pub harvest: HarvestConfig,
 }
 
-impl Default for InEngineConfig {
+impl Default for PluginConfig {
     fn default() -> Self {
-        InEngineConfig {
+        PluginConfig {
             store_url: String::new(),
             mesh: MeshConfig::default(),
             token: None,
@@ -81,6 +86,8 @@ impl Default for InEngineConfig {
             tokenizer: None,
             log: "warn".into(),
             metrics_listen: None,
+            memory: ReplicaConfig::default(),
+            harvest: UploadConfig::default(),
             timeout_ms: 10_000,
             pattern_tokens_max: 64,
             prompt_tokens_at_once: 1_024,
@@ -89,20 +96,21 @@ impl Default for InEngineConfig {
             queued_tokens_max: 1_048_576,
             paused_requests_max: 1_024,
             paused_tokens_max: 4_194_304,
-            memory: MemoryConfig::default(),
-            harvest: HarvestConfig::default(),
         }
     }
 }
 
-impl InEngineConfig {
+impl PluginConfig {
     /// Reads the environment, over a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, a key is unknown, or a value is out of range; the error lists all faults.
     pub fn load(file: Option<PathBuf>) -> Result<Self, ConfigError> {
         load(
             file.as_deref(),
             ENV_RULE,
             std::env::vars_os(),
-            InEngineConfig::faults,
+            PluginConfig::faults,
         )
     }
 
@@ -117,19 +125,9 @@ impl InEngineConfig {
             self.store_url.starts_with("http://") || self.store_url.starts_with("https://"),
             "store_url: must be an http:// or https:// URL",
         );
-        check(self.timeout_ms >= 1, "timeout_ms: at least 1");
-        check(
-            self.pattern_tokens_max >= 1,
-            "pattern_tokens_max: at least 1",
-        );
-        check(self.piece_tokens >= 1, "piece_tokens: at least 1");
         check(
             self.token.is_none() || self.token_file.is_none(),
-            "token and token_file: one of them",
-        );
-        check(
-            self.paused_requests_max >= 1,
-            "paused_requests_max: at least 1",
+            "token and token_file: set only one of them",
         );
         self.memory.check(&mut check);
         self.harvest.check(&mut check);

@@ -1,23 +1,26 @@
-//! Drafts inside an engine, whatever language that is in: what it says of its requests, and what it is offered.
+//! Drafts inside an engine: the engine reports what its requests emit, and is offered drafts.
 //!
-//! [`Proposer`] is all that an engine sees. Its calls on the engine's step path do arithmetic and nothing else: they wait for
-//! no lock that somebody else may hold, do no I/O, and what takes long for a long prompt is not done in them. Everything else
-//! is two threads': the background's (`background.rs`), and the reader's of long prompts (`own.rs`). Where something goes
-//! wrong there, drafts get fewer, and the engine goes on.
+//! [`Proposer`] (`proposer.rs`, read it first) is all that an engine sees. Its calls on the engine's step path only
+//! compute: they wait for no lock that another thread may hold, do no I/O, and leave long work to others. Two threads
+//! do the rest: the background thread (`background.rs`), and the reader of long prompts (`own_index.rs`). Where
+//! something goes wrong there, drafts get fewer, and the engine goes on.
+//!
+//! `request.rs` is one request; `request_state.rs` is the part of it that outlives an interruption.
 
 mod background;
 mod config;
-mod listen;
+mod default_namespace;
 mod metrics;
+mod metrics_server;
 mod outbox;
-mod own;
+mod own_index;
 mod paused;
-mod place;
 mod proposer;
 mod request;
-mod standing;
+mod request_state;
+mod sources;
 #[cfg(test)]
 mod tests;
 
-pub use config::InEngineConfig;
-pub use proposer::{Begin, Draft, Proposer, Step};
+pub use config::PluginConfig;
+pub use proposer::{DraftChain, Proposer, RequestStart, RequestStep};

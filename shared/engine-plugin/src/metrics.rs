@@ -1,16 +1,16 @@
-//! What is told of the work in an engine.
+//! Metrics of the plugin.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
-use refrain_draft_replica::{HarvestMetrics, MemoryMetrics};
+use refrain_draft_replica::{ReplicaMetrics, UploadMetrics};
 use refrain_service_kit::telemetry::Metrics;
 
-/// Collectors. Cheap to clone.
+/// All collectors. A clone shares them.
 #[derive(Clone)]
-pub(crate) struct InEngineMetrics {
+pub(crate) struct PluginMetrics {
     pub(crate) drafts: IntCounter,
     pub(crate) drafted: IntCounter,
     pub(crate) accepted: IntCounter,
-    pub(crate) said: IntCounter,
+    pub(crate) emitted: IntCounter,
     pub(crate) requests: IntGauge,
     pub(crate) queued_tokens: IntGauge,
     pub(crate) paused_tokens: IntGauge,
@@ -19,28 +19,34 @@ pub(crate) struct InEngineMetrics {
     pub(crate) busy: IntCounter,
     pub(crate) token_failures: IntCounter,
     pub(crate) rejections: IntCounterVec,
-    pub(crate) memory: MemoryMetrics,
-    pub(crate) harvest: HarvestMetrics,
+    pub(crate) replica: ReplicaMetrics,
+    pub(crate) upload: UploadMetrics,
 }
 
-/// Labels of rejections.
+/// Label of output that had to wait with its request, or was not merged, since too much was queued.
 pub(crate) const QUEUED_TOKENS_MAX: &str = "queued_tokens_max";
+/// Label of requests whose namespace token was refused.
 pub(crate) const TOKEN: &str = "token";
+/// Label of requests with fields that cannot be read.
 pub(crate) const FIELDS: &str = "fields";
+/// Label of prompts that are not drafted from, since too many wait to be indexed.
 pub(crate) const READING_TOKENS_MAX: &str = "reading_tokens_max";
+/// Label of output that did not fit the index of its namespace.
 pub(crate) const INDEX: &str = "index";
 
-impl InEngineMetrics {
+impl PluginMetrics {
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
         let rejections = metrics.counter_vec(
             "refrain_client_rejections_total",
-            "Requests without the drafts of their namespace, since its token was refused or what they brought cannot be read, or without those of their own prompt, and pieces of output that had to wait, or that the memory was not brought for want of room.",
+            "Requests and outputs that were rejected in part, by limit or fault: requests without drafts of their \
+             namespace (token, fields) or of their own prompt (reading_tokens_max), and outputs that had to wait or \
+             were not merged (queued_tokens_max, index).",
             &["limit"],
         )?;
         for limit in [QUEUED_TOKENS_MAX, TOKEN, FIELDS, READING_TOKENS_MAX, INDEX] {
             rejections.with_label_values(&[limit]);
         }
-        Ok(InEngineMetrics {
+        Ok(PluginMetrics {
             drafts: metrics.counter(
                 "refrain_client_drafts_total",
                 "Drafts offered to the engine.",
@@ -51,42 +57,43 @@ impl InEngineMetrics {
             )?,
             accepted: metrics.counter(
                 "refrain_client_accepted_tokens_total",
-                "Draft tokens that the engine said as they were offered.",
+                "Offered draft tokens that the engine accepted.",
             )?,
-            said: metrics.counter(
+            emitted: metrics.counter(
                 "refrain_client_said_tokens_total",
-                "Tokens that the engine said.",
+                "Tokens that the engine emitted.",
             )?,
-            requests: metrics.gauge("refrain_client_requests", "Requests that run.")?,
+            requests: metrics.gauge("refrain_client_requests", "Running requests.")?,
             queued_tokens: metrics.gauge(
                 "refrain_client_queued_tokens",
-                "Output tokens on their way to the background thread.",
+                "Output tokens queued for the background thread.",
             )?,
             paused_tokens: metrics.gauge(
                 "refrain_client_paused_tokens",
-                "Tokens of requests that were interrupted and are remembered.",
+                "Tokens of interrupted requests that are remembered.",
             )?,
             reading_tokens: metrics.gauge(
                 "refrain_client_reading_tokens",
-                "Tokens of long prompts that wait to be read.",
+                "Tokens of long prompts that wait to be indexed.",
             )?,
             forgotten: metrics.counter(
                 "refrain_client_forgotten_requests_total",
-                "Requests that were interrupted and forgotten for want of room.",
+                "Interrupted requests that were forgotten for want of room.",
             )?,
             busy: metrics.counter(
                 "refrain_client_busy_total",
-                "Times that a step went without a part of the drafts, since others held it.",
+                "Times that a step went without a part of its drafts, since another thread held their index.",
             )?,
             token_failures: metrics.counter(
                 "refrain_client_token_failures_total",
-                "Times that the engine's own token was too old or wrong, or its file could not be read.",
+                "Times that the configured token was expired or wrong, or its file could not be read.",
             )?,
             rejections,
-            memory: MemoryMetrics::new(metrics)?,
-            harvest: HarvestMetrics::new(metrics)?,
+            replica: ReplicaMetrics::new(metrics)?,
+            upload: UploadMetrics::new(metrics)?,
         })
     }
+
     pub(crate) fn rejected(&self, limit: &str) {
         self.rejections.with_label_values(&[limit]).inc();
     }

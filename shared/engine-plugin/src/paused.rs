@@ -1,14 +1,14 @@
-//! Requests that were interrupted and are remembered, in case the engine only made room.
+//! Interrupted requests that are remembered, in case the engine only made room and resumes them.
 
 use std::num::NonZeroUsize;
 
 use lru::LruCache;
 
-use crate::request::Paused;
+use crate::request_state::RequestState;
 
-/// At most so many requests, and so many tokens of their texts; the one that was interrupted first goes first.
+/// A limited number of requests, with a limited number of tokens. The one interrupted first is forgotten first.
 pub(crate) struct PausedRequests {
-    by_id: LruCache<String, Paused>,
+    by_id: LruCache<String, RequestState>,
     tokens: usize,
     tokens_max: usize,
 }
@@ -27,25 +27,25 @@ impl PausedRequests {
         self.tokens
     }
 
-    /// Remembers one. Returns how many had to go for it: one that is too long by itself goes too.
-    pub(crate) fn put(&mut self, id: String, paused: Paused) -> u64 {
+    /// Remembers a request. Returns how many were forgotten for it; one that is too long by itself is among them.
+    pub(crate) fn put(&mut self, id: String, paused: RequestState) -> u64 {
         self.take(&id);
         self.tokens += paused.tokens();
-        // Its own id is not there, so what is pushed out is another one.
+        // Its own id is not there, so a request that is pushed out is another one.
         let pushed_out = self.by_id.push(id, paused);
-        let mut gone = u64::from(pushed_out.is_some());
+        let mut forgotten = u64::from(pushed_out.is_some());
         self.tokens -= pushed_out.map_or(0, |(_, paused)| paused.tokens());
         while self.tokens > self.tokens_max
             && let Some((_, paused)) = self.by_id.pop_lru()
         {
             self.tokens -= paused.tokens();
-            gone += 1;
+            forgotten += 1;
         }
-        gone
+        forgotten
     }
 
-    /// Hands one out.
-    pub(crate) fn take(&mut self, id: &str) -> Option<Paused> {
+    /// Removes and returns a request.
+    pub(crate) fn take(&mut self, id: &str) -> Option<RequestState> {
         let paused = self.by_id.pop(id)?;
         self.tokens -= paused.tokens();
         Some(paused)

@@ -1,12 +1,12 @@
-//! [`Proposer`]: what an engine calls.
+//! [`Proposer`], the calls of an engine.
 
-mod life;
+mod lifecycle;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
-use refrain_draft_replica::{Harvest, Memory};
+use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::document::{DocumentHead, FinishReason};
 use refrain_protocol::{ApiError, DocumentId, NamespaceId, SignedNamespace};
 use refrain_service_kit::http::Server;
@@ -16,77 +16,87 @@ use refrain_speculation::{Calibration, Expansion, ProposeParams};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-use crate::background::Event;
-use crate::config::InEngineConfig;
-use crate::metrics::{FIELDS, InEngineMetrics, TOKEN};
+use crate::background::BackgroundEvent;
+use crate::config::PluginConfig;
+use crate::default_namespace::DefaultNamespace;
+use crate::metrics::{FIELDS, PluginMetrics, TOKEN};
 use crate::outbox::Outbox;
-use crate::own::Reader;
+use crate::own_index::PromptReader;
 use crate::paused::PausedRequests;
-use crate::place::{Place, Placed};
-use crate::request::{Output, Paused, Request};
-use crate::standing::Standing;
+use crate::request::Request;
+use crate::request_state::{OutputDocument, RequestState};
+use crate::sources::{DraftSources, SourceState};
 
-/// A copy of the drafts, which follows a mesh's draft store and hands outputs back.
+/// A replica of the drafts inside an engine, which follows a mesh's draft store and uploads the engine's outputs.
 pub struct Proposer {
-    config: InEngineConfig,
+    config: PluginConfig,
     runtime: Option<Runtime>,
-    pub(crate) memory: Arc<Memory>,
-    harvest: Harvest,
-    pub(crate) standing: Arc<Standing>,
+    pub(crate) replica: Arc<DraftReplica>,
+    uploader: Uploader,
+    pub(crate) default_namespace: Arc<DefaultNamespace>,
     outbox: Outbox,
-    reader: Reader,
-    /// The engine's own: the threads here never hold it.
+    reader: PromptReader,
+    /// Taken by the engine's threads only, never by those of this crate.
     requests: Mutex<Requests>,
-    pub(crate) metrics: InEngineMetrics,
+    pub(crate) metrics: PluginMetrics,
     registry: Metrics,
-    listener: Option<Server>,
+    server: Option<Server>,
 }
 
 struct Requests {
     running: HashMap<String, Request>,
-    /// What drafts are worth, by namespace; the least used goes first.
-    calibrations: LruCache<Option<NamespaceId>, Calibration>,
+    /// Acceptance statistics by namespace; the least recently used is dropped first.
+    statistics: LruCache<Option<NamespaceId>, Calibration>,
     paused: PausedRequests,
-    /// The namespace of requests that bring none, as it was last seen.
-    standing: Option<SignedNamespace>,
+    /// A copy of the namespace of requests that bring none.
+    default_namespace: Option<SignedNamespace>,
 }
 
-/// What a request brings along.
+/// A request that begins.
 #[derive(Clone, Debug, Default)]
-pub struct Begin<'a> {
-    /// The engine's name for it.
+pub struct RequestStart<'a> {
+    /// The engine's id of the request.
     pub request: String,
-    /// Its text, token ids.
+    /// The prompt, token ids.
     pub prompt: Vec<u32>,
-    /// A token of its namespace; without one the configured namespace holds.
+    /// A token of its namespace; without one the configured namespace applies.
     pub namespace: Option<&'a str>,
     /// Its group of samples.
     pub group: Option<String>,
-    /// Its output in the store, 32 hex digits. Whoever names it also writes it there; one without a name is written from here.
+    /// The document of its output in the store, 32 hex digits. A caller that names it also writes it there. An output
+    /// without a name is uploaded from here.
     pub document: Option<&'a str>,
-    /// The epoch of that output.
+    /// The fencing epoch of the output.
     pub epoch: u64,
-    /// So many tokens at the end of the prompt are output already.
+    /// Tokens at the end of the prompt that are output already.
     pub written: usize,
 }
 
 /// A step of a request whose engine has drafts of its own.
 #[derive(Clone, Debug)]
-pub struct Step {
-    /// The engine's name for it.
+pub struct RequestStep {
+    /// The engine's id of the request.
     pub request: String,
-    /// What it said since the last step, token ids.
-    pub said: Vec<u32>,
+    /// Tokens emitted since the last step.
+    pub emitted: Vec<u32>,
     /// Most tokens of a draft.
-    pub room: usize,
+    pub draft_tokens_max: usize,
     /// The engine's own draft, token ids.
-    pub rival: Vec<u32>,
+    pub engine_draft: Vec<u32>,
 }
 
-/// A draft: its tokens, its score, the length of the match.
-pub type Draft = (Vec<u32>, f32, u32);
+/// A draft that is a chain. Without tokens there is none.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DraftChain {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// The expected number of accepted tokens, by the counts of the index.
+    pub score: f32,
+    /// Length of the match, tokens.
+    pub match_len: u32,
+}
 
-/// How an engine's word for an output's end is kept. What it did not end by a rule of its own is partial.
+/// The finish reason that stands for the engine's one. An output that the engine did not end by a rule is partial.
 fn finish_of(reason: Option<&str>) -> FinishReason {
     match reason {
         Some("stop") => FinishReason::Stop,
@@ -98,22 +108,24 @@ fn finish_of(reason: Option<&str>) -> FinishReason {
 }
 
 impl Proposer {
-    /// A request begins, or goes on after the engine made room. Returns how many tokens behind its prompt are known, from
-    /// before: the next ones that it says stand behind those.
+    /// Begins a request, or resumes one after the engine made room. Returns how many output tokens are known from
+    /// before the interruption: the next ones that the engine emits follow these.
     ///
     /// # Errors
-    /// Its token is refused, or its document is no name of one. With a token that is refused it runs all the same, is
-    /// drafted for from its own text alone, is not kept, and begins with its prompt.
-    pub fn begin(&self, begin: Begin<'_>) -> Result<usize, ApiError> {
-        let document = match begin.document {
+    /// The token of the namespace is refused, or the document's name cannot be read. With a refused token the request
+    /// runs all the same. It then drafts from its own text alone, its output is not kept, and it begins with its
+    /// prompt.
+    pub fn begin(&self, start: RequestStart<'_>) -> Result<usize, ApiError> {
+        let document = match start.document {
             Some(document) => document.parse().map_err(|error: String| {
                 self.refuse();
                 ApiError::invalid("document", error)
             })?,
             None => DocumentId(random::u128()?),
         };
-        let (signed, refused) = match begin.namespace.map(|token| self.standing.check(token)) {
-            None => (self.standing(), Ok(())),
+        let check = |token| self.default_namespace.check(token);
+        let (signed, refused) = match start.namespace.map(check) {
+            None => (self.default_namespace(), Ok(())),
             Some(Ok(signed)) => (Some(signed), Ok(())),
             Some(Err(error)) => {
                 self.metrics.rejected(TOKEN);
@@ -121,67 +133,72 @@ impl Proposer {
             }
         };
         let head = DocumentHead {
-            group: begin.group.clone(),
+            group: start.group.clone(),
             created_ms: clock::unix_ms(),
             ..DocumentHead::default()
         };
-        let output = Output {
+        let output = OutputDocument {
             document,
-            epoch: begin.epoch,
-            written: begin.written,
-            is_named: begin.document.is_some(),
+            epoch: start.epoch,
+            written: start.written,
+            is_named: start.document.is_some(),
         };
         let namespace = signed.as_ref().map(|signed| signed.namespace.id());
-        let is = Paused::new(begin.prompt, &output, namespace, head);
-        let prompt_len = is.tokens();
-        let paused = self.take_paused(&begin.request);
-        // Who is told of a refusal is told of no length.
-        let paused = paused.filter(|paused| refused.is_ok() && paused.began_as(&is));
-        let is = paused.map_or(is, Paused::again);
-        let known = is.tokens() - prompt_len;
-        self.run(begin.request, is, signed, begin.group);
+        let state = RequestState::new(start.prompt, &output, namespace, head);
+        let prompt_len = state.tokens();
+        // The caller of a refused request gets no length, so it is never resumed from a paused state.
+        let paused = self.take_paused(&start.request);
+        let paused = paused.filter(|paused| refused.is_ok() && paused.is_resumed_by(&state));
+        let state = paused.map_or(state, RequestState::resume);
+        let known = state.tokens() - prompt_len;
+        self.run(start.request, state, signed, start.group);
         refused.map(|()| known)
     }
 
-    /// Counts a request that brought what cannot be read, and is not begun here.
+    /// Counts a request whose fields cannot be read, and which is not begun here.
     pub fn refuse(&self) {
         self.metrics.rejected(FIELDS);
     }
 
-    /// The engine said so. Others can draft from it at once. Unknown requests are ignored.
-    pub fn extend(&self, request: &str, said: &[u32]) {
+    /// Takes the tokens that the engine emitted. Other requests can draft from them at once. Unknown requests are
+    /// ignored.
+    pub fn extend(&self, request: &str, emitted: &[u32]) {
         if let Some(request) = self.lock().running.get_mut(request) {
-            request.extend(said, None, &self.metrics);
-            self.outbox.tell_if_due(request);
+            request.extend(emitted, None, &self.metrics);
+            self.outbox.upload_if_due(request);
         }
     }
 
-    /// A chain for each request, of at most so many tokens. Not more than factor * match length + offset, none less likely
-    /// than `min_token_prob`. The score is the number of tokens that the step is expected to bring by the counts.
+    /// A draft for each request, given with its most tokens. No draft has more than `factor` * match length +
+    /// `offset` tokens, nor a token that is less likely than `min_token_prob`.
     pub fn propose(
         &self,
         requests: Vec<(String, usize)>,
         factor: f32,
         offset: f32,
         min_token_prob: f32,
-    ) -> Vec<Draft> {
+    ) -> Vec<DraftChain> {
         let params = self.params(factor, offset, min_token_prob);
-        let mut requests_here = self.lock();
-        let draft = |(id, room): (String, usize)| {
-            let request = requests_here.running.get_mut(&id)?;
-            request.propose(&params, room, &self.metrics)?;
+        let mut all = self.lock();
+        let draft = |(id, tokens_max): (String, usize)| {
+            let request = all.running.get_mut(&id)?;
+            request.propose(&params, tokens_max, &self.metrics)?;
             let found = request.offer(&self.metrics)?;
-            Some((found.tree.tokens().collect(), found.score, found.match_len))
+            Some(DraftChain {
+                tokens: found.tree.tokens().collect(),
+                score: found.score,
+                match_len: found.match_len,
+            })
         };
         let drafts = requests.into_iter().map(draft);
         drafts.map(Option::unwrap_or_default).collect()
     }
 
-    /// For each request a chain that is expected to bring more than the engine's own, or `None`: keep that. What drafts of
-    /// both kinds bring is learnt from what is said, by namespace.
+    /// For each request the tokens of a draft that is expected to bring more than the engine's own, or `None` to keep
+    /// the engine's. The acceptance statistics of both kinds are learnt from the emitted tokens, by namespace.
     pub fn step(
         &self,
-        requests: Vec<Step>,
+        requests: Vec<RequestStep>,
         factor: f32,
         offset: f32,
         min_token_prob: f32,
@@ -189,16 +206,16 @@ impl Proposer {
         let params = self.params(factor, offset, min_token_prob);
         let Requests {
             running,
-            calibrations,
+            statistics,
             ..
         } = &mut *self.lock();
-        let draft = |step: Step| {
+        let draft = |step: RequestStep| {
             let request = running.get_mut(&step.request)?;
-            let table = calibrations.get_or_insert_mut(request.namespace(), Calibration::new);
-            request.extend(&step.said, Some(table), &self.metrics);
-            self.outbox.tell_if_due(request);
-            request.propose(&params, step.room, &self.metrics);
-            if !request.beats(step.rival, table) {
+            let statistics = statistics.get_or_insert_mut(request.namespace(), Calibration::new);
+            request.extend(&step.emitted, Some(statistics), &self.metrics);
+            self.outbox.upload_if_due(request);
+            request.propose(&params, step.draft_tokens_max, &self.metrics);
+            if !request.beats(step.engine_draft, statistics) {
                 return None;
             }
             let offered = request.offer(&self.metrics)?;
@@ -207,7 +224,7 @@ impl Proposer {
         requests.into_iter().map(draft).collect()
     }
 
-    /// It runs no more, maybe only for now: `reason` is the engine's word for it, `None` where it has none. Unknown requests
+    /// Ends a request, maybe only for now. `reason` is the engine's finish reason, if it has one. Unknown requests
     /// are ignored.
     pub fn finish(&self, request: String, reason: Option<&str>) {
         let mut requests = self.lock();
@@ -218,13 +235,13 @@ impl Proposer {
         let finish = finish_of(reason);
         let paused = self.outbox.end(ended, finish);
         if finish != FinishReason::Cancelled {
-            // It has come to its end, and nothing goes on from there.
+            // The output is complete, so the request is not resumed.
             return;
         }
-        let gone = requests.paused.put(request, paused);
+        let forgotten = requests.paused.put(request, paused);
         let tokens = requests.paused.tokens();
         self.metrics.paused_tokens.set(tokens as i64);
-        self.metrics.forgotten.inc_by(gone);
+        self.metrics.forgotten.inc_by(forgotten);
     }
 
     fn params(&self, factor: f32, offset: f32, min_token_prob: f32) -> ProposeParams {
@@ -240,27 +257,36 @@ impl Proposer {
     }
 
     /// The configured namespace, as it is now or was a moment ago.
-    fn standing(&self) -> Option<SignedNamespace> {
+    fn default_namespace(&self) -> Option<SignedNamespace> {
         let mut requests = self.lock();
-        self.standing.refresh(&mut requests.standing);
-        requests.standing.clone()
+        self.default_namespace
+            .refresh(&mut requests.default_namespace);
+        requests.default_namespace.clone()
     }
 
-    fn run(&self, id: String, is: Paused, signed: Option<SignedNamespace>, group: Option<String>) {
-        let placed = match signed {
-            Some(signed) => self.place(signed, group, is.document()),
-            None => Placed::Nowhere,
+    fn run(
+        &self,
+        id: String,
+        state: RequestState,
+        signed: Option<SignedNamespace>,
+        group: Option<String>,
+    ) {
+        let sources = match signed {
+            Some(signed) => self.find_sources(signed, group, state.update.document),
+            None => SourceState::None,
         };
-        let own = self.reader.read(is.text());
+        let own = self.reader.read(&state.text);
         let mut requests = self.lock();
-        let unfinished = requests.running.insert(id, Request::new(is, placed, own));
+        let unfinished = requests
+            .running
+            .insert(id, Request::new(state, sources, own));
         self.metrics.requests.set(requests.running.len() as i64);
         if let Some(unfinished) = unfinished {
             self.outbox.end(unfinished, FinishReason::Cancelled);
         }
     }
 
-    fn take_paused(&self, id: &str) -> Option<Paused> {
+    fn take_paused(&self, id: &str) -> Option<RequestState> {
         let mut requests = self.lock();
         let paused = requests.paused.take(id);
         let tokens = requests.paused.tokens();
@@ -268,35 +294,35 @@ impl Proposer {
         paused
     }
 
-    /// Finds a request its place, now if nobody has to be waited for.
-    fn place(
+    /// Finds the sources of a request: now, if that takes no wait, or else on the background thread.
+    fn find_sources(
         &self,
         signed: SignedNamespace,
         group: Option<String>,
         document: DocumentId,
-    ) -> Placed {
+    ) -> SourceState {
         let id = signed.namespace.id();
         let at_once = || {
-            let memory = self.memory.try_namespace(id, &signed)?;
+            let namespace = self.replica.try_namespace(id, &signed)?;
             let group = match &group {
-                Some(group) => Some(self.memory.try_group(id, group, document)?),
+                Some(group) => Some(self.replica.try_join_group(id, group, document)?),
                 None => None,
             };
-            Some(Place { memory, group })
+            Some(DraftSources { namespace, group })
         };
-        if let Some(place) = at_once() {
-            self.outbox
-                .say(Event::Began(place.memory.clone(), document));
-            return Placed::At(place);
+        if let Some(sources) = at_once() {
+            let pin = BackgroundEvent::Pin(sources.namespace.clone(), document);
+            self.outbox.send(pin);
+            return SourceState::Found(sources);
         }
-        let (reply, coming) = oneshot::channel();
-        self.outbox.say(Event::Place {
+        let (reply, pending) = oneshot::channel();
+        self.outbox.send(BackgroundEvent::FindSources {
             signed,
             group,
             document,
             reply,
         });
-        Placed::Coming(coming)
+        SourceState::Pending(pending)
     }
 
     fn lock(&self) -> MutexGuard<'_, Requests> {

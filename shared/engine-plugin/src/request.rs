@@ -1,318 +1,206 @@
-//! One request of the engine: its text, its own index, and its document in the memory.
+//! A running request of the engine: its state, its own index, its sources, and the draft of the step in progress.
 
 use std::time::Instant;
 
-use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason, LEFT_CONTEXT_TOKENS};
+use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, NamespaceId};
 use refrain_speculation::{
     Calibration, Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose,
 };
 
-use crate::background::{Ended, Event, Lack};
-use crate::metrics::{INDEX, InEngineMetrics};
-use crate::own::Own;
-use crate::place::{Place, Placed};
+use crate::background::{BackgroundEvent, EndedRequest};
+use crate::metrics::{INDEX, PluginMetrics};
+use crate::own_index::OwnIndex;
+use crate::request_state::{MergeProgress, RequestState};
+use crate::sources::{DraftSources, SourceState};
 
-/// Most documents remembered as used between two pieces.
+/// Most documents remembered as touched between two uploads.
 const TOUCHED_MAX: usize = 64;
-
-/// What a request is that is not running: enough to go on where it stopped.
-pub(crate) struct Paused {
-    namespace: Option<NamespaceId>,
-    text: Vec<u32>,
-    prompt_len: usize,
-    /// The piece that is told next, apart from its tokens.
-    update: DocumentUpdate,
-    /// What the memory was brought of its output, and the group's. It is brought nothing twice: what was removed there
-    /// meanwhile stays away.
-    merged: Merged,
-    group_merged: Merged,
-    /// Whoever named the document writes it to the store: a worker knows more of an output than its engine does, such as
-    /// where a stop string cut it and whose session it is of.
-    is_named: bool,
-}
-
-/// How far a copy of the drafts was brought an output, tokens.
-#[derive(Clone, Copy, Default)]
-struct Merged {
-    len: usize,
-    /// Nothing that an earlier attempt said stands behind that.
-    is_alone: bool,
-}
-
-/// Which document a request's output is.
-pub(crate) struct Output {
-    pub(crate) document: DocumentId,
-    pub(crate) epoch: u64,
-    /// Tokens of it at the end of the prompt.
-    pub(crate) written: usize,
-    pub(crate) is_named: bool,
-}
-
-impl Paused {
-    /// A request that begins.
-    pub(crate) fn new(
-        text: Vec<u32>,
-        output: &Output,
-        namespace: Option<NamespaceId>,
-        head: DocumentHead,
-    ) -> Self {
-        let prompt_len = text.len().saturating_sub(output.written);
-        let from = prompt_len.saturating_sub(LEFT_CONTEXT_TOKENS);
-        let head = DocumentHead {
-            left_context: text[from..prompt_len].to_vec(),
-            ..head
-        };
-        Paused {
-            namespace,
-            prompt_len,
-            text,
-            update: DocumentUpdate {
-                document: output.document,
-                epoch: output.epoch,
-                prev_len: 0,
-                tokens: Vec::new(),
-                head,
-                finish: None,
-            },
-            merged: Merged::default(),
-            group_merged: Merged::default(),
-            is_named: output.is_named,
-        }
-    }
-
-    /// Whether the other one, which begins, is this one again: the engine brings the same prompt, in the same namespace, and
-    /// whoever names an output names the same.
-    pub(crate) fn began_as(&self, other: &Paused) -> bool {
-        self.text.starts_with(&other.text)
-            && self.prompt_len == other.prompt_len
-            && self.namespace == other.namespace
-            && self.is_named == other.is_named
-            && (!self.is_named || self.update.document == other.update.document)
-    }
-
-    /// Length of its text, tokens.
-    pub(crate) fn tokens(&self) -> usize {
-        self.text.len()
-    }
-
-    pub(crate) fn text(&self) -> &[u32] {
-        &self.text
-    }
-
-    pub(crate) fn output(&self) -> &[u32] {
-        &self.text[self.prompt_len..]
-    }
-
-    pub(crate) fn document(&self) -> DocumentId {
-        self.update.document
-    }
-
-    /// The output from there on, as an update.
-    fn piece(&mut self, from: usize) -> &DocumentUpdate {
-        let output = &self.text[self.prompt_len..];
-        self.update.prev_len = from as u32;
-        self.update.tokens.clear();
-        self.update.tokens.extend_from_slice(&output[from..]);
-        &self.update
-    }
-
-    fn lack(&mut self, merged: Merged) -> Lack {
-        Lack {
-            piece: self.piece(merged.len).clone(),
-            is_alone: merged.is_alone,
-        }
-    }
-
-    /// The same, going on. What the store was told to have ended goes on under a higher epoch.
-    pub(crate) fn again(mut self) -> Self {
-        if !self.is_named {
-            self.update.epoch = self.update.epoch.saturating_add(1);
-        }
-        self.update.finish = None;
-        // What it lacked when it stopped may be there by now.
-        self.merged.is_alone = false;
-        self.group_merged.is_alone = false;
-        self
-    }
-}
 
 /// A request that runs.
 pub(crate) struct Request {
-    is: Paused,
-    placed: Placed,
-    own: Own,
-    /// Output that was handed on.
-    told: usize,
-    /// What was found for the step in progress, and whether the engine was offered it.
+    state: RequestState,
+    sources: SourceState,
+    own: OwnIndex,
+    /// Output tokens that were queued for upload.
+    uploaded: usize,
+    /// The draft that was found for the step in progress, and whether the engine was offered it.
     found: Option<Candidate>,
     is_offered: bool,
-    /// What the engine itself drafted for it, where that is known.
-    rival: Vec<u32>,
+    /// The engine's own draft for the step in progress, where it is known.
+    engine_draft: Vec<u32>,
+    /// Documents whose drafts were accepted since the last upload.
     touched: Vec<DocumentId>,
 }
 
 impl Request {
-    pub(crate) fn new(is: Paused, placed: Placed, own: Own) -> Self {
+    pub(crate) fn new(state: RequestState, sources: SourceState, own: OwnIndex) -> Self {
         Request {
-            told: is.output().len(),
-            is,
-            placed,
+            uploaded: state.output().len(),
+            state,
+            sources,
             own,
             found: None,
             is_offered: false,
-            rival: Vec::new(),
+            engine_draft: Vec::new(),
             touched: Vec::new(),
         }
     }
 
-    fn output(&self) -> &[u32] {
-        self.is.output()
-    }
-
-    /// Takes what the engine said, and finds out what it made of the last offer. The table learns from what was found,
-    /// and from what the engine had drafted, whichever was verified.
+    /// Takes the tokens that the engine emitted, and compares them with the last draft. The acceptance statistics
+    /// learn from the draft that was found and from the engine's own, whichever was verified.
     pub(crate) fn extend(
         &mut self,
-        said: &[u32],
-        learns: Option<&mut Calibration>,
-        metrics: &InEngineMetrics,
+        emitted: &[u32],
+        statistics: Option<&mut Calibration>,
+        metrics: &PluginMetrics,
     ) {
-        metrics.said.inc_by(said.len() as u64);
-        if let Some(table) = learns {
+        metrics.emitted.inc_by(emitted.len() as u64);
+        if let Some(statistics) = statistics {
             if let Some(found) = &self.found {
-                table.observe(found, said);
+                statistics.observe(found, emitted);
             }
-            // Of what it drafted beyond what was said nothing is known.
-            let depth = self.rival.len().min(said.len());
-            let agreed = self.rival.iter().zip(said).take_while(|(a, b)| a == b);
+            // Nothing is known of the part of its draft that lies beyond the emitted tokens.
+            let depth = self.engine_draft.len().min(emitted.len());
+            let agreed = self.engine_draft.iter().zip(emitted);
+            let agreed = agreed.take_while(|(drafted, emitted)| drafted == emitted);
             let agreed = agreed.count() as u32;
-            table.observe_head(self.is.text.len() as u32, depth as u32, agreed);
+            statistics.observe_head(self.state.text.len() as u32, depth as u32, agreed);
         }
-        self.rival.clear();
+        self.engine_draft.clear();
         let was_offered = std::mem::take(&mut self.is_offered);
         if let Some(offered) = self.found.take().filter(|_| was_offered) {
             let nodes = offered.tree.nodes();
-            let agreed = nodes.iter().zip(said);
-            let agreed = agreed.take_while(|(node, said)| node.token == **said);
-            // The last one said is the target's own, whatever was offered.
-            let accepted = agreed.count().min(said.len().saturating_sub(1));
+            let agreed = nodes.iter().zip(emitted);
+            let agreed = agreed.take_while(|(node, emitted)| node.token == **emitted);
+            // The last emitted token is the bonus token, whatever was offered.
+            let accepted = agreed.count().min(emitted.len().saturating_sub(1));
             metrics.accepted.inc_by(accepted as u64);
             if offered.scope != Scope::Request {
                 self.touch(&nodes[..accepted]);
             }
         }
-        self.is.text.extend_from_slice(said);
-        self.own.catch_up(&self.is.text);
+        self.state.text.extend_from_slice(emitted);
+        self.own.catch_up(&self.state.text);
         self.merge(metrics);
     }
 
     fn touch(&mut self, accepted: &[DraftNode]) {
         for place in accepted.iter().filter_map(|node| node.origin.place) {
             let document = DocumentId(place.document.0);
-            let is_new = document != self.is.update.document && !self.touched.contains(&document);
-            if is_new && self.touched.len() < TOUCHED_MAX {
+            let is_own = document == self.state.update.document;
+            if !is_own && !self.touched.contains(&document) && self.touched.len() < TOUCHED_MAX {
                 self.touched.push(document);
             }
         }
     }
 
-    /// Lets others draft from the output. What the memory or the group is too busy for now it gets with a later step.
-    fn merge(&mut self, metrics: &InEngineMetrics) {
-        let len = self.output().len();
-        let Some(Place { memory, group }) = self.placed.place_or_count(metrics) else {
+    /// Lets other requests draft from the output. A replica that another thread holds gets it with a later step.
+    fn merge(&mut self, metrics: &PluginMetrics) {
+        let state = &mut self.state;
+        let len = state.output().len();
+        let Some(DraftSources { namespace, group }) = self.sources.get_or_count(metrics) else {
             return;
         };
-        if let Some(mut drafts) = memory.try_lock() {
-            let Merged {
+        if let Some(mut index) = namespace.try_write() {
+            let MergeProgress {
                 len: from,
-                is_alone,
-            } = self.is.merged;
-            let merged = drafts.merge_said(self.is.piece(from), is_alone, Instant::now());
-            let is_alone = merged.unwrap_or_else(|_| {
+                is_sole_source,
+            } = state.merged;
+            let update = state.update_from(from).into();
+            let merged = index.merge_emitted(update, is_sole_source, Instant::now());
+            let is_sole_source = merged.unwrap_or_else(|_| {
                 metrics.rejected(INDEX);
-                is_alone
+                is_sole_source
             });
-            self.is.merged = Merged { len, is_alone };
+            state.merged = MergeProgress {
+                len,
+                is_sole_source,
+            };
         } else {
             metrics.busy.inc();
         }
-        if let Some(member) = group {
-            let Merged {
+        if let Some(membership) = group {
+            let MergeProgress {
                 len: from,
-                is_alone,
-            } = self.is.group_merged;
-            let merged = member.group().try_merge_said(self.is.piece(from), is_alone);
-            match merged {
-                Some(is_alone) => self.is.group_merged = Merged { len, is_alone },
+                is_sole_source,
+            } = state.group_merged;
+            let update = state.update_from(from).into();
+            match membership.group().try_merge_emitted(update, is_sole_source) {
+                Some(is_sole_source) => {
+                    state.group_merged = MergeProgress {
+                        len,
+                        is_sole_source,
+                    };
+                }
                 None => metrics.busy.inc(),
             }
         }
     }
 
-    /// Output tokens that were not handed on.
-    pub(crate) fn untold(&self) -> usize {
-        match self.is.namespace {
-            Some(_) if !self.is.is_named => self.output().len() - self.told,
+    /// Output tokens that are still to be uploaded from here.
+    pub(crate) fn tokens_to_upload(&self) -> usize {
+        match self.state.namespace {
+            Some(_) if !self.state.is_named => self.state.output().len() - self.uploaded,
             _ => 0,
         }
     }
 
-    /// Hands on what was said since the last time.
-    pub(crate) fn tell(&mut self) -> Option<Event> {
-        let memory = self.placed.place()?.memory.clone();
-        let update = self.is.piece(self.told).clone();
-        self.told = self.output().len();
-        Some(Event::Said(
-            memory,
-            update,
-            std::mem::take(&mut self.touched),
-        ))
+    /// The upload of these tokens, if the sources have been found.
+    pub(crate) fn take_upload(&mut self) -> Option<BackgroundEvent> {
+        let namespace = self.sources.get()?.namespace.clone();
+        let update = self.state.update_from(self.uploaded).clone();
+        self.uploaded = self.state.output().len();
+        let touched = std::mem::take(&mut self.touched);
+        Some(BackgroundEvent::Upload(namespace, update, touched))
     }
 
-    /// Ends it, maybe only for now.
-    pub(crate) fn end(mut self, finish: FinishReason) -> (Paused, Option<Box<Ended>>) {
-        self.is.update.finish = Some(finish);
-        if matches!(self.placed, Placed::Nowhere) {
-            return (self.is, None);
+    /// Ends the request, maybe only for now.
+    pub(crate) fn end(mut self, finish: FinishReason) -> (RequestState, Option<Box<EndedRequest>>) {
+        let state = &mut self.state;
+        state.update.finish = Some(finish);
+        if matches!(self.sources, SourceState::None) {
+            return (self.state, None);
         }
-        let is_told = !self.is.is_named;
-        let may_have_group = !matches!(self.placed, Placed::At(Place { group: None, .. }));
-        let (merged, group_merged) = (self.is.merged, self.is.group_merged);
-        let ended = Ended {
-            placed: self.placed,
-            lack: self.is.lack(merged),
-            group_lack: may_have_group.then(|| self.is.lack(group_merged)),
-            tell: is_told.then(|| self.is.piece(self.told).clone()),
+        let has_no_group = matches!(
+            self.sources,
+            SourceState::Found(DraftSources { group: None, .. })
+        );
+        let (merged, group_merged) = (state.merged, state.group_merged);
+        let ended = EndedRequest {
+            sources: self.sources,
+            unmerged: state.unmerged(merged),
+            group_unmerged: (!has_no_group).then(|| state.unmerged(group_merged)),
+            upload: (!state.is_named).then(|| state.update_from(self.uploaded).clone()),
             touched: self.touched,
         };
-        (self.is, Some(Box::new(ended)))
+        (self.state, Some(Box::new(ended)))
     }
 
-    /// The best draft of at most `room` tokens.
+    /// Searches the best draft of at most `tokens_max` tokens.
     pub(crate) fn propose(
         &mut self,
         params: &ProposeParams,
-        room: usize,
-        metrics: &InEngineMetrics,
+        tokens_max: usize,
+        metrics: &PluginMetrics,
     ) -> Option<&Candidate> {
-        self.own.catch_up(&self.is.text);
-        let place = self.placed.place_or_count(metrics);
-        let Paused {
+        self.own.catch_up(&self.state.text);
+        let sources = self.sources.get_or_count(metrics);
+        let RequestState {
             text,
             prompt_len,
             update,
             ..
-        } = &self.is;
+        } = &self.state;
         let output_len = (text.len() - prompt_len) as u32;
-        let drafts = place.map(|place| place.memory.try_read());
-        let member = place.and_then(|place| place.group.as_ref());
-        let group = member.map(|member| member.group().try_read());
-        for held in [
-            drafts.as_ref().map(Option::is_none),
-            group.as_ref().map(Option::is_none),
+        let namespace = sources.map(|sources| sources.namespace.try_read());
+        let membership = sources.and_then(|sources| sources.group.as_ref());
+        let group = membership.map(|membership| membership.group().try_read());
+        for is_busy in [
+            namespace.as_ref().is_some_and(Option::is_none),
+            group.as_ref().is_some_and(Option::is_none),
         ] {
-            metrics.busy.inc_by(u64::from(held == Some(true)));
+            metrics.busy.inc_by(u64::from(is_busy));
         }
         let lookup = |scope, index, cursor| Lookup {
             source: Source::Suffix,
@@ -325,30 +213,37 @@ impl Request {
             .own
             .search()
             .map(|(own, tip)| lookup(Scope::Request, own, tip));
-        // Alone in its group it would read its own output again.
+        // A request alone in its group would search its own output again.
         let group = group.as_ref().and_then(Option::as_ref);
         let group = group.filter(|group| group.index().documents() > 1);
         let group = group.map(|group| {
             let cursor = group.cursor(update.document, output_len, text);
             lookup(Scope::Group, group.index(), cursor)
         });
-        let tenant = drafts.as_ref().and_then(Option::as_ref).map(|drafts| {
-            let cursor = drafts.cursor(update.document, output_len, text);
-            lookup(Scope::Tenant, drafts.index(), cursor)
+        let namespace = namespace.as_ref().and_then(Option::as_ref);
+        let tenant = namespace.map(|namespace| {
+            let cursor = namespace.cursor(update.document, output_len, text);
+            lookup(Scope::Tenant, namespace.index(), cursor)
         });
-        // At most three, on the stack.
+        // The common cases stay on the stack.
         let lookups = [own, group, tenant];
         let found = match lookups {
-            [Some(own), Some(group), Some(tenant)] => propose(&[own, group, tenant], params, room),
-            [Some(own), None, Some(tenant)] => propose(&[own, tenant], params, room),
-            _ => propose(&Vec::from_iter(lookups.into_iter().flatten()), params, room),
+            [Some(own), Some(group), Some(tenant)] => {
+                propose(&[own, group, tenant], params, tokens_max)
+            }
+            [Some(own), None, Some(tenant)] => propose(&[own, tenant], params, tokens_max),
+            _ => propose(
+                &Vec::from_iter(lookups.into_iter().flatten()),
+                params,
+                tokens_max,
+            ),
         };
         self.found = found;
         self.found.as_ref()
     }
 
-    /// Offers the engine what was found.
-    pub(crate) fn offer(&mut self, metrics: &InEngineMetrics) -> Option<&Candidate> {
+    /// Offers the engine the draft that was found.
+    pub(crate) fn offer(&mut self, metrics: &PluginMetrics) -> Option<&Candidate> {
         let found = self.found.as_ref()?;
         self.is_offered = true;
         metrics.drafts.inc();
@@ -356,18 +251,18 @@ impl Request {
         Some(found)
     }
 
-    /// Whether what was found is expected to bring more tokens than what the engine drafted itself, as far as drafts of
-    /// both kinds were worth their while before.
-    pub(crate) fn beats(&mut self, rival: Vec<u32>, table: &Calibration) -> bool {
-        self.rival = rival;
-        let context_tokens = self.is.text.len() as u32;
-        let rivals = table.expect_head(context_tokens, self.rival.len() as u32);
-        let found = self.found.as_ref().map(|found| table.expect(found));
-        found.is_some_and(|nodes| nodes.iter().sum::<f32>() > rivals)
+    /// Whether the draft that was found is expected to have more accepted tokens than the engine's own, by the
+    /// acceptance statistics of both.
+    pub(crate) fn beats(&mut self, engine_draft: Vec<u32>, statistics: &Calibration) -> bool {
+        self.engine_draft = engine_draft;
+        let context_tokens = self.state.text.len() as u32;
+        let of_engine = statistics.expect_head(context_tokens, self.engine_draft.len() as u32);
+        let found = self.found.as_ref().map(|found| statistics.expect(found));
+        found.is_some_and(|nodes| nodes.iter().sum::<f32>() > of_engine)
     }
 
-    /// Whose drafts it is drafted for from.
+    /// The namespace that the request drafts from.
     pub(crate) fn namespace(&self) -> Option<NamespaceId> {
-        self.is.namespace
+        self.state.namespace
     }
 }

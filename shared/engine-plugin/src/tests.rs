@@ -1,8 +1,8 @@
-//! What an engine's thread is told while others hold what it would like, and what the store gets of what it says.
+//! Tests of the drafts that an engine gets while other threads hold an index, and of the uploads to the store.
 
-mod crowded;
-mod pauses;
-mod standing;
+mod contention;
+mod default_namespace;
+mod resumption;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use refrain_draft_replica::{Drafts, HarvestConfig, Membership, NamespaceMemory};
+use refrain_draft_replica::{DraftIndex, GroupMembership, NamespaceReplica, UploadConfig};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentUpdate, FeedEvent, FinishReason, FollowReply,
     FollowRequest, LEFT_CONTEXT_TOKENS, StoreStats, TouchRequest,
@@ -22,34 +22,38 @@ use refrain_rpc::DraftStore;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner, token_of};
 
 use crate::metrics::{FIELDS, READING_TOKENS_MAX, TOKEN};
-use crate::{Begin, InEngineConfig, Proposer, Step};
+use crate::{PluginConfig, Proposer, RequestStart, RequestStep};
 
-/// After this long something that must come has not come.
+/// The longest wait for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 const TOKENIZER: &str = "the engine's tokenizer";
 const NAMED: &str = "000000000000000000000000000000ab";
 
-/// A store that has nothing, and remembers what it was sent.
+/// An empty store that keeps the updates that it gets.
 #[derive(Default)]
-struct Sent {
+struct RecordingStore {
     updates: Mutex<Vec<DocumentUpdate>>,
-    /// What it erased, and has not told yet.
+    /// Documents that were erased, and that no follower was told of yet.
     erased: Mutex<Vec<DocumentId>>,
 }
 
-impl Sent {
-    /// The whole outputs that came, with why they ended.
+impl RecordingStore {
+    /// The outputs that arrived, with their finish reasons.
     fn outputs(&self) -> Vec<(DocumentId, Vec<u32>, Option<FinishReason>)> {
         let mut outputs: Vec<(DocumentId, Vec<u32>, Option<FinishReason>)> = Vec::new();
         for update in self.updates.lock().unwrap().iter() {
             let known = outputs.iter().position(|(id, ..)| *id == update.document);
-            let place = known.unwrap_or_else(|| {
+            let position = known.unwrap_or_else(|| {
                 outputs.push((update.document, Vec::new(), None));
                 outputs.len() - 1
             });
-            let (_, tokens, finish) = &mut outputs[place];
+            let (_, tokens, finish) = &mut outputs[position];
             tokens.truncate(update.prev_len as usize);
-            assert_eq!(tokens.len(), update.prev_len as usize, "a piece is missing");
+            assert_eq!(
+                tokens.len(),
+                update.prev_len as usize,
+                "an update is missing"
+            );
             tokens.extend(&update.tokens);
             *finish = update.finish;
         }
@@ -58,7 +62,7 @@ impl Sent {
 }
 
 #[async_trait]
-impl DraftStore for Sent {
+impl DraftStore for RecordingStore {
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
         let updates = request.updates.iter();
         let lengths = updates.map(|update| update.prev_len + update.tokens.len() as u32);
@@ -87,28 +91,28 @@ impl DraftStore for Sent {
     }
 }
 
-/// A proposer, its store, and the gateway's key.
+/// A proposer, its store, and the key of the gateway.
 struct Rig {
     proposer: Arc<Proposer>,
-    store: Arc<Sent>,
+    store: Arc<RecordingStore>,
     signer: NamespaceSigner,
 }
 
 impl Rig {
-    fn new(change: impl FnOnce(&mut InEngineConfig)) -> Self {
+    fn new(change: impl FnOnce(&mut PluginConfig)) -> Self {
         let mesh = MeshConfig::generate().unwrap();
         let signer = NamespaceSigner::new(&mesh).unwrap();
-        let mut config = InEngineConfig {
+        let mut config = PluginConfig {
             token: Some(token_of(&sign(&signer, "model")).unwrap()),
             mesh,
-            harvest: HarvestConfig {
+            harvest: UploadConfig {
                 interval_ms: 10,
-                ..HarvestConfig::default()
+                ..UploadConfig::default()
             },
-            ..InEngineConfig::default()
+            ..PluginConfig::default()
         };
         change(&mut config);
-        let store = Arc::new(Sent::default());
+        let store = Arc::new(RecordingStore::default());
         let proposer = Proposer::start(config, TOKENIZER, store.clone()).unwrap();
         Rig {
             proposer: Arc::new(proposer),
@@ -121,27 +125,27 @@ impl Rig {
         token_of(&sign(&self.signer, model)).unwrap()
     }
 
-    fn memory(&self) -> Arc<NamespaceMemory> {
+    fn namespace(&self) -> Arc<NamespaceReplica> {
         let signed = sign(&self.signer, "model");
         self.proposer
-            .memory
+            .replica
             .namespace(signed.namespace.id(), &signed)
     }
 
-    fn group(&self, name: &str) -> Membership {
-        let memory = &self.proposer.memory;
-        memory
-            .group(self.memory().id(), name, DocumentId(1))
+    fn group(&self, name: &str) -> GroupMembership {
+        let replica = &self.proposer.replica;
+        replica
+            .join_group(self.namespace().id(), name, DocumentId(1))
             .unwrap()
     }
 
     fn begin(&self, request: &str, prompt: &[u32], group: Option<&str>) {
-        let begin = Begin {
+        let begin = RequestStart {
             request: request.into(),
             prompt: prompt.to_vec(),
             group: group.map(str::to_owned),
             epoch: 1,
-            ..Begin::default()
+            ..RequestStart::default()
         };
         self.proposer.begin(begin).unwrap();
     }
@@ -149,10 +153,10 @@ impl Rig {
     fn draft(&self, request: &str, room: usize) -> Vec<u32> {
         let wanted = vec![(request.to_owned(), room)];
         let mut drafts = self.proposer.propose(wanted, 1.0, 0.0, 0.1);
-        drafts.remove(0).0
+        drafts.remove(0).tokens
     }
 
-    /// Tries until the draft is the one that is due: a step that meets somebody else goes without.
+    /// Tries until the draft is `due`: a step that meets another thread goes without.
     fn await_draft(&self, request: &str, due: &[u32]) {
         wait_until(|| {
             self.proposer.extend(request, &[]);
@@ -160,11 +164,11 @@ impl Rig {
         });
     }
 
-    /// Has the memory brought what steps that met somebody else could not bring it, until it has so much of an output.
+    /// Steps until the replica has `len` tokens of an output: a step that met another thread could not merge.
     fn settle(&self, request: &str, document: DocumentId, len: u32) {
         wait_until(|| {
             self.proposer.extend(request, &[]);
-            self.memory().read().len_of(document) == Some(len)
+            self.namespace().read().len_of(document) == Some(len)
         });
     }
 
@@ -189,17 +193,17 @@ fn sign(signer: &NamespaceSigner, model: &str) -> SignedNamespace {
 fn wait_until(holds: impl Fn() -> bool) {
     let until = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < until, "in vain");
+        assert!(Instant::now() < until, "it never happened");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Does it on a thread of its own. Whoever waits there for what the caller holds never answers.
-fn elsewhere<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
+/// Makes a call on another thread. A call that waits for a lock of the caller never returns.
+fn on_another_thread<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
     let (answer, answered): (_, Receiver<T>) = channel();
     thread::spawn(move || drop(answer.send(call())));
     let answered = answered.recv_timeout(PATIENCE);
-    answered.expect("the call waits for what somebody else holds")
+    answered.expect("the call waits for a lock that the caller holds")
 }
 
 fn text(from: u32, len: u32) -> Vec<u32> {
@@ -207,57 +211,57 @@ fn text(from: u32, len: u32) -> Vec<u32> {
 }
 
 #[test]
-fn a_step_waits_for_nobody_and_what_it_missed_comes_with_a_later_one() {
+fn a_step_waits_for_no_lock_and_a_later_one_merges_what_it_missed() {
     let rig = Rig::new(|_| {});
     let prompt = text(1_000, 20);
-    let (said, more) = (text(0, 30), text(30, 30));
+    let (emitted, more) = (text(0, 30), text(30, 30));
     for request in ["a", "b"] {
         rig.begin(request, &prompt, Some("g"));
     }
-    rig.proposer.extend("a", &said);
-    rig.proposer.extend("b", &said[..10]);
+    rig.proposer.extend("a", &emitted);
+    rig.proposer.extend("b", &emitted[..10]);
     let member = rig.group("g");
     // Both outputs stand behind the last tokens of their prompts.
     const CONTEXTS: u64 = 2 * LEFT_CONTEXT_TOKENS as u64;
-    let tokens = |of: &Drafts| of.index().tokens();
+    let tokens = |of: &DraftIndex| of.index().tokens();
     let are =
-        |count| tokens(&rig.memory().lock()) == count && tokens(&member.group().lock()) == count;
+        |count| tokens(&rig.namespace().read()) == count && tokens(&member.group().read()) == count;
     wait_until(|| {
         rig.proposer.extend("a", &[]);
         rig.proposer.extend("b", &[]);
         are(CONTEXTS + 40)
     });
-    rig.await_draft("b", &said[10..20]);
+    rig.await_draft("b", &emitted[10..20]);
 
-    // Both copies of the drafts are held by this thread while the engine's goes on.
-    let memory = rig.memory();
-    let (held, group_held) = (memory.lock(), member.group().lock());
+    // This thread holds both indexes while the engine's thread goes on.
+    let namespace = rig.namespace();
+    let (held, group_held) = (namespace.write(), member.group().write());
     let busy = rig.proposer.metrics.busy.get();
-    let (proposer, more_said) = (rig.proposer.clone(), more.clone());
-    let drafts = elsewhere(move || {
-        proposer.extend("a", &more_said);
-        let begin = Begin {
+    let (proposer, more_emitted) = (rig.proposer.clone(), more.clone());
+    let drafts = on_another_thread(move || {
+        proposer.extend("a", &more_emitted);
+        let begin = RequestStart {
             request: "c".into(),
-            // It repeats itself, so it can be drafted for from its own text.
+            // The prompt repeats itself, so the request can draft from its own text.
             prompt: [7, 8, 9, 10, 7, 8].to_vec(),
             group: Some("g".into()),
-            ..Begin::default()
+            ..RequestStart::default()
         };
         proposer.begin(begin).unwrap();
         let wanted = ["a", "b", "c"].map(|request| (request.to_owned(), 2));
         let drafts = proposer.propose(wanted.to_vec(), 1.0, 0.0, 0.1);
-        let step = Step {
+        let step = RequestStep {
             request: "c".into(),
-            said: vec![9],
-            room: 1,
-            rival: Vec::new(),
+            emitted: vec![9],
+            draft_tokens_max: 1,
+            engine_draft: Vec::new(),
         };
         let stepped = proposer.step(vec![step], 1.0, 0.0, 0.1);
         proposer.finish("c".into(), Some("stop"));
         (drafts, stepped)
     });
     let (drafts, stepped) = drafts;
-    let drafts: Vec<Vec<u32>> = drafts.into_iter().map(|draft| draft.0).collect();
+    let drafts: Vec<Vec<u32>> = drafts.into_iter().map(|draft| draft.tokens).collect();
     assert_eq!(drafts, [vec![], vec![], vec![9, 10]]);
     assert_eq!(stepped, [Some(vec![10])]);
     assert!(rig.proposer.metrics.busy.get() > busy);
@@ -267,28 +271,28 @@ fn a_step_waits_for_nobody_and_what_it_missed_comes_with_a_later_one() {
     );
     drop((held, group_held));
 
-    // The engine says no more, but the next step tells what the last one could not.
+    // The engine emits no more, but the next step merges what the last one could not.
     wait_until(|| {
         rig.proposer.extend("a", &[]);
         are(CONTEXTS + 70 + 7)
     });
-    rig.proposer.extend("b", &said[10..]);
+    rig.proposer.extend("b", &emitted[10..]);
     rig.await_draft("b", &more[..20]);
 }
 
 #[test]
-fn long_prompts_are_read_beside_the_engine() {
+fn long_prompts_are_indexed_beside_the_engine() {
     let prompt = [text(0, 500), text(0, 20)].concat();
     let rig = Rig::new(|config| config.prompt_tokens_at_once = 100);
     rig.begin("long", &prompt, None);
-    // What is said while it is read is not lost.
+    // Tokens that are emitted meanwhile are not lost.
     rig.proposer.extend("long", &text(20, 10));
     rig.await_draft("long", &text(30, 5));
     rig.proposer.extend("long", &text(30, 100));
     rig.await_draft("long", &text(130, 5));
     wait_until(|| rig.proposer.metrics.reading_tokens.get() == 0);
 
-    // What is short is there at once, and what there is no room for never.
+    // A short prompt is there at once, and one that exceeds the limit never.
     rig.begin("short", &[1, 2, 3, 1, 2], None);
     assert_eq!(rig.draft("short", 1), [3]);
     assert_eq!(rig.rejected(READING_TOKENS_MAX), 0);
@@ -302,7 +306,7 @@ fn long_prompts_are_read_beside_the_engine() {
 }
 
 #[test]
-fn outputs_reach_the_store_with_the_engines_word_for_their_end() {
+fn outputs_reach_the_store_with_the_engines_finish_reason() {
     use FinishReason::{Cancelled, Failed, Length, Stop};
     let ends = [
         (Some("stop"), Stop),
@@ -328,11 +332,11 @@ fn outputs_reach_the_store_with_the_engines_word_for_their_end() {
         assert_eq!(outputs[number].1, text(100, 20 + number as u32));
         assert_eq!(outputs[number].2, Some(*finish), "{number}");
     }
-    // One that the engine had only made room with goes on as the same output, and is told the rest.
-    let again = Begin {
+    // A request that the engine only made room with resumes its output, and the rest is uploaded.
+    let again = RequestStart {
         request: "5".into(),
         prompt: vec![1, 2, 3],
-        ..Begin::default()
+        ..RequestStart::default()
     };
     assert_eq!(rig.proposer.begin(again).unwrap(), 25);
     rig.proposer.extend("5", &[7, 7]);
@@ -349,17 +353,17 @@ fn outputs_reach_the_store_with_the_engines_word_for_their_end() {
 }
 
 #[test]
-fn an_output_that_somebody_named_is_drafted_from_here_and_written_by_them() {
+fn a_named_output_is_drafted_from_here_and_not_uploaded() {
     let rig = Rig::new(|config| config.piece_tokens = 8);
     let token = rig.token("model");
-    let begin = |request: &str| Begin {
+    let begin = |request: &str| RequestStart {
         request: request.into(),
         prompt: [text(1_000, 20), text(0, 2)].concat(),
         namespace: Some(&token),
         document: Some(NAMED),
         epoch: 3,
         written: 2,
-        ..Begin::default()
+        ..RequestStart::default()
     };
     assert_eq!(rig.proposer.begin(begin("named")).unwrap(), 0);
     rig.proposer.extend("named", &text(2, 30));
@@ -368,7 +372,7 @@ fn an_output_that_somebody_named_is_drafted_from_here_and_written_by_them() {
     rig.begin("other", &text(1_000, 20), None);
     rig.proposer.extend("other", &text(0, 12));
     rig.await_draft("other", &text(12, 10));
-    // The engine makes room, and goes on: its worker knows of one attempt.
+    // The engine makes room and resumes the request. Its worker knows of one attempt.
     rig.proposer.finish("named".into(), None);
     assert_eq!(rig.proposer.begin(begin("named")).unwrap(), 30);
     rig.proposer.extend("named", &text(32, 30));
@@ -381,7 +385,7 @@ fn an_output_that_somebody_named_is_drafted_from_here_and_written_by_them() {
     let outputs = rig.store.outputs();
     assert_eq!(outputs.len(), 1);
     assert_eq!(outputs[0].1, text(0, 32));
-    // The worker cut it where a stop string began, under the epoch behind its own.
+    // The worker cuts the output where a stop string began, under the next epoch.
     let cut = DocumentUpdate {
         document,
         epoch: 4,
@@ -390,23 +394,23 @@ fn an_output_that_somebody_named_is_drafted_from_here_and_written_by_them() {
         head: Default::default(),
         finish: Some(FinishReason::Stop),
     };
-    rig.memory().merge(&cut);
-    let len = rig.memory().lock().len_of(cut.document);
+    rig.namespace().merge((&cut).into());
+    let len = rig.namespace().read().len_of(cut.document);
     assert_eq!(len, Some(40));
 }
 
 #[test]
-fn a_request_that_ends_before_its_place_was_found_is_kept() {
+fn a_request_that_ends_before_its_sources_are_found_is_kept() {
     let rig = Rig::new(|_| {});
-    // Nobody follows these yet, so the background thread is asked.
+    // These namespaces are not followed yet, so the background thread finds the sources.
     for number in 0..20 {
         let token = rig.token(&format!("model-{number}"));
-        let begin = Begin {
+        let begin = RequestStart {
             request: number.to_string(),
             prompt: vec![1],
             namespace: Some(&token),
             group: Some("g".into()),
-            ..Begin::default()
+            ..RequestStart::default()
         };
         rig.proposer.begin(begin).unwrap();
         rig.proposer.extend(&number.to_string(), &text(number, 50));
@@ -422,7 +426,7 @@ fn a_request_that_ends_before_its_place_was_found_is_kept() {
 }
 
 #[test]
-fn prometheus_can_ask() {
+fn prometheus_can_scrape_metrics() {
     let get = |addr: SocketAddr| {
         let mut stream = TcpStream::connect(addr).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -437,7 +441,7 @@ fn prometheus_can_ask() {
     rig.begin("a", &[1, 2, 3], None);
     rig.proposer.extend("a", &text(0, 7));
     assert!(get(addr).contains("\nrefrain_client_said_tokens_total 7\n"));
-    // Another engine of the machine goes on without.
+    // Another engine on the machine goes on without the address.
     let other = Rig::new(|config| config.metrics_listen = Some(addr));
     assert!(other.proposer.metrics_addr().is_none());
     other.begin("a", &[1, 2, 3, 1, 2], None);
@@ -445,13 +449,13 @@ fn prometheus_can_ask() {
 }
 
 #[test]
-fn what_cannot_be_read_is_counted() {
+fn requests_with_unreadable_fields_are_counted() {
     let rig = Rig::new(|_| {});
-    let begin = |namespace, document| Begin {
+    let begin = |namespace, document| RequestStart {
         request: "a".into(),
         namespace,
         document,
-        ..Begin::default()
+        ..RequestStart::default()
     };
     assert!(rig.proposer.begin(begin(Some("nonsense"), None)).is_err());
     assert!(rig.proposer.begin(begin(None, Some("xyz"))).is_err());

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lru::LruCache;
-use refrain_draft_replica::{GroupMemory, Harvest, NamespaceMemory};
+use refrain_draft_replica::{GroupReplica, Uploader, NamespaceReplica};
 use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::document::{DocumentUpdate, FinishReason};
 use refrain_protocol::{ApiError, LeaseId, NamespaceId, SignedNamespace};
@@ -19,7 +19,7 @@ const ENDED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 /// The destination of all output. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct OutputSink {
-    harvest: Harvest,
+    harvest: Uploader,
     metrics: WorkerMetrics,
     /// Chunks that ended a moment ago, and how to shorten their outputs: a stop string may end in the same step as
     /// the chunk.
@@ -29,9 +29,9 @@ pub(crate) struct OutputSink {
 /// Everything needed to shorten an output, also after its chunk has ended.
 struct OutputCut {
     namespace_id: NamespaceId,
-    memory: Option<Arc<NamespaceMemory>>,
+    memory: Option<Arc<NamespaceReplica>>,
     /// A weak reference: many chunks are remembered, and a group goes when no request needs it.
-    group: Option<Weak<GroupMemory>>,
+    group: Option<Weak<GroupReplica>>,
     namespace: SignedNamespace,
     update: DocumentUpdate,
 }
@@ -54,7 +54,7 @@ impl OutputCut {
 }
 
 impl OutputSink {
-    pub(crate) fn new(harvest: Harvest, metrics: WorkerMetrics) -> Self {
+    pub(crate) fn new(harvest: Uploader, metrics: WorkerMetrics) -> Self {
         OutputSink {
             harvest,
             metrics,

@@ -31,7 +31,7 @@ pub struct SpeculationConfig {
     pub min_match_tokens: u32,
     /// Longest pattern that is looked up, tokens.
     pub max_pattern_tokens: u32,
-    /// Drafts branch.
+    /// DraftIndex branch.
     pub tree: bool,
     /// The score router: a suffix draft is verified if its SCORE is above this. For both, 0 keeps `auto` requests from the
     /// fallback.

@@ -11,7 +11,7 @@ use crate::chunk::ActiveChunk;
 use crate::fallback::ItemKind;
 use crate::router::Routed;
 use crate::running::{ActiveRequest, EngineLimits, Prospect, Routing};
-use refrain_draft_replica::{FoundElsewhere, Wanted};
+use refrain_draft_replica::{RemoteDrafts, DraftQuery};
 
 /// A step to be made.
 #[derive(Default)]
@@ -30,7 +30,7 @@ pub(super) struct Movers {
     room: u32,
     /// Requests that decode.
     pub(super) decoding: u32,
-    /// Drafts are held back.
+    /// DraftIndex are held back.
     pub(super) withholds: bool,
 }
 
@@ -98,7 +98,7 @@ impl DecodeLoop {
     }
 
     /// What to ask the store for: for those that may draft in this step, of namespaces that are not all here.
-    pub(super) fn wanted_elsewhere(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<Wanted> {
+    pub(super) fn wanted_elsewhere(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<DraftQuery> {
         let limits = self.limits();
         let context_tokens = self.elsewhere.context_tokens();
         let no_auto = movers.withholds || self.goodput.is_off(movers.decoding);
@@ -116,7 +116,7 @@ impl DecodeLoop {
         &mut self,
         batch: &mut [ActiveChunk],
         movers: Movers,
-        found: &FoundElsewhere,
+        found: &RemoteDrafts,
     ) -> Composed {
         let (prospects, propose_seconds) = self.prospects(batch, &movers, found);
         let Movers {
@@ -207,7 +207,7 @@ impl DecodeLoop {
         &self,
         batch: &[ActiveChunk],
         movers: &Movers,
-        found: &FoundElsewhere,
+        found: &RemoteDrafts,
     ) -> (Vec<Prospect>, Vec<f64>) {
         let limits = self.limits();
         let routing = Routing {

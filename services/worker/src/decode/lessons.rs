@@ -45,7 +45,7 @@ impl DecodeLoop {
             seconds: response.step_s,
             draft_seconds: response.draft_s,
         };
-        self.elsewhere.step_took(response.step_s);
+        self.elsewhere.record_step(response.step_s);
         let taken = StepTaken {
             compose_seconds: composed.seconds,
             ..taken(&step, &response.results, members, batch)

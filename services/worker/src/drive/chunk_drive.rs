@@ -22,7 +22,7 @@ use crate::running::{ActiveRequest, EngineLimits, JudgedDraft};
 pub(crate) struct SharedDrive {
     policy: Arc<Mutex<DrivePolicy>>,
     abilities: VerifyAbilities,
-    /// Drafts are proposed as long as possible, since most of a call's price is fixed.
+    /// DraftIndex are proposed as long as possible, since most of a call's price is fixed.
     params: Arc<ProposeParams>,
     /// Whether sampled requests are driven as well.
     drives_sampled: bool,

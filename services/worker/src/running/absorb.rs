@@ -41,7 +41,7 @@ impl StepRecord {
         let StepMessage { source, scope, .. } = self.step;
         let counts = self.step.counts(self.tokens.len());
         counts.map(move |(of, counts)| {
-            // Drafts of the engine come from no text, so they have no scope.
+            // DraftIndex of the engine come from no text, so they have no scope.
             let is_first = of == source;
             (of, if is_first { scope } else { DraftScope::None }, counts)
         })

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use refrain_draft_replica::{Drafts, Wanted};
+use refrain_draft_replica::{DraftIndex, DraftQuery};
 use refrain_protocol::chunk::{self, DraftScope, DraftShare, DraftSource};
 use refrain_protocol::engine::{Draft, DrafterKind, SelfDraft, StepOutput};
 use refrain_protocol::{DocumentId, NamespaceId};
@@ -255,15 +255,15 @@ impl Offer {
 
 impl ActiveRequest {
     /// What to ask the store for: while it decodes and not all of its namespace is here.
-    pub(crate) fn wanted_elsewhere(&self, context_tokens: usize) -> Option<Wanted> {
+    pub(crate) fn wanted_elsewhere(&self, context_tokens: usize) -> Option<DraftQuery> {
         let asks = matches!(asked(self.request.speculation), Asked::Auto | Asked::Suffix);
         let memory = &self.sources.as_ref()?.memory;
         if !asks || !self.is_decoding() || !memory.is_partial() {
             return None;
         }
         let from = self.text.len().saturating_sub(context_tokens);
-        Some(Wanted {
-            memory: memory.clone(),
+        Some(DraftQuery {
+            replica: memory.clone(),
             document: self.document(),
             context: self.text[from..].to_vec(),
         })
@@ -366,7 +366,7 @@ impl ActiveRequest {
         propose(&lookups, params, draft_max as usize)
     }
 
-    fn cursor_in(&self, drafts: &Drafts) -> Cursor {
+    fn cursor_in(&self, drafts: &DraftIndex) -> Cursor {
         drafts.cursor(self.document(), self.output().len() as u32, &self.text)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use refrain_draft_replica::{Membership, NamespaceMemory};
+use refrain_draft_replica::{GroupMembership, NamespaceReplica};
 use refrain_protocol::ApiError;
 use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::document::LEFT_CONTEXT_TOKENS;
@@ -13,9 +13,9 @@ pub(super) const OWN: DocumentKey = DocumentKey(0);
 
 /// What a request may draft from.
 pub(crate) struct Sources {
-    pub(crate) memory: Arc<NamespaceMemory>,
+    pub(crate) memory: Arc<NamespaceReplica>,
     /// What its group of samples said here, if it is one of a group.
-    pub(crate) group: Option<Membership>,
+    pub(crate) group: Option<GroupMembership>,
     /// The request's own tree: prompt and output.
     pub(super) own: Index,
     /// What the client predicts as its output, if it does.
@@ -29,8 +29,8 @@ impl Sources {
     /// A text that is too long for an index.
     pub(crate) fn new(
         request: &mut ChunkRequest,
-        memory: Arc<NamespaceMemory>,
-        group: Option<Membership>,
+        memory: Arc<NamespaceReplica>,
+        group: Option<GroupMembership>,
         index: IndexConfig,
     ) -> Result<Self, ApiError> {
         let mut own = Index::new(index.clone());

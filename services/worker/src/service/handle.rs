@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
-use refrain_draft_replica::{Harvest, Memory};
+use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_rpc::{ChunkStream, Worker};
@@ -36,8 +36,8 @@ pub(crate) struct WorkerParts {
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) admission: Arc<Admission>,
     /// The copy of the drafts; `None` where the worker does not draft.
-    pub(crate) memory: Option<Memory>,
-    pub(crate) harvest: Harvest,
+    pub(crate) memory: Option<DraftReplica>,
+    pub(crate) harvest: Uploader,
     pub(crate) auth: MeshAuth,
     pub(crate) drain: Drain,
     pub(crate) metrics: WorkerMetrics,
@@ -119,14 +119,14 @@ impl WorkerParts {
     /// Collects the sources that a new request may draft from, and indexes its text.
     fn sources(
         &self,
-        memory: &Memory,
+        memory: &DraftReplica,
         namespace: NamespaceId,
         request: &mut ChunkRequest,
     ) -> Result<Sources, ApiError> {
         let drafts = memory.namespace(namespace, &request.namespace);
         let group = request.group.as_deref().and_then(|group| {
             let document = request.request.into();
-            memory.group(namespace, group, document)
+            memory.join_group(namespace, group, document)
         });
         let index = IndexConfig {
             pattern_tokens_max: self.config.speculation.max_pattern_tokens,

@@ -34,7 +34,7 @@ enum StreamEnd {
 /// The next event for a chunk with a stream.
 enum NextEvent {
     /// A piece of the stream, or its end.
-    Piece(Option<Result<Generated, ApiError>>),
+    DocumentUpdateRef(Option<Result<Generated, ApiError>>),
     Interrupt(Interrupt),
     Timeout,
 }
@@ -164,11 +164,11 @@ impl StreamContext {
         let mut peeked = None;
         loop {
             let next = match peeked.take() {
-                Some(piece) => NextEvent::Piece(piece),
+                Some(piece) => NextEvent::DocumentUpdateRef(piece),
                 None => {
                     poll_fn(|context| {
                         if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
-                            return Poll::Ready(NextEvent::Piece(piece));
+                            return Poll::Ready(NextEvent::DocumentUpdateRef(piece));
                         }
                         if let Poll::Ready(interrupt) = interrupts.poll(context) {
                             return Poll::Ready(NextEvent::Interrupt(interrupt));
@@ -179,11 +179,11 @@ impl StreamContext {
                 }
             };
             let piece = match next {
-                NextEvent::Piece(Some(Ok(piece))) => piece,
-                NextEvent::Piece(Some(Err(error))) => {
+                NextEvent::DocumentUpdateRef(Some(Ok(piece))) => piece,
+                NextEvent::DocumentUpdateRef(Some(Err(error))) => {
                     return StreamEnd::Chunk(self.engine_failed(error));
                 }
-                NextEvent::Piece(None) => {
+                NextEvent::DocumentUpdateRef(None) => {
                     let message = "the engine ended its response without an end event";
                     let error = ApiError::new(ErrorKind::Upstream, message);
                     return StreamEnd::Chunk(self.engine_failed(error));

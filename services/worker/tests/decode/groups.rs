@@ -15,7 +15,7 @@ fn sample(bench: &Bench, group: Option<&str>) -> ChunkRequest {
 }
 
 fn figure(bench: &Bench, name: &str) -> f64 {
-    bench.figure(&format!("refrain_worker_{name}"))
+    bench.figure(&format!("refrain_replica_{name}"))
 }
 
 #[tokio::test]
@@ -74,7 +74,7 @@ async fn a_group_does_not_draft_tokens_that_were_cut() {
     };
     let first = run(&bench, request).await;
     eventually("the output is sealed", || {
-        figure(&bench, "index_jobs_total{job=\"seal\"}") >= 1.0
+        figure(&bench, "jobs_total{job=\"seal\"}") >= 1.0
     })
     .await;
     bench.worker.handle().cut(cut).await.unwrap();

@@ -56,7 +56,7 @@ async fn output_is_streamed_and_stored() {
         })
         .await;
         // Nothing is drafted here, so nothing is indexed.
-        assert_eq!(bench.figure("refrain_worker_index_namespaces"), 0.0);
+        assert_eq!(bench.figure("refrain_replica_namespaces"), 0.0);
         let labels = "{model=\"fake\",scope=\"none\",source=\"none\"}";
         let emitted = bench.figure(&format!("refrain_spec_emitted_tokens_total{labels}"));
         assert_eq!(emitted as usize, expected.len());

@@ -1,6 +1,8 @@
-"""Drafts from a Refrain mesh's memory, inside an engine.
+"""Drafts from a Refrain mesh, inside an engine.
 
-`Client` is a copy of the drafts. For vLLM nothing is to be imported: see `refrain_client.vllm`.
+`Client` is a replica of the mesh's drafts. Engines load it through plugins, so users import nothing: `vllm.py` is the
+plugin of vLLM with its suffix cache (`suffix.py`), `scheduler.py` a scheduler for vLLM, and `sglang.py` the plugin of
+SGLang with its corpus (`corpus.py`).
 """
 
 from refrain_client._native import Client

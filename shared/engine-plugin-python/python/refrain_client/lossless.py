@@ -1,13 +1,13 @@
-"""Where a draft of vLLM's may be replaced by another, and its output stays what it was."""
+"""Configurations of vLLM in which a draft may be replaced by another one without a change of the output."""
 
-# Ways of drafting whose drafts are lists of tokens on their way through the scheduler.
+# Methods whose drafts pass through the scheduler as lists of tokens.
 METHODS = {"ngram", "eagle", "eagle3"}
-# Rules under which any draft of certain tokens leaves the engine's distribution as it is.
+# Acceptance rules that keep the engine's distribution for any draft whose tokens count as certain.
 LOSSLESS_RULES = {"standard", "block"}
 
 
 def refuse(vllm_config):
-    """Why drafts must not be overridden there, or None."""
+    """The reason why drafts must not be overridden in this configuration, or None."""
     speculation = vllm_config.speculative_config
     if speculation is None:
         return "the engine verifies no drafts: start it with a speculative configuration, such as n-grams"
@@ -16,7 +16,7 @@ def refuse(vllm_config):
     if speculation.draft_sample_method != "greedy":
         return (
             f"draft_sample_method is {speculation.draft_sample_method}: the engine would judge another draft by the "
-            'chances of its own, and its output would change; set it to "greedy"'
+            'probabilities of its own, and the output would change; set it to "greedy"'
         )
     if speculation.rejection_sample_method not in LOSSLESS_RULES:
         return f"rejection_sample_method is {speculation.rejection_sample_method}, which is not lossless"
@@ -25,5 +25,5 @@ def refuse(vllm_config):
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         return "with pipeline parallelism drafts do not pass through the scheduler"
     if getattr(vllm_config, "use_v2_model_runner", False):
-        return "the V2 runner keeps its drafts to itself: set VLLM_USE_V2_MODEL_RUNNER=0"
+        return "drafts of the V2 model runner do not pass through the scheduler: set VLLM_USE_V2_MODEL_RUNNER=0"
     return None

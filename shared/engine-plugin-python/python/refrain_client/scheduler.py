@@ -1,11 +1,11 @@
-"""A scheduler of vLLM that overrides the engine's own drafts where Refrain's are expected to bring more.
+"""A scheduler for vLLM that overrides the engine's own drafts where Refrain's are expected to bring more.
 
     --scheduler-cls refrain_client.scheduler.RefrainScheduler --no-async-scheduling
 
-The engine drafts as it was told to, with n-grams or an EAGLE-3 head. Once per step, all requests' drafts pass here on
-their way to the next one, and some are replaced. That is lossless where the engine takes drafts for certain tokens, and
-only there: `lossless.py` says where it does not. vLLM declares this interface to be its own business, so the versions that
-it was tested with are in README.md.
+The engine drafts as configured, with n-grams or an EAGLE-3 head. Once per step, the drafts of all requests pass
+through here on their way to the next step, and some are replaced. That is lossless only where the engine treats draft
+tokens as certain: `lossless.py` refuses the other configurations. vLLM does not promise to keep this interface;
+README.md lists the versions that it was tested with.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from refrain_client.vllm import tokenizer_folder
 
 
 class RefrainScheduler(Scheduler):
-    """vLLM's scheduler, with a copy of the drafts."""
+    """vLLM's scheduler, with a replica of the mesh's drafts."""
 
     def __init__(self, vllm_config, *others, **named):
         why_not = refuse(vllm_config)
@@ -32,27 +32,28 @@ class RefrainScheduler(Scheduler):
         folder = tokenizer_folder(model.tokenizer, model.tokenizer_revision)
         self.drafts = Client(os.environ.get("REFRAIN_CLIENT_CONFIG"), folder)
         atexit.register(self.drafts.drain, DRAIN_SECONDS)
-        # Of each request: it, and how much of its text is known here.
+        # By request id: the request, and the length of its text that the client knows.
         self.followed = {}
 
     def update_draft_token_ids(self, draft_token_ids):
-        places, wanted = [], []
-        for place, req_id in enumerate(draft_token_ids.req_ids):
+        positions, steps = [], []
+        for position, req_id in enumerate(draft_token_ids.req_ids):
             request = self.requests.get(req_id)
             if request is None or request.is_finished() or request.is_prefill_chunk:
                 continue
             if req_id not in self.followed:
                 self._start(request)
             room = min(self.num_spec_tokens, self.max_model_len - request.num_tokens - 1)
-            places.append(place)
-            wanted.append((req_id, self._said(req_id), max(room, 0), list(draft_token_ids.draft_token_ids[place])))
+            positions.append(position)
+            engine_draft = list(draft_token_ids.draft_token_ids[position])
+            steps.append((req_id, self._new_tokens(req_id), max(room, 0), engine_draft))
         drafts = list(draft_token_ids.draft_token_ids)
-        for place, better in zip(places, self.drafts.step(wanted)):
+        for position, better in zip(positions, self.drafts.step(steps)):
             if better is not None:
-                drafts[place] = better
+                drafts[position] = better
         for req_id in self.followed.keys() - self.requests.keys():
-            # What was said in its last step, which it left with.
-            self.drafts.extend(req_id, self._said(req_id))
+            # The tokens of its last step.
+            self.drafts.extend(req_id, self._new_tokens(req_id))
             self.drafts.finish(req_id, self._reason(req_id))
             del self.followed[req_id]
         super().update_draft_token_ids(type(draft_token_ids)(draft_token_ids.req_ids, drafts))
@@ -64,12 +65,12 @@ class RefrainScheduler(Scheduler):
         self.followed[request.request_id] = [request, len(prompt)]
         start(self.drafts, request.request_id, prompt, fields)
 
-    def _said(self, req_id):
+    def _new_tokens(self, req_id):
         request, known = self.followed[req_id]
         self.followed[req_id][1] = request.num_tokens
         return list(request.all_token_ids[known:])
 
     def _reason(self, req_id):
-        """The engine's word for a request's end."""
+        """The engine's finish reason of a request, if it has ended."""
         reason = self.followed[req_id][0].get_finished_reason()
         return None if reason is None else str(reason)

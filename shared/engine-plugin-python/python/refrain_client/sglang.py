@@ -1,33 +1,35 @@
-"""SGLang's plugin: a speculative algorithm whose drafts are from Refrain's memory.
+"""The plugin for SGLang: a speculative algorithm that drafts from a Refrain mesh.
 
     --speculative-algorithm REFRAIN --speculative-num-draft-tokens 16
 
 SGLang loads it in each of its processes (entry point `sglang.srt.plugins`). It does nothing unless a draft store is
-configured (REFRAIN_CLIENT_STORE_URL, or REFRAIN_CLIENT_CONFIG). It was run in SGLang 0.5.16 on an H100; 0.5.23 has the same
-seam, by its source. SGLang's own `NGRAMWorker` verifies the drafts; its corpus is replaced.
+configured (REFRAIN_CLIENT_STORE_URL, or REFRAIN_CLIENT_CONFIG). It was tested with SGLang 0.5.16 on an H100; by its
+source, 0.5.23 has the same interface. SGLang's own `NGRAMWorker` verifies the drafts, and only its corpus is
+replaced.
 """
 
 import atexit
 import os
 
 NAME = "REFRAIN"
-# As SGLang has both for its own n-grams.
+# SGLang's defaults for its own n-grams.
 DRAFT_TOKENS = 12
 RUNNING_REQUESTS = 48
 
 
 def register():
-    """SGLang calls this once in each process."""
+    """The entry point, which SGLang calls once in each process."""
     if not {"REFRAIN_CLIENT_STORE_URL", "REFRAIN_CLIENT_CONFIG"} & os.environ.keys():
         return
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
     class RefrainAlgorithm(CustomSpecAlgo):
-        """Treated as SGLang's own n-grams, whose worker it has."""
+        """An algorithm that SGLang treats as its own n-grams, whose worker it uses."""
 
         def __getattr__(self, name):
-            """What SGLang asks its own algorithms, and forgot in the class for others: 0.5.16 does not start without."""
+            """Answers as SGLang's n-grams. The base class lacks some of the methods that 0.5.16 calls at its start.
+            """
             if name.startswith("__"):
                 raise AttributeError(name)
             return getattr(SpeculativeAlgorithm.NGRAM, name)
@@ -39,7 +41,7 @@ def register():
             return False
 
         def handle_server_args(self, server_args):
-            settle(server_args)
+            set_defaults(server_args)
 
     registered = SpeculativeAlgorithm.register(
         NAME, supports_overlap=True, validate_server_args=check, spec_class=RefrainAlgorithm
@@ -54,17 +56,17 @@ def check(server_args):
 
 
 def refuse(server_args):
-    """Why drafts must not be made there, or None."""
+    """The reason why drafts must not be made with these arguments, or None."""
     for size in ("tp_size", "pp_size", "dp_size"):
         if getattr(server_args, size) > 1:
-            return f"{size} is above 1: every rank would draft for itself, and what they draft must be the same"
+            return f"{size} is above 1: each rank would make drafts of its own, and all ranks need the same ones"
     if not str(server_args.device).startswith("cuda") or _is_hip():
-        return f"on {server_args.device} as it is here SGLang verifies greedily, also where an output is to be sampled"
+        return f"on this device ({server_args.device}) SGLang verifies greedily even where an output is to be sampled"
     for threshold in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
         if getattr(server_args, threshold) != 1.0:
             return f"{threshold} is not 1.0, which is not lossless"
     if server_args.speculative_use_rejection_sampling:
-        return "speculative_use_rejection_sampling judges drafts by chances, which these have none of"
+        return "speculative_use_rejection_sampling needs draft probabilities, which these drafts have not"
     return None
 
 
@@ -74,13 +76,14 @@ def _is_hip():
     return is_hip()
 
 
-def settle(server_args):
-    """What SGLang settles for its own n-grams, for drafts that are chains. It takes note of what is assigned here."""
+def set_defaults(server_args):
+    """Sets the arguments that SGLang sets for its own n-grams, but for drafts that are chains. SGLang reads them
+    afterwards."""
     if server_args.max_running_requests is None:
         server_args.max_running_requests = RUNNING_REQUESTS
     if server_args.speculative_num_draft_tokens is None:
         server_args.speculative_num_draft_tokens = DRAFT_TOKENS
-    # The tail of a text that the corpus is shown has to hold what a step brings.
+    # The corpus is given the tail of each text, which must hold the tokens of a whole step.
     server_args.speculative_ngram_max_trie_depth = max(
         server_args.speculative_ngram_max_trie_depth, server_args.speculative_num_draft_tokens
     )
@@ -91,7 +94,7 @@ def settle(server_args):
 
 
 def worker():
-    """The class of SGLang's worker."""
+    """Returns the class of the worker, which SGLang instantiates."""
     from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
     from refrain_client import Client
@@ -107,7 +110,7 @@ def worker():
             atexit.register(self.ngram_corpus.close)
 
         def _prepare_draft_tokens(self, batch):
-            self.ngram_corpus.meet(batch.reqs)
+            self.ngram_corpus.begin_step(batch.reqs)
             return super()._prepare_draft_tokens(batch)
 
     return RefrainWorker

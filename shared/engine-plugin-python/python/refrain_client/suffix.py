@@ -1,4 +1,4 @@
-"""A stand-in for `arctic_inference.suffix_decoding.SuffixDecodingCache`, with Refrain's memory behind it."""
+"""A replacement for `arctic_inference.suffix_decoding.SuffixDecodingCache` that drafts from a Refrain mesh."""
 
 import atexit
 import os
@@ -9,14 +9,14 @@ from refrain_client import Client
 from refrain_client.announced import start
 from refrain_client.ending import Ending
 
-# How long a process that ends waits for the draft store.
+# Longest time that an exiting process waits for the draft store.
 DRAIN_SECONDS = 5.0
-# Requests that were announced and have not begun.
+# Most requests that were announced and have not begun.
 ANNOUNCED_MAX = 4096
 
 
 class SuffixDecodingDraft(NamedTuple):
-    """A chain of tokens: its score counts the tokens that the step is expected to bring, less the target's own."""
+    """A draft that is a chain. Its score is the expected number of accepted tokens."""
 
     token_ids: list = []
     score: float = 0.0
@@ -28,10 +28,10 @@ class SuffixDecodingDraft(NamedTuple):
 
 
 class SuffixDecodingCache:
-    """What vLLM calls, step by step. How much is remembered, and for how long, is said by REFRAIN_CLIENT_MEMORY__...
+    """The cache as vLLM calls it, step by step.
 
-    A request that was stopped and begins again goes on where it was, since engines stop those that they make room
-    with. `max_cached_requests` is not heeded.
+    REFRAIN_CLIENT_MEMORY__... variables limit its size; `max_cached_requests` is ignored. A request that was stopped
+    and begins again is resumed, because an engine stops requests to make room for others.
     """
 
     def __init__(self, max_tree_depth=64, max_cached_requests=-1, *, client=None, tokenizer=None):
@@ -41,9 +41,9 @@ class SuffixDecodingCache:
         self.client = client
         self.max_tree_depth = max_tree_depth
         self.max_cached_requests = max_cached_requests
-        # Of each request how it ends, and None once it has.
+        # By request id: the rules of its end; None once it has ended.
         self._active = {}
-        # Of each request what it brought, how it ends, and what it had said.
+        # By request id: its fields, the rules of its end, and its output so far.
         self._announced = OrderedDict()
 
     @property
@@ -52,27 +52,31 @@ class SuffixDecodingCache:
 
     @property
     def cached_requests(self):
-        """None: nothing has to be evicted before a request begins again."""
+        """Always empty: nothing has to be evicted before a request begins again."""
         return ()
 
-    def announce(self, req_id, fields, ending, said=()):
-        """What a request brought along: fields of `vllm_xargs` that only Refrain's gateway and workers set; its `Ending`; and what
-        it said before the engine made room, token ids."""
-        self._announced[req_id] = fields, ending, said
+    def announce(self, req_id, fields, ending, output=()):
+        """Announces a request that is about to begin.
+
+        `fields` are its Refrain fields of `vllm_xargs`, `ending` its `Ending`, and `output` the token ids that it
+        emitted before the engine made room.
+        """
+        self._announced[req_id] = fields, ending, output
         while len(self._announced) > ANNOUNCED_MAX:
             self._announced.popitem(last=False)
 
     def start_request(self, req_id, prompt_token_ids):
         if req_id in self._active:
             raise ValueError(f"Request '{req_id}' is already active")
-        fields, self._active[req_id], said = self._announced.pop(req_id, ({}, Ending(), ()))
+        fields, self._active[req_id], output = self._announced.pop(req_id, ({}, Ending(), ()))
         known = start(self.client, req_id, prompt_token_ids, fields)
-        if known < len(said):
-            # What the client does not go on with, such as of a request that was refused, it is told once more.
-            self.client.extend(req_id, said[known:])
+        if known < len(output):
+            # A client that does not resume the request, for example because it was refused, gets the output once
+            # more.
+            self.client.extend(req_id, output[known:])
 
     def stop_request(self, req_id):
-        """It is not in the batch any more: the engine made room, or somebody stopped it, if it had not ended."""
+        """Ends a request that left the batch: it has ended, it was aborted, or the engine made room with it."""
         self._check(req_id)
         if self._active.pop(req_id):
             self.client.finish(req_id)
@@ -82,8 +86,8 @@ class SuffixDecodingCache:
         ending = self._active[req_id]
         if ending is None:
             return
-        said, reason = ending.take(token_ids)
-        self.client.extend(req_id, said)
+        tokens, reason = ending.take(token_ids)
+        self.client.extend(req_id, tokens)
         if reason:
             self._active[req_id] = None
             self.client.finish(req_id, reason)
@@ -101,13 +105,12 @@ class SuffixDecodingCache:
         min_token_prob=0.1,
         use_tree_spec=False,
     ):
-        """The draft of a step. The context is the request's text, which is known from `add_active_response`."""
+        """Returns the draft of a step. `context` is ignored: the text is known from `add_active_response`."""
         self._check(req_id)
         if self._active[req_id] is None:
             return SuffixDecodingDraft([])
-        room = self.max_tree_depth if max_spec_tokens is None else max(max_spec_tokens, 0)
-        wanted = [(req_id, room)]
-        (draft,) = self.client.propose(wanted, max_spec_factor, max_spec_offset, min_token_prob)
+        tokens_max = self.max_tree_depth if max_spec_tokens is None else max(max_spec_tokens, 0)
+        (draft,) = self.client.propose([(req_id, tokens_max)], max_spec_factor, max_spec_offset, min_token_prob)
         return SuffixDecodingDraft(*draft)
 
     def _check(self, req_id):

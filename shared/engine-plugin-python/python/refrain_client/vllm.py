@@ -1,8 +1,8 @@
-"""vLLM's plugin: `method: suffix` drafts from Refrain's memory.
+"""The plugin for vLLM: `method: suffix` drafts from a Refrain mesh.
 
 vLLM loads it in each of its processes (entry point `vllm.general_plugins`). It does nothing unless a draft store is
-configured (REFRAIN_CLIENT_STORE_URL, or REFRAIN_CLIENT_CONFIG). No file of vLLM or of arctic-inference is touched: in
-this process alone, the name that vLLM imports the suffix cache from stands for Refrain's.
+configured (REFRAIN_CLIENT_STORE_URL, or REFRAIN_CLIENT_CONFIG). No file of vLLM or of arctic-inference is changed:
+only in this process, the module from which vLLM imports the suffix cache is replaced by Refrain's.
 """
 
 import importlib.util
@@ -21,32 +21,32 @@ MODULE = "arctic_inference.suffix_decoding"
 
 
 def register():
-    """vLLM calls this, maybe more than once."""
+    """The entry point, which vLLM calls once or more."""
     if not {"REFRAIN_CLIENT_STORE_URL", "REFRAIN_CLIENT_CONFIG"} & os.environ.keys():
         return
     if importlib.util.find_spec(PACKAGE) is None:
-        package = types.ModuleType(PACKAGE, "Stands for a package that is not installed.")
+        package = types.ModuleType(PACKAGE, "Replaces a package that is not installed.")
         package.__path__ = []
         package.__spec__ = ModuleSpec(PACKAGE, loader=None, is_package=True)
         sys.modules[PACKAGE] = package
-    module = types.ModuleType(MODULE, "Refrain's memory under the name that vLLM imports.")
+    module = types.ModuleType(MODULE, "Refrain's suffix cache under the name that vLLM imports.")
     module.__spec__ = ModuleSpec(MODULE, loader=None)
     module.SuffixDecodingCache = SuffixDecodingCache
     sys.modules[MODULE] = module
 
 
 def SuffixDecodingCache(max_tree_depth=64, max_cached_requests=-1):
-    """The cache of this process: Refrain's where drafts are made, an empty one elsewhere."""
+    """Returns the cache of this process: Refrain's where drafts are made, or else an empty one."""
     from vllm.config import get_current_vllm_config
     from vllm.distributed import parallel_state
 
     from refrain_client.suffix import SuffixDecodingCache
 
-    # The scheduler hears the first rank of a tensor-parallel group. The others' drafts are thrown away, and what they
-    # would remember is the same text again.
+    # The scheduler takes the drafts of the first rank of a tensor-parallel group only. The other ranks would keep the
+    # same outputs again.
     if parallel_state.model_parallel_is_initialized():
         if parallel_state.get_tensor_model_parallel_rank() != 0:
-            return SuffixDecodingCache(max_tree_depth, 0, client=Nothing())
+            return SuffixDecodingCache(max_tree_depth, 0, client=NullClient())
     model = get_current_vllm_config().model_config
     cache = SuffixDecodingCache(
         max_tree_depth, max_cached_requests, tokenizer=tokenizer_folder(model.tokenizer, model.tokenizer_revision)
@@ -55,8 +55,8 @@ def SuffixDecodingCache(max_tree_depth=64, max_cached_requests=-1):
     return cache
 
 
-class Nothing:
-    """A client that remembers nothing and drafts nothing."""
+class NullClient:
+    """A client that keeps nothing and drafts nothing."""
 
     def start(self, *_, **__):
         return 0
@@ -75,7 +75,7 @@ class Nothing:
 
 
 def tokenizer_folder(name, revision):
-    """Where tokenizer.json is: a folder, or what was fetched of a name."""
+    """The folder of tokenizer.json: `name` itself, or the downloaded files of the model of that name."""
     if (Path(name) / "tokenizer.json").exists():
         return name
     from huggingface_hub import hf_hub_download
@@ -83,16 +83,16 @@ def tokenizer_folder(name, revision):
     return str(Path(hf_hub_download(name, "tokenizer.json", revision=revision, local_files_only=True)).parent)
 
 
-# The caches of this process that are told what requests bring along.
-_told = weakref.WeakSet()
+# The caches of this process to which requests are announced.
+_caches = weakref.WeakSet()
 
 
 def announce_to(cache):
-    """Has vLLM's batch tell the cache what requests bring along, what they had said, and where they end, which its proposer does
-    not."""
+    """Patches vLLM's batch to announce each request to the cache: its fields, its output so far, and the rules of its
+    end. vLLM's proposer is not given these."""
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-    _told.add(cache)
+    _caches.add(cache)
     add_request = InputBatch.add_request
     if getattr(add_request, "announces", False):
         return
@@ -101,11 +101,11 @@ def announce_to(cache):
         params = request.sampling_params
         fields = params.extra_args if params else None
         fields = fields if announces(fields) else {}
-        for cache in _told:
+        for cache in _caches:
             if request.req_id not in cache.active_requests:
-                # A copy: the engine goes on with its own.
-                said = list(request.output_token_ids)
-                cache.announce(request.req_id, fields, Ending.of_vllm(params, len(said)), said)
+                # A copy, because the engine changes its own.
+                output = list(request.output_token_ids)
+                cache.announce(request.req_id, fields, Ending.of_vllm(params, len(output)), output)
         return add_request(self, request)
 
     add_and_announce.announces = True

@@ -1,0 +1,244 @@
+//! Look-ups in the draft store's own index, for requests of namespaces that are not all here.
+//!
+//! Before a step is composed the store is asked once for each such namespace, for all its requests together. The
+//! decode loop waits for the answers, never longer than a small share of a step. A later answer is dropped, and until
+//! it is there nothing more is asked of that namespace.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use refrain_protocol::lookup::{FoundDraft, LookupContext, LookupRequest, LookupRules};
+use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId};
+use refrain_rpc::DraftStore;
+use refrain_speculation::{
+    Candidate, DraftNode, DraftTree, Expansion, Origin, ProposeParams, Scope, Source,
+};
+use refrain_suffix_index::{DocumentKey, Origin as IndexOrigin};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::config::ReplicaConfig;
+use crate::metrics::ReplicaMetrics;
+use crate::replica::NamespaceReplica;
+
+/// A shorter wait than this is not worth a call.
+const WAIT_MIN: Duration = Duration::from_micros(100);
+/// Time for which nothing is asked of a namespace after a call that failed.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The pause after a call that an overloaded store refused: such a load passes soon.
+const PAUSE_OVERLOADED: Duration = Duration::from_millis(20);
+/// Most contexts of one call. The store takes as many, unless it is configured to take fewer.
+const CONTEXTS_MAX: usize = 256;
+/// Weight of the latest step in the mean.
+const STEP_WEIGHT: f64 = 0.1;
+
+/// Drafts that the store found, by the document of the request.
+pub type RemoteDrafts = HashMap<DocumentId, Candidate>;
+
+/// A request that could use a draft.
+pub struct DraftQuery {
+    /// The replica of the request's namespace.
+    pub replica: Arc<NamespaceReplica>,
+    /// The request's output.
+    pub document: DocumentId,
+    /// The end of the request's text.
+    pub context: Vec<u32>,
+}
+
+/// Asks the store for drafts, for one decode loop.
+pub struct RemoteLookup {
+    store: Arc<dyn DraftStore>,
+    rules: LookupRules,
+    draft_tokens_max: u32,
+    wait_max: Duration,
+    step_share_max: f64,
+    metrics: ReplicaMetrics,
+    /// Mean duration of a step, seconds; `None` before the first one.
+    step_s: Option<f64>,
+    /// Namespaces of which nothing is asked before an instant, since a call failed.
+    paused_until: HashMap<NamespaceId, Instant>,
+}
+
+impl RemoteLookup {
+    /// Makes drafts by the rules of `params`, within the waits of `config`.
+    pub fn new(
+        store: Arc<dyn DraftStore>,
+        config: &ReplicaConfig,
+        params: &ProposeParams,
+        metrics: ReplicaMetrics,
+    ) -> Self {
+        RemoteLookup {
+            store,
+            rules: LookupRules {
+                alpha: params.alpha,
+                offset: params.offset,
+                min_token_prob: params.min_token_prob,
+                min_match_tokens: params.min_match_len,
+                max_pattern_tokens: params.max_pattern,
+                tree: params.expansion == Expansion::Tree,
+            },
+            draft_tokens_max: u32::try_from(params.max_spec_tokens).unwrap_or(u32::MAX),
+            wait_max: Duration::from_micros(config.lookup_wait_us_max),
+            step_share_max: config.lookup_step_share_max,
+            metrics,
+            step_s: None,
+            paused_until: HashMap::new(),
+        }
+    }
+
+    /// Learns how long a step of the engine took, seconds.
+    pub fn record_step(&mut self, seconds: f64) {
+        let mean = self.step_s.get_or_insert(seconds);
+        *mean += STEP_WEIGHT * (seconds - *mean);
+    }
+
+    /// Most tokens of context that a query can use.
+    pub fn context_tokens(&self) -> usize {
+        self.rules.max_pattern_tokens as usize
+    }
+
+    /// How long a step may wait; `None` where that is not worth a call.
+    fn wait(&self) -> Option<Duration> {
+        let share = Duration::try_from_secs_f64(self.step_s? * self.step_share_max).ok()?;
+        Some(share.min(self.wait_max)).filter(|wait| *wait >= WAIT_MIN)
+    }
+
+    /// Asks the store for drafts, and waits for them as long as a step may.
+    pub async fn look_up(&mut self, queries: Vec<DraftQuery>) -> RemoteDrafts {
+        let mut found = RemoteDrafts::new();
+        let Some(wait) = self.wait().filter(|_| !queries.is_empty()) else {
+            return found;
+        };
+        let now = Instant::now();
+        self.paused_until.retain(|_, until| now < *until);
+        let mut calls = JoinSet::new();
+        for (replica, mut queries) in by_namespace(queries) {
+            if self.paused_until.contains_key(&replica.id) {
+                continue;
+            }
+            queries.truncate(CONTEXTS_MAX);
+            let namespace = replica.id;
+            let Some(in_flight) = InFlight::begin(&replica) else {
+                continue;
+            };
+            self.metrics.lookup("asked");
+            let request = LookupRequest {
+                namespace: replica.signed(),
+                rules: self.rules,
+                contexts: Vec::from_iter(queries.iter().map(|query| LookupContext {
+                    tokens: query.context.clone(),
+                    draft_tokens_max: self.draft_tokens_max,
+                })),
+            };
+            let documents: Vec<DocumentId> = queries.iter().map(|query| query.document).collect();
+            let store = self.store.clone();
+            calls.spawn(async move {
+                let reply = store.lookup(request).await;
+                drop(in_flight);
+                let reply = reply.map(|reply| (documents, reply.drafts));
+                reply.map_err(|error| (namespace, error))
+            });
+        }
+        let deadline = Instant::now() + wait;
+        while !calls.is_empty() {
+            match tokio::time::timeout_at(deadline, calls.join_next()).await {
+                Ok(Some(Ok(Ok((documents, drafts))))) => {
+                    self.metrics.lookup("answered");
+                    let drafts = documents.into_iter().zip(drafts);
+                    found.extend(drafts.filter_map(|(document, draft)| {
+                        Some((document, candidate(draft.as_ref()?)?))
+                    }));
+                }
+                Ok(Some(Ok(Err((namespace, error))))) => self.pause(namespace, &error),
+                Ok(_) => {}
+                Err(_) => {
+                    for _ in 0..calls.len() {
+                        self.metrics.lookup("late");
+                    }
+                    // They end by themselves: aborting them would cost a connection each.
+                    calls.detach_all();
+                }
+            }
+        }
+        found
+    }
+
+    /// Asks nothing more of a namespace for a while, since a call failed.
+    fn pause(&mut self, namespace: NamespaceId, error: &ApiError) {
+        self.metrics.lookup("failed");
+        let pause = match error.kind {
+            ErrorKind::Overloaded => PAUSE_OVERLOADED,
+            _ => PAUSE,
+        };
+        self.paused_until.insert(namespace, Instant::now() + pause);
+        tracing::debug!(%error, "a look-up in the draft store failed");
+    }
+}
+
+/// A call in flight for a namespace. The next call may begin when this is dropped.
+struct InFlight(Arc<NamespaceReplica>);
+
+impl InFlight {
+    /// `None` where there is one already.
+    fn begin(replica: &Arc<NamespaceReplica>) -> Option<Self> {
+        let is_looking_up: &AtomicBool = &replica.is_looking_up;
+        let was_looking_up = is_looking_up.swap(true, Ordering::Relaxed);
+        (!was_looking_up).then(|| InFlight(replica.clone()))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.is_looking_up.store(false, Ordering::Relaxed);
+    }
+}
+
+fn by_namespace(queries: Vec<DraftQuery>) -> Vec<(Arc<NamespaceReplica>, Vec<DraftQuery>)> {
+    let mut namespaces: Vec<(Arc<NamespaceReplica>, Vec<DraftQuery>)> = Vec::new();
+    for query in queries {
+        let mut known = namespaces.iter_mut();
+        match known.find(|(replica, _)| replica.id == query.replica.id) {
+            Some((_, of_namespace)) => of_namespace.push(query),
+            None => namespaces.push((query.replica.clone(), vec![query])),
+        }
+    }
+    namespaces
+}
+
+/// A draft of the store as if it had been found here; `None` for one that is no tree.
+fn candidate(found: &FoundDraft) -> Option<Candidate> {
+    let mut tree = DraftTree::new();
+    for node in &found.nodes {
+        let place = node.place.map(|(document, position)| IndexOrigin {
+            document: DocumentKey(document.0),
+            position,
+        });
+        let drafted = DraftNode {
+            token: node.token,
+            parent: node.parent,
+            probability: node.probability,
+            count: node.count,
+            origin: Origin {
+                source: Source::Suffix,
+                scope: Scope::Tenant,
+                place,
+            },
+        };
+        let is_probability = (0.0..=1.0).contains(&node.probability);
+        if !is_probability || tree.push(drafted).is_err() {
+            return None;
+        }
+    }
+    (!tree.is_empty()).then(|| Candidate {
+        score: tree.score(),
+        tree,
+        match_len: found.match_len,
+        source: Source::Suffix,
+        scope: Scope::Tenant,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! Following the draft store's feed of one namespace.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use refrain_protocol::ErrorKind;
+use refrain_protocol::document::{FeedCursor, FeedEvent, FollowReply, FollowRequest};
+use tokio::time::Instant;
+
+use super::ingest::Ingest;
+use super::take_over::{TakeOver, TakeOverRetry, store_backoff};
+
+/// The task that keeps a namespace up to date.
+pub(super) struct Follower {
+    pub(super) take_over: TakeOver,
+}
+
+impl Follower {
+    /// Runs until it is aborted.
+    pub(super) async fn run(self) {
+        let TakeOver {
+            ingest,
+            store,
+            metrics,
+            ..
+        } = &self.take_over;
+        let namespace = &ingest.namespace;
+        let mut cursor = self.take_over.run().await;
+        // Documents that were removed during the take-over are drafted from until the feed says so: that comes first.
+        let mut is_taken_over = cursor != FeedCursor::default();
+        let pause = Duration::from_millis(ingest.config.take_over_again_ms);
+        let mut retry = TakeOverRetry::new(pause, now());
+        let mut backoff = store_backoff();
+        let mut outage = Outage::default();
+        loop {
+            if !is_taken_over {
+                ingest.wait_for_seals().await;
+            }
+            let request = FollowRequest {
+                namespace: namespace.signed(),
+                after: cursor,
+                max_tokens: ingest.config.follow_tokens,
+                wait_ms: match is_taken_over {
+                    true => 0,
+                    false => ingest.config.follow_wait_ms,
+                },
+            };
+            match store.follow(request).await {
+                Ok(reply) if reply.reset && cursor != FeedCursor::default() => {
+                    // The feed from its beginning would bring it all as well, but document by document.
+                    ingest.reset();
+                    tokio::time::sleep(backoff.pause()).await;
+                    cursor = self.take_over.run().await;
+                    is_taken_over = cursor != FeedCursor::default();
+                }
+                Ok(reply) => {
+                    backoff.reset();
+                    if outage.end() {
+                        tracing::info!("the draft store is followed again");
+                    }
+                    cursor = reply.cursor;
+                    let is_caught_up = reply.caught_up;
+                    apply(ingest, reply).await;
+                    if is_caught_up {
+                        is_taken_over = false;
+                        namespace.is_behind.store(false, Ordering::Relaxed);
+                        if self.take_over.would_fit(&mut retry).await {
+                            // Meanwhile the store looks drafts up, as it did for what was left out.
+                            cursor = self.take_over.run_again(cursor).await;
+                            retry.record_take_over(now());
+                            is_taken_over = cursor != FeedCursor::default();
+                        }
+                    }
+                }
+                Err(error) if error.kind == ErrorKind::Unauthorized => {
+                    metrics.follow_failures.inc();
+                    tracing::info!(
+                        %error,
+                        "the namespace is followed again when a request brings a newer signature"
+                    );
+                    namespace.renewed.notified().await;
+                }
+                Err(error) => {
+                    metrics.follow_failures.inc();
+                    if outage.is_news(error.kind) {
+                        tracing::warn!(
+                            %error,
+                            "the draft store cannot be followed; it is asked again, with growing pauses"
+                        );
+                    }
+                    tokio::time::sleep(backoff.pause()).await;
+                }
+            }
+        }
+    }
+}
+
+/// Which failures of calls have been logged: each outage once, not every retry.
+#[derive(Default)]
+struct Outage {
+    is_logged: bool,
+    is_refusal_logged: bool,
+}
+
+impl Outage {
+    /// Notes a failed call. Returns whether it is to be logged.
+    ///
+    /// A store that is full of waiting followers refuses this one whenever there is no news, and answers it where
+    /// there is. Refusals are then the normal case, so only the first one of a follower is logged.
+    fn is_news(&mut self, kind: ErrorKind) -> bool {
+        let was_logged = match kind {
+            ErrorKind::Overloaded => &mut self.is_refusal_logged,
+            _ => &mut self.is_logged,
+        };
+        !std::mem::replace(was_logged, true)
+    }
+
+    /// Notes a call that succeeded. Returns whether an outage has ended with it.
+    fn end(&mut self) -> bool {
+        std::mem::take(&mut self.is_logged)
+    }
+}
+
+/// Applies a reply of the feed.
+async fn apply(ingest: &Ingest, reply: FollowReply) {
+    if reply.reset {
+        ingest.reset();
+    }
+    let mut removed = Vec::new();
+    for event in reply.events {
+        match event {
+            FeedEvent::Remove(document) => removed.push(document),
+            FeedEvent::Update(update) => {
+                ingest.remove(&std::mem::take(&mut removed));
+                ingest.merge(&update).await;
+            }
+        }
+    }
+    ingest.remove(&removed);
+}
+
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
+}
+
+#[cfg(test)]
+mod tests;

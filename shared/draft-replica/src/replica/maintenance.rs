@@ -1,0 +1,191 @@
+//! Maintenance of the indexes: keeping them within their limits, and sealing, merging and rebuilding them.
+//!
+//! One task does one job at a time, so that the cores are left to the decode loop. Long work is done on a blocking
+//! thread beside the lock. Under the lock there are only the beginning of a job, which copies live texts, and its
+//! end, which compares them and swaps.
+
+mod plan;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use refrain_suffix_index::IndexError;
+
+use self::plan::{IndexView, Job, next_job};
+use super::capacity::IndexSize;
+use super::draft_index::DraftIndex;
+use super::locked_index::LockedIndex;
+use super::registry::Registry;
+use crate::metrics::ReplicaMetrics;
+
+/// The maintenance task.
+pub(super) struct Maintenance {
+    pub(super) registry: Arc<Registry>,
+}
+
+impl Maintenance {
+    /// Runs until it is aborted.
+    pub(super) async fn run(self) {
+        let pause = Duration::from_millis(self.registry.config.upkeep_ms);
+        loop {
+            let evicted = self.evict();
+            let worked = self.do_next_job().await;
+            if evicted || worked {
+                tokio::task::yield_now().await;
+            } else {
+                tokio::time::sleep(pause).await;
+            }
+        }
+    }
+
+    /// Evicts what exceeds the limits. Returns whether it evicted documents, so that there may be more to evict.
+    fn evict(&self) -> bool {
+        let Registry {
+            config,
+            groups,
+            metrics,
+            ..
+        } = &*self.registry;
+        groups.expire(Instant::now());
+        let mut evicted = 0;
+        let namespaces = self.registry.namespaces();
+        for namespace in &namespaces {
+            // Proposals wait behind the exclusive lock, so it is taken only where documents have to go.
+            if namespace.read().index.tokens() <= config.namespace_tokens_max {
+                continue;
+            }
+            let documents = namespace.write().evict(config.namespace_tokens_max);
+            if documents > 0 {
+                namespace.lacks_capacity.store(true, Ordering::Relaxed);
+            }
+            evicted += documents;
+        }
+        let mut sizes = Vec::new();
+        let reserved = self.registry.capacity.recount(|| {
+            let mut in_use = IndexSize::default();
+            for namespace in &namespaces {
+                let index = namespace.read();
+                sizes.push(index.size());
+                if index.is_in_use() {
+                    in_use += index.size();
+                }
+            }
+            in_use
+        });
+        // Segments that are being fetched have their capacity already.
+        let limit = IndexSize::limit(config).saturating_sub(reserved);
+        // The most recently used namespace stays, and loses its oldest documents.
+        while let Some((last, others)) = sizes.split_last() {
+            let all = sizes
+                .iter()
+                .fold(IndexSize::default(), |sum, size| sum + *size);
+            if all.is_within(limit) {
+                break;
+            }
+            if others.is_empty() {
+                let tokens_max = last.tokens_within(limit);
+                if let Some(namespace) = self.registry.namespaces().last() {
+                    namespace.lacks_capacity.store(true, Ordering::Relaxed);
+                    evicted += namespace.write().evict(tokens_max);
+                }
+                break;
+            }
+            self.registry.evict_one();
+            sizes.remove(0);
+        }
+        metrics.evictions.inc_by(evicted as u64);
+        evicted > 0
+    }
+
+    /// Does the most urgent job. Returns whether there was one.
+    async fn do_next_job(&self) -> bool {
+        let config = &self.registry.config;
+        let now = Instant::now();
+        let quiet = Duration::from_millis(config.seal_after_ms);
+        let mut indexes: Vec<Arc<LockedIndex>> = Vec::new();
+        let mut views = Vec::new();
+        for namespace in self.registry.namespaces() {
+            views.push(view(&namespace.index, now, quiet));
+            indexes.push(namespace.index.clone());
+        }
+        let live = views.iter().map(|view| view.live_tokens).sum();
+        self.registry.live_tokens.store(live, Ordering::Relaxed);
+        for group in self.registry.groups.all() {
+            let needs_rebuild = group.read().index.needs_rebuild();
+            views.push(IndexView {
+                needs_rebuild,
+                ..IndexView::default()
+            });
+            indexes.push(group.index.clone());
+        }
+        let Some((at, job)) = next_job(&views, config, now) else {
+            return false;
+        };
+        let (name, metrics) = (job.name(), &self.registry.metrics);
+        match run(&indexes[at], job, quiet, metrics).await {
+            Ok(()) => {
+                metrics.job(name);
+                true
+            }
+            Err(error) => {
+                tracing::error!(%error, job = name, "a job on an index failed; its documents stay as they were");
+                false
+            }
+        }
+    }
+}
+
+/// The properties of an index that the choice of the next job depends on.
+fn view(index: &LockedIndex, now: Instant, quiet: Duration) -> IndexView {
+    let sealed_at = index.sealed_at();
+    let index = index.read();
+    IndexView {
+        live_tokens: index.index.live_tokens(),
+        sealable_tokens: index.sealable_tokens(now, quiet),
+        sealed_at,
+        needs_rebuild: index.index.needs_rebuild(),
+        segments: index.index.segments().len(),
+        merge: index.index.plan_merge(),
+    }
+}
+
+/// Carries out a job.
+async fn run(
+    index: &Arc<LockedIndex>,
+    job: Job,
+    quiet: Duration,
+    metrics: &ReplicaMetrics,
+) -> anyhow::Result<()> {
+    let lock_seconds = metrics.lock_seconds(job.name());
+    let retired = match &job {
+        Job::Seal | Job::Rebuild => {
+            let _building = index.building.lock().await;
+            let begin = |index: &mut DraftIndex| match job {
+                Job::Seal => index.begin_seal(Instant::now(), quiet),
+                _ => index.index.begin_rebuild(),
+            };
+            let rebuild = index.write_timed(&lock_seconds, begin);
+            let rebuilt = tokio::task::spawn_blocking(move || rebuild.run()).await??;
+            let finish = |index: &mut DraftIndex| index.finish_rebuild(rebuilt, Instant::now());
+            let retired = index.write_timed(&lock_seconds, finish)?;
+            if job == Job::Seal {
+                index.set_sealed_at(Instant::now());
+            }
+            retired
+        }
+        Job::Merge(positions) => {
+            let begin = |index: &mut DraftIndex| index.index.begin_merge(positions);
+            let merge = index.write_timed(&lock_seconds, begin);
+            let merged = tokio::task::spawn_blocking(move || merge.run().map_err(IndexError::from))
+                .await??;
+            index.write_timed(&lock_seconds, |index| index.index.finish_merge(merged))?
+        }
+    };
+    // Freeing the memory takes milliseconds, too.
+    tokio::task::spawn_blocking(move || drop(retired)).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! How a [`Proposer`] starts, reports and stops.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use lru::LruCache;
+use refrain_draft_replica::{DraftReplica, Uploader};
+use refrain_rpc::{DraftStore, HttpDraftStore};
+use refrain_service_kit::http::{MeshClient, Server};
+use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::telemetry::{self, Metrics, TelemetryConfig};
+use refrain_tokenization::ModelFiles;
+use tokio::sync::oneshot;
+
+use super::{Proposer, Requests};
+use crate::background::{Background, BackgroundEvent};
+use crate::config::PluginConfig;
+use crate::default_namespace::DefaultNamespace;
+use crate::metrics::{FIELDS, PluginMetrics, TOKEN};
+use crate::metrics_server::serve_metrics;
+use crate::outbox::Outbox;
+use crate::own_index::PromptReader;
+use crate::paused::PausedRequests;
+
+impl Proposer {
+    /// Reads the tokenizer's files from the configured folder, or else from `tokenizer`, and follows the configured
+    /// store.
+    ///
+    /// # Errors
+    /// The files cannot be read, the keys or the token are wrong, or the system has no more threads. An expired
+    /// token, or a token's file that cannot be read, is no error: there may be a valid one soon.
+    pub fn connect(config: PluginConfig, tokenizer: Option<&Path>) -> anyhow::Result<Self> {
+        let files = config.tokenizer.as_deref().or(tokenizer).context(
+            "tokenizer: missing; set REFRAIN_CLIENT_TOKENIZER to the folder of tokenizer.json",
+        )?;
+        let tokenizer = ModelFiles::from_dir(files).and_then(|files| files.tokenizer())?;
+        let telemetry = TelemetryConfig {
+            log: config.log.clone(),
+            ..TelemetryConfig::default()
+        };
+        // The first client of a process sets up the log, and further ones use it.
+        let _ = telemetry::init(&telemetry, "refrain-client");
+        let timeout = Duration::from_millis(config.timeout_ms);
+        let client = MeshClient::new(&config.store_url, &config.mesh.secret, timeout)?;
+        let store = Arc::new(HttpDraftStore::new(client));
+        Proposer::start(config, tokenizer.identity(), store)
+    }
+
+    /// Follows a store for an engine whose tokenizer has this identity.
+    ///
+    /// # Errors
+    /// The keys or the token are wrong, or the system has no more threads.
+    pub(crate) fn start(
+        config: PluginConfig,
+        tokenizer: &str,
+        store: Arc<dyn DraftStore>,
+    ) -> anyhow::Result<Self> {
+        let auth = MeshAuth::new(&config.mesh)?;
+        let registry = Metrics::new()?;
+        let metrics = PluginMetrics::new(&registry)?;
+        let default_namespace = Arc::new(DefaultNamespace::new(
+            config.token_file.clone(),
+            auth,
+            tokenizer.to_owned(),
+            metrics.token_failures.clone(),
+        ));
+        let signed = default_namespace.first(config.token.as_deref())?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("refrain-client")
+            .enable_all()
+            .build()?;
+        let entered = runtime.enter();
+        let replica = Arc::new(DraftReplica::new(
+            config.memory.clone(),
+            config.pattern_tokens_max,
+            store.clone(),
+            metrics.replica.clone(),
+        ));
+        let uploader = Uploader::start(config.harvest.clone(), store, metrics.upload.clone());
+        let (outbox, inbox) = Outbox::new(&config, metrics.clone());
+        let background = Background {
+            replica: replica.clone(),
+            uploader: uploader.clone(),
+            metrics: metrics.clone(),
+        };
+        runtime.spawn(background.run(inbox));
+        if let Some(signed) = &signed {
+            default_namespace.set(signed.clone(), &replica);
+        }
+        runtime.spawn(default_namespace.clone().renew(replica.clone()));
+        let server = config.metrics_listen;
+        let server = server.and_then(|addr| serve_metrics(addr, &registry, replica.clone()));
+        drop(entered);
+        let reader = PromptReader::start(&config, metrics.clone())?;
+        let at_least_one = |most| NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
+        let paused_max = at_least_one(config.paused_requests_max);
+        let requests = Requests {
+            running: HashMap::new(),
+            statistics: LruCache::new(at_least_one(config.memory.namespaces_max)),
+            paused: PausedRequests::new(paused_max, config.paused_tokens_max),
+            default_namespace: signed,
+        };
+        Ok(Proposer {
+            config,
+            runtime: Some(runtime),
+            replica,
+            uploader,
+            default_namespace,
+            outbox,
+            reader,
+            requests: Mutex::new(requests),
+            metrics,
+            registry,
+            server,
+        })
+    }
+
+    /// Counters of the work done, and the size of the replica.
+    pub fn stats(&self) -> HashMap<&'static str, u64> {
+        let counted = |value: i64| value.max(0) as u64;
+        let signed = self.default_namespace.signed();
+        let namespace = signed.map(|signed| self.replica.namespace(signed.namespace.id(), &signed));
+        let (documents, tokens) = namespace.as_ref().map_or((0, 0), |namespace| {
+            let index = namespace.read();
+            (index.index().documents() as u64, index.index().tokens())
+        });
+        let metrics = &self.metrics;
+        let refused = |limit| metrics.rejections.with_label_values(&[limit]).get();
+        HashMap::from([
+            ("requests", counted(metrics.requests.get())),
+            ("drafts", metrics.drafts.get()),
+            ("drafted_tokens", metrics.drafted.get()),
+            ("accepted_tokens", metrics.accepted.get()),
+            ("said_tokens", metrics.emitted.get()),
+            ("busy", metrics.busy.get()),
+            ("refused_tokens", refused(TOKEN)),
+            ("refused_fields", refused(FIELDS)),
+            ("paused_tokens", counted(metrics.paused_tokens.get())),
+            ("reading_tokens", counted(metrics.reading_tokens.get())),
+            ("documents", documents),
+            ("tokens", tokens),
+            // Whether everything that the store has of the configured namespace is here.
+            (
+                "is_caught_up",
+                u64::from(namespace.is_some_and(|namespace| !namespace.is_partial())),
+            ),
+        ])
+    }
+
+    /// All metrics in the text format of Prometheus.
+    pub fn metrics(&self) -> String {
+        self.replica.observe();
+        String::from_utf8_lossy(&self.registry.render()).into_owned()
+    }
+
+    /// The address at which metrics are served, if they are.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.server.as_ref().map(Server::addr)
+    }
+
+    /// Waits until the store has all outputs, at most for `grace`. Returns whether it has. The engine's thread must
+    /// not call this.
+    pub fn drain(&self, grace: Duration) -> bool {
+        let Some(runtime) = &self.runtime else {
+            return false;
+        };
+        let (done, is_done) = oneshot::channel();
+        self.outbox.send(BackgroundEvent::Flush(done));
+        let drained = async { is_done.await.is_ok() && self.uploader.drain(grace).await };
+        // One deadline for both, the flush and the drain.
+        let drained = runtime.block_on(async { tokio::time::timeout(grace, drained).await });
+        drained.unwrap_or(false)
+    }
+}
+
+impl Drop for Proposer {
+    fn drop(&mut self) {
+        self.replica.stop();
+        let Some(runtime) = self.runtime.take() else {
+            return;
+        };
+        match self.server.take() {
+            None => runtime.shutdown_background(),
+            // The server has threads of its own. The caller may be on a runtime, and must not wait there.
+            Some(server) => drop(std::thread::spawn(move || {
+                runtime.block_on(server.stop(false));
+                runtime.shutdown_background();
+            })),
+        }
+    }
+}
