@@ -17,7 +17,7 @@ use refrain_protocol::lookup::{
     FoundDraft, FoundNode, LookupContext, LookupReply, LookupRequest, LookupRules,
 };
 use refrain_protocol::{ApiError, DocumentId, NamespaceId};
-use refrain_speculation::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::draft::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
 use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig, Mounted, Segment};
 
 use crate::record::SegmentId;

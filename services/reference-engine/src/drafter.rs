@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::engine::{Draft, DrafterCapabilities, Sampling};
-use refrain_speculation::sampled::Weight;
+use refrain_speculation::verify::sampled::Weight;
 
 use crate::attention::DraftKv;
 use crate::blocks::Branch;

@@ -9,7 +9,7 @@ use refrain_protocol::engine::{
     CloseRequest, Draft, StepItem, StepOutput, StepRequest, StepResult,
 };
 use refrain_protocol::{ApiError, EngineSessionId, TokenId};
-use refrain_speculation::sampled::Weight;
+use refrain_speculation::verify::sampled::Weight;
 
 use crate::blocks::Branch;
 use crate::config::EngineConfig;

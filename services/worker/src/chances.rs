@@ -13,7 +13,8 @@ use lru::LruCache;
 use refrain_protocol::chances::ChancesRequest;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
-use refrain_speculation::{Calibration, Goodput, Observed};
+use refrain_speculation::{Goodput, Observed};
+use refrain_speculation::statistics::AcceptanceStatistics;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -54,7 +55,7 @@ struct Told {
 struct Answer {
     id: NamespaceId,
     /// What is known; `None` where that is nothing.
-    known: Result<Option<Calibration>, Observed>,
+    known: Result<Option<AcceptanceStatistics>, Observed>,
 }
 
 impl Chances {
@@ -208,11 +209,11 @@ async fn tell(
     }
 }
 
-fn read(tables: &[u8]) -> Result<Option<Calibration>, ApiError> {
+fn read(tables: &[u8]) -> Result<Option<AcceptanceStatistics>, ApiError> {
     if tables.is_empty() {
         return Ok(None);
     }
-    let known = Calibration::from_bytes(tables);
+    let known = AcceptanceStatistics::from_bytes(tables);
     known.map(Some).map_err(|error| {
         let message = "the draft store's chances cannot be read";
         ApiError::new(ErrorKind::Upstream, message).with_detail(error)
@@ -295,7 +296,7 @@ mod tests {
         chances.meet(id, &signer.sign(namespace), now);
         router.calibration(id).observe_head(10, 3, 2);
         let observed = {
-            let mut same = Calibration::new();
+            let mut same = AcceptanceStatistics::new();
             same.observe_head(10, 3, 2);
             same.take_observed()
         };

@@ -10,10 +10,8 @@ use refrain_protocol::WorkerId;
 use refrain_protocol::chunk::ChunkEnd;
 use refrain_protocol::engine::DrafterKind;
 use refrain_protocol::scheduling::Eagle3Report;
-use refrain_speculation::{
-    ACCEPTED_LENGTH_PRIOR, DecayedRatio, Fallback, Gate, GateStep, HandOverParams, Mode, Passage,
-    Threshold, batch_bucket, hands_over,
-};
+use refrain_speculation::{DecayedRatio, Passage, batch_bucket};
+use refrain_speculation::router::{ACCEPTED_LENGTH_PRIOR, Fallback, Trials, Sample, TransferParams, Mode, Threshold, should_transfer};
 
 use crate::config::{FallbackChoice, RouterChoice, SpeculationConfig};
 use crate::metrics::WorkerMetrics;
@@ -100,8 +98,8 @@ impl StepDone<'_> {
     }
 
     /// What a gate is told of it.
-    pub(crate) fn figures(&self, mode: Option<Mode>) -> GateStep {
-        GateStep {
+    pub(crate) fn figures(&self, mode: Option<Mode>) -> Sample {
+        Sample {
             batch: self.batch(),
             mode,
             tokens: self.decoding().filter_map(|item| item.emitted).sum(),
@@ -134,7 +132,7 @@ pub(crate) struct FallbackWatch {
     steps: HashMap<u32, StepTimes>,
     /// The worker that is the fallback.
     other: Option<WorkerId>,
-    hand_over: HandOverParams,
+    hand_over: TransferParams,
     reports: Arc<Reports>,
     metrics: WorkerMetrics,
 }
@@ -216,7 +214,7 @@ impl FallbackWatch {
         if !(step_s.is_finite() && step_s > 0.0) {
             return;
         }
-        let GateStep {
+        let Sample {
             batch,
             catch_up_tokens,
             ..
@@ -303,7 +301,7 @@ impl FallbackWatch {
             prefill_tokens_s: self.prefill.value(),
             decode_tokens_s: self.plain.value(),
         };
-        hands_over(&running.candidacy(rates), &self.hand_over)
+        should_transfer(&running.candidacy(rates), &self.hand_over)
             .then(|| running.end_for(other.clone()))
     }
 

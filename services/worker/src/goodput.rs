@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 use refrain_protocol::engine::SelfDraft;
 use refrain_protocol::{NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
-use refrain_speculation::{
-    Asked, Candidate, Decision, Fallback, Goodput as Rule, GoodputParams, Grant, HeadWish, Route,
-    RouteReason, StepFrame, StepTaken, Wish, route,
-};
+use refrain_speculation::{Goodput as Rule, GoodputParams, Grant, HeadWish, StepFrame, StepTaken, Wish};
+use refrain_speculation::draft::Candidate;
+use refrain_speculation::router::{Asked, Decision, Fallback, Route, RouteReason, route_by_score};
 
 use crate::chances::Chances;
 use crate::config::{RouterChoice, WorkerConfig};

@@ -3,9 +3,8 @@
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{DrafterKind, EngineCapabilities, SelfDraft};
-use refrain_speculation::{
-    Asked, Decision, Expansion, ProposeParams, Route, RouteReason, Threshold, route,
-};
+use refrain_speculation::draft::{Expansion, ProposeParams};
+use refrain_speculation::router::{Asked, Decision, Route, RouteReason, Threshold, route_by_score};
 
 use crate::config::{FallbackChoice, SpeculationConfig};
 use crate::running::{Allotment, AskedHead, Lesson, Offer, Prospect};

@@ -13,7 +13,7 @@ use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculatio
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
 use refrain_protocol::engine::{SelfDraft, SessionSpec, StepItem};
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, WorkerId};
-use refrain_speculation::{Candidacy, Decision, Fallback, RecentRoutes, RouteReason};
+use refrain_speculation::router::{Candidacy, Decision, Fallback, RecentRoutes, RouteReason};
 
 use self::sources::{OWN, prompt_end};
 use crate::router::{Router, asked};

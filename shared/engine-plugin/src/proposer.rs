@@ -12,7 +12,8 @@ use refrain_protocol::{ApiError, DocumentId, NamespaceId, SignedNamespace};
 use refrain_service_kit::http::Server;
 use refrain_service_kit::telemetry::Metrics;
 use refrain_service_kit::{clock, random};
-use refrain_speculation::{Calibration, Expansion, ProposeParams};
+use refrain_speculation::draft::{Expansion, ProposeParams};
+use refrain_speculation::statistics::AcceptanceStatistics;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
@@ -46,7 +47,7 @@ pub struct Proposer {
 struct Requests {
     running: HashMap<String, Request>,
     /// Acceptance statistics by namespace; the least recently used is dropped first.
-    statistics: LruCache<Option<NamespaceId>, Calibration>,
+    statistics: LruCache<Option<NamespaceId>, AcceptanceStatistics>,
     paused: PausedRequests,
     /// A copy of the namespace of requests that bring none.
     default_namespace: Option<SignedNamespace>,
@@ -211,7 +212,7 @@ impl Proposer {
         } = &mut *self.lock();
         let draft = |step: RequestStep| {
             let request = running.get_mut(&step.request)?;
-            let statistics = statistics.get_or_insert_mut(request.namespace(), Calibration::new);
+            let statistics = statistics.get_or_insert_mut(request.namespace(), AcceptanceStatistics::new);
             request.extend(&step.emitted, Some(statistics), &self.metrics);
             self.outbox.upload_if_due(request);
             request.propose(&params, step.draft_tokens_max, &self.metrics);

@@ -4,9 +4,8 @@ use std::time::Instant;
 
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, NamespaceId};
-use refrain_speculation::{
-    Calibration, Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose,
-};
+use refrain_speculation::draft::{Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::statistics::AcceptanceStatistics;
 
 use crate::background::{BackgroundEvent, EndedRequest};
 use crate::metrics::{INDEX, PluginMetrics};
@@ -52,7 +51,7 @@ impl Request {
     pub(crate) fn extend(
         &mut self,
         emitted: &[u32],
-        statistics: Option<&mut Calibration>,
+        statistics: Option<&mut AcceptanceStatistics>,
         metrics: &PluginMetrics,
     ) {
         metrics.emitted.inc_by(emitted.len() as u64);
@@ -253,7 +252,7 @@ impl Request {
 
     /// Whether the draft that was found is expected to have more accepted tokens than the engine's own, by the
     /// acceptance statistics of both.
-    pub(crate) fn beats(&mut self, engine_draft: Vec<u32>, statistics: &Calibration) -> bool {
+    pub(crate) fn beats(&mut self, engine_draft: Vec<u32>, statistics: &AcceptanceStatistics) -> bool {
         self.engine_draft = engine_draft;
         let context_tokens = self.state.text.len() as u32;
         let of_engine = statistics.expect_head(context_tokens, self.engine_draft.len() as u32);

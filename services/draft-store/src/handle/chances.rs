@@ -2,7 +2,8 @@
 
 use refrain_protocol::chances::{ChancesReply, ChancesRequest};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_speculation::{CALIBRATION_BYTES_MAX, CalibrationError, Observed};
+use refrain_speculation::Observed;
+use refrain_speculation::statistics::{STATISTICS_BYTES_MAX, StatisticsError};
 use tokio::sync::oneshot;
 
 use super::DraftStoreHandle;
@@ -40,10 +41,10 @@ fn observed(bytes: &[u8]) -> Result<Observed, ApiError> {
     if bytes.is_empty() {
         return Ok(Observed::default());
     }
-    if bytes.len() > CALIBRATION_BYTES_MAX {
-        let message = format!("observed: more than {CALIBRATION_BYTES_MAX} bytes");
+    if bytes.len() > STATISTICS_BYTES_MAX {
+        let message = format!("observed: more than {STATISTICS_BYTES_MAX} bytes");
         return Err(ApiError::new(ErrorKind::TooLarge, message));
     }
-    let refuse = |error: CalibrationError| ApiError::invalid("observed", error.to_string());
+    let refuse = |error: StatisticsError| ApiError::invalid("observed", error.to_string());
     Observed::from_bytes(bytes).map_err(refuse)
 }

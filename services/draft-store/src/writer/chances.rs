@@ -9,7 +9,8 @@
 //! told otherwise; longer where the store was away meanwhile).
 
 use refrain_protocol::{Namespace, NamespaceId};
-use refrain_speculation::{Calibration, Observed};
+use refrain_speculation::Observed;
+use refrain_speculation::statistics::AcceptanceStatistics;
 
 use super::Core;
 use super::edit::Edit;
@@ -33,7 +34,7 @@ impl Core {
     /// The tables of a namespace, as bytes; none where nothing was ever observed.
     pub(crate) fn known_chances(&self, namespace: NamespaceId) -> Result<Vec<u8>, LogError> {
         let known = read(&Batch::default(), &*self.log, namespace)?;
-        Ok(known.as_ref().map_or_else(Vec::new, Calibration::to_bytes))
+        Ok(known.as_ref().map_or_else(Vec::new, AcceptanceStatistics::to_bytes))
     }
 }
 
@@ -84,7 +85,7 @@ fn read(
     batch: &Batch,
     log: &dyn RecordLog,
     namespace: NamespaceId,
-) -> Result<Option<Calibration>, LogError> {
+) -> Result<Option<AcceptanceStatistics>, LogError> {
     let (from, to) = chances_range(namespace);
     let mut bytes = Vec::new();
     for (key, value) in batch.scan_over(log, &from, &to)? {
@@ -93,7 +94,7 @@ fn read(
             Err(_) => break,
         }
     }
-    Ok(match Calibration::from_bytes(&bytes) {
+    Ok(match AcceptanceStatistics::from_bytes(&bytes) {
         Ok(calibration) => Some(calibration),
         Err(_) if bytes.is_empty() => None,
         Err(error) => {

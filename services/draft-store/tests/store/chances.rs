@@ -5,7 +5,8 @@ use refrain_protocol::admin::EraseRequest;
 use refrain_protocol::chances::ChancesRequest;
 use refrain_rpc::{HttpDraftStore, StoreAdmin as _};
 use refrain_service_kit::http::MeshClient;
-use refrain_speculation::{Calibration, NodeFeatures, Scope, Source};
+use refrain_speculation::draft::{Scope, Source};
+use refrain_speculation::statistics::{AcceptanceStatistics, NodeFeatures};
 
 use super::*;
 
@@ -21,7 +22,7 @@ fn node(position: u32, share: f32) -> NodeFeatures {
 }
 
 /// Nodes of so many positions and all shares, accepted by parity.
-fn learn(calibration: &mut Calibration, positions: u32) {
+fn learn(calibration: &mut AcceptanceStatistics, positions: u32) {
     for position in 1..=positions {
         for share in 0..10 {
             let node = node(position, 0.05 + share as f32 / 10.0);
@@ -33,7 +34,7 @@ fn learn(calibration: &mut Calibration, positions: u32) {
 }
 
 /// Tells a store what was observed, and goes on from what it says.
-async fn exchange(client: &dyn DraftStore, namespace: SignedNamespace, with: &mut Calibration) {
+async fn exchange(client: &dyn DraftStore, namespace: SignedNamespace, with: &mut AcceptanceStatistics) {
     let observed = with.take_observed();
     let request = ChancesRequest {
         namespace,
@@ -44,13 +45,13 @@ async fn exchange(client: &dyn DraftStore, namespace: SignedNamespace, with: &mu
     };
     let tables = client.chances(request).await.unwrap().tables;
     if !tables.is_empty() {
-        with.rebase(Calibration::from_bytes(&tables).unwrap());
+        with.rebase(AcceptanceStatistics::from_bytes(&tables).unwrap());
     }
 }
 
 /// What a worker that knows nothing expects of a node, once it has asked.
 async fn chance(store: &Store, tenant: &str, node: &NodeFeatures) -> f32 {
-    let mut calibration = Calibration::new();
+    let mut calibration = AcceptanceStatistics::new();
     exchange(&store.handle(), store.sign(tenant), &mut calibration).await;
     calibration.chance(node)
 }
@@ -61,7 +62,7 @@ async fn chances_are_shared_and_survive_a_restart_in_their_namespace() {
     let store = Store::start(config(dir.path())).await;
     let likely = node(4, 0.5);
     assert_eq!(chance(&store, "a", &likely).await, 0.5);
-    let (mut one, mut other) = (Calibration::new(), Calibration::new());
+    let (mut one, mut other) = (AcceptanceStatistics::new(), AcceptanceStatistics::new());
     // Enough for more than one record.
     learn(&mut one, 100);
     learn(&mut other, 3);
@@ -75,7 +76,7 @@ async fn chances_are_shared_and_survive_a_restart_in_their_namespace() {
     let store = Store::start(config(dir.path())).await;
     assert_eq!(chance(&store, "a", &likely).await, known);
     // What was kept before the restart is added to.
-    let mut third = Calibration::new();
+    let mut third = AcceptanceStatistics::new();
     learn(&mut third, 5);
     exchange(&store.handle(), store.sign("a"), &mut third).await;
     let unlikely = node(3, 0.5);
@@ -131,7 +132,7 @@ async fn an_erasure_takes_along_those_of_every_namespace_that_it_may_hit_and_no_
     let mut store = Store::start(config(dir.path())).await;
     let likely = node(4, 0.5);
     let tell = async |store: &Store, tenant: &str| {
-        let mut calibration = Calibration::new();
+        let mut calibration = AcceptanceStatistics::new();
         learn(&mut calibration, 10);
         exchange(&store.handle(), store.sign(tenant), &mut calibration).await;
         chance(store, tenant, &likely).await
@@ -166,7 +167,7 @@ async fn they_are_salvaged_from_a_log_that_is_not_believed() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let likely = node(4, 0.5);
-    let mut calibration = Calibration::new();
+    let mut calibration = AcceptanceStatistics::new();
     learn(&mut calibration, 60);
     exchange(&store.handle(), store.sign("a"), &mut calibration).await;
     store.stop().await;
@@ -193,7 +194,7 @@ async fn what_is_no_observation_or_not_signed_is_refused() {
             handle.chances(request).await.map_err(|error| error.kind)
         }
     };
-    let mut calibration = Calibration::new();
+    let mut calibration = AcceptanceStatistics::new();
     learn(&mut calibration, 2);
     let tables = calibration.to_bytes();
     let observed = calibration.take_observed().to_bytes();
@@ -226,7 +227,7 @@ async fn over_http_it_is_the_same() {
     let url = format!("http://{}", store.running.addr().unwrap());
     let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
     let client = HttpDraftStore::new(client);
-    let mut calibration = Calibration::new();
+    let mut calibration = AcceptanceStatistics::new();
     learn(&mut calibration, 10);
     exchange(&client, store.sign("a"), &mut calibration).await;
     let likely = node(4, 0.5);

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use refrain_speculation::{
-    Expansion, GateParams, HandOverParams, Mode, ProposeParams, TRIAL_STEPS_MIN, Threshold,
-};
+use refrain_speculation::TRIAL_STEPS_MIN;
+use refrain_speculation::draft::{Expansion, ProposeParams};
+use refrain_speculation::router::{TrialParams, TransferParams, Mode, Threshold};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
@@ -134,7 +134,7 @@ impl Default for SpeculationConfig {
             tree: true,
             score_threshold: ScoreThreshold::Auto,
             fallback: FallbackChoice::Own,
-            handover_after_steps: HandOverParams::default().after_steps,
+            handover_after_steps: TransferParams::default().after_steps,
             gain_min: 0.97,
             chances_interval_ms: 10_000,
             propose_threads: 0,
@@ -147,7 +147,7 @@ impl Default for SpeculationConfig {
 
 impl Default for Eagle3Config {
     fn default() -> Self {
-        let gate = GateParams::default();
+        let gate = TrialParams::default();
         Eagle3Config {
             depth: 6,
             top_k: 1,
@@ -273,17 +273,17 @@ impl SpeculationConfig {
         );
     }
 
-    pub(crate) fn hand_over(&self) -> HandOverParams {
-        HandOverParams {
+    pub(crate) fn hand_over(&self) -> TransferParams {
+        TransferParams {
             after_steps: self.handover_after_steps,
-            ..HandOverParams::default()
+            ..TransferParams::default()
         }
     }
 }
 
 impl Eagle3Config {
-    pub(crate) fn gate(&self) -> GateParams {
-        GateParams {
+    pub(crate) fn gate(&self) -> TrialParams {
+        TrialParams {
             starts_with: Mode::Plain,
             probe_steps: self.probe_steps,
             backoff_steps: self.backoff_steps,

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepItem, StepRequest};
-use refrain_speculation::{Route, StepFrame};
+use refrain_speculation::StepFrame;
+use refrain_speculation::router::Route;
 
 use super::DecodeLoop;
 use crate::chunk::ActiveChunk;

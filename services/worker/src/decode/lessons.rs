@@ -3,7 +3,8 @@
 
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepResponse, StepResult};
-use refrain_speculation::{HeadUse, HeadWork, StepTaken};
+use refrain_speculation::{HeadUse, StepTaken};
+use refrain_speculation::router::HeadWork;
 
 use super::compose::Member;
 use super::{DecodeLoop, HowComposed};

@@ -1,7 +1,7 @@
 //! A verify call, and how much the engine has to compute for it.
 
 use refrain_protocol::engine::Draft;
-use refrain_speculation::Candidate;
+use refrain_speculation::draft::Candidate;
 
 use super::verify::VerifyMethod;
 

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::ChunkRequest;
 use refrain_protocol::{NamespaceId, TokenId};
-use refrain_speculation::{Asked, Candidate, Expansion, ProposeParams, walk_drawn};
+use refrain_speculation::draft::{Candidate, Expansion, ProposeParams};
+use refrain_speculation::router::Asked;
+use refrain_speculation::verify::walk_drawn;
 
 use super::call::VerifyCall;
 use super::followed::FollowedDrafts;

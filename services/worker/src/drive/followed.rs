@@ -1,6 +1,6 @@
 //! DraftIndex that were not verified: they are followed along the stream, to learn how much of them came true.
 
-use refrain_speculation::Candidate;
+use refrain_speculation::draft::Candidate;
 
 /// Number of drafts that are followed at once: one per power of two of the match length. The first draft of its kind
 /// is followed to its end, so that far tokens are judged as often as near ones.

@@ -1,6 +1,7 @@
 //! The pace of streams and the price of calls, and the times for calls that should lose.
 
-use refrain_speculation::{DecayedRatio, STEP_SECONDS_MIN, StepCost, StreamPace};
+use refrain_speculation::DecayedRatio;
+use refrain_speculation::router::{STEP_SECONDS_MIN, StepCost, StreamPace};
 
 use super::verify::VerifyMethod;
 

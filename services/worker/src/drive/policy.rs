@@ -14,10 +14,10 @@ use std::time::Instant;
 
 use lru::LruCache;
 use refrain_protocol::{NamespaceId, TokenId};
-use refrain_speculation::{
-    Asked, Calibration, CallOffer, CallWorth, Candidate, Gate, GateParams, GateStep, Mode, Route,
-    RouteReason, batch_bucket, best_call,
-};
+use refrain_speculation::batch_bucket;
+use refrain_speculation::draft::Candidate;
+use refrain_speculation::router::{Asked, CallOffer, CallWorth, Trials, TrialParams, Sample, Mode, Route, RouteReason, best_call};
+use refrain_speculation::statistics::AcceptanceStatistics;
 
 use super::call::{VerifyCall, nodes_that_fit, prompt_tokens};
 use super::metrics::DriveMetrics;
@@ -37,7 +37,7 @@ pub(super) struct DrivePolicy {
     prompt_tokens_max: u64,
     off_above_batch: Option<u32>,
     /// Acceptance statistics per namespace; the least recently used one goes first.
-    namespaces: LruCache<NamespaceId, Calibration>,
+    namespaces: LruCache<NamespaceId, AcceptanceStatistics>,
     /// Tokens at which streams ended although the request did not know them as ends; the least recently used one goes
     /// first.
     end_tokens: LruCache<TokenId, ()>,
@@ -109,11 +109,11 @@ impl DrivePolicy {
         let namespaces = NonZeroUsize::new(config.memory.namespaces_max);
         let has_guard = speculation.gain_min > 0.0;
         let gate = has_guard.then(|| {
-            Gate::new(GateParams {
+            Gate::new(TrialParams {
                 starts_with: Mode::Fallback,
                 gain_enter: speculation.gain_min,
                 gain_leave: speculation.gain_min,
-                ..GateParams::default()
+                ..TrialParams::default()
             })
         });
         DrivePolicy {
@@ -170,7 +170,7 @@ impl DrivePolicy {
     pub(super) fn learn(&mut self, namespace: NamespaceId, found: &Candidate, emitted: &[u32]) {
         let calibration = self
             .namespaces
-            .get_or_insert_mut(namespace, Calibration::default);
+            .get_or_insert_mut(namespace, AcceptanceStatistics::default);
         calibration.observe(found, emitted);
     }
 
@@ -236,7 +236,7 @@ impl DrivePolicy {
     fn best(&mut self, opportunity: &DraftOpportunity<'_>) -> Option<(VerifyMethod, CallWorth)> {
         let calibration = self
             .namespaces
-            .get_or_insert_mut(opportunity.namespace, Calibration::default);
+            .get_or_insert_mut(opportunity.namespace, AcceptanceStatistics::default);
         let probabilities = calibration.expect(opportunity.candidate);
         let pace = self.paces.get(&batch_bucket(self.batch))?;
         let stream = pace.of_streams(opportunity.is_streaming)?;
@@ -352,7 +352,7 @@ impl DrivePolicy {
         };
         let batch = stretch.batch;
         let was_in_use = gate.passage(batch).is_in_use();
-        gate.observe(GateStep {
+        gate.observe(Sample {
             batch,
             mode: Some(mode),
             tokens,

@@ -7,7 +7,7 @@ use refrain_protocol::engine::Sampling;
 use refrain_protocol::{LeaseId, Namespace, RequestId, SignedNamespace};
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
-use refrain_speculation::{Candidate, DraftNode, DraftTree, Origin, Scope, Source};
+use refrain_speculation::draft::{Candidate, DraftNode, DraftTree, Origin, Scope, Source};
 
 use super::call::nodes_that_fit;
 use super::*;

@@ -6,10 +6,8 @@ use refrain_draft_replica::{DraftIndex, DraftQuery};
 use refrain_protocol::chunk::{self, DraftScope, DraftShare, DraftSource};
 use refrain_protocol::engine::{Draft, DrafterKind, SelfDraft, StepOutput};
 use refrain_protocol::{DocumentId, NamespaceId};
-use refrain_speculation::{
-    Asked, Candidate, Decision, Fallback, Found, Lookup, Pace, Priority, ProposeParams, Route,
-    RouteReason, Scope, Source, propose,
-};
+use refrain_speculation::draft::{Candidate, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::router::{Asked, Decision, Fallback, Found, Pace, Priority, Route, RouteReason};
 use refrain_suffix_index::Cursor;
 
 use super::{ActiveRequest, EngineLimits, OWN, Routing};

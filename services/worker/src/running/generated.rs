@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use refrain_protocol::engine::{StepOutput, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
-use refrain_speculation::{Candidate, ProposeParams, Walk};
+use refrain_speculation::draft::{Candidate, ProposeParams};
+use refrain_speculation::verify::Walk;
 
 use super::{Absorbed, ActiveRequest, EngineLimits, Offer};
 

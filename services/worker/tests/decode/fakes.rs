@@ -12,7 +12,8 @@ use refrain_protocol::engine::*;
 use refrain_protocol::scheduling::*;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, TokenId};
 use refrain_rpc::{DraftStore, Scheduler};
-use refrain_speculation::{Calibration, Observed};
+use refrain_speculation::Observed;
+use refrain_speculation::statistics::AcceptanceStatistics;
 use tokio::sync::Semaphore;
 
 /// The stop id of the fake model.
@@ -337,7 +338,7 @@ pub(crate) struct FakeStore {
 /// The acceptance statistics of one namespace.
 #[derive(Default)]
 pub(crate) struct KeptChances {
-    calibration: Calibration,
+    calibration: AcceptanceStatistics,
     /// Number of calls with observations.
     pub(crate) told: u32,
     pub(crate) refuses: bool,

@@ -1,6 +1,6 @@
 //! What drafts are worth, in commits.
 
-use refrain_speculation::Calibration;
+use refrain_speculation::statistics::AcceptanceStatistics;
 
 use super::scripts::{erasure, small};
 use super::*;
@@ -8,7 +8,7 @@ use crate::record::{Kind, chances_range, namespace_key};
 
 /// That of so many tries of the head the first half held.
 fn told(tenant: &str, tries: u32) -> Told {
-    let mut calibration = Calibration::new();
+    let mut calibration = AcceptanceStatistics::new();
     calibration.observe_head(tries, 3, 2);
     Told {
         namespace: names(tenant).id(),

@@ -11,7 +11,7 @@ use refrain_protocol::{ApiError, DocumentId, Namespace, NamespaceId, SignedNames
 use refrain_rpc::DraftStore;
 use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
-use refrain_speculation::{Candidate, ProposeParams};
+use refrain_speculation::draft::{Candidate, ProposeParams};
 
 use super::*;
 use crate::config::ReplicaConfig;
