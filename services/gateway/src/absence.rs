@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use refrain_protocol::scheduling::SCHEDULER_UNAVAILABLE;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::attempts::Verdict;
@@ -44,7 +44,7 @@ impl Absence {
     /// Whether an error says that the scheduler is away, and not what it thinks of the request.
     pub(crate) fn is_told_by(error: &ApiError) -> bool {
         matches!(error.kind, ErrorKind::Upstream | ErrorKind::Timeout)
-            || error.code.as_deref() == Some(SCHEDULER_UNAVAILABLE)
+            || error.has_code(code::SCHEDULER_UNAVAILABLE)
     }
 
     /// A call failed by such an error.
@@ -72,7 +72,7 @@ impl Absence {
 fn gone(error: ApiError) -> ApiError {
     let message = "the scheduler of this mesh cannot be reached; try again later";
     ApiError::new(ErrorKind::Unavailable, message)
-        .with_code(SCHEDULER_UNAVAILABLE)
+        .with_code(code::SCHEDULER_UNAVAILABLE)
         .with_retry_after_ms(RETRY_AFTER_MS)
         .with_detail(error)
 }
@@ -99,7 +99,7 @@ mod tests {
                 Verdict::Again(pause) => now += pause,
                 Verdict::GiveUp(error) => {
                     assert_eq!(error.kind, ErrorKind::Unavailable);
-                    assert_eq!(error.code.as_deref(), Some(SCHEDULER_UNAVAILABLE));
+                    assert_eq!(error.code.as_deref(), Some(code::SCHEDULER_UNAVAILABLE));
                     assert!(error.retry_after_ms.is_some());
                     return (now - start, asked);
                 }

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prometheus::{IntCounterVec, IntGauge};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::drain::{Drain, Running};
+use refrain_service_kit::drain::{Drain, InFlight};
 
 /// When a refused client may try again.
 const RETRY_AFTER_MS: u64 = 1_000;
@@ -38,7 +39,7 @@ pub(crate) struct Ticket {
     tenant: String,
     places: usize,
     admission: Admission,
-    _running: Running,
+    _running: InFlight,
 }
 
 impl Admission {
@@ -98,7 +99,7 @@ impl Admission {
 fn draining() -> ApiError {
     let message = "this gateway is shutting down; try again";
     ApiError::new(ErrorKind::Unavailable, message)
-        .with_code("server_is_draining")
+        .with_code(code::SERVER_IS_DRAINING)
         .with_retry_after_ms(RETRY_AFTER_MS)
 }
 
@@ -116,7 +117,7 @@ impl Inner {
         let refused = |limit: &str, message: String| {
             self.rejections.with_label_values(&[limit]).inc();
             Err(ApiError::new(ErrorKind::Overloaded, message)
-                .with_code("rate_limit_exceeded")
+                .with_code(code::RATE_LIMIT_EXCEEDED)
                 .with_retry_after_ms(RETRY_AFTER_MS))
         };
         let others = counts.total - held;

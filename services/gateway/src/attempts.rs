@@ -11,10 +11,9 @@
 
 use std::time::{Duration, Instant};
 
+use refrain_protocol::error::code;
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
-use refrain_service_kit::descriptors::OUT_OF_DESCRIPTORS;
-use refrain_service_kit::mesh::{CLOCK_SKEW, NAMESPACE_EXPIRED};
 
 use crate::absence::Absence;
 
@@ -39,16 +38,16 @@ pub(crate) struct Attempts {
     prefer: Option<WorkerId>,
     /// Whether `prefer` is such a one, and the lease for it is still to come.
     named: bool,
-    handed_over: bool,
+    transferred: bool,
     /// Times that a worker named another one.
-    hand_overs: u32,
+    transfers: u32,
     /// Whether the next chunk is asked for because the last one failed.
     again: bool,
     absence: Absence,
 }
 
 /// Times that a request may be sent on, should the worker that was named be full when it comes there.
-const HAND_OVERS_MAX: u32 = 3;
+const TRANSFERS_MAX: u32 = 3;
 
 /// Where a request goes on after a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,8 +90,8 @@ impl Attempts {
             exclude: Vec::new(),
             prefer: None,
             named: false,
-            handed_over: false,
-            hand_overs: 0,
+            transferred: false,
+            transfers: 0,
             again: false,
             absence: Absence::new(scheduler_wait, backoff),
         }
@@ -172,11 +171,11 @@ impl Attempts {
         };
         let code = error.code.as_deref();
         let unasked = [
-            "worker_full",
-            "draining",
-            "engine_breaker_open",
-            OUT_OF_DESCRIPTORS,
-            CLOCK_SKEW,
+            code::WORKER_FULL,
+            code::DRAINING,
+            code::ENGINE_BREAKER_OPEN,
+            code::OUT_OF_DESCRIPTORS,
+            code::CLOCK_SKEW,
         ];
         let is_free = said != Said::Nothing || code.is_some_and(|code| unasked.contains(&code));
         let outcome = match error.kind {
@@ -184,11 +183,13 @@ impl Attempts {
                 return (LeaseOutcome::Done, Verdict::GiveUp(error));
             }
             // Nobody waits for it any more, and nobody is to blame.
-            ErrorKind::Timeout if code == Some("request_timeout") => {
+            ErrorKind::Timeout if code == Some(code::REQUEST_TIMEOUT) => {
                 return (LeaseOutcome::Done, Verdict::GiveUp(error));
             }
             // The client has waited for as long as an engine may take; another may take as long.
-            ErrorKind::Timeout if code == Some("engine_timeout") && said != Said::InThisChunk => {
+            ErrorKind::Timeout
+                if code == Some(code::ENGINE_TIMEOUT) && said != Said::InThisChunk =>
+            {
                 return (LeaseOutcome::WorkerFailed, Verdict::GiveUp(error));
             }
             // A newer attempt of our own: the worker is well.
@@ -217,15 +218,15 @@ impl Attempts {
     }
 
     /// Whether the request has been handed over: once is enough, as each time costs a prefill.
-    pub(crate) fn is_handed_over(&self) -> bool {
-        self.handed_over || self.hand_overs >= HAND_OVERS_MAX
+    pub(crate) fn is_transferred(&self) -> bool {
+        self.transferred || self.transfers >= TRANSFERS_MAX
     }
 
     /// A lease was granted.
     pub(crate) fn leased(&mut self, worker: &WorkerId) {
         self.absence.is_over();
         if std::mem::take(&mut self.named) {
-            self.handed_over = self.prefer.as_ref() == Some(worker);
+            self.transferred = self.prefer.as_ref() == Some(worker);
         }
     }
 
@@ -244,7 +245,7 @@ impl Attempts {
             NextChunk::On(next) => {
                 self.prefer = Some(next);
                 self.named = true;
-                self.hand_overs += 1;
+                self.transfers += 1;
             }
         }
     }
@@ -275,10 +276,10 @@ impl Attempts {
 fn unbelieved(error: ApiError, whose: &str) -> ApiError {
     let detail = format!("{whose}: {}", error.message);
     match error.code.as_deref() {
-        Some(CLOCK_SKEW | NAMESPACE_EXPIRED) => {
+        Some(code::CLOCK_SKEW | code::NAMESPACE_EXPIRED) => {
             let message = "the clocks of this mesh differ too much; an operator has to set them";
             ApiError::new(ErrorKind::Unavailable, message)
-                .with_code(CLOCK_SKEW)
+                .with_code(code::CLOCK_SKEW)
                 .with_retry_after_ms(CLOCK_RETRY_AFTER_MS)
                 .with_detail(detail)
         }

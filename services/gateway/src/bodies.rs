@@ -13,6 +13,7 @@ use actix_web::web;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
 use prometheus::{IntCounterVec, IntGauge};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::Notify;
 
@@ -127,7 +128,7 @@ impl Bodies {
             if !arriving.give_way(&crowded, now) {
                 let message = "too many bodies are on their way at once; try again";
                 return Err(ApiError::new(ErrorKind::Overloaded, message)
-                    .with_code("rate_limit_exceeded")
+                    .with_code(code::RATE_LIMIT_EXCEEDED)
                     .with_retry_after_ms(RETRY_AFTER_MS));
             }
         }
@@ -177,7 +178,7 @@ impl Bodies {
                 let message =
                     "the bodies that are on their way take all the memory they may; try again";
                 return Err(ApiError::new(ErrorKind::Overloaded, message)
-                    .with_code("rate_limit_exceeded")
+                    .with_code(code::RATE_LIMIT_EXCEEDED)
                     .with_retry_after_ms(RETRY_AFTER_MS));
             }
             body.extend_from_slice(&chunk);
@@ -189,7 +190,7 @@ impl Bodies {
         self.rejections.with_label_values(&["body_bytes"]).inc();
         let most = self.limits.bytes_max;
         let message = format!("the body is larger than {most} bytes");
-        ApiError::new(ErrorKind::TooLarge, message).with_code("request_too_large")
+        ApiError::new(ErrorKind::TooLarge, message).with_code(code::REQUEST_TOO_LARGE)
     }
 
     fn late(&self, message: String) -> ApiError {

@@ -222,7 +222,7 @@ impl Choice {
                 ChunkEndReason::ChunkLimit
                 | ChunkEndReason::GaveWay
                 | ChunkEndReason::Draining
-                | ChunkEndReason::HandOver => None,
+                | ChunkEndReason::Transfer => None,
             };
         }
         self.finished()

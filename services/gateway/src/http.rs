@@ -8,6 +8,7 @@ use actix_web::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
 };
 use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::http::HttpError;
 use tracing::Instrument;
@@ -246,7 +247,7 @@ impl Gateway {
             .requests
             .with_label_values(&[status.as_str()])
             .inc();
-        if error.code.as_deref() == Some("context_length_exceeded") {
+        if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
             self.metrics
                 .rejections
                 .with_label_values(&["context"])

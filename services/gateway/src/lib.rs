@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{Scheduler, Workers};
 use refrain_service_kit::clocks::Clocks;
@@ -235,7 +236,7 @@ impl Running {
 fn cut_off() -> ApiError {
     let message = "this gateway is shutting down and cut the request off; try again";
     ApiError::new(ErrorKind::Unavailable, message)
-        .with_code("server_is_draining")
+        .with_code(code::SERVER_IS_DRAINING)
         .with_retry_after_ms(CUT_RETRY_AFTER_MS)
 }
 

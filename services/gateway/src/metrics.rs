@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use refrain_protocol::ApiError;
-use refrain_protocol::scheduling::SCHEDULER_UNAVAILABLE;
+use refrain_protocol::error::code;
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
 use crate::tokenizing::TokenizingMetrics;
@@ -132,7 +132,7 @@ impl GatewayMetrics {
 
     /// A request ends because it gets no lease.
     pub(crate) fn lease_given_up(&self, error: &ApiError) {
-        if error.code.as_deref() == Some(SCHEDULER_UNAVAILABLE) {
+        if error.has_code(code::SCHEDULER_UNAVAILABLE) {
             self.rejections.with_label_values(&["scheduler_wait"]).inc();
         }
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use anyhow::Context;
+use refrain_protocol::error::code;
 use refrain_protocol::openai::{ModelCard, ModelList};
 use refrain_protocol::scheduling::ServedModel;
 use refrain_protocol::{ApiError, ErrorKind, Namespace, SignedNamespace, TokenId};
@@ -143,7 +144,7 @@ impl Models {
                 ErrorKind::NotFound,
                 "the model does not exist or is not for this key; GET /v1/models lists those that are",
             )
-            .with_code("model_not_found");
+            .with_code(code::MODEL_NOT_FOUND);
             error.param = Some("model".into());
             error
         })

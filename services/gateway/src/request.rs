@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
+use refrain_protocol::error::code;
 use refrain_protocol::openai::Parameters;
 use refrain_protocol::{ApiError, TokenId};
 use serde::de::DeserializeOwned;
@@ -273,7 +274,8 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 
 fn not_json(error: &serde_json::Error) -> ApiError {
     let message = format!("the body is not JSON: {error}");
-    ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message).with_code("invalid_json")
+    ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message)
+        .with_code(code::INVALID_JSON)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus::{IntCounter, IntGauge};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -153,7 +154,7 @@ impl Tokenizing {
                 ErrorKind::Overloaded,
                 format!("too many large requests {whose}wait to be tokenized; try again"),
             )
-            .with_code("rate_limit_exceeded")
+            .with_code(code::RATE_LIMIT_EXCEEDED)
             .with_retry_after_ms(RETRY_AFTER_MS));
         }
         counts.total += bytes;

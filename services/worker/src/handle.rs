@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use refrain_draft_replica::{Harvest, Memory};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock;
@@ -72,7 +73,7 @@ impl WorkerHandle {
                 ErrorKind::NotFound,
                 format!("this worker serves the model {}", served.model),
             )
-            .with_code("model_not_found"));
+            .with_code(code::MODEL_NOT_FOUND));
         }
         if request.tokens.is_empty() {
             return Err(ApiError::invalid(
@@ -107,7 +108,7 @@ impl WorkerHandle {
                     served.max_context
                 ),
             )
-            .with_code("context_length_exceeded"));
+            .with_code(code::CONTEXT_LENGTH_EXCEEDED));
         }
         match &self.inner.engine {
             // It checks by itself, before it samples.
@@ -152,7 +153,8 @@ impl Worker for WorkerHandle {
                 .rejections
                 .with_label_values(&["draining"])
                 .inc();
-            ApiError::new(ErrorKind::Unavailable, "this worker is draining").with_code("draining")
+            ApiError::new(ErrorKind::Unavailable, "this worker is draining")
+                .with_code(code::DRAINING)
         })?;
         inner
             .slots

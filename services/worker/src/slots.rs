@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use lru::LruCache;
 use prometheus::IntGauge;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, RequestId};
 use tokio::sync::Notify;
 
@@ -68,7 +69,7 @@ impl Slots {
                 ErrorKind::Overloaded,
                 format!("all {} slots of this worker are taken", self.running_max),
             )
-            .with_code("worker_full")
+            .with_code(code::WORKER_FULL)
             .with_retry_after_ms(200));
         }
         state.epochs.put(request, epoch);

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use prometheus::IntCounter;
 use refrain_draft_replica::Memory;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, SignedNamespace};
-use refrain_service_kit::mesh::{MeshAuth, NAMESPACE_EXPIRED, from_token};
+use refrain_service_kit::mesh::{MeshAuth, from_token};
 
 /// How often the token's file is read.
 const READ_EVERY: Duration = Duration::from_secs(60);
@@ -35,7 +36,7 @@ pub(crate) enum Unbelieved {
 impl Unbelieved {
     fn of(error: &ApiError) -> Self {
         let why = error.to_string();
-        if error.code.as_deref() == Some(NAMESPACE_EXPIRED) {
+        if error.has_code(code::NAMESPACE_EXPIRED) {
             Unbelieved::ForNow(why)
         } else {
             Unbelieved::ForGood(why)

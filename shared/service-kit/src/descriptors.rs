@@ -7,12 +7,11 @@
 use std::error::Error;
 use std::io;
 
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The code of errors that are this process's own want of descriptors. Whoever it meant to call has not failed.
-pub const OUT_OF_DESCRIPTORS: &str = "out_of_descriptors";
 /// When a descriptor may be free again.
 const RETRY_AFTER_MS: u64 = 1_000;
 
@@ -57,7 +56,7 @@ pub fn exhausted(error: &(dyn Error + 'static)) -> Option<ApiError> {
     }
     let message = "a service of the mesh has as many connections open as it may; try again";
     let exhausted = ApiError::new(ErrorKind::Unavailable, message)
-        .with_code(OUT_OF_DESCRIPTORS)
+        .with_code(code::OUT_OF_DESCRIPTORS)
         .with_retry_after_ms(RETRY_AFTER_MS);
     Some(exhausted.with_detail(error))
 }

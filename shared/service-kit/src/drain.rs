@@ -18,7 +18,7 @@ struct State {
 }
 
 /// Something that runs; a drain waits until it is dropped.
-pub struct Running {
+pub struct InFlight {
     state: Arc<watch::Sender<State>>,
 }
 
@@ -37,7 +37,7 @@ impl Drain {
     }
 
     /// Registers something that runs, unless the drain has begun.
-    pub fn enter(&self) -> Option<Running> {
+    pub fn enter(&self) -> Option<InFlight> {
         let mut entered = false;
         self.state.send_modify(|state| {
             if !state.draining {
@@ -45,7 +45,7 @@ impl Drain {
                 entered = true;
             }
         });
-        entered.then(|| Running {
+        entered.then(|| InFlight {
             state: self.state.clone(),
         })
     }
@@ -83,7 +83,7 @@ impl Drain {
     }
 }
 
-impl Drop for Running {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.state.send_modify(|state| state.running -= 1);
     }

@@ -11,7 +11,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-pub use body::Body;
+pub use body::RawBody;
 pub use client::MeshClient;
 pub use error::{HttpError, HttpResult};
 pub use mesh_only::{MeshOnly, MeshOnlyService, mesh_only};

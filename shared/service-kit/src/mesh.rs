@@ -11,6 +11,7 @@ use std::sync::Arc;
 use actix_web::HttpRequest;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use refrain_protocol::error::code;
 use refrain_protocol::{
     ApiError, ErrorKind, MESH_SECRET_HEADER, Namespace, NamespaceId, SignedNamespace,
 };
@@ -22,12 +23,6 @@ use crate::{clock, random};
 
 /// How long a signed namespace is believed. Gateways sign anew well before.
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
-
-/// The code of the error for one that was signed longer ago.
-pub const NAMESPACE_EXPIRED: &str = "namespace_expired";
-
-/// The code of the error for one that is signed in the future: somebody's clock is off.
-pub const CLOCK_SKEW: &str = "clock_skew";
 
 /// By how much the clocks of a mesh may differ, unless the configuration says otherwise. A clock that runs free is off by a
 /// few minutes after months, and one that was set to the wrong time zone by hours.
@@ -215,8 +210,8 @@ impl MeshAuth {
     /// Whether the gateway vouches for a namespace.
     ///
     /// # Errors
-    /// `Unauthorized` for a signature that does not hold; with the code [`CLOCK_SKEW`] for one from the future, and
-    /// [`NAMESPACE_EXPIRED`] for one that is too old.
+    /// `Unauthorized` for a signature that does not hold; with the code [`code::CLOCK_SKEW`] for one from the future, and
+    /// [`code::NAMESPACE_EXPIRED`] for one that is too old.
     pub fn verify(&self, signed: &SignedNamespace) -> Result<NamespaceId, ApiError> {
         self.verify_at(signed, clock::unix_s())
     }
@@ -236,10 +231,10 @@ impl MeshAuth {
             let why = format!(
                 "signed {ahead_s} s ahead of this service's clock, and mesh.clock_skew_s_max is {most_s}; check the clocks"
             );
-            return Err(refused(&why).with_code(CLOCK_SKEW));
+            return Err(refused(&why).with_code(code::CLOCK_SKEW));
         }
         if is_too_old(signed.issued_at_s, now_s) {
-            return Err(refused("signature is too old").with_code(NAMESPACE_EXPIRED));
+            return Err(refused("signature is too old").with_code(code::NAMESPACE_EXPIRED));
         }
         Ok(signed.namespace.id())
     }
@@ -386,11 +381,11 @@ mod tests {
         };
         assert_eq!(outcome(now_s + 600), Ok(()));
         let ahead = outcome(now_s + 601).unwrap_err();
-        assert_eq!(ahead.code.as_deref(), Some(CLOCK_SKEW));
+        assert_eq!(ahead.code.as_deref(), Some(code::CLOCK_SKEW));
         assert!(ahead.message.contains("601 s ahead"), "{}", ahead.message);
         assert_eq!(outcome(now_s - NAMESPACE_TTL_S), Ok(()));
         let old = outcome(now_s - NAMESPACE_TTL_S - 1).unwrap_err();
-        assert_eq!(old.code.as_deref(), Some(NAMESPACE_EXPIRED));
+        assert_eq!(old.code.as_deref(), Some(code::NAMESPACE_EXPIRED));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Failures and what follows from them.
 
-use refrain_protocol::scheduling::SCHEDULER_UNAVAILABLE;
+use refrain_protocol::error::code;
 
 use super::*;
 
@@ -49,7 +49,7 @@ fn a_mesh_without_workers_is_asked_once_more() {
 fn a_scheduler_that_is_away_is_waited_for_and_costs_no_attempt() {
     let mut attempts = attempts();
     let start = Instant::now();
-    let gone = || error(ErrorKind::Unavailable).with_code(SCHEDULER_UNAVAILABLE);
+    let gone = || error(ErrorKind::Unavailable).with_code(code::SCHEDULER_UNAVAILABLE);
     let away = [
         error(ErrorKind::Upstream),
         error(ErrorKind::Timeout),
@@ -69,7 +69,7 @@ fn a_scheduler_that_is_away_is_waited_for_and_costs_no_attempt() {
         panic!("{verdict:?}");
     };
     assert_eq!(error.kind, ErrorKind::Unavailable);
-    assert_eq!(error.code.as_deref(), Some(SCHEDULER_UNAVAILABLE));
+    assert_eq!(error.code.as_deref(), Some(code::SCHEDULER_UNAVAILABLE));
     assert!(error.retry_after_ms.is_some());
     // It came back, and is away again.
     attempts.leased(&worker("a"));
@@ -79,7 +79,7 @@ fn a_scheduler_that_is_away_is_waited_for_and_costs_no_attempt() {
 
 #[test]
 fn clients_are_not_told_that_they_are_strangers_where_clocks_differ() {
-    for code in [CLOCK_SKEW, NAMESPACE_EXPIRED] {
+    for code in [code::CLOCK_SKEW, code::NAMESPACE_EXPIRED] {
         let refused = || {
             let why = "namespace refused: signed 7320 s ahead of this service's clock";
             ApiError::new(ErrorKind::Unauthorized, why).with_code(code)
@@ -89,7 +89,7 @@ fn clients_are_not_told_that_they_are_strangers_where_clocks_differ() {
                 panic!("{verdict:?}");
             };
             assert_eq!(error.kind, ErrorKind::Unavailable);
-            assert_eq!(error.code.as_deref(), Some(CLOCK_SKEW));
+            assert_eq!(error.code.as_deref(), Some(code::CLOCK_SKEW));
             assert!(error.retry_after_ms.is_some());
             let detail = error.detail.unwrap();
             assert!(
@@ -129,7 +129,7 @@ fn clients_are_not_told_that_they_are_strangers_where_clocks_differ() {
 
 #[test]
 fn a_slow_engine_is_not_waited_for_again() {
-    let slow = || error(ErrorKind::Timeout).with_code("engine_timeout");
+    let slow = || error(ErrorKind::Timeout).with_code(code::ENGINE_TIMEOUT);
     let verdict = |said| {
         attempts()
             .chunk_failed(&worker("a"), slow(), said, granted)
@@ -142,7 +142,7 @@ fn a_slow_engine_is_not_waited_for_again() {
 
 #[test]
 fn nobody_is_to_blame_for_a_request_whose_time_is_up() {
-    let overdue = || error(ErrorKind::Timeout).with_code("request_timeout");
+    let overdue = || error(ErrorKind::Timeout).with_code(code::REQUEST_TIMEOUT);
     for said in [Said::Nothing, Said::Before, Said::InThisChunk] {
         let mut attempts = attempts();
         let ended = attempts.chunk_failed(&worker("a"), overdue(), said, granted);
@@ -226,9 +226,9 @@ fn retries_need_leave_and_continuations_do_not() {
 fn where_no_engine_was_asked_nobody_is_asked_for_leave() {
     let unasked = || unreachable!("no engine was asked");
     for refusal in [
-        error(ErrorKind::Overloaded).with_code("worker_full"),
-        error(ErrorKind::Unavailable).with_code("draining"),
-        error(ErrorKind::Unavailable).with_code("engine_breaker_open"),
+        error(ErrorKind::Overloaded).with_code(code::WORKER_FULL),
+        error(ErrorKind::Unavailable).with_code(code::DRAINING),
+        error(ErrorKind::Unavailable).with_code(code::ENGINE_BREAKER_OPEN),
     ] {
         let mut attempts = attempts();
         let (outcome, verdict) =
@@ -305,22 +305,22 @@ fn the_last_worker_is_preferred_unless_it_drains() {
 }
 
 #[test]
-fn a_request_is_handed_over_once_it_is_there_and_not_sent_on_for_ever() {
+fn a_request_is_transferred_once_it_is_there_and_not_sent_on_for_ever() {
     let mut attempts = attempts();
     attempts.chunk_ended(&worker("a"), NextChunk::On(worker("b")));
     assert_eq!(attempts.prefer(), Some(&worker("b")));
-    assert!(attempts.prefers_named() && !attempts.is_handed_over());
+    assert!(attempts.prefers_named() && !attempts.is_transferred());
     attempts.leased(&worker("b"));
-    assert!(!attempts.prefers_named() && attempts.is_handed_over());
+    assert!(!attempts.prefers_named() && attempts.is_transferred());
 
     let mut attempts = self::attempts();
-    for sent in 0..HAND_OVERS_MAX {
-        assert!(!attempts.is_handed_over(), "sent on {sent} times");
+    for sent in 0..TRANSFERS_MAX {
+        assert!(!attempts.is_transferred(), "sent on {sent} times");
         attempts.chunk_ended(&worker("a"), NextChunk::On(worker("b")));
         // It was full.
         attempts.leased(&worker("a"));
     }
-    assert!(attempts.is_handed_over());
+    assert!(attempts.is_transferred());
 }
 
 #[test]

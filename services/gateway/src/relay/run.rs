@@ -64,7 +64,7 @@ impl ChoiceRun<'_> {
             generated_tokens: self.choice.output_len(),
             max_new_tokens: self.choice.max_new_tokens(),
             prefer: attempts.prefer().cloned(),
-            handed_over: attempts.prefers_named(),
+            transferred: attempts.prefers_named(),
             exclude,
         }
     }
@@ -102,7 +102,7 @@ impl ChoiceRun<'_> {
                 .as_deref()
                 .unwrap_or_default()
                 .to_vec(),
-            handed_over: attempts.is_handed_over(),
+            transferred: attempts.is_transferred(),
             alive_within_ms: Some(lease.ttl_ms.max(ALIVE_WITHIN_MS_MIN)),
         }
     }
@@ -176,8 +176,8 @@ impl ChoiceRun<'_> {
                     self.send(progress).await?;
                 }
                 ChunkEvent::End(end)
-                    if end.reason == ChunkEndReason::HandOver
-                        && attempts.is_handed_over()
+                    if end.reason == ChunkEndReason::Transfer
+                        && attempts.is_transferred()
                         && self.choice.chunk_output_len() == 0 =>
                 {
                     let message = "a worker handed a request over that was handed over to it";
@@ -202,7 +202,7 @@ impl ChoiceRun<'_> {
                     } else {
                         ChunkOutcome::Continues(match (end.reason, end.next_worker) {
                             (ChunkEndReason::Draining, _) => NextChunk::Elsewhere,
-                            (ChunkEndReason::HandOver, Some(next)) => NextChunk::On(next),
+                            (ChunkEndReason::Transfer, Some(next)) => NextChunk::On(next),
                             _ => NextChunk::Here,
                         })
                     });

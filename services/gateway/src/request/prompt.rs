@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use refrain_protocol::error::code;
 use refrain_protocol::openai::Prompt;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{JsonValue, TokenizationError};
@@ -137,7 +138,7 @@ pub(super) fn output_limit(
                  shorten the prompt, or ask for at most {room}"
             ),
         )
-        .with_code("context_length_exceeded")),
+        .with_code(code::CONTEXT_LENGTH_EXCEEDED)),
         Some(asked) => Ok(asked as u32),
         None => Ok(fallback.unwrap_or(room).clamp(1, room) as u32),
     }
@@ -146,7 +147,7 @@ pub(super) fn output_limit(
 fn prompt_too_long(param: &str, tokens: &str, context: u32) -> ApiError {
     let message =
         format!("the model's context is {context} tokens and the prompt has {tokens}; shorten it");
-    ApiError::invalid(param, message).with_code("context_length_exceeded")
+    ApiError::invalid(param, message).with_code(code::CONTEXT_LENGTH_EXCEEDED)
 }
 
 fn refused(param: &str, error: &TokenizationError, context: u32) -> ApiError {

@@ -152,7 +152,7 @@ async fn a_draining_worker_hands_over() {
 #[tokio::test]
 async fn a_request_goes_on_where_its_worker_sends_it_and_says_so_from_then_on() {
     let bench = Bench::new().await;
-    bench.mesh.mishap(0, Mishap::HandOver(2));
+    bench.mesh.mishap(0, Mishap::Transfer(2));
     let (_, body) = bench.chat(json!({"chunk_tokens": 10})).await;
     assert_eq!(body["choices"][0]["message"]["content"], TEXT);
     let log = bench.mesh.log();
@@ -161,8 +161,8 @@ async fn a_request_goes_on_where_its_worker_sends_it_and_says_so_from_then_on() 
         (log.leases[1].prefer.as_ref(), log.leases[1].exclude.len()),
         (Some(&WorkerId("w1".into())), 0)
     );
-    let handed_over: Vec<bool> = log.chunks.iter().map(|chunk| chunk.handed_over).collect();
-    assert!(!handed_over[0] && handed_over.len() > 2 && handed_over[1..].iter().all(|over| *over));
+    let transferred: Vec<bool> = log.chunks.iter().map(|chunk| chunk.transferred).collect();
+    assert!(!transferred[0] && transferred.len() > 2 && transferred[1..].iter().all(|over| *over));
 }
 
 #[tokio::test]

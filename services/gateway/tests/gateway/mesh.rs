@@ -42,7 +42,7 @@ pub(crate) enum Mishap {
     /// The worker gives others a turn.
     GiveWay(usize),
     /// Sends the request on to w1 after so many steps.
-    HandOver(usize),
+    Transfer(usize),
     /// The worker falls silent.
     Hang(usize),
     /// The worker does not take a cut.
@@ -319,10 +319,10 @@ fn events(
                 events.push_back(Ok(ChunkEvent::End(end(ChunkEndReason::GaveWay))));
                 return events;
             }
-            Some(Mishap::HandOver(at)) if *at == sequence => {
+            Some(Mishap::Transfer(at)) if *at == sequence => {
                 events.push_back(Ok(ChunkEvent::End(ChunkEnd {
                     next_worker: Some(WorkerId("w1".into())),
-                    ..end(ChunkEndReason::HandOver)
+                    ..end(ChunkEndReason::Transfer)
                 })));
                 return events;
             }

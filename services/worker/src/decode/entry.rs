@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::ChunkEvent;
 use refrain_protocol::document::DocumentUpdate;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, NamespaceId, SignedNamespace};
-use refrain_service_kit::drain::Running as DrainToken;
+use refrain_service_kit::drain::InFlight as DrainToken;
 use tokio::sync::mpsc;
 
 use crate::running::{Heard, Running};
@@ -111,7 +112,7 @@ impl Entry {
         let is_overdue = self.deadline.is_some_and(|deadline| deadline <= now);
         is_overdue.then(|| {
             let message = "the request has taken as long as it may";
-            ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout")
+            ApiError::new(ErrorKind::Timeout, message).with_code(code::REQUEST_TIMEOUT)
         })
     }
 

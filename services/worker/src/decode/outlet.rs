@@ -66,7 +66,7 @@ impl Outlet {
             ChunkEndReason::ChunkLimit => ("chunk_limit", true),
             ChunkEndReason::GaveWay => ("gave_way", true),
             ChunkEndReason::Draining => ("handed_over", true),
-            ChunkEndReason::HandOver => ("to_fallback", true),
+            ChunkEndReason::Transfer => ("to_fallback", true),
         };
         if goes_on {
             let running = &entry.running;
@@ -85,7 +85,7 @@ impl Outlet {
             ChunkEndReason::ChunkLimit
             | ChunkEndReason::GaveWay
             | ChunkEndReason::Draining
-            | ChunkEndReason::HandOver => {
+            | ChunkEndReason::Transfer => {
                 return;
             }
         };

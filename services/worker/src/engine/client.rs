@@ -290,6 +290,8 @@ pub(super) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiErro
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::error::code;
+
     use super::*;
 
     #[test]
@@ -323,7 +325,7 @@ mod tests {
         assert!(error.is_connect());
         let error = lost(&error);
         assert_eq!(error.kind, ErrorKind::Unavailable);
-        assert_eq!(error.code.as_deref(), Some(descriptors::OUT_OF_DESCRIPTORS));
+        assert_eq!(error.code.as_deref(), Some(code::OUT_OF_DESCRIPTORS));
         assert!(error.retry_after_ms.is_some());
     }
 

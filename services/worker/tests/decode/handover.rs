@@ -39,7 +39,7 @@ fn next(mut request: ChunkRequest, said: &Said) -> ChunkRequest {
     request.epoch += 1;
     request.tokens.extend(&said.tokens);
     request.max_new_tokens -= said.tokens.len() as u32;
-    request.handed_over = true;
+    request.transferred = true;
     request
 }
 
@@ -50,7 +50,7 @@ async fn a_request_without_good_drafts_is_handed_over_once() {
     let request = chunk(&bench, &prompt, 600);
     let first = run(&bench, request.clone()).await;
     let end = first.end.clone().unwrap();
-    assert_eq!(end.reason, ChunkEndReason::HandOver);
+    assert_eq!(end.reason, ChunkEndReason::Transfer);
     assert_eq!(end.next_worker, Some(WorkerId("other".into())));
     assert!(
         (64..200).contains(&first.tokens.len()),
@@ -100,7 +100,7 @@ async fn who_asks_for_the_head_goes_before_the_prompt_is_read() {
     let mut request = chunk(&bench, &[1, 2, 3], 50);
     request.speculation = Speculation::Eagle3;
     let said = run(&bench, request.clone()).await;
-    assert_eq!(said.end.as_ref().unwrap().reason, ChunkEndReason::HandOver);
+    assert_eq!(said.end.as_ref().unwrap().reason, ChunkEndReason::Transfer);
     assert!(said.tokens.is_empty());
     assert_eq!(bench.engine.opened.lock().unwrap().len(), 0);
     // Nobody is handed over twice: it is decoded here, plainly.

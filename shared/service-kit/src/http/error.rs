@@ -49,7 +49,6 @@ impl ResponseError for HttpError {
 pub(crate) fn api_error_of(status: u16, retry_after_ms: Option<u64>, body: &[u8]) -> ApiError {
     let kind = match status {
         401 => ErrorKind::Unauthorized,
-        403 => ErrorKind::Forbidden,
         404 => ErrorKind::NotFound,
         405 => ErrorKind::MethodNotAllowed,
         408 => ErrorKind::RequestTimeout,
@@ -78,11 +77,13 @@ pub(crate) fn api_error_of(status: u16, retry_after_ms: Option<u64>, body: &[u8]
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::error::code;
+
     use super::*;
 
     #[test]
     fn errors_survive_the_wire() {
-        let error = ApiError::invalid("model", "no such model").with_code("model_not_found");
+        let error = ApiError::invalid("model", "no such model").with_code(code::MODEL_NOT_FOUND);
         let body = serde_json::to_vec(&ErrorBody::from(&error)).unwrap();
         assert_eq!(api_error_of(error.kind.status(), None, &body), error);
         assert_eq!(

@@ -16,6 +16,7 @@ use actix_web::{App, HttpMessage, HttpResponse, ResponseError, web};
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use prometheus::{HistogramVec, IntCounterVec};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::AbortHandle;
@@ -292,7 +293,7 @@ fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {
             ErrorKind::InvalidRequest,
             format!("the body cannot be read: {other}"),
         )
-        .with_code("invalid_json"),
+        .with_code(code::INVALID_JSON),
     }
 }
 

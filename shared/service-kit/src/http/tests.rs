@@ -11,7 +11,7 @@ use futures_util::StreamExt as _;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::server::KEEP_ALIVE;
-use super::{Body, HttpResult, MeshClient, ServeOptions, Server, mesh_only, serve};
+use super::{HttpResult, MeshClient, RawBody, ServeOptions, Server, mesh_only, serve};
 use crate::clocks::Clocks;
 use crate::mesh::{MeshAuth, MeshConfig};
 use crate::telemetry::Metrics;
@@ -47,12 +47,12 @@ fn listen() -> Listening {
     let (counted, counted_never) = (read.clone(), read.clone());
     let server = serve(options, &metrics, Arc::new(|| Ok(())), move |app| {
         let counted = counted.clone();
-        let size = move |Body(body): Body| {
+        let size = move |RawBody(body): RawBody| {
             counted.fetch_add(1, Ordering::Relaxed);
             async move { HttpResult::Ok(web::Json(body.len())) }
         };
         let counted = counted_never.clone();
-        let never = move |Body(_): Body| {
+        let never = move |RawBody(_): RawBody| {
             counted.fetch_add(1, Ordering::Relaxed);
             std::future::pending::<HttpResult<String>>()
         };

@@ -5,8 +5,8 @@ use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use refrain_protocol::chunk::ChunkEvent;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::descriptors::OUT_OF_DESCRIPTORS;
 use refrain_service_kit::mesh::token_of;
 
 use super::Chunks;
@@ -22,7 +22,7 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Whether a call was not made for want of descriptors here.
 fn is_own_want(error: &ApiError) -> bool {
-    error.code.as_deref() == Some(OUT_OF_DESCRIPTORS)
+    error.has_code(code::OUT_OF_DESCRIPTORS)
 }
 
 impl Chunks {
@@ -148,7 +148,7 @@ impl Chunks {
                 ErrorKind::Unavailable,
                 "the engine has failed several times in a row and is left alone for a moment",
             )
-            .with_code("engine_breaker_open")
+            .with_code(code::ENGINE_BREAKER_OPEN)
             .with_retry_after_ms(wait.as_millis() as u64 + 1)
         })
     }
@@ -174,7 +174,7 @@ impl Chunks {
                 .with_label_values(&["descriptors"])
                 .inc();
             tracing::debug!(detail = error.detail, "no socket for a call to the engine");
-        } else if error.code.as_deref() != Some("engine_breaker_open") {
+        } else if !error.has_code(code::ENGINE_BREAKER_OPEN) {
             self.metrics.engine_failures.inc();
             // Its own words are not logged: they may repeat the request.
             tracing::warn!(kind = ?error.kind, code = error.code, detail = error.detail, "engine failed");

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::Chunks;
@@ -59,7 +60,7 @@ impl Chunks {
             }
             let answer = answer.unwrap_or_else(|_| {
                 let late = "the engine did not judge a draft in time";
-                Err(ApiError::new(ErrorKind::Timeout, late).with_code("engine_timeout"))
+                Err(ApiError::new(ErrorKind::Timeout, late).with_code(code::ENGINE_TIMEOUT))
             });
             match &answer {
                 Ok(_) => self.works(),
