@@ -10,7 +10,7 @@ use refrain_protocol::document::StoreStats;
 use refrain_rpc::{
     BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
 };
-use refrain_service_kit::http::{HttpResult, RawBody, mesh_only};
+use refrain_service_kit::http::{HttpResult, RawBody, get, mesh_only, post};
 use refrain_service_kit::mesh::MeshAuth;
 use serde::Serialize;
 
@@ -22,28 +22,28 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
     app.service(
         web::scope("/internal/v1")
             .wrap(mesh_only(mesh.clone()))
-            .route("/append", web::post().to(append))
-            .route("/follow", web::post().to(follow))
-            .route("/touch", web::post().to(touch))
-            .route("/groups/register", web::post().to(register_group))
-            .route("/groups/fetch", web::post().to(fetch_groups))
-            .route("/segments", web::post().to(segments))
-            .route("/segments/piece", web::post().to(segment_piece))
-            .route("/documents", web::post().to(documents))
-            .route("/lookup", web::post().to(lookup))
-            .route("/chances", web::post().to(chances))
-            .route("/stats", web::get().to(stats)),
+            .service(post("/append", append))
+            .service(post("/follow", follow))
+            .service(post("/touch", touch))
+            .service(post("/groups/register", register_group))
+            .service(post("/groups/fetch", fetch_groups))
+            .service(post("/segments", segments))
+            .service(post("/segments/piece", segment_piece))
+            .service(post("/documents", documents))
+            .service(post("/lookup", lookup))
+            .service(post("/chances", chances))
+            .service(get("/stats", stats)),
     );
     app.service(
         web::scope("/admin/v1")
             .wrap(mesh_only(mesh.clone()))
-            .route("/stats", web::get().to(store_stats))
-            .route("/import", web::post().to(import))
-            .route("/export", web::post().to(export))
-            .route("/verify", web::post().to(verify))
-            .route("/compact", web::post().to(compact))
-            .route("/erase", web::post().to(erase))
-            .route("/confirm", web::post().to(confirm)),
+            .service(get("/stats", store_stats))
+            .service(post("/import", import))
+            .service(post("/export", export))
+            .service(post("/verify", verify))
+            .service(post("/compact", compact))
+            .service(post("/erase", erase))
+            .service(post("/confirm", confirm)),
     );
     app.service(
         web::resource("/debug/state")

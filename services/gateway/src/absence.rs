@@ -45,6 +45,7 @@ impl Absence {
     pub(crate) fn is_told_by(error: &ApiError) -> bool {
         matches!(error.kind, ErrorKind::Upstream | ErrorKind::Timeout)
             || error.has_code(code::SCHEDULER_UNAVAILABLE)
+            || error.has_code(code::SERVICE_UNREACHABLE)
     }
 
     /// A call failed by such an error.

@@ -258,6 +258,6 @@ mod tests {
             admission.admit("d").err().unwrap().kind,
             ErrorKind::Unavailable
         );
-        assert_eq!(drain.running(), 2);
+        assert_eq!(drain.in_flight(), 2);
     }
 }

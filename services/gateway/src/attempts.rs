@@ -194,6 +194,10 @@ impl Attempts {
             }
             // A newer attempt of our own: the worker is well.
             ErrorKind::Conflict => LeaseOutcome::Continues,
+            ErrorKind::Unavailable if code == Some(code::SERVICE_UNREACHABLE) => {
+                self.leave_out(worker);
+                LeaseOutcome::WorkerFailed
+            }
             // Full or draining: well too, but not for us now. So is one that does not believe what we sign by our clock, since
             // ours may be the one that is off.
             ErrorKind::Overloaded | ErrorKind::Unavailable => {

@@ -1,8 +1,8 @@
 //! API keys to tenants.
 
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::mesh::constant_time_eq;
 use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
 use crate::config::KeyConfig;
 
@@ -60,7 +60,7 @@ impl Keys {
         // All entries are looked at, so the time taken does not tell which one matched.
         let mut found = None;
         for (digest, tenant) in &self.entries {
-            if constant_time_eq(digest, &given) {
+            if digest.ct_eq(&given).into() {
                 found = Some(tenant.as_str());
             }
         }

@@ -89,7 +89,7 @@ impl Retries {
     ) -> anyhow::Result<Self> {
         let bucket = Arc::new(Mutex::new(Bucket::new(share, per_s, Instant::now())));
         let asked = bucket.clone();
-        metrics.asked_gauge(
+        metrics.computed_gauge(
             "refrain_gateway_retry_budget",
             "Retries that all requests together may make at the moment; below 0, made beyond it by chunks that began together.",
             move || lock(&asked).left(Instant::now()),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::descriptors;
+use refrain_service_kit::http::failed_call_kind;
 use reqwest::{Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -198,15 +199,11 @@ pub(super) fn lost(error: &reqwest::Error) -> ApiError {
     if let Some(error) = descriptors::exhausted(error) {
         return error;
     }
-    let (kind, message) = if error.is_connect() {
-        (ErrorKind::Unavailable, "the engine cannot be reached")
-    } else if error.is_timeout() {
-        (ErrorKind::Timeout, "the engine did not answer in time")
-    } else {
-        (
-            ErrorKind::Upstream,
-            "the connection to the engine broke off",
-        )
+    let kind = failed_call_kind(error);
+    let message = match kind {
+        ErrorKind::Unavailable => "the engine cannot be reached",
+        ErrorKind::Timeout => "the engine did not answer in time",
+        _ => "the connection to the engine broke off",
     };
     let error = ApiError::new(kind, message).with_detail(format!("{error:?}"));
     match kind {

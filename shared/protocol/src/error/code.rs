@@ -29,6 +29,9 @@ pub const NAMESPACE_EXPIRED: &str = "namespace_expired";
 /// This process has as many files and connections open as it may. The service that it meant to call has not failed.
 pub const OUT_OF_DESCRIPTORS: &str = "out_of_descriptors";
 
+/// No connection to a service of the mesh could be made, so nothing was asked of it.
+pub const SERVICE_UNREACHABLE: &str = "service_unreachable";
+
 /// The gateway drains: it takes no new request, or cuts this one off.
 pub const SERVER_IS_DRAINING: &str = "server_is_draining";
 

@@ -9,12 +9,12 @@ use refrain_protocol::{ApiError, ErrorKind};
 
 use super::HttpError;
 
-/// A whole body, at most as large as the listener allows. Unlike actix's own `Bytes` extractor it refuses a
-/// larger one in the shape that all errors here have.
+/// A whole body, at most as large as the listener allows. Unlike the `Bytes` extractor of actix, it refuses a larger one
+/// with an error in OpenAI's shape.
 #[derive(Clone, Debug)]
 pub struct RawBody(pub Bytes);
 
-/// The listener's limit, among its app's data.
+/// The listener's limit on bodies, kept in the data of its app.
 #[derive(Clone, Copy)]
 pub(super) struct BodyBytesMax(pub(super) usize);
 
@@ -34,7 +34,7 @@ impl FromRequest for RawBody {
                 Ok(Ok(body)) => Ok(RawBody(body)),
                 Ok(Err(error)) => Err(ApiError::new(
                     ErrorKind::InvalidRequest,
-                    "the body broke off",
+                    "the connection broke off before the body was complete",
                 )
                 .with_detail(error)
                 .into()),
