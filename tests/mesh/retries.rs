@@ -1,7 +1,9 @@
 //! One budget of attempts, whoever makes them.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::ensure;
 use e2e::UpMesh;
@@ -74,17 +76,27 @@ async fn answer(mut connection: TcpStream, asked: Arc<AtomicU64>) -> anyhow::Res
     Ok(connection.shutdown().await?)
 }
 
-async fn in_front_of(engine: &FailingEngine, gateway: &str) -> anyhow::Result<UpMesh> {
+/// A mesh in front of the engine. Without `retries_per_s`, the budget of retries is the share of the chunks alone.
+async fn in_front_of(
+    engine: &FailingEngine,
+    data_dir: &Path,
+    gateway: &str,
+    retries_per_s: f64,
+) -> anyhow::Result<UpMesh> {
     let settings = format!(
         "urls.engine = \"{}\"\n\
          [scheduler]\nheartbeat_interval_ms = 50\n\
-         [gateway]\nretry_backoff_ms = 1\n{gateway}\n\
+         [gateway]\n{gateway}\n\
          [worker.engine]\nkind = \"openai\"\nmodel = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\n\
          attempts_max = 3\nretry_backoff_ms = 1\nbreaker_failures_max = 1000\n\
          [[gateway.models]]\nid = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\ntext_only = true\n",
         engine.url
     );
-    UpMesh::start_with(&settings).await
+    UpMesh::start_tuned(data_dir, &settings, |file| {
+        file.gateway.tuning.retry_backoff = Duration::from_millis(1);
+        file.gateway.tuning.retries_per_s_min = retries_per_s;
+    })
+    .await
 }
 
 async fn ask(mesh: &UpMesh) -> anyhow::Result<(u16, Value)> {
@@ -99,7 +111,8 @@ async fn ask(mesh: &UpMesh) -> anyhow::Result<(u16, Value)> {
 async fn gateway_and_worker_together_try_no_more_often_than_a_request_may_be() -> anyhow::Result<()>
 {
     let engine = FailingEngine::start().await?;
-    let mesh = in_front_of(&engine, "failures_max = 5").await?;
+    let data = tempfile::tempdir()?;
+    let mesh = in_front_of(&engine, data.path(), "", 10.0).await?;
     let (status, error) = ask(&mesh).await?;
     ensure!(status == 502, "{status}: {error}");
     // Three times by the worker on its first lease, and twice on its second.
@@ -114,7 +127,8 @@ async fn gateway_and_worker_together_try_no_more_often_than_a_request_may_be() -
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retries_of_all_requests_are_a_share_of_them() -> anyhow::Result<()> {
     let engine = FailingEngine::start().await?;
-    let mesh = in_front_of(&engine, "retry_share = 0.5\nretries_per_s_min = 0.0").await?;
+    let data = tempfile::tempdir()?;
+    let mesh = in_front_of(&engine, data.path(), "retry_share = 0.5", 0.0).await?;
     for _ in 0..6 {
         let (status, error) = ask(&mesh).await?;
         ensure!(status == 502, "{status}: {error}");

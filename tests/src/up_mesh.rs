@@ -46,6 +46,18 @@ impl UpMesh {
     /// # Errors
     /// As [`UpMesh::start_with`].
     pub async fn start_in(data_dir: &Path, settings: &str) -> anyhow::Result<Self> {
+        UpMesh::start_tuned(data_dir, settings, |_| ()).await
+    }
+
+    /// As [`UpMesh::start_in`], with changes to fixed values that are no settings.
+    ///
+    /// # Errors
+    /// As [`UpMesh::start_with`].
+    pub async fn start_tuned(
+        data_dir: &Path,
+        settings: &str,
+        tune: impl FnOnce(&mut MeshFile),
+    ) -> anyhow::Result<Self> {
         let mut table: toml::Table = settings.parse()?;
         set(&mut table, "gateway", "listen", "127.0.0.1:0".into());
         set(&mut table, "gateway", "keys", keys());
@@ -57,7 +69,8 @@ impl UpMesh {
             "data_dir",
             data_dir.display().to_string().into(),
         );
-        let file: MeshFile = table.try_into()?;
+        let mut file: MeshFile = table.try_into()?;
+        tune(&mut file);
         let process = Process::start(Role::Up, file).await?;
         let addr = process
             .addr()

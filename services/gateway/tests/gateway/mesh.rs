@@ -8,7 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::unfold;
-use refrain_gateway::{GatewayConfig, GatewayDeps, KeyConfig, ModelConfig, Running};
+use refrain_gateway::{
+    GatewayConfig, GatewayDeps, GatewayServer, GatewayTuning, KeyConfig, ModelConfig,
+};
 use refrain_protocol::chunk::{
     ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
     StepMessage,
@@ -372,7 +374,7 @@ fn end(reason: ChunkEndReason) -> ChunkEnd {
 /// A gateway, the mesh behind it and a client in front of it.
 pub(crate) struct Bench {
     pub(crate) mesh: Arc<FakeMesh>,
-    pub(crate) gateway: Running,
+    pub(crate) gateway: GatewayServer,
     pub(crate) client: reqwest::Client,
     pub(crate) url: String,
     pub(crate) metrics: Metrics,
@@ -400,9 +402,19 @@ pub(crate) fn config() -> GatewayConfig {
             files: "test".into(),
             ..ModelConfig::default()
         }],
-        retry_backoff_ms: 1,
+        tuning: GatewayTuning {
+            retry_backoff: Duration::from_millis(1),
+            ..GatewayTuning::default()
+        },
         ..GatewayConfig::default()
     }
+}
+
+/// The usual configuration with other fixed values.
+pub(crate) fn tuned(tune: impl FnOnce(&mut GatewayTuning)) -> GatewayConfig {
+    let mut config = config();
+    tune(&mut config.tuning);
+    config
 }
 
 impl Bench {
