@@ -1,7 +1,9 @@
 //! One budget of attempts, whoever makes them.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::ensure;
 use e2e::UpMesh;
@@ -76,15 +78,17 @@ async fn answer(mut connection: TcpStream, asked: Arc<AtomicU64>) -> anyhow::Res
     Ok(connection.shutdown().await?)
 }
 
-/// A mesh in front of the engine, and its data directory.
+/// A mesh in front of the engine, and its data directory. Without `retries_per_s`, the budget of retries is the share of the
+/// chunks alone.
 async fn in_front_of(
     engine: &FailingEngine,
     gateway: &str,
+    retries_per_s: f64,
 ) -> anyhow::Result<(UpMesh, TempDir)> {
     let settings = format!(
         "urls.engine = \"{}\"\n\
          [scheduler]\nheartbeat_interval_ms = 50\n\
-         [gateway]\nretry_backoff_ms = 1\n{gateway}\n\
+         [gateway]\n{gateway}\n\
          [worker.engine]\nkind = \"openai\"\nmodel = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\n\
          attempts_max = 3\n\
          [[gateway.models]]\nid = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\ntext_only = true\n",
@@ -94,6 +98,8 @@ async fn in_front_of(
     let tune = |file: &mut MeshFile| {
         file.worker.engine.retry_backoff_ms = 1;
         file.worker.engine.breaker_failures_max = 1000;
+        file.gateway.tuning.retry_backoff = Duration::from_millis(1);
+        file.gateway.tuning.retries_per_s_min = retries_per_s;
     };
     let mesh = UpMesh::start_tuned(data.path(), &settings, tune).await?;
     Ok((mesh, data))
@@ -111,7 +117,7 @@ async fn ask(mesh: &UpMesh) -> anyhow::Result<(u16, Value)> {
 async fn gateway_and_worker_together_try_no_more_often_than_a_request_may_be() -> anyhow::Result<()>
 {
     let engine = FailingEngine::start().await?;
-    let (mesh, _data) = in_front_of(&engine, "failures_max = 5").await?;
+    let (mesh, _data) = in_front_of(&engine, "", 10.0).await?;
     let (status, error) = ask(&mesh).await?;
     ensure!(status == 502, "{status}: {error}");
     // Three times by the worker on its first lease, and twice on its second.
@@ -126,7 +132,7 @@ async fn gateway_and_worker_together_try_no_more_often_than_a_request_may_be() -
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retries_of_all_requests_are_a_share_of_them() -> anyhow::Result<()> {
     let engine = FailingEngine::start().await?;
-    let (mesh, _data) = in_front_of(&engine, "retry_share = 0.5\nretries_per_s_min = 0.0").await?;
+    let (mesh, _data) = in_front_of(&engine, "retry_share = 0.5", 0.0).await?;
     for _ in 0..6 {
         let (status, error) = ask(&mesh).await?;
         ensure!(status == 502, "{status}: {error}");

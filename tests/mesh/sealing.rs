@@ -130,15 +130,18 @@ async fn output_does_not_depend_on_what_is_sealed_meanwhile() -> anyhow::Result<
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn samples_of_a_group_draft_from_each_other() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
-    let settings = "[gateway]\nrollout_chunk_tokens = 32";
-    let mesh = UpMesh::start_tuned(dir.path(), settings, seal_early).await?;
+    let tune = |file: &mut MeshFile| {
+        seal_early(file);
+        file.gateway.tuning.rollout_chunk_tokens = 32;
+    };
+    let mesh = UpMesh::start_tuned(dir.path(), "", tune).await?;
     let client = mesh.client();
     let accepted = async |client: &Client, chat: &Chat, scope: &str| {
         let before = client.scrape().await?.accepted_from(scope);
         client.chat(chat).await?;
         anyhow::Ok(client.scrape().await?.accepted_from(scope) - before)
     };
-    let sample = chat(1).set("group", "a rollout");
+    let sample = chat(1).set("group", "a rollout").set("chunk_tokens", 32);
     let alone = accepted(&client, &sample, "group").await?;
     let second = accepted(&client, &sample, "group").await?;
     ensure!(

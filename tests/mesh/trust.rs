@@ -143,12 +143,12 @@ async fn calls(
         generated_tokens: 0,
         max_new_tokens: 1,
         prefer: None,
-        handed_over: false,
+        transferred: false,
         exclude: Vec::new(),
     };
     let chunk = ChunkRequest {
         alive_within_ms: None,
-        handed_over: false,
+        transferred: false,
         lease: LeaseId(1),
         epoch: 1,
         request: RequestId(1),

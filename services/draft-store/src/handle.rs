@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use actix::Recipient;
 use actix::prelude::SendError;
 use async_trait::async_trait;
-use refrain_protocol::chances::{ChancesReply, ChancesRequest};
+use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, DocumentUpdate, FeedCursor, FetchGroupsReply, FetchGroupsRequest,
     FollowReply, FollowRequest, RegisterGroupRequest, StoreStats, TouchRequest,
@@ -171,7 +171,7 @@ impl DraftStoreHandle {
         let _ = closed.await;
     }
 
-    fn enter(&self) -> Result<refrain_service_kit::drain::Running, ApiError> {
+    fn enter(&self) -> Result<refrain_service_kit::drain::InFlight, ApiError> {
         self.inner.drain.enter().ok_or_else(|| {
             ApiError::new(
                 ErrorKind::Unavailable,
@@ -409,7 +409,10 @@ impl DraftStore for DraftStoreHandle {
         self.register(request).await
     }
 
-    async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
+    async fn fetch_groups(
+        &self,
+        request: FetchGroupsRequest,
+    ) -> Result<FetchGroupsReply, ApiError> {
         self.fetch(request).await
     }
 
@@ -429,7 +432,10 @@ impl DraftStore for DraftStoreHandle {
         self.look_up(request).await
     }
 
-    async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+    async fn acceptance_stats(
+        &self,
+        request: AcceptanceStatsRequest,
+    ) -> Result<AcceptanceStatsReply, ApiError> {
         self.exchange(request).await
     }
 

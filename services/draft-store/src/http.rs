@@ -10,7 +10,7 @@ use refrain_protocol::document::StoreStats;
 use refrain_rpc::{
     BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
 };
-use refrain_service_kit::http::{Body, HttpResult, mesh_only};
+use refrain_service_kit::http::{HttpResult, RawBody, get, mesh_only, post};
 use refrain_service_kit::mesh::MeshAuth;
 use serde::Serialize;
 
@@ -22,28 +22,28 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
     app.service(
         web::scope("/internal/v1")
             .wrap(mesh_only(mesh.clone()))
-            .route("/append", web::post().to(append))
-            .route("/follow", web::post().to(follow))
-            .route("/touch", web::post().to(touch))
-            .route("/groups/register", web::post().to(register_group))
-            .route("/groups/fetch", web::post().to(fetch_groups))
-            .route("/segments", web::post().to(segments))
-            .route("/segments/piece", web::post().to(segment_piece))
-            .route("/documents", web::post().to(documents))
-            .route("/lookup", web::post().to(lookup))
-            .route("/chances", web::post().to(chances))
-            .route("/stats", web::get().to(stats)),
+            .service(post("/append", append))
+            .service(post("/follow", follow))
+            .service(post("/touch", touch))
+            .service(post("/groups/register", register_group))
+            .service(post("/groups/fetch", fetch_groups))
+            .service(post("/segments", segments))
+            .service(post("/segments/piece", segment_piece))
+            .service(post("/documents", documents))
+            .service(post("/lookup", lookup))
+            .service(post("/chances", chances))
+            .service(get("/stats", stats)),
     );
     app.service(
         web::scope("/admin/v1")
             .wrap(mesh_only(mesh.clone()))
-            .route("/stats", web::get().to(store_stats))
-            .route("/import", web::post().to(import))
-            .route("/export", web::post().to(export))
-            .route("/verify", web::post().to(verify))
-            .route("/compact", web::post().to(compact))
-            .route("/erase", web::post().to(erase))
-            .route("/confirm", web::post().to(confirm)),
+            .service(get("/stats", store_stats))
+            .service(post("/import", import))
+            .service(post("/export", export))
+            .service(post("/verify", verify))
+            .service(post("/compact", compact))
+            .service(post("/erase", erase))
+            .service(post("/confirm", confirm)),
     );
     app.service(
         web::resource("/debug/state")
@@ -59,22 +59,28 @@ fn answer(message: &impl Serialize) -> HttpResult<HttpResponse> {
         .body(body))
 }
 
-async fn append(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+async fn append(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
     answer(&handle.append(decode_bincode(&body)?).await?)
 }
 
-async fn follow(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+async fn follow(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
     answer(&handle.follow(decode_bincode(&body)?).await?)
 }
 
-async fn touch(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+async fn touch(handle: Data<DraftStoreHandle>, RawBody(body): RawBody) -> HttpResult<HttpResponse> {
     handle.touch(decode_bincode(&body)?).await?;
     answer(&())
 }
 
 async fn register_group(
     handle: Data<DraftStoreHandle>,
-    Body(body): Body,
+    RawBody(body): RawBody,
 ) -> HttpResult<HttpResponse> {
     handle.register_group(decode_bincode(&body)?).await?;
     answer(&())
@@ -82,32 +88,44 @@ async fn register_group(
 
 async fn fetch_groups(
     handle: Data<DraftStoreHandle>,
-    Body(body): Body,
+    RawBody(body): RawBody,
 ) -> HttpResult<HttpResponse> {
-    answer(&handle.fetch_cst(decode_bincode(&body)?).await?)
+    answer(&handle.fetch_groups(decode_bincode(&body)?).await?)
 }
 
-async fn segments(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+async fn segments(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
     answer(&handle.segments(decode_bincode(&body)?).await?)
 }
 
 async fn segment_piece(
     handle: Data<DraftStoreHandle>,
-    Body(body): Body,
+    RawBody(body): RawBody,
 ) -> HttpResult<HttpResponse> {
     answer(&handle.segment_piece(decode_bincode(&body)?).await?)
 }
 
-async fn documents(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+async fn documents(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
     answer(&handle.documents(decode_bincode(&body)?).await?)
 }
 
-async fn lookup(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+async fn lookup(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
     answer(&handle.lookup(decode_bincode(&body)?).await?)
 }
 
-async fn chances(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
-    answer(&handle.chances(decode_bincode(&body)?).await?)
+async fn chances(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.acceptance_stats(decode_bincode(&body)?).await?)
 }
 
 async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
@@ -118,11 +136,17 @@ async fn store_stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreSta
     Ok(Json(handle.store_stats().await?))
 }
 
-async fn import(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+async fn import(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
     answer(&handle.import(decode_bincode(&body)?).await?)
 }
 
-async fn export(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+async fn export(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
     answer(&handle.export(decode_bincode(&body)?).await?)
 }
 

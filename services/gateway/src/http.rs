@@ -1,4 +1,4 @@
-//! The routes.
+//! The routes of OpenAI's API, and the way of a request through the modules of the gateway.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,55 +8,50 @@ use actix_web::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue,
 };
 use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::http::HttpError;
+use refrain_service_kit::http::{HttpError, get, post};
 use tracing::Instrument;
 
-use crate::admission::{Admission, Ticket};
-use crate::answer::AnswerWriter;
-use crate::bodies::Bodies;
-use crate::keys::Keys;
+use crate::intake::{Admission, AdmissionTicket, ApiKeys, BodyReader, TokenizingLimiter};
 use crate::metrics::GatewayMetrics;
 use crate::models::Models;
-use crate::relay::{Relay, RelayEvent};
+use crate::relay::{RelayContext, RelayEvent};
 use crate::request::{Endpoint, GenerateRequest, RequestLimits};
-use crate::sse;
-use crate::tokenizing::Tokenizing;
+use crate::response::{AnswerWriter, EventStreamBody};
 
-/// What the handlers share.
-pub(crate) struct Gateway {
-    pub(crate) keys: Keys,
+/// The state that all handlers share.
+pub(crate) struct GatewayState {
+    pub(crate) keys: ApiKeys,
     pub(crate) models: Arc<Models>,
     pub(crate) admission: Admission,
-    pub(crate) tokenizing: Tokenizing,
-    pub(crate) relay: Arc<Relay>,
+    pub(crate) tokenizing: TokenizingLimiter,
+    pub(crate) relay: Arc<RelayContext>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) limits: RequestLimits,
-    pub(crate) bodies: Bodies,
+    pub(crate) bodies: BodyReader,
     pub(crate) stream_head_wait: Duration,
     pub(crate) stream_keep_alive: Duration,
 }
 
-/// Bodies from here on are tokenized on a thread of their own: encoding a megabyte takes long enough to be
-/// felt by the other requests of an HTTP thread.
-const TOKENIZE_ELSEWHERE_BYTES: usize = 32 << 10;
+/// Bodies of this size and more are parsed and tokenized on a separate thread. To encode a megabyte takes long enough to
+/// delay the other requests of an HTTP thread.
+const SEPARATE_THREAD_BYTES: usize = 32 << 10;
 
-/// When to try again what is unavailable, where nobody knows better.
+/// Time after which a client may retry an unavailable service, if the error tells no other.
 const RETRY_AFTER_MS: u64 = 1_000;
 
 /// Adds the routes.
-pub(crate) fn routes(gateway: &Arc<Gateway>, app: &mut web::ServiceConfig) {
-    // Resources, so that a route's other methods are refused as such.
-    let route = |path: &str, route| web::resource(path).route(route);
+pub(crate) fn routes(gateway: &Arc<GatewayState>, app: &mut web::ServiceConfig) {
     app.app_data(web::Data::from(gateway.clone()))
-        .service(route("/v1/chat/completions", web::post().to(chat)))
-        .service(route("/v1/completions", web::post().to(completion)))
-        .service(route("/v1/models", web::get().to(list_models)))
-        .service(route("/v1/models/{id:.*}", web::get().to(get_model)));
+        .service(post("/v1/chat/completions", chat))
+        .service(post("/v1/completions", completion))
+        .service(get("/v1/models", list_models))
+        .service(get("/v1/models/{id:.*}", get_model));
 }
 
 async fn chat(
-    gateway: web::Data<Gateway>,
+    gateway: web::Data<GatewayState>,
     request: HttpRequest,
     payload: web::Payload,
 ) -> HttpResponse {
@@ -64,7 +59,7 @@ async fn chat(
 }
 
 async fn completion(
-    gateway: web::Data<Gateway>,
+    gateway: web::Data<GatewayState>,
     request: HttpRequest,
     payload: web::Payload,
 ) -> HttpResponse {
@@ -72,7 +67,7 @@ async fn completion(
 }
 
 async fn list_models(
-    gateway: web::Data<Gateway>,
+    gateway: web::Data<GatewayState>,
     request: HttpRequest,
 ) -> Result<HttpResponse, HttpError> {
     let tenant = gateway.tenant(&request)?;
@@ -80,7 +75,7 @@ async fn list_models(
 }
 
 async fn get_model(
-    gateway: web::Data<Gateway>,
+    gateway: web::Data<GatewayState>,
     request: HttpRequest,
     id: web::Path<String>,
 ) -> Result<HttpResponse, HttpError> {
@@ -89,14 +84,14 @@ async fn get_model(
     Ok(HttpResponse::Ok().json(gateway.models.card(&model)))
 }
 
-/// The length of a body by its head.
+/// The length of the body that the head announces.
 fn announced_bytes(request: &HttpRequest) -> Option<u64> {
     let length = request.headers().get(CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()
 }
 
 async fn generate(
-    gateway: Arc<Gateway>,
+    gateway: Arc<GatewayState>,
     endpoint: Endpoint,
     request: HttpRequest,
     payload: web::Payload,
@@ -127,10 +122,10 @@ async fn generate(
     };
     let mut response = outcome.unwrap_or_else(|mut error| {
         if error.kind == ErrorKind::Unavailable {
-            // Wherever it comes from: it may pass.
+            // It may pass, whichever service is unavailable.
             error.retry_after_ms.get_or_insert(RETRY_AFTER_MS);
         }
-        // The rest of such a body is not waited for.
+        // The rest of such a body is not read.
         let is_unread = matches!(error.kind, ErrorKind::RequestTimeout | ErrorKind::TooLarge);
         let mut response = HttpError(error).error_response();
         if is_unread {
@@ -147,27 +142,27 @@ async fn generate(
     response
 }
 
-impl Gateway {
+impl GatewayState {
     fn tenant(&self, request: &HttpRequest) -> Result<String, ApiError> {
         let authorization = match request.headers().get(AUTHORIZATION) {
             None => None,
-            // What is no text is no key of ours.
+            // A header that is not text matches no key.
             Some(value) => Some(value.to_str().unwrap_or("Bearer \u{fffd}")),
         };
         self.keys.tenant(authorization).map(str::to_owned)
     }
 
-    /// From a request's head and body to something that can be carried out: who, whether there is room, what.
+    /// Turns the head and body of a request into one that can be carried out: authenticates, admits and parses it.
     async fn accept(
         self: &Arc<Self>,
         endpoint: Endpoint,
         request: &HttpRequest,
         payload: web::Payload,
         received: Instant,
-    ) -> Result<(Arc<GenerateRequest>, Ticket), ApiError> {
-        // The key first: strangers' bodies are not read.
+    ) -> Result<(Arc<GenerateRequest>, AdmissionTicket), ApiError> {
+        // The key comes first: the body of a caller without one is not read.
         let tenant = self.tenant(request)?;
-        // A full house is told of before the body is read; the place itself is taken when there is something to do.
+        // A full gateway refuses before it reads the body. The request is admitted only when there is something to do.
         self.admission.check(&tenant)?;
         let body = self
             .bodies
@@ -175,8 +170,8 @@ impl Gateway {
             .await?;
         let mut ticket = self.admission.admit(&tenant)?;
         let time = &self.relay.time;
-        let place = match body.len() {
-            ..TOKENIZE_ELSEWHERE_BYTES => None,
+        let permit = match body.len() {
+            ..SEPARATE_THREAD_BYTES => None,
             bytes => {
                 let turn = self.tokenizing.enter(&tenant, bytes);
                 let entered = tokio::time::timeout(time.left(received), turn).await;
@@ -190,25 +185,25 @@ impl Gateway {
                 GenerateRequest::completion(body, &tenant, &gateway.models, gateway.limits)
             }
         };
-        let accepted = match place {
-            // The work goes on if the client goes away meanwhile, so it is what keeps the place.
-            Some(place) => tokio::task::spawn_blocking(move || {
+        let accepted = match permit {
+            // The work goes on if the client leaves meanwhile, so the permit belongs to it.
+            Some(permit) => tokio::task::spawn_blocking(move || {
                 let parsed = parse();
-                drop(place);
+                drop(permit);
                 parsed
             })
             .await
             .map_err(ApiError::internal)??,
             None => parse()?,
         };
-        ticket.widen(accepted.choice_count())?;
+        ticket.count_choices(accepted.choice_count())?;
         Ok((Arc::new(accepted), ticket))
     }
 
     async fn answer(
         &self,
         request: Arc<GenerateRequest>,
-        ticket: Ticket,
+        ticket: AdmissionTicket,
         received: Instant,
     ) -> Result<HttpResponse, ApiError> {
         let writer = AnswerWriter::new(request.clone())?;
@@ -220,7 +215,7 @@ impl Gateway {
                 .content_type("application/json")
                 .body(body));
         }
-        // An error before the first event gets a status of its own, unless it takes its time.
+        // An early error gets its own status. Without an event for too long, the head is sent and the status is 200.
         let first = match tokio::time::timeout(self.stream_head_wait, events.next()).await {
             Ok(None) => return Err(ApiError::internal("a request ended without a last event")),
             Ok(Some(RelayEvent::Failed(error))) => return Err(error),
@@ -230,9 +225,9 @@ impl Gateway {
         Ok(HttpResponse::Ok()
             .insert_header((CONTENT_TYPE, "text/event-stream; charset=utf-8"))
             .insert_header((CACHE_CONTROL, "no-cache"))
-            // nginx would gather the events otherwise.
+            // Otherwise nginx would buffer the events.
             .insert_header(("x-accel-buffering", "no"))
-            .streaming(sse::Body::new(
+            .streaming(EventStreamBody::new(
                 first,
                 events,
                 writer,
@@ -243,11 +238,13 @@ impl Gateway {
     fn count_refused(&self, error: &ApiError) {
         let status = error.kind.status().to_string();
         self.metrics
+            .families
             .requests
             .with_label_values(&[status.as_str()])
             .inc();
-        if error.code.as_deref() == Some("context_length_exceeded") {
+        if error.has_code(code::CONTEXT_LENGTH_EXCEEDED) {
             self.metrics
+                .families
                 .rejections
                 .with_label_values(&["context"])
                 .inc();

@@ -1,40 +1,36 @@
 //! The edge of the mesh: OpenAI's API for clients, leases and chunks behind it.
 //!
-//! A request's way: `keys` finds the tenant, `bodies` reads what it sent, `admission` finds a place, `tokenizing` lets a
-//! large body wait for its turn, `request` checks every field and makes tokens of the prompt, `relay` gets leases and
-//! reads the workers' chunks, `choice` and `text` turn tokens into text, `answer` and `sse` write what the client sees.
+//! The way of a request: `intake` finds the tenant by its key, reads the body, admits the request, and lets a large body wait
+//! for its turn. `request` checks all fields and turns the prompt into tokens. `relay` gets leases, reads the chunks of
+//! workers, and turns their tokens into text. `response` writes what the client sees, whole or as a stream of events. All
+//! steps but the first have one driver: the task that writes to the client.
 //!
-//! What it deliberately does not know: which worker is best (the scheduler), what a draft is (the worker),
-//! and what was said before (nobody here keeps text).
+//! Read first: `http.rs` (`GatewayState::accept` and `answer` call these modules in that order), then
+//! `relay/request_run.rs`.
+//!
+//! The gateway deliberately does not know which worker is best (the scheduler does), what a draft is (the worker does), and
+//! what was generated before: it stores no text.
 //!
 //! [`start`] makes a gateway out of a [`GatewayConfig`] and [`GatewayDeps`].
 
-mod absence;
-mod admission;
-mod answer;
-mod attempts;
-mod bodies;
-mod choice;
 mod config;
 mod http;
-mod keys;
-mod lease;
+mod intake;
 mod metrics;
 mod models;
 mod relay;
 mod request;
-mod retries;
-mod sse;
-mod text;
-mod tokenizing;
+mod response;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{Scheduler, Workers};
+use refrain_service_kit::backoff::jittered;
 use refrain_service_kit::clocks::Clocks;
 use refrain_service_kit::config::Validate;
 use refrain_service_kit::drain::Drain;
@@ -44,59 +40,59 @@ use refrain_service_kit::telemetry::Metrics;
 use refrain_tokenization::ModelFiles;
 use tokio::task::JoinHandle;
 
-pub use config::{GatewayConfig, KeyConfig, ModelConfig};
+pub use config::{GatewayConfig, GatewayTuning, KeyConfig, ModelConfig};
 
-/// Finds a model's files by what the configuration says of them.
+/// Reads the files of a model from the place that its configuration names.
 pub type ModelFilesOf = Arc<dyn Fn(&str) -> anyhow::Result<ModelFiles> + Send + Sync>;
 
-/// What a gateway is given.
+/// The services and shared objects that a gateway is given.
 #[derive(Clone)]
 pub struct GatewayDeps {
     /// Grants leases.
     pub scheduler: Arc<dyn Scheduler>,
     /// Finds the workers that leases name.
     pub workers: Arc<dyn Workers>,
-    /// Signs namespaces: the gateway alone does.
+    /// Signs namespaces, which only the gateway does.
     pub signer: NamespaceSigner,
-    /// Reads models' files.
+    /// Reads the files of models.
     pub model_files: ModelFilesOf,
-    /// Where its figures go.
+    /// The registry of its metrics.
     pub metrics: Metrics,
-    /// Knowledge of its clock, by which it signs.
+    /// The comparison of its clock with others, since signatures have a time.
     pub clocks: Clocks,
 }
 
-/// A running gateway.
-pub struct Running {
+/// The handle of a running gateway.
+pub struct GatewayServer {
     server: Server,
     drain: Drain,
-    poll: JoinHandle<()>,
+    models_poll: JoinHandle<()>,
     time: Arc<relay::RequestTime>,
-    /// Ends requests that nobody drives.
-    look_after: JoinHandle<()>,
+    /// Ends overdue requests that nobody drives.
+    end_overdue: JoinHandle<()>,
 }
 
-/// How long the readers of requests that are cut off have to take the word of it, beyond the grace of a drain.
+/// How long the clients of requests that are cut off have to read the error, after the grace of a drain.
 const CUT_GRACE: Duration = Duration::from_secs(2);
 
-/// How often a request is tried to be cut off that happens to be polled each time.
+/// Pause before another attempt to cut off a request that was being polled.
 const CUT_PAUSE: Duration = Duration::from_millis(5);
 
-/// When a client may try again whose request was cut off: another gateway takes it at once.
+/// Time after which a client may try again whose request was cut off. Another gateway takes it at once.
 const CUT_RETRY_AFTER_MS: u64 = 1_000;
 
-/// How long a first answer of the scheduler is waited for: a gateway starts without one, just not ready.
+/// How long the start waits for a first answer of the scheduler. Without one the gateway starts, but is not ready.
 const FIRST_POLL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Starts a gateway.
 ///
 /// # Errors
-/// Faults of the configuration, models whose files cannot be used, or an address that is taken.
-pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<Running> {
+/// The configuration has faults, the files of a model cannot be used, or the address is taken.
+pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<GatewayServer> {
     let faults = config.faults();
     anyhow::ensure!(
         faults.is_empty(),
-        "gateway configuration: {}",
+        "faults in the configuration of the gateway: {}",
         faults.join("; ")
     );
     let listen: SocketAddr = config.listen.parse().context("listen")?;
@@ -106,67 +102,70 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
         &*deps.model_files,
         deps.signer.clone(),
     )?);
+    let tuning = config.tuning.clone();
     let drain = Drain::new();
+    // Any single body can wait, however large bodies may be.
+    let waiting_bytes_max = tuning
+        .tokenizing_waiting_bytes_max
+        .max(config.body_bytes_max);
     let request_max = Duration::from_millis(config.request_ms_max);
     let time = Arc::new(relay::RequestTime::new(request_max));
-    let relay = relay::Relay {
+    let relay = relay::RelayContext {
         scheduler: deps.scheduler.clone(),
         workers: deps.workers.clone(),
         models: models.clone(),
         metrics: metrics.clone(),
         tasks: tokio::runtime::Handle::current(),
-        failures_max: config.failures_max,
-        retries: retries::Retries::new(
+        failures_max: tuning.failures_max,
+        retries: relay::RetryBudget::new(
             config.retry_share,
-            config.retries_per_s_min,
+            tuning.retries_per_s_min,
             &deps.metrics,
-            metrics.rejections.with_label_values(&["retries"]),
+            metrics.families.rejections.with_label_values(&["retries"]),
         )?,
-        retry_backoff: Duration::from_millis(config.retry_backoff_ms),
-        worker_idle_max: Duration::from_millis(config.worker_idle_ms_max),
+        retry_backoff: tuning.retry_backoff,
+        worker_silence_max: tuning.worker_silence_max,
         scheduler_wait: Duration::from_millis(config.scheduler_wait_ms),
         time: time.clone(),
-        events_max: config.stream_events_max,
+        events_max: tuning.stream_events_max,
     };
-    let gateway = Arc::new(http::Gateway {
-        keys: keys::Keys::new(&config.keys, config.anonymous_tenant.clone()),
+    let gateway = Arc::new(http::GatewayState {
+        keys: intake::ApiKeys::new(&config.keys, config.anonymous_tenant.clone()),
         models: models.clone(),
-        admission: admission::Admission::new(
+        admission: intake::Admission::new(
             config.requests_in_flight_max,
             config.tenant_requests_in_flight_max,
             drain.clone(),
-            metrics.in_flight.clone(),
-            metrics.rejections.clone(),
+            &metrics,
         ),
-        tokenizing: tokenizing::Tokenizing::new(
-            config.tokenizing_bytes_max,
-            config.tokenizing_waiting_bytes_max,
-            metrics.tokenizing.clone(),
+        tokenizing: intake::TokenizingLimiter::new(
+            tuning.tokenizing_bytes_max,
+            waiting_bytes_max,
+            &metrics,
         ),
         relay: Arc::new(relay),
-        bodies: bodies::Bodies::new(
-            bodies::BodyLimits {
+        bodies: intake::BodyReader::new(
+            intake::BodyLimits {
                 bytes_max: config.body_bytes_max,
-                time_max: Duration::from_millis(config.body_ms_max),
+                time_max: tuning.body_time_max,
                 bodies_max: config.requests_in_flight_max,
                 tenant_bodies_max: config.tenant_requests_in_flight_max,
-                arrived_bytes_max: config.tokenizing_waiting_bytes_max,
+                arrived_bytes_max: waiting_bytes_max,
             },
-            metrics.bodies.clone(),
-            metrics.rejections.clone(),
+            &metrics,
         ),
         metrics,
         limits: request::RequestLimits {
-            choices_max: config.choices_max,
-            rollout_chunk_tokens: config.rollout_chunk_tokens,
-            chunk_tokens: config.chunk_tokens,
+            choices_max: tuning.choices_max,
+            rollout_chunk_tokens: tuning.rollout_chunk_tokens,
+            chunk_tokens: tuning.chunk_tokens,
         },
-        stream_head_wait: Duration::from_millis(config.stream_head_wait_ms),
-        stream_keep_alive: Duration::from_millis(config.stream_keep_alive_ms),
+        stream_head_wait: tuning.stream_head_wait,
+        stream_keep_alive: tuning.stream_keep_alive,
     });
-    let every = Duration::from_millis(config.models_poll_ms);
+    let period = tuning.models_poll;
     let first = poll_models(&*deps.scheduler, &models, FIRST_POLL_TIMEOUT).await;
-    let poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), every, first));
+    let models_poll = tokio::spawn(follow_models(deps.scheduler, models.clone(), period, first));
     let readiness = {
         let (drain, clocks) = (drain.clone(), deps.clocks);
         Arc::new(
@@ -188,39 +187,40 @@ pub async fn start(config: GatewayConfig, deps: GatewayDeps) -> anyhow::Result<R
     let server = serve_public(options, address, &deps.metrics, readiness, move |app| {
         http::routes(&gateway, app)
     })?;
-    tracing::info!(addr = %server.addr(), "gateway listens");
-    Ok(Running {
+    tracing::info!(addr = %server.addr(), "the gateway listens");
+    Ok(GatewayServer {
         server,
         drain,
-        poll,
-        look_after: tokio::spawn(time.clone().look_after()),
+        models_poll,
+        end_overdue: tokio::spawn(time.clone().end_overdue_requests()),
         time,
     })
 }
 
-impl Running {
-    /// Where it listens.
+impl GatewayServer {
+    /// The address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.server.addr()
     }
 
-    /// Stops: nothing new is taken, what runs may end within `grace`, then its clients are told that it was cut off, and
-    /// connections close. Returns how many requests were cut off. It takes two seconds longer than `grace` at most.
+    /// Stops the gateway. It takes nothing new and waits at most `grace` for requests in flight. Then it cuts off the others
+    /// with an error and closes the connections, which takes at most two seconds more. Returns the number of requests that
+    /// were cut off.
     pub async fn drain(self, grace: Duration) -> usize {
         let began = Instant::now();
         self.drain.begin();
         let left = self.drain.finished(grace).await;
-        self.poll.abort();
-        self.look_after.abort();
+        self.models_poll.abort();
+        self.end_overdue.abort();
         if left == 0 {
-            // What was answered may be read for the rest of the grace.
+            // Clients may read their answers for the rest of the grace.
             let rest = grace.saturating_sub(began.elapsed());
             self.server.stop_within(rest).await;
         } else {
             let cut_at = Instant::now();
             let error = cut_off();
             while cut_at.elapsed() < CUT_GRACE {
-                self.time.cut(&error);
+                self.time.cut_all(&error);
                 if self.drain.finished(CUT_PAUSE).await == 0 {
                     break;
                 }
@@ -235,11 +235,11 @@ impl Running {
 fn cut_off() -> ApiError {
     let message = "this gateway is shutting down and cut the request off; try again";
     ApiError::new(ErrorKind::Unavailable, message)
-        .with_code("server_is_draining")
+        .with_code(code::SERVER_IS_DRAINING)
         .with_retry_after_ms(CUT_RETRY_AFTER_MS)
 }
 
-/// Asks the scheduler once. Returns whether it answered.
+/// Asks the scheduler once which models are served. Returns whether it answered.
 async fn poll_models(
     scheduler: &dyn Scheduler,
     models: &models::Models,
@@ -254,24 +254,26 @@ async fn poll_models(
     }
 }
 
-/// Keeps asking. A scheduler that cannot be reached grants no leases, so no model is ready meanwhile.
+/// Keeps asking the scheduler. One that cannot be reached grants no leases, so no model is ready meanwhile.
 async fn follow_models(
     scheduler: Arc<dyn Scheduler>,
     models: Arc<models::Models>,
-    every: Duration,
+    period: Duration,
     mut is_reachable: bool,
 ) {
     loop {
-        tokio::time::sleep(every).await;
-        let answered = poll_models(&*scheduler, &models, every.max(FIRST_POLL_TIMEOUT)).await;
+        tokio::time::sleep(jittered(period)).await;
+        let answered = poll_models(&*scheduler, &models, period.max(FIRST_POLL_TIMEOUT)).await;
         if !answered {
             models.update(Vec::new());
         }
         if answered != is_reachable {
             is_reachable = answered;
             match answered {
-                true => tracing::info!("scheduler answers"),
-                false => tracing::warn!("scheduler does not answer"),
+                true => tracing::info!("the scheduler answers"),
+                false => {
+                    tracing::warn!("the scheduler does not answer; no model is ready meanwhile")
+                }
             }
         }
     }

@@ -1,34 +1,16 @@
-//! What the gateway counts.
+//! The metrics of the gateway.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use refrain_protocol::ApiError;
-use refrain_protocol::scheduling::SCHEDULER_UNAVAILABLE;
+use refrain_protocol::error::code;
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
-use crate::tokenizing::TokenizingMetrics;
-
-/// Tenants with label values of their own; the rest share `other`.
+/// Most tenants with label values of their own. The others share `other`.
 const TENANT_LABELS_MAX: usize = 1000;
 
-/// Names as OpenTelemetry's GenAI conventions have them, and the gateway's own.
-pub(crate) struct GatewayMetrics {
-    pub(crate) token_usage: HistogramVec,
-    pub(crate) request_seconds: HistogramVec,
-    pub(crate) first_token_seconds: HistogramVec,
-    pub(crate) per_token_seconds: HistogramVec,
-    pub(crate) in_flight: IntGauge,
-    pub(crate) bodies: IntGauge,
-    pub(crate) rejections: IntCounterVec,
-    pub(crate) continuations: IntCounter,
-    pub(crate) requests: IntCounterVec,
-    pub(crate) tokenizing: TokenizingMetrics,
-    tenants: Mutex<HashSet<String>>,
-}
-
-/// Tokens per request, powers of four as the conventions advise.
+/// Buckets of tokens per request: powers of four, as the OpenTelemetry conventions advise.
 const TOKEN_BUCKETS: &[f64] = &[
     1.0,
     4.0,
@@ -44,96 +26,78 @@ const TOKEN_BUCKETS: &[f64] = &[
     4_194_304.0,
 ];
 
+/// Values of the label `limit` of refused requests.
+const LIMITS: [&str; 11] = [
+    "requests",
+    "tenant_requests",
+    "bodies",
+    "tenant_bodies",
+    "bodies_bytes",
+    "body_bytes",
+    "body_time",
+    "context",
+    "retries",
+    "tokenizing",
+    "scheduler_wait",
+];
+
+refrain_service_kit::metric_families! {
+    /// The families, with names of OpenTelemetry's GenAI conventions where these have one.
+    pub(crate) struct GatewayFamilies {
+        /// Tokens per request.
+        pub(crate) token_usage: HistogramVec =
+            "gen_ai_client_token_usage" ["tenant", "model", "token_type"] in TOKEN_BUCKETS,
+        /// Seconds from the head of a request to its last token.
+        pub(crate) request_seconds: HistogramVec =
+            "gen_ai_server_request_duration_seconds" ["tenant", "model"] in SECONDS_BUCKETS,
+        /// Seconds from the head of a request to its first token.
+        pub(crate) first_token_seconds: HistogramVec =
+            "gen_ai_server_time_to_first_token_seconds" ["tenant", "model"] in SECONDS_BUCKETS,
+        /// Seconds per token after the first one, mean over a choice.
+        pub(crate) per_token_seconds: HistogramVec =
+            "gen_ai_server_time_per_output_token_seconds" ["tenant", "model"] in SECONDS_BUCKETS,
+        /// Requests in flight. One with n choices counts as n.
+        pub(crate) in_flight: IntGauge = "refrain_gateway_requests_in_flight",
+        /// Request bodies that are arriving.
+        pub(crate) bodies: IntGauge = "refrain_gateway_bodies_arriving",
+        /// Bytes of large bodies that are being parsed and tokenized.
+        pub(crate) tokenizing: IntGauge = "refrain_gateway_tokenizing_bytes",
+        /// Bytes of large bodies that wait to be parsed and tokenized.
+        pub(crate) tokenizing_waiting: IntGauge = "refrain_gateway_tokenizing_waiting_bytes",
+        /// Requests refused because a limit was reached, by the limit.
+        pub(crate) rejections: IntCounterVec = "refrain_gateway_rejections_total" ["limit"] with LIMITS,
+        /// Choices that continued after a chunk failed.
+        pub(crate) continuations: IntCounter = "refrain_gateway_continuations_total",
+        /// Requests by their final status; 499 means that the client went away.
+        pub(crate) requests: IntCounterVec = "refrain_gateway_requests_total" ["status"],
+    }
+}
+
+/// The families, and the tenants that have label values.
+pub(crate) struct GatewayMetrics {
+    pub(crate) families: GatewayFamilies,
+    tenants: Mutex<HashSet<String>>,
+}
+
 impl GatewayMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     ///
     /// # Errors
-    /// A name is taken: two gateways share a registry.
+    /// A name is taken, because two gateways share a registry.
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
-        let by_model = ["tenant", "model"];
-        let rejections = metrics.counter_vec(
-            "refrain_gateway_rejections_total",
-            "Requests refused because a limit was reached.",
-            &["limit"],
-        )?;
-        // There from the start, so that a rate over them is 0 and not absent.
-        for limit in [
-            "requests",
-            "tenant_requests",
-            "bodies",
-            "tenant_bodies",
-            "bodies_bytes",
-            "body_bytes",
-            "body_time",
-            "context",
-            "retries",
-            "tokenizing",
-            "scheduler_wait",
-        ] {
-            rejections.with_label_values(&[limit]);
-        }
         Ok(GatewayMetrics {
-            token_usage: metrics.histogram_vec(
-                "gen_ai_client_token_usage",
-                "Tokens per request.",
-                &["tenant", "model", "token_type"],
-                TOKEN_BUCKETS,
-            )?,
-            request_seconds: metrics.histogram_vec(
-                "gen_ai_server_request_duration_seconds",
-                "From the request's body to its last token.",
-                &by_model,
-                SECONDS_BUCKETS,
-            )?,
-            first_token_seconds: metrics.histogram_vec(
-                "gen_ai_server_time_to_first_token_seconds",
-                "From the request's body to its first token.",
-                &by_model,
-                SECONDS_BUCKETS,
-            )?,
-            per_token_seconds: metrics.histogram_vec(
-                "gen_ai_server_time_per_output_token_seconds",
-                "Time between tokens after the first, mean over a choice.",
-                &by_model,
-                SECONDS_BUCKETS,
-            )?,
-            in_flight: metrics.gauge(
-                "refrain_gateway_requests_in_flight",
-                "Requests in flight; one of several choices counts as so many.",
-            )?,
-            bodies: metrics.gauge(
-                "refrain_gateway_bodies_arriving",
-                "Bodies of requests that are on their way.",
-            )?,
-            tokenizing: TokenizingMetrics {
-                running: metrics.gauge(
-                    "refrain_gateway_tokenizing_bytes",
-                    "Large bodies that are parsed and tokenized now.",
-                )?,
-                waiting: metrics.gauge(
-                    "refrain_gateway_tokenizing_waiting_bytes",
-                    "Large bodies that wait to be parsed and tokenized.",
-                )?,
-                rejections: rejections.with_label_values(&["tokenizing"]),
-            },
-            rejections,
-            continuations: metrics.counter(
-                "refrain_gateway_continuations_total",
-                "Choices that went on elsewhere after a worker failed.",
-            )?,
-            requests: metrics.counter_vec(
-                "refrain_gateway_requests_total",
-                "Requests by how they ended; 499: the client went away.",
-                &["status"],
-            )?,
+            families: GatewayFamilies::register(metrics.registry())?,
             tenants: Mutex::default(),
         })
     }
 
-    /// A request ends because it gets no lease.
+    /// Counts a request that ends because it gets no lease.
     pub(crate) fn lease_given_up(&self, error: &ApiError) {
-        if error.code.as_deref() == Some(SCHEDULER_UNAVAILABLE) {
-            self.rejections.with_label_values(&["scheduler_wait"]).inc();
+        if error.has_code(code::SCHEDULER_UNAVAILABLE) {
+            self.families
+                .rejections
+                .with_label_values(&["scheduler_wait"])
+                .inc();
         }
     }
 

@@ -1,9 +1,10 @@
-//! The models on offer: how each reads and writes, and who serves it now.
+//! The models on offer: their tokenizers and templates, and the workers that serve them now.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use anyhow::Context;
+use refrain_protocol::error::code;
 use refrain_protocol::openai::{ModelCard, ModelList};
 use refrain_protocol::scheduling::ServedModel;
 use refrain_protocol::{ApiError, ErrorKind, Namespace, SignedNamespace, TokenId};
@@ -18,35 +19,37 @@ use crate::config::ModelConfig;
 pub(crate) struct Model {
     pub(crate) id: String,
     pub(crate) tokenizer: Arc<Tokenizer>,
-    /// The tokenizer's part of namespaces.
+    /// The identity of the tokenizer in namespaces.
     tokenizer_identity: String,
     pub(crate) template: Option<ChatTemplate>,
-    /// Ids that end an output, at least those that the files name.
+    /// Token ids that end an output: those in the files and those in the configuration.
     pub(crate) stop_token_ids: Vec<TokenId>,
     pub(crate) default_max_tokens: Option<u32>,
     max_context: Option<u32>,
-    owned_by: String,
     tenants: Vec<String>,
 }
 
-/// All models, with what the scheduler said last.
+/// All models, and the last answer of the scheduler on which of them are served.
 pub(crate) struct Models {
     models: Vec<Arc<Model>>,
     created: u64,
     served: RwLock<Vec<ServedModel>>,
     signer: NamespaceSigner,
-    /// By (tenant, model), both out of the configuration, so the table is bounded by it.
+    /// Signed namespaces by tenant and model. Both come from the configuration, which bounds the table.
     signed: Mutex<HashMap<(String, String), SignedNamespace>>,
 }
 
-/// Longest text where neither the files nor a worker say.
-const CONTEXT_UNKNOWN: u32 = 4096;
+/// Longest text in tokens, if neither the files nor a worker tell.
+const CONTEXT_DEFAULT: u32 = 4096;
+
+/// The `owned_by` of all models. Clients ignore it, but the OpenAI API has it.
+const OWNED_BY: &str = "refrain";
 
 impl Model {
-    /// Reads a model's files.
+    /// Reads the files of a model.
     pub(crate) fn new(config: &ModelConfig, files: &ModelFiles) -> anyhow::Result<Self> {
         let tokenizer = files.tokenizer()?;
-        let kept_apart = if config.text_only {
+        let prefix = if config.text_only {
             TEXT_ONLY_PREFIX
         } else {
             ""
@@ -61,8 +64,7 @@ impl Model {
             stop_token_ids,
             default_max_tokens: config.default_max_tokens,
             max_context: config.max_context.or_else(|| files.max_context()),
-            owned_by: config.owned_by.clone(),
-            tokenizer_identity: format!("{kept_apart}{}", tokenizer.identity()),
+            tokenizer_identity: format!("{prefix}{}", tokenizer.identity()),
             tenants: config.tenants.clone(),
             tokenizer: Arc::new(tokenizer),
         })
@@ -73,8 +75,9 @@ impl Model {
     }
 }
 
-/// `eos_token_id` of `config.json` and `generation_config.json`, and `eos_token` of `tokenizer_config.json`. They often
-/// differ: the one ends a document, the other a turn. Engines of other makers end at those of the second by themselves.
+/// The end tokens in a model's files: `eos_token_id` of `config.json` and `generation_config.json`, and `eos_token` of
+/// `tokenizer_config.json`. They often differ, since one ends a document and another a turn. Third-party engines end at
+/// those in `generation_config.json` by themselves.
 fn end_tokens(files: &ModelFiles, tokenizer: &Tokenizer) -> Vec<TokenId> {
     let parse = |bytes: &Option<Vec<u8>>| -> serde_json::Value {
         bytes
@@ -106,7 +109,7 @@ impl Models {
     /// Reads the files of all models.
     ///
     /// # Errors
-    /// Files that cannot be read or used, with the model's name.
+    /// Files cannot be read or used. The error names the model.
     pub(crate) fn new(
         configs: &[ModelConfig],
         files: &dyn Fn(&str) -> anyhow::Result<ModelFiles>,
@@ -129,10 +132,10 @@ impl Models {
         })
     }
 
-    /// The model that a tenant calls `id`.
+    /// Finds the model `id` for a tenant.
     ///
     /// # Errors
-    /// `NotFound` with code `model_not_found`, also for models that are not for this tenant.
+    /// `NotFound` with code `model_not_found`, also for models that this tenant may not use.
     pub(crate) fn get(&self, tenant: &str, id: &str) -> Result<Arc<Model>, ApiError> {
         let found = self
             .models
@@ -141,9 +144,9 @@ impl Models {
         found.cloned().ok_or_else(|| {
             let mut error = ApiError::new(
                 ErrorKind::NotFound,
-                "the model does not exist or is not for this key; GET /v1/models lists those that are",
+                "the model does not exist, or this key may not use it; GET /v1/models lists the models of this key",
             )
-            .with_code("model_not_found");
+            .with_code(code::MODEL_NOT_FOUND);
             error.param = Some("model".into());
             error
         })
@@ -164,11 +167,11 @@ impl Models {
             id: model.id.clone(),
             object: "model".into(),
             created: self.created,
-            owned_by: model.owned_by.clone(),
+            owned_by: OWNED_BY.into(),
         }
     }
 
-    /// Longest text of a model: what its files and its workers allow.
+    /// Longest text of a model, tokens: the lesser of the limits of its files and its workers.
     pub(crate) fn max_context(&self, model: &Model) -> u32 {
         let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
         let workers = served
@@ -178,11 +181,11 @@ impl Models {
         match (model.max_context, workers) {
             (Some(files), Some(workers)) => files.min(workers),
             (Some(limit), None) | (None, Some(limit)) => limit,
-            (None, None) => CONTEXT_UNKNOWN,
+            (None, None) => CONTEXT_DEFAULT,
         }
     }
 
-    /// Live workers of a model, as far as known.
+    /// Number of live workers of a model, by the last answer of the scheduler.
     pub(crate) fn worker_count(&self, model: &Model) -> usize {
         let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
         served
@@ -192,14 +195,14 @@ impl Models {
             .sum()
     }
 
-    /// Takes what the scheduler says.
+    /// Takes an answer of the scheduler.
     pub(crate) fn update(&self, served: Vec<ServedModel>) {
         for entry in &served {
             let ours = self.models.iter().find(|model| model.id == entry.model);
             if ours.is_some_and(|model| model.tokenizer_identity != entry.tokenizer) {
                 tracing::warn!(
                     model = entry.model,
-                    "workers serve this model with another tokenizer"
+                    "workers serve this model with another tokenizer; use the same files on both sides"
                 );
             }
         }
@@ -214,13 +217,13 @@ impl Models {
             .any(|model| served.iter().any(|entry| serves(entry, model)))
     }
 
-    /// (tenant, model, tokenizer), signed. Signed anew at half of a signature's life.
+    /// The signed namespace of a tenant and a model. It is signed anew after half of the life of a signature.
     pub(crate) fn namespace(&self, tenant: &str, model: &Model) -> SignedNamespace {
         let mut signed = self.signed.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (tenant.to_owned(), model.id.clone());
         let now_s = clock::unix_s();
         match signed.get(&key) {
-            // One from the future was signed before the clock was set back, and is refused by now.
+            // A signature from the future was made before the clock was set back, and would be refused.
             Some(known)
                 if known.issued_at_s <= now_s
                     && now_s - known.issued_at_s < NAMESPACE_TTL_S / 2 =>
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_see_their_models_only() {
+    fn a_tenant_sees_only_its_models() {
         let (models, _) = models();
         assert_eq!(models.list("acme").data.len(), 2);
         assert_eq!(models.list("bolt").data.len(), 1);
@@ -367,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_leaves_nothing_from_the_future() {
+    fn after_the_clock_is_set_back_namespaces_are_signed_anew() {
         let (models, auth) = models();
         let open = models.get("a", "open").unwrap();
         let signed = models.namespace("a", &open);

@@ -1,4 +1,4 @@
-//! A client's JSON to a [`GenerateRequest`]: everything is checked here, and nothing later.
+//! Turns the JSON of a client into a [`GenerateRequest`]. All checks are made here, and none later.
 
 mod body;
 mod fields;
@@ -9,14 +9,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use refrain_protocol::chunk::{Speculation, Urgency};
 use refrain_protocol::engine::Sampling;
+use refrain_protocol::error::code;
 use refrain_protocol::openai::Parameters;
 use refrain_protocol::{ApiError, TokenId};
 use serde::de::DeserializeOwned;
 
 use crate::models::{Model, Models};
-use body::{Body, Chat, Completion};
+use body::{ChatFields, CompletionFields, RequestBody};
 
-/// Which endpoint was called; it decides the shape of the answer.
+/// The endpoint that was called, which decides the shape of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// `/v1/chat/completions`.
@@ -26,7 +27,7 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
-    /// OpenTelemetry's name of the operation.
+    /// The name of the operation in the OpenTelemetry conventions.
     pub(crate) fn operation(self) -> &'static str {
         match self {
             Endpoint::Chat => "chat",
@@ -41,12 +42,12 @@ pub(crate) struct PreparedPrompt {
     pub(crate) tokens: Arc<[TokenId]>,
     /// Output limit that fits the context.
     pub(crate) max_new_tokens: u32,
-    /// Text that the answer begins with.
+    /// The prompt as text, if the answer has to begin with it.
     pub(crate) echo: String,
 }
 
-/// A request that can be carried out. Made by [`GenerateRequest::chat`] and [`GenerateRequest::completion`]
-/// only, so whoever holds one need not check again.
+/// A request that can be carried out. Only [`GenerateRequest::chat`] and [`GenerateRequest::completion`] create one, so its
+/// users need not check it again.
 #[derive(Debug)]
 pub(crate) struct GenerateRequest {
     pub(crate) endpoint: Endpoint,
@@ -54,7 +55,7 @@ pub(crate) struct GenerateRequest {
     pub(crate) model: Arc<Model>,
     pub(crate) prompts: Vec<PreparedPrompt>,
     pub(crate) choices_per_prompt: u32,
-    /// With `choice` 0; each choice sets its own.
+    /// How to sample. `choice` is 0 here; each choice sets its own.
     pub(crate) sampling: Sampling,
     pub(crate) stops: Arc<[String]>,
     pub(crate) is_stream: bool,
@@ -63,29 +64,29 @@ pub(crate) struct GenerateRequest {
     pub(crate) group: Option<String>,
     pub(crate) speculation: Speculation,
     pub(crate) urgency: Urgency,
-    /// What the client predicts as the output.
+    /// The output that the client predicts.
     pub(crate) prediction: Option<Arc<[TokenId]>>,
-    /// `None`: one chunk.
+    /// Most tokens of a chunk; `None`: one chunk without a limit.
     pub(crate) chunk_tokens: Option<u32>,
-    /// Keeps others from writing one down.
+    /// Keeps other modules from creating one.
     _sealed: (),
 }
 
-/// The limits of the configuration that concern a single request.
+/// The limits on a single request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
     pub(crate) choices_max: u32,
-    /// 0: one chunk.
+    /// Tokens of a chunk of requests with a group; 0: one chunk.
     pub(crate) rollout_chunk_tokens: u32,
-    /// 0: one chunk.
+    /// Tokens of a chunk of other requests; 0: one chunk.
     pub(crate) chunk_tokens: u32,
 }
 
-/// OpenAI's default of text completions.
+/// Output limit of text completions that set none: OpenAI's default.
 const COMPLETION_MAX_TOKENS: u64 = 16;
 
 impl GenerateRequest {
-    /// From the body of `/v1/chat/completions`, which is let go once it is read.
+    /// Reads the body of `/v1/chat/completions`, which is freed once it is parsed.
     ///
     /// # Errors
     /// `InvalidRequest` with the field at fault, or `NotFound` for an unknown model.
@@ -95,9 +96,9 @@ impl GenerateRequest {
         models: &Models,
         limits: RequestLimits,
     ) -> Result<Self, ApiError> {
-        let Body::<Chat> {
+        let RequestBody::<ChatFields> {
             parameters,
-            beside: mut chat,
+            own: mut chat,
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
@@ -128,7 +129,7 @@ impl GenerateRequest {
         Ok(request)
     }
 
-    /// From the body of `/v1/completions`.
+    /// Reads the body of `/v1/completions`.
     ///
     /// # Errors
     /// As [`GenerateRequest::chat`].
@@ -138,9 +139,9 @@ impl GenerateRequest {
         models: &Models,
         limits: RequestLimits,
     ) -> Result<Self, ApiError> {
-        let Body::<Completion> {
+        let RequestBody::<CompletionFields> {
             parameters,
-            beside: completion,
+            own: completion,
         } = read(&body)?;
         drop(body);
         let model = models.get(tenant, &parameters.model)?;
@@ -155,7 +156,7 @@ impl GenerateRequest {
         )?;
         let asked = parameters.max_tokens.or(parameters.max_completion_tokens);
         let context = models.max_context(&request.model);
-        // Before anything is encoded: a body may hold very many prompts.
+        // This comes before anything is encoded, since a body may have very many prompts.
         let count = prompt::count(&completion.prompt);
         request.check_choices(count, limits)?;
         for tokens in prompt::completions(completion.prompt, &request.model, context)? {
@@ -179,7 +180,7 @@ impl GenerateRequest {
         Ok(request)
     }
 
-    /// All but the prompts.
+    /// Creates a request without prompts from the fields that both endpoints have.
     fn common(
         endpoint: Endpoint,
         parameters: &Parameters,
@@ -220,31 +221,31 @@ impl GenerateRequest {
         if prompts > most as usize {
             return Err(ApiError::invalid(
                 "prompt",
-                format!("{prompts} prompts in one request; at most {most}"),
+                format!("the request has {prompts} prompts; at most {most} are allowed"),
             ));
         }
         let choices = prompts * self.choices_per_prompt as usize;
         if choices > most as usize {
             return Err(ApiError::invalid(
                 "n",
-                format!("{choices} choices in one request; at most {most}"),
+                format!("the request has {choices} choices; at most {most} are allowed"),
             ));
         }
         Ok(())
     }
 
-    /// Prompts times choices of each.
+    /// Number of choices: prompts times choices of each.
     pub(crate) fn choice_count(&self) -> usize {
         self.prompts.len() * self.choices_per_prompt as usize
     }
 
-    /// Whether log-probabilities are to be reported.
+    /// Whether the answer has log-probabilities.
     pub(crate) fn wants_logprobs(&self) -> bool {
         self.sampling.top_logprobs.is_some()
     }
 }
 
-/// Reads a body; faults name their field.
+/// Parses a body. Errors name the field at fault.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
@@ -273,7 +274,8 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 
 fn not_json(error: &serde_json::Error) -> ApiError {
     let message = format!("the body is not JSON: {error}");
-    ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message).with_code("invalid_json")
+    ApiError::new(refrain_protocol::ErrorKind::InvalidRequest, message)
+        .with_code(code::INVALID_JSON)
 }
 
 #[cfg(test)]

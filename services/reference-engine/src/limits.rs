@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use refrain_protocol::engine::{DrafterCapabilities, SelfDraft, StepItem, StepRequest};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 
 use crate::sampler;
@@ -109,9 +110,8 @@ impl Limits {
                 "the text has {text_len} tokens; this model takes {}, those it emits included",
                 self.max_context
             );
-            return Err(
-                ApiError::invalid(field("tokens"), message).with_code("context_length_exceeded")
-            );
+            return Err(ApiError::invalid(field("tokens"), message)
+                .with_code(code::CONTEXT_LENGTH_EXCEEDED));
         }
         let draft = item.draft.as_ref().map_or(&[][..], |draft| &draft.tokens);
         if let Some(token) = item

@@ -7,7 +7,7 @@ use refrain_protocol::engine::{
     AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
     StepResponse, TokenizeRequest, TokensBody,
 };
-use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve};
+use refrain_service_kit::http::{HttpResult, ServeOptions, Server, get, mesh_only, post, serve};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
 
@@ -85,13 +85,13 @@ fn listen_on(
         app.app_data(Data::new(routed.clone())).service(
             web::scope("/engine/v1")
                 .wrap(mesh_only(mesh.clone()))
-                .route("/capabilities", web::get().to(capabilities))
-                .route("/load", web::get().to(load))
-                .route("/step", web::post().to(step))
-                .route("/close", web::post().to(close))
-                .route("/abort", web::post().to(abort))
-                .route("/tokenize", web::post().to(tokenize))
-                .route("/detokenize", web::post().to(detokenize)),
+                .service(get("/capabilities", capabilities))
+                .service(get("/load", load))
+                .service(post("/step", step))
+                .service(post("/close", close))
+                .service(post("/abort", abort))
+                .service(post("/tokenize", tokenize))
+                .service(post("/detokenize", detokenize)),
         );
     })
 }

@@ -1,6 +1,7 @@
 //! One file for the whole mesh: each process reads the sections of its role, `refrain up` all of them.
 
 use std::path::Path;
+use std::time::Duration;
 
 use refrain_draft_store::DraftStoreConfig;
 use refrain_gateway::{GatewayConfig, KeyConfig, ModelConfig};
@@ -206,11 +207,13 @@ impl MeshFile {
                 faults.extend(within("draft_store", self.draft_store.faults()));
                 if self.worker.engine.is_external() {
                     faults.extend(url("engine", &self.urls.engine));
-                    if self.worker.engine.first_token_ms_max >= self.gateway.worker_idle_ms_max {
-                        faults.push(
-                            "worker.engine.first_token_ms_max: less than gateway.worker_idle_ms_max, or the gateway gives the worker up first"
-                                .to_owned(),
-                        );
+                    let silence_max = self.gateway.tuning.worker_silence_max;
+                    let first_token = Duration::from_millis(self.worker.engine.first_token_ms_max);
+                    if first_token >= silence_max {
+                        faults.push(format!(
+                            "worker.engine.first_token_ms_max: must be less than {}, or the gateway gives up the worker first",
+                            silence_max.as_millis()
+                        ));
                     }
                 } else {
                     faults.extend(within("engine", self.engine.faults()));
@@ -282,15 +285,14 @@ mod tests {
     fn a_worker_gives_its_engine_up_before_the_gateway_gives_up_the_worker() {
         let with = |first_token_ms_max: u64| {
             let engine = format!(
-                "[urls]\nengine = \"http://127.0.0.1:1\"\n[gateway]\nworker_idle_ms_max = 5000\n\
+                "[urls]\nengine = \"http://127.0.0.1:1\"\n\
                  [worker.engine]\nkind = \"vllm\"\nfirst_token_ms_max = {first_token_ms_max}"
             );
             faults(Role::Up, &engine).contains("worker.engine.first_token_ms_max")
         };
-        assert!(with(5_000) && !with(4_999));
+        assert!(with(600_000) && !with(599_999));
         // The reference engine is driven step by step: nothing waits for its first token.
-        let driven = "[gateway]\nworker_idle_ms_max = 5000";
-        assert_eq!(faults(Role::Up, driven), "");
+        assert_eq!(faults(Role::Up, ""), "");
         assert_eq!(
             faults(
                 Role::Up,

@@ -23,7 +23,7 @@ use crate::local::{LocalEngine, LocalWorkers};
 /// that what is under way finds its services until it has ended. The draft store goes last of all; what was
 /// said is to arrive there.
 pub struct Process {
-    gateway: Option<refrain_gateway::Running>,
+    gateway: Option<refrain_gateway::GatewayServer>,
     worker: Option<refrain_worker::WorkerServer>,
     scheduler: Option<refrain_scheduler::Running>,
     engine: Option<refrain_reference_engine::Running>,

@@ -14,7 +14,7 @@ use refrain_protocol::scheduling::{
     Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseRequest, ServedModel,
 };
 use refrain_rpc::{LEASE_ALIVE_EVERY, LeaseAnswer, Scheduler as _};
-use refrain_service_kit::http::{HttpResult, mesh_only};
+use refrain_service_kit::http::{HttpResult, get, mesh_only, post};
 use refrain_service_kit::mesh::MeshAuth;
 
 use crate::dispatch::DispatchState;
@@ -26,10 +26,10 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: SchedulerHandle, mesh
     app.service(
         web::scope("/internal/v1")
             .wrap(mesh_only(mesh.clone()))
-            .route("/lease", web::post().to(lease))
-            .route("/finish", web::post().to(finish))
-            .route("/heartbeat", web::post().to(heartbeat))
-            .route("/models", web::get().to(models)),
+            .service(post("/lease", lease))
+            .service(post("/finish", finish))
+            .service(post("/heartbeat", heartbeat))
+            .service(get("/models", models)),
     );
     // It names tenants, so it is the mesh's own as well.
     app.service(

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
-use refrain_protocol::chances::ChancesRequest;
+use refrain_protocol::acceptance::AcceptanceStatsRequest;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_speculation::{Goodput, Observed};
@@ -188,14 +188,14 @@ async fn tell(
         observed,
     }) = told.recv().await
     {
-        let request = ChancesRequest {
+        let request = AcceptanceStatsRequest {
             namespace,
             observed: match observed.is_empty() {
                 true => Vec::new(),
                 false => observed.to_bytes(),
             },
         };
-        let answer = store.chances(request).await;
+        let answer = store.acceptance_stats(request).await;
         let known = match answer.and_then(|reply| read(&reply.tables)) {
             Ok(known) => Ok(known),
             Err(error) => {
@@ -227,7 +227,7 @@ mod tests {
 
     use async_trait::async_trait;
     use refrain_protocol::Namespace;
-    use refrain_protocol::chances::ChancesReply;
+    use refrain_protocol::acceptance::AcceptanceStatsReply;
     use refrain_protocol::document::*;
     use refrain_service_kit::mesh::{MeshConfig, NamespaceSigner};
     use refrain_service_kit::telemetry::Metrics;
@@ -264,13 +264,16 @@ mod tests {
             refused()
         }
 
-        async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+        async fn acceptance_stats(
+            &self,
+            request: AcceptanceStatsRequest,
+        ) -> Result<AcceptanceStatsReply, ApiError> {
             if self.refuses.load(Ordering::SeqCst) {
                 return refused();
             }
             let observed = Observed::from_bytes(&request.observed).unwrap();
             self.told.lock().unwrap().push(observed);
-            Ok(ChancesReply { tables: Vec::new() })
+            Ok(AcceptanceStatsReply { tables: Vec::new() })
         }
     }
 

@@ -333,7 +333,7 @@ impl ActiveRequest {
     pub(crate) fn end_for(&self, next_worker: WorkerId) -> ChunkEnd {
         ChunkEnd {
             next_worker: Some(next_worker),
-            ..self.end(ChunkEndReason::HandOver)
+            ..self.end(ChunkEndReason::Transfer)
         }
     }
 
@@ -341,7 +341,7 @@ impl ActiveRequest {
     pub(crate) fn candidacy(&self, rates: Rates) -> Candidacy {
         Candidacy {
             asked: asked(self.request.speculation),
-            handed_over: self.request.handed_over,
+            handed_over: self.request.transferred,
             fallback_here: self.self_drafts,
             decisions: self.recent.len(),
             misses_share: self.recent.misses_share(),

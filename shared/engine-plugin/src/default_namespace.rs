@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use prometheus::IntCounter;
 use refrain_draft_replica::DraftReplica;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, SignedNamespace};
-use refrain_service_kit::mesh::{MeshAuth, NAMESPACE_EXPIRED, from_token};
+use refrain_service_kit::mesh::{MeshAuth, from_token};
 
 /// How often the token's file is read.
 const READ_EVERY: Duration = Duration::from_secs(60);
@@ -37,7 +38,7 @@ pub(crate) enum TokenFault {
 impl TokenFault {
     fn of(error: &ApiError) -> Self {
         let why = error.to_string();
-        if error.code.as_deref() == Some(NAMESPACE_EXPIRED) {
+        if error.has_code(code::NAMESPACE_EXPIRED) {
             TokenFault::ForNow(why)
         } else {
             TokenFault::ForGood(why)

@@ -194,9 +194,9 @@ pub struct ChunkRequest {
     /// What the client predicts as the output, from its first token on; empty if it predicts nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prediction: Vec<TokenId>,
-    /// It comes from a worker that handed it over to its fallback, and is not handed over again.
-    #[serde(default)]
-    pub handed_over: bool,
+    /// The request was transferred here by a worker whose fallback this is, and must not be transferred again.
+    #[serde(default, rename = "handed_over")]
+    pub transferred: bool,
     /// Milliseconds of silence after which the caller takes the worker for lost: over a wire, a worker that has nothing to
     /// say yet says that it lives several times meanwhile. `None`: it is never missed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -294,8 +294,9 @@ pub enum ChunkEndReason {
     GaveWay,
     /// The worker is draining; the request goes on elsewhere.
     Draining,
-    /// The request is better off on the worker's fallback, [`ChunkEnd::next_worker`].
-    HandOver,
+    /// The request is better off on the fallback worker, which [`ChunkEnd::next_worker`] names.
+    #[serde(rename = "hand_over")]
+    Transfer,
 }
 
 /// The last event of a chunk.
@@ -303,7 +304,7 @@ pub enum ChunkEndReason {
 pub struct ChunkEnd {
     /// Why.
     pub reason: ChunkEndReason,
-    /// Where the request is to go on, if its chunk was handed over.
+    /// The worker that the request continues on, if the reason is [`ChunkEndReason::Transfer`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_worker: Option<WorkerId>,
     /// Prompt tokens found in the engine's KV cache.

@@ -190,52 +190,6 @@ pub struct FetchGroupsReply {
     pub groups: Vec<GroupLog>,
 }
 
-/// New tokens of one sample of a group.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GroupUpdate {
-    /// Signed by the gateway.
-    pub namespace: SignedNamespace,
-    /// Which group.
-    pub group: String,
-    /// Which sample.
-    pub document: DocumentId,
-    /// As in [`DocumentUpdate::epoch`].
-    pub epoch: u64,
-    /// Output tokens before these.
-    pub prev_token_count: u32,
-    /// The output tokens that follow.
-    pub new_tokens: Vec<TokenId>,
-    /// Version of the weights that the sample began with.
-    pub weight_version: u64,
-    /// Unix milliseconds.
-    pub created_ms: u64,
-    /// Present in the last update.
-    pub finish: Option<FinishReason>,
-}
-
-impl From<GroupUpdate> for AppendRequest {
-    /// A group's update is an append like any other.
-    fn from(update: GroupUpdate) -> Self {
-        let head = DocumentHead {
-            group: Some(update.group),
-            weight_version: update.weight_version,
-            created_ms: update.created_ms,
-            ..DocumentHead::default()
-        };
-        AppendRequest {
-            namespace: update.namespace,
-            updates: vec![DocumentUpdate {
-                document: update.document,
-                epoch: update.epoch,
-                prev_len: update.prev_token_count,
-                tokens: update.new_tokens,
-                head,
-                finish: update.finish,
-            }],
-        }
-    }
-}
-
 /// The store in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStats {

@@ -1,36 +1,36 @@
-//! The one error that crosses a service border.
+//! The one error type that crosses the border of a service.
+
+pub mod code;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What went wrong, as far as a caller can act on it. Each kind has one HTTP status.
+/// The kind of an error, as far as a caller can act on it. Each kind has one HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
     /// 400: the request can never succeed as it stands.
     InvalidRequest,
-    /// 401: no key, or one that nobody knows.
+    /// 401: the key or secret is missing or unknown.
     Unauthorized,
-    /// 403: the key is known, the thing is not for it.
-    Forbidden,
-    /// 404: no such model, session or route.
+    /// 404: there is no such model, session or route.
     NotFound,
-    /// 405: the route is there, for other methods.
+    /// 405: the route exists, but takes other methods.
     MethodNotAllowed,
     /// 408: the request did not arrive in time.
     RequestTimeout,
-    /// 409: a newer attempt (fencing epoch) has taken over.
+    /// 409: a newer attempt, with a higher fencing epoch, has taken over.
     Conflict,
     /// 413: the body is over its limit.
     TooLarge,
-    /// 429: a limit is reached; try again after `retry_after_ms`.
+    /// 429: a limit is reached; the caller may retry after `retry_after_ms`.
     Overloaded,
-    /// 500: a fault of ours.
+    /// 500: a fault of the service itself.
     Internal,
-    /// 502: an engine or a service behind this one failed.
+    /// 502: an engine or a service behind this one failed while it carried out the call.
     Upstream,
-    /// 503: not ready, draining, or nobody to do the work.
+    /// 503: the service is not ready, drains, cannot be reached, or has nobody to do the work.
     Unavailable,
     /// 504: a deadline passed.
     Timeout,
@@ -42,7 +42,6 @@ impl ErrorKind {
         match self {
             ErrorKind::InvalidRequest => 400,
             ErrorKind::Unauthorized => 401,
-            ErrorKind::Forbidden => 403,
             ErrorKind::NotFound => 404,
             ErrorKind::MethodNotAllowed => 405,
             ErrorKind::RequestTimeout => 408,
@@ -66,7 +65,6 @@ impl ErrorKind {
             | ErrorKind::TooLarge
             | ErrorKind::Conflict => "invalid_request_error",
             ErrorKind::Unauthorized => "authentication_error",
-            ErrorKind::Forbidden => "permission_error",
             ErrorKind::Overloaded => "rate_limit_error",
             ErrorKind::Internal
             | ErrorKind::Upstream
@@ -78,23 +76,23 @@ impl ErrorKind {
 
 /// An error with a message for the caller and a detail for the log only.
 ///
-/// Messages say what was wrong and what to do; they never hold prompt or output text.
+/// Messages say what was wrong and what to do. They never contain text of prompts or outputs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApiError {
-    /// What a caller can act on.
+    /// The kind, which decides the HTTP status.
     pub kind: ErrorKind,
-    /// For the caller.
+    /// A sentence for the caller.
     pub message: String,
-    /// OpenAI's `error.code`, such as `model_not_found`.
+    /// OpenAI's `error.code`: the exact reason, one of the constants in [`code`] where other services act on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
     /// OpenAI's `error.param`: the request field at fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub param: Option<String>,
-    /// When a retry makes sense, milliseconds from now.
+    /// Milliseconds after which a retry makes sense.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
-    /// For the log; never sent.
+    /// Detail for the log of the service; it is never sent.
     #[serde(skip)]
     pub detail: Option<String>,
 }
@@ -112,7 +110,7 @@ impl ApiError {
         }
     }
 
-    /// A fault of ours: the caller is told no more than that, the log gets `detail`.
+    /// A fault of the service itself. Only the log gets `detail`; the caller learns nothing beyond the kind.
     pub fn internal(detail: impl fmt::Display) -> Self {
         ApiError::new(ErrorKind::Internal, "internal error").with_detail(detail)
     }
@@ -124,22 +122,27 @@ impl ApiError {
         error
     }
 
-    /// The same with OpenAI's `code`.
+    /// Sets OpenAI's `code`.
     pub fn with_code(mut self, code: impl Into<String>) -> Self {
         self.code = Some(code.into());
         self
     }
 
-    /// The same with a hint when to retry.
+    /// Sets the time after which a retry makes sense.
     pub fn with_retry_after_ms(mut self, retry_after_ms: u64) -> Self {
         self.retry_after_ms = Some(retry_after_ms);
         self
     }
 
-    /// The same with a detail for the log.
+    /// Sets the detail for the log.
     pub fn with_detail(mut self, detail: impl fmt::Display) -> Self {
         self.detail = Some(detail.to_string());
         self
+    }
+
+    /// Whether this error has the given `code`.
+    pub fn has_code(&self, code: &str) -> bool {
+        self.code.as_deref() == Some(code)
     }
 }
 

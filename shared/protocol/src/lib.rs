@@ -6,12 +6,12 @@
 //! them, [`chances`] what they tell it of what drafts are worth, [`admin`] what operators ask
 //! of it.
 
+pub mod acceptance;
 pub mod admin;
-pub mod chances;
 pub mod chunk;
 pub mod document;
 pub mod engine;
-mod error;
+pub mod error;
 mod ids;
 pub mod lookup;
 mod namespace;

@@ -4,10 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{LeaseId, RequestId, SignedNamespace, WorkerId};
 
-/// The code of the error for a call that found no scheduler, or one that starts, stops or has lost its queue: the same call
-/// may do in a moment.
-pub const SCHEDULER_UNAVAILABLE: &str = "scheduler_unavailable";
-
 /// Asks for a worker. Answered when it is the request's turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRequest {
@@ -23,12 +19,12 @@ pub struct LeaseRequest {
     pub generated_tokens: u32,
     /// Output tokens at most, all chunks together.
     pub max_new_tokens: u32,
-    /// The worker of the last chunk: its KV is there. Or the one that the request was handed over to.
+    /// The worker that holds the request's KV cache, or the fallback worker that the request is transferred to.
     pub prefer: Option<WorkerId>,
-    /// The last worker named `prefer` as better for the request: it goes there if there is room, however busy the worker
-    /// is beside others, and its text is to be read there.
-    #[serde(default)]
-    pub handed_over: bool,
+    /// The last worker transferred the request to `prefer`, its fallback. The request goes there if there is a slot,
+    /// however loaded that worker is, and has to be prefilled there.
+    #[serde(default, rename = "handed_over")]
+    pub transferred: bool,
     /// Workers that just failed this request.
     pub exclude: Vec<WorkerId>,
 }

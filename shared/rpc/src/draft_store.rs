@@ -1,10 +1,10 @@
-//! The draft store's interface.
+//! The interface of the draft store.
 
 use async_trait::async_trait;
-use refrain_protocol::chances::{ChancesReply, ChancesRequest};
+use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::{
     AppendReply, AppendRequest, FetchGroupsReply, FetchGroupsRequest, FollowReply, FollowRequest,
-    GroupUpdate, RegisterGroupRequest, StoreStats, TouchRequest,
+    RegisterGroupRequest, StoreStats, TouchRequest,
 };
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
@@ -19,106 +19,93 @@ use std::time::Duration;
 
 use crate::codec::post;
 
-/// The durable memory of outputs.
+/// The durable store of outputs.
+///
+/// The methods with a default body are optional features. A store without one answers `NotFound`, as an HTTP store that
+/// does not have the route does, and callers then go on without it.
 #[async_trait]
 pub trait DraftStore: Send + Sync {
-    /// Stores pieces of documents; durable once answered.
+    /// Stores pieces of documents, which are durable once this returns.
     ///
     /// # Errors
     /// `Overloaded` when the writer's queue is full, `Unavailable` when the disk refuses.
     async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError>;
 
-    /// What changed in a namespace since a cursor, waiting for something if asked to.
+    /// Reads the changes of a namespace since a cursor, and waits for some if the request says so.
     async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError>;
 
     /// Marks documents as used now.
     async fn touch(&self, request: TouchRequest) -> Result<(), ApiError>;
 
-    /// The store in numbers.
+    /// Reads the size of the store in numbers.
     async fn stats(&self) -> Result<StoreStats, ApiError>;
 
-    /// Makes a group of samples known, or renews it.
+    /// Registers a group of samples, or renews its registration.
     ///
     /// # Errors
-    /// `Overloaded` when as many groups are known as may be, `NotFound` of a store without groups.
+    /// `Overloaded` when the store has as many groups as it may.
     async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
         drop(request);
-        Err(no_groups())
+        Err(not_offered("groups of samples"))
     }
 
-    /// What changed in some groups since a cursor each.
-    ///
-    /// # Errors
-    /// `NotFound` of a store without groups. A group that is not registered is told in the answer.
-    async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
+    /// Reads the changes of some groups, each since a cursor (`fetch_cst` of the Seer paper). The reply says of each group
+    /// whether it is registered.
+    async fn fetch_groups(
+        &self,
+        request: FetchGroupsRequest,
+    ) -> Result<FetchGroupsReply, ApiError> {
         drop(request);
-        Err(no_groups())
+        Err(not_offered("groups of samples"))
     }
 
-    /// Stores new tokens of a sample of a group: an append of one piece, by its other name.
-    async fn update_cst(&self, update: GroupUpdate) -> Result<AppendReply, ApiError> {
-        self.append(update.into()).await
-    }
-
-    /// What of a namespace is sealed, and what is not.
-    ///
-    /// # Errors
-    /// `NotFound` of a store that hands no segments out: follow it from the beginning.
+    /// Lists the sealed segments of a namespace, and its documents that are in no segment.
     async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
         drop(request);
-        Err(no_segments())
+        Err(not_offered("segments"))
     }
 
-    /// Bytes of a segment.
+    /// Reads bytes of a segment.
     ///
     /// # Errors
-    /// `NotFound` when the segment is not there (any more), or another namespace's.
+    /// `NotFound` when the namespace has no such segment, or has none any more.
     async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
         drop(request);
-        Err(no_segments())
+        Err(not_offered("segments"))
     }
 
-    /// Documents as they are now; those that are not there are left out.
-    ///
-    /// # Errors
-    /// `NotFound` of a store that hands no segments out.
+    /// Reads documents in their present state. Documents that do not exist are left out.
     async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
         drop(request);
-        Err(no_segments())
+        Err(not_offered("segments"))
     }
 
-    /// Drafts from what is sealed, for all requests of a step.
+    /// Searches the sealed segments for drafts, for all requests of a step.
     ///
     /// # Errors
-    /// `Overloaded` when as many calls are under way as may be, `NotFound` of a store that does not draft.
+    /// `Overloaded` when as many look-ups are in flight as may be.
     async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
         drop(request);
-        let message = "this draft store does not draft";
-        Err(ApiError::new(ErrorKind::NotFound, message))
+        Err(not_offered("look-ups of drafts"))
     }
 
-    /// Adds what was observed of drafts in a namespace to what is known there, durably, and says what that is. A call that
-    /// is repeated counts twice.
+    /// Adds a worker's observations to the acceptance statistics of a namespace, durably, and returns the sum over all
+    /// workers. A call that is repeated counts twice.
     ///
     /// # Errors
-    /// `InvalidRequest` for bytes that are no observations, `Overloaded` when one namespace more would be too many,
-    /// `NotFound` of a store that keeps no chances.
-    async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+    /// `InvalidRequest` for bytes that are no observations, `Overloaded` when one more namespace would be too many.
+    async fn acceptance_stats(
+        &self,
+        request: AcceptanceStatsRequest,
+    ) -> Result<AcceptanceStatsReply, ApiError> {
         drop(request);
-        let message = "this draft store does not keep what drafts are worth";
-        Err(ApiError::new(ErrorKind::NotFound, message))
+        Err(not_offered("acceptance statistics"))
     }
 }
 
-fn no_segments() -> ApiError {
-    ApiError::new(
-        ErrorKind::NotFound,
-        "this draft store hands no segments out",
-    )
-}
-
-fn no_groups() -> ApiError {
-    ApiError::new(ErrorKind::NotFound, "this draft store has no groups")
+fn not_offered(feature: &str) -> ApiError {
+    let message = format!("this draft store does not offer {feature}");
+    ApiError::new(ErrorKind::NotFound, message)
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,segments,
@@ -128,12 +115,12 @@ pub struct HttpDraftStore {
 }
 
 impl HttpDraftStore {
-    /// A client of the store behind `client`.
+    /// Creates a client of the store that `client` calls.
     pub fn new(client: MeshClient) -> Self {
         HttpDraftStore { client }
     }
 
-    /// A call with the client's usual deadline.
+    /// Makes a call with the client's usual timeout.
     async fn call<Q: Serialize, A: DeserializeOwned>(
         &self,
         path: &str,
@@ -167,7 +154,10 @@ impl DraftStore for HttpDraftStore {
         self.call("groups/register", &request).await
     }
 
-    async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
+    async fn fetch_groups(
+        &self,
+        request: FetchGroupsRequest,
+    ) -> Result<FetchGroupsReply, ApiError> {
         self.call("groups/fetch", &request).await
     }
 
@@ -187,7 +177,10 @@ impl DraftStore for HttpDraftStore {
         self.call("documents", &request).await
     }
 
-    async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+    async fn acceptance_stats(
+        &self,
+        request: AcceptanceStatsRequest,
+    ) -> Result<AcceptanceStatsReply, ApiError> {
         self.call("chances", &request).await
     }
 }

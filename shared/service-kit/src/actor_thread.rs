@@ -1,5 +1,5 @@
-//! A thread for an actor, with an actix system of its own: callers then need none, the actor may block, and nothing of
-//! theirs holds it up.
+//! A thread for an actor, with an actix system of its own. Its callers need no actix system, the actor may block, and the
+//! work of its callers does not hold it up.
 
 use std::thread::JoinHandle;
 
@@ -7,7 +7,7 @@ use actix_web::rt::System;
 use anyhow::Context as _;
 use tokio::sync::oneshot;
 
-/// The thread. It ends, and the actor with it, when this is stopped or dropped.
+/// The thread of an actor. Both end when this is stopped or dropped.
 pub struct ActorThread {
     name: &'static str,
     stop: oneshot::Sender<()>,
@@ -15,10 +15,11 @@ pub struct ActorThread {
 }
 
 impl ActorThread {
-    /// Starts a thread of this name, and has `begin` start the actor there. Answers with what that answers: its address.
+    /// Starts a thread called `name` and runs `begin` there, which starts the actor. Returns the result of `begin`, usually
+    /// the actor's address.
     ///
     /// # Errors
-    /// What `begin` fails with, or no thread can be had.
+    /// `begin` fails, or the system refuses a thread.
     pub async fn start<A: Send + 'static>(
         name: &'static str,
         begin: impl FnOnce() -> anyhow::Result<A> + Send + 'static,
@@ -29,7 +30,7 @@ impl ActorThread {
             System::new().block_on(async move {
                 let begun = begin();
                 let runs = begun.is_ok();
-                // Either end going away means that the actor is not wanted any more.
+                // If either end is dropped, nobody needs the actor any more.
                 if started.send(begun).is_ok() && runs {
                     let _ = stopped.await;
                 }
@@ -38,19 +39,19 @@ impl ActorThread {
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(run)
-            .with_context(|| format!("the thread {name} cannot be started"))?;
+            .with_context(|| format!("cannot start the thread {name}"))?;
         let address = outcome
             .await
             .with_context(|| format!("the thread {name} ended before its actor began"))??;
         Ok((ActorThread { name, stop, thread }, address))
     }
 
-    /// Ends it, and waits until it has ended.
+    /// Ends the thread and waits until it has ended.
     pub async fn stop(self) {
         drop(self.stop);
         let joined = tokio::task::spawn_blocking(move || self.thread.join()).await;
         if !matches!(joined, Ok(Ok(()))) {
-            tracing::error!(thread = self.name, "an actor's thread panicked");
+            tracing::error!(thread = self.name, "the thread of an actor panicked");
         }
     }
 }
@@ -62,11 +63,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_begins_there_runs_until_it_is_stopped() {
+    async fn an_actor_runs_until_its_thread_is_stopped() {
         let (ended, has_ended) = std::sync::mpsc::channel();
         let begin = move || {
             actix_web::rt::spawn(async move {
-                // Dropped with the thread's system.
+                // It is dropped with the actix system of the thread.
                 let _ended: std::sync::mpsc::Sender<()> = ended;
                 std::future::pending::<()>().await;
             });
@@ -83,11 +84,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_begin_is_told() {
+    async fn an_actor_that_does_not_start_is_an_error() {
         let refused = ActorThread::start::<()>("a-test", || anyhow::bail!("no disk")).await;
         assert_eq!(refused.err().unwrap().to_string(), "no disk");
         let panics = ActorThread::start::<()>("a-test", || std::panic::resume_unwind(Box::new(())));
-        let told = panics.await.err().unwrap().to_string();
-        assert!(told.contains("a-test"), "{told}");
+        let error = panics.await.err().unwrap().to_string();
+        assert!(error.contains("a-test"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The system's clock, as numbers that can be stored and sent.
+//! The system clock as numbers that can be stored and sent.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ pub fn unix_ms() -> u64 {
     u64::try_from(since_1970().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A clock before 1970 was never set: it reads as 1970, and signatures then fail as too young or too old.
+/// A clock before 1970 was never set. It reads as 1970, and signatures then fail as too new or too old.
 fn since_1970() -> Duration {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

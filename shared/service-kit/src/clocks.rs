@@ -1,13 +1,15 @@
-//! Whose clock is off: what the services of a mesh tell each other of the time.
+//! Comparison of the clocks of a mesh, which finds the service whose clock is off.
 //!
-//! Calls inside the mesh say about once a second what the caller's clock shows ([`CLOCK_HEADER`]). Every gateway and every
-//! worker calls the scheduler, so the scheduler sees all their clocks: the median of these and its own is the mesh's time, and
-//! its answers tell it. Everybody else measures itself by that, and passes it on to those whom the scheduler does not hear,
-//! such as the draft store. So the one is off that disagrees with most, the scheduler included. Where there is a tie, the
-//! scheduler's own clock is nearest to right: a mesh of one gateway and no worker has no other judge.
+//! About once a second, calls inside the mesh carry the time of the caller's clock ([`CLOCK_HEADER`]). Every gateway and
+//! every worker calls the scheduler, so the scheduler sees all their clocks. The median of these and its own is the mesh time,
+//! which its responses carry. All other services compare their clocks with the mesh time. They also pass it on to services
+//! that do not call the scheduler, such as the draft store.
 //!
-//! A service whose clock is off by more than namespaces are believed for is not ready, and says why
-//! ([`Clocks::readiness`]). In one process there is one clock, and nothing of this happens.
+//! So the clock that disagrees with most others counts as off, even if it is the scheduler's. In a tie the scheduler's clock
+//! decides: a mesh of one gateway and no worker has no other judge.
+//!
+//! A service is not ready while its clock is off by more than `mesh.clock_skew_s_max`, and its readiness says so
+//! ([`Clocks::readiness`]). Services in one process share one clock, so none of this happens there.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -18,64 +20,65 @@ use crate::clock;
 use crate::mesh::CLOCK_SKEW_S_MAX;
 use crate::telemetry::Metrics;
 
-/// With a request: what the caller's clock shows, the mesh's time as far as it knows, both in Unix milliseconds, and its name,
-/// parted by `;`. With an answer of the scheduler: the mesh's time.
+/// Header that carries clocks. In a request: the caller's time, the mesh time as far as the caller knows it, and the caller's
+/// name, separated by `;`. In a response of the scheduler: the mesh time. Times are Unix milliseconds.
 pub const CLOCK_HEADER: &str = "x-refrain-clock";
 
-/// How often one service tells another.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+/// How often one service sends its clock to another.
+const SEND_EVERY: Duration = Duration::from_secs(1);
 
-/// What was heard longer ago counts no more.
-const REMEMBERED: Duration = Duration::from_secs(60);
+/// A reading older than this no longer counts.
+const READING_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// Clocks that a scheduler compares: more than there may be workers. Those that come later are not counted.
+/// Most clocks that a scheduler compares, which is more than it may have workers. Further clocks are not counted.
 const PEERS_MAX: usize = 4_096;
 
-/// A clock that is off by this is worth a line in the log. Below it lie processes that stood still for a moment, too.
+/// Skew from which a clock is worth a line in the log. A process that was suspended for a moment may show a smaller one.
 const WARN_FROM: Duration = Duration::from_secs(30);
 
-/// How often the same clock is worth one.
+/// Pause between two lines in the log about one clock.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// An answer that took longer says nothing of the time.
+/// A response that took longer does not tell the time.
 const ROUND_TRIP_MAX: Duration = Duration::from_secs(5);
 
-/// Longest name of a service.
+/// Longest name of a service, bytes.
 const NAME_BYTES_MAX: usize = 128;
 
-/// What a service knows of its own clock and of others'. Cheap to clone; one for the whole process.
+/// A service's knowledge of its own clock and of others. Cheap to clone; a process has one.
 #[derive(Clone)]
 pub struct Clocks {
-    inner: Arc<Inner>,
+    shared: Arc<Shared>,
 }
 
-struct Inner {
+struct Shared {
     name: String,
     skew_max: Duration,
     now_ms: Box<dyn Fn() -> u64 + Send + Sync>,
-    known: Mutex<Known>,
+    readings: Mutex<Readings>,
 }
 
-/// When a service was told last. One for each that is called.
-pub(crate) type Told = Arc<Mutex<Option<Instant>>>;
+/// When the clock was last sent to a service. There is one for each service that is called.
+pub(crate) type LastSent = Arc<Mutex<Option<Instant>>>;
 
 impl Default for Clocks {
-    /// Of a service that hears of no other's clock.
+    /// The clocks of a service that learns nothing of other clocks.
     fn default() -> Self {
         Clocks::new("", false, CLOCK_SKEW_S_MAX)
     }
 }
 
 impl Clocks {
-    /// Of the service of this name. `judges`: it is the scheduler. Its clock may be off by `skew_s_max`.
-    pub fn new(name: &str, judges: bool, skew_s_max: u64) -> Self {
-        Clocks::by(name, judges, skew_s_max, clock::unix_ms)
+    /// Creates the clocks of the service `name`, whose own clock may be off by `skew_s_max` seconds. The scheduler is the one
+    /// that compares all clocks (`is_judge`).
+    pub fn new(name: &str, is_judge: bool, skew_s_max: u64) -> Self {
+        Clocks::with_clock(name, is_judge, skew_s_max, clock::unix_ms)
     }
 
-    /// The same with a clock of its own.
-    pub(crate) fn by(
+    /// As [`Clocks::new`], with another clock than the system's.
+    pub(crate) fn with_clock(
         name: &str,
-        judges: bool,
+        is_judge: bool,
         skew_s_max: u64,
         now_ms: impl Fn() -> u64 + Send + Sync + 'static,
     ) -> Self {
@@ -86,123 +89,130 @@ impl Clocks {
             .map(|byte| if readable(byte) { byte } else { '_' })
             .collect();
         Clocks {
-            inner: Arc::new(Inner {
+            shared: Arc::new(Shared {
                 name,
                 skew_max: Duration::from_secs(skew_s_max),
                 now_ms: Box::new(now_ms),
-                known: Mutex::new(Known {
-                    judged: judges.then(HashMap::new),
-                    told: None,
+                readings: Mutex::new(Readings {
+                    peers: is_judge.then(HashMap::new),
+                    mesh: None,
                     warned: None,
                 }),
             }),
         }
     }
 
-    /// Shows the skew among the service's figures.
+    /// Registers the skew as a metric.
     ///
     /// # Errors
     /// The name is taken.
     pub fn register(&self, metrics: &Metrics) -> anyhow::Result<()> {
         let clocks = self.clone();
-        metrics.asked_gauge(
+        metrics.computed_gauge(
             "refrain_clock_skew_seconds",
-            "How far this service's clock is ahead of the mesh's time, as far as it was told.",
+            "Seconds by which this service's clock is ahead of the mesh time; 0 while the mesh time is unknown.",
             move || clocks.skew_ms() as f64 / 1_000.0,
         )
     }
 
-    /// How far this service's clock is ahead of the mesh's time, milliseconds; 0 where nothing was heard of late.
+    /// Milliseconds by which this service's clock is ahead of the mesh time; 0 while the mesh time is unknown.
     pub fn skew_ms(&self) -> i64 {
-        self.known()
+        self.readings()
             .mesh_ahead_ms(Instant::now())
             .unwrap_or(0)
             .saturating_neg()
     }
 
+    /// Checks whether the service's clock is right enough for its work.
+    ///
     /// # Errors
-    /// Why the service cannot do its work: its clock is off by more than others believe.
+    /// The reason why it is not, as a sentence for the operator.
     pub fn readiness(&self) -> Result<(), String> {
         let skew_ms = self.skew_ms();
-        if skew_ms.unsigned_abs() <= millis(self.inner.skew_max) {
+        if skew_ms.unsigned_abs() <= millis(self.shared.skew_max) {
             return Ok(());
         }
         Err(format!(
-            "this service's clock is {} the mesh's time, and mesh.clock_skew_s_max is {}; set the clock",
+            "this service's clock is {} the mesh time, and mesh.clock_skew_s_max is {}; set the clock",
             ahead_or_behind(skew_ms),
-            self.inner.skew_max.as_secs()
+            self.shared.skew_max.as_secs()
         ))
     }
 
-    /// What a call to a service says, if it is time to.
-    pub(crate) fn call(&self, told: &Told) -> Option<String> {
+    /// The header for a request to a service, if it is time to send one.
+    pub(crate) fn request_header(&self, last_sent: &LastSent) -> Option<String> {
         let now = Instant::now();
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.is_some_and(|told| now.saturating_duration_since(told) < TELL_EVERY) {
+        let mut last_sent = last_sent.lock().unwrap_or_else(PoisonError::into_inner);
+        if last_sent.is_some_and(|sent| now.saturating_duration_since(sent) < SEND_EVERY) {
             return None;
         }
-        *told = Some(now);
+        *last_sent = Some(now);
         let own_ms = self.now_ms();
         let mesh_ms = self
-            .known()
+            .readings()
             .mesh_ahead_ms(now)
             .map(|ahead_ms| own_ms.saturating_add_signed(ahead_ms).to_string())
             .unwrap_or_default();
-        Some(format!("{own_ms};{mesh_ms};{}", self.inner.name))
+        Some(format!("{own_ms};{mesh_ms};{}", self.shared.name))
     }
 
-    /// A call said this. Returns what the answer says, if this service judges.
-    pub(crate) fn heard(&self, said: &str, from: Option<IpAddr>) -> Option<String> {
-        let mut parts = said.splitn(3, ';');
+    /// Takes the header of a request. Returns the header of the response, if this service is the judge.
+    pub(crate) fn read_request_header(&self, header: &str, from: Option<IpAddr>) -> Option<String> {
+        let mut parts = header.splitn(3, ';');
         let peer_ms: u64 = parts.next()?.parse().ok()?;
         let mesh_ms: Option<u64> = parts.next()?.parse().ok();
         let name = parts.next()?;
         let now = Instant::now();
         let own_ms = self.now_ms();
-        let mut known = self.known();
-        let known = &mut *known;
-        let Some(judged) = &mut known.judged else {
+        let mut readings = self.readings();
+        let readings = &mut *readings;
+        let Some(peers) = &mut readings.peers else {
             if let Some(mesh_ms) = mesh_ms {
-                known.told = Some((ahead_ms(mesh_ms, own_ms), now));
-                self.warn_of_own(known, now);
+                readings.mesh = Some((ahead_ms(mesh_ms, own_ms), now));
+                self.warn_of_own(readings, now);
             }
             return None;
         };
         let key = (name.to_owned(), from);
-        let is_known = judged.contains_key(&key);
-        if !is_known && judged.len() >= PEERS_MAX {
-            judged.retain(|_, peer| peer.is_fresh(now));
+        let is_known = peers.contains_key(&key);
+        if !is_known && peers.len() >= PEERS_MAX {
+            peers.retain(|_, peer| peer.is_fresh(now));
         }
-        if is_known || judged.len() < PEERS_MAX {
-            let peer = judged.entry(key.clone()).or_insert(Peer {
+        if is_known || peers.len() < PEERS_MAX {
+            let peer = peers.entry(key.clone()).or_insert(Peer {
                 ahead_ms: 0,
-                heard: now,
+                received: now,
                 warned: None,
             });
             peer.ahead_ms = ahead_ms(peer_ms, own_ms);
-            peer.heard = now;
+            peer.received = now;
         }
-        let mesh_ahead_ms = known.mesh_ahead_ms(now)?;
-        self.warn_of_own(known, now);
-        if let Some(peer) = known
-            .judged
+        let mesh_ahead_ms = readings.mesh_ahead_ms(now)?;
+        self.warn_of_own(readings, now);
+        if let Some(peer) = readings
+            .peers
             .as_mut()
-            .and_then(|judged| judged.get_mut(&key))
+            .and_then(|peers| peers.get_mut(&key))
         {
             let skew_ms = peer.ahead_ms.saturating_sub(mesh_ahead_ms);
             if self.is_worth_a_line(skew_ms, &mut peer.warned, now) {
                 let address = from.map(tracing::field::display);
                 let differs = ahead_or_behind(skew_ms);
-                tracing::warn!(service = name, address, differs, "a service's clock is off");
+                tracing::warn!(
+                    service = name,
+                    address,
+                    differs,
+                    "the clock of a service is off"
+                );
             }
         }
         Some(own_ms.saturating_add_signed(mesh_ahead_ms).to_string())
     }
 
-    /// The answer to a call that was sent then said this.
-    pub(crate) fn answered(&self, said: &str, sent: Instant) {
+    /// Takes the header of the response to a request that was sent at `sent`.
+    pub(crate) fn read_response_header(&self, header: &str, sent: Instant) {
         let round_trip = sent.elapsed();
-        let Ok(mesh_ms) = said.parse::<u64>() else {
+        let Ok(mesh_ms) = header.parse::<u64>() else {
             return;
         };
         if round_trip > ROUND_TRIP_MAX {
@@ -211,24 +221,24 @@ impl Clocks {
         let mesh_ms = mesh_ms.saturating_add(millis(round_trip / 2));
         let own_ms = self.now_ms();
         let now = Instant::now();
-        let mut known = self.known();
-        if known.judged.is_none() {
-            known.told = Some((ahead_ms(mesh_ms, own_ms), now));
-            self.warn_of_own(&mut known, now);
+        let mut readings = self.readings();
+        if readings.peers.is_none() {
+            readings.mesh = Some((ahead_ms(mesh_ms, own_ms), now));
+            self.warn_of_own(&mut readings, now);
         }
     }
 
-    fn warn_of_own(&self, known: &mut Known, now: Instant) {
-        let skew_ms = known.mesh_ahead_ms(now).unwrap_or(0).saturating_neg();
-        if self.is_worth_a_line(skew_ms, &mut known.warned, now) {
-            let service = &*self.inner.name;
+    fn warn_of_own(&self, readings: &mut Readings, now: Instant) {
+        let skew_ms = readings.mesh_ahead_ms(now).unwrap_or(0).saturating_neg();
+        if self.is_worth_a_line(skew_ms, &mut readings.warned, now) {
+            let service = &*self.shared.name;
             let differs = ahead_or_behind(skew_ms);
             tracing::warn!(service, differs, "this service's own clock is off");
         }
     }
 
     fn is_worth_a_line(&self, skew_ms: i64, warned: &mut Option<Instant>, now: Instant) -> bool {
-        let from = WARN_FROM.min(self.inner.skew_max);
+        let from = WARN_FROM.min(self.shared.skew_max);
         if skew_ms.unsigned_abs() < millis(from)
             || warned.is_some_and(|at| now.saturating_duration_since(at) < WARN_EVERY)
         {
@@ -239,53 +249,54 @@ impl Clocks {
     }
 
     fn now_ms(&self) -> u64 {
-        (self.inner.now_ms)()
+        (self.shared.now_ms)()
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.inner
-            .known
+    fn readings(&self) -> MutexGuard<'_, Readings> {
+        self.shared
+            .readings
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What was heard of clocks. Instants are handed in.
-struct Known {
-    /// Other clocks by name and address: the scheduler's.
-    judged: Option<HashMap<(String, Option<IpAddr>), Peer>>,
-    /// How far the mesh's time is ahead of the own clock, milliseconds, as it was said last, and when.
-    told: Option<(i64, Instant)>,
-    /// When the own clock was last worth a line in the log.
+/// The last readings of clocks. Instants are arguments.
+struct Readings {
+    /// Other clocks by name and address. Only the judge has them.
+    peers: Option<HashMap<(String, Option<IpAddr>), Peer>>,
+    /// Milliseconds by which the mesh time is ahead of the own clock, and when this was received.
+    mesh: Option<(i64, Instant)>,
+    /// When the log last warned about the own clock.
     warned: Option<Instant>,
 }
 
+/// The clock of another service.
 struct Peer {
-    /// Its clock less the own one.
+    /// Milliseconds by which it is ahead of the own clock.
     ahead_ms: i64,
-    heard: Instant,
+    received: Instant,
     warned: Option<Instant>,
 }
 
 impl Peer {
     fn is_fresh(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.heard) < REMEMBERED
+        now.saturating_duration_since(self.received) < READING_AGE_MAX
     }
 }
 
-impl Known {
-    /// How far the mesh's time is ahead of the own clock; `None` if nothing was heard of late.
+impl Readings {
+    /// Milliseconds by which the mesh time is ahead of the own clock; `None` without a fresh reading.
     fn mesh_ahead_ms(&self, now: Instant) -> Option<i64> {
-        let Some(judged) = &self.judged else {
-            let (ahead_ms, told) = self.told?;
-            return (now.saturating_duration_since(told) < REMEMBERED).then_some(ahead_ms);
+        let Some(peers) = &self.peers else {
+            let (ahead_ms, received) = self.mesh?;
+            return (now.saturating_duration_since(received) < READING_AGE_MAX).then_some(ahead_ms);
         };
-        let fresh = judged.values().filter(|peer| peer.is_fresh(now));
+        let fresh = peers.values().filter(|peer| peer.is_fresh(now));
         median_near_zero(fresh.map(|peer| peer.ahead_ms).chain([0]).collect())
     }
 }
 
-/// The middle one; of two middle ones, that nearer to 0.
+/// The median; if there are two middle values, the one nearer to 0.
 fn median_near_zero(mut values: Vec<i64>) -> Option<i64> {
     values.sort_unstable();
     let upper = values.len() / 2;

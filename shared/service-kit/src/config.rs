@@ -1,12 +1,12 @@
-//! Configuration: TOML, then environment, into a typed value; every fault is reported at once.
+//! Reads the configuration from a TOML file and the environment into a typed value, and reports all faults at once.
 //!
-//! A variable `REFRAIN_WORKER__MAX_RUNNING=8` overrides `max_running` in the table `worker`: after the prefix, a
-//! double underscore goes one table down. Values are read as TOML where that works, else as strings.
+//! A variable `REFRAIN_WORKER__MAX_RUNNING=8` overrides the key `max_running` in the table `worker`: a double underscore after
+//! the prefix goes one table down. A value is read as TOML if possible, otherwise as a string.
 //!
-//! A prefix alone does not make a variable ours: Kubernetes gives every container `REFRAIN_GATEWAY_SERVICE_HOST`
-//! and six more for a service called `refrain-gateway`. So a variable counts if it has a double underscore
-//! after the prefix, or is listed as a key of the top level ([`EnvRule`]); others are ignored. Of those that
-//! count, one that names no key or is not UTF-8 is a fault.
+//! The prefix alone does not make a variable a setting. Kubernetes gives every container `REFRAIN_GATEWAY_SERVICE_HOST` and six
+//! more variables for a service called `refrain-gateway`. So a variable is a setting if it has a double underscore after the
+//! prefix, or if [`EnvRule`] lists it as a key of the top level. Other variables are ignored. A setting that names no key, or
+//! is not UTF-8, is a fault.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-/// A configuration that knows its own rules.
+/// A configuration that checks its own values.
 pub trait Validate {
-    /// What is wrong with it, one sentence per fault, each naming its key.
+    /// The faults of the values, one sentence per fault. Each names its key.
     fn faults(&self) -> Vec<String>;
 }
 
-/// Why there is no configuration.
+/// The reason why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -28,7 +28,7 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The file is not TOML.
@@ -36,25 +36,25 @@ pub enum ConfigError {
     NotToml {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// The place and the reason.
         source: Box<toml::de::Error>,
     },
-    /// Everything that is wrong, one line each.
+    /// All faults, one line each.
     #[error("configuration has {} fault(s):\n  - {}", .0.len(), .0.join("\n  - "))]
     Faulty(Vec<String>),
 }
 
-/// Which environment variables are settings; see the module.
+/// The rule that tells which environment variables are settings. The documentation of the module explains it.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvRule {
-    /// How their names start, such as `REFRAIN_`.
+    /// Prefix of their names, such as `REFRAIN_`.
     pub prefix: &'static str,
-    /// Keys outside all tables that have a variable: their names after the prefix, in upper case.
+    /// Keys outside all tables that may be set by a variable: the name after the prefix, in upper case.
     pub top_level: &'static [&'static str],
 }
 
 impl EnvRule {
-    /// The path of the key that a variable sets, if it is a setting.
+    /// The path of the key that a variable sets; `None` if the variable is not a setting.
     fn path(self, name: &str) -> Option<Vec<String>> {
         let rest = name.strip_prefix(self.prefix)?;
         if !rest.contains("__") && !self.top_level.contains(&rest) {
@@ -64,10 +64,10 @@ impl EnvRule {
     }
 }
 
-/// Reads `file` (if any), lays the environment over it and checks the result by `rules`.
+/// Reads `file`, if there is one, overrides it by the environment, and checks the result by `rules`.
 ///
 /// # Errors
-/// An unreadable file, or the list of all faults: unknown keys, wrong types and broken rules.
+/// The file cannot be read, or the configuration has faults: unknown keys, wrong types or broken rules.
 pub fn load<T: DeserializeOwned>(
     file: Option<&Path>,
     env_rule: EnvRule,
@@ -99,7 +99,7 @@ pub fn load<T: DeserializeOwned>(
     }
 }
 
-/// Puts the variables that are settings into the table. Returns faults.
+/// Writes the variables that are settings into the table. Returns the faults.
 fn overlay(
     table: &mut Table,
     rule: EnvRule,
@@ -107,18 +107,20 @@ fn overlay(
 ) -> Vec<String> {
     let mut faults = Vec::new();
     let mut variables: Vec<_> = env
-        // No key is outside UTF-8, so neither is the name of a setting.
+        // All keys are UTF-8, so the names of settings are as well.
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
         .filter_map(|(name, value)| Some((rule.path(&name)?, name, value)))
         .collect();
     variables.sort();
     for (path, name, value) in variables {
         let Some(text) = value.to_str() else {
-            faults.push(format!("{name}: not UTF-8"));
+            faults.push(format!("{name}: is not UTF-8"));
             continue;
         };
         if let Err(key) = insert(table, &path, parse_value(text)) {
-            faults.push(format!("{name}: {key} is a value in the file, not a table"));
+            faults.push(format!(
+                "{name}: the file has a value for {key}, which must be a table"
+            ));
         }
     }
     faults
@@ -155,10 +157,9 @@ fn insert(table: &mut Table, path: &[String], value: Value) -> Result<(), String
     }
 }
 
-/// Deserializes; on a fault notes it, takes the faulty key out and goes on, so that one run finds them all.
+/// Deserializes the table. After a fault it removes the faulty key and tries again, so that one run finds all faults.
 fn deserialize<T: DeserializeOwned>(mut table: Table, faults: &mut Vec<String>) -> Option<T> {
-    // Each round removes one key, so the number of keys bounds the rounds; 64 is far past what a person
-    // wants to read.
+    // Each round removes one key, so the number of keys bounds the rounds. Nobody wants to read more than 64 faults.
     for _ in 0..64 {
         let mut unknown = Vec::new();
         let mut track = serde_path_to_error::Track::new();
@@ -184,7 +185,7 @@ fn deserialize<T: DeserializeOwned>(mut table: Table, faults: &mut Vec<String>) 
                 let message = message.trim().replace('\n', " ");
                 faults.push(format!("{path}: {message}"));
                 let keys: Vec<String> = path.iter().map(|segment| segment.to_string()).collect();
-                // `deny_unknown_fields` stops at the parent; then the key's name stands in the message.
+                // With `deny_unknown_fields` the path ends at the parent, and the message names the key.
                 let named = message.split('`').nth(1).map(str::to_owned);
                 if !remove(&mut table, &keys)
                     && !named.is_some_and(|name| {
@@ -208,7 +209,7 @@ fn remove(table: &mut Table, path: &[String]) -> bool {
         [key] => table.remove(key).is_some(),
         [key, rest @ ..] => match table.get_mut(key) {
             Some(Value::Table(inner)) => remove(inner, rest),
-            // A fault inside a list takes the whole list out: its later faults come to light afterwards.
+            // A fault inside a list removes the whole list, so further faults of the list appear only after it is mended.
             Some(Value::Array(_)) => table.remove(key).is_some(),
             _ => false,
         },
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_lies_over_the_file() {
+    fn the_environment_overrides_the_file() {
         let config = check(
             "name = \"a\"\nslots = 1",
             &[("X_SLOTS", "7"), ("X_INNER__DEPTH", "3"), ("Y", "1")],
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_put_into_the_environment_is_no_setting() {
+    fn variables_of_others_are_ignored() {
         let kubernetes = [
             ("X_INNER_SERVICE_HOST", "10.0.0.1"),
             ("X_INNER_PORT", "tcp://10.0.0.1:80"),
@@ -302,7 +303,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn variables_need_not_be_utf8() {
+    fn only_settings_have_to_be_utf8() {
         use std::os::unix::ffi::OsStringExt;
         let broken = || OsString::from_vec(vec![b'a', 0xff]);
         let load = |name: OsString| {
@@ -312,7 +313,7 @@ mod tests {
         assert!(load("Y".into()).is_ok());
         assert!(load(broken()).is_ok());
         let fault = load("X_INNER__DEPTH".into()).unwrap_err();
-        assert!(fault.contains("X_INNER__DEPTH: not UTF-8"), "{fault}");
+        assert!(fault.contains("X_INNER__DEPTH: is not UTF-8"), "{fault}");
     }
 
     #[test]

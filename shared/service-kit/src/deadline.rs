@@ -1,4 +1,4 @@
-//! Deadlines that are put off far more often than they are reached: one for each event of a stream, say.
+//! Deadlines that are moved far more often than they pass, such as one that every event of a stream puts off.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// A moment that is waited for, and may be put off meanwhile.
+/// A deadline that may be moved while it is waited for.
 ///
-/// A timer of its own for each event would be entered into the runtime's wheel and taken out again every time. Here it stays
-/// where it is while the deadline moves away, and is moved after it when it fires too early.
+/// A new timer for each event would enter and leave the runtime's timer wheel every time. Here the timer stays in place while
+/// the deadline moves away. It is set again only when it fires too early.
 pub struct Deadline {
     due: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Deadline {
-    /// Due at `due`.
+    /// Creates a deadline at `due`.
     pub fn at(due: Instant) -> Self {
         Deadline {
             due,
@@ -25,12 +25,12 @@ impl Deadline {
         }
     }
 
-    /// Due in so long.
+    /// Creates a deadline that passes after `time`.
     pub fn after(time: Duration) -> Self {
         Self::at(Instant::now() + time)
     }
 
-    /// Moves it, later or earlier.
+    /// Moves the deadline, later or earlier.
     pub fn set(&mut self, due: Instant) {
         self.due = due;
         if due < self.timer.deadline() {
@@ -38,7 +38,7 @@ impl Deadline {
         }
     }
 
-    /// Ready once it is due, and then always until it is moved.
+    /// Ready once the deadline has passed, until it is moved.
     pub fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.timer.as_mut().poll(context).is_pending() {
@@ -51,7 +51,7 @@ impl Deadline {
         }
     }
 
-    /// What `work` comes to, or `None` if it is not done when this is due.
+    /// Runs `work`, and returns `None` if it is not done when the deadline passes.
     pub async fn bound<F: Future>(&mut self, work: F) -> Option<F::Output> {
         let mut work = pin!(work);
         poll_fn(|context| match work.as_mut().poll(context) {
@@ -71,7 +71,7 @@ mod tests {
     const SOON: Duration = Duration::from_millis(20);
     const NEVER: Duration = Duration::from_secs(3_600);
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn work_that_is_done_is_not_cut_off() {
         let mut past = Deadline::at(Instant::now());
         assert_eq!(past.bound(async { 7 }).await, Some(7));
@@ -80,8 +80,8 @@ mod tests {
         assert_eq!(slept, Some(()));
     }
 
-    #[tokio::test]
-    async fn it_is_due_when_it_was_last_put_off_to_and_not_before() {
+    #[tokio::test(start_paused = true)]
+    async fn it_passes_when_it_was_last_moved_to_and_not_before() {
         let mut deadline = Deadline::at(Instant::now());
         let due = Instant::now() + 3 * SOON;
         deadline.set(due - SOON);
@@ -92,8 +92,8 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn it_can_be_brought_forward() {
+    #[tokio::test(start_paused = true)]
+    async fn it_can_be_moved_forward() {
         let mut deadline = Deadline::after(NEVER);
         let due = Instant::now() + SOON;
         deadline.set(due);
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(
             deadline.bound(tokio::time::sleep(SOON)).await,
             Some(()),
-            "it was put off again"
+            "it was moved away again"
         );
     }
 }

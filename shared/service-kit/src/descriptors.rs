@@ -1,30 +1,28 @@
-//! How many files and connections this process may have open, and how many of them callers may take.
+//! The number of files and connections that this process may have open, and the share of them for its callers.
 //!
-//! A process that accepts until the system refuses it another descriptor cannot call anybody itself, and takes its
-//! own poverty for the failure of others. So callers get a share, and what is left stays for the process's own calls
-//! and files.
+//! A process that accepts connections until the system refuses another descriptor can call nobody itself, and mistakes that
+//! for the failure of others. So callers get a share, and the rest stays for the process's own calls and files.
 
 use std::error::Error;
 use std::io;
 
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The code of errors that are this process's own want of descriptors. Whoever it meant to call has not failed.
-pub const OUT_OF_DESCRIPTORS: &str = "out_of_descriptors";
-/// When a descriptor may be free again.
+/// Time after which a descriptor may be free again.
 const RETRY_AFTER_MS: u64 = 1_000;
 
-/// Descriptors that a process has open beside connections: its log, its segments, sockets that listen, pools' spares.
+/// Descriptors that are not connections of callers: the log, segments, listening sockets, idle connections of pools.
 const FILES_RESERVE: u64 = 64;
-/// A caller's connection usually makes the process open one of its own: to a worker, an engine, a store.
+/// Descriptors per connection of a caller. It usually makes the process open one of its own, such as to a worker.
 const DESCRIPTORS_PER_CALLER: u64 = 2;
-/// However little there is, a listener that takes nobody would be of no use.
+/// Fewest connections for callers. A listener that takes none would be useless, however few descriptors there are.
 const CALLERS_MIN: u64 = 8;
 
-/// Raises the number of descriptors that this process may have open to what it is allowed to raise it to. Returns
-/// that number; `None`: there is no limit, or it could not be raised, in which case the old one stays in force.
+/// Raises the limit on open descriptors to the most that this process may set, and returns the limit that then holds. `None`
+/// means that there is no limit.
 pub fn raise_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -37,14 +35,14 @@ pub fn raise_limit() -> Option<u64> {
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => limit.maximum,
         Err(error) => {
-            tracing::warn!(%error, "the limit on open files could not be raised");
+            tracing::warn!(%error, "cannot raise the limit on open files");
             limit.current
         }
     }
 }
 
-/// The error of a call that was never made, if it was not made because this process, or its machine, has too many
-/// files and connections open.
+/// The error of a call that was never made because this process, or its machine, has too many files and connections open.
+/// `None` if the call failed for another reason.
 pub fn exhausted(error: &(dyn Error + 'static)) -> Option<ApiError> {
     let mut cause = error;
     loop {
@@ -55,14 +53,14 @@ pub fn exhausted(error: &(dyn Error + 'static)) -> Option<ApiError> {
         }
         cause = cause.source()?;
     }
-    let message = "a service of the mesh has as many connections open as it may; try again";
+    let message = "a service of the mesh has reached its limit on open connections; try again";
     let exhausted = ApiError::new(ErrorKind::Unavailable, message)
-        .with_code(OUT_OF_DESCRIPTORS)
+        .with_code(code::OUT_OF_DESCRIPTORS)
         .with_retry_after_ms(RETRY_AFTER_MS);
     Some(exhausted.with_detail(error))
 }
 
-/// Connections that callers of this process may hold at once, by its limit on descriptors as it is now.
+/// Connections that callers of this process may hold at once, by its present limit on descriptors.
 pub(crate) fn callers_max() -> usize {
     share_of_callers(getrlimit(Resource::Nofile).current)
 }
@@ -88,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn want_of_descriptors_is_found_however_deep_it_lies() {
+    fn the_lack_of_descriptors_is_found_at_any_depth_of_an_error() {
         let cause = io::Error::from_raw_os_error(Errno::MFILE.raw_os_error());
         let outer = anyhow::Error::new(cause)
             .context("tcp open")
@@ -101,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_can_be_raised_to_what_is_allowed() {
+    fn the_limit_can_be_raised_to_the_hard_limit() {
         let raised = raise_limit();
         assert_eq!(raised, getrlimit(Resource::Nofile).current);
         assert_eq!(raised, getrlimit(Resource::Nofile).maximum);

@@ -1,91 +1,62 @@
-//! An orderly stop: take nothing new, let what runs finish, give up after a grace period.
+//! An orderly stop: take nothing new, let what is in flight finish, give up after a grace period.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Shared by everything that has to stop together. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Drain {
-    state: Arc<watch::Sender<State>>,
+    draining: CancellationToken,
+    in_flight: TaskTracker,
 }
 
-#[derive(Clone, Copy, Default)]
-struct State {
-    draining: bool,
-    running: usize,
-}
-
-/// Something that runs; a drain waits until it is dropped.
-pub struct Running {
-    state: Arc<watch::Sender<State>>,
-}
-
-impl Default for Drain {
-    fn default() -> Self {
-        Drain::new()
-    }
+/// A piece of work in flight. A drain waits until it is dropped.
+pub struct InFlight {
+    _token: TaskTrackerToken,
 }
 
 impl Drain {
-    /// Nothing runs, nothing drains.
+    /// Creates a drain that has not begun, with nothing in flight.
     pub fn new() -> Self {
-        Drain {
-            state: Arc::new(watch::Sender::new(State::default())),
-        }
+        Drain::default()
     }
 
-    /// Registers something that runs, unless the drain has begun.
-    pub fn enter(&self) -> Option<Running> {
-        let mut entered = false;
-        self.state.send_modify(|state| {
-            if !state.draining {
-                state.running += 1;
-                entered = true;
-            }
-        });
-        entered.then(|| Running {
-            state: self.state.clone(),
-        })
+    /// Registers a piece of work, unless the drain has begun.
+    pub fn enter(&self) -> Option<InFlight> {
+        // The token comes first: a drain that begins between the two lines waits for it, and then it is dropped.
+        let token = self.in_flight.token();
+        (!self.is_draining()).then(|| InFlight { _token: token })
     }
 
     /// Begins the drain. Repeats are harmless.
     pub fn begin(&self) {
-        self.state.send_modify(|state| state.draining = true);
+        self.draining.cancel();
     }
 
-    /// Whether it has begun.
+    /// Whether the drain has begun.
     pub fn is_draining(&self) -> bool {
-        self.state.borrow().draining
+        self.draining.is_cancelled()
     }
 
-    /// How many run.
-    pub fn running(&self) -> usize {
-        self.state.borrow().running
+    /// Number of pieces of work in flight.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
-    /// Waits until it begins.
+    /// Waits until the drain begins.
     pub async fn begun(&self) {
-        // The sender lives in `self`, so waiting cannot fail.
-        let _ = self
-            .state
-            .subscribe()
-            .wait_for(|state| state.draining)
-            .await;
+        self.draining.cancelled().await;
     }
 
-    /// Waits until nothing runs, at most `grace`. Returns how many were left.
+    /// Waits until nothing is in flight, at most `grace`. Returns how many pieces of work are left.
     pub async fn finished(&self, grace: Duration) -> usize {
-        let mut receiver = self.state.subscribe();
-        let _ = tokio::time::timeout(grace, receiver.wait_for(|state| state.running == 0)).await;
-        self.running()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.state.send_modify(|state| state.running -= 1);
+        // Only a closed tracker can be waited for. That forbids nothing: it still takes new work.
+        self.in_flight.close();
+        let _ = tokio::time::timeout(grace, self.in_flight.wait()).await;
+        self.in_flight()
     }
 }
 
@@ -93,14 +64,23 @@ impl Drop for Running {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn a_drain_waits_for_what_runs_and_admits_nothing_new() {
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_waits_for_what_is_in_flight_and_admits_nothing_new() {
         let drain = Drain::new();
-        let running = drain.enter().expect("open");
-        drain.begin();
-        assert!(drain.enter().is_none());
-        assert_eq!(drain.finished(Duration::from_millis(1)).await, 1);
-        drop(running);
         assert_eq!(drain.finished(Duration::from_secs(5)).await, 0);
+        let work = drain.enter().expect("the drain has not begun");
+        assert!(!drain.is_draining());
+        drain.begin();
+        drain.begun().await;
+        assert!(drain.enter().is_none());
+        assert_eq!(drain.in_flight(), 1);
+        assert_eq!(drain.finished(Duration::from_secs(5)).await, 1);
+        let waiting = tokio::spawn({
+            let drain = drain.clone();
+            async move { drain.finished(Duration::from_secs(3_600)).await }
+        });
+        tokio::task::yield_now().await;
+        drop(work);
+        assert_eq!(waiting.await.unwrap(), 0);
     }
 }

@@ -1,11 +1,13 @@
-//! A panic in an actor's handler closes an actix mailbox for ever, under a supervisor too. So cores run
-//! behind `catch_unwind`; after a panic the core is made anew and the address stays valid.
+//! Recovery from panics in the core of an actor.
+//!
+//! A panic in a handler closes an actix mailbox for good, even under a supervisor. So the core of an actor runs behind
+//! `catch_unwind`. After a panic the core is rebuilt, and the address of the actor stays valid.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use prometheus::IntCounter;
 
-/// A core that can be replaced.
+/// A core that is rebuilt after a panic.
 pub struct Guarded<C> {
     core: C,
     rebuild: Box<dyn FnMut() -> C + Send>,
@@ -13,12 +15,12 @@ pub struct Guarded<C> {
     name: &'static str,
 }
 
-/// The core panicked and was rebuilt; what the call was to do did not happen, or only in part.
+/// The core panicked and was rebuilt. The action did not happen, or only in part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Panicked;
 
 impl<C> Guarded<C> {
-    /// Builds the core. `rebuild` is called again after each panic; what is lost then is the actor's to say.
+    /// Builds the core by `rebuild`, which is called again after each panic. The actor documents what is lost then.
     pub fn new(
         name: &'static str,
         mut rebuild: impl FnMut() -> C + Send + 'static,
@@ -35,21 +37,24 @@ impl<C> Guarded<C> {
     /// Runs `action` on the core.
     ///
     /// # Errors
-    /// [`Panicked`] when it panicked; the core is a fresh one now.
+    /// [`Panicked`] if the action panicked. The core is a fresh one then.
     pub fn run<R>(&mut self, action: impl FnOnce(&mut C) -> R) -> Result<R, Panicked> {
-        // A half-changed core is thrown away, never looked at again: that is what makes this unwind safe.
+        // This is unwind safe because a half-changed core is thrown away and never read again.
         match catch_unwind(AssertUnwindSafe(|| action(&mut self.core))) {
             Ok(value) => Ok(value),
             Err(_) => {
                 self.restarts.inc();
-                tracing::error!(actor = self.name, "actor core panicked and was rebuilt");
+                tracing::error!(
+                    actor = self.name,
+                    "the core of an actor panicked and was rebuilt"
+                );
                 self.core = (self.rebuild)();
                 Err(Panicked)
             }
         }
     }
 
-    /// The core, for reading.
+    /// Read access to the core.
     pub fn core(&self) -> &C {
         &self.core
     }

@@ -1,19 +1,20 @@
-//! HTTP on both ends: the listener every service has, errors in OpenAI's shape, and the client that
-//! services call each other with.
+//! HTTP on both ends: the listener of every service, errors in OpenAI's shape, and the client for calls between services.
 
 mod body;
 mod client;
+mod connection_table;
 mod connections;
 mod error;
 mod mesh_only;
-mod places;
 mod server;
 #[cfg(test)]
 mod tests;
 
-pub use body::Body;
-pub use client::MeshClient;
+pub use body::RawBody;
+pub use client::{MeshClient, failed_call_kind};
+pub use connection_table::AddressLimit;
 pub use error::{HttpError, HttpResult};
 pub use mesh_only::{MeshOnly, MeshOnlyService, mesh_only};
-pub use places::AddressLimit;
-pub use server::{Readiness, RequestIdentity, ServeOptions, Server, serve, serve_public};
+pub use server::{
+    Readiness, RequestIdentity, ServeOptions, Server, get, post, serve, serve_public,
+};

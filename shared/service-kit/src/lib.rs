@@ -1,10 +1,14 @@
-//! The shell that every service wears: configuration, telemetry, HTTP on both ends, mesh authentication,
-//! drain, deadlines, clocks that are compared, threads for actors and a guard around their cores. It does not know what a token is.
+//! The shell that every service shares: configuration, telemetry, HTTP on both ends, authentication inside the mesh, drain,
+//! timers, comparison of clocks, threads for actors and recovery from their panics. It does not know what a token is.
 //!
-//! Start with [`config::load`], [`telemetry::init`] and [`http::serve`]; services that keep state in an
-//! actor put its core into [`guard::Guarded`].
+//! A service calls [`config::load`], then [`telemetry::init`], then [`http::serve`], and reaches others with
+//! [`http::MeshClient`]. A service that keeps its state in an actor puts the core into [`guard::Guarded`] and the actor on
+//! an [`actor_thread::ActorThread`].
+//!
+//! Read first: `http/server.rs` (the listener), `http/client.rs` (calls between services), `mesh.rs` (who may call whom).
 
 pub mod actor_thread;
+pub mod backoff;
 pub mod clock;
 pub mod clocks;
 pub mod config;

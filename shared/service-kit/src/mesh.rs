@@ -1,9 +1,8 @@
-//! Who may call whom, and on whose behalf.
+//! Authentication inside the mesh: who may call whom, and for which tenant.
 //!
-//! Services of one mesh share a secret that every internal call carries. Namespaces are another matter: a
-//! service that knows the secret must still not be able to name a tenant, so the gateway alone holds an
-//! Ed25519 signing key and everybody else only its public half. (An HMAC would have been simpler, but then
-//! each worker could sign for every tenant.)
+//! The services of a mesh share a secret, which every internal call carries. The secret does not allow a service to name a
+//! tenant: namespaces are signed by an Ed25519 key that only the gateway holds, and all other services have its public half.
+//! An HMAC would be simpler, but then every worker could sign for every tenant.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,40 +10,36 @@ use std::sync::Arc;
 use actix_web::HttpRequest;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use refrain_protocol::error::code;
 use refrain_protocol::{
     ApiError, ErrorKind, MESH_SECRET_HEADER, Namespace, NamespaceId, SignedNamespace,
 };
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
 
 use crate::clocks::Clocks;
 use crate::{clock, random};
 
-/// How long a signed namespace is believed. Gateways sign anew well before.
+/// Seconds for which the signature of a namespace is valid. Gateways renew it well before.
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
 
-/// The code of the error for one that was signed longer ago.
-pub const NAMESPACE_EXPIRED: &str = "namespace_expired";
-
-/// The code of the error for one that is signed in the future: somebody's clock is off.
-pub const CLOCK_SKEW: &str = "clock_skew";
-
-/// By how much the clocks of a mesh may differ, unless the configuration says otherwise. A clock that runs free is off by a
-/// few minutes after months, and one that was set to the wrong time zone by hours.
+/// Default of [`MeshConfig::clock_skew_s_max`]. A clock that nobody adjusts is off by a few minutes after months, and a clock
+/// in the wrong time zone is off by hours.
 pub(crate) const CLOCK_SKEW_S_MAX: u64 = 3_600;
 
-/// The keys of a mesh: hex strings, made by `refrain keys`.
+/// The keys of a mesh, as hex strings that `refrain keys` makes.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeshConfig {
-    /// Shared by all services, at least 32 characters.
+    /// The secret that all services share, at least 32 characters.
     pub secret: String,
-    /// 32 bytes in hex: verifies namespaces. Every service but the gateway needs it.
+    /// The key that verifies namespaces, 32 bytes in hex. Every service needs it.
     pub namespace_public_key: String,
-    /// 32 bytes in hex: signs namespaces. The gateway's alone.
+    /// The key that signs namespaces, 32 bytes in hex. Only the gateway may have it.
     pub namespace_signing_key: String,
-    /// Seconds by which the clocks of the mesh may differ: a namespace signed further in the future is refused, and a service
-    /// whose clock is off by more is not ready. Up to half of a signature's life, since gateways sign anew after that half.
+    /// Seconds by which the clocks of the mesh may differ. A namespace that is signed further in the future is refused, and a
+    /// service whose clock is off by more is not ready. At most half of the life of a signature, since gateways renew it then.
     pub clock_skew_s_max: u64,
 }
 
@@ -59,7 +54,7 @@ impl Default for MeshConfig {
     }
 }
 
-/// By hand, so that a configuration can be logged without its secrets.
+/// Written by hand, so that a configuration can be logged without its secrets.
 impl fmt::Debug for MeshConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hidden = |secret: &str| if secret.is_empty() { "missing" } else { "set" };
@@ -76,7 +71,7 @@ impl fmt::Debug for MeshConfig {
 }
 
 impl MeshConfig {
-    /// Fresh random keys.
+    /// Generates random keys.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -92,7 +87,7 @@ impl MeshConfig {
         })
     }
 
-    /// Whether it has any key at all.
+    /// Whether any key is set.
     pub fn has_keys(&self) -> bool {
         let keys = [
             &self.secret,
@@ -102,21 +97,25 @@ impl MeshConfig {
         keys.iter().any(|key| !key.is_empty())
     }
 
-    /// What is wrong with it, for a service that has to check (`signs`: and to sign).
+    /// The faults of the configuration, for a service that verifies namespaces and, if `signs`, also signs them.
     pub fn faults(&self, signs: bool) -> Vec<String> {
         let mut faults = Vec::new();
         if self.secret.len() < 32 {
-            faults.push("mesh.secret: at least 32 characters; `refrain keys` makes one".to_owned());
+            faults.push(
+                "mesh.secret: must have at least 32 characters; `refrain keys` makes one"
+                    .to_owned(),
+            );
         }
         if !(1..=NAMESPACE_TTL_S / 2).contains(&self.clock_skew_s_max) {
             faults.push(format!(
-                "mesh.clock_skew_s_max: from 1 to {}, half of the time for which a signature is believed",
+                "mesh.clock_skew_s_max: must be from 1 to {}, half of the life of a signature",
                 NAMESPACE_TTL_S / 2
             ));
         }
         if hex::decode(&self.namespace_public_key).map(|key| key.len()) != Ok(32) {
             faults.push(
-                "mesh.namespace_public_key: 64 hex digits; `refrain keys` makes one".to_owned(),
+                "mesh.namespace_public_key: must be 64 hex digits; `refrain keys` makes one"
+                    .to_owned(),
             );
         }
         if signs {
@@ -125,7 +124,7 @@ impl MeshConfig {
                 .and_then(|seed| NamespaceSigner::from_seed(&seed))
             {
                 Err(_) => faults.push(
-                    "mesh.namespace_signing_key: 64 hex digits; `refrain keys` makes one"
+                    "mesh.namespace_signing_key: must be 64 hex digits; `refrain keys` makes one"
                         .to_owned(),
                 ),
                 Ok(signer)
@@ -158,7 +157,7 @@ struct MeshAuthInner {
 }
 
 impl MeshAuth {
-    /// From a checked configuration.
+    /// Creates it from a checked configuration.
     ///
     /// # Errors
     /// The public key is not hex.
@@ -174,13 +173,13 @@ impl MeshAuth {
         })
     }
 
-    /// The same in a service that hears of others' clocks.
+    /// Makes it compare the clocks of callers with these.
     pub fn with_clocks(mut self, clocks: Clocks) -> Self {
         self.clocks = clocks;
         self
     }
 
-    /// What is known of this service's clock and of others'.
+    /// The comparison of this service's clock with others.
     pub fn clocks(&self) -> &Clocks {
         &self.clocks
     }
@@ -190,33 +189,33 @@ impl MeshAuth {
         &self.inner.secret
     }
 
-    /// Whether a call comes from the mesh.
+    /// Checks that a call carries the secret of the mesh.
     ///
     /// # Errors
-    /// `Unauthorized` without the secret.
+    /// `Unauthorized` if it does not.
     pub fn check(&self, request: &HttpRequest) -> Result<(), ApiError> {
         let given = request
             .headers()
             .get(MESH_SECRET_HEADER)
             .map(|value| value.as_bytes())
             .unwrap_or_default();
-        if constant_time_eq(given, self.inner.secret.as_bytes()) {
+        if bool::from(given.ct_eq(self.inner.secret.as_bytes())) {
             Ok(())
         } else {
             Err(ApiError::new(
                 ErrorKind::Unauthorized,
                 format!(
-                    "this listener serves the mesh only; send its secret in {MESH_SECRET_HEADER}"
+                    "this listener serves only the mesh; send the mesh secret in the header {MESH_SECRET_HEADER}"
                 ),
             ))
         }
     }
 
-    /// Whether the gateway vouches for a namespace.
+    /// Verifies the signature of a namespace and returns its id.
     ///
     /// # Errors
-    /// `Unauthorized` for a signature that does not hold; with the code [`CLOCK_SKEW`] for one from the future, and
-    /// [`NAMESPACE_EXPIRED`] for one that is too old.
+    /// `Unauthorized` for an invalid signature. A signature from the future has the code [`code::CLOCK_SKEW`], one that is too
+    /// old has [`code::NAMESPACE_EXPIRED`].
     pub fn verify(&self, signed: &SignedNamespace) -> Result<NamespaceId, ApiError> {
         self.verify_at(signed, clock::unix_s())
     }
@@ -225,39 +224,39 @@ impl MeshAuth {
         let refused =
             |why: &str| ApiError::new(ErrorKind::Unauthorized, format!("namespace refused: {why}"));
         let signature =
-            hex::decode(&signed.signature).map_err(|_| refused("signature is not hex"))?;
+            hex::decode(&signed.signature).map_err(|_| refused("its signature is not hex"))?;
         let bytes = SignedNamespace::signed_bytes(&signed.namespace, signed.issued_at_s);
         UnparsedPublicKey::new(&ED25519, &self.inner.public_key)
             .verify(&bytes, &signature)
-            .map_err(|_| refused("not signed by this mesh's gateway"))?;
+            .map_err(|_| refused("it is not signed by the gateway of this mesh"))?;
         let ahead_s = signed.issued_at_s.saturating_sub(now_s);
         let most_s = self.inner.clock_skew_s_max;
         if ahead_s > most_s {
             let why = format!(
-                "signed {ahead_s} s ahead of this service's clock, and mesh.clock_skew_s_max is {most_s}; check the clocks"
+                "it was signed {ahead_s} s ahead of this service's clock, and mesh.clock_skew_s_max is {most_s}; check the clocks"
             );
-            return Err(refused(&why).with_code(CLOCK_SKEW));
+            return Err(refused(&why).with_code(code::CLOCK_SKEW));
         }
         if is_too_old(signed.issued_at_s, now_s) {
-            return Err(refused("signature is too old").with_code(NAMESPACE_EXPIRED));
+            return Err(refused("its signature is too old").with_code(code::NAMESPACE_EXPIRED));
         }
         Ok(signed.namespace.id())
     }
 }
 
-/// Whether what was signed then is believed no longer. Unix seconds.
+/// Whether a signature of the time `issued_at_s` has expired. Both times are Unix seconds.
 pub fn is_too_old(issued_at_s: u64, now_s: u64) -> bool {
     now_s.saturating_sub(issued_at_s) > NAMESPACE_TTL_S
 }
 
-/// Signs namespaces: the gateway's.
+/// Signs namespaces. Only the gateway has one.
 #[derive(Clone)]
 pub struct NamespaceSigner {
     key: Arc<Ed25519KeyPair>,
 }
 
 impl NamespaceSigner {
-    /// From a checked configuration.
+    /// Creates it from a checked configuration.
     ///
     /// # Errors
     /// The key is not 32 bytes of hex.
@@ -268,7 +267,7 @@ impl NamespaceSigner {
     fn from_seed(seed: &[u8]) -> anyhow::Result<Self> {
         let key = Ed25519KeyPair::from_seed_unchecked(seed).map_err(|_| {
             anyhow::anyhow!(
-                "a namespace signing key has 32 bytes, this one {}",
+                "a namespace signing key must have 32 bytes, but this one has {}",
                 seed.len()
             )
         })?;
@@ -279,12 +278,12 @@ impl NamespaceSigner {
         hex::encode(self.key.public_key().as_ref())
     }
 
-    /// Vouches for a namespace from now on, for [`NAMESPACE_TTL_S`].
+    /// Signs a namespace, from now on for [`NAMESPACE_TTL_S`].
     pub fn sign(&self, namespace: Namespace) -> SignedNamespace {
         self.sign_at(namespace, clock::unix_s())
     }
 
-    /// The same from that time on, Unix seconds.
+    /// Signs a namespace from the time `issued_at_s` on, in Unix seconds.
     pub fn sign_at(&self, namespace: Namespace, issued_at_s: u64) -> SignedNamespace {
         let signature = self
             .key
@@ -297,18 +296,18 @@ impl NamespaceSigner {
     }
 }
 
-/// A signed namespace as one word, for environment variables and request fields.
+/// Encodes a signed namespace as one word, for environment variables and request fields.
 ///
 /// # Errors
-/// A namespace that is no JSON.
+/// The namespace cannot be written as JSON.
 pub fn token_of(signed: &SignedNamespace) -> anyhow::Result<String> {
     Ok(URL_SAFE_NO_PAD.encode(serde_json::to_vec(signed)?))
 }
 
-/// Reads what [`token_of`] wrote. It is not believed by that: see [`MeshAuth::verify`].
+/// Decodes a word that [`token_of`] made. The signature is not checked: call [`MeshAuth::verify`].
 ///
 /// # Errors
-/// `Unauthorized` for a word that is none.
+/// `Unauthorized` for any other word.
 pub fn from_token(token: &str) -> Result<SignedNamespace, ApiError> {
     let bytes = URL_SAFE_NO_PAD.decode(token.trim()).ok();
     bytes
@@ -316,19 +315,9 @@ pub fn from_token(token: &str) -> Result<SignedNamespace, ApiError> {
         .ok_or_else(|| {
             ApiError::new(
                 ErrorKind::Unauthorized,
-                "namespace refused: no token as `refrain store sign` prints it",
+                "namespace refused: it is not a token that `refrain store sign` printed",
             )
         })
-}
-
-/// Compares secrets in a time that depends on lengths only.
-pub fn constant_time_eq(left: &[u8], right: &[u8]) -> bool {
-    left.len() == right.len()
-        && left
-            .iter()
-            .zip(right)
-            .fold(0u8, |diff, (a, b)| diff | (a ^ b))
-            == 0
 }
 
 #[cfg(test)]
@@ -344,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_gateways_signature_is_believed() {
+    fn only_the_signature_of_the_gateway_is_valid() {
         let config = MeshConfig::generate().unwrap();
         assert!(config.faults(true).is_empty());
         let auth = MeshAuth::new(&config).unwrap();
@@ -374,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_may_differ_by_what_is_configured_and_errors_tell_of_them() {
+    fn clocks_may_differ_by_the_configured_limit() {
         let mut config = MeshConfig::generate().unwrap();
         config.clock_skew_s_max = 600;
         let auth = MeshAuth::new(&config).unwrap();
@@ -386,11 +375,11 @@ mod tests {
         };
         assert_eq!(outcome(now_s + 600), Ok(()));
         let ahead = outcome(now_s + 601).unwrap_err();
-        assert_eq!(ahead.code.as_deref(), Some(CLOCK_SKEW));
+        assert_eq!(ahead.code.as_deref(), Some(code::CLOCK_SKEW));
         assert!(ahead.message.contains("601 s ahead"), "{}", ahead.message);
         assert_eq!(outcome(now_s - NAMESPACE_TTL_S), Ok(()));
         let old = outcome(now_s - NAMESPACE_TTL_S - 1).unwrap_err();
-        assert_eq!(old.code.as_deref(), Some(NAMESPACE_EXPIRED));
+        assert_eq!(old.code.as_deref(), Some(code::NAMESPACE_EXPIRED));
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Random numbers from the system, for ids, seeds and keys.
 //!
-//! A system that has none is an error and never a zero: two requests with one id would share what must be
-//! kept apart.
+//! If the system has none, that is an error and never a zero: two requests with the same id would share what must be kept
+//! apart.
 
 use refrain_protocol::ApiError;
 
 /// `N` random bytes.
 ///
 /// # Errors
-/// `Internal` where the system has no random numbers; likewise for all below.
+/// `Internal` if the system has no random numbers. The same holds for the functions below.
 pub fn bytes<const N: usize>() -> Result<[u8; N], ApiError> {
     let mut bytes = [0u8; N];
     getrandom::fill(&mut bytes)
@@ -21,7 +21,7 @@ pub fn u64() -> Result<u64, ApiError> {
     bytes().map(u64::from_le_bytes)
 }
 
-/// 128 random bits: enough for ids that nobody hands out.
+/// 128 random bits, which are enough for ids that no authority hands out.
 pub fn u128() -> Result<u128, ApiError> {
     bytes().map(u128::from_le_bytes)
 }

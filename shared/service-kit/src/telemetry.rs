@@ -1,31 +1,31 @@
 //! Logs, traces and metrics.
 
+mod metrics;
+
 use std::io::IsTerminal;
-use std::sync::{Arc, Once};
+use std::sync::Once;
 
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use prometheus::core::Collector;
-use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGauge, IntGaugeVec, Opts, PullingGauge, Registry, TextEncoder,
-};
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// How to log and where to send traces.
+pub(crate) use metrics::HttpMetrics;
+pub use metrics::{Metrics, SECONDS_BUCKETS, kinds};
+
+/// Settings of logs and traces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TelemetryConfig {
-    /// `tracing` filter, such as `info` or `refrain_worker=debug,info`.
+    /// Filter of log lines in the syntax of `tracing`, such as `info` or `refrain_worker=debug,info`.
     pub log: String,
-    /// JSON lines instead of text. Default: unless standard error is a terminal.
+    /// Writes JSON lines instead of text. By default it does so unless standard error is a terminal.
     pub log_json: Option<bool>,
-    /// OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; empty: no traces leave.
+    /// URL that receives traces by OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`. Empty: traces are not sent.
     pub otlp_endpoint: String,
 }
 
@@ -39,7 +39,7 @@ impl Default for TelemetryConfig {
     }
 }
 
-/// Flushes traces when dropped. Keep it until the end of `main`.
+/// Sends the remaining traces when it is dropped. Keep it until the end of `main`.
 pub struct TelemetryGuard {
     provider: Option<SdkTracerProvider>,
 }
@@ -49,15 +49,15 @@ impl Drop for TelemetryGuard {
         if let Some(provider) = &self.provider
             && let Err(error) = provider.shutdown()
         {
-            eprintln!("traces were not flushed: {error}");
+            eprintln!("the last traces were not sent: {error}");
         }
     }
 }
 
-/// Sets up logging to standard error and, if asked for, trace export. Once per process.
+/// Sets up logs on standard error and, if configured, the export of traces. Call it once per process.
 ///
 /// # Errors
-/// A filter that cannot be read, an exporter that cannot be built, or a second call.
+/// The filter cannot be parsed, the exporter cannot be built, or this is a second call.
 pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<TelemetryGuard> {
     install_crypto_provider();
     let filter = log_filter(&config.log)?;
@@ -87,7 +87,7 @@ pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<T
         )
     };
     let traces = provider.as_ref().map(|provider| {
-        // Spans of the project only: the HTTP stack's own would drown them.
+        // Only spans of this project are exported. Those of the HTTP stack would drown them.
         tracing_opentelemetry::layer()
             .with_tracer(provider.tracer("refrain"))
             .with_filter(EnvFilter::new("off,refrain=info,refrain_service_kit=info,refrain_gateway=info,refrain_scheduler=info,refrain_worker=info,refrain_draft_store=info,refrain_reference_engine=info"))
@@ -99,243 +99,35 @@ pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<T
     Ok(TelemetryGuard { provider })
 }
 
-/// What is logged. The HTTP stack calls it an error when a stranger sends what is no HTTP, which is the stranger's;
-/// who wants to see it names the stack in the filter.
+/// Parses the filter of log lines. The HTTP stack logs an error when a caller sends bytes that are not HTTP, which is the
+/// caller's fault. These lines are off unless the filter names `actix_http`.
 fn log_filter(log: &str) -> anyhow::Result<EnvFilter> {
-    const STRANGERS: &str = "actix_http::h1::dispatcher";
+    const PROTOCOL_ERRORS: &str = "actix_http::h1::dispatcher";
     let filter = EnvFilter::try_new(log)
-        .map_err(|error| anyhow::anyhow!("telemetry.log: cannot be read as a filter: {error}"))?;
+        .map_err(|error| anyhow::anyhow!("telemetry.log is not a valid filter: {error}"))?;
     Ok(match log.contains("actix_http") {
         true => filter,
-        false => filter.add_directive(format!("{STRANGERS}=off").parse()?),
+        false => filter.add_directive(format!("{PROTOCOL_ERRORS}=off").parse()?),
     })
 }
 
-/// Chooses ring for TLS. reqwest is built without a provider, since its default one is a long C build.
+/// Installs ring as the TLS provider. reqwest is built without a provider, because its default takes a long C build.
 pub fn install_crypto_provider() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // An error means that somebody else has installed one already, which serves as well.
+        // An error means that a provider is installed already, which serves as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
 }
 
-/// The metrics of one process. Cheap to clone.
-#[derive(Clone)]
-pub struct Metrics {
-    inner: Arc<MetricsInner>,
-}
-
-struct MetricsInner {
-    registry: Registry,
-    http_requests: IntCounterVec,
-    http_seconds: HistogramVec,
-    http_connections: IntGaugeVec,
-    http_gave_way: IntCounterVec,
-    http_rejections: IntCounterVec,
-}
-
-/// From 1 ms to about 2 minutes.
-pub const SECONDS_BUCKETS: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
-];
-
-impl Metrics {
-    /// A registry of its own, with the process's figures and the HTTP listener's.
-    ///
-    /// # Errors
-    /// A name is taken (which would be a fault of ours).
-    pub fn new() -> anyhow::Result<Self> {
-        let registry = Registry::new();
-        let process = prometheus::process_collector::ProcessCollector::for_self();
-        registry.register(Box::new(process))?;
-        let http_requests = IntCounterVec::new(
-            Opts::new("refrain_http_requests_total", "Requests answered."),
-            &["service", "route", "status"],
-        )?;
-        let http_seconds = HistogramVec::new(
-            HistogramOpts::new(
-                "refrain_http_request_seconds",
-                "Time until the response's head.",
-            )
-            .buckets(SECONDS_BUCKETS.to_vec()),
-            &["service", "route"],
-        )?;
-        registry.register(Box::new(http_requests.clone()))?;
-        registry.register(Box::new(http_seconds.clone()))?;
-        let http_connections = IntGaugeVec::new(
-            Opts::new(
-                "refrain_http_connections",
-                "Callers' connections that are open.",
-            ),
-            &["service"],
-        )?;
-        let http_gave_way = IntCounterVec::new(
-            Opts::new(
-                "refrain_http_connections_gave_way_total",
-                "Idle connections that were closed for want of places.",
-            ),
-            &["service"],
-        )?;
-        let http_rejections = IntCounterVec::new(
-            Opts::new(
-                "refrain_http_rejections_total",
-                "Connections refused, by the limit that was reached.",
-            ),
-            &["service", "limit"],
-        )?;
-        registry.register(Box::new(http_connections.clone()))?;
-        registry.register(Box::new(http_gave_way.clone()))?;
-        registry.register(Box::new(http_rejections.clone()))?;
-        Ok(Metrics {
-            inner: Arc::new(MetricsInner {
-                registry,
-                http_requests,
-                http_seconds,
-                http_connections,
-                http_gave_way,
-                http_rejections,
-            }),
-        })
-    }
-
-    fn add<C: Collector + Clone + 'static>(
-        &self,
-        collector: prometheus::Result<C>,
-    ) -> anyhow::Result<C> {
-        let collector = collector?;
-        self.inner.registry.register(Box::new(collector.clone()))?;
-        Ok(collector)
-    }
-
-    /// A counter. Names end in `_total`.
-    ///
-    /// # Errors
-    /// The name is malformed or taken; likewise for all below.
-    pub fn counter(&self, name: &str, help: &str) -> anyhow::Result<IntCounter> {
-        self.add(IntCounter::new(name, help))
-    }
-
-    /// A counter with labels.
-    pub fn counter_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> anyhow::Result<IntCounterVec> {
-        self.add(IntCounterVec::new(Opts::new(name, help), labels))
-    }
-
-    /// A counter of seconds with labels.
-    pub fn float_counter_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> anyhow::Result<prometheus::CounterVec> {
-        self.add(prometheus::CounterVec::new(Opts::new(name, help), labels))
-    }
-
-    /// A gauge of whole numbers.
-    pub fn gauge(&self, name: &str, help: &str) -> anyhow::Result<IntGauge> {
-        self.add(IntGauge::new(name, help))
-    }
-
-    /// A gauge with labels.
-    pub fn gauge_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> anyhow::Result<IntGaugeVec> {
-        self.add(IntGaugeVec::new(Opts::new(name, help), labels))
-    }
-
-    /// A gauge of real numbers.
-    pub fn float_gauge(&self, name: &str, help: &str) -> anyhow::Result<Gauge> {
-        self.add(Gauge::new(name, help))
-    }
-
-    /// A gauge that is asked for its value whenever metrics are rendered: for what changes with time alone.
-    pub fn asked_gauge(
-        &self,
-        name: &str,
-        help: &str,
-        value: impl Fn() -> f64 + Send + Sync + 'static,
-    ) -> anyhow::Result<()> {
-        let gauge = PullingGauge::new(name, help, Box::new(value))?;
-        Ok(self.inner.registry.register(Box::new(gauge))?)
-    }
-
-    /// A gauge of real numbers with labels.
-    pub fn float_gauge_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> anyhow::Result<GaugeVec> {
-        self.add(GaugeVec::new(Opts::new(name, help), labels))
-    }
-
-    /// A histogram with the given upper bounds.
-    pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> anyhow::Result<Histogram> {
-        self.add(Histogram::with_opts(
-            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
-        ))
-    }
-
-    /// A histogram with labels.
-    pub fn histogram_vec(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-        buckets: &[f64],
-    ) -> anyhow::Result<HistogramVec> {
-        self.add(HistogramVec::new(
-            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
-            labels,
-        ))
-    }
-
-    pub(crate) fn http_requests(&self) -> &IntCounterVec {
-        &self.inner.http_requests
-    }
-
-    pub(crate) fn http_connections(&self) -> &IntGaugeVec {
-        &self.inner.http_connections
-    }
-
-    pub(crate) fn http_gave_way(&self) -> &IntCounterVec {
-        &self.inner.http_gave_way
-    }
-
-    pub(crate) fn http_rejections(&self) -> &IntCounterVec {
-        &self.inner.http_rejections
-    }
-
-    pub(crate) fn http_seconds(&self) -> &HistogramVec {
-        &self.inner.http_seconds
-    }
-
-    /// Everything in Prometheus's text format.
-    pub fn render(&self) -> Vec<u8> {
-        let mut text = Vec::new();
-        if let Err(error) = TextEncoder::new().encode(&self.inner.registry.gather(), &mut text) {
-            tracing::error!(%error, "metrics cannot be rendered");
-        }
-        text
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
 
     use super::*;
 
-    /// Error lines that a filter lets through, of the HTTP stack's words on what is no HTTP and of one of our own.
+    /// Counts the error lines that a filter lets through, of one from the HTTP stack and one from this project.
     fn errors_logged(log: &str) -> usize {
         struct Lines(Arc<AtomicUsize>);
         impl std::io::Write for Lines {
@@ -360,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_strangers_send_is_no_error_of_ours() {
+    fn errors_of_the_http_stack_are_hidden_unless_the_filter_names_it() {
         assert_eq!(errors_logged("info"), 1);
         assert_eq!(errors_logged("refrain_worker=debug,info"), 1);
         assert_eq!(errors_logged("info,actix_http=debug"), 2);

@@ -1,6 +1,6 @@
 //! What drafts are worth: observations of workers are added to the tables of their namespace, which come back.
 
-use refrain_protocol::chances::{ChancesReply, ChancesRequest};
+use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_speculation::Observed;
 use refrain_speculation::statistics::{STATISTICS_BYTES_MAX, StatisticsError};
@@ -12,7 +12,10 @@ use crate::writer::Told;
 use crate::writer::call::Call;
 
 impl DraftStoreHandle {
-    pub(super) async fn exchange(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+    pub(super) async fn exchange(
+        &self,
+        request: AcceptanceStatsRequest,
+    ) -> Result<AcceptanceStatsReply, ApiError> {
         let _running = self.enter()?;
         let namespace = self.inner.mesh.verify(&request.namespace)?;
         let names = request.namespace.namespace;
@@ -33,7 +36,7 @@ impl DraftStoreHandle {
         let tables = answer
             .await
             .map_err(|_| unavailable().with_detail("the writer dropped the call"))??;
-        Ok(ChancesReply { tables })
+        Ok(AcceptanceStatsReply { tables })
     }
 }
 

@@ -1,8 +1,8 @@
 //! What drafts are worth: kept with the namespace, told to all of its workers, gone when it is erased.
 
 use refrain_protocol::ErrorKind;
+use refrain_protocol::acceptance::AcceptanceStatsRequest;
 use refrain_protocol::admin::EraseRequest;
-use refrain_protocol::chances::ChancesRequest;
 use refrain_rpc::{HttpDraftStore, StoreAdmin as _};
 use refrain_service_kit::http::MeshClient;
 use refrain_speculation::draft::{Scope, Source};
@@ -36,14 +36,14 @@ fn learn(calibration: &mut AcceptanceStatistics, positions: u32) {
 /// Tells a store what was observed, and goes on from what it says.
 async fn exchange(client: &dyn DraftStore, namespace: SignedNamespace, with: &mut AcceptanceStatistics) {
     let observed = with.take_observed();
-    let request = ChancesRequest {
+    let request = AcceptanceStatsRequest {
         namespace,
         observed: match observed.is_empty() {
             true => Vec::new(),
             false => observed.to_bytes(),
         },
     };
-    let tables = client.chances(request).await.unwrap().tables;
+    let tables = client.acceptance_stats(request).await.unwrap().tables;
     if !tables.is_empty() {
         with.rebase(AcceptanceStatistics::from_bytes(&tables).unwrap());
     }
@@ -187,11 +187,14 @@ async fn what_is_no_observation_or_not_signed_is_refused() {
     let ask = |namespace, observed| {
         let handle = store.handle();
         async move {
-            let request = ChancesRequest {
+            let request = AcceptanceStatsRequest {
                 namespace,
                 observed,
             };
-            handle.chances(request).await.map_err(|error| error.kind)
+            handle
+                .acceptance_stats(request)
+                .await
+                .map_err(|error| error.kind)
         }
     };
     let mut calibration = AcceptanceStatistics::new();

@@ -1,9 +1,7 @@
 //! Groups of samples: the logs that a rollout's workers draft from.
 
 use refrain_protocol::ErrorKind;
-use refrain_protocol::document::{
-    FetchGroupsRequest, GroupCursor, GroupUpdate, RegisterGroupRequest,
-};
+use refrain_protocol::document::{FetchGroupsRequest, GroupCursor, RegisterGroupRequest};
 use refrain_rpc::HttpDraftStore;
 use refrain_service_kit::http::MeshClient;
 
@@ -46,7 +44,7 @@ impl Group {
                 }],
                 max_tokens: 100,
             };
-            let reply = client.fetch_cst(request).await.unwrap();
+            let reply = client.fetch_groups(request).await.unwrap();
             let [log] = &reply.groups[..] else {
                 panic!("one log was asked for")
             };
@@ -99,30 +97,36 @@ async fn a_groups_log_is_the_updates_of_its_documents() {
     http.register_group(register(&store, "g", 60_000, 1))
         .await
         .unwrap();
-    let piece = |document, from: u32, tokens: &[TokenId]| GroupUpdate {
-        namespace: store.sign("a"),
-        group: "g".into(),
+    let piece = |document, from: u32, tokens: &[TokenId]| DocumentUpdate {
         document: DocumentId(document),
         epoch: 1,
-        prev_token_count: from,
-        new_tokens: tokens.to_vec(),
-        weight_version: 1,
-        created_ms: 1,
+        prev_len: from,
+        tokens: tokens.to_vec(),
+        head: DocumentHead {
+            group: Some("g".into()),
+            weight_version: 1,
+            created_ms: 1,
+            ..DocumentHead::default()
+        },
         finish: None,
+    };
+    let append = async |update: DocumentUpdate| {
+        let request = AppendRequest {
+            namespace: store.sign("a"),
+            updates: vec![update],
+        };
+        http.append(request).await.unwrap().lengths
     };
     // Two samples that grow in turn, with repeats, a piece too far ahead, and others around them.
     for step in 0..6 {
         for document in [1, 2] {
             let tokens = vec![document as u32 * 100 + step; 20];
             let sent = piece(document, step * 20, &tokens);
-            http.update_cst(sent.clone()).await.unwrap();
-            assert_eq!(
-                http.update_cst(sent).await.unwrap().lengths,
-                [step * 20 + 20]
-            );
+            append(sent.clone()).await;
+            assert_eq!(append(sent).await, [step * 20 + 20]);
         }
-        let early = http.update_cst(piece(1, 5_000, &[9])).await.unwrap();
-        assert_eq!(early.lengths, [step * 20 + 20]);
+        let early = append(piece(1, 5_000, &[9])).await;
+        assert_eq!(early, [step * 20 + 20]);
         let other = of_group("h", 1, update(3, step * 5, &[7; 5]));
         store
             .append("a", vec![other, update(4, step * 5, &[8; 5])])
@@ -135,11 +139,11 @@ async fn a_groups_log_is_the_updates_of_its_documents() {
     let whole: Vec<u32> = (0..120).map(|at| 200 + at / 20).collect();
     assert_eq!(group.texts[&2], whole);
     // Shortened by a higher epoch; the namespace hears of the same.
-    let cut = GroupUpdate {
+    let cut = DocumentUpdate {
         epoch: 2,
         ..piece(2, 30, &[5, 5])
     };
-    assert_eq!(http.update_cst(cut).await.unwrap().lengths, [32]);
+    assert_eq!(append(cut).await, [32]);
     group.catch_up(&http, &store, "g").await;
     assert_eq!(group.texts[&2][28..], [201, 201, 5, 5]);
     let mut all = Follower::default();

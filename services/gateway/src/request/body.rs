@@ -1,7 +1,7 @@
 //! The bodies of both endpoints, each read in one pass.
 //!
-//! [`Parameters`] are the same for both. serde's `flatten` would keep a copy of everything and lose the place of a
-//! fault, so they are read by their own derived code, from which the fields of one endpoint alone are held back.
+//! Both endpoints have the [`Parameters`]. serde's `flatten` would copy the whole body and lose the place of a fault. So the
+//! derived code of `Parameters` reads an object from which the fields of only one endpoint are taken out first.
 
 use std::fmt;
 
@@ -11,21 +11,21 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error, IntoDeserializer, MapAccess, Visitor};
 
-/// A body: what both endpoints have, and what is beside it.
+/// A body: the parameters of both endpoints, and the own fields of one.
 #[derive(Debug)]
-pub(super) struct Body<T> {
+pub(super) struct RequestBody<T> {
     pub(super) parameters: Parameters,
-    pub(super) beside: T,
+    pub(super) own: T,
 }
 
-/// The fields of a chat alone.
+/// The fields that only chats have.
 #[derive(Debug)]
-pub(super) struct Chat {
+pub(super) struct ChatFields {
     /// Messages, tools, and variables of the template.
     pub(super) input: ChatInput,
     /// Whether to report log-probabilities.
     pub(super) logprobs: Option<bool>,
-    /// How many most likely tokens are reported beside the chosen one.
+    /// Number of most likely tokens to report beside the chosen one.
     pub(super) top_logprobs: Option<u64>,
     /// The shape of the answer.
     pub(super) response_format: Option<ResponseFormat>,
@@ -35,42 +35,42 @@ pub(super) struct Chat {
     pub(super) prediction: Option<JsonValue>,
 }
 
-/// The fields of a text completion alone.
+/// The fields that only text completions have.
 #[derive(Debug)]
-pub(super) struct Completion {
+pub(super) struct CompletionFields {
     /// One prompt or several, as text or as tokens.
     pub(super) prompt: Prompt,
-    /// Report log-probabilities, and those of this many most likely tokens.
+    /// Number of most likely tokens whose log-probabilities are reported, beside that of the chosen one.
     pub(super) logprobs: Option<u64>,
     /// Whether the answer begins with the prompt.
     pub(super) echo: Option<bool>,
-    /// How many to draw and choose `n` from.
+    /// Number of outputs from which the best `n` would be chosen.
     pub(super) best_of: Option<u64>,
-    /// Text after the insertion.
+    /// Text after the output, for insertions.
     pub(super) suffix: Option<String>,
 }
 
-/// Fields that stand beside the parameters.
-pub(super) trait Beside: Sized {
-    /// Those that have come so far.
-    type Fields: Default;
+/// The own fields of an endpoint, beside the parameters.
+pub(super) trait OwnFields: Sized {
+    /// The fields that were read so far.
+    type Partial: Default;
 
-    /// Reads the value of `key` if it is one of these fields; whether it is.
+    /// Reads the value of `key` if it is one of these fields. Returns whether it is.
     fn read<'de, A: MapAccess<'de>>(
-        fields: &mut Self::Fields,
+        fields: &mut Self::Partial,
         key: &str,
         map: &mut A,
     ) -> Result<bool, A::Error>;
 
-    /// All of them, once the body has ended.
-    fn whole<E: Error>(fields: Self::Fields) -> Result<Self, E>;
+    /// Completes the fields at the end of the body.
+    fn whole<E: Error>(fields: Self::Partial) -> Result<Self, E>;
 }
 
-/// A field that has come or not; null is as good as missing.
+/// A field that was read or not. Null counts as missing.
 type Field<T> = Option<Option<T>>;
 
 #[derive(Default)]
-pub(super) struct ChatFields {
+pub(super) struct PartialChatFields {
     messages: Option<JsonList>,
     tools: Field<JsonList>,
     chat_template_kwargs: Field<JsonMap>,
@@ -81,11 +81,11 @@ pub(super) struct ChatFields {
     prediction: Field<JsonValue>,
 }
 
-impl Beside for Chat {
-    type Fields = ChatFields;
+impl OwnFields for ChatFields {
+    type Partial = PartialChatFields;
 
     fn read<'de, A: MapAccess<'de>>(
-        fields: &mut ChatFields,
+        fields: &mut PartialChatFields,
         key: &str,
         map: &mut A,
     ) -> Result<bool, A::Error> {
@@ -106,10 +106,10 @@ impl Beside for Chat {
         }
     }
 
-    fn whole<E: Error>(fields: ChatFields) -> Result<Self, E> {
+    fn whole<E: Error>(fields: PartialChatFields) -> Result<Self, E> {
         let messages = fields.messages.ok_or(E::missing_field("messages"))?;
         let (tools, kwargs) = (fields.tools, fields.chat_template_kwargs);
-        Ok(Chat {
+        Ok(ChatFields {
             input: ChatInput::new(messages, tools.flatten(), kwargs.flatten()),
             logprobs: fields.logprobs.flatten(),
             top_logprobs: fields.top_logprobs.flatten(),
@@ -121,7 +121,7 @@ impl Beside for Chat {
 }
 
 #[derive(Default)]
-pub(super) struct CompletionFields {
+pub(super) struct PartialCompletionFields {
     prompt: Option<Prompt>,
     logprobs: Field<u64>,
     echo: Field<bool>,
@@ -129,11 +129,11 @@ pub(super) struct CompletionFields {
     suffix: Field<String>,
 }
 
-impl Beside for Completion {
-    type Fields = CompletionFields;
+impl OwnFields for CompletionFields {
+    type Partial = PartialCompletionFields;
 
     fn read<'de, A: MapAccess<'de>>(
-        fields: &mut CompletionFields,
+        fields: &mut PartialCompletionFields,
         key: &str,
         map: &mut A,
     ) -> Result<bool, A::Error> {
@@ -147,8 +147,8 @@ impl Beside for Completion {
         }
     }
 
-    fn whole<E: Error>(fields: CompletionFields) -> Result<Self, E> {
-        Ok(Completion {
+    fn whole<E: Error>(fields: PartialCompletionFields) -> Result<Self, E> {
+        Ok(CompletionFields {
             prompt: fields.prompt.ok_or(E::missing_field("prompt"))?,
             logprobs: fields.logprobs.flatten(),
             echo: fields.echo.flatten(),
@@ -158,6 +158,7 @@ impl Beside for Completion {
     }
 }
 
+/// Reads the value of a field that may come only once.
 fn once<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
     name: &'static str,
     field: &mut Option<T>,
@@ -170,7 +171,7 @@ fn once<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
     Ok(true)
 }
 
-impl<'de, T: Beside> Deserialize<'de> for Body<T> {
+impl<'de, T: OwnFields> Deserialize<'de> for RequestBody<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(BodyVisitor(std::marker::PhantomData))
     }
@@ -178,32 +179,32 @@ impl<'de, T: Beside> Deserialize<'de> for Body<T> {
 
 struct BodyVisitor<T>(std::marker::PhantomData<T>);
 
-impl<'de, T: Beside> Visitor<'de> for BodyVisitor<T> {
-    type Value = Body<T>;
+impl<'de, T: OwnFields> Visitor<'de> for BodyVisitor<T> {
+    type Value = RequestBody<T>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("a JSON object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Body<T>, A::Error> {
-        let mut fields = T::Fields::default();
-        let others = HoldBack::<A, T> {
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RequestBody<T>, A::Error> {
+        let mut fields = T::Partial::default();
+        let parameters = WithoutOwnFields::<A, T> {
             map,
             fields: &mut fields,
         };
-        let parameters = Parameters::deserialize(MapAccessDeserializer::new(others))?;
-        let beside = T::whole(fields)?;
-        Ok(Body { parameters, beside })
+        let parameters = Parameters::deserialize(MapAccessDeserializer::new(parameters))?;
+        let own = T::whole(fields)?;
+        Ok(RequestBody { parameters, own })
     }
 }
 
-/// An object without the fields of `T`, which it reads by itself.
-struct HoldBack<'a, A, T: Beside> {
+/// An object without the fields of `T`, which it takes out and reads by itself.
+struct WithoutOwnFields<'a, A, T: OwnFields> {
     map: A,
-    fields: &'a mut T::Fields,
+    fields: &'a mut T::Partial,
 }
 
-impl<'de, A: MapAccess<'de>, T: Beside> MapAccess<'de> for HoldBack<'_, A, T> {
+impl<'de, A: MapAccess<'de>, T: OwnFields> MapAccess<'de> for WithoutOwnFields<'_, A, T> {
     type Error = A::Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(

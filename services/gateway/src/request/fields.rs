@@ -1,4 +1,4 @@
-//! The single fields of a request and what they may be.
+//! The checks of single fields of a request.
 
 use refrain_protocol::chunk::{Priority, Urgency};
 use refrain_protocol::engine::Sampling;
@@ -7,19 +7,23 @@ use refrain_protocol::{ApiError, TokenId};
 use refrain_service_kit::random;
 use refrain_tokenization::JsonValue;
 
-use super::body::{Chat, Completion};
+use super::body::{ChatFields, CompletionFields};
 use crate::models::Model;
 
-/// Longest `session` and `group`.
+/// Longest `session` and `group`, bytes.
 const NAME_BYTES_MAX: usize = 256;
-/// Longest single stop text.
+/// Longest stop text, bytes.
 const STOP_BYTES_MAX: usize = 1024;
-/// OpenAI's bounds.
+/// Largest `n`, as with OpenAI.
 const CHOICES_MAX: u64 = 128;
+/// Largest `top_logprobs` of a chat, as with OpenAI.
 const CHAT_TOP_LOGPROBS_MAX: u64 = 20;
+/// Largest `logprobs` of a text completion, as with OpenAI.
 const COMPLETION_LOGPROBS_MAX: u64 = 5;
+/// Most `stop_token_ids`.
 const STOP_TOKEN_IDS_MAX: usize = 64;
 
+/// The roles of messages.
 const ROLES: [&str; 6] = [
     "system",
     "developer",
@@ -37,15 +41,15 @@ fn unsupported<T>(param: &str, message: &str) -> Result<T, ApiError> {
     Err(ApiError::invalid(param, message).with_code("unsupported_parameter"))
 }
 
-/// Longest `tpot_ms`: nobody waits a minute for a token.
+/// Largest `tpot_ms`, since nobody waits longer than a minute for a token.
 const TPOT_MS_MAX: u64 = 60_000;
 
-/// `priority` and `tpot_ms`.
+/// Reads `priority` and `tpot_ms`.
 pub(super) fn urgency(parameters: &Parameters) -> Result<Urgency, ApiError> {
     let tpot_ms = match parameters.tpot_ms {
         None => None,
         Some(wanted @ 1..=TPOT_MS_MAX) => Some(wanted as u32),
-        Some(_) => return invalid("tpot_ms", format!("tpot_ms: 1 to {TPOT_MS_MAX}")),
+        Some(_) => return invalid("tpot_ms", format!("tpot_ms: must be 1 to {TPOT_MS_MAX}")),
     };
     Ok(Urgency {
         priority: parameters
@@ -55,7 +59,7 @@ pub(super) fn urgency(parameters: &Parameters) -> Result<Urgency, ApiError> {
     })
 }
 
-/// `session` and `group`.
+/// Checks `session` and `group`.
 pub(super) fn check_names(parameters: &Parameters) -> Result<(), ApiError> {
     for (name, value) in [
         ("session", &parameters.session),
@@ -65,13 +69,16 @@ pub(super) fn check_names(parameters: &Parameters) -> Result<(), ApiError> {
             .as_ref()
             .is_some_and(|text| text.is_empty() || text.len() > NAME_BYTES_MAX)
         {
-            return invalid(name, format!("{name}: 1 to {NAME_BYTES_MAX} bytes"));
+            return invalid(
+                name,
+                format!("{name}: must have 1 to {NAME_BYTES_MAX} bytes"),
+            );
         }
     }
     Ok(())
 }
 
-/// What would change the output and cannot be done is refused rather than ignored.
+/// Refuses fields that would change the output and are not supported. To ignore them would give a wrong output.
 pub(super) fn check_unsupported(parameters: &Parameters) -> Result<(), ApiError> {
     for (name, value, neutral) in [
         ("presence_penalty", parameters.presence_penalty, 0.0),
@@ -88,21 +95,21 @@ pub(super) fn check_unsupported(parameters: &Parameters) -> Result<(), ApiError>
     if parameters.ignore_eos == Some(true) {
         return unsupported(
             "ignore_eos",
-            "ignore_eos is not supported; bias the end token with logit_bias",
+            "ignore_eos is not supported; bias the end token with logit_bias instead",
         );
     }
     Ok(())
 }
 
-/// `n`.
+/// Reads `n`.
 pub(super) fn choices(parameters: &Parameters) -> Result<u32, ApiError> {
     match parameters.n.unwrap_or(1) {
         n @ 1..=CHOICES_MAX => Ok(n as u32),
-        _ => invalid("n", format!("n: 1 to {CHOICES_MAX}")),
+        _ => invalid("n", format!("n: must be 1 to {CHOICES_MAX}")),
     }
 }
 
-/// `stop`.
+/// Reads `stop`.
 pub(super) fn stops(parameters: &Parameters) -> Result<Vec<String>, ApiError> {
     let stops = match &parameters.stop {
         None => Vec::new(),
@@ -110,7 +117,10 @@ pub(super) fn stops(parameters: &Parameters) -> Result<Vec<String>, ApiError> {
         Some(Stop::Several(stops)) => stops.clone(),
     };
     if stops.len() > STOPS_MAX {
-        return invalid("stop", format!("stop: at most {STOPS_MAX} texts"));
+        return invalid(
+            "stop",
+            format!("stop: at most {STOPS_MAX} texts are allowed"),
+        );
     }
     if stops
         .iter()
@@ -118,24 +128,25 @@ pub(super) fn stops(parameters: &Parameters) -> Result<Vec<String>, ApiError> {
     {
         return invalid(
             "stop",
-            format!("stop: texts of 1 to {STOP_BYTES_MAX} bytes"),
+            format!("stop: a text must have 1 to {STOP_BYTES_MAX} bytes"),
         );
     }
     Ok(stops)
 }
 
-/// `stream_options.include_usage`.
+/// Reads `stream_options.include_usage`.
 pub(super) fn include_usage(parameters: &Parameters) -> Result<bool, ApiError> {
     match &parameters.stream_options {
         None => Ok(false),
-        Some(_) if parameters.stream != Some(true) => {
-            invalid("stream_options", "stream_options: only with stream: true")
-        }
+        Some(_) if parameters.stream != Some(true) => invalid(
+            "stream_options",
+            "stream_options: is allowed only with stream: true",
+        ),
         Some(options) => Ok(options.include_usage.unwrap_or(false)),
     }
 }
 
-/// How to draw.
+/// Reads how to sample.
 pub(super) fn sampling(
     parameters: &Parameters,
     model: &Model,
@@ -144,7 +155,7 @@ pub(super) fn sampling(
     let within =
         |name: &str, value: Option<f64>, default: f64, most: f64| match value.unwrap_or(default) {
             value if (0.0..=most).contains(&value) => Ok(value as f32),
-            _ => invalid(name, format!("{name}: 0 to {most}")),
+            _ => invalid(name, format!("{name}: must be 0 to {most}")),
         };
     let top_k = match parameters.top_k.unwrap_or(0) {
         -1 => 0,
@@ -153,14 +164,14 @@ pub(super) fn sampling(
             Err(_) => {
                 return invalid(
                     "top_k",
-                    "top_k: a positive number, or 0 or -1 to keep all tokens",
+                    "top_k: must be a positive number, or 0 or -1 to keep all tokens",
                 );
             }
         },
     };
     let seed = match parameters.seed {
         Some(seed) => seed as u64,
-        // Fixed here, so that a continuation on another worker draws the same noise.
+        // The seed is fixed here, so that a continuation on another worker draws the same noise.
         None => random::u64()?,
     };
     let mut stop_token_ids = model.stop_token_ids.clone();
@@ -168,7 +179,7 @@ pub(super) fn sampling(
     if extra.len() > STOP_TOKEN_IDS_MAX {
         return invalid(
             "stop_token_ids",
-            format!("stop_token_ids: at most {STOP_TOKEN_IDS_MAX}"),
+            format!("stop_token_ids: at most {STOP_TOKEN_IDS_MAX} ids are allowed"),
         );
     }
     check_ids("stop_token_ids", extra, model)?;
@@ -176,7 +187,7 @@ pub(super) fn sampling(
     Ok(Sampling {
         temperature: within("temperature", parameters.temperature, 1.0, 2.0)?,
         top_k,
-        // 0 keeps the most likely token alone, which the smallest positive number does as well.
+        // 0 keeps only the most likely token, and so does the smallest positive number.
         top_p: within("top_p", parameters.top_p, 1.0, 1.0)?.max(f32::MIN_POSITIVE),
         min_p: within("min_p", parameters.min_p, 0.0, 1.0)?,
         seed,
@@ -196,47 +207,49 @@ fn logit_bias(parameters: &Parameters, model: &Model) -> Result<Vec<(TokenId, f3
     {
         return invalid(
             "logit_bias",
-            format!("logit_bias: at most {LOGIT_BIAS_MAX} tokens"),
+            format!("logit_bias: at most {LOGIT_BIAS_MAX} tokens are allowed"),
         );
     }
     let mut biases = Vec::new();
     for (token, bias) in given {
         let Ok(token) = token.parse::<TokenId>() else {
-            return invalid("logit_bias", "logit_bias: keys are token ids");
+            return invalid("logit_bias", "logit_bias: keys must be token ids");
         };
         check_ids("logit_bias", &[token], model)?;
         if !(-100.0..=100.0).contains(bias) {
-            return invalid("logit_bias", "logit_bias: values from -100 to 100");
+            return invalid("logit_bias", "logit_bias: values must be from -100 to 100");
         }
         biases.push((token, *bias as f32));
     }
     Ok(biases)
 }
 
-/// Whether the model has these tokens.
+/// Checks that the tokens are in the vocabulary of the model.
 pub(super) fn check_ids(param: &str, ids: &[TokenId], model: &Model) -> Result<(), ApiError> {
     let size = model.tokenizer.vocab_size();
     match ids.iter().find(|id| **id >= size) {
         Some(id) => invalid(
             param,
-            format!("{param}: token {id} is not in this model's vocabulary of {size}"),
+            format!(
+                "{param}: token {id} is not in the vocabulary of this model, which has {size} tokens"
+            ),
         ),
         None => Ok(()),
     }
 }
 
-/// Messages, response format and tools.
-pub(super) fn check_chat(chat: &Chat) -> Result<(), ApiError> {
+/// Checks the messages, the prediction, the response format and the tools of a chat.
+pub(super) fn check_chat(chat: &ChatFields) -> Result<(), ApiError> {
     let messages = chat.input.messages();
     if messages.is_empty() {
-        return invalid("messages", "messages: at least one");
+        return invalid("messages", "messages: must have at least one message");
     }
     for (place, message) in messages.items().enumerate() {
         check_message(&message, &format!("messages[{place}]"))?;
     }
     if let Some(prediction) = &chat.prediction {
         if prediction.get("type").as_ref().and_then(JsonValue::as_str) != Some("content") {
-            return invalid("prediction.type", "prediction.type: only \"content\"");
+            return invalid("prediction.type", "prediction.type: must be \"content\"");
         }
         check_content(prediction.get("content"), "prediction.content")?;
     }
@@ -245,33 +258,39 @@ pub(super) fn check_chat(chat: &Chat) -> Result<(), ApiError> {
     {
         return unsupported(
             "response_format",
-            "response_format: only {\"type\": \"text\"}; constrained output is not supported",
+            "response_format: must be {\"type\": \"text\"}; constrained output is not supported",
         );
     }
     match chat.tool_choice.as_ref().map(JsonValue::as_str) {
         None | Some(Some("none" | "auto")) => Ok(()),
         Some(_) => unsupported(
             "tool_choice",
-            "tool_choice: only \"none\" and \"auto\"; a call cannot be forced, since output is not constrained",
+            "tool_choice: must be \"none\" or \"auto\"; a call cannot be forced, because constrained output is not supported",
         ),
     }
 }
 
-/// `place` is that of the message in the request.
+/// Checks one message. `place` is its path in the request.
 fn check_message(message: &JsonValue, place: &str) -> Result<(), ApiError> {
     if !message.is_object() {
-        return invalid(place, format!("{place}: an object with role and content"));
+        return invalid(
+            place,
+            format!("{place}: must be an object with role and content"),
+        );
     }
     let at = |field: &str| format!("{place}.{field}");
     let role = message.get("role");
     let role = role.as_ref().and_then(JsonValue::as_str);
     if !role.is_some_and(|role| ROLES.contains(&role)) {
-        let message = format!("{}: one of {}", at("role"), ROLES.join(", "));
+        let message = format!("{}: must be one of {}", at("role"), ROLES.join(", "));
         return invalid(at("role"), message);
     }
     let calls = message.get("tool_calls");
     if calls.as_ref().is_some_and(|calls| calls.items().is_none()) {
-        return invalid(at("tool_calls"), format!("{}: a list", at("tool_calls")));
+        return invalid(
+            at("tool_calls"),
+            format!("{}: must be a list", at("tool_calls")),
+        );
     }
     match message.get("content") {
         None if role == Some("assistant") && calls.is_some() => Ok(()),
@@ -279,16 +298,22 @@ fn check_message(message: &JsonValue, place: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Only text is understood.
+/// Checks a content, which may only be text.
 fn check_content(content: Option<JsonValue>, name: &str) -> Result<(), ApiError> {
     let Some(content) = content else {
-        return invalid(name, format!("{name}: a text or text parts"));
+        return invalid(
+            name,
+            format!("{name}: must be a text or a list of text parts"),
+        );
     };
     if content.as_str().is_some() {
         return Ok(());
     }
     let Some(parts) = content.items() else {
-        return invalid(name, format!("{name}: a text or text parts"));
+        return invalid(
+            name,
+            format!("{name}: must be a text or a list of text parts"),
+        );
     };
     for (place, part) in parts.enumerate() {
         let field = |field: &str| part.get(field);
@@ -298,29 +323,32 @@ fn check_content(content: Option<JsonValue>, name: &str) -> Result<(), ApiError>
         }
         if field("text").as_ref().and_then(JsonValue::as_str).is_none() {
             let param = format!("{name}[{place}].text");
-            return invalid(&param, format!("{param}: a text part needs a text"));
+            return invalid(&param, format!("{param}: a text part must have a text"));
         }
     }
     Ok(())
 }
 
-/// `logprobs` and `top_logprobs` of a chat.
-pub(super) fn chat_logprobs(chat: &Chat) -> Result<Option<u32>, ApiError> {
+/// Reads `logprobs` and `top_logprobs` of a chat.
+pub(super) fn chat_logprobs(chat: &ChatFields) -> Result<Option<u32>, ApiError> {
     match (chat.logprobs.unwrap_or(false), chat.top_logprobs) {
         (false, None | Some(0)) => Ok(None),
-        (false, Some(_)) => invalid("top_logprobs", "top_logprobs: only with logprobs: true"),
+        (false, Some(_)) => invalid(
+            "top_logprobs",
+            "top_logprobs: is allowed only with logprobs: true",
+        ),
         (true, top @ (None | Some(0..=CHAT_TOP_LOGPROBS_MAX))) => Ok(Some(top.unwrap_or(0) as u32)),
         (true, Some(_)) => invalid(
             "top_logprobs",
-            format!("top_logprobs: 0 to {CHAT_TOP_LOGPROBS_MAX}"),
+            format!("top_logprobs: must be 0 to {CHAT_TOP_LOGPROBS_MAX}"),
         ),
     }
 }
 
-/// `logprobs` of a text completion, and the fields that do not go with others.
+/// Reads `logprobs` of a text completion, and refuses fields that are not supported beside it.
 pub(super) fn completion_logprobs(
     parameters: &Parameters,
-    completion: &Completion,
+    completion: &CompletionFields,
 ) -> Result<Option<u32>, ApiError> {
     if completion
         .suffix
@@ -342,12 +370,12 @@ pub(super) fn completion_logprobs(
         None => Ok(None),
         Some(_) if completion.echo == Some(true) => unsupported(
             "logprobs",
-            "logprobs with echo is not supported: prompts are not scored",
+            "logprobs with echo is not supported, because prompts are not scored",
         ),
         Some(top @ 0..=COMPLETION_LOGPROBS_MAX) => Ok(Some(top as u32)),
         Some(_) => invalid(
             "logprobs",
-            format!("logprobs: 0 to {COMPLETION_LOGPROBS_MAX}"),
+            format!("logprobs: must be 0 to {COMPLETION_LOGPROBS_MAX}"),
         ),
     }
 }

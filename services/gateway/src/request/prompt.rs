@@ -1,17 +1,22 @@
-//! Prompts to tokens, what the context leaves for the output, and what the client predicts of it.
+//! Turns prompts and predictions into tokens, and computes the output limit that the context leaves.
 
 use std::sync::Arc;
 
+use refrain_protocol::error::code;
 use refrain_protocol::openai::Prompt;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::{JsonValue, TokenizationError};
 
-use super::body::Chat;
+use super::body::ChatFields;
 use super::fields::check_ids;
 use crate::models::Model;
 
-/// The prompt of a chat: the model's template over its messages.
-pub(super) fn chat(chat: Chat, model: &Model, context: u32) -> Result<Vec<TokenId>, ApiError> {
+/// Renders the messages of a chat by the model's template and tokenizes them.
+pub(super) fn chat(
+    chat: ChatFields,
+    model: &Model,
+    context: u32,
+) -> Result<Vec<TokenId>, ApiError> {
     let Some(template) = &model.template else {
         return Err(ApiError::invalid(
             "model",
@@ -30,7 +35,7 @@ pub(super) fn chat(chat: Chat, model: &Model, context: u32) -> Result<Vec<TokenI
         .map_err(|error| refused("messages", &error, context))
 }
 
-/// How many prompts a text completion has.
+/// Number of prompts of a text completion.
 pub(super) fn count(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Text(_) | Prompt::Tokens(_) => 1,
@@ -39,7 +44,7 @@ pub(super) fn count(prompt: &Prompt) -> usize {
     }
 }
 
-/// The prompts of a text completion.
+/// Tokenizes the prompts of a text completion.
 pub(super) fn completions(
     prompt: Prompt,
     model: &Model,
@@ -58,7 +63,10 @@ pub(super) fn completions(
         Prompt::TokenLists(lists) => lists,
     };
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
-        return Err(ApiError::invalid("prompt", "prompt: at least one token"));
+        return Err(ApiError::invalid(
+            "prompt",
+            "prompt: must have at least one token",
+        ));
     }
     for tokens in &prompts {
         check_ids("prompt", tokens, model)?;
@@ -66,7 +74,7 @@ pub(super) fn completions(
     Ok(prompts)
 }
 
-/// `prediction`, checked before: the tokens that the answer is predicted to be. `None` if nothing is predicted.
+/// Tokenizes the predicted answer, whose field was checked before. `None` if nothing is predicted.
 pub(super) fn prediction(
     prediction: Option<JsonValue>,
     model: &Model,
@@ -79,7 +87,7 @@ pub(super) fn prediction(
         ApiError::invalid(
             "prediction.content",
             format!(
-                "prediction.content: {tokens} tokens, more than the model's context of {context}"
+                "prediction.content: has {tokens} tokens, more than the context of the model, which is {context}"
             ),
         )
     };
@@ -107,16 +115,16 @@ pub(super) fn prediction(
     Ok(Some(tokens.into()))
 }
 
-/// Most tokens of a prompt: one place of the context is for the output.
+/// Most tokens of a prompt. The context must have room for at least one token of output.
 fn prompt_tokens_max(context: u32) -> usize {
     context.saturating_sub(1) as usize
 }
 
-/// How many tokens the output may have: as many as asked for, else the fallback or what the context leaves,
-/// whichever is less.
+/// The output limit in tokens: the one that was asked for, otherwise the fallback or the rest of the context, whichever is
+/// less.
 ///
 /// # Errors
-/// `context_length_exceeded` if that does not fit.
+/// `context_length_exceeded` if it does not fit the context.
 pub(super) fn output_limit(
     param: &str,
     prompt_tokens: usize,
@@ -129,24 +137,25 @@ pub(super) fn output_limit(
         return Err(prompt_too_long(param, &prompt_tokens.to_string(), context));
     }
     match asked {
-        Some(0) => Err(ApiError::invalid("max_tokens", "max_tokens: at least 1")),
+        Some(0) => Err(ApiError::invalid("max_tokens", "max_tokens: must be at least 1")),
         Some(asked) if asked > room => Err(ApiError::invalid(
             param,
             format!(
-                "the model's context is {context} tokens; the prompt has {prompt_tokens} and {asked} were asked for: \
+                "the model's context is {context} tokens, the prompt has {prompt_tokens} and {asked} were asked for; \
                  shorten the prompt, or ask for at most {room}"
             ),
         )
-        .with_code("context_length_exceeded")),
+        .with_code(code::CONTEXT_LENGTH_EXCEEDED)),
         Some(asked) => Ok(asked as u32),
         None => Ok(fallback.unwrap_or(room).clamp(1, room) as u32),
     }
 }
 
 fn prompt_too_long(param: &str, tokens: &str, context: u32) -> ApiError {
-    let message =
-        format!("the model's context is {context} tokens and the prompt has {tokens}; shorten it");
-    ApiError::invalid(param, message).with_code("context_length_exceeded")
+    let message = format!(
+        "the model's context is {context} tokens and the prompt has {tokens}; shorten it"
+    );
+    ApiError::invalid(param, message).with_code(code::CONTEXT_LENGTH_EXCEEDED)
 }
 
 fn refused(param: &str, error: &TokenizationError, context: u32) -> ApiError {

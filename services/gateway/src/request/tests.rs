@@ -1,4 +1,4 @@
-//! The cost of a request, whatever it holds: memory, and text given to the tokenizer.
+//! The cost of parsing a request, whatever its body: memory, and text given to the tokenizer.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use super::{GenerateRequest, RequestLimits};
 use crate::config::ModelConfig;
 use crate::models::Models;
 
-/// Counts what the current thread holds, and the most that it held.
+/// Counts the bytes that the current thread has allocated, and their peak.
 struct Counting;
 
 #[global_allocator]
@@ -26,14 +26,14 @@ thread_local! {
 }
 
 fn count(bytes: isize) {
-    // Not while a thread ends: its own are gone then.
+    // At the end of a thread its counters are gone.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + bytes);
         let _ = HELD_MAX.try_with(|most| most.set(most.get().max(held.get())));
     });
 }
 
-// SAFETY: all calls are passed on as they come.
+// SAFETY: all calls are passed on unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both are there while one is copied to the other.
+        // Both blocks exist while one is copied to the other.
         count(size as isize);
         // SAFETY: as promised by the caller.
         let moved = unsafe { System.realloc(place, layout, size) };
@@ -95,19 +95,19 @@ fn encoded_bytes(models: &Models) -> u64 {
 /// Bytes of a large body.
 const LARGE_BYTES: usize = 7_900_000;
 
-/// `part` so often that the whole is a large body.
+/// Repeats `part` to the size of a large body.
 fn many(part: &str) -> String {
     part.repeat(LARGE_BYTES / part.len())
 }
 
-/// A list of as many `item`s.
+/// A list of `item`s with the size of a large body.
 fn list(item: &str) -> String {
     let mut items = many(&format!("{item},"));
     items.pop();
     format!("[{items}]")
 }
 
-/// Letters that make no words.
+/// Random letters, which form no words.
 fn noise() -> String {
     let mut state = 7u64;
     let letters = std::iter::repeat_with(|| {
@@ -119,7 +119,7 @@ fn noise() -> String {
     letters.take(LARGE_BYTES).collect()
 }
 
-/// Large bodies by name; whether each is a chat.
+/// Large bodies with their names, and whether each is a chat.
 fn large_bodies() -> Vec<(&'static str, bool, String)> {
     let user = |content: String| format!("{{\"role\":\"user\",\"content\":{content}}}");
     let chat = |name, fields: String| (name, true, format!("{{\"model\":\"m\",{fields}}}"));

@@ -6,7 +6,7 @@ use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{ApiError, ErrorKind, WorkerId};
 use serde_json::json;
 
-use crate::mesh::{Bench, Mishap, chat, config, streamed_text};
+use crate::mesh::{Bench, Mishap, chat, config, streamed_text, tuned};
 
 const TEXT: &str = "hello world, this is the answer";
 
@@ -121,10 +121,9 @@ async fn a_worker_lost_after_the_last_token_is_not_missed() {
 
 #[tokio::test]
 async fn a_silent_worker_is_taken_for_lost() {
-    let bench = Bench::with(refrain_gateway::GatewayConfig {
-        worker_idle_ms_max: 40,
-        ..config()
-    })
+    let bench = Bench::with(tuned(|tuning| {
+        tuning.worker_silence_max = Duration::from_millis(40)
+    }))
     .await;
     bench.mesh.mishap(0, Mishap::Hang(2));
     let (status, body) = bench.chat(json!({})).await;
@@ -152,7 +151,7 @@ async fn a_draining_worker_hands_over() {
 #[tokio::test]
 async fn a_request_goes_on_where_its_worker_sends_it_and_says_so_from_then_on() {
     let bench = Bench::new().await;
-    bench.mesh.mishap(0, Mishap::HandOver(2));
+    bench.mesh.mishap(0, Mishap::Transfer(2));
     let (_, body) = bench.chat(json!({"chunk_tokens": 10})).await;
     assert_eq!(body["choices"][0]["message"]["content"], TEXT);
     let log = bench.mesh.log();
@@ -161,8 +160,8 @@ async fn a_request_goes_on_where_its_worker_sends_it_and_says_so_from_then_on() 
         (log.leases[1].prefer.as_ref(), log.leases[1].exclude.len()),
         (Some(&WorkerId("w1".into())), 0)
     );
-    let handed_over: Vec<bool> = log.chunks.iter().map(|chunk| chunk.handed_over).collect();
-    assert!(!handed_over[0] && handed_over.len() > 2 && handed_over[1..].iter().all(|over| *over));
+    let transferred: Vec<bool> = log.chunks.iter().map(|chunk| chunk.transferred).collect();
+    assert!(!transferred[0] && transferred.len() > 2 && transferred[1..].iter().all(|over| *over));
 }
 
 #[tokio::test]
@@ -190,11 +189,7 @@ async fn chunks_follow_each_other_on_the_same_worker() {
 
 #[tokio::test]
 async fn who_gives_up_says_why() {
-    let bench = Bench::with(refrain_gateway::GatewayConfig {
-        failures_max: 3,
-        ..config()
-    })
-    .await;
+    let bench = Bench::with(tuned(|tuning| tuning.failures_max = 3)).await;
     for lease in 0..3 {
         bench.mesh.mishap(lease, Mishap::Lose(0));
     }
@@ -211,8 +206,7 @@ async fn who_gives_up_says_why() {
 async fn an_output_goes_on_where_nothing_may_be_retried() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         retry_share: 0.0,
-        retries_per_s_min: 0.0,
-        ..config()
+        ..tuned(|tuning| tuning.retries_per_s_min = 0.0)
     })
     .await;
     bench.mesh.mishap(0, Mishap::Fail(2, ErrorKind::Upstream));
@@ -296,11 +290,7 @@ async fn a_worker_that_was_not_heard_to_its_end_is_not_said_to_have_come_there()
 
 #[tokio::test]
 async fn an_error_in_mid_stream_is_an_event_without_done() {
-    let bench = Bench::with(refrain_gateway::GatewayConfig {
-        failures_max: 1,
-        ..config()
-    })
-    .await;
+    let bench = Bench::with(tuned(|tuning| tuning.failures_max = 1)).await;
     bench.mesh.mishap(0, Mishap::Fail(2, ErrorKind::Upstream));
     let (events, done) = bench
         .stream("/v1/chat/completions", &chat(json!({"stream": true})))
@@ -362,10 +352,7 @@ async fn what_an_engine_refuses_is_the_clients_to_know() {
 
 #[tokio::test]
 async fn the_only_worker_is_tried_again() {
-    let config = refrain_gateway::GatewayConfig {
-        models_poll_ms: 10,
-        ..config()
-    };
+    let config = tuned(|tuning| tuning.models_poll = Duration::from_millis(10));
     let bench = Bench::with(config).await;
     bench.mesh.script().workers = 1;
     // The second of these questions is asked after the change, and its answer known before the third.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::mesh::{Bench, Mishap, chat, config};
+use crate::mesh::{Bench, Mishap, chat, config, tuned};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -69,9 +69,7 @@ async fn a_large_body_is_read_all_the_same() {
 async fn large_bodies_take_turns_and_all_are_answered() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         body_bytes_max: 4 << 20,
-        tokenizing_bytes_max: 1 << 20,
-        tokenizing_waiting_bytes_max: 64 << 20,
-        ..config()
+        ..tuned(|tuning| tuning.tokenizing_bytes_max = 1 << 20)
     })
     .await;
     let long = "x".repeat(3_000_000);
@@ -183,10 +181,9 @@ async fn rest(stream: &mut TcpStream) -> String {
 
 #[tokio::test]
 async fn a_body_that_does_not_arrive_in_time_is_408() {
-    let bench = Bench::with(refrain_gateway::GatewayConfig {
-        body_ms_max: 50,
-        ..config()
-    })
+    let bench = Bench::with(tuned(|tuning| {
+        tuning.body_time_max = Duration::from_millis(50)
+    }))
     .await;
     let answer = rest(&mut sent(&bench, &chat(json!({})), 1).await).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");

@@ -8,7 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::unfold;
-use refrain_gateway::{GatewayConfig, GatewayDeps, KeyConfig, ModelConfig, Running};
+use refrain_gateway::{
+    GatewayConfig, GatewayDeps, GatewayServer, GatewayTuning, KeyConfig, ModelConfig,
+};
 use refrain_protocol::chunk::{
     ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope, DraftSource,
     StepMessage,
@@ -42,7 +44,7 @@ pub(crate) enum Mishap {
     /// The worker gives others a turn.
     GiveWay(usize),
     /// Sends the request on to w1 after so many steps.
-    HandOver(usize),
+    Transfer(usize),
     /// The worker falls silent.
     Hang(usize),
     /// The worker does not take a cut.
@@ -319,10 +321,10 @@ fn events(
                 events.push_back(Ok(ChunkEvent::End(end(ChunkEndReason::GaveWay))));
                 return events;
             }
-            Some(Mishap::HandOver(at)) if *at == sequence => {
+            Some(Mishap::Transfer(at)) if *at == sequence => {
                 events.push_back(Ok(ChunkEvent::End(ChunkEnd {
                     next_worker: Some(WorkerId("w1".into())),
-                    ..end(ChunkEndReason::HandOver)
+                    ..end(ChunkEndReason::Transfer)
                 })));
                 return events;
             }
@@ -372,7 +374,7 @@ fn end(reason: ChunkEndReason) -> ChunkEnd {
 /// A gateway, the mesh behind it and a client in front of it.
 pub(crate) struct Bench {
     pub(crate) mesh: Arc<FakeMesh>,
-    pub(crate) gateway: Running,
+    pub(crate) gateway: GatewayServer,
     pub(crate) client: reqwest::Client,
     pub(crate) url: String,
     pub(crate) metrics: Metrics,
@@ -400,9 +402,19 @@ pub(crate) fn config() -> GatewayConfig {
             files: "test".into(),
             ..ModelConfig::default()
         }],
-        retry_backoff_ms: 1,
+        tuning: GatewayTuning {
+            retry_backoff: Duration::from_millis(1),
+            ..GatewayTuning::default()
+        },
         ..GatewayConfig::default()
     }
+}
+
+/// The usual configuration with other fixed values.
+pub(crate) fn tuned(tune: impl FnOnce(&mut GatewayTuning)) -> GatewayConfig {
+    let mut config = config();
+    tune(&mut config.tuning);
+    config
 }
 
 impl Bench {

@@ -5,7 +5,7 @@ use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END};
 use serde_json::json;
 
-use crate::mesh::{Bench, chat, config};
+use crate::mesh::{Bench, chat, tuned};
 
 #[tokio::test]
 async fn a_chat_is_answered() {
@@ -79,11 +79,7 @@ async fn a_chat_is_answered() {
 
 #[tokio::test]
 async fn sampling_and_the_meshs_own_fields_reach_the_worker() {
-    let bench = Bench::with(refrain_gateway::GatewayConfig {
-        rollout_chunk_tokens: 64,
-        ..config()
-    })
-    .await;
+    let bench = Bench::with(tuned(|tuning| tuning.rollout_chunk_tokens = 64)).await;
     let (status, _) = bench
         .chat(json!({"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "max_completion_tokens": 9,
                      "logit_bias": {"10": -5}, "stop_token_ids": [20], "session": "s", "group": "g",

@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use refrain_protocol::scheduling::LeaseOutcome;
 use serde_json::{Value, json};
 
-use crate::mesh::{Bench, chat, config, streamed_text};
+use crate::mesh::{Bench, chat, streamed_text, tuned};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -224,11 +224,10 @@ async fn a_client_that_leaves_before_a_plain_answer_stops_the_work() {
 
 #[tokio::test]
 async fn an_idle_stream_is_kept_alive() {
-    let config = refrain_gateway::GatewayConfig {
-        stream_head_wait_ms: 20,
-        stream_keep_alive_ms: 20,
-        ..config()
-    };
+    let config = tuned(|tuning| {
+        tuning.stream_head_wait = Duration::from_millis(20);
+        tuning.stream_keep_alive = Duration::from_millis(20);
+    });
     let bench = Bench::with(config).await;
     bench.mesh.script().never_lease = true;
     let response = bench

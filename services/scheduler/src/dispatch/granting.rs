@@ -44,7 +44,7 @@ impl Dispatch {
             tokenizer: &request.namespace.namespace.tokenizer,
             context_tokens: request.context_tokens,
             prefer: request.prefer.as_ref(),
-            handed_over: request.handed_over,
+            handed_over: request.transferred,
             exclude: &request.exclude,
             submitted_ms: waiting.submitted_ms,
         };
@@ -62,7 +62,7 @@ impl Dispatch {
         };
         let reads_context = self.queue.get(ticket).is_none_or(|waiting| {
             let request = &waiting.request;
-            request.handed_over || request.prefer.as_ref() != Some(&worker)
+            request.transferred || request.prefer.as_ref() != Some(&worker)
         });
         let Some((waiting, charge)) = self.queue.take(ticket, reads_context) else {
             return;

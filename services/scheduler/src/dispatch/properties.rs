@@ -107,7 +107,7 @@ fn ask(request: u128, tenant: &str, context_tokens: u32) -> LeaseRequest {
         generated_tokens: 0,
         max_new_tokens: 1_000,
         prefer: None,
-        handed_over: false,
+        transferred: false,
         exclude: Vec::new(),
     }
 }
@@ -178,7 +178,7 @@ impl World {
                     ticket: Ticket(self.tickets),
                     request: LeaseRequest {
                         prefer: prefer.map(named),
-                        handed_over: false,
+                        transferred: false,
                         exclude: exclude.into_iter().map(named).collect(),
                         ..ask(request, TENANTS[tenant], context_tokens)
                     },

@@ -1,6 +1,7 @@
 //! Why and when a request gets no lease, and how its caller is told.
 
-use refrain_protocol::scheduling::{LeaseRequest, SCHEDULER_UNAVAILABLE};
+use refrain_protocol::error::code;
+use refrain_protocol::scheduling::LeaseRequest;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::queue::{PoolKey, Ticket};
@@ -196,6 +197,6 @@ impl Dispatch {
 /// heartbeats.
 pub(crate) fn try_soon(message: &str) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, message)
-        .with_code(SCHEDULER_UNAVAILABLE)
+        .with_code(code::SCHEDULER_UNAVAILABLE)
         .with_retry_after_ms(1_000)
 }

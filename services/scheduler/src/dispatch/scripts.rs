@@ -99,7 +99,7 @@ impl Script {
                         context_tokens: number("context", 100),
                         generated_tokens: 0,
                         max_new_tokens: number("max", 1_000),
-                        handed_over: given.contains_key("over"),
+                        transferred: given.contains_key("over"),
                         prefer: given
                             .get("prefer")
                             .map(|worker| WorkerId(worker.to_string())),

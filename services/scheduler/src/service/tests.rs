@@ -64,7 +64,7 @@ impl Mesh {
             generated_tokens: 0,
             max_new_tokens: 100,
             prefer: None,
-            handed_over: false,
+            transferred: false,
             exclude: Vec::new(),
         }
     }

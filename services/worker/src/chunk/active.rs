@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use refrain_protocol::error::code;
 use refrain_protocol::chunk::ChunkEvent;
 use refrain_protocol::{ApiError, ErrorKind, LeaseId};
 use tokio::sync::mpsc;
@@ -85,7 +86,7 @@ impl ActiveChunk {
         let is_overdue = self.deadline.is_some_and(|deadline| deadline <= now);
         is_overdue.then(|| {
             let message = "the request timed out";
-            ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout")
+            ApiError::new(ErrorKind::Timeout, message).with_code(code::REQUEST_TIMEOUT)
         })
     }
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use lru::LruCache;
 use prometheus::IntGauge;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, RequestId};
-use refrain_service_kit::drain::Running as DrainToken;
+use refrain_service_kit::drain::InFlight as DrainToken;
 use tokio::sync::Notify;
 
 /// Admits at most `running_max` chunks at once, and never an old epoch of a request.
@@ -85,7 +86,7 @@ impl Admission {
                 ErrorKind::Overloaded,
                 format!("all {} slots of this worker are taken", self.running_max),
             )
-            .with_code("worker_full")
+            .with_code(code::WORKER_FULL)
             .with_retry_after_ms(200));
         }
         state.epochs.put(request, epoch);

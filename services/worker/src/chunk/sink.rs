@@ -93,7 +93,7 @@ impl OutputSink {
             ChunkEndReason::ChunkLimit
             | ChunkEndReason::GaveWay
             | ChunkEndReason::Draining
-            | ChunkEndReason::HandOver => {
+            | ChunkEndReason::Transfer => {
                 return;
             }
         };
@@ -119,7 +119,7 @@ impl OutputSink {
             ChunkEndReason::ChunkLimit => (ChunkOutcome::ChunkLimit, true),
             ChunkEndReason::GaveWay => (ChunkOutcome::GaveWay, true),
             ChunkEndReason::Draining => (ChunkOutcome::Evacuated, true),
-            ChunkEndReason::HandOver => (ChunkOutcome::Transferred, true),
+            ChunkEndReason::Transfer => (ChunkOutcome::Transferred, true),
         };
         if goes_on {
             let running = &chunk.running;

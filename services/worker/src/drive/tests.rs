@@ -203,7 +203,7 @@ fn asks() -> ChunkRequest {
     ChunkRequest {
         alive_within_ms: None,
         prediction: Vec::new(),
-        handed_over: false,
+        transferred: false,
         lease: LeaseId(1),
         epoch: 1,
         request: RequestId(1),

@@ -9,6 +9,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use lru::LruCache;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::descriptors;
+use refrain_service_kit::http::failed_call_kind;
 use reqwest::{Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -214,12 +215,11 @@ pub(super) fn connection_error(error: &reqwest::Error) -> ApiError {
     if let Some(error) = descriptors::exhausted(error) {
         return error;
     }
-    let (kind, message) = if error.is_connect() {
-        (ErrorKind::Unavailable, "the engine cannot be reached")
-    } else if error.is_timeout() {
-        (ErrorKind::Timeout, "the engine did not answer in time")
-    } else {
-        (ErrorKind::Upstream, "the connection to the engine broke")
+    let kind = failed_call_kind(error);
+    let message = match kind {
+        ErrorKind::Unavailable => "the engine cannot be reached",
+        ErrorKind::Timeout => "the engine did not answer in time",
+        _ => "the connection to the engine broke off",
     };
     let error = ApiError::new(kind, message).with_detail(format!("{error:?}"));
     match kind {
@@ -306,6 +306,7 @@ pub(crate) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiErro
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+    use refrain_protocol::error::code;
 
     use super::*;
 
@@ -340,7 +341,7 @@ mod tests {
         assert!(error.is_connect());
         let error = connection_error(&error);
         assert_eq!(error.kind, ErrorKind::Unavailable);
-        assert_eq!(error.code.as_deref(), Some(descriptors::OUT_OF_DESCRIPTORS));
+        assert_eq!(error.code.as_deref(), Some(code::OUT_OF_DESCRIPTORS));
         assert!(error.retry_after_ms.is_some());
     }
 

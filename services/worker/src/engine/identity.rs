@@ -1,5 +1,6 @@
 //! Identity checks of a third-party engine: the model that it serves, and its tokenizer.
 
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, TokenId};
 use refrain_tokenization::Tokenizer;
 use serde::Deserialize;
@@ -51,7 +52,7 @@ pub(super) async fn model_card(
             client.base_url(),
             names.join(", ")
         );
-        ApiError::invalid("worker.engine.served_model", message).with_code("model_not_found")
+        ApiError::invalid("worker.engine.served_model", message).with_code(code::MODEL_NOT_FOUND)
     })
 }
 

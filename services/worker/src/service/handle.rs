@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use refrain_draft_replica::{DraftReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkRequest};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
 use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::clock;
@@ -74,7 +75,7 @@ impl WorkerHandle {
                 ErrorKind::NotFound,
                 format!("this worker serves the model {}", served.model),
             )
-            .with_code("model_not_found"));
+            .with_code(code::MODEL_NOT_FOUND));
         }
         if request.tokens.is_empty() {
             return Err(ApiError::invalid("tokens", "must hold at least one token"));
@@ -103,7 +104,7 @@ impl WorkerHandle {
                     served.max_context
                 ),
             )
-            .with_code("context_length_exceeded"));
+            .with_code(code::CONTEXT_LENGTH_EXCEEDED));
         }
         match &self.parts.engine {
             // The engine checks the sampling parameters itself.
@@ -146,7 +147,7 @@ impl Worker for WorkerHandle {
         self.check(&request)?;
         let drain = parts.drain.enter().ok_or_else(|| {
             parts.metrics.reject(RejectionLimit::Draining);
-            ApiError::new(ErrorKind::Unavailable, "this worker is draining").with_code("draining")
+            ApiError::new(ErrorKind::Unavailable, "this worker is draining").with_code(code::DRAINING)
         })?;
         let slot_wait = Duration::from_millis(parts.config.slot_wait_ms);
         let permit = parts

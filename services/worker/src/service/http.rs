@@ -11,7 +11,9 @@ use futures_util::StreamExt;
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::Worker;
-use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve as listen_on};
+use refrain_service_kit::http::{
+    HttpResult, ServeOptions, Server, get, mesh_only, post, serve as listen_on,
+};
 use refrain_service_kit::telemetry::Metrics;
 
 use super::handle::WorkerHandle;
@@ -47,12 +49,12 @@ pub(crate) fn serve(
         Arc::new(move || ready.readiness()),
         move |app| {
             app.app_data(Data::new(worker.clone()))
-                .route("/engine_metrics", web::get().to(engine_metrics))
+                .service(get("/engine_metrics", engine_metrics))
                 .service(
                     web::scope("/internal/v1")
                         .wrap(mesh_only(worker.parts.auth.clone()))
-                        .route("/chunk", web::post().to(chunk))
-                        .route("/cut", web::post().to(cut)),
+                        .service(post("/chunk", chunk))
+                        .service(post("/cut", cut)),
                 );
         },
     )

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::descriptors::OUT_OF_DESCRIPTORS;
 use refrain_service_kit::mesh::token_of;
 
 use super::ending::ChunkEnding;
@@ -162,5 +162,5 @@ impl StreamContext {
 
 /// Whether a call was not made because this process has no free file descriptor.
 pub(super) fn is_out_of_descriptors(error: &ApiError) -> bool {
-    error.code.as_deref() == Some(OUT_OF_DESCRIPTORS)
+    error.has_code(code::OUT_OF_DESCRIPTORS)
 }

@@ -3,6 +3,7 @@
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::deadline::Deadline;
 
@@ -51,7 +52,7 @@ impl TokenTimeout {
             ErrorKind::Timeout,
             format!("the engine did not give {what} in time"),
         )
-        .with_code("engine_timeout")
+        .with_code(code::ENGINE_TIMEOUT)
     }
 }
 

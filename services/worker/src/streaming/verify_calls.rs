@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::context::StreamContext;
@@ -44,7 +45,7 @@ impl StreamContext {
             }
             let verdict = verdict.unwrap_or_else(|_| {
                 let message = "the engine did not judge a draft in time";
-                Err(ApiError::new(ErrorKind::Timeout, message).with_code("engine_timeout"))
+                Err(ApiError::new(ErrorKind::Timeout, message).with_code(code::ENGINE_TIMEOUT))
             });
             match &verdict {
                 Ok(_) => self.engine_works(),

@@ -151,7 +151,7 @@ pub(crate) fn chunk<E>(bench: &Bench<E>, prompt: &[TokenId], max_new_tokens: u32
     ChunkRequest {
         alive_within_ms: None,
         prediction: Vec::new(),
-        handed_over: false,
+        transferred: false,
         lease: LeaseId(number),
         epoch: 1,
         request: RequestId(number),

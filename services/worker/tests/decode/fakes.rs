@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use refrain_protocol::chances::{ChancesReply, ChancesRequest};
+use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
 use refrain_protocol::document::*;
 use refrain_protocol::engine::*;
 use refrain_protocol::scheduling::*;
@@ -383,7 +383,10 @@ impl DraftStore for FakeStore {
         })
     }
 
-    async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+    async fn acceptance_stats(
+        &self,
+        request: AcceptanceStatsRequest,
+    ) -> Result<AcceptanceStatsReply, ApiError> {
         if !request.observed.is_empty() {
             self.chances_waiting.fetch_add(1, Ordering::SeqCst);
             drop(self.chances_gate.lock().await);
@@ -399,7 +402,7 @@ impl DraftStore for FakeStore {
             kept.calibration.add(&observed);
             kept.told += 1;
         }
-        Ok(ChancesReply {
+        Ok(AcceptanceStatsReply {
             tables: kept.calibration.to_bytes(),
         })
     }

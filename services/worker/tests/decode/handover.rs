@@ -39,7 +39,7 @@ fn next(mut request: ChunkRequest, received: &Received) -> ChunkRequest {
     request.epoch += 1;
     request.tokens.extend(&received.tokens);
     request.max_new_tokens -= received.tokens.len() as u32;
-    request.handed_over = true;
+    request.transferred = true;
     request
 }
 
@@ -50,7 +50,7 @@ async fn a_request_without_good_drafts_is_transferred_once() {
     let request = chunk(&bench, &prompt, 600);
     let first = run(&bench, request.clone()).await;
     let end = first.end.clone().unwrap();
-    assert_eq!(end.reason, ChunkEndReason::HandOver);
+    assert_eq!(end.reason, ChunkEndReason::Transfer);
     assert_eq!(end.next_worker, Some(WorkerId("other".into())));
     assert!(
         (64..200).contains(&first.tokens.len()),
@@ -102,7 +102,7 @@ async fn a_request_that_asks_for_the_head_is_transferred_before_its_prompt_is_re
     let received = run(&bench, request.clone()).await;
     assert_eq!(
         received.end.as_ref().unwrap().reason,
-        ChunkEndReason::HandOver
+        ChunkEndReason::Transfer
     );
     assert!(received.tokens.is_empty());
     assert_eq!(bench.engine.opened.lock().unwrap().len(), 0);

@@ -1,4 +1,4 @@
-//! Clocks that differ, and who says so.
+//! Clocks that differ, and which of them counts as off.
 
 use super::*;
 
@@ -6,22 +6,26 @@ const TRUE_MS: u64 = 1_700_000_000_000;
 const HOUR_MS: i64 = 3_600_000;
 const HOUR_S: u64 = 3_600;
 
-/// Of a service whose clock is off by so much and stands still.
-fn off_by(name: &str, judges: bool, off_ms: i64) -> Clocks {
+/// The clocks of a service whose own clock stands still, off by `off_ms`.
+fn off_by(name: &str, is_judge: bool, off_ms: i64) -> Clocks {
     let shows = TRUE_MS.saturating_add_signed(off_ms);
-    Clocks::by(name, judges, HOUR_S, move || shows)
+    Clocks::with_clock(name, is_judge, HOUR_S, move || shows)
 }
 
-/// One call of each to the scheduler, and the answers.
+/// One call of each service to the scheduler, with the response.
 fn round(scheduler: &Clocks, others: &[&Clocks]) {
     for other in others {
-        let said = other.call(&Told::default()).expect("it was never told");
-        let answer = scheduler.heard(&said, None).expect("the scheduler judges");
-        other.answered(&answer, Instant::now());
+        let header = other
+            .request_header(&LastSent::default())
+            .expect("no clock was sent before");
+        let answer = scheduler
+            .read_request_header(&header, None)
+            .expect("the scheduler answers");
+        other.read_response_header(&answer, Instant::now());
     }
 }
 
-/// Skews in whole seconds: what the answers took is below that.
+/// Skews in whole seconds, which hide the time that the calls took.
 fn skews_s(clocks: &[&Clocks]) -> Vec<i64> {
     clocks
         .iter()
@@ -30,8 +34,8 @@ fn skews_s(clocks: &[&Clocks]) -> Vec<i64> {
 }
 
 #[test]
-fn the_one_is_off_that_disagrees_with_most() {
-    // Which of scheduler, gateway and two workers is off, and by how much.
+fn the_clock_that_disagrees_with_most_is_off() {
+    // The index of the service that is off, and by how much.
     for (off, off_ms) in (0..4).flat_map(|off| [(off, 2 * HOUR_MS), (off, -2 * HOUR_MS)]) {
         let names = ["scheduler", "gateway", "worker-0", "worker-1"];
         let all: Vec<Clocks> = (0..4)
@@ -41,7 +45,7 @@ fn the_one_is_off_that_disagrees_with_most() {
             })
             .collect();
         let others: Vec<&Clocks> = all[1..].iter().collect();
-        // In the first round the scheduler has not heard of all.
+        // In the first round the scheduler does not know all clocks yet.
         for _ in 0..2 {
             round(&all[0], &others);
         }
@@ -62,7 +66,7 @@ fn the_one_is_off_that_disagrees_with_most() {
 }
 
 #[test]
-fn gateways_and_workers_that_differ_by_less_than_is_believed_all_work() {
+fn services_whose_clocks_differ_by_less_than_the_limit_are_all_ready() {
     let minutes = |minutes: i64| minutes * 60_000;
     let scheduler = off_by("scheduler", true, 0);
     let gateway = off_by("gateway", false, minutes(6));
@@ -77,7 +81,7 @@ fn gateways_and_workers_that_differ_by_less_than_is_believed_all_work() {
 }
 
 #[test]
-fn who_is_not_heard_by_the_scheduler_is_told_by_who_is() {
+fn a_service_that_does_not_call_the_scheduler_learns_the_mesh_time_from_its_callers() {
     let scheduler = off_by("scheduler", true, 0);
     let worker = off_by("worker", false, -HOUR_MS);
     let gateway = off_by("gateway", false, 0);
@@ -86,21 +90,24 @@ fn who_is_not_heard_by_the_scheduler_is_told_by_who_is() {
     }
     for off_ms in [0, 2 * HOUR_MS] {
         let store = off_by("store", false, off_ms);
-        let said = worker.call(&Told::default()).unwrap();
-        // It judges nobody, so it answers nothing.
-        assert_eq!(store.heard(&said, None), None);
+        let header = worker.request_header(&LastSent::default()).unwrap();
+        // It is not the judge, so it answers without a header.
+        assert_eq!(store.read_request_header(&header, None), None);
         assert_eq!(skews_s(&[&store]), [off_ms / 1_000]);
         assert_eq!(store.readiness().is_err(), off_ms > 0);
     }
-    // Whoever was told nothing passes nothing on.
+    // A service that does not know the mesh time passes nothing on.
     let store = off_by("store", false, 2 * HOUR_MS);
     let stranger = off_by("worker", false, 0);
-    store.heard(&stranger.call(&Told::default()).unwrap(), None);
+    store.read_request_header(
+        &stranger.request_header(&LastSent::default()).unwrap(),
+        None,
+    );
     store.readiness().unwrap();
 }
 
 #[test]
-fn where_two_disagree_the_scheduler_is_believed() {
+fn between_two_clocks_the_scheduler_decides() {
     let scheduler = off_by("scheduler", true, 0);
     let gateway = off_by("gateway", false, 2 * HOUR_MS);
     round(&scheduler, &[&gateway]);
@@ -112,32 +119,32 @@ fn where_two_disagree_the_scheduler_is_believed() {
 }
 
 #[test]
-fn one_clock_counts_once_however_often_it_is_heard() {
+fn one_clock_counts_once_however_often_it_is_received() {
     let scheduler = off_by("scheduler", true, 0);
     let worker = off_by("worker", false, 0);
     round(&scheduler, &[&worker]);
     for _ in 0..10 {
-        // A process that starts anew each time.
+        // The process starts anew each time.
         round(&scheduler, &[&off_by("gateway", false, 2 * HOUR_MS)]);
     }
     assert_eq!(skews_s(&[&scheduler]), [0]);
 }
 
 #[test]
-fn what_was_heard_long_ago_counts_no_more() {
+fn an_old_reading_no_longer_counts() {
     let (scheduler, gateway) = (off_by("s", true, 0), off_by("g", false, 2 * HOUR_MS));
     round(&scheduler, &[&gateway]);
     let now = Instant::now();
-    assert!(gateway.known().mesh_ahead_ms(now).is_some());
-    let later = now + REMEMBERED;
-    assert_eq!(gateway.known().mesh_ahead_ms(later), None);
-    assert_eq!(scheduler.known().mesh_ahead_ms(later), Some(0));
+    assert!(gateway.readings().mesh_ahead_ms(now).is_some());
+    let later = now + READING_AGE_MAX;
+    assert_eq!(gateway.readings().mesh_ahead_ms(later), None);
+    assert_eq!(scheduler.readings().mesh_ahead_ms(later), Some(0));
 }
 
 #[test]
-fn what_cannot_be_read_is_not_believed() {
+fn a_malformed_header_is_ignored() {
     let scheduler = off_by("scheduler", true, 0);
-    for said in [
+    for header in [
         "",
         ";",
         "x;;gateway",
@@ -145,23 +152,27 @@ fn what_cannot_be_read_is_not_believed() {
         "1;2",
         "99999999999999999999;;g",
     ] {
-        assert_eq!(scheduler.heard(said, None), None, "{said}");
+        assert_eq!(
+            scheduler.read_request_header(header, None),
+            None,
+            "{header}"
+        );
     }
-    let extreme = scheduler.heard(&format!("{};;worker", u64::MAX), None);
+    let extreme = scheduler.read_request_header(&format!("{};;worker", u64::MAX), None);
     assert_eq!(extreme, Some(TRUE_MS.to_string()));
     let gateway = off_by("gateway", false, 0);
-    gateway.answered("soon", Instant::now());
+    gateway.read_response_header("soon", Instant::now());
     assert_eq!(gateway.skew_ms(), 0);
 }
 
 #[test]
-fn a_service_is_told_once_a_second() {
+fn a_clock_is_sent_once_a_second() {
     let gateway = off_by("gate;way 1", false, 0);
-    let told = Told::default();
+    let sent = LastSent::default();
     assert_eq!(
-        gateway.call(&told).unwrap(),
+        gateway.request_header(&sent).unwrap(),
         format!("{TRUE_MS};;gate_way_1")
     );
-    assert_eq!(gateway.call(&told), None);
-    assert!(gateway.call(&Told::default()).is_some());
+    assert_eq!(gateway.request_header(&sent), None);
+    assert!(gateway.request_header(&LastSent::default()).is_some());
 }

@@ -4,20 +4,21 @@ use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest, web};
 use bytes::Bytes;
 use futures_util::future::{FutureExt, LocalBoxFuture};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::HttpError;
 
-/// A whole body, at most as large as the listener allows. Unlike actix's own `Bytes` extractor it refuses a
-/// larger one in the shape that all errors here have.
+/// A whole body, at most as large as the listener allows. Unlike the `Bytes` extractor of actix, it refuses a larger one
+/// with an error in OpenAI's shape.
 #[derive(Clone, Debug)]
-pub struct Body(pub Bytes);
+pub struct RawBody(pub Bytes);
 
-/// The listener's limit, among its app's data.
+/// The listener's limit on bodies, kept in the data of its app.
 #[derive(Clone, Copy)]
 pub(super) struct BodyBytesMax(pub(super) usize);
 
-impl FromRequest for Body {
+impl FromRequest for RawBody {
     type Error = HttpError;
     type Future = LocalBoxFuture<'static, Result<Self, HttpError>>;
 
@@ -30,10 +31,10 @@ impl FromRequest for Body {
             };
             let payload = payload.await.map_err(ApiError::internal)?;
             match payload.to_bytes_limited(bytes_max).await {
-                Ok(Ok(body)) => Ok(Body(body)),
+                Ok(Ok(body)) => Ok(RawBody(body)),
                 Ok(Err(error)) => Err(ApiError::new(
                     ErrorKind::InvalidRequest,
-                    "the body broke off",
+                    "the connection broke off before the body was complete",
                 )
                 .with_detail(error)
                 .into()),
@@ -49,5 +50,5 @@ pub(super) fn too_large(bytes_max: usize) -> ApiError {
         ErrorKind::TooLarge,
         format!("the body is larger than {bytes_max} bytes"),
     )
-    .with_code("request_too_large")
+    .with_code(code::REQUEST_TOO_LARGE)
 }

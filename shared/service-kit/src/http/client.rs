@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use opentelemetry::propagation::{Injector, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, MESH_SECRET_HEADER};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
@@ -13,22 +14,37 @@ use serde::de::DeserializeOwned;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::error::api_error_of;
-use crate::clocks::{CLOCK_HEADER, Clocks, Told};
+use crate::clocks::{CLOCK_HEADER, Clocks, LastSent};
 use crate::descriptors;
 
-/// Largest answer that is read into memory.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Largest response that is read into memory.
+const RESPONSE_BYTES_MAX: usize = 64 << 20;
 
-/// How long an unused connection is kept. Half of what the listeners keep it: a call on a connection that the
-/// other side is just closing fails, and a POST that failed so may not be sent again.
+/// How long an unused connection is kept: half as long as the listeners keep it. A call on a connection that the
+/// listener is closing fails, and a POST that failed that way may not be sent again.
 pub(super) const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a caller is told whose deadline passed.
-const LATE: &str = "a service of the mesh did not answer in time";
+/// Message for a caller whose deadline passed.
+const TIMED_OUT: &str = "a service of the mesh did not answer in time";
 
-/// A service of the same mesh: its base URL, the secret, and a connection pool. Cheap to clone.
+/// What a failed call says about the other side. All clients of services and engines use this one mapping:
 ///
-/// It does not retry: whether a second attempt is right depends on the call.
+/// * `Unavailable`: no connection could be made, so nothing was asked. It was refused, or took too long.
+/// * `Timeout`: the deadline passed, and the call may have been carried out.
+/// * `Upstream`: the connection broke during the call, which may have been carried out.
+pub fn failed_call_kind(error: &reqwest::Error) -> ErrorKind {
+    if error.is_connect() {
+        ErrorKind::Unavailable
+    } else if error.is_timeout() {
+        ErrorKind::Timeout
+    } else {
+        ErrorKind::Upstream
+    }
+}
+
+/// A client of one service of the mesh: its base URL, the mesh secret, and a pool of connections. Cheap to clone.
+///
+/// It does not retry, because whether a second attempt is right depends on the call.
 #[derive(Clone)]
 pub struct MeshClient {
     http: reqwest::Client,
@@ -36,12 +52,12 @@ pub struct MeshClient {
     secret: Arc<str>,
     timeout: Duration,
     clocks: Option<Clocks>,
-    /// When this service was last told what the clock shows.
-    told: Told,
+    /// When the clock was last sent to this service.
+    clock_sent: LastSent,
 }
 
 impl MeshClient {
-    /// A client of the service at `base_url`.
+    /// Creates a client of the service at `base_url`, whose ordinary calls may take `timeout`.
     ///
     /// # Errors
     /// The HTTP client cannot be built.
@@ -59,34 +75,34 @@ impl MeshClient {
             secret: secret.into(),
             timeout,
             clocks: None,
-            told: Told::default(),
+            clock_sent: LastSent::default(),
         })
     }
 
-    /// The same client, and its calls tell what this service's clock shows.
+    /// Makes the calls of this client carry the time of this service's clock.
     pub fn with_clocks(mut self, clocks: Clocks) -> Self {
         self.clocks = Some(clocks);
         self
     }
 
-    /// The same client for another service of the mesh.
+    /// Creates a client with the same settings for another service of the mesh.
     pub fn at(&self, base_url: &str) -> Self {
         MeshClient {
             base_url: trim(base_url),
-            told: Told::default(),
+            clock_sent: LastSent::default(),
             ..self.clone()
         }
     }
 
-    /// How long ordinary calls may take.
+    /// Timeout of ordinary calls.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Posts JSON and reads JSON. `timeout: None` waits as long as ordinary calls may take: no call is without a deadline.
+    /// Posts JSON and reads JSON. Without a `timeout` the one of ordinary calls holds: no call is without a deadline.
     ///
     /// # Errors
-    /// The service's own error, or `Upstream`/`Timeout` when it cannot be reached.
+    /// The service's own error, or that of a call that failed (see [`failed_call_kind`]).
     pub async fn post_json<Q: Serialize, A: DeserializeOwned>(
         &self,
         path: &str,
@@ -129,8 +145,8 @@ impl MeshClient {
         self.read(request).await
     }
 
-    /// Posts JSON and returns the response as soon as its head is there, within `head_timeout`; the body streams, and whoever
-    /// reads it sees to it that it does not fall silent.
+    /// Posts JSON and returns the response once its head has arrived, within `head_timeout`. The body is a stream without a
+    /// deadline, so its reader has to notice when it falls silent.
     ///
     /// # Errors
     /// As [`MeshClient::post_json`].
@@ -141,11 +157,11 @@ impl MeshClient {
         head_timeout: Duration,
     ) -> Result<reqwest::Response, ApiError> {
         let sent = self.send(self.request(reqwest::Method::POST, path).json(body));
-        // The client's own timeout would count the body, too.
+        // A timeout of the HTTP client would include the body.
         tokio::time::timeout(head_timeout, sent)
             .await
             .unwrap_or_else(|_| {
-                Err(ApiError::new(ErrorKind::Timeout, LATE).with_detail(&self.base_url))
+                Err(ApiError::new(ErrorKind::Timeout, TIMED_OUT).with_detail(&self.base_url))
             })
     }
 
@@ -156,8 +172,8 @@ impl MeshClient {
             .header(MESH_SECRET_HEADER, &*self.secret)
             .headers(trace_headers());
         let clocks = self.clocks.as_ref();
-        match clocks.and_then(|clocks| clocks.call(&self.told)) {
-            Some(said) => request.header(CLOCK_HEADER, said),
+        match clocks.and_then(|clocks| clocks.request_header(&self.clock_sent)) {
+            Some(value) => request.header(CLOCK_HEADER, value),
             None => request,
         }
     }
@@ -166,11 +182,11 @@ impl MeshClient {
         &self,
         request: reqwest::RequestBuilder,
     ) -> Result<A, ApiError> {
-        let answer = self.read(request).await?;
-        serde_json::from_slice(&answer).map_err(|error| {
+        let response = self.read(request).await?;
+        serde_json::from_slice(&response).map_err(|error| {
             ApiError::new(
                 ErrorKind::Upstream,
-                "a service of the mesh answered something else",
+                "a service of the mesh sent an unexpected response; check that all services run the same version",
             )
             .with_detail(format!("{}: {error}", self.base_url))
         })
@@ -183,14 +199,11 @@ impl MeshClient {
 
     async fn send(&self, request: reqwest::RequestBuilder) -> Result<reqwest::Response, ApiError> {
         let sent = Instant::now();
-        let mut response = request
-            .send()
-            .await
-            .map_err(|error| self.unreachable(error))?;
+        let mut response = request.send().await.map_err(|error| self.failed(&error))?;
         if let Some(clocks) = &self.clocks
-            && let Some(said) = response.headers().get(CLOCK_HEADER)
+            && let Some(value) = response.headers().get(CLOCK_HEADER)
         {
-            clocks.answered(said.to_str().unwrap_or_default(), sent);
+            clocks.read_response_header(value.to_str().unwrap_or_default(), sent);
         }
         let status = response.status().as_u16();
         if status < 400 {
@@ -209,11 +222,11 @@ impl MeshClient {
         let mut body = BytesMut::new();
         loop {
             let chunk = response.chunk().await;
-            match chunk.map_err(|error| self.unreachable(error))? {
+            match chunk.map_err(|error| self.failed(&error))? {
                 None => return Ok(body.freeze()),
-                Some(chunk) if body.len() + chunk.len() > ANSWER_BYTES_MAX => {
+                Some(chunk) if body.len() + chunk.len() > RESPONSE_BYTES_MAX => {
                     let message = format!(
-                        "a service of the mesh answered more than {ANSWER_BYTES_MAX} bytes"
+                        "a service of the mesh sent a response of more than {RESPONSE_BYTES_MAX} bytes"
                     );
                     return Err(ApiError::new(ErrorKind::Upstream, message)
                         .with_detail(self.base_url.to_string()));
@@ -223,19 +236,20 @@ impl MeshClient {
         }
     }
 
-    fn unreachable(&self, error: reqwest::Error) -> ApiError {
-        if let Some(error) = descriptors::exhausted(&error) {
+    /// The error of a call that has no response, by [`failed_call_kind`].
+    fn failed(&self, error: &reqwest::Error) -> ApiError {
+        if let Some(error) = descriptors::exhausted(error) {
             return error;
         }
-        let (kind, message) = if error.is_timeout() {
-            (ErrorKind::Timeout, LATE)
-        } else {
-            (
-                ErrorKind::Upstream,
-                "a service of the mesh cannot be reached",
-            )
+        let failed = match failed_call_kind(error) {
+            kind @ ErrorKind::Unavailable => {
+                ApiError::new(kind, "a service of the mesh cannot be reached")
+                    .with_code(code::SERVICE_UNREACHABLE)
+            }
+            kind @ ErrorKind::Timeout => ApiError::new(kind, TIMED_OUT),
+            kind => ApiError::new(kind, "the connection to a service of the mesh broke off"),
         };
-        ApiError::new(kind, message).with_detail(format!("{}: {error:?}", self.base_url))
+        failed.with_detail(format!("{}: {error:?}", self.base_url))
     }
 }
 
@@ -243,9 +257,10 @@ fn trim(base_url: &str) -> Arc<str> {
     base_url.trim_end_matches('/').into()
 }
 
-struct Headers(HeaderMap);
+/// Headers that a trace context is written to.
+struct TraceHeaders(HeaderMap);
 
-impl Injector for Headers {
+impl Injector for TraceHeaders {
     fn set(&mut self, key: &str, value: String) {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(key), HeaderValue::try_from(value)) {
             self.0.insert(name, value);
@@ -253,9 +268,9 @@ impl Injector for Headers {
     }
 }
 
-/// W3C trace context of the current span.
+/// The W3C trace context of the current span.
 fn trace_headers() -> HeaderMap {
-    let mut headers = Headers(HeaderMap::new());
+    let mut headers = TraceHeaders(HeaderMap::new());
     TraceContextPropagator::new().inject_context(&tracing::Span::current().context(), &mut headers);
     headers.0
 }

@@ -1,5 +1,5 @@
-//! The connections of a listener: each holds a place (`places.rs`), and can be told to end while nothing is asked of
-//! it.
+//! The connections of a listener. Each has an entry in the table (`connection_table.rs`), and can be closed for a new one
+//! while it is idle.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,15 +19,15 @@ use refrain_protocol::{ApiError, ErrorKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::places::{AddressLimit, Id, Places, Refusal};
+use super::connection_table::{AddressLimit, ConnectionId, ConnectionTable, Refusal};
 use crate::telemetry::Metrics;
 
-/// When a refused caller may try again.
+/// Seconds after which a refused caller may try again.
 const RETRY_AFTER_S: u64 = 1;
-/// How long a refused caller has to read why: closed at once, what it has sent unread would destroy the answer on its
-/// way.
+/// How long a refused caller has to read the reason. If the connection were closed at once, its unread request would make
+/// the system discard the answer.
 const REFUSED_LINGER: Duration = Duration::from_millis(500);
-/// How long a caller whose body was not read to its end has to read the answer.
+/// How long a caller has to read the answer if its body was not read to the end.
 const UNREAD_LINGER: Duration = Duration::from_secs(2);
 
 /// All connections of one listener. Cheap to clone.
@@ -37,50 +37,50 @@ pub(super) struct Connections {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    open: Mutex<OpenConnections>,
     ids: AtomicU64,
-    open: IntGauge,
+    open_gauge: IntGauge,
     gave_way: IntCounter,
     rejections: [(Refusal, IntCounter); 2],
 }
 
-struct State {
-    places: Places,
-    /// Those that hold a place.
-    open: HashMap<Id, Arc<Signal>>,
+struct OpenConnections {
+    table: ConnectionTable,
+    /// The signals of the connections in the table.
+    signals: HashMap<ConnectionId, Arc<CloseSignal>>,
 }
 
-/// Tells a connection that it is over.
+/// Closes a connection from outside.
 #[derive(Default)]
-struct Signal {
+struct CloseSignal {
     is_over: AtomicBool,
-    /// A request is carried out.
+    /// Whether a request is in flight.
     is_busy: AtomicBool,
     reader: AtomicWaker,
 }
 
-impl Signal {
+impl CloseSignal {
     fn end(&self) {
         self.is_over.store(true, Ordering::Release);
         self.reader.wake();
     }
 }
 
-/// A connection's place; gone with the connection.
-pub(super) struct Place {
+/// The entry of a connection in the table, which is removed when this is dropped.
+pub(super) struct ConnectionGuard {
     shared: Arc<Shared>,
-    signal: Arc<Signal>,
-    id: Id,
+    signal: Arc<CloseSignal>,
+    id: ConnectionId,
 }
 
-/// What requests know of their connection.
+/// The connection of a request, in the data that its handlers see.
 #[derive(Clone)]
-pub(super) struct Connection(Arc<Place>);
+pub(super) struct ConnectionHandle(Arc<ConnectionGuard>);
 
-/// A stream that ends when its place is wanted.
-pub(super) struct Placed {
+/// The stream of an admitted connection, which ends when the connection has to give way.
+pub(super) struct AdmittedStream {
     stream: TcpStream,
-    place: Arc<Place>,
+    guard: Arc<ConnectionGuard>,
 }
 
 impl Connections {
@@ -91,34 +91,34 @@ impl Connections {
         metrics: &Metrics,
     ) -> Self {
         let rejections = [Refusal::All, Refusal::Address].map(|limit| {
-            let counter = metrics.http_rejections();
+            let counter = &metrics.http().rejections;
             (limit, counter.with_label_values(&[service, limit.as_str()]))
         });
-        let state = State {
-            places: Places::new(all_max, address),
-            open: HashMap::new(),
+        let open = OpenConnections {
+            table: ConnectionTable::new(all_max, address),
+            signals: HashMap::new(),
         };
         Connections {
             shared: Arc::new(Shared {
-                state: Mutex::new(state),
+                open: Mutex::new(open),
                 ids: AtomicU64::new(0),
-                open: metrics.http_connections().with_label_values(&[service]),
-                gave_way: metrics.http_gave_way().with_label_values(&[service]),
+                open_gauge: metrics.http().connections.with_label_values(&[service]),
+                gave_way: metrics.http().gave_way.with_label_values(&[service]),
                 rejections,
             }),
         }
     }
 
-    /// Takes a connection in, or refuses it with a word.
+    /// Admits a connection, or answers with the reason for the refusal.
     pub(super) async fn admit(
         &self,
         stream: TcpStream,
-    ) -> io::Result<(Placed, Option<SocketAddr>)> {
+    ) -> io::Result<(AdmittedStream, Option<SocketAddr>)> {
         let peer = stream.peer_addr().ok();
         match self.enter(peer) {
-            Ok(place) => {
-                let place = Arc::new(place);
-                Ok((Placed { stream, place }, peer))
+            Ok(guard) => {
+                let guard = Arc::new(guard);
+                Ok((AdmittedStream { stream, guard }, peer))
             }
             Err(refusal) => {
                 refuse(stream, refusal).await;
@@ -127,29 +127,29 @@ impl Connections {
         }
     }
 
-    fn enter(&self, peer: Option<SocketAddr>) -> Result<Place, Refusal> {
+    fn enter(&self, peer: Option<SocketAddr>) -> Result<ConnectionGuard, Refusal> {
         let shared = &self.shared;
         let id = shared.ids.fetch_add(1, Ordering::Relaxed);
         let address = peer.map(|peer| peer.ip());
-        let signal = Arc::new(Signal::default());
-        let mut state = shared.state();
-        let gives_way = state
-            .places
+        let signal = Arc::new(CloseSignal::default());
+        let mut open = shared.open();
+        let gives_way = open
+            .table
             .enter(id, address, Instant::now())
             .inspect_err(|refusal| {
                 for (limit, counter) in &shared.rejections {
                     counter.inc_by(u64::from(limit == refusal));
                 }
             })?;
-        let gives_way = gives_way.and_then(|id| state.open.remove(&id));
-        state.open.insert(id, signal.clone());
-        shared.open.set(state.places.len() as i64);
-        drop(state);
+        let gives_way = gives_way.and_then(|id| open.signals.remove(&id));
+        open.signals.insert(id, signal.clone());
+        shared.open_gauge.set(open.table.len() as i64);
+        drop(open);
         if let Some(gives_way) = gives_way {
             shared.gave_way.inc();
             gives_way.end();
         }
-        Ok(Place {
+        Ok(ConnectionGuard {
             shared: self.shared.clone(),
             signal,
             id,
@@ -158,59 +158,62 @@ impl Connections {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn open(&self) -> MutexGuard<'_, OpenConnections> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        let mut state = self.shared.state();
-        state.places.leave(self.id);
-        state.open.remove(&self.id);
-        self.shared.open.set(state.places.len() as i64);
+        let mut open = self.shared.open();
+        open.table.leave(self.id);
+        open.signals.remove(&self.id);
+        self.shared.open_gauge.set(open.table.len() as i64);
     }
 }
 
-impl Placed {
-    pub(super) fn connection(&self) -> Connection {
-        Connection(self.place.clone())
+impl AdmittedStream {
+    pub(super) fn connection(&self) -> ConnectionHandle {
+        ConnectionHandle(self.guard.clone())
     }
 
     fn is_over(&self) -> bool {
-        self.place.signal.is_over.load(Ordering::Acquire)
+        self.guard.signal.is_over.load(Ordering::Acquire)
     }
 
     fn over() -> io::Error {
-        io::Error::new(io::ErrorKind::BrokenPipe, "the connection gave way")
+        io::Error::new(
+            io::ErrorKind::BrokenPipe,
+            "the connection was closed to make room for another one",
+        )
     }
 
-    /// What is written while no request is carried out is the rest of an answer: whoever goes on taking it is not
-    /// idle.
+    /// Notes that the caller goes on reading an answer. Bytes that are written while no request is in flight are the rest of
+    /// an answer, so the connection is not idle.
     fn wrote(&self) {
-        let place = &self.place;
-        if !place.signal.is_busy.load(Ordering::Relaxed) {
-            place.shared.state().places.idle(place.id, Instant::now());
+        let guard = &self.guard;
+        if !guard.signal.is_busy.load(Ordering::Relaxed) {
+            guard.shared.open().table.idle(guard.id, Instant::now());
         }
     }
 }
 
-impl AsyncRead for Placed {
+impl AsyncRead for AdmittedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.place.signal.reader.register(context.waker());
+        self.guard.signal.reader.register(context.waker());
         if self.is_over() {
-            // As if its caller had closed it, which is what the listener knows how to go about.
+            // The listener closes the connection, as if the caller had closed its side.
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
-impl AsyncWrite for Placed {
+impl AsyncWrite for AdmittedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -233,43 +236,43 @@ impl AsyncWrite for Placed {
     }
 }
 
-impl Connection {
-    /// A request is carried out for as long as this lives.
-    pub(super) fn busy(&self) -> Busy {
+impl ConnectionHandle {
+    /// Marks the connection as busy until the returned guard is dropped.
+    pub(super) fn busy(&self) -> RequestGuard {
         self.0.signal.is_busy.store(true, Ordering::Relaxed);
-        self.0.shared.state().places.busy(self.0.id);
-        Busy {
+        self.0.shared.open().table.busy(self.0.id);
+        RequestGuard {
             connection: self.clone(),
             closes: false,
         }
     }
 }
 
-/// A request under way, until its answer's body is complete.
-pub(super) struct Busy {
-    connection: Connection,
+/// A request in flight, until the body of its answer is complete.
+pub(super) struct RequestGuard {
+    connection: ConnectionHandle,
     closes: bool,
 }
 
-impl Busy {
-    /// Whether the connection is closed behind the answer, though the request's body may not have come to its end.
+impl RequestGuard {
+    /// Sets whether the connection is closed after the answer, although the request's body may not have been read.
     pub(super) fn closing(mut self, closes: bool) -> Self {
         self.closes = closes;
         self
     }
 }
 
-impl Drop for Busy {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        let place = &self.connection.0;
+        let guard = &self.connection.0;
         let now = Instant::now();
-        place.signal.is_busy.store(false, Ordering::Relaxed);
-        place.shared.state().places.idle(place.id, now);
-        // Where the runtime is ending, the connection ends with it.
+        guard.signal.is_busy.store(false, Ordering::Relaxed);
+        guard.shared.open().table.idle(guard.id, now);
+        // Without a runtime the process is ending, and the connection with it.
         if self.closes
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let signal = Arc::downgrade(&place.signal);
+            let signal = Arc::downgrade(&guard.signal);
             runtime.spawn(async move {
                 tokio::time::sleep(UNREAD_LINGER).await;
                 if let Some(signal) = signal.upgrade() {
@@ -280,27 +283,31 @@ impl Drop for Busy {
     }
 }
 
-/// An answer's body, and the request that is under way until all of it has been given to the stream. What the caller
-/// then leaves unread keeps no place.
-pub(super) struct BusyBody {
+/// The body of an answer, whose request is in flight until the whole body has been given to the stream. After that the
+/// connection counts as idle, even if the caller has not read all of it.
+pub(super) struct TrackedBody {
     body: BoxBody,
-    busy: Option<Busy>,
-    /// Bytes to come, where that is known.
+    request: Option<RequestGuard>,
+    /// Bytes that are left, if that is known.
     left: Option<u64>,
 }
 
-impl BusyBody {
-    pub(super) fn new(body: BoxBody, busy: Option<Busy>) -> Self {
+impl TrackedBody {
+    pub(super) fn new(body: BoxBody, request: Option<RequestGuard>) -> Self {
         let left = match body.size() {
             BodySize::None => Some(0),
             BodySize::Sized(bytes) => Some(bytes),
             BodySize::Stream => None,
         };
-        BusyBody { body, busy, left }
+        TrackedBody {
+            body,
+            request,
+            left,
+        }
     }
 }
 
-impl MessageBody for BusyBody {
+impl MessageBody for TrackedBody {
     type Error = <BoxBody as MessageBody>::Error;
 
     fn size(&self) -> BodySize {
@@ -318,29 +325,29 @@ impl MessageBody for BusyBody {
                 .map(|left| left.saturating_sub(piece.len() as u64));
         }
         if self.left == Some(0) || piece.is_none() {
-            self.busy = None;
+            self.request = None;
         }
         Poll::Ready(piece)
     }
 }
 
-/// Says why, and closes.
+/// Sends the reason of a refusal and closes the connection.
 async fn refuse(mut stream: TcpStream, refusal: Refusal) {
     let answer = refusal_answer(refusal);
-    let lingers = async {
-        // An answer that comes before the request is taken for garbage by some clients.
+    let answer_and_linger = async {
+        // Some clients take an answer that arrives before their request for garbage.
         let mut unread = [0; 1024];
         if stream.read(&mut unread).await? == 0 {
             return Ok(());
         }
         stream.write_all(&answer).await?;
         stream.shutdown().await?;
-        // Until it closes, too.
+        // Read until the caller closes its side.
         while stream.read(&mut unread).await? > 0 {}
         io::Result::Ok(())
     };
-    // It hears of it, or it does not.
-    let _ = tokio::time::timeout(REFUSED_LINGER, lingers).await;
+    // The answer is a courtesy: it does not matter if it is not delivered in time.
+    let _ = tokio::time::timeout(REFUSED_LINGER, answer_and_linger).await;
 }
 
 fn refusal_answer(refusal: Refusal) -> Vec<u8> {
@@ -349,14 +356,14 @@ fn refusal_answer(refusal: Refusal) -> Vec<u8> {
             "503 Service Unavailable",
             ApiError::new(
                 ErrorKind::Unavailable,
-                "all connections of this listener are in use; try again",
+                "this listener has reached its limit on connections; try again",
             ),
         ),
         Refusal::Address => (
             "429 Too Many Requests",
             ApiError::new(
                 ErrorKind::Overloaded,
-                "too many connections of your address; close some, or use them for more requests",
+                "your address has too many connections; close some, or use them for more requests",
             ),
         ),
     };

@@ -1,4 +1,4 @@
-//! [`ApiError`] as a response, and back.
+//! [`ApiError`] as an HTTP response, and back.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use actix_web::{HttpResponse, ResponseError};
 use refrain_protocol::openai::ErrorBody;
 use refrain_protocol::{ApiError, ErrorKind};
 
-/// An [`ApiError`] that actix can answer with (the orphan rule forbids it on `ApiError` itself).
+/// An [`ApiError`] that actix can turn into a response. The orphan rule forbids that for `ApiError` itself.
 #[derive(Debug, Clone)]
 pub struct HttpError(pub ApiError);
 
-/// What handlers return.
+/// The result of a handler.
 pub type HttpResult<T> = Result<T, HttpError>;
 
 impl From<ApiError> for HttpError {
@@ -37,7 +37,7 @@ impl ResponseError for HttpError {
         }
         let mut response = HttpResponse::build(self.status_code());
         if let Some(retry_after_ms) = self.0.retry_after_ms {
-            // Whole seconds for everybody, milliseconds for OpenAI's SDKs.
+            // `retry-after` has whole seconds. OpenAI's SDKs prefer the header in milliseconds.
             response.insert_header(("retry-after", retry_after_ms.div_ceil(1000).to_string()));
             response.insert_header(("retry-after-ms", retry_after_ms.to_string()));
         }
@@ -45,11 +45,10 @@ impl ResponseError for HttpError {
     }
 }
 
-/// Reads an error response back into the error it was made of (less its detail).
+/// Reads an error response back into the error that it was made of, without the detail.
 pub(crate) fn api_error_of(status: u16, retry_after_ms: Option<u64>, body: &[u8]) -> ApiError {
     let kind = match status {
         401 => ErrorKind::Unauthorized,
-        403 => ErrorKind::Forbidden,
         404 => ErrorKind::NotFound,
         405 => ErrorKind::MethodNotAllowed,
         408 => ErrorKind::RequestTimeout,
@@ -78,11 +77,13 @@ pub(crate) fn api_error_of(status: u16, retry_after_ms: Option<u64>, body: &[u8]
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::error::code;
+
     use super::*;
 
     #[test]
-    fn errors_survive_the_wire() {
-        let error = ApiError::invalid("model", "no such model").with_code("model_not_found");
+    fn an_error_is_the_same_after_the_wire() {
+        let error = ApiError::invalid("model", "no such model").with_code(code::MODEL_NOT_FOUND);
         let body = serde_json::to_vec(&ErrorBody::from(&error)).unwrap();
         assert_eq!(api_error_of(error.kind.status(), None, &body), error);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Keeps strangers out of internal routes.
+//! Protects internal routes by the mesh secret.
 
 use std::future::{Ready, ready};
 
@@ -12,20 +12,19 @@ use super::HttpError;
 use crate::clocks::CLOCK_HEADER;
 use crate::mesh::MeshAuth;
 
-/// A middleware that lets calls with the mesh's secret through and answers all others with 401.
+/// Creates a middleware that passes calls with the mesh secret and answers all others with 401.
 ///
-/// It holds what it checks with. (A check that is looked up among the app's data is one forgotten line away
-/// from checking nothing.) It runs before any extractor, so that nobody else can make a service read or
-/// parse a body.
+/// The middleware owns the secret. If it looked the secret up in the data of the app, one forgotten line would disable the
+/// check. It runs before all extractors, so a caller without the secret cannot make a service read or parse a body.
 ///
 /// ```
 /// # use actix_web::web;
-/// # use refrain_service_kit::{http::mesh_only, mesh::MeshAuth};
+/// # use refrain_service_kit::{http::{get, mesh_only}, mesh::MeshAuth};
 /// fn routes(app: &mut web::ServiceConfig, auth: &MeshAuth) {
 ///     app.service(
 ///         web::scope("/internal/v1")
 ///             .wrap(mesh_only(auth.clone()))
-///             .route("/ping", web::get().to(async || "pong")),
+///             .service(get("/ping", async || "pong")),
 ///     );
 /// }
 /// ```
@@ -58,25 +57,25 @@ where
     }
 }
 
-/// What [`MeshOnly`] makes of the routes behind it.
+/// The routes behind a [`MeshOnly`].
 pub struct MeshOnlyService<S> {
     auth: MeshAuth,
     inner: S,
 }
 
 impl<S> MeshOnlyService<S> {
-    /// What the answer to a call says of the time.
-    fn told(&self, request: &ServiceRequest) -> Option<HeaderValue> {
-        let said = request.headers().get(CLOCK_HEADER)?.to_str().ok()?;
+    /// Reads the caller's clock. Returns the header of the response, if it has to carry one.
+    fn clock_header(&self, request: &ServiceRequest) -> Option<HeaderValue> {
+        let header = request.headers().get(CLOCK_HEADER)?.to_str().ok()?;
         let from = request.peer_addr().map(|addr| addr.ip());
-        let answer = self.auth.clocks().heard(said, from)?;
+        let answer = self.auth.clocks().read_request_header(header, from)?;
         HeaderValue::from_str(&answer).ok()
     }
 }
 
-type Outcome<B> = Result<ServiceResponse<B>, Error>;
-/// Takes no memory for the calls that tell nothing of a clock, which is most of them.
-type Wrap<B> = Box<dyn FnOnce(Outcome<B>) -> Outcome<EitherBody<B>>>;
+type ServiceResult<B> = Result<ServiceResponse<B>, Error>;
+/// Adds the header to a response. The closure allocates nothing for calls without a clock, which are most of them.
+type Wrap<B> = Box<dyn FnOnce(ServiceResult<B>) -> ServiceResult<EitherBody<B>>>;
 
 impl<S, B> Service<ServiceRequest> for MeshOnlyService<S>
 where
@@ -85,26 +84,26 @@ where
 {
     type Response = ServiceResponse<EitherBody<B>>;
     type Error = Error;
-    type Future = Either<Map<S::Future, Wrap<B>>, Ready<Outcome<EitherBody<B>>>>;
+    type Future = Either<Map<S::Future, Wrap<B>>, Ready<ServiceResult<EitherBody<B>>>>;
 
     forward_ready!(inner);
 
     fn call(&self, request: ServiceRequest) -> Self::Future {
         match self.auth.check(request.request()) {
             Ok(()) => {
-                let wrap: Wrap<B> = match self.told(&request) {
+                let wrap: Wrap<B> = match self.clock_header(&request) {
                     None => Box::new(|outcome| outcome.map(ServiceResponse::map_into_left_body)),
-                    Some(told) => Box::new(|outcome| {
+                    Some(value) => Box::new(|outcome| {
                         outcome.map(|mut response| {
                             let name = HeaderName::from_static(CLOCK_HEADER);
-                            response.headers_mut().insert(name, told);
+                            response.headers_mut().insert(name, value);
                             response.map_into_left_body()
                         })
                     }),
                 };
                 Either::Left(self.inner.call(request).map(wrap))
             }
-            // As a response and not as an error, so that the listener counts it like any other.
+            // This is a response and not an error, so that the listener counts it like any other.
             Err(error) => {
                 let response = HttpError(error).error_response().map_into_right_body();
                 Either::Right(ready(Ok(request.into_response(response))))

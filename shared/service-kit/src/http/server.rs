@@ -12,10 +12,12 @@ use actix_web::dev::{AppConfig, Handler, ServerHandle, ServiceRequest, ServiceRe
 use actix_web::http::StatusCode;
 use actix_web::http::header::{ALLOW, HeaderMap, HeaderName, HeaderValue};
 use actix_web::middleware::{Next, from_fn};
-use actix_web::{App, HttpMessage, HttpResponse, ResponseError, web};
+use actix_web::{
+    App, FromRequest, HttpMessage, HttpResponse, Resource, Responder, ResponseError, web,
+};
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use prometheus::{HistogramVec, IntCounterVec};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::AbortHandle;
@@ -24,84 +26,84 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::HttpError;
 use super::body::{BodyBytesMax, too_large};
-use super::connections::{BusyBody, Connection, Connections, Placed};
-use super::places::AddressLimit;
+use super::connection_table::AddressLimit;
+use super::connections::{AdmittedStream, ConnectionHandle, Connections, TrackedBody};
 use crate::descriptors;
 use crate::random;
-use crate::telemetry::Metrics;
+use crate::telemetry::{HttpMetrics, Metrics};
 
-/// How long a graceful stop may take before connections are cut.
+/// Seconds that a graceful stop may take before connections are cut.
 const SHUTDOWN_TIMEOUT_S: u64 = 30;
 
-/// How long a connection without requests stays open. Longer than any client of ours keeps it, and than the
-/// usual proxy does (60 s), so that it is always the caller who closes: a request that is sent while the
-/// listener closes is lost. A graceful stop does not wait for such connections.
+/// How long a connection without requests stays open. The clients of this project, and most proxies (60 s), keep it for a
+/// shorter time, so it is always the caller who closes. A request that is sent while the listener closes would be lost. A
+/// graceful stop does not wait for such connections.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(120);
 
-/// How long a new connection has to send the head of its first request.
+/// How long a new connection may take to send the head of its first request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection that is closed is given to take its last answer.
+/// How long a connection that is being closed may take to read its last response.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Connections that the system holds until they are accepted.
+/// Connections that wait in the system to be accepted.
 const BACKLOG: u32 = 2048;
 
-/// Connections of a thread that are told at once why they have no place. More wait until these have heard it.
+/// Connections that a thread refuses with a reason at the same time. Further ones wait.
 const REFUSED_MAX: usize = 32;
 
-/// Says whether the service can do its work: `Err` holds the reason why not.
+/// Whether the service can do its work; `Err` holds the reason why it cannot.
 pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// How to listen.
+/// Settings of a listener.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// The service's name in metrics and traces.
     pub service: &'static str,
-    /// Where; port 0 takes a free one.
+    /// Address to listen on; port 0 takes a free one.
     pub listen: SocketAddr,
     /// Threads that serve requests.
     pub threads: usize,
-    /// Largest request body.
+    /// Largest request body, bytes.
     pub body_bytes_max: usize,
-    /// Most connections at once, of all threads together; less where the process may not open as many files.
+    /// Most connections at once, of all threads together. The limit is lower if the process may not open as many files.
     pub connections_max: usize,
 }
 
-/// A running listener.
+/// The handle of a running listener.
 pub struct Server {
     addr: SocketAddr,
     handle: ServerHandle,
-    /// The task that listens.
-    running: AbortHandle,
+    /// The task that runs the listener.
+    task: AbortHandle,
 }
 
-/// The request's id: the caller's `x-request-id`, or one made here. In the request's extensions.
+/// The id of a request, kept in its extensions: the caller's `x-request-id`, or a random one.
 #[derive(Clone, Debug)]
 pub struct RequestIdentity(pub String);
 
 impl Server {
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Stops. With `graceful`, responses that are under way run to their end first.
+    /// Stops the listener. With `graceful`, responses in flight run to their end first.
     pub async fn stop(&self, graceful: bool) {
         self.handle.stop(graceful).await;
     }
 
-    /// Stops: responses that are under way have `grace` to run to their end. Then nobody waits for them any more: their
-    /// connections are cut with the process, or `SHUTDOWN_TIMEOUT_S` after the stop began.
+    /// Stops the listener and waits at most `grace` for responses in flight. The connections of the others are cut when the
+    /// process ends, or `SHUTDOWN_TIMEOUT_S` after the stop began.
     pub async fn stop_within(&self, grace: Duration) {
         if tokio::time::timeout(grace, self.stop(true)).await.is_err() {
-            // It takes no other order while it waits for its threads.
-            self.running.abort();
+            // While the listener waits for its threads, it takes no other command.
+            self.task.abort();
         }
     }
 }
 
-/// Starts listening, to the services of the mesh. `configure` adds the service's routes to each thread's app.
+/// Starts a listener for the services of the mesh. `configure` adds the routes of the service to the app of each thread.
 ///
 /// # Errors
 /// The address cannot be bound.
@@ -114,11 +116,11 @@ pub fn serve<F>(
 where
     F: Fn(&mut web::ServiceConfig) + Clone + Send + 'static,
 {
-    let as_many_as_there_are = AddressLimit::default();
-    serve_public(options, as_many_as_there_are, metrics, readiness, configure)
+    let no_limit = AddressLimit::default();
+    serve_public(options, no_limit, metrics, readiness, configure)
 }
 
-/// As [`serve`], to strangers as well: none of them may hold more connections than `address` says.
+/// Starts a listener for clients outside the mesh: as [`serve`], but with a limit on the connections of one address.
 ///
 /// # Errors
 /// The address cannot be bound.
@@ -134,8 +136,7 @@ where
 {
     let observed = Observed {
         service: options.service,
-        requests: metrics.http_requests().clone(),
-        seconds: metrics.http_seconds().clone(),
+        metrics: metrics.http().clone(),
     };
     let metrics = metrics.clone();
     let body_bytes_max = options.body_bytes_max;
@@ -145,7 +146,7 @@ where
             service = options.service,
             connections_max,
             configured = options.connections_max,
-            "fewer connections than configured: raise the limit on open files (ulimit -n)"
+            "the limit on open files allows fewer connections than configured; raise it (ulimit -n)"
         );
     }
     let connections = Connections::new(options.service, connections_max, address, &metrics);
@@ -167,8 +168,10 @@ where
                     .content_type_required(false)
                     .error_handler(|error, _| HttpError(json_error(&error)).into()),
             )
-            .service(shown("/healthz", async || HttpResponse::Ok().body("ok\n")))
-            .service(shown("/readyz", move || {
+            .service(get_or_head("/healthz", async || {
+                HttpResponse::Ok().body("ok\n")
+            }))
+            .service(get_or_head("/readyz", move || {
                 let readiness = readiness.clone();
                 async move {
                     match readiness() {
@@ -179,7 +182,7 @@ where
                     }
                 }
             }))
-            .service(shown("/metrics", move || {
+            .service(get_or_head("/metrics", move || {
                 let metrics = metrics.clone();
                 async move {
                     HttpResponse::Ok()
@@ -189,14 +192,12 @@ where
             }))
             .configure(configure.clone())
             .default_service(web::to(async || -> Result<HttpResponse, HttpError> {
-                Err(
-                    ApiError::new(ErrorKind::NotFound, "no such route or method")
-                        .with_code("unknown_url")
-                        .into(),
-                )
+                Err(ApiError::new(ErrorKind::NotFound, "no such route")
+                    .with_code("unknown_url")
+                    .into())
             }))
     };
-    // What actix-web's own server does, but with a stream of ours below.
+    // This is what the server of actix-web does, except for the stream below HTTP.
     let service = move || {
         let connections = connections.clone();
         let shutdown = shutdown.clone();
@@ -209,9 +210,9 @@ where
             .keep_alive(KEEP_ALIVE)
             .client_request_timeout(HEAD_TIMEOUT)
             .client_disconnect_timeout(DISCONNECT_TIMEOUT)
-            // A caller that closed its side has gone: its handler is dropped, and what it waits for with it.
+            // A caller that closed its side is gone, so its handler is dropped with all that it waits for.
             .h1_allow_half_closed(false)
-            .on_connect_ext(|stream: &Placed, data| {
+            .on_connect_ext(|stream: &AdmittedStream, data| {
                 data.insert(stream.connection());
             })
             .h1(map_config(
@@ -239,22 +240,22 @@ where
     });
     let (addr, server) = addr_and_server.map_err(|error| {
         anyhow::anyhow!(
-            "{} cannot listen on {}: {error}",
+            "the {} cannot listen on {}: {error}",
             options.service,
             options.listen
         )
     })?;
     let running = server.run();
     let handle = running.handle();
-    let running = tokio::spawn(async move {
+    let task = tokio::spawn(async move {
         if let Err(error) = running.await {
-            tracing::error!(%error, "http server ended");
+            tracing::error!(%error, "the HTTP listener failed");
         }
     });
     Ok(Server {
         addr,
         handle,
-        running: running.abort_handle(),
+        task: task.abort_handle(),
     })
 }
 
@@ -265,18 +266,38 @@ fn bind(listen: SocketAddr) -> std::io::Result<std::net::TcpListener> {
     }?;
     socket.set_reuseaddr(true)?;
     socket.bind(listen)?;
-    // The standard library's own way has room for 128.
+    // The standard library would ask for a backlog of 128.
     socket.listen(BACKLOG)?.into_std()
 }
 
-/// A route that shows something to whoever asks.
-fn shown<F, A>(path: &'static str, show: F) -> actix_web::Resource
+/// A route for GET. Unlike `Scope::route`, it answers other methods of the path with 405 instead of 404.
+pub fn get<F, Args>(path: &str, handler: F) -> Resource
+where
+    F: Handler<Args>,
+    Args: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    web::resource(path).route(web::get().to(handler))
+}
+
+/// A route for POST. Unlike `Scope::route`, it answers other methods of the path with 405 instead of 404.
+pub fn post<F, Args>(path: &str, handler: F) -> Resource
+where
+    F: Handler<Args>,
+    Args: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    web::resource(path).route(web::post().to(handler))
+}
+
+/// A route for GET and HEAD that needs no authentication.
+fn get_or_head<F, A>(path: &'static str, show: F) -> Resource
 where
     F: Fn() -> A + Clone + 'static,
     F: Handler<(), Output = HttpResponse>,
     A: Future<Output = HttpResponse> + 'static,
 {
-    // The answer to HEAD is that to GET, of which the HTTP stack then sends no body.
+    // HEAD has the response of GET, whose body the HTTP stack then leaves out.
     web::resource(path)
         .route(web::get().to(show.clone()))
         .route(web::head().to(show))
@@ -286,21 +307,21 @@ fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {
     use actix_web::error::JsonPayloadError::{Overflow, OverflowKnownLength};
     match error {
         Overflow { limit } | OverflowKnownLength { limit, .. } => too_large(*limit),
-        // serde names the place and what it expected; strings it quotes are field names or enum values of
-        // the caller's own request.
+        // serde names the place and what it expected there. The strings that it quotes are field names or enum values of the
+        // caller's own request.
         other => ApiError::new(
             ErrorKind::InvalidRequest,
-            format!("the body cannot be read: {other}"),
+            format!("the body is not valid JSON for this call: {other}"),
         )
-        .with_code("invalid_json"),
+        .with_code(code::INVALID_JSON),
     }
 }
 
+/// What each thread needs to observe requests.
 #[derive(Clone)]
 struct Observed {
     service: &'static str,
-    requests: IntCounterVec,
-    seconds: HistogramVec,
+    metrics: Arc<HttpMetrics>,
 }
 
 async fn observe(
@@ -309,7 +330,9 @@ async fn observe(
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
     let started = Instant::now();
-    let busy = request.conn_data::<Connection>().map(Connection::busy);
+    let busy = request
+        .conn_data::<ConnectionHandle>()
+        .map(ConnectionHandle::busy);
     let identity = request
         .headers()
         .get("x-request-id")
@@ -331,8 +354,8 @@ async fn observe(
         otel.kind = "server",
         request_id = identity,
     );
-    let parent = TraceContextPropagator::new().extract(&Headers(request.headers()));
-    // Fails only where no OpenTelemetry layer is installed, and then there is no trace to join.
+    let parent = TraceContextPropagator::new().extract(&TraceHeaders(request.headers()));
+    // This fails only if no OpenTelemetry layer is installed, and then there is no trace to join.
     let _ = span.set_parent(parent);
     let outcome = next.call(request).instrument(span).await;
     if let Ok(response) = &outcome {
@@ -342,16 +365,18 @@ async fn observe(
             .unwrap_or_else(|| "unmatched".to_owned());
         let status = response.status().as_u16().to_string();
         observed
+            .metrics
             .requests
             .with_label_values(&[observed.service, &route, &status])
             .inc();
         observed
+            .metrics
             .seconds
             .with_label_values(&[observed.service, &route])
             .observe(started.elapsed().as_secs_f64());
     }
     outcome.map(|response| {
-        let mut response = with_words(response.map_into_boxed_body());
+        let mut response = explain_method_not_allowed(response.map_into_boxed_body());
         if let Ok(value) = HeaderValue::from_str(&identity) {
             response
                 .headers_mut()
@@ -359,20 +384,20 @@ async fn observe(
         }
         let closes = response.response().head().connection_type() == ConnectionType::Close;
         let busy = busy.map(|busy| busy.closing(closes));
-        response.map_body(|_, body| BusyBody::new(body, busy))
+        response.map_body(|_, body| TrackedBody::new(body, busy))
     })
 }
 
-/// The framework refuses a route's other methods without a word, though it lists those that there are.
-fn with_words(response: ServiceResponse) -> ServiceResponse {
+/// Adds an error body to the framework's refusal of a method, which has only the list of allowed methods.
+fn explain_method_not_allowed(response: ServiceResponse) -> ServiceResponse {
     let status = response.status();
     if status != StatusCode::METHOD_NOT_ALLOWED {
         return response;
     }
     let allowed = response.headers().get(ALLOW).cloned();
     let message = match allowed.as_ref().and_then(|allowed| allowed.to_str().ok()) {
-        Some(allowed) => format!("this route does not take this method; it takes {allowed}"),
-        None => "this route does not take this method".to_owned(),
+        Some(allowed) => format!("this route does not accept this method, only {allowed}"),
+        None => "this route does not accept this method".to_owned(),
     };
     let error = ApiError::new(ErrorKind::MethodNotAllowed, message).with_code("method_not_allowed");
     let mut refused = HttpError(error).error_response();
@@ -389,9 +414,10 @@ fn random_id() -> String {
     }
 }
 
-struct Headers<'a>(&'a HeaderMap);
+/// Headers that a trace context is read from.
+struct TraceHeaders<'a>(&'a HeaderMap);
 
-impl Extractor for Headers<'_> {
+impl Extractor for TraceHeaders<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key).and_then(|value| value.to_str().ok())
     }

@@ -1,4 +1,4 @@
-//! A listener and a client, against each other.
+//! Tests of a listener and a client together.
 
 mod connections;
 
@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use actix_web::web;
 use futures_util::StreamExt as _;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 
 use super::server::KEEP_ALIVE;
-use super::{Body, HttpResult, MeshClient, ServeOptions, Server, mesh_only, serve};
+use super::{HttpResult, MeshClient, RawBody, ServeOptions, Server, get, mesh_only, post, serve};
 use crate::clocks::Clocks;
 use crate::mesh::{MeshAuth, MeshConfig};
 use crate::telemetry::Metrics;
@@ -25,15 +26,15 @@ struct Listening {
     client: MeshClient,
     stranger: MeshClient,
     metrics: Metrics,
-    /// Bodies that a handler was given.
+    /// Number of bodies that handlers have read.
     read: Arc<AtomicUsize>,
 }
 
-/// `/size` reads bytes, `/length` reads JSON; both tell the length. `/never` reads bytes and does not answer.
+/// `/size` reads bytes and `/length` reads JSON; both return the length. `/never` reads bytes and does not answer. `/huge`
+/// returns slightly more than a client reads.
 fn listen() -> Listening {
     let keys = MeshConfig::generate().unwrap();
-    // Its clock is right.
-    let clocks = Clocks::by("judge", true, 3_600, || NOW_MS);
+    let clocks = Clocks::with_clock("judge", true, 3_600, || NOW_MS);
     let auth = MeshAuth::new(&keys).unwrap().with_clocks(clocks);
     let metrics = Metrics::new().unwrap();
     let read = Arc::new(AtomicUsize::new(0));
@@ -47,16 +48,15 @@ fn listen() -> Listening {
     let (counted, counted_never) = (read.clone(), read.clone());
     let server = serve(options, &metrics, Arc::new(|| Ok(())), move |app| {
         let counted = counted.clone();
-        let size = move |Body(body): Body| {
+        let size = move |RawBody(body): RawBody| {
             counted.fetch_add(1, Ordering::Relaxed);
             async move { HttpResult::Ok(web::Json(body.len())) }
         };
         let counted = counted_never.clone();
-        let never = move |Body(_): Body| {
+        let never = move |RawBody(_): RawBody| {
             counted.fetch_add(1, Ordering::Relaxed);
             std::future::pending::<HttpResult<String>>()
         };
-        // Just more than a client reads.
         let huge = async || {
             let part = bytes::Bytes::from(vec![b' '; 1 << 20]);
             let parts = futures_util::stream::iter(vec![part; 65]).map(Ok::<_, std::io::Error>);
@@ -66,10 +66,10 @@ fn listen() -> Listening {
         app.service(
             web::scope("/in")
                 .wrap(mesh_only(auth.clone()))
-                .route("/size", web::post().to(size))
-                .route("/length", web::post().to(length))
-                .route("/huge", web::get().to(huge))
-                .route("/never", web::post().to(never)),
+                .service(post("/size", size))
+                .service(post("/length", length))
+                .service(get("/huge", huge))
+                .service(post("/never", never)),
         );
     })
     .unwrap();
@@ -112,7 +112,7 @@ async fn a_body_past_the_limit_is_refused_in_the_usual_shape() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_too_large_is_told_so_and_not_cut_off() {
+async fn a_response_that_is_too_large_is_an_error_and_not_cut_off() {
     let listening = listen();
     let answer = listening.client.get_json::<String>("/in/huge").await;
     let error = answer.unwrap_err();
@@ -125,9 +125,55 @@ async fn an_answer_that_is_too_large_is_told_so_and_not_cut_off() {
 }
 
 #[tokio::test]
-async fn strangers_bodies_are_not_read() {
+async fn a_known_path_refuses_other_methods_and_an_unknown_path_is_not_found() {
     let listening = listen();
-    // Past the limit: whoever read it would answer 413.
+    let client = &listening.client;
+    let error = client.get_json::<usize>("/in/size").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::MethodNotAllowed);
+    assert!(error.message.contains("only POST"), "{}", error.message);
+    let error = client.post_json::<_, usize>("/in/huge", &(), None).await;
+    assert_eq!(error.unwrap_err().kind, ErrorKind::MethodNotAllowed);
+    let error = client.get_json::<usize>("/in/nothing").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NotFound);
+    // A caller without the secret does not learn which paths there are.
+    let error = listening.stranger.get_json::<usize>("/in/size").await;
+    assert_eq!(error.unwrap_err().kind, ErrorKind::Unauthorized);
+    listening.server.stop(true).await;
+}
+
+#[tokio::test]
+async fn failed_calls_tell_whether_anything_was_asked() {
+    let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let refused = format!("http://{}", unused.local_addr().unwrap());
+    drop(unused);
+    let listening = listen();
+    let client = listening.client.at(&refused);
+    let error = client.get_json::<usize>("/in/huge").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    assert!(error.has_code(code::SERVICE_UNREACHABLE));
+    // The deadline passes while the service has the call.
+    let timeout = Duration::from_millis(50);
+    let kind = "application/octet-stream";
+    let late = listening
+        .client
+        .post_bytes("/in/never", kind, vec![0], timeout);
+    assert_eq!(late.await.unwrap_err().kind, ErrorKind::Timeout);
+    // The connection breaks while the service has the call.
+    let breaks = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = listening
+        .client
+        .at(&format!("http://{}", breaks.local_addr().unwrap()));
+    let accept = tokio::spawn(async move { drop(breaks.accept().await.unwrap()) });
+    let error = client.get_json::<usize>("/in/huge").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Upstream);
+    accept.await.unwrap();
+    listening.server.stop(false).await;
+}
+
+#[tokio::test]
+async fn bodies_of_callers_without_the_secret_are_not_read() {
+    let listening = listen();
+    // The second body is over the limit, so a service that read it would answer 413.
     for bytes in [10, 10 * BODY_BYTES_MAX] {
         let error = size(&listening.stranger, bytes).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Unauthorized);
@@ -141,7 +187,7 @@ async fn strangers_bodies_are_not_read() {
 }
 
 #[tokio::test]
-async fn the_caller_closes_idle_connections_and_a_stop_does_not_wait_for_them() {
+async fn a_client_closes_idle_connections_and_a_stop_does_not_wait_for_them() {
     assert!(super::client::POOL_IDLE_TIMEOUT < KEEP_ALIVE);
     let listening = listen();
     size(&listening.client, 1).await.unwrap();
@@ -150,9 +196,8 @@ async fn the_caller_closes_idle_connections_and_a_stop_does_not_wait_for_them() 
     assert!(stopping.elapsed() < Duration::from_secs(5));
 }
 
-/// By far less than what a listener waits for by itself.
 #[tokio::test]
-async fn a_stop_waits_no_longer_than_its_grace_for_who_never_answers() {
+async fn a_stop_waits_no_longer_than_its_grace_for_a_handler_that_never_answers() {
     let listening = listen();
     let client = listening.client.clone();
     let asking = tokio::spawn(async move {
@@ -171,15 +216,16 @@ async fn a_stop_waits_no_longer_than_its_grace_for_who_never_answers() {
     let stopping = listening.server.stop_within(Duration::from_millis(50));
     let stopped = tokio::time::timeout(2 * TIMEOUT, stopping).await;
     assert!(stopped.is_ok());
-    // It answers nobody else, either.
+    // It takes no new calls either.
     assert!(size(&listening.client, 1).await.is_err());
     asking.abort();
 }
 
 #[tokio::test]
-async fn a_call_tells_of_the_callers_clock_and_its_answer_of_the_meshs() {
+async fn a_call_carries_the_callers_clock_and_its_response_the_mesh_time() {
     let listening = listen();
-    let ahead = |hours: u64| Clocks::by("caller", false, 3_600, move || NOW_MS + hours * 3_600_000);
+    let ahead =
+        |hours: u64| Clocks::with_clock("caller", false, 3_600, move || NOW_MS + hours * 3_600_000);
     let (right, wrong) = (ahead(0), ahead(2));
     for clocks in [&right, &wrong] {
         let client = listening
@@ -189,12 +235,12 @@ async fn a_call_tells_of_the_callers_clock_and_its_answer_of_the_meshs() {
     }
     right.readiness().unwrap();
     let reason = wrong.readiness().unwrap_err();
-    // Less what the call took, at most.
+    // The time of the call may be subtracted.
     assert!(
         reason.contains("7200 s ahead") || reason.contains("719"),
         "{reason}"
     );
-    // A stranger is told nothing.
+    // A caller without the secret learns nothing.
     let stranger = ahead(2);
     let client = listening.stranger.clone().with_clocks(stranger.clone());
     assert!(size(&client, 1).await.is_err());

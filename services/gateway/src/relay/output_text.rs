@@ -1,4 +1,4 @@
-//! Tokens to the text that a client sees: whole characters, and nothing of a stop text.
+//! Turns tokens into the text that a client sees: whole characters, and nothing of a stop text.
 
 use std::sync::Arc;
 
@@ -7,27 +7,26 @@ use refrain_tokenization::{Detokenizer, Tokenizer};
 
 /// The text of one choice as it grows.
 ///
-/// Stop texts are looked for token by token, so what is cut does not depend on how many tokens a step
-/// brings.
+/// Stop texts are searched token by token, so the cut does not depend on the number of tokens in a step.
 #[derive(Clone, Debug)]
 pub(crate) struct OutputText {
     detokenizer: Detokenizer,
     stops: Arc<[String]>,
-    /// Decoded, but the beginning of a stop text.
+    /// Decoded text that may be the beginning of a stop text.
     held: String,
 }
 
-/// What a token came to.
+/// The effect of one token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Released {
-    /// Text that is certain now.
+    /// Text that no stop text can take back any more.
     pub(crate) text: String,
-    /// Whether a stop text is complete; nothing may follow.
+    /// Whether a stop text is complete. Nothing may follow.
     pub(crate) stopped: bool,
 }
 
 impl OutputText {
-    /// At the beginning.
+    /// Creates an empty text.
     pub(crate) fn new(tokenizer: Arc<Tokenizer>, stops: Arc<[String]>) -> Self {
         OutputText {
             detokenizer: Detokenizer::new(tokenizer),
@@ -65,14 +64,14 @@ impl OutputText {
         }
     }
 
-    /// What was held back, when nothing follows.
+    /// Returns the text that was held back, at the end of the output.
     pub(crate) fn finish(&mut self) -> String {
         let mut text = std::mem::take(&mut self.held);
         text.push_str(&self.detokenizer.finish());
         text
     }
 
-    /// Bytes at the end of the held text that may be the beginning of a stop text.
+    /// Length in bytes of the end of the held text that may be the beginning of a stop text.
     fn undecided_len(&self) -> usize {
         let starts = |stop: &String| {
             let most = stop.len().saturating_sub(1).min(self.held.len());
@@ -102,7 +101,7 @@ mod tests {
         )
     }
 
-    /// Pieces released by each byte of `input`, then `!` for a stop or what `finish` gave.
+    /// The text released by each byte of `input`, then `!` for a stop text or the result of `finish`.
     fn run(stops: &[&str], input: &str) -> Vec<String> {
         let mut text = text(stops);
         let mut pieces = Vec::new();
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_stop_to_be_complete_counts() {
+    fn the_first_complete_stop_text_counts() {
         assert_eq!(run(&["abcd", "c"], "abcd"), ["", "", "ab", "!"]);
         assert_eq!(run(&["x", "ab"], "abx"), ["", "", "!"]);
     }

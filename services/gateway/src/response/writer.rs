@@ -1,6 +1,4 @@
-//! Answers in OpenAI's shape, whole or as events.
-
-mod logprobs;
+//! One answer: the JSON of a whole one, or the events of a stream.
 
 use std::sync::Arc;
 
@@ -11,12 +9,11 @@ use refrain_protocol::openai::{
 use refrain_service_kit::{clock, random};
 use serde::Serialize;
 
-use crate::answer::logprobs::{chat_logprobs, completion_logprobs};
-use crate::choice::{OutputToken, Progress};
-use crate::relay::{RelayEvent, Relayed, RequestSummary};
+use crate::relay::{ChoiceProgress, OutputToken, RelayEvent, RequestEvents, RequestSummary};
 use crate::request::{Endpoint, GenerateRequest};
+use crate::response::logprobs::{chat_logprobs, completion_logprobs};
 
-/// An event of a stream less its text, about.
+/// Bytes of an event without its text, about.
 const FRAME_BYTES: usize = 320;
 
 /// Writes the answer to one request.
@@ -24,27 +21,27 @@ pub(crate) struct AnswerWriter {
     request: Arc<GenerateRequest>,
     id: String,
     created: u64,
-    choices: Vec<ChoiceState>,
+    choices: Vec<WrittenChoice>,
 }
 
-/// What was said of a choice so far.
+/// The part of a choice that was written so far.
 #[derive(Clone, Debug, Default)]
-struct ChoiceState {
+struct WrittenChoice {
     has_begun: bool,
-    /// Characters of the choice's text before its next token.
+    /// Characters of the choice before its next token.
     offset: u64,
 }
 
-/// A choice collected for a whole answer.
+/// A choice that is collected for a whole answer.
 #[derive(Default)]
-struct Collected {
+struct CollectedChoice {
     text: String,
     tokens: Vec<OutputToken>,
     finish: Option<FinishReason>,
 }
 
 impl AnswerWriter {
-    /// With an id of its own.
+    /// Creates the writer of an answer with a new id.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -54,7 +51,7 @@ impl AnswerWriter {
             Endpoint::Chat => "chatcmpl",
             Endpoint::Completion => "cmpl",
         };
-        let choices = vec![ChoiceState::default(); request.choice_count()];
+        let choices = vec![WrittenChoice::default(); request.choice_count()];
         Ok(AnswerWriter {
             id: format!("{prefix}-{id:032x}"),
             created: clock::unix_s(),
@@ -63,13 +60,16 @@ impl AnswerWriter {
         })
     }
 
-    /// The whole answer as JSON, once all is there.
+    /// Collects all events and writes the whole answer as JSON.
     ///
     /// # Errors
-    /// What the request failed with.
-    pub(crate) async fn collect(mut self, events: &mut Relayed) -> Result<Vec<u8>, ApiError> {
-        let mut collected: Vec<Collected> =
-            self.choices.iter().map(|_| Collected::default()).collect();
+    /// The error of the request.
+    pub(crate) async fn collect(mut self, events: &mut RequestEvents) -> Result<Vec<u8>, ApiError> {
+        let mut collected: Vec<CollectedChoice> = self
+            .choices
+            .iter()
+            .map(|_| CollectedChoice::default())
+            .collect();
         let summary = loop {
             match events.next().await {
                 None => {
@@ -123,11 +123,15 @@ impl AnswerWriter {
         }
     }
 
-    /// The events that a choice's progress comes to.
+    /// Writes the events for the new output of a choice.
     ///
     /// # Errors
-    /// A value that cannot be written as JSON, which would be a fault of ours.
-    pub(crate) fn progress(&mut self, index: u32, progress: Progress) -> Result<Vec<u8>, ApiError> {
+    /// A value cannot be written as JSON, which would be a fault of this service.
+    pub(crate) fn progress(
+        &mut self,
+        index: u32,
+        progress: ChoiceProgress,
+    ) -> Result<Vec<u8>, ApiError> {
         let mut frames = Vec::with_capacity(FRAME_BYTES + progress.text.len());
         let has_content =
             !progress.text.is_empty() || (self.wants_logprobs() && !progress.tokens.is_empty());
@@ -179,7 +183,7 @@ impl AnswerWriter {
         Ok(frames)
     }
 
-    /// The events at the end: usage, if asked for, and `[DONE]`.
+    /// Writes the events at the end: the usage, if asked for, and `[DONE]`.
     ///
     /// # Errors
     /// As [`AnswerWriter::progress`].
@@ -212,15 +216,15 @@ impl AnswerWriter {
         index: u32,
         tokens: &[OutputToken],
     ) -> refrain_protocol::openai::CompletionLogprobs {
-        let mut nowhere = 0;
+        let mut unused = 0;
         let offset = self
             .choices
             .get_mut(index as usize)
-            .map_or(&mut nowhere, |choice| &mut choice.offset);
+            .map_or(&mut unused, |choice| &mut choice.offset);
         completion_logprobs(&self.request.model.tokenizer, tokens, offset)
     }
 
-    /// The echoed prompt, the first time.
+    /// The echoed prompt, at the first call for a choice.
     fn begin_completion(&mut self, index: u32) -> String {
         let prompt = index as usize / self.request.choices_per_prompt.max(1) as usize;
         match self.choices.get_mut(index as usize) {
@@ -261,7 +265,7 @@ impl AnswerWriter {
         )
     }
 
-    /// What all answers and events have. In events, `usage` is null where a later one will have it.
+    /// The fields of all answers and events. In an event, `usage` is null if a later one will have it.
     fn envelope<C>(
         &self,
         object: &'static str,
@@ -287,8 +291,8 @@ fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
     serde_json::to_vec(value).map_err(ApiError::internal)
 }
 
-/// One event of a stream.
-pub(crate) fn write_frame<T: Serialize>(frames: &mut Vec<u8>, value: &T) -> Result<(), ApiError> {
+/// Writes one event of a stream.
+pub(super) fn write_frame<T: Serialize>(frames: &mut Vec<u8>, value: &T) -> Result<(), ApiError> {
     frames.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut *frames, value).map_err(ApiError::internal)?;
     frames.extend_from_slice(b"\n\n");

@@ -1,14 +1,14 @@
-//! API keys to tenants.
+//! Finds the tenant of an API key.
 
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_service_kit::mesh::constant_time_eq;
 use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
 use crate::config::KeyConfig;
 
-/// The table of keys. Holds hashes only, so neither a dump nor a comparison's timing gives a key away.
+/// The table of API keys. It has only their hashes, so neither a memory dump nor the time of a comparison reveals a key.
 #[derive(Clone, Debug)]
-pub(crate) struct Keys {
+pub(crate) struct ApiKeys {
     entries: Vec<([u8; 32], String)>,
     anonymous_tenant: Option<String>,
 }
@@ -17,8 +17,8 @@ fn hash(key: &str) -> [u8; 32] {
     Sha256::digest(key.as_bytes()).into()
 }
 
-impl Keys {
-    /// From a checked configuration. A hash that is no hash matches nothing.
+impl ApiKeys {
+    /// Creates the table from a checked configuration. An entry whose hash is malformed matches no key.
     pub(crate) fn new(keys: &[KeyConfig], anonymous_tenant: Option<String>) -> Self {
         let entries = keys.iter().filter_map(|entry| {
             let digest = match (&entry.key, &entry.key_sha256) {
@@ -27,13 +27,13 @@ impl Keys {
             };
             Some((digest, entry.tenant.clone()))
         });
-        Keys {
+        ApiKeys {
             entries: entries.collect(),
             anonymous_tenant,
         }
     }
 
-    /// The tenant that an `Authorization` header belongs to.
+    /// Finds the tenant of an `Authorization` header.
     ///
     /// # Errors
     /// `Unauthorized` with code `invalid_api_key`.
@@ -47,24 +47,24 @@ impl Keys {
         let Some(authorization) = authorization else {
             return match &self.anonymous_tenant {
                 Some(tenant) => Ok(tenant),
-                None => refused("no API key: send it as `Authorization: Bearer <key>`"),
+                None => refused("the API key is missing; send it as `Authorization: Bearer <key>`"),
             };
         };
         let Some((scheme, key)) = authorization.trim().split_once(' ') else {
-            return refused("malformed Authorization header: expected `Bearer <key>`");
+            return refused("the Authorization header is malformed; send `Bearer <key>`");
         };
         if !scheme.eq_ignore_ascii_case("bearer") {
-            return refused("unknown authorization scheme: expected `Bearer <key>`");
+            return refused("the authorization scheme is unknown; send `Bearer <key>`");
         }
         let given = hash(key.trim());
-        // All entries are looked at, so the time taken does not tell which one matched.
+        // All entries are compared, so the time does not reveal which one matched.
         let mut found = None;
         for (digest, tenant) in &self.entries {
-            if constant_time_eq(digest, &given) {
+            if digest.ct_eq(&given).into() {
                 found = Some(tenant.as_str());
             }
         }
-        found.map_or_else(|| refused("incorrect API key"), Ok)
+        found.map_or_else(|| refused("the API key is unknown"), Ok)
     }
 }
 
@@ -72,7 +72,7 @@ impl Keys {
 mod tests {
     use super::*;
 
-    fn keys(anonymous: Option<&str>) -> Keys {
+    fn keys(anonymous: Option<&str>) -> ApiKeys {
         let entries = [
             KeyConfig {
                 key: Some("sk-a".into()),
@@ -85,11 +85,11 @@ mod tests {
                 tenant: "bolt".into(),
             },
         ];
-        Keys::new(&entries, anonymous.map(str::to_owned))
+        ApiKeys::new(&entries, anonymous.map(str::to_owned))
     }
 
     #[test]
-    fn a_key_names_its_tenant() {
+    fn a_key_belongs_to_its_tenant() {
         let keys = keys(None);
         assert_eq!(keys.tenant(Some("Bearer sk-a")).unwrap(), "acme");
         assert_eq!(keys.tenant(Some("bearer  sk-b ")).unwrap(), "bolt");
@@ -109,10 +109,10 @@ mod tests {
     }
 
     #[test]
-    fn the_anonymous_tenant_takes_those_without_a_key_but_not_those_with_a_wrong_one() {
+    fn the_anonymous_tenant_is_for_callers_without_a_key_and_not_for_wrong_keys() {
         assert_eq!(keys(Some("local")).tenant(None).unwrap(), "local");
         assert!(keys(Some("local")).tenant(Some("Bearer wrong")).is_err());
-        let open = Keys::new(&[], Some("local".into()));
+        let open = ApiKeys::new(&[], Some("local".into()));
         assert_eq!(open.tenant(Some("Bearer whatever")).unwrap(), "local");
     }
 }

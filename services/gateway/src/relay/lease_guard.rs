@@ -1,4 +1,4 @@
-//! A lease held: given back exactly once, whatever happens to the request.
+//! The guard of a lease, which gives it back exactly once, whatever happens to the request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,30 +10,30 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
 
-/// How long a worker may take to hear of a cut. It is advice: a worker that misses it keeps a document that
-/// is some tokens too long.
+/// How long the call that cuts an output may take. It is only advice: a worker that misses it keeps a document that is some
+/// tokens too long.
 const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Pause before a lost `finish` is sent again, once. After that the workers' heartbeats heal it.
+/// Pause before a lost `finish` is sent once more. After that the heartbeats of the worker end the lease.
 const FINISH_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Gives the lease back when dropped: as done, since what drops it unasked is a request that is given up, and no word on
-/// the worker.
+/// Holds a lease and gives it back. A guard that is dropped gives it back as done: the request was given up, which says
+/// nothing about the worker.
 ///
-/// The calls run as tasks of their own, on the gateway's runtime rather than on the HTTP thread's: the
-/// request's future may be gone long before they have ended.
-pub(crate) struct LeaseHold {
+/// The calls run as separate tasks on the gateway's runtime instead of the HTTP thread's, because the future of the request
+/// may be gone long before they end.
+pub(crate) struct LeaseGuard {
     scheduler: Arc<dyn Scheduler>,
     tasks: Handle,
     span: Span,
-    /// When the worker brought the chunk to its end, if it did.
+    /// When the worker finished the chunk, if it did.
     worker_ended: Option<Instant>,
-    /// Taken when it is sent.
+    /// The message, until it is sent.
     finish: Option<LeaseFinish>,
 }
 
-impl LeaseHold {
-    /// Holds a lease that was just granted.
+impl LeaseGuard {
+    /// Creates the guard of a lease that was just granted.
     pub(crate) fn new(scheduler: Arc<dyn Scheduler>, tasks: Handle, lease: &Lease) -> Self {
         let finish = LeaseFinish {
             lease: lease.lease,
@@ -41,7 +41,7 @@ impl LeaseHold {
             emitted_tokens: 0,
             worker_ended_ms_ago: None,
         };
-        LeaseHold {
+        LeaseGuard {
             scheduler,
             tasks,
             span: Span::current(),
@@ -50,20 +50,20 @@ impl LeaseHold {
         }
     }
 
-    /// Notes how many output tokens the chunk has brought.
-    pub(crate) fn emitted(&mut self, tokens: u32) {
+    /// Sets the number of output tokens of the chunk so far.
+    pub(crate) fn set_emitted(&mut self, tokens: u32) {
         if let Some(finish) = &mut self.finish {
             finish.emitted_tokens = tokens;
         }
     }
 
-    /// Notes that the worker has said of itself that the chunk is decoded to its end.
+    /// Notes that the worker has finished the chunk by itself.
     pub(crate) fn worker_ended(&mut self) {
         self.worker_ended = Some(Instant::now());
     }
 
-    /// Gives the lease back. Who asks for another lease awaits the task first, so that the slot is free;
-    /// dropping the handle leaves the task running.
+    /// Gives the lease back. A request that continues awaits the task before it asks for its next lease, so that the slot is
+    /// free. If the handle is dropped, the task runs on.
     pub(crate) fn end(mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
         let mut finish = self.finish.take()?;
         finish.outcome = outcome;
@@ -71,7 +71,7 @@ impl LeaseHold {
         Some(self.tasks.spawn(task.instrument(self.span.clone())))
     }
 
-    /// Tells the worker where the output ends, then lets go of the stream, then gives the lease back.
+    /// Tells the worker where the output ends, then drops the stream, then gives the lease back.
     pub(crate) fn end_with_cut(
         mut self,
         worker: Arc<dyn Worker>,
@@ -90,11 +90,11 @@ impl LeaseHold {
             let worker_ended = match tokio::time::timeout(CUT_TIMEOUT, worker.cut(cut)).await {
                 Ok(Ok(())) => Some(Instant::now()),
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, "cut was refused");
+                    tracing::debug!(%error, "the worker refused the cut of an output");
                     None
                 }
                 Err(_) => {
-                    tracing::debug!("cut took too long");
+                    tracing::debug!("the cut of an output took too long");
                     None
                 }
             };
@@ -105,7 +105,7 @@ impl LeaseHold {
     }
 }
 
-impl Drop for LeaseHold {
+impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if let Some(finish) = self.finish.take() {
             let task = send_finish(self.scheduler.clone(), finish, self.worker_ended);
@@ -127,7 +127,7 @@ async fn send_finish(
     if scheduler.finish(finish()).await.is_err() {
         tokio::time::sleep(FINISH_RETRY_PAUSE).await;
         if let Err(error) = scheduler.finish(finish()).await {
-            tracing::warn!(%error, "lease could not be given back");
+            tracing::warn!(%error, "cannot give a lease back");
         }
     }
 }

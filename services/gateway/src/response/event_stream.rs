@@ -1,4 +1,4 @@
-//! A request's events as server-sent events.
+//! The events of a request as server-sent events.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,35 +11,34 @@ use refrain_protocol::openai::ErrorBody;
 use refrain_service_kit::deadline::Deadline;
 use tokio::time::Instant;
 
-use crate::answer::{AnswerWriter, write_frame};
-use crate::relay::{RelayEvent, Relayed};
+use crate::relay::{RelayEvent, RequestEvents};
+use crate::response::writer::{AnswerWriter, write_frame};
 
-/// Keeps proxies from closing an idle stream; clients skip comments.
+/// A comment that keeps proxies from closing an idle stream. Clients skip comments.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
-/// The body of a streaming answer. Nothing is buffered: what is ready is sent. Dropping it stops the
-/// request.
+/// The body of a streaming answer. It sends events as soon as they are ready. Dropping it stops the request.
 ///
-/// An error in mid-stream is an event with a top-level `error`, and then the stream ends without `[DONE]`.
-pub(crate) struct Body {
-    /// Already received: the first event, which decided that there is a stream.
+/// An error during the stream is an event with a top-level `error`, after which the stream ends without `[DONE]`.
+pub(crate) struct EventStreamBody {
+    /// The first event, which was received before the head of the response was sent.
     first: Option<RelayEvent>,
-    events: Relayed,
+    events: RequestEvents,
     writer: AnswerWriter,
     keep_alive: Duration,
-    /// When the stream has been idle for so long.
+    /// Passes when the stream has been idle for that long.
     idle: Deadline,
     ended: bool,
 }
 
-impl Body {
+impl EventStreamBody {
     pub(crate) fn new(
         first: Option<RelayEvent>,
-        events: Relayed,
+        events: RequestEvents,
         writer: AnswerWriter,
         keep_alive: Duration,
     ) -> Self {
-        Body {
+        EventStreamBody {
             first,
             events,
             writer,
@@ -69,7 +68,7 @@ impl Body {
     }
 }
 
-impl Stream for Body {
+impl Stream for EventStreamBody {
     type Item = Result<Bytes, std::io::Error>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {

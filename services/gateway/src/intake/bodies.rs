@@ -1,9 +1,8 @@
-//! Reads requests' bodies: how large one may be, how long it may take to arrive, and how many arrive at once.
+//! Reads the bodies of requests, within limits on the size of one, on its time to arrive, and on bodies that arrive at once.
 //!
-//! A body that is on its way holds none of its tenant's places among the requests in flight, since nothing is done
-//! for it yet. It has a place of its own kind: where those are all taken, the tenant's body that has been on its way
-//! for longest gives way to a new one. So clients that send a byte now and then keep nobody of their tenant out, let
-//! alone others.
+//! An arriving body does not count among its tenant's requests in flight, since nothing is done for it yet. Arriving bodies
+//! have slots of their own. When the slots are full, the tenant's body that has been arriving for longest is cut off for a
+//! new one. So clients that send a byte now and then keep nobody of their tenant out, let alone others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,75 +12,81 @@ use actix_web::web;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
 use prometheus::{IntCounterVec, IntGauge};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::Notify;
 
-/// A body does not give way before it has been on its way for so long, which most take less than.
-const GIVES_WAY_AFTER: Duration = Duration::from_secs(1);
-/// When a refused client may try again.
+use crate::metrics::GatewayMetrics;
+
+/// A body is not cut off for another one before it has had this time to arrive. Most take less.
+const CUT_OFF_AFTER: Duration = Duration::from_secs(1);
+/// Time after which a refused client may try again.
 const RETRY_AFTER_MS: u64 = 1_000;
 
-/// Limits on bodies.
+/// The limits on bodies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
     pub(crate) bytes_max: usize,
-    /// From the request's head to its body's last byte.
+    /// Time from the head of the request to the last byte of its body.
     pub(crate) time_max: Duration,
-    /// On their way at once, of all tenants together.
+    /// Most bodies that arrive at once, of all tenants together.
     pub(crate) bodies_max: usize,
-    /// On their way at once, of one tenant.
+    /// Most bodies that arrive at once, of one tenant.
     pub(crate) tenant_bodies_max: usize,
-    /// Bytes that have come of all of them; a tenant's bodies may have half of it.
+    /// Most bytes that have arrived of all these bodies. The bodies of a tenant may have half of it.
     pub(crate) arrived_bytes_max: usize,
 }
 
-/// The bodies that are on their way.
-pub(crate) struct Bodies {
+/// Reads bodies and knows those that are arriving.
+pub(crate) struct BodyReader {
     limits: BodyLimits,
-    arriving: Mutex<Arriving>,
+    arriving: Mutex<ArrivingBodies>,
     gauge: IntGauge,
     rejections: IntCounterVec,
 }
 
+/// The bodies that are arriving.
 #[derive(Default)]
-struct Arriving {
+struct ArrivingBodies {
     total: usize,
-    /// Bytes that have come of them.
+    /// Bytes that have arrived of them.
     bytes: usize,
-    numbers: u64,
-    /// Only tenants of whom a body is on its way; theirs are in the order in which they began.
-    by_tenant: HashMap<String, BTreeMap<u64, Body>>,
+    /// Number of the last body.
+    last_number: u64,
+    /// The bodies of each tenant in the order in which they began.
+    by_tenant: HashMap<String, BTreeMap<u64, ArrivingBody>>,
 }
 
-struct Body {
+struct ArrivingBody {
     began: Instant,
     bytes: usize,
-    gives_way: Arc<Notify>,
+    cut_off: Arc<Notify>,
 }
 
-/// A body's place; dropping it gives it back.
-struct Place<'a> {
-    bodies: &'a Bodies,
+/// The slot of an arriving body, which is free when this is dropped.
+struct BodySlot<'a> {
+    bodies: &'a BodyReader,
     tenant: &'a str,
     number: u64,
-    gives_way: Arc<Notify>,
+    cut_off: Arc<Notify>,
 }
 
-impl Bodies {
-    pub(crate) fn new(limits: BodyLimits, gauge: IntGauge, rejections: IntCounterVec) -> Self {
-        Bodies {
+impl BodyReader {
+    /// Creates a reader without arriving bodies.
+    pub(crate) fn new(limits: BodyLimits, metrics: &GatewayMetrics) -> Self {
+        BodyReader {
             limits,
             arriving: Mutex::default(),
-            gauge,
-            rejections,
+            gauge: metrics.families.bodies.clone(),
+            rejections: metrics.families.rejections.clone(),
         }
     }
 
-    /// Reads a tenant's body whose head came `received`.
+    /// Reads the body of a tenant's request whose head arrived at `received`.
     ///
     /// # Errors
-    /// `TooLarge`, `RequestTimeout`, or `InvalidRequest` if it broke off; `Overloaded` if too many are on their way.
-    /// Some of it may then be unread, so the connection is of no further use.
+    /// `TooLarge`, `RequestTimeout`, `InvalidRequest` if the body is incomplete, or `Overloaded` if too many are arriving. A
+    /// part of the body may be unread then, so the connection has to be closed.
     pub(crate) async fn read(
         &self,
         tenant: &str,
@@ -93,22 +98,22 @@ impl Bodies {
         if announced_bytes.is_some_and(|bytes| bytes > most as u64) {
             return Err(self.too_large());
         }
-        let place = self.begin(tenant, Instant::now())?;
+        let slot = self.begin(tenant, Instant::now())?;
         let left = self.limits.time_max.saturating_sub(received.elapsed());
         tokio::select! {
             biased;
-            read = self.gather(payload, &place) => read,
+            read = self.gather(payload, &slot) => read,
             () = tokio::time::sleep(left) => Err(self.late(format!(
                 "the body did not arrive within {} ms",
                 self.limits.time_max.as_millis()
             ))),
-            () = place.gives_way.notified() => Err(self.late(
-                "the body was on its way for so long that it had to give way to another one".to_owned(),
+            () = slot.cut_off.notified() => Err(self.late(
+                "the body took so long to arrive that it was cut off for another one".to_owned(),
             )),
         }
     }
 
-    fn begin<'a>(&'a self, tenant: &'a str, now: Instant) -> Result<Place<'a>, ApiError> {
+    fn begin<'a>(&'a self, tenant: &'a str, now: Instant) -> Result<BodySlot<'a>, ApiError> {
         let mut arriving = self.arriving();
         let of_tenant = arriving.by_tenant.get(tenant).map_or(0, BTreeMap::len);
         let (crowded, limit) = if of_tenant >= self.limits.tenant_bodies_max {
@@ -124,50 +129,54 @@ impl Bodies {
         };
         if let Some(crowded) = crowded {
             self.rejections.with_label_values(&[limit]).inc();
-            if !arriving.give_way(&crowded, now) {
-                let message = "too many bodies are on their way at once; try again";
+            if !arriving.cut_off_oldest(&crowded, now) {
+                let message = "too many bodies are arriving at once; try again";
                 return Err(ApiError::new(ErrorKind::Overloaded, message)
-                    .with_code("rate_limit_exceeded")
+                    .with_code(code::RATE_LIMIT_EXCEEDED)
                     .with_retry_after_ms(RETRY_AFTER_MS));
             }
         }
-        arriving.numbers += 1;
+        arriving.last_number += 1;
         arriving.total += 1;
-        let number = arriving.numbers;
-        let gives_way = Arc::new(Notify::new());
-        let body = Body {
+        let number = arriving.last_number;
+        let cut_off = Arc::new(Notify::new());
+        let body = ArrivingBody {
             began: now,
             bytes: 0,
-            gives_way: gives_way.clone(),
+            cut_off: cut_off.clone(),
         };
         let of_tenant = arriving.by_tenant.entry(tenant.to_owned()).or_default();
         of_tenant.insert(number, body);
         self.gauge.set(arriving.total as i64);
-        Ok(Place {
+        Ok(BodySlot {
             bodies: self,
             tenant,
             number,
-            gives_way,
+            cut_off,
         })
     }
 
     async fn gather(
         &self,
         mut payload: web::Payload,
-        place: &Place<'_>,
+        slot: &BodySlot<'_>,
     ) -> Result<Bytes, ApiError> {
         let mut body = BytesMut::new();
         while let Some(chunk) = payload.next().await {
             let chunk = chunk.map_err(|error| {
-                ApiError::new(ErrorKind::InvalidRequest, "the body broke off").with_detail(error)
+                ApiError::new(
+                    ErrorKind::InvalidRequest,
+                    "the connection broke off before the body was complete",
+                )
+                .with_detail(error)
             })?;
             if body.len() + chunk.len() > self.limits.bytes_max {
                 return Err(self.too_large());
             }
             let most = self.limits.arrived_bytes_max;
             let has_room = self.arriving().arrived(
-                place.tenant,
-                place.number,
+                slot.tenant,
+                slot.number,
                 chunk.len(),
                 most,
                 Instant::now(),
@@ -175,9 +184,9 @@ impl Bodies {
             if !has_room {
                 self.rejections.with_label_values(&["bodies_bytes"]).inc();
                 let message =
-                    "the bodies that are on their way take all the memory they may; try again";
+                    "the bodies that are arriving have reached their memory limit; try again";
                 return Err(ApiError::new(ErrorKind::Overloaded, message)
-                    .with_code("rate_limit_exceeded")
+                    .with_code(code::RATE_LIMIT_EXCEEDED)
                     .with_retry_after_ms(RETRY_AFTER_MS));
             }
             body.extend_from_slice(&chunk);
@@ -189,7 +198,7 @@ impl Bodies {
         self.rejections.with_label_values(&["body_bytes"]).inc();
         let most = self.limits.bytes_max;
         let message = format!("the body is larger than {most} bytes");
-        ApiError::new(ErrorKind::TooLarge, message).with_code("request_too_large")
+        ApiError::new(ErrorKind::TooLarge, message).with_code(code::REQUEST_TOO_LARGE)
     }
 
     fn late(&self, message: String) -> ApiError {
@@ -197,30 +206,30 @@ impl Bodies {
         ApiError::new(ErrorKind::RequestTimeout, message).with_code("body_timeout")
     }
 
-    fn arriving(&self) -> MutexGuard<'_, Arriving> {
+    fn arriving(&self) -> MutexGuard<'_, ArrivingBodies> {
         self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Arriving {
-    /// Ends the tenant's oldest body, if that has had its time. Says whether it did.
-    fn give_way(&mut self, tenant: &str, now: Instant) -> bool {
+impl ArrivingBodies {
+    /// Cuts off the tenant's oldest body, if it has had its time. Returns whether it did.
+    fn cut_off_oldest(&mut self, tenant: &str, now: Instant) -> bool {
         let oldest = self
             .by_tenant
             .get(tenant)
             .and_then(BTreeMap::first_key_value)
-            .filter(|(_, body)| now.saturating_duration_since(body.began) >= GIVES_WAY_AFTER)
-            .map(|(number, body)| (*number, body.gives_way.clone()));
-        let Some((number, gives_way)) = oldest else {
+            .filter(|(_, body)| now.saturating_duration_since(body.began) >= CUT_OFF_AFTER)
+            .map(|(number, body)| (*number, body.cut_off.clone()));
+        let Some((number, cut_off)) = oldest else {
             return false;
         };
-        gives_way.notify_one();
+        cut_off.notify_one();
         self.remove(tenant, number);
         true
     }
 
-    /// Counts bytes that have come of a body, if there is room for them or the oldest body of whoever has most gives
-    /// way. A tenant's only body is always let through as far as there is room at all.
+    /// Counts bytes that have arrived of a body. If they do not fit, the oldest body of the tenant with most bytes is cut off.
+    /// The share of a tenant does not limit its only body. Returns whether the bytes fit.
     fn arrived(
         &mut self,
         tenant: &str,
@@ -232,14 +241,14 @@ impl Arriving {
         loop {
             let of_tenant = self.by_tenant.get_mut(tenant);
             let Some(of_tenant) = of_tenant.filter(|bodies| bodies.contains_key(&number)) else {
-                // It gave way, and is told so.
+                // It was cut off, and its reader is about to notice.
                 return true;
             };
             let held: usize = of_tenant.values().map(|body| body.bytes).sum();
             let crowded = if held + bytes > most / 2 && of_tenant.len() > 1 {
                 tenant.to_owned()
             } else if self.bytes + bytes > most {
-                let held = |bodies: &BTreeMap<u64, Body>| {
+                let held = |bodies: &BTreeMap<u64, ArrivingBody>| {
                     bodies.values().map(|body| body.bytes).sum::<usize>()
                 };
                 match self.by_tenant.iter().max_by_key(|(_, bodies)| held(bodies)) {
@@ -253,7 +262,7 @@ impl Arriving {
                 }
                 return true;
             };
-            if !self.give_way(&crowded, now) {
+            if !self.cut_off_oldest(&crowded, now) {
                 return false;
             }
         }
@@ -272,7 +281,7 @@ impl Arriving {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for BodySlot<'_> {
     fn drop(&mut self) {
         let mut arriving = self.bodies.arriving();
         arriving.remove(self.tenant, self.number);
@@ -283,10 +292,9 @@ impl Drop for Place<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::GatewayMetrics;
     use refrain_service_kit::telemetry::Metrics;
 
-    fn bodies(bodies_max: usize, tenant_bodies_max: usize) -> Bodies {
+    fn bodies(bodies_max: usize, tenant_bodies_max: usize) -> BodyReader {
         let metrics = GatewayMetrics::new(&Metrics::new().unwrap()).unwrap();
         let limits = BodyLimits {
             bytes_max: 1,
@@ -295,31 +303,31 @@ mod tests {
             tenant_bodies_max,
             arrived_bytes_max: 1_000,
         };
-        Bodies::new(limits, metrics.bodies.clone(), metrics.rejections.clone())
+        BodyReader::new(limits, &metrics)
     }
 
-    async fn is_told(place: &Place<'_>) -> bool {
-        let told = tokio::time::timeout(Duration::ZERO, place.gives_way.notified());
-        told.await.is_ok()
+    async fn is_cut_off(slot: &BodySlot<'_>) -> bool {
+        let notified = tokio::time::timeout(Duration::ZERO, slot.cut_off.notified());
+        notified.await.is_ok()
     }
 
     #[tokio::test]
-    async fn the_oldest_body_of_whoever_has_most_gives_way_once_it_has_had_its_time() {
+    async fn the_oldest_body_of_the_tenant_with_most_bodies_is_cut_off_once_it_has_had_its_time() {
         let bodies = bodies(5, 3);
         let start = Instant::now();
-        let later = start + GIVES_WAY_AFTER;
+        let later = start + CUT_OFF_AFTER;
         let of_a: Vec<_> = (0..3).map(|_| bodies.begin("a", start).unwrap()).collect();
         let refused = bodies.begin("a", start).err().unwrap();
         assert_eq!(refused.kind, ErrorKind::Overloaded);
         let of_b = bodies.begin("b", start).unwrap();
         let newer = bodies.begin("a", later).unwrap();
-        assert!(is_told(&of_a[0]).await);
-        assert!(!is_told(&of_a[1]).await && !is_told(&of_b).await);
-        // Another tenant makes room at the expense of the one that takes most of it.
+        assert!(is_cut_off(&of_a[0]).await);
+        assert!(!is_cut_off(&of_a[1]).await && !is_cut_off(&of_b).await);
+        // Another tenant gets room at the expense of the tenant that has most.
         let of_c = bodies.begin("c", later).unwrap();
         let of_d = bodies.begin("d", later).unwrap();
-        assert!(is_told(&of_a[1]).await);
-        assert!(!is_told(&of_b).await && !is_told(&of_c).await);
+        assert!(is_cut_off(&of_a[1]).await);
+        assert!(!is_cut_off(&of_b).await && !is_cut_off(&of_c).await);
         assert_eq!(bodies.gauge.get(), 5);
         drop((of_a, of_b, of_c, of_d, newer));
         assert_eq!(
@@ -329,28 +337,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_that_have_come_are_bounded_and_the_oldest_body_of_whoever_has_most_gives_way() {
+    async fn arrived_bytes_are_bounded_and_the_oldest_body_of_the_tenant_with_most_bytes_is_cut_off()
+     {
         let bodies = bodies(9, 9);
         let start = Instant::now();
-        let later = start + GIVES_WAY_AFTER;
+        let later = start + CUT_OFF_AFTER;
         let of_a: Vec<_> = (0..3).map(|_| bodies.begin("a", start).unwrap()).collect();
         let of_b = bodies.begin("b", start).unwrap();
-        let arrived = |place: &Place<'_>, bytes, now| {
+        let arrived = |slot: &BodySlot<'_>, bytes, now| {
             bodies
                 .arriving()
-                .arrived(place.tenant, place.number, bytes, 1_000, now)
+                .arrived(slot.tenant, slot.number, bytes, 1_000, now)
         };
         assert!(arrived(&of_a[0], 300, start) && arrived(&of_a[1], 200, start));
-        // Half is a tenant's share, unless it has one body only.
+        // A tenant may have half of the bytes, unless it has only one body.
         assert!(!arrived(&of_a[2], 1, start));
         assert!(arrived(&of_b, 500, start));
         assert!(!arrived(&of_b, 1, start));
         assert_eq!(bodies.arriving().bytes, 1_000);
-        // A body that has had its time gives way.
+        // A body that has had its time is cut off.
         assert!(arrived(&of_a[2], 200, later));
-        assert!(is_told(&of_a[0]).await && !is_told(&of_a[1]).await);
+        assert!(is_cut_off(&of_a[0]).await && !is_cut_off(&of_a[1]).await);
         assert_eq!(bodies.arriving().bytes, 900);
-        // A body that gave way counts no more, and is told instead of refused.
+        // A body that was cut off no longer counts, and is not refused a second time.
         assert!(arrived(&of_a[0], 5_000, later));
         assert_eq!(bodies.arriving().bytes, 900);
         drop((of_a, of_b));

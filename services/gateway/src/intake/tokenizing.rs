@@ -1,48 +1,43 @@
-//! How much text is parsed and tokenized at once.
+//! Limits on the bytes of bodies that are parsed and tokenized at once, and on those that wait for it.
 //!
-//! Either takes memory by the bytes of the body, so the bytes are counted. Large bodies and small ones have a
-//! lane each: in a common queue a small one would wait until all large ones before it are done. In a lane it is
-//! first come, first served. A body that waits is in memory already, so
-//! these are bounded too, and a tenant may have half of that.
+//! Parsing and tokenizing take memory in proportion to the bytes of a body. Large and small bodies have a lane each: in a
+//! common queue a small one would wait until all large ones before it are done. A lane serves bodies in the order in which
+//! they came. A body that waits is in memory as well, so the bytes of waiting bodies are limited, and a tenant may have half.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus::{IntCounter, IntGauge};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bodies up to here go by the lane of the small ones.
+use crate::metrics::GatewayMetrics;
+
+/// Largest body of the lane for small bodies.
 const SMALL_BYTES_MAX: usize = 512 << 10;
-/// The small ones' share of what runs is one in so many.
+/// The lane for small bodies has one part in this many of all bytes.
 const SMALL_SHARE: usize = 4;
-/// A tenant may have one in so many parts of all bytes that wait.
+/// A tenant may have one part in this many of the bytes that wait.
 const TENANT_SHARE: usize = 2;
-/// Semaphores count in these, in bytes: they end at 2^29 or so on small machines.
+/// Bytes per permit of a semaphore. Semaphores have at most 2^29 permits on 32-bit machines.
 const UNIT_BYTES: usize = 1 << 10;
-/// When a refused client may try again.
+/// Time after which a refused client may try again.
 const RETRY_AFTER_MS: u64 = 1_000;
 
-/// Its gauges and its counter.
+/// Admits bodies to be parsed and tokenized. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct TokenizingMetrics {
-    /// Bytes of bodies that are parsed and tokenized now.
-    pub(crate) running: IntGauge,
-    /// Bytes of bodies that wait for it.
-    pub(crate) waiting: IntGauge,
-    /// Bodies that were refused.
-    pub(crate) rejections: IntCounter,
-}
-
-/// Lets bodies in. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct Tokenizing {
+pub(crate) struct TokenizingLimiter {
     small: Lane,
     large: Lane,
     waiting: Arc<Waiting>,
-    metrics: TokenizingMetrics,
+    /// Bytes of bodies that run.
+    running: IntGauge,
+    /// Bodies that were refused.
+    rejections: IntCounter,
 }
 
+/// The bodies of one class of size.
 #[derive(Clone)]
 struct Lane {
     units: Arc<Semaphore>,
@@ -50,24 +45,25 @@ struct Lane {
     is_large: bool,
 }
 
+/// The bodies that wait in both lanes.
 struct Waiting {
     bytes_max: usize,
-    counts: Mutex<Counts>,
+    counts: Mutex<WaitingBytes>,
     gauge: IntGauge,
 }
 
 #[derive(Default)]
-struct Counts {
+struct WaitingBytes {
     total: usize,
-    /// Only tenants whose bodies wait.
+    /// Tenants with waiting bodies.
     by_tenant: HashMap<String, usize>,
 }
 
-/// A body's place among those that run; dropping it gives it back.
-pub(crate) struct Place {
+/// The permission to parse and tokenize a body. It counts until it is dropped.
+pub(crate) struct TokenizingPermit {
     bytes: i64,
     running: IntGauge,
-    /// None while it is dropped.
+    /// `None` only during the drop.
     units: Option<OwnedSemaphorePermit>,
     lane: Lane,
 }
@@ -86,41 +82,49 @@ impl Lane {
         self.units.available_permits() == self.units_max as usize
     }
 
-    /// One that is larger than the whole lane runs alone.
+    /// The permits of a body. One that is larger than the lane takes all of them, so it runs alone.
     fn units_of(&self, bytes: usize) -> u32 {
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
         units.clamp(1, self.units_max)
     }
 }
 
-impl Tokenizing {
-    /// `running_max` and `waiting_max` are bytes of bodies.
-    pub(crate) fn new(running_max: usize, waiting_max: usize, metrics: TokenizingMetrics) -> Self {
+impl TokenizingLimiter {
+    /// Creates the limits: bytes of bodies that run at once, and that wait.
+    pub(crate) fn new(running_max: usize, waiting_max: usize, metrics: &GatewayMetrics) -> Self {
         map_large_blocks();
         let small = running_max / SMALL_SHARE;
-        Tokenizing {
+        TokenizingLimiter {
             small: Lane::new(small, false),
             large: Lane::new(running_max - small, true),
             waiting: Arc::new(Waiting {
                 bytes_max: waiting_max,
                 counts: Mutex::default(),
-                gauge: metrics.waiting.clone(),
+                gauge: metrics.families.tokenizing_waiting.clone(),
             }),
-            metrics,
+            running: metrics.families.tokenizing.clone(),
+            rejections: metrics
+                .families
+                .rejections
+                .with_label_values(&["tokenizing"]),
         }
     }
 
-    /// Waits until a body may be worked on.
+    /// Waits until a body may be parsed and tokenized.
     ///
     /// # Errors
-    /// `Overloaded` if too much waits already.
-    pub(crate) async fn enter(&self, tenant: &str, bytes: usize) -> Result<Place, ApiError> {
+    /// `Overloaded` if too many bytes wait already.
+    pub(crate) async fn enter(
+        &self,
+        tenant: &str,
+        bytes: usize,
+    ) -> Result<TokenizingPermit, ApiError> {
         let lane = match bytes {
             0..=SMALL_BYTES_MAX => &self.small,
             _ => &self.large,
         };
         let (units, wanted) = (lane.units.clone(), lane.units_of(bytes));
-        // Does not overtake: it fails if anybody waits in this lane.
+        // This fails if another body waits in the lane, so it does not overtake.
         let units = match lane.units.clone().try_acquire_many_owned(wanted) {
             Ok(units) => units,
             Err(_) => {
@@ -130,16 +134,16 @@ impl Tokenizing {
             }
         };
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
-        self.metrics.running.add(bytes);
-        Ok(Place {
+        self.running.add(bytes);
+        Ok(TokenizingPermit {
             bytes,
-            running: self.metrics.running.clone(),
+            running: self.running.clone(),
             units: Some(units),
             lane: lane.clone(),
         })
     }
 
-    fn wait(&self, tenant: &str, bytes: usize) -> Result<Waits, ApiError> {
+    fn wait(&self, tenant: &str, bytes: usize) -> Result<WaitingBody, ApiError> {
         let waiting = &self.waiting;
         let mut counts = waiting.lock();
         let of_tenant = counts.by_tenant.get(tenant).copied().unwrap_or(0);
@@ -147,19 +151,19 @@ impl Tokenizing {
         let is_past_share = of_tenant > 0 && of_tenant + bytes > waiting.bytes_max / TENANT_SHARE;
         if is_past_share || counts.total + bytes > waiting.bytes_max {
             drop(counts);
-            self.metrics.rejections.inc();
+            self.rejections.inc();
             let whose = if is_past_share { "of yours " } else { "" };
             return Err(ApiError::new(
                 ErrorKind::Overloaded,
                 format!("too many large requests {whose}wait to be tokenized; try again"),
             )
-            .with_code("rate_limit_exceeded")
+            .with_code(code::RATE_LIMIT_EXCEEDED)
             .with_retry_after_ms(RETRY_AFTER_MS));
         }
         counts.total += bytes;
         *counts.by_tenant.entry(tenant.to_owned()).or_default() += bytes;
         waiting.gauge.set(counts.total as i64);
-        Ok(Waits {
+        Ok(WaitingBody {
             tenant: tenant.to_owned(),
             bytes,
             waiting: waiting.clone(),
@@ -168,19 +172,19 @@ impl Tokenizing {
 }
 
 impl Waiting {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Counts> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, WaitingBytes> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A body that waits.
-struct Waits {
+/// A waiting body, which counts until it is dropped.
+struct WaitingBody {
     tenant: String,
     bytes: usize,
     waiting: Arc<Waiting>,
 }
 
-impl Drop for Waits {
+impl Drop for WaitingBody {
     fn drop(&mut self) {
         let mut counts = self.waiting.lock();
         counts.total -= self.bytes;
@@ -194,7 +198,7 @@ impl Drop for Waits {
     }
 }
 
-impl Drop for Place {
+impl Drop for TokenizingPermit {
     fn drop(&mut self) {
         self.running.sub(self.bytes);
         drop(self.units.take());
@@ -204,27 +208,27 @@ impl Drop for Place {
     }
 }
 
-/// Blocks from here on are mapped one by one and unmapped when they are freed, in bytes. glibc raises its own bound to
-/// 32 MiB with the blocks that it sees, and from then on keeps twice that for each group of threads. Bodies are parsed
-/// by ever other threads, so a process grew to several times what it needed and stayed so. Much lower bounds would make
-/// an engine in the same process map and unmap its tensors with every step.
+/// Smallest block, in bytes, that the allocator maps by itself and unmaps when it is freed. glibc raises its own bound to
+/// 32 MiB with the blocks that it sees, and then keeps twice that for each group of threads. Bodies are parsed on many
+/// threads, so a process would grow to several times its need and stay there. With a much lower bound, an engine in the same
+/// process would map and unmap its tensors in every step.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MAPPED_BYTES_MIN: i32 = 4 << 20;
 
-/// Has the allocator give large blocks back at once. Holds for the whole process.
+/// Makes the allocator return large blocks to the system at once, in the whole process.
 fn map_large_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: takes no pointers, and the allocator's own lock is taken for it.
+    // SAFETY: the function takes no pointers, and takes the lock of the allocator itself.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
         libc::mallopt(libc::M_TRIM_THRESHOLD, MAPPED_BYTES_MIN);
     }
 }
 
-/// Gives small blocks back to the system as well: those of many small JSON values.
+/// Returns small blocks to the system as well, such as those of many small JSON values.
 fn return_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: takes no pointer, and any thread may call it at any time.
+    // SAFETY: the function takes no pointer, and any thread may call it at any time.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -233,56 +237,55 @@ fn return_freed_memory() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::GatewayMetrics;
     use futures_util::FutureExt;
     use refrain_service_kit::telemetry::Metrics;
 
     const MIB: usize = 1 << 20;
 
-    /// 6 MiB for large ones and 2 MiB for small ones at once; 10 MiB may wait.
-    fn tokenizing() -> Tokenizing {
+    /// 6 MiB of large bodies and 2 MiB of small ones may run at once, and 10 MiB may wait.
+    fn tokenizing() -> TokenizingLimiter {
         let metrics = GatewayMetrics::new(&Metrics::new().unwrap()).unwrap();
-        Tokenizing::new(8 * MIB, 10 * MIB, metrics.tokenizing)
+        TokenizingLimiter::new(8 * MIB, 10 * MIB, &metrics)
     }
 
-    fn place(entered: Option<Result<Place, ApiError>>) -> Place {
+    fn permit(entered: Option<Result<TokenizingPermit, ApiError>>) -> TokenizingPermit {
         entered.expect("it waits").expect("it is refused")
     }
 
     #[test]
-    fn large_ones_wait_for_their_turn_and_small_ones_go_past_them() {
+    fn large_bodies_wait_for_their_turn_and_small_ones_pass_them() {
         let tokenizing = tokenizing();
-        let first = place(tokenizing.enter("a", 5 * MIB).now_or_never());
+        let first = permit(tokenizing.enter("a", 5 * MIB).now_or_never());
         let mut second = Box::pin(tokenizing.enter("a", 4 * MIB));
         assert!((&mut second).now_or_never().is_none());
-        // One that would fit does not overtake.
+        // A body that would fit does not overtake.
         let mut third = Box::pin(tokenizing.enter("b", MIB));
         assert!((&mut third).now_or_never().is_none());
-        let small = place(tokenizing.enter("b", 100 << 10).now_or_never());
-        assert_eq!(tokenizing.metrics.waiting.get(), 5 * MIB as i64);
+        let small = permit(tokenizing.enter("b", 100 << 10).now_or_never());
+        assert_eq!(tokenizing.waiting.gauge.get(), 5 * MIB as i64);
         let running = 5 * MIB + (100 << 10);
-        assert_eq!(tokenizing.metrics.running.get(), running as i64);
+        assert_eq!(tokenizing.running.get(), running as i64);
         drop(first);
-        let second = place(second.now_or_never());
-        let third = place(third.now_or_never());
-        assert_eq!(tokenizing.metrics.waiting.get(), 0);
+        let second = permit(second.now_or_never());
+        let third = permit(third.now_or_never());
+        assert_eq!(tokenizing.waiting.gauge.get(), 0);
         drop((second, third, small));
-        assert_eq!(tokenizing.metrics.running.get(), 0);
+        assert_eq!(tokenizing.running.get(), 0);
     }
 
     #[test]
-    fn one_that_is_larger_than_the_lane_runs_alone() {
+    fn a_body_that_is_larger_than_the_lane_runs_alone() {
         let tokenizing = tokenizing();
-        let huge = place(tokenizing.enter("a", 7 * MIB).now_or_never());
+        let huge = permit(tokenizing.enter("a", 7 * MIB).now_or_never());
         assert!(tokenizing.enter("a", MIB).now_or_never().is_none());
         drop(huge);
         assert!(tokenizing.enter("a", MIB).now_or_never().is_some());
     }
 
     #[test]
-    fn what_waits_is_bounded_for_a_tenant_and_in_all() {
+    fn waiting_bytes_are_bounded_for_a_tenant_and_in_all() {
         let tokenizing = tokenizing();
-        let _running = place(tokenizing.enter("a", 6 * MIB).now_or_never());
+        let _running = permit(tokenizing.enter("a", 6 * MIB).now_or_never());
         let waits = |tenant: &'static str, bytes: usize| {
             let mut waits = Box::pin(tokenizing.enter(tenant, bytes));
             match (&mut waits).now_or_never() {
@@ -299,10 +302,10 @@ mod tests {
         assert!(error.message.contains("of yours"));
         let second = waits("b", 6 * MIB).ok().unwrap();
         assert!(!waits("c", MIB).err().unwrap().message.contains("of yours"));
-        assert_eq!(tokenizing.metrics.rejections.get(), 2);
-        // Those that went away make room.
+        assert_eq!(tokenizing.rejections.get(), 2);
+        // Clients that went away make room.
         drop((first, second));
-        assert_eq!(tokenizing.metrics.waiting.get(), 0);
+        assert_eq!(tokenizing.waiting.gauge.get(), 0);
         assert!(tokenizing.waiting.lock().by_tenant.is_empty());
         assert!(waits("c", 7 * MIB).is_ok());
     }

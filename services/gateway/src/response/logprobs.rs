@@ -1,4 +1,4 @@
-//! Log-probabilities in the two shapes that OpenAI has for them. One entry per token, always.
+//! Log-probabilities in the two shapes of OpenAI. There is always one entry per token.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use refrain_protocol::TokenId;
 use refrain_protocol::openai::{ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob};
 use refrain_tokenization::Tokenizer;
 
-use crate::choice::OutputToken;
+use crate::relay::OutputToken;
 
-/// What stands for everything less likely, minus infinity included, which JSON cannot say.
+/// The value for all less likely tokens. JSON cannot express minus infinity.
 const LOGPROB_MIN: f64 = -9999.0;
 
 fn clamped(logprob: f32) -> f64 {
-    // `max` also turns NaN into the bound.
+    // `max` also replaces NaN.
     f64::from(logprob).max(LOGPROB_MIN)
 }
 
-/// For chats.
+/// The shape of chats.
 pub(super) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[OutputToken]) -> ChatLogprobs {
     let text = |id: TokenId| String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned();
     let content = tokens.iter().map(|token| ChatTokenLogprob {
@@ -43,7 +43,7 @@ pub(super) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[OutputToken]) -> Ch
     }
 }
 
-/// For text completions. `offset` is where the first token's text begins, and moves on.
+/// The shape of text completions. `offset` is the place of the first token in the text, and moves past the last one.
 pub(super) fn completion_logprobs(
     tokenizer: &Tokenizer,
     tokens: &[OutputToken],
@@ -61,14 +61,14 @@ pub(super) fn completion_logprobs(
             .flat_map(|entry| &entry.top)
             .map(|(id, logprob)| (spelt(tokenizer, *id), clamped(*logprob)))
             .collect();
-        // The chosen token is always among them, as OpenAI has it.
+        // As with OpenAI, the chosen token is always among them.
         top.insert(spelt(tokenizer, token.id), logprob);
         logprobs.tokens.push(spelt(tokenizer, token.id));
         logprobs.token_logprobs.push(logprob);
         logprobs.top_logprobs.push(top);
         logprobs.text_offset.push(*offset);
         if !tokenizer.is_special(token.id) {
-            // A character counts where it begins.
+            // A character counts with the token that has its first byte.
             let begins = tokenizer
                 .token_bytes(token.id)
                 .iter()
@@ -79,7 +79,7 @@ pub(super) fn completion_logprobs(
     logprobs
 }
 
-/// A token as text, or its bytes in OpenAI's notation if it is no text by itself.
+/// A token as text, or its bytes in the notation of OpenAI if they are not UTF-8.
 fn spelt(tokenizer: &Tokenizer, id: TokenId) -> String {
     let bytes = tokenizer.token_bytes(id);
     match std::str::from_utf8(bytes) {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_very_unlikely_has_a_number() {
+    fn a_very_unlikely_token_has_a_finite_value() {
         let tokenizer = byte_level_files().tokenizer().unwrap();
         let logprobs = chat_logprobs(&tokenizer, &[token(b'a', f32::NAN), token(0xC3, -0.5)]);
         assert_eq!(logprobs.content[0].logprob, LOGPROB_MIN);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_count_characters_and_half_characters_are_spelt_out() {
+    fn offsets_count_characters_and_parts_of_characters_are_spelt_as_bytes() {
         let tokenizer = byte_level_files().tokenizer().unwrap();
         let tokens = [
             token(b'a', -1.0),

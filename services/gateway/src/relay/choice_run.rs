@@ -1,4 +1,4 @@
-//! One choice and its chunks: asks a worker, reads its events, passes on what a reader can use.
+//! The chunks of one choice: asks a worker, reads its events, and passes on what a reader can use.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,33 +12,39 @@ use refrain_rpc::{ChunkStream, Worker};
 use refrain_service_kit::deadline::Deadline;
 use tokio::sync::mpsc;
 
-use crate::attempts::{Attempts, NextChunk, Said};
-use crate::choice::{Choice, Progress};
-use crate::lease::LeaseHold;
-use crate::relay::{Relay, RelayEvent};
+use crate::relay::attempts::{Attempts, NextChunk, OutputSoFar};
+use crate::relay::choice::{ChoiceProgress, ChoiceState};
+use crate::relay::context::RelayContext;
+use crate::relay::events::RelayEvent;
+use crate::relay::lease_guard::LeaseGuard;
 use crate::request::GenerateRequest;
 
-/// What a worker is told that a request has left beyond what it has, so that the request ends by the gateway's own clock,
-/// however much later a worker's began.
-const TIME_MARGIN: Duration = Duration::from_secs(1);
+/// Slack added to the deadline sent to workers, so that the gateway's own timer always fires first.
+const WORKER_TIME_SLACK: Duration = Duration::from_secs(1);
 
-/// A worker is not missed sooner than this, however soon its leases end: machines and networks stall for a moment.
+/// Least silence after which a worker counts as lost, however short its leases are: machines and networks stall for a moment.
 const ALIVE_WITHIN_MS_MIN: u64 = 2_000;
 
-/// How a chunk ended, for the request.
+/// The end of a chunk, as the request sees it.
 pub(super) enum ChunkOutcome {
+    /// The choice has ended.
     Finished,
+    /// The choice continues with another chunk.
     Continues(NextChunk),
-    Failed { error: ApiError, said: Said },
+    /// The chunk failed.
+    Failed {
+        error: ApiError,
+        output: OutputSoFar,
+    },
 }
 
 /// A choice on its way through the mesh.
 pub(super) struct ChoiceRun<'a> {
-    pub(super) relay: &'a Relay,
+    pub(super) context: &'a RelayContext,
     pub(super) request: &'a GenerateRequest,
     pub(super) index: u32,
     pub(super) id: RequestId,
-    pub(super) choice: Choice,
+    pub(super) choice: ChoiceState,
     pub(super) events: &'a mpsc::Sender<RelayEvent>,
     pub(super) received: Instant,
     pub(super) first_token: Option<Instant>,
@@ -46,9 +52,8 @@ pub(super) struct ChoiceRun<'a> {
 
 impl ChoiceRun<'_> {
     pub(super) fn lease_request(&self, attempts: &Attempts) -> LeaseRequest {
-        // Where nobody else is left, a worker that failed is better than none; and a scheduler that is told to
-        // leave all of them out would first wait for a new one.
-        let workers = self.relay.models.worker_count(&self.request.model);
+        // A worker that failed is better than none. A scheduler that has to exclude all workers would wait for a new one first.
+        let workers = self.context.models.worker_count(&self.request.model);
         let exclude = match attempts.exclude() {
             excluded if excluded.len() < workers => excluded.to_vec(),
             _ => Vec::new(),
@@ -56,7 +61,7 @@ impl ChoiceRun<'_> {
         LeaseRequest {
             request: self.id,
             namespace: self
-                .relay
+                .context
                 .models
                 .namespace(&self.request.tenant, &self.request.model),
             group: self.request.group.clone(),
@@ -64,7 +69,7 @@ impl ChoiceRun<'_> {
             generated_tokens: self.choice.output_len(),
             max_new_tokens: self.choice.max_new_tokens(),
             prefer: attempts.prefer().cloned(),
-            handed_over: attempts.prefers_named(),
+            transferred: attempts.transfers_to_preferred(),
             exclude,
         }
     }
@@ -75,7 +80,7 @@ impl ChoiceRun<'_> {
             epoch: lease.epoch,
             request: self.id,
             namespace: self
-                .relay
+                .context
                 .models
                 .namespace(&self.request.tenant, &self.request.model),
             session: self.request.session.clone(),
@@ -93,7 +98,7 @@ impl ChoiceRun<'_> {
             budget: ChunkBudget {
                 attempts: attempts
                     .left()
-                    .min(self.relay.retries.left().saturating_add(1)),
+                    .min(self.context.retries.left().saturating_add(1)),
                 time_left_ms: Some(self.time_left_ms()),
             },
             prediction: self
@@ -102,70 +107,73 @@ impl ChoiceRun<'_> {
                 .as_deref()
                 .unwrap_or_default()
                 .to_vec(),
-            handed_over: attempts.is_handed_over(),
+            transferred: attempts.is_transferred(),
             alive_within_ms: Some(lease.ttl_ms.max(ALIVE_WITHIN_MS_MIN)),
         }
     }
 
-    /// Until the request has certainly taken as long as it may.
+    /// Milliseconds after which the request has certainly run out of time.
     fn time_left_ms(&self) -> u64 {
-        let left = self.relay.time.left(self.received);
-        u64::try_from(left.saturating_add(TIME_MARGIN).as_millis()).unwrap_or(u64::MAX)
+        let left = self.context.time.left(self.received);
+        u64::try_from(left.saturating_add(WORKER_TIME_SLACK).as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Decodes one chunk. What is left in `open` afterwards is a stream that has to be cut.
+    /// Decodes one chunk. If it leaves a stream in `open`, that stream has to be cut.
     pub(super) async fn chunk(
         &mut self,
         lease: &Lease,
         attempts: &mut Attempts,
-        hold: &mut LeaseHold,
+        guard: &mut LeaseGuard,
         open: &mut Option<(Arc<dyn Worker>, ChunkStream)>,
     ) -> Result<ChunkOutcome, ApiError> {
-        let idle_max = self.relay.worker_idle_max;
+        let silence_max = self.context.worker_silence_max;
         let silent = || {
-            let message = format!("an engine said nothing for {} s", idle_max.as_secs());
+            let message = format!("an engine was silent for {} s", silence_max.as_secs());
             ApiError::new(ErrorKind::Timeout, message)
         };
-        let worker = self.relay.workers.at(&lease.url);
+        let worker = self.context.workers.at(&lease.url);
         self.choice.begin_chunk(self.received.elapsed());
-        let opened =
-            tokio::time::timeout(idle_max, worker.chunk(self.chunk_request(lease, attempts))).await;
+        let opened = tokio::time::timeout(
+            silence_max,
+            worker.chunk(self.chunk_request(lease, attempts)),
+        )
+        .await;
         let mut stream = match opened.unwrap_or_else(|_| Err(silent())) {
             Ok(stream) => stream,
             Err(error) => return self.chunk_lost(error).await,
         };
-        let mut patience = Deadline::after(idle_max);
+        let mut silence = Deadline::after(silence_max);
         loop {
-            let event = match patience.bound(stream.next()).await {
+            let event = match silence.bound(stream.next()).await {
                 Some(Some(Ok(event))) => event,
                 Some(Some(Err(error))) => return self.chunk_lost(error).await,
                 Some(None) => {
                     let error = ApiError::new(
                         ErrorKind::Upstream,
-                        "a worker was lost and no other could go on",
+                        "a worker was lost and no other could continue",
                     );
                     return self.chunk_lost(error).await;
                 }
                 None => return self.chunk_lost(silent()).await,
             };
-            patience.set(tokio::time::Instant::now() + idle_max);
+            silence.set(tokio::time::Instant::now() + silence_max);
             match event {
-                // Behind a token it would be no retry.
+                // After a token it would not be a retry.
                 ChunkEvent::Retry if self.choice.output_len() > 0 => {}
                 ChunkEvent::Retry => {
-                    attempts.retried();
-                    self.relay.retries.made();
+                    attempts.engine_retried();
+                    self.context.retries.worker_retried();
                 }
                 ChunkEvent::Step(message) => {
                     let progress = match self.choice.step(self.received.elapsed(), message) {
                         Ok(progress) => progress,
                         Err(fault) => {
                             let error =
-                                ApiError::new(ErrorKind::Upstream, "a worker broke the protocol");
+                                ApiError::new(ErrorKind::Upstream, "a worker sent an invalid step");
                             return self.chunk_lost(error.with_detail(fault)).await;
                         }
                     };
-                    hold.emitted(self.choice.chunk_output_len());
+                    guard.set_emitted(self.choice.chunk_output_len());
                     self.observe_first_token();
                     let needs_cut = progress.needs_cut;
                     if needs_cut {
@@ -176,23 +184,23 @@ impl ChoiceRun<'_> {
                     self.send(progress).await?;
                 }
                 ChunkEvent::End(end)
-                    if end.reason == ChunkEndReason::HandOver
-                        && attempts.is_handed_over()
+                    if end.reason == ChunkEndReason::Transfer
+                        && attempts.is_transferred()
                         && self.choice.chunk_output_len() == 0 =>
                 {
-                    let message = "a worker handed a request over that was handed over to it";
+                    let message = "a worker transferred a request that had been transferred to it";
                     return self
                         .chunk_lost(ApiError::new(ErrorKind::Upstream, message))
                         .await;
                 }
                 ChunkEvent::End(end) => {
-                    // A worker can leave off though its engine does not answer; it cannot decode to the end. Noted before the
-                    // reader has taken it, which may last.
+                    // A worker can pause a chunk while its engine is silent, but it cannot finish one. This is noted before the
+                    // reader takes the event, which may last.
                     if let ChunkEndReason::Stop
                     | ChunkEndReason::Length
                     | ChunkEndReason::ChunkLimit = end.reason
                     {
-                        hold.worker_ended();
+                        guard.worker_ended();
                     }
                     let progress = self.choice.end(&end);
                     let finished = progress.finish.is_some();
@@ -201,9 +209,9 @@ impl ChoiceRun<'_> {
                         ChunkOutcome::Finished
                     } else {
                         ChunkOutcome::Continues(match (end.reason, end.next_worker) {
-                            (ChunkEndReason::Draining, _) => NextChunk::Elsewhere,
-                            (ChunkEndReason::HandOver, Some(next)) => NextChunk::On(next),
-                            _ => NextChunk::Here,
+                            (ChunkEndReason::Draining, _) => NextChunk::OtherWorker,
+                            (ChunkEndReason::Transfer, Some(next)) => NextChunk::Transfer(next),
+                            _ => NextChunk::SameWorker,
                         })
                     });
                 }
@@ -211,23 +219,23 @@ impl ChoiceRun<'_> {
         }
     }
 
-    /// A chunk broke off; often the output has ended all the same.
+    /// Ends a chunk that broke off. The output has often ended all the same.
     async fn chunk_lost(&mut self, error: ApiError) -> Result<ChunkOutcome, ApiError> {
-        let said = match (self.choice.output_len(), self.choice.chunk_output_len()) {
-            (0, _) => Said::Nothing,
-            (_, 0) => Said::Before,
-            _ => Said::InThisChunk,
+        let output = match (self.choice.output_len(), self.choice.chunk_output_len()) {
+            (0, _) => OutputSoFar::Nothing,
+            (_, 0) => OutputSoFar::EarlierChunks,
+            _ => OutputSoFar::ThisChunk,
         };
         let progress = self.choice.lost();
         if progress.finish.is_none() {
-            return Ok(ChunkOutcome::Failed { error, said });
+            return Ok(ChunkOutcome::Failed { error, output });
         }
         self.send(progress).await?;
         Ok(ChunkOutcome::Finished)
     }
 
-    /// Passes on what a reader can use; the first token always, since it starts the answer.
-    async fn send(&mut self, progress: Progress) -> Result<(), ApiError> {
+    /// Sends what a reader can use. The first token is always sent, because it starts the answer.
+    async fn send(&mut self, progress: ChoiceProgress) -> Result<(), ApiError> {
         let is_first = !progress.tokens.is_empty()
             && progress.tokens.len() == self.choice.output_len() as usize;
         let has_logprobs = self.request.wants_logprobs() && !progress.tokens.is_empty();
@@ -247,31 +255,33 @@ impl ChoiceRun<'_> {
     fn observe_first_token(&mut self) {
         if self.first_token.is_none() {
             self.first_token = Some(Instant::now());
-            let metrics = &self.relay.metrics;
+            let metrics = &self.context.metrics;
             let labels = [
                 metrics.tenant_label(&self.request.tenant),
                 self.request.model.id.as_str(),
             ];
             metrics
+                .families
                 .first_token_seconds
                 .with_label_values(&labels)
                 .observe(self.received.elapsed().as_secs_f64());
         }
     }
 
-    pub(super) fn observe_pace(&self) {
+    pub(super) fn observe_time_per_token(&self) {
         let (Some(first), tokens @ 2..) = (self.first_token, self.choice.output_len()) else {
             return;
         };
-        let metrics = &self.relay.metrics;
+        let metrics = &self.context.metrics;
         let labels = [
             metrics.tenant_label(&self.request.tenant),
             self.request.model.id.as_str(),
         ];
-        let pace = first.elapsed().as_secs_f64() / f64::from(tokens - 1);
+        let per_token_s = first.elapsed().as_secs_f64() / f64::from(tokens - 1);
         metrics
+            .families
             .per_token_seconds
             .with_label_values(&labels)
-            .observe(pace);
+            .observe(per_token_s);
     }
 }

@@ -2,7 +2,7 @@ use super::*;
 use refrain_protocol::chunk::{DraftScope, DraftSource};
 use refrain_tokenization::testing::{FIRST_BYTE, IM_END, byte_level_files};
 
-fn choice(stops: &[&str], max_new_tokens: u32) -> Choice {
+fn choice(stops: &[&str], max_new_tokens: u32) -> ChoiceState {
     let tokenizer = Arc::new(byte_level_files().tokenizer().unwrap());
     let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
     let plan = ChoicePlan {
@@ -11,7 +11,7 @@ fn choice(stops: &[&str], max_new_tokens: u32) -> Choice {
         stop_token_ids: vec![IM_END],
         wants_logprobs: false,
     };
-    let mut choice = Choice::new(plan, OutputText::new(tokenizer, stops.into()));
+    let mut choice = ChoiceState::new(plan, OutputText::new(tokenizer, stops.into()));
     choice.begin_chunk(Duration::from_secs(1));
     choice
 }
@@ -124,7 +124,7 @@ fn a_worker_lost_after_the_end_token_is_not_asked_again() {
 }
 
 #[test]
-fn more_than_the_limit_is_cut() {
+fn tokens_past_the_limit_are_cut() {
     let mut choice = choice(&[], 2);
     let step = choice
         .step(Duration::from_secs(2), message(0, bytes("abc")))
@@ -162,7 +162,7 @@ fn gaps_and_empty_steps_are_faults() {
     assert!(choice.step(Duration::ZERO, message(1, bytes("a"))).is_err());
     assert!(choice.step(Duration::ZERO, message(0, Vec::new())).is_err());
     assert_eq!(choice.output_len(), 0);
-    let mut wanting = Choice {
+    let mut wanting = ChoiceState {
         plan: ChoicePlan {
             wants_logprobs: true,
             ..choice.plan.clone()
@@ -177,11 +177,11 @@ fn gaps_and_empty_steps_are_faults() {
 }
 
 #[test]
-fn no_more_is_accepted_than_was_drafted_whatever_a_worker_says() {
+fn accepted_tokens_never_exceed_drafted_ones_whatever_a_worker_sends() {
     let mut choice = choice(&[], 100);
-    let mut said = message(0, bytes("abcd"));
-    (said.drafted, said.accepted) = (1, u32::MAX);
-    choice.step(Duration::from_secs(2), said).unwrap();
+    let mut step = message(0, bytes("abcd"));
+    (step.drafted, step.accepted) = (1, u32::MAX);
+    choice.step(Duration::from_secs(2), step).unwrap();
     let counts = choice.summary().counts[&DraftSource::Suffix];
     assert_eq!((counts.drafted, counts.accepted), (1, 1));
 }

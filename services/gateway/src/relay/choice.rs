@@ -1,6 +1,6 @@
-//! One choice as it grows: a plain state that takes a worker's events and says what is new.
+//! One choice as it grows: a plain state that takes the events of a worker and returns the new output.
 //!
-//! No clock and no I/O: times are arguments.
+//! It has no clock and no I/O: times are arguments.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, SourceCounts, StepMessag
 use refrain_protocol::engine::TokenLogprob;
 use refrain_protocol::openai::{FinishReason, Timings};
 
-use crate::text::OutputText;
+use crate::relay::output_text::OutputText;
 
-/// What a choice is to become.
+/// The prompt and the limits of a choice.
 #[derive(Clone, Debug)]
 pub(crate) struct ChoicePlan {
     pub(crate) prompt: Arc<[TokenId]>,
@@ -21,9 +21,9 @@ pub(crate) struct ChoicePlan {
     pub(crate) wants_logprobs: bool,
 }
 
-/// One choice.
+/// The state of one choice.
 #[derive(Debug)]
-pub(crate) struct Choice {
+pub(crate) struct ChoiceState {
     plan: ChoicePlan,
     text: OutputText,
     output: Vec<TokenId>,
@@ -31,19 +31,19 @@ pub(crate) struct Choice {
     counts: SourceCounts,
     timings: Timings,
     cached_tokens: Option<u32>,
-    chunk: ChunkProgress,
+    chunk: ChunkState,
 }
 
-/// The chunk that is under way.
+/// The state of the present chunk. Times count from the head of the request.
 #[derive(Clone, Copy, Debug, Default)]
-struct ChunkProgress {
+struct ChunkState {
     started: Duration,
     first_step: Option<Duration>,
-    /// Output tokens after the first step.
+    /// Length of the output after the first step of the chunk.
     output_after_first: usize,
     last_step: Duration,
     next_sequence: u64,
-    /// Output tokens when it began.
+    /// Length of the output before the chunk.
     output_before: usize,
 }
 
@@ -54,20 +54,20 @@ pub(crate) struct OutputToken {
     pub(crate) logprob: Option<TokenLogprob>,
 }
 
-/// What an event came to.
+/// The new output of a choice after an event.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Progress {
-    /// Text that is certain now.
+pub(crate) struct ChoiceProgress {
+    /// Text that no stop text can take back any more.
     pub(crate) text: String,
-    /// The tokens kept, each once, whether or not their text is out already.
+    /// New output tokens, each once, whether or not their text is complete.
     pub(crate) tokens: Vec<OutputToken>,
     /// Set when the choice has ended.
     pub(crate) finish: Option<FinishReason>,
-    /// The worker has gone, or would go, further than the output: it must be told where the output ends.
+    /// Whether the worker has to be told where the output ends, because it decoded, or would decode, past the end.
     pub(crate) needs_cut: bool,
 }
 
-/// What a finished choice took.
+/// The figures of a finished choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ChoiceSummary {
     pub(crate) completion_tokens: u64,
@@ -76,10 +76,10 @@ pub(crate) struct ChoiceSummary {
     pub(crate) timings: Timings,
 }
 
-impl Choice {
-    /// Without output.
+impl ChoiceState {
+    /// Creates a choice without output.
     pub(crate) fn new(plan: ChoicePlan, text: OutputText) -> Self {
-        Choice {
+        ChoiceState {
             plan,
             text,
             output: Vec::new(),
@@ -87,11 +87,11 @@ impl Choice {
             counts: SourceCounts::new(),
             timings: Timings::default(),
             cached_tokens: None,
-            chunk: ChunkProgress::default(),
+            chunk: ChunkState::default(),
         }
     }
 
-    /// Prompt, then output so far: what the next chunk decodes on from.
+    /// Prompt and output so far, from which the next chunk decodes on.
     pub(crate) fn context(&self) -> Vec<TokenId> {
         let mut context = Vec::with_capacity(self.plan.prompt.len() + self.output.len());
         context.extend_from_slice(&self.plan.prompt);
@@ -99,12 +99,12 @@ impl Choice {
         context
     }
 
-    /// Tokens of the prompt.
+    /// Length of the prompt, tokens.
     pub(crate) fn prompt_len(&self) -> u32 {
         self.plan.prompt.len() as u32
     }
 
-    /// Tokens of the output so far.
+    /// Length of the output so far, tokens.
     pub(crate) fn output_len(&self) -> u32 {
         self.output.len() as u32
     }
@@ -114,44 +114,44 @@ impl Choice {
         (self.output.len() - self.chunk.output_before) as u32
     }
 
-    /// Output tokens at most.
+    /// Longest output, tokens.
     pub(crate) fn max_new_tokens(&self) -> u32 {
         self.plan.max_new_tokens
     }
 
-    /// A chunk begins.
+    /// Begins a chunk.
     pub(crate) fn begin_chunk(&mut self, now: Duration) {
-        self.chunk = ChunkProgress {
+        self.chunk = ChunkState {
             started: now,
             output_before: self.output.len(),
             last_step: now,
-            ..ChunkProgress::default()
+            ..ChunkState::default()
         };
         self.timings.chunks += 1;
     }
 
-    /// Takes a step.
+    /// Takes the tokens of an engine step.
     ///
     /// # Errors
-    /// What is wrong with the message; nothing of it was taken then.
+    /// The fault of the message, of which nothing was taken then.
     pub(crate) fn step(
         &mut self,
         now: Duration,
         mut message: StepMessage,
-    ) -> Result<Progress, &'static str> {
+    ) -> Result<ChoiceProgress, &'static str> {
         if message.sequence != self.chunk.next_sequence {
-            return Err("a step is missing or came twice");
+            return Err("a step is missing, or came twice");
         }
         if message.tokens.is_empty() {
-            return Err("a step without tokens");
+            return Err("a step has no tokens");
         }
         if self.finish.is_some() {
-            return Err("a step after the end of the output");
+            return Err("a step came after the end of the output");
         }
         let mut logprobs = match (self.plan.wants_logprobs, message.logprobs.take()) {
             (false, _) => Vec::new(),
             (true, Some(logprobs)) if logprobs.len() == message.tokens.len() => logprobs,
-            (true, _) => return Err("a step without the log-probabilities that were asked for"),
+            (true, _) => return Err("a step lacks the log-probabilities that were asked for"),
         }
         .into_iter();
         self.chunk.next_sequence += 1;
@@ -160,7 +160,7 @@ impl Choice {
         self.chunk.last_step = now;
 
         let emitted = message.tokens.len();
-        let mut progress = Progress::default();
+        let mut progress = ChoiceProgress::default();
         for &id in &message.tokens {
             self.output.push(id);
             progress.tokens.push(OutputToken {
@@ -173,7 +173,7 @@ impl Choice {
                 let released = self.text.push(id);
                 progress.text.push_str(&released.text);
                 if released.stopped {
-                    // Nothing of what is held back may come out later.
+                    // The text that is held back must never be sent.
                     progress.needs_cut = true;
                     progress.finish = Some(FinishReason::Stop);
                     self.finish = Some(FinishReason::Stop);
@@ -194,7 +194,7 @@ impl Choice {
             self.counts.entry(source).or_default().add(counts);
         }
         if kept < emitted && !progress.needs_cut {
-            // The worker went past an end that it knows as well as we do; do not wait for its own word.
+            // The worker decoded past an end that it knows as well, so there is no point in waiting for its `End`.
             progress.needs_cut = true;
             progress.finish = self.finish;
             progress.text.push_str(&self.text.finish());
@@ -205,9 +205,9 @@ impl Choice {
         Ok(progress)
     }
 
-    /// Takes the end of a chunk. A `finish` in the result ends the choice; without one the request goes on.
-    pub(crate) fn end(&mut self, end: &ChunkEnd) -> Progress {
-        // One that ended before its prompt was read has nothing to tell.
+    /// Takes the end of a chunk. The choice ends if the result has a `finish`; otherwise it continues with another chunk.
+    pub(crate) fn end(&mut self, end: &ChunkEnd) -> ChoiceProgress {
+        // A chunk that ended before its prompt was read does not know the number.
         if self.cached_tokens.is_none() && self.chunk_output_len() > 0 {
             self.cached_tokens = Some(end.cached_tokens);
         }
@@ -222,33 +222,32 @@ impl Choice {
                 ChunkEndReason::ChunkLimit
                 | ChunkEndReason::GaveWay
                 | ChunkEndReason::Draining
-                | ChunkEndReason::HandOver => None,
+                | ChunkEndReason::Transfer => None,
             };
         }
         self.finished()
     }
 
-    /// Takes the loss of a worker. If all that was to come was its word that the output has ended, the
-    /// choice has ended.
-    pub(crate) fn lost(&mut self) -> Progress {
+    /// Takes the loss of a worker. If only its `End` was still to come, the choice has ended.
+    pub(crate) fn lost(&mut self) -> ChoiceProgress {
         self.close_chunk();
         self.finished()
     }
 
-    fn finished(&mut self) -> Progress {
+    fn finished(&mut self) -> ChoiceProgress {
         let text = if self.finish.is_some() {
             self.text.finish()
         } else {
             String::new()
         };
-        Progress {
+        ChoiceProgress {
             text,
             finish: self.finish,
-            ..Progress::default()
+            ..ChoiceProgress::default()
         }
     }
 
-    /// A chunk without an `End`: its times are those that we saw.
+    /// Closes a chunk without an `End`. Its times are those that the gateway measured.
     fn close_chunk(&mut self) {
         if let Some(first) = self.chunk.first_step.take() {
             self.timings.prefill_s += first.saturating_sub(self.chunk.started).as_secs_f64();
@@ -258,7 +257,7 @@ impl Choice {
         }
     }
 
-    /// What it took.
+    /// The figures of the choice so far.
     pub(crate) fn summary(&self) -> ChoiceSummary {
         ChoiceSummary {
             completion_tokens: self.output.len() as u64,
@@ -269,7 +268,7 @@ impl Choice {
     }
 }
 
-/// A worker's figure, or nothing if it is no sensible one: JSON has no infinity.
+/// A time in seconds from a worker, or 0 if it is not a valid one: JSON has no infinity.
 fn seconds(value: f64) -> f64 {
     if value.is_finite() && value >= 0.0 {
         value

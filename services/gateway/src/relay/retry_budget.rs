@@ -1,5 +1,5 @@
-//! How often the mesh may try again: a share of what it is asked for. Where all fails, trying again makes it worse, and one
-//! request's patience is another one's load.
+//! The budget of retries that all requests share: a share of the chunks that begin. When everything fails, retries only add
+//! load, and make it worse for all.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,24 +7,25 @@ use std::time::{Duration, Instant};
 use prometheus::IntCounter;
 use refrain_service_kit::telemetry::Metrics;
 
-/// How long what was not used can be used later.
-const REMEMBERED: Duration = Duration::from_secs(10);
+/// How long an unused retry stays in the budget, about.
+const KEPT: Duration = Duration::from_secs(10);
 
-/// A bucket of retries, as linkerd's: chunks put a share of one in, a retry takes one out, and some flow in by time, so that
-/// few requests may be tried again as well. What is not used is forgotten. No clock: instants are handed in.
+/// A bucket of retries like that of linkerd: each chunk adds a share of one, a retry takes one, and some flow in over time,
+/// so that a mesh with few requests retries too. Unused retries decay. There is no clock: instants are arguments.
 ///
-/// What a worker may retry by itself is read when its chunk begins and taken out when it was made. Were it taken out at the
-/// beginning, few chunks that wait for their first token would hold all that there is, and others that fail would be refused
-/// for retries that nobody makes. So chunks that begin together can make more than is left: that is a debt, nothing is
-/// retried until it is paid, and it is forgotten as fast as what is not used.
+/// The retries that a worker may make by itself are read when its chunk begins, and taken when the worker made them. If they
+/// were taken at the beginning, a few chunks that wait for their first token would hold the whole budget, and other requests
+/// would be refused for retries that nobody makes. So chunks that begin together can make more retries than are left. That
+/// is a debt: nothing is retried until it is paid, and it decays as fast as unused retries.
 #[derive(Debug)]
 struct Bucket {
-    /// What a chunk puts in.
+    /// Retries that a chunk adds.
     share: f64,
-    /// What flows in, per second.
+    /// Retries that flow in per second.
     per_s: f64,
-    /// Below 0: made on credit.
+    /// Retries that are left; negative if there is a debt.
     left: f64,
+    /// The time of `left`.
     at: Instant,
 }
 
@@ -33,29 +34,29 @@ impl Bucket {
         Bucket {
             share,
             per_s,
-            left: per_s * REMEMBERED.as_secs_f64(),
+            left: per_s * KEPT.as_secs_f64(),
             at: now,
         }
     }
 
-    /// What is left of it by now.
+    /// The retries that are left at `now`.
     fn left(&mut self, now: Instant) -> f64 {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        let remembered = REMEMBERED.as_secs_f64();
+        let remembered = KEPT.as_secs_f64();
         let kept = (-passed / remembered).exp();
-        // Where nobody takes or puts anything, it comes to rest at what flows in while it is remembered.
+        // Without chunks and retries the bucket approaches the inflow of the time that retries are kept.
         let rest = self.per_s * remembered;
         self.left = rest + (self.left - rest) * kept;
         self.at = self.at.max(now);
         self.left
     }
 
-    fn put(&mut self, now: Instant) {
+    fn add_chunk(&mut self, now: Instant) {
         self.left(now);
         self.left += self.share;
     }
 
-    /// Takes one out, if there is one.
+    /// Takes a retry, if there is one.
     fn take(&mut self, now: Instant) -> bool {
         let is_there = self.left(now) >= 1.0;
         if is_there {
@@ -64,20 +65,20 @@ impl Bucket {
         is_there
     }
 
-    /// One was made, be it on credit.
-    fn made(&mut self, now: Instant) {
+    /// Takes a retry that was made, even if that makes a debt.
+    fn take_on_credit(&mut self, now: Instant) {
         self.left = self.left(now) - 1.0;
     }
 }
 
-/// The one budget of all requests.
-pub(crate) struct Retries {
+/// The budget of all requests.
+pub(crate) struct RetryBudget {
     bucket: Arc<Mutex<Bucket>>,
     refused: IntCounter,
 }
 
-impl Retries {
-    /// `share` retries per chunk, and `per_s` a second beside them.
+impl RetryBudget {
+    /// Creates a budget of `share` retries per chunk, and `per_s` more per second.
     ///
     /// # Errors
     /// The name of its gauge is taken: two gateways share a registry.
@@ -88,21 +89,21 @@ impl Retries {
         refused: IntCounter,
     ) -> anyhow::Result<Self> {
         let bucket = Arc::new(Mutex::new(Bucket::new(share, per_s, Instant::now())));
-        let asked = bucket.clone();
-        metrics.asked_gauge(
+        let gauge = bucket.clone();
+        metrics.computed_gauge(
             "refrain_gateway_retry_budget",
-            "Retries that all requests together may make at the moment; below 0, made beyond it by chunks that began together.",
-            move || lock(&asked).left(Instant::now()),
+            "Retries that all requests together may make now; negative if chunks that began together have made more.",
+            move || lock(&gauge).left(Instant::now()),
         )?;
-        Ok(Retries { bucket, refused })
+        Ok(RetryBudget { bucket, refused })
     }
 
-    /// A chunk begins that is no retry.
+    /// Notes that a chunk begins which is not a retry.
     pub(crate) fn chunk_begins(&self) {
-        lock(&self.bucket).put(Instant::now());
+        lock(&self.bucket).add_chunk(Instant::now());
     }
 
-    /// Whether something may be tried once more.
+    /// Takes a retry, if one is left.
     pub(crate) fn take(&self) -> bool {
         let is_granted = lock(&self.bucket).take(Instant::now());
         if !is_granted {
@@ -111,14 +112,14 @@ impl Retries {
         is_granted
     }
 
-    /// Most retries that a worker may make by itself of those that are left.
+    /// Number of retries that are left, which is the most that a worker may make by itself.
     pub(crate) fn left(&self) -> u32 {
         lock(&self.bucket).left(Instant::now()) as u32
     }
 
-    /// A worker made one.
-    pub(crate) fn made(&self) {
-        lock(&self.bucket).made(Instant::now());
+    /// Notes that a worker made a retry.
+    pub(crate) fn worker_retried(&self) {
+        lock(&self.bucket).take_on_credit(Instant::now());
     }
 }
 
@@ -133,7 +134,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn few_requests_are_tried_again_by_time_and_many_by_their_number() {
+    fn few_requests_live_on_the_inflow_and_many_on_the_share() {
         let start = Instant::now();
         let mut bucket = Bucket::new(0.2, 1.0, start);
         let taken = |bucket: &mut Bucket, now| (0..1000).take_while(|_| bucket.take(now)).count();
@@ -142,50 +143,50 @@ mod tests {
         assert_eq!(taken(&mut bucket, start + SECOND), 0);
         assert_eq!(taken(&mut bucket, start + SECOND * 3), 2);
         for _ in 0..500 {
-            bucket.put(start + SECOND * 3);
+            bucket.add_chunk(start + SECOND * 3);
         }
         assert_eq!(taken(&mut bucket, start + SECOND * 3), 100);
     }
 
     #[test]
-    fn what_is_not_used_is_forgotten() {
+    fn unused_retries_decay() {
         let start = Instant::now();
         let mut bucket = Bucket::new(0.2, 1.0, start);
         for _ in 0..5_000 {
-            bucket.put(start);
+            bucket.add_chunk(start);
         }
         assert_eq!(bucket.left(start).round(), 1010.0);
         assert_eq!(bucket.left(start + SECOND * 100).round(), 10.0);
-        // Time that seems to run back changes nothing.
+        // An instant of the past changes nothing.
         assert_eq!(bucket.left(start).round(), 10.0);
     }
 
     #[test]
-    fn without_share_and_flow_nothing_is_tried_again() {
+    fn without_share_and_inflow_there_are_no_retries() {
         let start = Instant::now();
         let mut bucket = Bucket::new(0.0, 0.0, start);
-        bucket.put(start);
+        bucket.add_chunk(start);
         assert!(!bucket.take(start) && !bucket.take(start + SECOND * 1000));
     }
 
     #[test]
-    fn what_many_make_at_once_is_paid_before_anything_is_tried_again() {
+    fn a_debt_is_paid_before_anything_is_retried() {
         let start = Instant::now();
         let mut bucket = Bucket::new(0.1, 1.0, start);
-        // All of these chunks begin while there are ten, and each makes two.
+        // All these chunks begin while ten retries are left, and each makes two.
         for _ in 0..100 {
-            bucket.put(start);
+            bucket.add_chunk(start);
             assert!(bucket.left(start) >= 2.0);
         }
         for _ in 0..200 {
-            bucket.made(start);
+            bucket.take_on_credit(start);
         }
         assert_eq!(bucket.left(start).round(), -180.0);
         assert_eq!(bucket.left(start) as u32, 0);
         assert!(!bucket.take(start));
-        // A thousand others that begin do not pay for all of it at once.
+        // A thousand chunks that begin do not pay the whole debt at once.
         for _ in 0..1000 {
-            bucket.put(start);
+            bucket.add_chunk(start);
             assert!(!bucket.take(start));
         }
         assert!(!bucket.take(start + SECOND * 10));
@@ -193,10 +194,10 @@ mod tests {
     }
 
     #[test]
-    fn its_gauge_tells_of_time_that_passed() {
+    fn the_gauge_changes_with_time_alone() {
         let metrics = Metrics::new().unwrap();
         let refused = IntCounter::new("refused", "Refused.").unwrap();
-        let retries = Retries::new(0.0, 1000.0, &metrics, refused).unwrap();
+        let budget = RetryBudget::new(0.0, 1000.0, &metrics, refused).unwrap();
         let shown = || {
             let text = String::from_utf8(metrics.render()).unwrap();
             let line = text
@@ -210,9 +211,9 @@ mod tests {
                 .unwrap()
         };
         assert!((9_999.0..=10_000.0).contains(&shown()));
-        // It was emptied a while ago, and nothing has happened since.
+        // The budget was emptied a moment ago, and nothing has happened since.
         {
-            let mut bucket = lock(&retries.bucket);
+            let mut bucket = lock(&budget.bucket);
             bucket.left = 0.0;
             bucket.at = Instant::now();
         }

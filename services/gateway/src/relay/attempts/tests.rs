@@ -1,0 +1,381 @@
+//! Scripts of failures and the decisions after them.
+
+use refrain_protocol::error::code;
+
+use super::*;
+
+fn error(kind: ErrorKind) -> ApiError {
+    ApiError::new(kind, "x")
+}
+
+fn attempts() -> Attempts {
+    Attempts::new(4, Duration::from_millis(50), Duration::from_secs(10))
+}
+
+fn pause_ms(decision: &RetryDecision) -> u128 {
+    match decision {
+        RetryDecision::RetryAfter(pause) => pause.as_millis(),
+        RetryDecision::GiveUp(error) => panic!("{error}"),
+    }
+}
+
+fn granted() -> bool {
+    true
+}
+
+fn worker(name: &str) -> WorkerId {
+    WorkerId(name.into())
+}
+
+#[test]
+fn a_full_queue_ends_a_request_only_before_its_first_token() {
+    assert!(matches!(
+        attempts().lease_refused(error(ErrorKind::Overloaded), false, Instant::now()),
+        RetryDecision::GiveUp(_)
+    ));
+    assert!(matches!(
+        attempts().lease_refused(error(ErrorKind::Overloaded), true, Instant::now()),
+        RetryDecision::RetryAfter(_)
+    ));
+}
+
+#[test]
+fn a_mesh_without_workers_is_asked_once_more() {
+    let mut attempts = attempts();
+    let decision = attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now());
+    assert!((50..=100).contains(&pause_ms(&decision)), "{decision:?}");
+    assert!(matches!(
+        attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now()),
+        RetryDecision::GiveUp(_)
+    ));
+}
+
+#[test]
+fn the_wait_for_an_absent_scheduler_costs_no_attempt() {
+    let mut attempts = attempts();
+    let start = Instant::now();
+    let unavailable = || error(ErrorKind::Unavailable).with_code(code::SCHEDULER_UNAVAILABLE);
+    let absent = [
+        error(ErrorKind::Upstream),
+        error(ErrorKind::Timeout),
+        unavailable(),
+    ];
+    for (second, error) in (0..9).zip(absent.iter().cycle()) {
+        let now = start + Duration::from_secs(second);
+        for has_output in [false, true] {
+            let decision = attempts.lease_refused(error.clone(), has_output, now);
+            assert!(
+                matches!(decision, RetryDecision::RetryAfter(_)),
+                "after {second} s"
+            );
+        }
+    }
+    assert_eq!(attempts.left(), 4);
+    let late = start + Duration::from_secs(10);
+    let decision = attempts.lease_refused(error(ErrorKind::Upstream), true, late);
+    let RetryDecision::GiveUp(error) = decision else {
+        panic!("{decision:?}");
+    };
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    assert_eq!(error.code.as_deref(), Some(code::SCHEDULER_UNAVAILABLE));
+    assert!(error.retry_after_ms.is_some());
+    // It came back and is absent again.
+    attempts.leased(&worker("a"));
+    let decision = attempts.lease_refused(unavailable(), false, late);
+    assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+}
+
+#[test]
+fn a_refused_signature_is_not_the_clients_fault() {
+    for code in [code::CLOCK_SKEW, code::NAMESPACE_EXPIRED] {
+        let refused = || {
+            let why = "namespace refused: signed 7320 s ahead of this service's clock";
+            ApiError::new(ErrorKind::Unauthorized, why).with_code(code)
+        };
+        let check = |decision: RetryDecision, service: &str| {
+            let RetryDecision::GiveUp(error) = decision else {
+                panic!("{decision:?}");
+            };
+            assert_eq!(error.kind, ErrorKind::Unavailable);
+            assert_eq!(error.code.as_deref(), Some(code::CLOCK_SKEW));
+            assert!(error.retry_after_ms.is_some());
+            let detail = error.detail.unwrap();
+            assert!(
+                detail.starts_with(service) && detail.contains("7320 s"),
+                "{detail}"
+            );
+        };
+        check(
+            attempts().lease_refused(refused(), false, Instant::now()),
+            "the scheduler: ",
+        );
+        // Another worker's clock may be right, and no engine was asked.
+        let mut attempts = attempts();
+        let no_retry = || unreachable!("no engine was asked");
+        for number in 0..3 {
+            let worker = worker(&format!("w{number}"));
+            let (outcome, decision) =
+                attempts.chunk_failed(&worker, refused(), OutputSoFar::Nothing, no_retry);
+            assert_eq!(outcome, LeaseOutcome::Continues);
+            assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+            assert!(attempts.exclude().contains(&worker));
+        }
+        let last = attempts.chunk_failed(&worker("w3"), refused(), OutputSoFar::Nothing, no_retry);
+        check(last.1, "worker w3: ");
+    }
+    // A wrong mesh secret is a fault of the mesh as well.
+    let wrong_secret = || error(ErrorKind::Unauthorized);
+    for decision in [
+        attempts().lease_refused(wrong_secret(), false, Instant::now()),
+        Attempts::new(1, Duration::ZERO, Duration::ZERO)
+            .chunk_failed(&worker("a"), wrong_secret(), OutputSoFar::Nothing, granted)
+            .1,
+    ] {
+        assert!(
+            matches!(decision, RetryDecision::GiveUp(error) if error.kind == ErrorKind::Internal)
+        );
+    }
+}
+
+#[test]
+fn a_request_does_not_wait_for_a_second_slow_engine() {
+    let slow = || error(ErrorKind::Timeout).with_code(code::ENGINE_TIMEOUT);
+    let decision = |output| {
+        attempts()
+            .chunk_failed(&worker("a"), slow(), output, granted)
+            .1
+    };
+    assert!(matches!(
+        decision(OutputSoFar::Nothing),
+        RetryDecision::GiveUp(_)
+    ));
+    assert!(matches!(
+        decision(OutputSoFar::EarlierChunks),
+        RetryDecision::GiveUp(_)
+    ));
+    assert!(matches!(
+        decision(OutputSoFar::ThisChunk),
+        RetryDecision::RetryAfter(_)
+    ));
+}
+
+#[test]
+fn no_worker_is_to_blame_for_a_request_whose_time_is_up() {
+    let timed_out = || error(ErrorKind::Timeout).with_code(code::REQUEST_TIMEOUT);
+    for output in [
+        OutputSoFar::Nothing,
+        OutputSoFar::EarlierChunks,
+        OutputSoFar::ThisChunk,
+    ] {
+        let mut attempts = attempts();
+        let ended = attempts.chunk_failed(&worker("a"), timed_out(), output, granted);
+        assert_eq!(
+            ended,
+            (LeaseOutcome::Done, RetryDecision::GiveUp(timed_out()))
+        );
+        assert!(attempts.exclude().is_empty(), "{output:?}");
+    }
+}
+
+#[test]
+fn failed_workers_are_excluded_until_nobody_else_is_there() {
+    let mut attempts = attempts();
+    let (outcome, decision) = attempts.chunk_failed(
+        &worker("a"),
+        error(ErrorKind::Upstream),
+        OutputSoFar::Nothing,
+        granted,
+    );
+    assert_eq!(outcome, LeaseOutcome::WorkerFailed);
+    assert!((50..=100).contains(&pause_ms(&decision)), "{decision:?}");
+    assert_eq!(attempts.exclude(), [worker("a")]);
+    let decision = attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now());
+    assert!((100..=200).contains(&pause_ms(&decision)), "{decision:?}");
+    assert!(attempts.exclude().is_empty());
+}
+
+#[test]
+fn failures_are_counted_in_a_row() {
+    let mut attempts = attempts();
+    for _ in 0..20 {
+        let (_, decision) = attempts.chunk_failed(
+            &worker("a"),
+            error(ErrorKind::Timeout),
+            OutputSoFar::ThisChunk,
+            granted,
+        );
+        assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+    }
+    let mut last = None;
+    for _ in 0..3 {
+        last = Some(
+            attempts
+                .chunk_failed(
+                    &worker("b"),
+                    error(ErrorKind::Timeout),
+                    OutputSoFar::Nothing,
+                    granted,
+                )
+                .1,
+        );
+    }
+    assert!(matches!(last, Some(RetryDecision::GiveUp(_))));
+}
+
+#[test]
+fn retries_need_the_budget_and_continuations_do_not() {
+    let refused = || false;
+    let no_retry = || unreachable!("an output is continued");
+    let lost = || error(ErrorKind::Upstream);
+    let mut attempts = attempts();
+    for (failures, output) in [
+        (1, OutputSoFar::ThisChunk),
+        (2, OutputSoFar::EarlierChunks),
+        (3, OutputSoFar::EarlierChunks),
+        (4, OutputSoFar::EarlierChunks),
+    ] {
+        let decision = attempts
+            .chunk_failed(&worker("a"), lost(), output, no_retry)
+            .1;
+        assert_eq!(
+            matches!(decision, RetryDecision::RetryAfter(_)),
+            failures < 4
+        );
+    }
+    let decision = self::attempts()
+        .chunk_failed(&worker("b"), lost(), OutputSoFar::Nothing, refused)
+        .1;
+    assert_eq!(decision, RetryDecision::GiveUp(lost()));
+}
+
+#[test]
+fn a_refusal_without_an_engine_does_not_draw_on_the_budget() {
+    let no_retry = || unreachable!("no engine was asked");
+    for refusal in [
+        error(ErrorKind::Overloaded).with_code(code::WORKER_FULL),
+        error(ErrorKind::Unavailable).with_code(code::DRAINING),
+        error(ErrorKind::Unavailable).with_code(code::ENGINE_BREAKER_OPEN),
+    ] {
+        let mut attempts = attempts();
+        let (outcome, decision) =
+            attempts.chunk_failed(&worker("a"), refusal, OutputSoFar::Nothing, no_retry);
+        assert_eq!(outcome, LeaseOutcome::Continues);
+        assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+    }
+    // An overloaded engine was asked.
+    let full = || error(ErrorKind::Overloaded);
+    let decision = attempts()
+        .chunk_failed(&worker("a"), full(), OutputSoFar::Nothing, || false)
+        .1;
+    assert_eq!(decision, RetryDecision::GiveUp(full()));
+}
+
+#[test]
+fn a_chunk_after_a_failed_one_is_known_as_such() {
+    let mut attempts = attempts();
+    attempts.lease_refused(error(ErrorKind::Unavailable), false, Instant::now());
+    assert!(!attempts.is_after_failure());
+    attempts.chunk_failed(
+        &worker("a"),
+        error(ErrorKind::Upstream),
+        OutputSoFar::Nothing,
+        granted,
+    );
+    assert!(attempts.is_after_failure());
+    attempts.chunk_ended(&worker("b"), NextChunk::SameWorker);
+    assert!(!attempts.is_after_failure());
+}
+
+#[test]
+fn retries_of_a_worker_count_as_failures() {
+    let mut attempts = attempts();
+    assert_eq!(attempts.left(), 4);
+    attempts.engine_retried();
+    attempts.engine_retried();
+    let lost = error(ErrorKind::Upstream);
+    let decision = attempts
+        .chunk_failed(&worker("a"), lost.clone(), OutputSoFar::Nothing, granted)
+        .1;
+    assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+    assert_eq!(attempts.left(), 1);
+    // The budget is not asked for a retry that will not happen.
+    let no_retry = || unreachable!("the last attempt has failed");
+    let decision = attempts
+        .chunk_failed(&worker("b"), lost.clone(), OutputSoFar::Nothing, no_retry)
+        .1;
+    assert_eq!(decision, RetryDecision::GiveUp(lost));
+}
+
+#[test]
+fn an_invalid_request_is_not_tried_on_another_worker() {
+    let (outcome, decision) = attempts().chunk_failed(
+        &worker("a"),
+        error(ErrorKind::InvalidRequest),
+        OutputSoFar::Nothing,
+        granted,
+    );
+    assert_eq!(outcome, LeaseOutcome::Done);
+    assert!(
+        matches!(decision, RetryDecision::GiveUp(error) if error.kind == ErrorKind::InvalidRequest)
+    );
+}
+
+#[test]
+fn the_last_worker_is_preferred_unless_it_drains() {
+    let mut attempts = attempts();
+    attempts.chunk_ended(&worker("a"), NextChunk::SameWorker);
+    assert_eq!(attempts.prefer(), Some(&worker("a")));
+    attempts.chunk_ended(&worker("a"), NextChunk::OtherWorker);
+    assert_eq!(
+        (attempts.prefer(), attempts.exclude()),
+        (None, &[worker("a")][..])
+    );
+}
+
+#[test]
+fn a_request_is_transferred_once_and_not_tried_for_ever() {
+    let mut attempts = attempts();
+    attempts.chunk_ended(&worker("a"), NextChunk::Transfer(worker("b")));
+    assert_eq!(attempts.prefer(), Some(&worker("b")));
+    assert!(attempts.transfers_to_preferred() && !attempts.is_transferred());
+    attempts.leased(&worker("b"));
+    assert!(!attempts.transfers_to_preferred() && attempts.is_transferred());
+
+    let mut attempts = self::attempts();
+    for sent in 0..TRANSFERS_MAX {
+        assert!(!attempts.is_transferred(), "{sent} transfers");
+        attempts.chunk_ended(&worker("a"), NextChunk::Transfer(worker("b")));
+        // The target was full.
+        attempts.leased(&worker("a"));
+    }
+    assert!(attempts.is_transferred());
+}
+
+#[test]
+fn pauses_grow_to_a_bound_and_are_at_least_the_hint() {
+    let mut attempts = Attempts::new(100, Duration::from_millis(50), Duration::from_secs(10));
+    let refused = |attempts: &mut Attempts, retry_after_ms: u64| {
+        let hinted = error(ErrorKind::Overloaded).with_retry_after_ms(retry_after_ms);
+        pause_ms(&attempts.lease_refused(hinted, true, Instant::now()))
+    };
+    assert_eq!(refused(&mut attempts, 700), 700);
+    for _ in 0..40 {
+        assert!(refused(&mut attempts, 0) <= 2_000);
+    }
+    assert!((1_000..=2_000).contains(&refused(&mut attempts, 0)));
+    assert_eq!(refused(&mut attempts, 1_000_000), 2_000);
+    // A chunk that ends shows progress, so pauses begin anew.
+    attempts.chunk_ended(&worker("a"), NextChunk::SameWorker);
+    assert!((50..=100).contains(&refused(&mut attempts, 0)));
+}
+
+#[test]
+fn a_worker_that_cannot_be_reached_has_failed() {
+    let refused = error(ErrorKind::Unavailable).with_code(code::SERVICE_UNREACHABLE);
+    let mut attempts = attempts();
+    let (outcome, decision) =
+        attempts.chunk_failed(&worker("a"), refused, OutputSoFar::Nothing, granted);
+    assert_eq!(outcome, LeaseOutcome::WorkerFailed);
+    assert!(matches!(decision, RetryDecision::RetryAfter(_)));
+    assert_eq!(attempts.exclude(), [worker("a")]);
+}

@@ -1,0 +1,28 @@
+//! What all requests share on their way through the mesh.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use refrain_rpc::{Scheduler, Workers};
+
+use crate::metrics::GatewayMetrics;
+use crate::models::Models;
+use crate::relay::request_time::RequestTime;
+use crate::relay::retry_budget::RetryBudget;
+
+/// The services, budgets and limits that every request uses.
+pub(crate) struct RelayContext {
+    pub(crate) scheduler: Arc<dyn Scheduler>,
+    pub(crate) workers: Arc<dyn Workers>,
+    pub(crate) models: Arc<Models>,
+    pub(crate) metrics: Arc<GatewayMetrics>,
+    /// The runtime on which leases are given back.
+    pub(crate) tasks: tokio::runtime::Handle,
+    pub(crate) failures_max: u32,
+    pub(crate) retries: RetryBudget,
+    pub(crate) retry_backoff: Duration,
+    pub(crate) worker_silence_max: Duration,
+    pub(crate) scheduler_wait: Duration,
+    pub(crate) time: Arc<RequestTime>,
+    pub(crate) events_max: usize,
+}

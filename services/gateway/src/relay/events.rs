@@ -1,0 +1,29 @@
+//! The events of a request, as its reader sees them.
+
+use refrain_protocol::ApiError;
+use refrain_protocol::openai::{ResponseMetrics, Usage};
+
+use crate::relay::choice::ChoiceProgress;
+
+/// An event of a request. The last one is `Done` or `Failed`.
+#[derive(Debug)]
+pub(crate) enum RelayEvent {
+    /// A choice has new output, or has ended.
+    Progress {
+        /// Index of the choice.
+        index: u32,
+        /// Its new output.
+        progress: ChoiceProgress,
+    },
+    /// All choices have ended.
+    Done(Box<RequestSummary>),
+    /// The request cannot be carried out.
+    Failed(ApiError),
+}
+
+/// The figures of a finished request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct RequestSummary {
+    pub(crate) usage: Usage,
+    pub(crate) metrics: ResponseMetrics,
+}

@@ -1,0 +1,293 @@
+//! The run of one request: all its choices at once, and for each the loop over leases and chunks.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use refrain_protocol::chunk::DraftSource;
+use refrain_protocol::openai::{
+    CompletionTokensDetails, PromptTokensDetails, ResponseMetrics, Usage,
+};
+use refrain_protocol::scheduling::LeaseOutcome;
+use refrain_protocol::{ApiError, RequestId};
+use refrain_service_kit::random;
+use tokio::sync::mpsc;
+use tracing::{Instrument, Span};
+
+use crate::intake::AdmissionTicket;
+use crate::relay::attempts::Attempts;
+use crate::relay::choice::{ChoicePlan, ChoiceState, ChoiceSummary};
+use crate::relay::choice_run::{ChoiceRun, ChunkOutcome};
+use crate::relay::context::RelayContext;
+use crate::relay::events::{RelayEvent, RequestSummary};
+use crate::relay::lease_guard::LeaseGuard;
+use crate::relay::output_text::OutputText;
+use crate::relay::request_events::RequestEvents;
+use crate::relay::retry_decision::RetryDecision;
+use crate::request::{GenerateRequest, PreparedPrompt};
+
+impl RelayContext {
+    /// Starts a request. It is carried out as its events are read.
+    pub(crate) fn carry_out(
+        self: &Arc<Self>,
+        request: Arc<GenerateRequest>,
+        ticket: AdmissionTicket,
+        received: Instant,
+    ) -> RequestEvents {
+        let context = self.clone();
+        let events = RequestEvents::new(self.events_max, move |events| {
+            let work = async move {
+                let mut record = OutcomeRecord {
+                    context: &context,
+                    request: &request,
+                    received,
+                    outcome: None,
+                };
+                let outcome = context.run(&request, &events, received).await;
+                let outcome = record.outcome.insert(outcome).clone();
+                drop(record);
+                let last = match outcome {
+                    Ok(summary) => RelayEvent::Done(Box::new(summary)),
+                    Err(error) => RelayEvent::Failed(error),
+                };
+                // An error means that the reader has left meanwhile.
+                let _ = events.send(last).await;
+                drop(ticket);
+            };
+            work.instrument(Span::current())
+        });
+        events.within(&self.time, received)
+    }
+
+    async fn run(
+        &self,
+        request: &GenerateRequest,
+        events: &mpsc::Sender<RelayEvent>,
+        received: Instant,
+    ) -> Result<RequestSummary, ApiError> {
+        let per_prompt = request.choices_per_prompt as usize;
+        let choices = (0..request.choice_count()).map(|index| {
+            let prompt = &request.prompts[index / per_prompt];
+            self.run_choice(request, prompt, index as u32, events, received)
+        });
+        let summaries = tokio::time::timeout(self.time.left(received), try_join_all(choices))
+            .await
+            .map_err(|_| self.time.error())??;
+        Ok(summarize(request, &summaries))
+    }
+
+    async fn run_choice(
+        &self,
+        request: &GenerateRequest,
+        prompt: &PreparedPrompt,
+        index: u32,
+        events: &mpsc::Sender<RelayEvent>,
+        received: Instant,
+    ) -> Result<ChoiceSummary, ApiError> {
+        let plan = ChoicePlan {
+            prompt: prompt.tokens.clone(),
+            max_new_tokens: prompt.max_new_tokens,
+            stop_token_ids: request.sampling.stop_token_ids.clone(),
+            wants_logprobs: request.wants_logprobs(),
+        };
+        let text = OutputText::new(request.model.tokenizer.clone(), request.stops.clone());
+        let mut run = ChoiceRun {
+            context: self,
+            request,
+            index,
+            id: RequestId(random::u128()?),
+            choice: ChoiceState::new(plan, text),
+            events,
+            received,
+            first_token: None,
+        };
+        let mut attempts =
+            Attempts::new(self.failures_max, self.retry_backoff, self.scheduler_wait);
+        let may_retry = || self.retries.take();
+        loop {
+            let lease = match self.scheduler.lease(run.lease_request(&attempts)).await {
+                Ok(lease) => lease,
+                Err(error) => {
+                    let has_output = run.choice.output_len() > 0;
+                    match attempts.lease_refused(error, has_output, Instant::now()) {
+                        RetryDecision::GiveUp(error) => {
+                            self.metrics.lease_given_up(&error);
+                            return Err(error);
+                        }
+                        RetryDecision::RetryAfter(pause) => {
+                            tokio::time::sleep(pause).await;
+                            continue;
+                        }
+                    }
+                }
+            };
+            attempts.leased(&lease.worker);
+            if !attempts.is_after_failure() {
+                self.retries.chunk_begins();
+            }
+            let mut guard = LeaseGuard::new(self.scheduler.clone(), self.tasks.clone(), &lease);
+            let mut open = None;
+            let outcome = run
+                .chunk(&lease, &mut attempts, &mut guard, &mut open)
+                .await?;
+            let (given_back, decision) = match outcome {
+                ChunkOutcome::Finished => {
+                    match open {
+                        Some((worker, stream)) => {
+                            guard.end_with_cut(worker, stream, run.choice.output_len())
+                        }
+                        None => drop(guard.end(LeaseOutcome::Done)),
+                    }
+                    run.observe_time_per_token();
+                    return Ok(run.choice.summary());
+                }
+                ChunkOutcome::Continues(next) => {
+                    attempts.chunk_ended(&lease.worker, next);
+                    (
+                        guard.end(LeaseOutcome::Continues),
+                        RetryDecision::RetryAfter(Duration::ZERO),
+                    )
+                }
+                ChunkOutcome::Failed { error, output } => {
+                    let detail = error.detail.clone();
+                    tracing::warn!(worker = %lease.worker, kind = ?error.kind, detail, "chunk failed");
+                    let (outcome, decision) =
+                        attempts.chunk_failed(&lease.worker, error, output, may_retry);
+                    if matches!(decision, RetryDecision::RetryAfter(_)) {
+                        self.metrics.families.continuations.inc();
+                    }
+                    (guard.end(outcome), decision)
+                }
+            };
+            if let Some(task) = given_back {
+                // The result does not matter: if the task panicked, the lease ends by its time to live.
+                let _ = task.await;
+            }
+            match decision {
+                RetryDecision::GiveUp(error) => return Err(error),
+                RetryDecision::RetryAfter(pause) => tokio::time::sleep(pause).await,
+            }
+        }
+    }
+
+    /// Counts a request. `outcome` is `None` if the client went away.
+    fn record(
+        &self,
+        request: &GenerateRequest,
+        outcome: Option<&Result<RequestSummary, ApiError>>,
+        received: Instant,
+    ) {
+        let labels = [
+            self.metrics.tenant_label(&request.tenant),
+            request.model.id.as_str(),
+        ];
+        let status = match outcome {
+            None => "499".to_owned(),
+            Some(Ok(_)) => "200".to_owned(),
+            Some(Err(error)) => error.kind.status().to_string(),
+        };
+        self.metrics
+            .families
+            .requests
+            .with_label_values(&[status.as_str()])
+            .inc();
+        self.metrics
+            .families
+            .request_seconds
+            .with_label_values(&labels)
+            .observe(received.elapsed().as_secs_f64());
+        let span = Span::current();
+        match outcome {
+            Some(Ok(summary)) => {
+                let usage = summary.usage;
+                for (kind, tokens) in [
+                    ("input", usage.prompt_tokens),
+                    ("output", usage.completion_tokens),
+                ] {
+                    let labels = [labels[0], labels[1], kind];
+                    self.metrics
+                        .families
+                        .token_usage
+                        .with_label_values(&labels)
+                        .observe(tokens as f64);
+                }
+                span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
+                span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
+            }
+            Some(Err(_)) | None => {
+                span.record("error.type", status);
+            }
+        }
+    }
+}
+
+/// Counts the outcome of a request when it is dropped, also if the client went away before there was one.
+struct OutcomeRecord<'a> {
+    context: &'a RelayContext,
+    request: &'a GenerateRequest,
+    received: Instant,
+    outcome: Option<Result<RequestSummary, ApiError>>,
+}
+
+impl Drop for OutcomeRecord<'_> {
+    fn drop(&mut self) {
+        let outcome = match self.outcome.take() {
+            // The gateway may have ended the request while the client still waits.
+            None => self.context.time.ended_by(self.received).map(Err),
+            outcome => outcome,
+        };
+        self.context
+            .record(self.request, outcome.as_ref(), self.received);
+    }
+}
+
+fn summarize(request: &GenerateRequest, choices: &[ChoiceSummary]) -> RequestSummary {
+    let prompt_tokens: u64 = request
+        .prompts
+        .iter()
+        .map(|prompt| prompt.tokens.len() as u64)
+        .sum();
+    let completion_tokens = choices.iter().map(|choice| choice.completion_tokens).sum();
+    // Each prompt counts once, and so do its cached tokens: those of its first choice.
+    let firsts = choices.iter().step_by(request.choices_per_prompt as usize);
+    let cached_tokens = firsts.map(|choice| choice.cached_tokens).sum();
+    let mut metrics = ResponseMetrics::default();
+    for choice in choices {
+        metrics.timings.prefill_s += choice.timings.prefill_s;
+        metrics.timings.decode_s += choice.timings.decode_s;
+        metrics.timings.decode_tokens += choice.timings.decode_tokens;
+        metrics.timings.chunks += choice.timings.chunks;
+        for (source, counts) in &choice.counts {
+            let speculative = &mut metrics.speculative_decoding;
+            speculative.steps += counts.steps;
+            speculative.drafted += counts.drafted;
+            speculative.accepted += counts.accepted;
+            speculative
+                .by_source
+                .entry(*source)
+                .or_default()
+                .add(*counts);
+        }
+    }
+    let predicted = metrics
+        .speculative_decoding
+        .by_source
+        .get(&DraftSource::Prediction)
+        .copied()
+        .unwrap_or_default();
+    RequestSummary {
+        usage: Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            completion_tokens_details: request.prediction.as_ref().map(|_| {
+                CompletionTokensDetails {
+                    accepted_prediction_tokens: predicted.accepted,
+                    rejected_prediction_tokens: predicted.drafted - predicted.accepted,
+                }
+            }),
+        },
+        metrics,
+    }
+}

@@ -1,0 +1,315 @@
+//! The registry of metrics of a process, and families that are declared as the fields of a struct.
+
+use std::sync::Arc;
+
+use prometheus::core::Collector;
+use prometheus::{
+    CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, PullingGauge, Registry, TextEncoder,
+};
+
+/// Upper bounds of histograms of seconds, from 1 ms to 2 minutes.
+pub const SECONDS_BUCKETS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+];
+
+/// Declares a struct whose fields are families of metrics, and its constructor `register(&Registry)`.
+///
+/// The doc comment of a field is the help text of its family. After the name of the family come its labels in brackets,
+/// the buckets of a histogram after `in`, and after `with` the values of a single label that are there from the start: a
+/// rate over a counter that does not exist yet shows nothing instead of 0.
+///
+/// ```
+/// use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
+///
+/// refrain_service_kit::metric_families! {
+///     /// Metrics of a bakery.
+///     #[derive(Clone)]
+///     pub struct BakeryMetrics {
+///         /// Loaves in the oven.
+///         pub loaves: IntGauge = "bakery_loaves",
+///         /// Customers who left without bread, by the reason.
+///         pub lost: IntCounterVec = "bakery_customers_lost_total" ["reason"] with ["queue", "sold_out"],
+///         /// Seconds from kneading to the shelf, by the kind of bread.
+///         pub baking_seconds: HistogramVec = "bakery_baking_seconds" ["kind"] in SECONDS_BUCKETS,
+///     }
+/// }
+///
+/// let metrics = Metrics::new()?;
+/// let bakery = BakeryMetrics::register(metrics.registry())?;
+/// bakery.loaves.set(7);
+/// assert!(String::from_utf8(metrics.render())?.contains("bakery_customers_lost_total{reason=\"queue\"} 0"));
+/// # anyhow::Ok(())
+/// ```
+#[macro_export]
+macro_rules! metric_families {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident {
+            $(
+                $(#[doc = $help:literal])+
+                $field_vis:vis $field:ident : $kind:ident = $family:literal
+                $([$($label:literal),+])? $(in $buckets:ident)? $(with $values:expr)?
+            ),+ $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        $vis struct $name {
+            $( $(#[doc = $help])+ $field_vis $field: $crate::telemetry::kinds::$kind, )+
+        }
+
+        impl $name {
+            /// Registers all families.
+            ///
+            /// # Errors
+            /// The registry has one of the names already.
+            $vis fn register(registry: &$crate::telemetry::kinds::Registry) -> ::anyhow::Result<Self> {
+                $(
+                    let $field = $crate::metric_families!(
+                        @new $kind, $family, concat!($($help),+).trim(), [$([$($label),+])?], [$($buckets)?]
+                    )?;
+                    registry.register(Box::new($field.clone()))?;
+                    $( for value in $values { $field.with_label_values(&[value]); } )?
+                )+
+                Ok($name { $($field),+ })
+            }
+        }
+    };
+    (@new $kind:ident, $family:literal, $help:expr, [], []) => {
+        $crate::telemetry::kinds::$kind::with_opts($crate::telemetry::kinds::opts($family, $help))
+    };
+    (@new $kind:ident, $family:literal, $help:expr, [[$($label:literal),+]], []) => {
+        $crate::telemetry::kinds::$kind::new($crate::telemetry::kinds::opts($family, $help), &[$($label),+])
+    };
+    (@new $kind:ident, $family:literal, $help:expr, [], [$buckets:ident]) => {
+        $crate::telemetry::kinds::$kind::with_opts($crate::telemetry::kinds::histogram_opts($family, $help, $buckets))
+    };
+    (@new $kind:ident, $family:literal, $help:expr, [[$($label:literal),+]], [$buckets:ident]) => {
+        $crate::telemetry::kinds::$kind::new(
+            $crate::telemetry::kinds::histogram_opts($family, $help, $buckets),
+            &[$($label),+],
+        )
+    };
+}
+
+/// The kinds of families that [`metric_families`](crate::metric_families) knows.
+#[doc(hidden)]
+pub mod kinds {
+    pub use prometheus::{
+        Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec,
+        IntGauge, IntGaugeVec, Registry,
+    };
+
+    pub fn opts(family: &str, help: &str) -> prometheus::Opts {
+        prometheus::Opts::new(family, help)
+    }
+
+    pub fn histogram_opts(family: &str, help: &str, buckets: &[f64]) -> prometheus::HistogramOpts {
+        prometheus::HistogramOpts::new(family, help).buckets(buckets.to_vec())
+    }
+}
+
+/// The metrics of one process. Cheap to clone.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Registry,
+    http: Arc<HttpMetrics>,
+}
+
+metric_families! {
+    /// Metrics of the HTTP listeners of a process.
+    pub(crate) struct HttpMetrics {
+        /// Requests that were answered, by service, route and status.
+        pub(crate) requests: IntCounterVec = "refrain_http_requests_total" ["service", "route", "status"],
+        /// Seconds from a request's head to its response's head.
+        pub(crate) seconds: HistogramVec = "refrain_http_request_seconds" ["service", "route"] in SECONDS_BUCKETS,
+        /// Open connections of callers.
+        pub(crate) connections: IntGaugeVec = "refrain_http_connections" ["service"],
+        /// Idle connections that were closed to make room for new ones.
+        pub(crate) gave_way: IntCounterVec = "refrain_http_connections_gave_way_total" ["service"],
+        /// Connections that were refused, by the limit that was reached.
+        pub(crate) rejections: IntCounterVec = "refrain_http_rejections_total" ["service", "limit"],
+    }
+}
+
+impl Metrics {
+    /// Creates a registry with the metrics of the process and of its HTTP listeners.
+    ///
+    /// # Errors
+    /// A name is taken, which would be a fault of this module.
+    pub fn new() -> anyhow::Result<Self> {
+        let registry = Registry::new();
+        let process = prometheus::process_collector::ProcessCollector::for_self();
+        registry.register(Box::new(process))?;
+        let http = Arc::new(HttpMetrics::register(&registry)?);
+        Ok(Metrics { registry, http })
+    }
+
+    /// The registry that families are registered in.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    fn add<C: Collector + Clone + 'static>(
+        &self,
+        collector: prometheus::Result<C>,
+    ) -> anyhow::Result<C> {
+        let collector = collector?;
+        self.registry.register(Box::new(collector.clone()))?;
+        Ok(collector)
+    }
+
+    /// Registers a counter. Names end in `_total`.
+    ///
+    /// # Errors
+    /// The name is malformed or taken. The same holds for the methods below.
+    pub fn counter(&self, name: &str, help: &str) -> anyhow::Result<IntCounter> {
+        self.add(IntCounter::new(name, help))
+    }
+
+    /// Registers a counter with labels.
+    pub fn counter_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> anyhow::Result<IntCounterVec> {
+        self.add(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    /// Registers a counter of seconds with labels.
+    pub fn float_counter_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> anyhow::Result<CounterVec> {
+        self.add(CounterVec::new(Opts::new(name, help), labels))
+    }
+
+    /// Registers a gauge of whole numbers.
+    pub fn gauge(&self, name: &str, help: &str) -> anyhow::Result<IntGauge> {
+        self.add(IntGauge::new(name, help))
+    }
+
+    /// Registers a gauge of whole numbers with labels.
+    pub fn gauge_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> anyhow::Result<IntGaugeVec> {
+        self.add(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    /// Registers a gauge of real numbers.
+    pub fn float_gauge(&self, name: &str, help: &str) -> anyhow::Result<Gauge> {
+        self.add(Gauge::new(name, help))
+    }
+
+    /// Registers a gauge whose value is computed whenever metrics are rendered. It suits values that change with time alone.
+    pub fn computed_gauge(
+        &self,
+        name: &str,
+        help: &str,
+        value: impl Fn() -> f64 + Send + Sync + 'static,
+    ) -> anyhow::Result<()> {
+        let gauge = PullingGauge::new(name, help, Box::new(value))?;
+        Ok(self.registry.register(Box::new(gauge))?)
+    }
+
+    /// Registers a gauge of real numbers with labels.
+    pub fn float_gauge_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> anyhow::Result<GaugeVec> {
+        self.add(GaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    /// Registers a histogram with the given upper bounds.
+    pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> anyhow::Result<Histogram> {
+        self.add(Histogram::with_opts(
+            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
+        ))
+    }
+
+    /// Registers a histogram with labels.
+    pub fn histogram_vec(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        buckets: &[f64],
+    ) -> anyhow::Result<HistogramVec> {
+        self.add(HistogramVec::new(
+            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
+            labels,
+        ))
+    }
+
+    /// The metrics of the HTTP listeners.
+    pub(crate) fn http(&self) -> &Arc<HttpMetrics> {
+        &self.http
+    }
+
+    /// Renders all metrics in the text format of Prometheus.
+    pub fn render(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
+            tracing::error!(%error, "metrics cannot be rendered");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEST_BUCKETS: &[f64] = &[1.0, 2.0];
+
+    metric_families! {
+        /// One family of each kind.
+        struct Families {
+            /// A counter.
+            counter: IntCounter = "test_counter_total",
+            /// A counter whose help text
+            /// has two lines.
+            by_limit: IntCounterVec = "test_limits_total" ["limit"] with ["a", "b"],
+            /// A histogram.
+            seconds: Histogram = "test_seconds" in TEST_BUCKETS,
+            /// A histogram with labels.
+            by_kind: HistogramVec = "test_kind_seconds" ["kind", "size"] in SECONDS_BUCKETS,
+            /// A gauge.
+            level: Gauge = "test_level",
+        }
+    }
+
+    #[test]
+    fn declared_families_are_registered_with_help_labels_and_buckets() {
+        let metrics = Metrics::new().unwrap();
+        let families = Families::register(metrics.registry()).unwrap();
+        families.counter.inc();
+        families.seconds.observe(1.5);
+        families.by_kind.with_label_values(&["x", "y"]).observe(1.0);
+        families.level.set(0.5);
+        families.by_limit.with_label_values(&["b"]).inc();
+        let text = String::from_utf8(metrics.render()).unwrap();
+        for line in [
+            "# HELP test_limits_total A counter whose help text has two lines.",
+            "# TYPE test_limits_total counter",
+            "test_limits_total{limit=\"a\"} 0",
+            "test_limits_total{limit=\"b\"} 1",
+            "test_counter_total 1",
+            "test_seconds_bucket{le=\"2\"} 1",
+            "test_kind_seconds_count{kind=\"x\",size=\"y\"} 1",
+            "test_level 0.5",
+        ] {
+            assert!(text.contains(line), "{line} is missing in:\n{text}");
+        }
+        let again = Families::register(metrics.registry());
+        assert!(again.is_err(), "the names are taken");
+    }
+}
