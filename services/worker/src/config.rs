@@ -39,7 +39,7 @@ pub struct WorkerConfig {
     pub drain_grace_ms: u64,
     /// The engine.
     pub engine: EngineConfig,
-    /// DraftIndex and their routing.
+    /// Drafts and their routing.
     pub speculation: SpeculationConfig,
     /// The worker's copy of the drafts.
     pub memory: ReplicaConfig,

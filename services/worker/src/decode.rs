@@ -11,7 +11,7 @@
 //! before the last one.
 
 mod compose;
-mod lessons;
+mod learn;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,29 +21,21 @@ use refrain_draft_replica::RemoteLookup;
 use refrain_protocol::chunk::{ChunkCut, ChunkEndReason, ChunkEvent};
 use refrain_protocol::engine::{CloseRequest, StepResponse};
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_speculation::StepTaken;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use self::compose::{Composed, Member};
 use crate::chunk::{ActiveChunk, Command, NewChunk, OutputSink, serve_cuts};
 use crate::engine::VerifyingEngine;
-use crate::fallback::FallbackWatch;
-use crate::goodput::Goodput;
-use crate::guard::Guard;
 use crate::metrics::{ChunkOutcome, WorkerMetrics};
-use crate::proposers::Proposers;
-use crate::router::Router;
+use crate::routing::{Proposers, Routing};
 use crate::running::Absorbed;
 
 /// The loop and everything that it works with.
 pub(crate) struct DecodeLoop {
     pub(crate) engine: Arc<dyn VerifyingEngine>,
-    pub(crate) router: Arc<Router>,
-    pub(crate) fallback: FallbackWatch,
-    pub(crate) guard: Guard,
-    pub(crate) goodput: Goodput,
-    pub(crate) elsewhere: RemoteLookup,
+    pub(crate) routing: Routing,
+    pub(crate) remote_lookup: RemoteLookup,
     pub(crate) proposers: Proposers,
     /// Maximum number of tokens in a step.
     pub(crate) step_tokens_max: u32,
@@ -60,7 +52,7 @@ pub(crate) struct DecodeLoop {
 /// How a step was composed.
 #[derive(Clone, Copy, Debug)]
 struct HowComposed {
-    /// DraftIndex were withheld.
+    /// The guard held drafts back.
     withholds: bool,
     /// Time to compose the step, seconds, including remote look-ups.
     seconds: f64,
@@ -84,8 +76,6 @@ impl DecodeLoop {
         let mut first = 0usize;
         // Consecutive steps that the engine refused as a whole.
         let mut refusals = 0u32;
-        // The last step, until it was learnt from.
-        let mut taken: Option<StepTaken> = None;
         while is_open || !batch.is_empty() {
             while is_open && let Ok(command) = commands.try_recv() {
                 is_open = self.command(command, &mut batch);
@@ -99,19 +89,19 @@ impl DecodeLoop {
             let began = Instant::now();
             let movers = self.movers(&batch, first);
             let withholds = movers.withholds;
-            let wanted = self.wanted_elsewhere(&batch, &movers);
-            let found = self.elsewhere.look_up(wanted).await;
+            let queries = self.remote_queries(&batch, &movers);
+            let remote = self.remote_lookup.look_up(queries).await;
             let Composed {
                 request,
                 members,
                 propose_seconds,
-            } = self.compose(&mut batch, movers, &found);
+            } = self.compose(&mut batch, movers, &remote);
             let composed = HowComposed {
                 withholds,
                 seconds: began.elapsed().as_secs_f64(),
             };
             if request.items.is_empty() {
-                self.catch_up(&mut batch, taken.take());
+                self.catch_up(&mut batch);
                 is_open = self.idle(&mut commands, is_open, &mut batch).await;
                 continue;
             }
@@ -123,7 +113,7 @@ impl DecodeLoop {
                 // The call to the engine may need this thread first.
                 tokio::task::yield_now().await;
                 self.count(&members, &propose_seconds);
-                self.catch_up(&mut batch, taken.take());
+                self.catch_up(&mut batch);
             };
             // `join` polls in this order: the call begins before the work beside it.
             let (answer, ()) = futures_util::future::join(step, beside).await;
@@ -131,7 +121,7 @@ impl DecodeLoop {
                 Ok(response) if response.results.len() == members.len() => {
                     refusals = 0;
                     self.engine_ready.store(true, Ordering::Relaxed);
-                    taken = Some(self.observe(&response, &members, composed, &batch));
+                    self.observe(&response, &members, composed, &batch);
                     self.take(response, &members, &mut batch);
                 }
                 Ok(_) => {
@@ -157,7 +147,7 @@ impl DecodeLoop {
                 }
             }
         }
-        serve_cuts(commands, &self.sink, self.goodput.finish()).await;
+        serve_cuts(commands, &self.sink, self.routing.finish()).await;
     }
 
     /// Waits while no request can move: for a command, for a reader that catches up or leaves, or for the end of a
@@ -174,7 +164,7 @@ impl DecodeLoop {
                 return command.is_some_and(|command| self.command(command, batch));
             }
             () = movable, if !batch.is_empty() => {}
-            () = self.goodput.wait_to_exchange() => {}
+            () = self.routing.wait_to_exchange() => {}
             // The next turn ends the chunks of stalled readers.
             () = tokio::time::sleep(STALL_CHECK), if !batch.is_empty() => {}
         }
@@ -247,13 +237,13 @@ impl DecodeLoop {
             self.close(old, ChunkOutcome::TakenOver, true);
         }
         self.sink.adopt(running);
-        self.goodput
+        self.routing
             .meet(running.namespace, &running.request.namespace);
         // The first step must see the store's answers that arrived while nothing was decoded, and statistics of a new
         // namespace are requested before it.
-        self.goodput.exchange();
+        self.routing.exchange();
         // Checked before the engine reads the prompt for nothing.
-        if let Some(end) = self.fallback.hand_over(running) {
+        if let Some(end) = self.routing.transfer(running) {
             let outcome = self.sink.end(&mut chunk, end);
             self.close(chunk, outcome, true);
         } else {
@@ -359,7 +349,7 @@ impl DecodeLoop {
         } = absorbed;
         chunk.running.remember(chunk.running.piece_of(&record));
         chunk.unsettled = Some(record);
-        let end = end.or_else(|| self.fallback.hand_over(&chunk.running));
+        let end = end.or_else(|| self.routing.transfer(&chunk.running));
         if end.is_some() {
             // A reader that has read everything must find everything counted and stored.
             self.settle(chunk);
@@ -392,7 +382,7 @@ impl DecodeLoop {
 
     /// Counts a chunk that has ended, and closes its session in the engine.
     fn close(&mut self, chunk: ActiveChunk, outcome: ChunkOutcome, keep_kv: bool) {
-        self.fallback.request_ended(&chunk.running);
+        self.routing.request_ended(&chunk.running);
         self.sink.count_chunk(&chunk.running, outcome);
         let close = CloseRequest {
             sessions: vec![chunk.running.session],

@@ -10,27 +10,21 @@
 //! * `streaming`: the driver for engines that generate by themselves. It relays one stream per chunk.
 //! * `drive`: drive mode, where a streaming engine is made to verify drafts.
 //! * `running`: the state of a request while its chunk is decoded, with its draft.
-//! * Routing, which decides who drafts and how much: `router`, `goodput`, `guard`, `fallback`, `chances`, `profile`,
-//!   `proposers`.
+//! * `routing`: the router of `refrain-speculation`, which decides who drafts and how much, with its settings, its metrics
+//!   and the statistics that the draft store keeps.
 //! * `engine`: the traits of engines, and the third-party engines with their wire formats (`engine/dialect`).
 //! * `worker_engine`: either kind of engine, and the connection to a third-party engine.
 //! * `config`, `metrics`.
 //!
 //! The worker's copy of the drafts and the upload of outputs are the crate `refrain-draft-replica`.
 
-mod chances;
 mod chunk;
 mod config;
 mod decode;
 mod drive;
 mod engine;
-mod fallback;
-mod goodput;
-mod guard;
 mod metrics;
-mod profile;
-mod proposers;
-mod router;
+mod routing;
 mod running;
 mod service;
 mod streaming;
@@ -54,13 +48,8 @@ use tokio::task::JoinHandle;
 use crate::chunk::{Admission, Command, OutputSink};
 use crate::decode::DecodeLoop;
 use crate::drive::{DriveMetrics, SharedDrive};
-use crate::fallback::{FallbackWatch, Reports};
-use crate::goodput::Goodput;
-use crate::guard::Guard;
 use crate::metrics::WorkerMetrics;
-use crate::profile::profile;
-use crate::proposers::Proposers;
-use crate::router::Router;
+use crate::routing::{DraftSettings, HeadReports, Proposers, Routing, profile};
 use crate::service::{Heartbeats, WorkerParts};
 use crate::streaming::{StreamContext, StreamDriver};
 
@@ -74,7 +63,7 @@ pub use engine::{
     HttpEngine, IntroductionCounts, StreamingCapabilities, StreamingEngine, StreamingLoad,
     VerifyingEngine,
 };
-pub use refrain_draft_replica::{UploadConfig, ReplicaConfig};
+pub use refrain_draft_replica::{ReplicaConfig, UploadConfig};
 pub use service::WorkerHandle;
 pub use worker_engine::{WorkerEngine, connect_third_party};
 
@@ -106,7 +95,7 @@ struct Shared {
     metrics: WorkerMetrics,
     store: Arc<dyn DraftStore>,
     sink: OutputSink,
-    reports: Arc<Reports>,
+    reports: Arc<HeadReports>,
     engine_ready: Arc<AtomicBool>,
 }
 
@@ -116,7 +105,7 @@ struct StartedDriver {
     /// The copy of the drafts; `None` where the worker does not draft.
     memory: Option<DraftReplica>,
     /// `None` where the engine generates by itself.
-    router: Option<Arc<Router>>,
+    settings: Option<Arc<DraftSettings>>,
 }
 
 /// Starts a worker. It sends its first heartbeat before this returns.
@@ -157,7 +146,7 @@ pub async fn start(config: WorkerConfig, with: Dependencies) -> anyhow::Result<W
             metrics,
             engine: with.engine,
             engine_ready: shared.engine_ready,
-            router: driver.router,
+            draft_settings: driver.settings,
             reports: shared.reports,
             config: config.clone(),
         }),
@@ -196,7 +185,7 @@ async fn start_driver(
             let decode = shared.decode_loop(engine.clone()).await?;
             Ok(StartedDriver {
                 memory: Some(shared.memory()),
-                router: Some(decode.router.clone()),
+                settings: Some(decode.routing.settings.clone()),
                 task: tokio::spawn(decode.run(inbox)),
             })
         }
@@ -222,7 +211,7 @@ async fn start_driver(
             Ok(StartedDriver {
                 // Only drive mode drafts for such an engine.
                 memory: drafts.then(|| shared.memory()),
-                router: None,
+                settings: None,
                 task: tokio::spawn(StreamDriver::new(context).run(inbox)),
             })
         }
@@ -234,30 +223,28 @@ impl Shared {
     async fn decode_loop(&self, engine: Arc<dyn VerifyingEngine>) -> anyhow::Result<DecodeLoop> {
         let config = &self.config;
         let metrics = &self.metrics;
-        let router = Arc::new(Router::new(&config.speculation, engine.capabilities()));
-        let mut goodput = Goodput::new(config, self.store.clone(), metrics.clone());
+        let settings = DraftSettings::new(&config.speculation, engine.capabilities());
+        let mut routing = Routing::new(
+            config,
+            Arc::new(settings),
+            self.store.clone(),
+            self.reports.clone(),
+            metrics.clone(),
+        );
         // Measured before the first heartbeat, so that no request waits for it.
         let time_max = Duration::from_millis(config.profile_ms_max);
-        goodput.start_from(&profile(&*engine, config.step_tokens_max, time_max).await);
+        routing.start_from_profile(&profile(&*engine, config.step_tokens_max, time_max).await);
         Ok(DecodeLoop {
             engine,
-            fallback: FallbackWatch::new(
-                &config.speculation,
-                &router,
-                self.reports.clone(),
-                metrics.clone(),
-            ),
-            guard: Guard::new(&config.speculation, metrics.clone()),
-            goodput,
-            elsewhere: RemoteLookup::new(
+            remote_lookup: RemoteLookup::new(
                 self.store.clone(),
                 &config.memory,
-                &router.params,
+                &routing.settings.params,
                 metrics.memory.clone(),
             ),
             proposers: Proposers::new(&config.speculation)
                 .context("starting the threads that propose drafts")?,
-            router,
+            routing,
             step_tokens_max: config.step_tokens_max,
             prefill_chunk_tokens: config.prefill_chunk_tokens,
             sink: self.sink.clone(),

@@ -5,7 +5,7 @@ mod speculation;
 mod streaming;
 
 use prometheus::{Counter, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
-use refrain_draft_replica::{UploadMetrics, ReplicaMetrics};
+use refrain_draft_replica::{ReplicaMetrics, UploadMetrics};
 use refrain_protocol::chunk::{DraftScope, DraftSource, StepCounts};
 use refrain_protocol::engine::DrafterKind;
 use refrain_service_kit::telemetry::Metrics;
@@ -151,10 +151,10 @@ impl WorkerMetrics {
     }
 
     /// Counts an exchange of acceptance statistics with the store.
-    pub(crate) fn chances_call(&self, is_answered: bool) {
+    pub(crate) fn statistics_call(&self, is_answered: bool) {
         let outcome = if is_answered { "answered" } else { "failed" };
         self.drafts
-            .chances_calls
+            .statistics_calls
             .with_label_values(&[self.model.as_str(), outcome])
             .inc();
     }

@@ -11,16 +11,16 @@ use std::time::Instant;
 
 use refrain_protocol::chunk::{ChunkEnd, ChunkEndReason, ChunkRequest, Speculation, StepCounts};
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
-use refrain_protocol::engine::{SelfDraft, SessionSpec, StepItem};
+use refrain_protocol::engine::{DrafterKind, SessionSpec, StepItem};
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, NamespaceId, WorkerId};
-use refrain_speculation::router::{Candidacy, Decision, Fallback, RecentRoutes, RouteReason};
+use refrain_speculation::router::{Candidacy, Offer, RecentRoutes, RouteReason, Speeds};
 
 use self::sources::{OWN, prompt_end};
-use crate::router::{Router, asked};
+use crate::routing::{DraftSettings, asked};
 use refrain_draft_replica::{DocumentUpdateRef, GroupMembership};
 
 pub(crate) use self::absorb::{Absorbed, StepRecord};
-pub(crate) use self::draft::{Allotment, AskedHead, Lesson, Offer, Prospect, labels};
+pub(crate) use self::draft::labels;
 pub(crate) use self::generated::JudgedDraft;
 pub(crate) use self::sources::Sources;
 
@@ -29,23 +29,6 @@ pub(crate) use self::sources::Sources;
 pub(crate) struct EngineLimits {
     pub(crate) max_context: u32,
     pub(crate) max_draft_tokens: u32,
-}
-
-/// The inputs of routing that all requests of a step share.
-#[derive(Clone, Copy)]
-pub(crate) struct Routing<'a> {
-    pub(crate) router: &'a Router,
-    pub(crate) fallback: Fallback,
-    /// `auto` requests get no suffix drafts in this step.
-    pub(crate) withholds: bool,
-}
-
-/// The speeds that decide about a transfer to another worker.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rates {
-    pub(crate) speedup: Option<f32>,
-    pub(crate) prefill_tokens_s: Option<f64>,
-    pub(crate) decode_tokens_s: Option<f64>,
 }
 
 /// A request whose chunk is being decoded.
@@ -66,9 +49,10 @@ pub(crate) struct ActiveRequest {
     self_drafts: bool,
     /// Length of the part of `text` that the head has read, as far as this worker knows.
     head_len: u32,
-    /// The draft of the step in progress.
-    offered: Offer,
-    lesson: Lesson,
+    /// The router's offer for the step in progress; `None` for a piece of a prompt.
+    offer: Option<Offer>,
+    /// The drafter inside the engine.
+    drafter: Option<DrafterKind>,
     /// Number of tokens that the head has to read for it, beyond those of the last steps.
     catch_up_tokens: u32,
     recent: RecentRoutes,
@@ -120,8 +104,8 @@ impl ActiveRequest {
             head,
             self_drafts,
             head_len: 0,
-            offered: Offer::Nothing,
-            lesson: Lesson::default(),
+            offer: None,
+            drafter: None,
             catch_up_tokens: 0,
             recent: RecentRoutes::default(),
             sent_len: 0,
@@ -178,14 +162,9 @@ impl ActiveRequest {
         (self.engine_len + context).min(self.text.len() as u32)
     }
 
-    /// The draft that the step in progress requests from the engine's head.
-    pub(crate) fn asked_head(&self) -> Option<SelfDraft> {
-        self.offered.wanted()
-    }
-
-    /// Number of draft tokens that the step in progress sends.
-    pub(crate) fn offered_tree_tokens(&self) -> u32 {
-        self.offered.sent()
+    /// The offer for the step in progress.
+    pub(crate) fn offer(&self) -> Option<&Offer> {
+        self.offer.as_ref()
     }
 
     /// Length of the text when the chunk began.
@@ -244,12 +223,13 @@ impl ActiveRequest {
         by_request.min(limits.max_context.saturating_sub(self.text.len() as u32))
     }
 
-    /// The request's item in the next step: its next `context` tokens and, if no more are left, its allotment. The
+    /// The request's item in the next step: its next `context` tokens and, if no more are left, its draft. The
     /// last `decisions_kept` decisions of the router are remembered, for a transfer to another worker.
     pub(crate) fn item(
         &mut self,
         context: u32,
-        allotment: Option<Allotment>,
+        offer: Option<Offer>,
+        settings: &DraftSettings,
         limits: EngineLimits,
         decisions_kept: usize,
     ) -> StepItem {
@@ -265,21 +245,20 @@ impl ActiveRequest {
         let max_emit = self.emit_left(limits).max(1);
         self.sent_len = new_to as u32;
         self.max_emit = max_emit;
-        (self.offered, self.lesson) = match allotment.filter(|_| sample) {
-            Some(allotment) => {
-                let Decision { route, reason } = allotment.decision;
-                if reason != RouteReason::NoRoom {
-                    self.recent.push(route, decisions_kept);
-                }
-                (allotment.offer, allotment.lesson)
-            }
-            None => Default::default(),
-        };
-        self.catch_up_tokens = match self.offered.wanted() {
+        self.drafter = settings.drafter();
+        self.offer = offer.filter(|_| sample);
+        if let Some(offer) = &self.offer
+            && offer.decision.reason != RouteReason::NoRoom
+        {
+            self.recent.push(offer.decision.route, decisions_kept);
+        }
+        let head = self.offer.as_ref().and_then(Offer::head);
+        self.catch_up_tokens = match head {
             Some(_) => self.unread_tokens(),
             None => 0,
         };
-        let (draft, self_draft) = self.offered.wire();
+        let draft = draft::wire_draft(self.offer.as_ref());
+        let self_draft = head.and_then(|head| settings.self_draft(head));
         StepItem {
             session: self.session,
             open: (self.engine_len == 0).then(|| SessionSpec {
@@ -311,7 +290,7 @@ impl ActiveRequest {
         self.session = new_session()?;
         self.engine_len = 0;
         self.head_len = 0;
-        self.offered = Offer::Nothing;
+        self.offer = None;
         Ok(())
     }
 
@@ -338,19 +317,19 @@ impl ActiveRequest {
     }
 
     /// The inputs of the decision about a transfer.
-    pub(crate) fn candidacy(&self, rates: Rates) -> Candidacy {
+    pub(crate) fn candidacy(&self, speedup: f32, speeds: Speeds) -> Candidacy {
         Candidacy {
             asked: asked(self.request.speculation),
-            handed_over: self.request.transferred,
+            transferred: self.request.transferred,
             fallback_here: self.self_drafts,
             decisions: self.recent.len(),
             misses_share: self.recent.misses_share(),
             context_tokens: self.text.len() as u32,
             output_tokens: self.output().len() as u32,
             remaining_tokens_max: self.request.max_new_tokens.saturating_sub(self.emitted()),
-            speedup: rates.speedup,
-            prefill_tokens_s: rates.prefill_tokens_s,
-            decode_tokens_s: rates.decode_tokens_s,
+            speedup: Some(speedup),
+            prefill_tokens_s: speeds.prefill_tokens_s,
+            decode_tokens_s: speeds.decode_tokens_s,
         }
     }
 

@@ -12,7 +12,9 @@ use std::time::Duration;
 use refrain_protocol::lookup::{FoundDraft, LookupContext, LookupRequest, LookupRules};
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, NamespaceId};
 use refrain_rpc::DraftStore;
-use refrain_speculation::draft::{Candidate, DraftNode, DraftTree, Expansion, Origin, ProposeParams, Scope, Source};
+use refrain_speculation::draft::{
+    Candidate, DraftNode, DraftTree, Expansion, Origin, ProposeParams, Scope, Source,
+};
 use refrain_suffix_index::{DocumentKey, Origin as IndexOrigin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;

@@ -212,7 +212,8 @@ impl Proposer {
         } = &mut *self.lock();
         let draft = |step: RequestStep| {
             let request = running.get_mut(&step.request)?;
-            let statistics = statistics.get_or_insert_mut(request.namespace(), AcceptanceStatistics::new);
+            let statistics =
+                statistics.get_or_insert_mut(request.namespace(), AcceptanceStatistics::new);
             request.extend(&step.emitted, Some(statistics), &self.metrics);
             self.outbox.upload_if_due(request);
             request.propose(&params, step.draft_tokens_max, &self.metrics);

@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::{DocumentId, NamespaceId};
-use refrain_speculation::draft::{Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::draft::{
+    Candidate, DraftNode, Lookup, ProposeParams, Scope, Source, propose,
+};
 use refrain_speculation::statistics::AcceptanceStatistics;
 
 use crate::background::{BackgroundEvent, EndedRequest};
@@ -252,11 +254,18 @@ impl Request {
 
     /// Whether the draft that was found is expected to have more accepted tokens than the engine's own, by the
     /// acceptance statistics of both.
-    pub(crate) fn beats(&mut self, engine_draft: Vec<u32>, statistics: &AcceptanceStatistics) -> bool {
+    pub(crate) fn beats(
+        &mut self,
+        engine_draft: Vec<u32>,
+        statistics: &AcceptanceStatistics,
+    ) -> bool {
         self.engine_draft = engine_draft;
         let context_tokens = self.state.text.len() as u32;
-        let of_engine = statistics.expect_head(context_tokens, self.engine_draft.len() as u32);
-        let found = self.found.as_ref().map(|found| statistics.expect(found));
+        let of_engine = statistics.expected_of_head(context_tokens, self.engine_draft.len() as u32);
+        let found = self
+            .found
+            .as_ref()
+            .map(|found| statistics.path_probabilities(found));
         found.is_some_and(|nodes| nodes.iter().sum::<f32>() > of_engine)
     }
 

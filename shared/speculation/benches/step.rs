@@ -19,9 +19,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use refrain_speculation::{Goodput, GoodputParams, Granted, HeadDrafted, HeadWish, StepFrame, StepTaken, Wish};
-use refrain_speculation::draft::{Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::draft::{
+    Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose,
+};
 use refrain_speculation::router::{HeadWork, Priority};
+use refrain_speculation::{
+    Goodput, GoodputParams, Granted, HeadDrafted, HeadWish, StepFrame, StepTaken, Wish,
+};
 use refrain_suffix_index::{DocumentKey, Index, IndexConfig, SegmentBuilder, Token};
 use text::{Corpus, Random};
 

@@ -52,7 +52,7 @@ pub use prospect::{Asked, Frame, HeadState, Prospect};
 pub use score::{ACCEPTED_LENGTH_PRIOR, Fallback, Found, Threshold, route_by_score};
 pub use step::{HeadWork, Outcome, Step, StepItem};
 pub use transfer::{Candidacy, RecentRoutes, TransferParams, should_transfer};
-pub use trials::{Mode, Sample, TrialParams, Trials};
+pub use trials::{Mode, Phase, Sample, TrialParams, Trials, batch_bucket};
 pub use urgency::{Pace, Priority};
 pub use verify_call::{CallOffer, CallWorth, StreamPace, best_call};
 

@@ -34,7 +34,9 @@ impl Core {
     /// The tables of a namespace, as bytes; none where nothing was ever observed.
     pub(crate) fn known_chances(&self, namespace: NamespaceId) -> Result<Vec<u8>, LogError> {
         let known = read(&Batch::default(), &*self.log, namespace)?;
-        Ok(known.as_ref().map_or_else(Vec::new, AcceptanceStatistics::to_bytes))
+        Ok(known
+            .as_ref()
+            .map_or_else(Vec::new, AcceptanceStatistics::to_bytes))
     }
 }
 

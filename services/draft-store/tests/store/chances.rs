@@ -34,7 +34,11 @@ fn learn(calibration: &mut AcceptanceStatistics, positions: u32) {
 }
 
 /// Tells a store what was observed, and goes on from what it says.
-async fn exchange(client: &dyn DraftStore, namespace: SignedNamespace, with: &mut AcceptanceStatistics) {
+async fn exchange(
+    client: &dyn DraftStore,
+    namespace: SignedNamespace,
+    with: &mut AcceptanceStatistics,
+) {
     let observed = with.take_observed();
     let request = AcceptanceStatsRequest {
         namespace,

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use refrain_protocol::error::code;
 use refrain_protocol::chunk::ChunkEvent;
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, ErrorKind, LeaseId};
 use tokio::sync::mpsc;
 

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lru::LruCache;
-use refrain_draft_replica::{GroupReplica, Uploader, NamespaceReplica};
+use refrain_draft_replica::{GroupReplica, NamespaceReplica, Uploader};
 use refrain_protocol::chunk::{ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent};
 use refrain_protocol::document::{DocumentUpdate, FinishReason};
 use refrain_protocol::{ApiError, LeaseId, NamespaceId, SignedNamespace};
@@ -183,10 +183,10 @@ impl OutputSink {
             update,
         } = cut;
         if let Some(memory) = memory {
-            memory.merge(&update);
+            memory.merge((&update).into());
         }
         if let Some(group) = group.and_then(|group| group.upgrade()) {
-            group.merge(&update);
+            group.merge((&update).into());
         }
         self.harvest
             .push(namespace_id, &namespace, (&update).into());

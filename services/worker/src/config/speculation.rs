@@ -1,67 +1,62 @@
-//! How drafts are made, and when which.
+//! How drafts are made and routed.
 
 use std::fmt;
 
-use refrain_speculation::TRIAL_STEPS_MIN;
 use refrain_speculation::draft::{Expansion, ProposeParams};
-use refrain_speculation::router::{TrialParams, TransferParams, Mode, Threshold};
+use refrain_speculation::router::{Threshold, TrialParams};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
-/// More cores than any machine has to spare for it.
+/// More threads than any machine has to spare for proposals.
 const PROPOSE_THREADS_MAX: usize = 256;
 
-/// How drafts are made: the parameters of SuffixDecoding, and of the fallback behind it.
+/// How drafts are made and routed: the parameters of SuffixDecoding, and of the fallback behind it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpeculationConfig {
-    /// How `auto` requests are routed.
+    /// How drafts of `auto` requests are chosen: `goodput` for the whole batch at once, or `score` for each request by itself.
     pub router: RouterChoice,
-    /// Requests in a step above which `auto` requests draft nothing; 0 never stops them. Of the goodput router alone.
+    /// Requests in a step above which `auto` requests draft nothing, under the goodput router; 0 never stops them.
     pub off_above_batch: u32,
-    /// MAX_SPEC(p) = alpha * p + offset.
+    /// A pattern of p tokens may draft alpha * p tokens (MAX_SPEC of SuffixDecoding).
     pub alpha: f32,
-    /// See `alpha`.
-    pub offset: f32,
-    /// Most draft tokens of one request in one step.
+    /// Safety limit of the draft tokens of one request in one step. Drafts end where they are no longer likely enough.
     pub max_spec_tokens: usize,
-    /// Draft nodes less likely than this are left out.
+    /// Draft tokens less likely than this are left out.
     pub min_token_prob: f32,
-    /// Shortest pattern that may draft, tokens.
-    pub min_match_tokens: u32,
     /// Longest pattern that is looked up, tokens.
     pub max_pattern_tokens: u32,
-    /// DraftIndex branch.
+    /// Whether drafts branch.
     pub tree: bool,
-    /// The score router: a suffix draft is verified if its SCORE is above this. For both, 0 keeps `auto` requests from the
-    /// fallback.
+    /// The SCORE that a suffix draft must exceed under the score router: a number, or `auto`. Under both routers, 0 keeps
+    /// `auto` requests from the fallback.
     pub score_threshold: ScoreThreshold,
-    /// What serves steps without a suffix draft above the threshold.
+    /// The drafter for steps without a good suffix draft: `self` for the engine's own head or draft model, `off`, or the name of
+    /// a worker.
     pub fallback: FallbackChoice,
-    /// Decisions of a request that are looked back on before it is handed over to another worker.
-    pub handover_after_steps: usize,
-    /// Tokens per second with drafts / without, by size of batch, below which `auto` requests go without. The score router
-    /// holds back suffix drafts only. 0 never holds back.
+    /// Tokens per second with drafts over those without, by batch size, below which `auto` requests go without drafts (under
+    /// the score router, without suffix drafts); 0 never holds drafts back.
     pub gain_min: f64,
-    /// The goodput router: how often a worker tells the draft store what it observed of a namespace's drafts, and hears what
-    /// others did, milliseconds. 0 keeps it to itself.
-    pub chances_interval_ms: u64,
-    /// Threads that look for the drafts of a step, the decode loop's own included. 0 takes one less than there are cores, and
-    /// sixteen at most.
+    /// How often a worker saves the acceptance statistics of a namespace in the draft store, milliseconds; 0 never saves.
+    pub statistics_interval_ms: u64,
+    /// Threads that look for the drafts of a step, the decode loop's own included; 0 uses one less than there are cores, and at
+    /// most sixteen.
     pub propose_threads: usize,
-    /// Requests of a step from which on they do so together. Below, what is saved is less than what waking them takes.
+    /// Requests of a step from which on threads look for drafts together. Waking them takes about as long as 100 microseconds of
+    /// searching.
+    #[serde(skip)]
     pub propose_together_min: usize,
-    /// The engine's own head.
+    /// The engine's own drafter.
     pub eagle3: Eagle3Config,
 }
 
-/// How a step of `auto` requests is decided.
+/// How the drafts of `auto` requests are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouterChoice {
     /// Each request by itself: its suffix draft if SCORE is above the threshold, else the fallback.
     Score,
-    /// The whole batch at once: what brings most tokens per second, by chances and costs that are learnt.
+    /// The whole batch at once: the drafts that bring the most tokens per second, by learnt probabilities and costs.
     Goodput,
 }
 
@@ -74,7 +69,7 @@ pub enum ScoreThreshold {
     Fixed(f32),
 }
 
-/// `"self"`, `"off"`, or the name of a worker.
+/// The drafter behind suffix drafts: `"self"`, `"off"`, or the name of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(from = "String")]
 pub enum FallbackChoice {
@@ -82,11 +77,11 @@ pub enum FallbackChoice {
     Own,
     /// None.
     Off,
-    /// Requests that go badly here are handed over to this worker, chunk by chunk.
+    /// Requests that suffix drafts serve badly here are transferred to this worker between two chunks.
     Worker(String),
 }
 
-/// What the engine's own drafter, EAGLE-3 head or draft model, is asked for, and when it is thought worth it.
+/// What the engine's own drafter, an EAGLE-3 head or a draft model, is asked for.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eagle3Config {
@@ -98,47 +93,32 @@ pub struct Eagle3Config {
     pub tokens_max: u32,
     /// Paths that the head thinks less likely than this are left out.
     pub path_prob_min: f32,
-    /// Whether it draws its tokens as the request samples, instead of taking the likeliest. More of them are accepted
-    /// at higher temperatures, and the output keeps the engine's law, but not, token for token, what it is without
-    /// drafts. Needs `top_k` 1.
+    /// Whether the head draws its tokens as the request samples, instead of taking the likeliest. More of them are accepted
+    /// at higher temperatures. The output keeps the engine's distribution, but not, token for token, the output without drafts.
+    /// Needs `top_k` 1.
     pub sampled: bool,
-    /// The score router: steps of a trial, of the head or of doing without. The goodput router weighs the head step by step, so
-    /// that neither this nor what follows changes what it does.
-    pub probe_steps: u32,
-    /// The score router: steps between trials at first.
-    pub backoff_steps: u32,
-    /// The score router: steps between trials at most.
-    pub backoff_steps_max: u32,
-    /// The score router: time that trials may lose, of all time.
-    pub trial_cost_share_max: f64,
-    /// The score router: tokens per second with the head / without, above which it comes into use.
-    pub gain_enter: f64,
-    /// The score router: the same, below which it goes out of use.
-    pub gain_leave: f64,
+    /// Trials of the head under the score router.
+    #[serde(skip)]
+    pub trials: TrialParams,
 }
 
 impl Default for SpeculationConfig {
     fn default() -> Self {
+        let propose = ProposeParams::default();
         SpeculationConfig {
             router: RouterChoice::Goodput,
             off_above_batch: 0,
-            alpha: 1.0,
-            offset: 0.0,
-            // Trees this large and this unlikely are for the goodput router to choose from: it verifies what pays at the
-            // size of the batch. Replayed on an H100's costs they bring up to 7 % over one chain of 16 at 0.45 with up to
-            // 16 requests at once, and lose up to 3 % at 64.
-            max_spec_tokens: 32,
-            min_token_prob: 0.1,
-            min_match_tokens: 1,
-            max_pattern_tokens: 64,
+            alpha: propose.alpha,
+            // The goodput router chooses from large trees of unlikely tokens whatever pays at the size of the batch.
+            max_spec_tokens: propose.max_spec_tokens,
+            min_token_prob: propose.min_token_prob,
+            max_pattern_tokens: propose.max_pattern,
             tree: true,
             score_threshold: ScoreThreshold::Auto,
             fallback: FallbackChoice::Own,
-            handover_after_steps: TransferParams::default().after_steps,
             gain_min: 0.97,
-            chances_interval_ms: 10_000,
+            statistics_interval_ms: 60_000,
             propose_threads: 0,
-            // Some 100 microseconds of looking, of which waking a thread takes a good part.
             propose_together_min: 12,
             eagle3: Eagle3Config::default(),
         }
@@ -147,32 +127,24 @@ impl Default for SpeculationConfig {
 
 impl Default for Eagle3Config {
     fn default() -> Self {
-        let gate = TrialParams::default();
         Eagle3Config {
             depth: 6,
             top_k: 1,
             tokens_max: 6,
             path_prob_min: 0.4,
             sampled: false,
-            probe_steps: gate.probe_steps,
-            backoff_steps: gate.backoff_steps,
-            backoff_steps_max: gate.backoff_steps_max,
-            trial_cost_share_max: gate.trial_cost_share_max,
-            gain_enter: gate.gain_enter,
-            gain_leave: gate.gain_leave,
+            trials: TrialParams::default(),
         }
     }
 }
 
 impl SpeculationConfig {
-    /// How drafts are made from memory, for an engine that verifies trees.
+    /// How drafts are made from suffix indexes, for an engine that verifies trees.
     pub fn params(&self) -> ProposeParams {
         ProposeParams {
             alpha: self.alpha,
-            offset: self.offset,
             max_spec_tokens: self.max_spec_tokens,
             min_token_prob: self.min_token_prob,
-            min_match_len: self.min_match_tokens,
             max_pattern: self.max_pattern_tokens,
             expansion: match self.tree {
                 true => Expansion::Tree,
@@ -189,12 +161,12 @@ impl SpeculationConfig {
             "speculation.alpha: a number that is not negative",
         );
         check(
-            self.offset.is_finite(),
-            "speculation.offset: a finite number",
-        );
-        check(
             self.off_above_batch == 0 || self.router == RouterChoice::Goodput,
             "speculation.off_above_batch: the score router has no such limit; 0, or router = \"goodput\"",
+        );
+        check(
+            self.max_spec_tokens >= 1,
+            "speculation.max_spec_tokens: at least 1; speculation.alpha = 0 turns suffix drafts off",
         );
         check(
             (0.0..=1.0).contains(&self.min_token_prob),
@@ -217,20 +189,12 @@ impl SpeculationConfig {
             "speculation.fallback: names this worker itself; say \"self\"",
         );
         check(
-            self.handover_after_steps >= 1,
-            "speculation.handover_after_steps: at least 1",
-        );
-        check(
             self.gain_min >= 0.0 && self.gain_min.is_finite(),
             "speculation.gain_min: a number that is not negative",
         );
         check(
             self.propose_threads <= PROPOSE_THREADS_MAX,
             "speculation.propose_threads: at most 256; 0 takes one less than there are cores",
-        );
-        check(
-            self.propose_together_min >= 2,
-            "speculation.propose_together_min: at least 2; propose_threads = 1 never looks for drafts together",
         );
         let eagle3 = &self.eagle3;
         for (value, fault) in [
@@ -240,17 +204,9 @@ impl SpeculationConfig {
                 eagle3.tokens_max,
                 "speculation.eagle3.tokens_max: at least 1; speculation.fallback = \"off\" turns the head off",
             ),
-            (
-                eagle3.backoff_steps,
-                "speculation.eagle3.backoff_steps: at least 1",
-            ),
         ] {
             check(value >= 1, fault);
         }
-        check(
-            (TRIAL_STEPS_MIN..=1024).contains(&eagle3.probe_steps),
-            "speculation.eagle3.probe_steps: from 3, the least that a trial is judged by, to 1024",
-        );
         check(
             (0.0..=1.0).contains(&eagle3.path_prob_min),
             "speculation.eagle3.path_prob_min: between 0 and 1",
@@ -259,39 +215,6 @@ impl SpeculationConfig {
             !eagle3.sampled || eagle3.top_k == 1,
             "speculation.eagle3.sampled: draws chains, so top_k must be 1",
         );
-        check(
-            eagle3.backoff_steps_max >= eagle3.backoff_steps,
-            "speculation.eagle3.backoff_steps_max: at least backoff_steps",
-        );
-        check(
-            eagle3.trial_cost_share_max > 0.0 && eagle3.trial_cost_share_max <= 1.0,
-            "speculation.eagle3.trial_cost_share_max: above 0, at most 1",
-        );
-        check(
-            eagle3.gain_leave > 0.0 && eagle3.gain_enter >= eagle3.gain_leave,
-            "speculation.eagle3.gain_enter: at least gain_leave, and that above 0",
-        );
-    }
-
-    pub(crate) fn hand_over(&self) -> TransferParams {
-        TransferParams {
-            after_steps: self.handover_after_steps,
-            ..TransferParams::default()
-        }
-    }
-}
-
-impl Eagle3Config {
-    pub(crate) fn gate(&self) -> TrialParams {
-        TrialParams {
-            starts_with: Mode::Plain,
-            probe_steps: self.probe_steps,
-            backoff_steps: self.backoff_steps,
-            backoff_steps_max: self.backoff_steps_max,
-            trial_cost_share_max: self.trial_cost_share_max,
-            gain_enter: self.gain_enter,
-            gain_leave: self.gain_leave,
-        }
     }
 }
 
@@ -314,7 +237,7 @@ impl From<String> for FallbackChoice {
     }
 }
 
-/// By hand, since serde's own error for untagged values names neither of the two.
+/// Written by hand, since the error of serde for untagged values names neither form.
 impl<'de> Deserialize<'de> for ScoreThreshold {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct NumberOrAuto;
@@ -400,9 +323,8 @@ mod tests {
             config.faults().join("\n")
         };
         assert_eq!(faults(|_| {}), "");
-        let cases: [(Change, &str); 12] = [
+        let cases: [(Change, &str); 10] = [
             (|of| of.alpha = f32::INFINITY, "alpha"),
-            (|of| of.offset = f32::NAN, "offset"),
             (
                 |of| {
                     of.router = RouterChoice::Score;
@@ -429,8 +351,7 @@ mod tests {
             (|of| of.eagle3.depth = 0, "eagle3.depth"),
             (|of| of.eagle3.tokens_max = 0, "eagle3.tokens_max"),
             (|of| of.eagle3.path_prob_min = f32::NAN, "path_prob_min"),
-            (|of| of.eagle3.backoff_steps_max = 3, "backoff_steps_max"),
-            (|of| of.eagle3.gain_enter = 0.5, "gain_enter"),
+            (|of| of.max_spec_tokens = 0, "max_spec_tokens"),
         ];
         for (change, key) in cases {
             let faults = faults(change);

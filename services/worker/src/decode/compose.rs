@@ -1,50 +1,51 @@
-//! The composition of a step: who moves, how many tokens each may bring, and who gets to draft.
+//! The composition of a step: which requests move, how many tokens each of them brings, and which draft it verifies.
 
 use std::time::Instant;
 
+use refrain_draft_replica::{DraftQuery, RemoteDrafts};
+use refrain_protocol::NamespaceId;
 use refrain_protocol::chunk::Speculation;
 use refrain_protocol::engine::{StepItem, StepRequest};
-use refrain_speculation::StepFrame;
-use refrain_speculation::router::Route;
+use refrain_speculation::router::{Decision, Frame, Prospect};
 
 use super::DecodeLoop;
 use crate::chunk::ActiveChunk;
-use crate::fallback::ItemKind;
-use crate::router::Routed;
-use crate::running::{ActiveRequest, EngineLimits, Prospect, Routing};
-use refrain_draft_replica::{RemoteDrafts, DraftQuery};
+use crate::running::{ActiveRequest, EngineLimits};
 
-/// A step to be made.
+/// A step that is ready for the engine.
 #[derive(Default)]
 pub(super) struct Composed {
     pub(super) request: StepRequest,
-    /// Whose the items are, in their order.
+    /// The requests of the items, in the order of the items.
     pub(super) members: Vec<Member>,
-    /// What it took to draft for each that samples.
+    /// Seconds that the search for a draft took, for each request that samples.
     pub(super) propose_seconds: Vec<f64>,
 }
 
-/// Who moves in a step.
+/// The requests that move in a step.
 pub(super) struct Movers {
     parts: Vec<Part>,
-    /// Most draft tokens beside what they owe.
+    /// Most draft tokens beside the tokens that the requests owe.
     room: u32,
-    /// Requests that decode.
+    /// Number of requests that decode.
     pub(super) decoding: u32,
-    /// DraftIndex are held back.
+    /// The guard holds drafts back.
     pub(super) withholds: bool,
 }
 
-/// Whose an item is, and what.
+/// The request of an item.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
     /// Place in the batch.
     pub(super) place: usize,
     pub(super) sampled: bool,
-    pub(super) kind: ItemKind,
-    pub(super) routed: Routed,
-    /// Context tokens that it brings.
+    /// It decodes; otherwise the item is a piece of a prompt.
+    pub(super) decodes: bool,
+    /// The router's decision; `None` for a piece of a prompt that does not sample.
+    pub(super) decision: Option<Decision>,
+    /// Context tokens of the item.
     pub(super) context: u32,
+    /// Tokens that the head has to read at once.
     pub(super) catch_up_tokens: u32,
 }
 
@@ -52,27 +53,9 @@ pub(super) struct Member {
 #[derive(Clone, Copy, Debug)]
 struct Part {
     place: usize,
-    /// Tokens of what it owes.
+    /// Tokens that it brings of those that it owes.
     context: u32,
     decodes: bool,
-}
-
-impl Composed {
-    fn push(&mut self, part: Part, routed: Routed, item: StepItem, entry: &ActiveChunk) {
-        self.members.push(Member {
-            place: part.place,
-            sampled: item.sample,
-            kind: if part.decodes {
-                decoding_kind(routed)
-            } else {
-                ItemKind::Prefill
-            },
-            routed,
-            context: item.tokens.len() as u32,
-            catch_up_tokens: entry.running.catch_up_tokens(),
-        });
-        self.request.items.push(item);
-    }
 }
 
 impl DecodeLoop {
@@ -84,86 +67,81 @@ impl DecodeLoop {
         }
     }
 
-    /// Every request that can move; the one at `first` comes first.
+    /// Every request that can move, beginning with the one at `first`.
     pub(super) fn movers(&self, batch: &[ActiveChunk], first: usize) -> Movers {
         let (parts, room) = self.parts(batch, first);
         let decoding = parts.iter().filter(|part| part.decodes).count() as u32;
         let reads_prompt = parts.iter().any(|part| !part.decodes);
-        let may_try = !reads_prompt && !self.fallback.is_on_trial(decoding);
         Movers {
-            withholds: self.guard.withholds(decoding, may_try),
+            withholds: self.routing.withholds(decoding, reads_prompt),
             parts,
             room,
             decoding,
         }
     }
 
-    /// What to ask the store for: for those that may draft in this step, of namespaces that are not all here.
-    pub(super) fn wanted_elsewhere(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<DraftQuery> {
+    /// The remote look-ups of a step: for requests that may draft in it and whose namespace has no complete replica here.
+    pub(super) fn remote_queries(&self, batch: &[ActiveChunk], movers: &Movers) -> Vec<DraftQuery> {
         let limits = self.limits();
-        let context_tokens = self.elsewhere.context_tokens();
-        let no_auto = movers.withholds || self.goodput.is_off(movers.decoding);
+        let context_tokens = self.remote_lookup.context_tokens();
+        let no_auto = movers.withholds || self.routing.is_off(movers.decoding);
         let decoding = movers.parts.iter().filter(|part| part.decodes);
         decoding
             .map(|part| &batch[part.place].running)
             .filter(|running| !(no_auto && running.request.speculation == Speculation::Auto))
             .filter(|running| running.draft_max(movers.room, limits) > 0)
-            .filter_map(|running| running.wanted_elsewhere(context_tokens))
+            .filter_map(|running| running.remote_query(context_tokens))
             .collect()
     }
 
-    /// One step out of everybody's part.
+    /// Composes the step of all movers.
     pub(super) fn compose(
         &mut self,
         batch: &mut [ActiveChunk],
         movers: Movers,
-        found: &RemoteDrafts,
+        remote: &RemoteDrafts,
     ) -> Composed {
-        let (prospects, propose_seconds) = self.prospects(batch, &movers, found);
+        let (prospects, propose_seconds) = self.prospects(batch, &movers, remote);
         let Movers {
             parts,
             room,
             decoding,
             ..
         } = movers;
-        let frame = StepFrame {
+        let kv_tokens = |part: &Part| {
+            let running = &batch[part.place].running;
+            u64::from(running.engine_len_with(part.context))
+        };
+        let frame = Frame {
             tokens: parts.iter().map(|part| part.context).sum(),
-            kv_tokens: parts
-                .iter()
-                .map(|part| {
-                    let running = &batch[part.place].running;
-                    u64::from(running.engine_len_with(part.context))
-                })
-                .sum(),
+            kv_tokens: parts.iter().map(kv_tokens).sum(),
             slots_max: room,
             batch: decoding,
         };
-        let mut allotments = self
-            .goodput
-            .allot(prospects, frame, &self.router)
-            .into_iter();
+        let mut offers = self.routing.offer(prospects, frame).into_iter();
         let mut composed = Composed {
             propose_seconds,
             ..Composed::default()
         };
         let limits = self.limits();
-        let kept = self.fallback.decisions_kept();
+        let kept = self.routing.decisions_kept();
         for part in parts {
-            let entry = &mut batch[part.place];
-            let samples = part.context == entry.running.owed();
-            let allotment = if samples { allotments.next() } else { None };
-            let routed = allotment.as_ref().map_or(Routed::Prefill, |allotment| {
-                Routed::Decided(allotment.decision)
-            });
-            let item = entry.running.item(part.context, allotment, limits, kept);
-            composed.push(part, routed, item, entry);
+            let chunk = &mut batch[part.place];
+            let samples = part.context == chunk.running.owed();
+            let offer = if samples { offers.next() } else { None };
+            let decision = offer.as_ref().map(|offer| offer.decision);
+            let settings = &self.routing.settings;
+            let item = chunk
+                .running
+                .item(part.context, offer, settings, limits, kept);
+            composed.push(part, decision, item, &chunk.running);
         }
         composed
     }
 
-    /// Who moves and by how much, and the draft tokens that there is room for beside that.
+    /// The requests that move with their tokens, and the draft tokens that the step has room for beside them.
     ///
-    /// Decoding requests are sure of their one token; then come prompts; drafts take what is left over.
+    /// Decoding requests are sure of their one token. Prompts come next, and drafts take what is left.
     fn parts(&self, batch: &[ActiveChunk], first: usize) -> (Vec<Part>, u32) {
         let capabilities = self.engine.capabilities();
         let now = Instant::now();
@@ -171,8 +149,8 @@ impl DecodeLoop {
         let order = (0..batch.len()).map(|place| (place + first) % batch.len().max(1));
         let movable = order
             .filter(|&place| {
-                let entry = &batch[place];
-                entry.events.capacity() > 0 && entry.wait_until.is_none_or(|until| until <= now)
+                let chunk = &batch[place];
+                chunk.events.capacity() > 0 && chunk.wait_until.is_none_or(|until| until <= now)
             })
             .take(capabilities.max_batch.min(total) as usize);
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
@@ -202,45 +180,53 @@ impl DecodeLoop {
         (parts, left)
     }
 
-    /// What those that sample could draft, in their order, and what it took to find that. The piece that ends a prompt can
-    /// verify a draft as well.
+    /// What the requests that sample could draft, in their order, and the seconds of each search. The piece that ends a prompt
+    /// can verify a draft as well.
     fn prospects(
         &self,
         batch: &[ActiveChunk],
         movers: &Movers,
-        found: &RemoteDrafts,
-    ) -> (Vec<Prospect>, Vec<f64>) {
+        remote: &RemoteDrafts,
+    ) -> (Vec<Prospect<NamespaceId>>, Vec<f64>) {
         let limits = self.limits();
-        let routing = Routing {
-            router: &self.router,
-            fallback: self.fallback.state(movers.decoding),
-            withholds: movers.withholds,
-        };
-        let parts = movers.parts.iter();
-        let sampling = parts
+        let params = &self.routing.settings.params;
+        let sampling: Vec<&ActiveRequest> = movers
+            .parts
+            .iter()
             .map(|part| (part, &batch[part.place].running))
             .filter(|(part, running)| part.context >= running.owed())
-            .map(|(_, running)| running);
-        let sampling: Vec<&ActiveRequest> = sampling.collect();
+            .map(|(_, running)| running)
+            .collect();
         let prospects = self.proposers.map(&sampling, |running| {
             let started = Instant::now();
-            let mut prospect = running.prospect(movers.room, limits, routing, started);
-            if let Some(candidate) = found.get(&running.document()) {
+            let mut prospect =
+                running.prospect(movers.room, limits, params, movers.withholds, started);
+            if let Some(candidate) = remote.get(&running.document()) {
                 prospect.consider(candidate);
             }
-            prospect.chances = self.goodput.chances(&prospect);
+            prospect.path_probabilities = self.routing.estimate(&prospect);
             (prospect, started.elapsed().as_secs_f64())
         });
         prospects.into_iter().unzip()
     }
 }
 
-fn decoding_kind(routed: Routed) -> ItemKind {
-    match routed.route() {
-        Some(Route::Suffix) => ItemKind::Suffix,
-        Some(Route::Fallback) => ItemKind::Fallback,
-        Some(Route::Merged) => ItemKind::Merged,
-        Some(Route::Plain) => ItemKind::Plain,
-        None => ItemKind::Prefill,
+impl Composed {
+    fn push(
+        &mut self,
+        part: Part,
+        decision: Option<Decision>,
+        item: StepItem,
+        running: &ActiveRequest,
+    ) {
+        self.members.push(Member {
+            place: part.place,
+            sampled: item.sample,
+            decodes: part.decodes,
+            decision,
+            context: item.tokens.len() as u32,
+            catch_up_tokens: running.catch_up_tokens(),
+        });
+        self.request.items.push(item);
     }
 }

@@ -16,7 +16,7 @@ use super::policy::{DraftOpportunity, DriveDecision, DrivePolicy, Stretch};
 use super::verify::{DraftVerdict, VerifyAbilities, VerifyMethod};
 use crate::config::WorkerConfig;
 use crate::metrics::WorkerMetrics;
-use crate::router::{asked, drafts_from_memory};
+use crate::routing::{asked, drafts_from_indexes};
 use crate::running::{ActiveRequest, EngineLimits, JudgedDraft};
 
 /// The part of drive mode that all chunks of a worker share.
@@ -24,7 +24,7 @@ use crate::running::{ActiveRequest, EngineLimits, JudgedDraft};
 pub(crate) struct SharedDrive {
     policy: Arc<Mutex<DrivePolicy>>,
     abilities: VerifyAbilities,
-    /// DraftIndex are proposed as long as possible, since most of a call's price is fixed.
+    /// Drafts are proposed as long as possible, since most of a call's price is fixed.
     params: Arc<ProposeParams>,
     /// Whether sampled requests are driven as well.
     drives_sampled: bool,
@@ -98,7 +98,7 @@ struct Measurement {
 impl ChunkDrive {
     /// Begins a chunk.
     pub(crate) fn new(shared: SharedDrive, namespace: NamespaceId, request: &ChunkRequest) -> Self {
-        let drafts = drafts_from_memory(request.speculation);
+        let drafts = drafts_from_indexes(request.speculation);
         let may_sample = request.sampling.temperature == 0.0 || shared.drives_sampled;
         let methods = match drafts && may_sample {
             true => shared.abilities.methods(&request.sampling).collect(),
@@ -275,14 +275,8 @@ impl ChunkDrive {
         }
         policy.record_call(&call, walk.accepted.len() as u32, seconds);
         policy.learn(self.namespace, &call.found, &walk.emitted);
-        let VerifyCall {
-            verified, found, ..
-        } = *call;
-        Some(JudgedDraft {
-            verified,
-            found,
-            walk,
-        })
+        let VerifyCall { verified, .. } = *call;
+        Some(JudgedDraft { verified, walk })
     }
 
     /// Records tokens that a call produced.

@@ -1,4 +1,4 @@
-//! DraftIndex that were not verified: they are followed along the stream, to learn how much of them came true.
+//! Drafts that were not verified: they are followed along the stream, to learn how much of them came true.
 
 use refrain_speculation::draft::Candidate;
 

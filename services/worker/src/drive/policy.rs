@@ -14,9 +14,11 @@ use std::time::Instant;
 
 use lru::LruCache;
 use refrain_protocol::{NamespaceId, TokenId};
-use refrain_speculation::batch_bucket;
 use refrain_speculation::draft::Candidate;
-use refrain_speculation::router::{Asked, CallOffer, CallWorth, Trials, TrialParams, Sample, Mode, Route, RouteReason, best_call};
+use refrain_speculation::router::{
+    Asked, CallOffer, CallWorth, Mode, Route, RouteReason, Sample, TrialParams, Trials,
+    batch_bucket, best_call,
+};
 use refrain_speculation::statistics::AcceptanceStatistics;
 
 use super::call::{VerifyCall, nodes_that_fit, prompt_tokens};
@@ -44,7 +46,7 @@ pub(super) struct DrivePolicy {
     /// Pace of streams and calls, by size of the batch (see [`batch_bucket`]).
     paces: HashMap<u32, Pace>,
     /// `None` if the configuration turns the guard off.
-    gate: Option<Gate>,
+    trials: Option<Trials>,
     /// Number of running chunks.
     batch: u32,
     /// Number of tokens of all chunks so far.
@@ -108,9 +110,9 @@ impl DrivePolicy {
         let speculation = &config.speculation;
         let namespaces = NonZeroUsize::new(config.memory.namespaces_max);
         let has_guard = speculation.gain_min > 0.0;
-        let gate = has_guard.then(|| {
-            Gate::new(TrialParams {
-                starts_with: Mode::Fallback,
+        let trials = has_guard.then(|| {
+            Trials::new(TrialParams {
+                starts_with: Mode::With,
                 gain_enter: speculation.gain_min,
                 gain_leave: speculation.gain_min,
                 ..TrialParams::default()
@@ -123,7 +125,7 @@ impl DrivePolicy {
             namespaces: LruCache::new(namespaces.unwrap_or(NonZeroUsize::MIN)),
             end_tokens: LruCache::new(END_TOKENS_MAX),
             paces: HashMap::new(),
-            gate,
+            trials,
             batch: 0,
             emitted: 0,
             metrics,
@@ -168,10 +170,10 @@ impl DrivePolicy {
 
     /// Learns from the tokens that followed where a draft was found.
     pub(super) fn learn(&mut self, namespace: NamespaceId, found: &Candidate, emitted: &[u32]) {
-        let calibration = self
+        let statistics = self
             .namespaces
             .get_or_insert_mut(namespace, AcceptanceStatistics::default);
-        calibration.observe(found, emitted);
+        statistics.observe(found, emitted);
     }
 
     /// Decides about a draft at `now`.
@@ -209,14 +211,14 @@ impl DrivePolicy {
             return (Route::Suffix, RouteReason::Probe, DriveDecision::Call(call));
         }
         let batch = self.batch;
-        if let Some(passage) = self.gate.as_ref().map(|gate| gate.passage(batch))
+        if let Some(phase) = self.trials.as_ref().map(|trials| trials.phase(batch))
             && is_auto
             && opportunity.is_streaming
-            && passage.mode() == Mode::Plain
+            && phase.mode() == Mode::Without
         {
             let tokens = 1 + worth.expected.round() as u32;
             let stretch = self.begin_stretch(StretchKind::Streamed, now);
-            let reason = if passage.is_trial() {
+            let reason = if phase.is_trial() {
                 RouteReason::Pause
             } else {
                 RouteReason::SuffixNotPaying
@@ -234,10 +236,10 @@ impl DrivePolicy {
 
     /// The best call for the draft. If no call pays, the one that loses least.
     fn best(&mut self, opportunity: &DraftOpportunity<'_>) -> Option<(VerifyMethod, CallWorth)> {
-        let calibration = self
+        let statistics = self
             .namespaces
             .get_or_insert_mut(opportunity.namespace, AcceptanceStatistics::default);
-        let probabilities = calibration.expect(opportunity.candidate);
+        let probabilities = statistics.path_probabilities(opportunity.candidate);
         let pace = self.paces.get(&batch_bucket(self.batch))?;
         let stream = pace.of_streams(opportunity.is_streaming)?;
         let text_tokens = opportunity.text_tokens;
@@ -339,28 +341,28 @@ impl DrivePolicy {
             return;
         }
         let mode = match stretch.kind {
-            StretchKind::Driven => Mode::Fallback,
-            StretchKind::Streamed => Mode::Plain,
+            StretchKind::Driven => Mode::With,
+            StretchKind::Streamed => Mode::Without,
             StretchKind::Probe(method) => {
                 let pace = self.paces.entry(batch_bucket(stretch.batch)).or_default();
                 pace.end_probe(method, own_tokens, seconds);
                 return;
             }
         };
-        let Some(gate) = &mut self.gate else {
+        let Some(trials) = &mut self.trials else {
             return;
         };
         let batch = stretch.batch;
-        let was_in_use = gate.passage(batch).is_in_use();
-        gate.observe(Sample {
+        let was_in_use = trials.phase(batch).is_in_use();
+        trials.observe(Sample {
             batch,
             mode: Some(mode),
             tokens,
             seconds,
             draft_seconds: 0.0,
-            catch_up_tokens: 0,
+            read_tokens: 0,
         });
-        let (in_use, gain) = (gate.passage(batch).is_in_use(), gate.gain(batch));
+        let (in_use, gain) = (trials.phase(batch).is_in_use(), trials.gain(batch));
         let batch = batch_bucket(batch);
         self.metrics.guard_gate(batch, in_use, gain);
         if in_use != was_in_use {

@@ -304,9 +304,9 @@ pub(crate) fn parse<'a, A: Deserialize<'a>>(body: &'a [u8]) -> Result<A, ApiErro
 
 #[cfg(test)]
 mod tests {
+    use refrain_protocol::error::code;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
-    use refrain_protocol::error::code;
 
     use super::*;
 

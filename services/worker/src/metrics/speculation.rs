@@ -21,7 +21,7 @@ pub(super) struct DraftMetrics {
     pub(super) expected_tokens: CounterVec,
     pub(super) expected_accepted: IntCounterVec,
     pub(super) budget: IntCounterVec,
-    pub(super) chances_calls: IntCounterVec,
+    pub(super) statistics_calls: IntCounterVec,
 }
 
 /// The gain that drafts bring, and whether they are in use.
@@ -106,8 +106,8 @@ impl DraftMetrics {
                 "Tokens of suffix drafts that the goodput router admitted to the step or refused. Requests that the engine drafts for are left out.",
                 &["model", "outcome"],
             )?,
-            chances_calls: metrics.counter_vec(
-                "refrain_spec_chances_calls_total",
+            statistics_calls: metrics.counter_vec(
+                "refrain_spec_statistics_calls_total",
                 "Calls that exchange acceptance statistics with the draft store, by outcome.",
                 &["model", "outcome"],
             )?,

@@ -3,13 +3,16 @@
 use std::time::Instant;
 
 use refrain_protocol::chunk::{
-    ChunkEnd, ChunkEndReason, DraftScope, DraftShare, DraftSource, StepCounts, StepMessage,
+    ChunkEnd, ChunkEndReason, DraftScope, DraftSource, StepCounts, StepMessage,
 };
 use refrain_protocol::document::FinishReason;
 use refrain_protocol::engine::StepOutput;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, TokenId};
 
-use super::{ActiveRequest, EngineLimits, Lesson, OWN, Offer};
+use refrain_speculation::router::Offer;
+
+use super::draft::{DraftCounts, accepted_of_head, check_draft, credited, step_labels};
+use super::{ActiveRequest, EngineLimits, OWN};
 
 /// The result of a step for one request.
 pub(crate) struct Absorbed {
@@ -30,7 +33,12 @@ pub(crate) struct StepRecord {
     pub(super) finish: Option<FinishReason>,
     /// Documents of the namespace whose draft tokens were accepted.
     pub(crate) credited: Vec<DocumentId>,
-    pub(crate) lesson: Lesson,
+    /// The router's offer, if it decided.
+    pub(crate) offer: Option<Offer>,
+    /// The engine's own drafter drafted at least one token.
+    pub(crate) head_drafted: bool,
+    /// Accepted tokens that it drafted.
+    pub(crate) head_accepted: u32,
     /// The message to the reader without its tokens, which are in `tokens`.
     pub(crate) step: StepMessage,
 }
@@ -41,36 +49,10 @@ impl StepRecord {
         let StepMessage { source, scope, .. } = self.step;
         let counts = self.step.counts(self.tokens.len());
         counts.map(move |(of, counts)| {
-            // DraftIndex of the engine come from no text, so they have no scope.
+            // Drafts of the engine come from no text, so they have no scope.
             let is_first = of == source;
             (of, if is_first { scope } else { DraftScope::None }, counts)
         })
-    }
-}
-
-/// The draft tokens of a step, and how many of them were accepted.
-struct DraftCounts {
-    /// Tokens of the step's main source.
-    drafted: u32,
-    /// Accepted tokens of the step's main source.
-    accepted: u32,
-    /// The engine's share in a merged tree.
-    merged: Option<DraftShare>,
-}
-
-impl DraftCounts {
-    fn new(offered: &Offer, output: &StepOutput) -> Self {
-        let (drafted, accepted, merged) = offered.credit(output);
-        DraftCounts {
-            drafted,
-            accepted,
-            merged,
-        }
-    }
-
-    /// Draft tokens of all sources.
-    fn drafted_in_all(&self) -> u32 {
-        self.drafted + self.merged.map_or(0, |share| share.drafted)
     }
 }
 
@@ -95,7 +77,7 @@ impl ActiveRequest {
         if self.engine_len == 0 {
             self.cached_tokens = output.cached_tokens;
         }
-        let offered = std::mem::take(&mut self.offered);
+        let offer = self.offer.take();
         if output.text_len as usize != self.sent_len as usize + output.emitted.len() {
             return Err(broken_contract(
                 "the length of the session differs from that of the text",
@@ -109,20 +91,18 @@ impl ActiveRequest {
                 Err(broken_contract("a step emitted without sampling"))
             };
         }
-        let counts = self.check(&offered, &output)?;
+        let counts = self.check(offer.as_ref(), &output)?;
         if self.sequence == 0 {
             self.head.weight_version = weight_version;
         }
         let prev_len = self.output().len() as u32;
-        let (source, scope) = offered.labels();
+        let (source, scope) = step_labels(offer.as_ref(), self.drafter);
         self.take_text(&output, now)?;
         self.count(&counts, &output, source);
         let end = self.reached_end(output.stopped, limits);
-        if let Some(asked) = &mut self.lesson.asked_head {
-            asked.drafted = output.self_drafted > 0 || !output.agreed_nodes.is_empty();
-            asked.accepted = offered.accepted_of_engine(&output);
-        }
-        let credited = offered.credited(&output.accepted_nodes, self.document());
+        let head_drafted = output.self_drafted > 0 || !output.agreed_nodes.is_empty();
+        let head_accepted = accepted_of_head(offer.as_ref(), &output);
+        let credited = credited(offer.as_ref(), &output.accepted_nodes, self.document());
         let tokens = output.emitted.clone();
         let message = StepMessage {
             sequence: self.sequence,
@@ -148,7 +128,9 @@ impl ActiveRequest {
                 prev_len,
                 finish: end.and_then(|(_, finish)| finish),
                 credited,
-                lesson: std::mem::take(&mut self.lesson),
+                offer,
+                head_drafted,
+                head_accepted,
                 step,
             },
             end: end.map(|(reason, _)| self.end(reason)),
@@ -156,14 +138,14 @@ impl ActiveRequest {
     }
 
     /// Checks the output of a step that sampled against its offer.
-    fn check(&self, offered: &Offer, output: &StepOutput) -> Result<DraftCounts, ApiError> {
+    fn check(&self, offer: Option<&Offer>, output: &StepOutput) -> Result<DraftCounts, ApiError> {
         if output.emitted.is_empty() || output.emitted.len() > self.max_emit as usize {
             return Err(broken_contract(
                 "a step emitted no token, or more tokens than it may",
             ));
         }
-        offered.check(output).map_err(broken_contract)?;
-        let counts = DraftCounts::new(offered, output);
+        check_draft(offer, output).map_err(broken_contract)?;
+        let counts = DraftCounts::new(offer, self.drafter, output);
         let accepted_in_all = output.accepted_nodes.len() as u32;
         if accepted_in_all > counts.drafted_in_all().min(output.emitted.len() as u32) {
             return Err(broken_contract(

@@ -7,14 +7,14 @@ use refrain_protocol::{ApiError, TokenId};
 use refrain_speculation::draft::{Candidate, ProposeParams};
 use refrain_speculation::verify::Walk;
 
-use super::{Absorbed, ActiveRequest, EngineLimits, Offer};
+use refrain_speculation::router::Offer;
+
+use super::{Absorbed, ActiveRequest, EngineLimits};
 
 /// A draft that the engine judged in a verify call.
 pub(crate) struct JudgedDraft {
     /// The part of the draft that was verified.
     pub(crate) verified: Candidate,
-    /// The whole draft as it was found.
-    pub(crate) found: Candidate,
     /// The engine's path through the draft.
     pub(crate) walk: Walk,
 }
@@ -80,16 +80,11 @@ impl ActiveRequest {
         limits: EngineLimits,
         now: Instant,
     ) -> Result<Absorbed, ApiError> {
-        let JudgedDraft {
-            verified,
-            found,
-            walk,
-        } = judged;
+        let JudgedDraft { verified, walk } = judged;
         let mut output = self.within_limits(walk.emitted, None, limits);
         output.accepted_nodes = walk.accepted;
         output.accepted_nodes.truncate(output.emitted.len());
-        self.offered = Offer::Suffix(verified);
-        self.lesson.found = Some(found);
+        self.offer = Some(Offer::of_candidate(verified));
         self.take(output, limits, now)
     }
 

@@ -20,9 +20,8 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::chunk::{Admission, Command, NewChunk};
 use crate::config::WorkerConfig;
-use crate::fallback::Reports;
 use crate::metrics::{RejectionLimit, WorkerMetrics};
-use crate::router::Router;
+use crate::routing::{DraftSettings, HeadReports};
 use crate::running::{ActiveRequest, Sources};
 use crate::worker_engine::WorkerEngine;
 
@@ -45,8 +44,8 @@ pub(crate) struct WorkerParts {
     pub(crate) engine: WorkerEngine,
     pub(crate) engine_ready: Arc<AtomicBool>,
     /// `None` where the engine generates by itself.
-    pub(crate) router: Option<Arc<Router>>,
-    pub(crate) reports: Arc<Reports>,
+    pub(crate) draft_settings: Option<Arc<DraftSettings>>,
+    pub(crate) reports: Arc<HeadReports>,
     pub(crate) config: WorkerConfig,
 }
 
@@ -147,7 +146,8 @@ impl Worker for WorkerHandle {
         self.check(&request)?;
         let drain = parts.drain.enter().ok_or_else(|| {
             parts.metrics.reject(RejectionLimit::Draining);
-            ApiError::new(ErrorKind::Unavailable, "this worker is draining").with_code(code::DRAINING)
+            ApiError::new(ErrorKind::Unavailable, "this worker is draining")
+                .with_code(code::DRAINING)
         })?;
         let slot_wait = Duration::from_millis(parts.config.slot_wait_ms);
         let permit = parts
@@ -179,9 +179,9 @@ impl Worker for WorkerHandle {
             None => None,
         };
         let self_drafts = parts
-            .router
+            .draft_settings
             .as_ref()
-            .is_some_and(|router| router.self_drafts(request.speculation));
+            .is_some_and(|settings| settings.self_drafts(request.speculation));
         let start = NewChunk {
             running: ActiveRequest::new(
                 request,

@@ -10,7 +10,7 @@ use refrain_rpc::Scheduler;
 
 use super::handle::WorkerHandle;
 use crate::chunk::Command;
-use crate::fallback::other_worker;
+use crate::routing::fallback_worker;
 use crate::worker_engine::WorkerEngine;
 
 /// Pause after a failed heartbeat.
@@ -62,7 +62,7 @@ impl Heartbeats {
         let served = parts.engine.served();
         let heartbeat = Heartbeat {
             eagle3: parts.reports.own(),
-            fallback: other_worker(&parts.config.speculation),
+            fallback: fallback_worker(&parts.config.speculation),
             worker: WorkerId(parts.config.id.clone()),
             incarnation: self.incarnation,
             url: parts.config.advertise_url.clone(),
@@ -80,7 +80,7 @@ impl Heartbeats {
                 if self.scheduler_fails.swap(false, Ordering::Relaxed) {
                     tracing::info!("the scheduler takes heartbeats again");
                 }
-                parts.reports.hear(reply.fallback);
+                parts.reports.set_fallback(reply.fallback);
                 if !reply.give_way.is_empty() {
                     // A driver that has stopped has no chunks to end.
                     let _ = parts.commands.try_send(Command::GiveWay(reply.give_way));
@@ -89,7 +89,7 @@ impl Heartbeats {
             }
             Err(error) => {
                 // Without a fresh report, no request is transferred to the other worker.
-                parts.reports.hear(None);
+                parts.reports.set_fallback(None);
                 if !self.scheduler_fails.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "heartbeats fail; trying again");
                 }

@@ -64,7 +64,7 @@ async fn outputs_are_cut_while_the_worker_uploads_statistics() {
     let store = Arc::new(FakeStore::default());
     let bench = bench_on(store.clone(), FakeEngine::new(stopping), |config| {
         // The statistics are sent only at the end.
-        config.speculation.chances_interval_ms = 24 * 3_600 * 1_000;
+        config.speculation.statistics_interval_ms = 24 * 3_600 * 1_000;
     })
     .await;
     // The second output is equal to the first one, so it is drafted.
@@ -72,10 +72,10 @@ async fn outputs_are_cut_while_the_worker_uploads_statistics() {
     let request = chunk(&bench, &[1, 2, 3], 1000);
     let received = run(&bench, request.clone()).await;
     let handle = bench.worker.handle();
-    let gate = store.chances_gate.lock().await;
+    let gate = store.saves_gate.lock().await;
     let drained = tokio::spawn(bench.worker.drain());
     eventually("the statistics are uploaded", || {
-        store.chances_waiting.load(Ordering::SeqCst) > 0
+        store.saves_waiting.load(Ordering::SeqCst) > 0
     })
     .await;
     // The store has the outputs already.

@@ -12,8 +12,6 @@ use refrain_protocol::engine::*;
 use refrain_protocol::scheduling::*;
 use refrain_protocol::{ApiError, DocumentId, EngineSessionId, ErrorKind, TokenId};
 use refrain_rpc::{DraftStore, Scheduler};
-use refrain_speculation::Observed;
-use refrain_speculation::statistics::AcceptanceStatistics;
 use tokio::sync::Semaphore;
 
 /// The stop id of the fake model.
@@ -327,26 +325,26 @@ pub(crate) struct FakeStore {
     /// Whether it refuses outputs, and how often it has.
     pub(crate) refuses_outputs: AtomicBool,
     pub(crate) refused_outputs: AtomicU64,
-    chances: Mutex<KeptChances>,
+    statistics: Mutex<KeptStatistics>,
     /// A lock that makes calls with observations wait, and the number of waiting calls.
-    pub(crate) chances_gate: tokio::sync::Mutex<()>,
-    pub(crate) chances_waiting: AtomicU64,
+    pub(crate) saves_gate: tokio::sync::Mutex<()>,
+    pub(crate) saves_waiting: AtomicU64,
     /// A lock that makes calls without observations wait.
     pub(crate) asks_gate: tokio::sync::Mutex<()>,
 }
 
 /// The acceptance statistics of one namespace.
 #[derive(Default)]
-pub(crate) struct KeptChances {
-    calibration: AcceptanceStatistics,
+pub(crate) struct KeptStatistics {
+    statistics: Vec<u8>,
     /// Number of calls with observations.
-    pub(crate) told: u32,
+    pub(crate) saved: u32,
     pub(crate) refuses: bool,
 }
 
 impl FakeStore {
-    pub(crate) fn chances(&self) -> MutexGuard<'_, KeptChances> {
-        self.chances.lock().unwrap()
+    pub(crate) fn statistics(&self) -> MutexGuard<'_, KeptStatistics> {
+        self.statistics.lock().unwrap()
     }
 }
 
@@ -387,23 +385,23 @@ impl DraftStore for FakeStore {
         &self,
         request: AcceptanceStatsRequest,
     ) -> Result<AcceptanceStatsReply, ApiError> {
-        if !request.observed.is_empty() {
-            self.chances_waiting.fetch_add(1, Ordering::SeqCst);
-            drop(self.chances_gate.lock().await);
+        if !request.statistics.is_empty() {
+            self.saves_waiting.fetch_add(1, Ordering::SeqCst);
+            drop(self.saves_gate.lock().await);
         } else {
             drop(self.asks_gate.lock().await);
         }
-        let mut kept = self.chances();
+        let mut kept = self.statistics();
         if kept.refuses {
             return Err(ApiError::new(ErrorKind::Unavailable, "refused by the test"));
         }
-        if !request.observed.is_empty() {
-            let observed = Observed::from_bytes(&request.observed).unwrap();
-            kept.calibration.add(&observed);
-            kept.told += 1;
+        if !request.statistics.is_empty() {
+            kept.statistics = request.statistics;
+            kept.saved += 1;
+            return Ok(AcceptanceStatsReply::default());
         }
         Ok(AcceptanceStatsReply {
-            tables: kept.calibration.to_bytes(),
+            statistics: kept.statistics.clone(),
         })
     }
 

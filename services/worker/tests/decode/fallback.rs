@@ -35,7 +35,7 @@ async fn modes(engine: FakeEngine, change: fn(&mut SpeculationConfig)) -> ([bool
     let bench = bench(engine, |config| {
         // The gate has no time to open.
         config.speculation.router = RouterChoice::Score;
-        config.speculation.eagle3.backoff_steps = 1000;
+        config.speculation.eagle3.trials.backoff_steps = 1000;
         change(&mut config.speculation);
     })
     .await;
@@ -103,8 +103,8 @@ async fn the_head_changes_the_number_of_steps_and_nothing_else() {
     ] {
         let bench = bench(FakeEngine::new(target).with_head(head, 0.0), |config| {
             // Trials all the time, in every size of batch.
-            config.speculation.eagle3.backoff_steps = 2;
-            config.speculation.eagle3.backoff_steps_max = 4;
+            config.speculation.eagle3.trials.backoff_steps = 2;
+            config.speculation.eagle3.trials.backoff_steps_max = 4;
             config.speculation.eagle3.depth = 6;
             config.speculation.eagle3.tokens_max = 6;
         })

@@ -1,7 +1,6 @@
 //! The worker over scripted engines: the output is that of the target model, whatever is drafted.
 
 mod bench;
-mod chances;
 mod drain;
 mod drive;
 mod external;
@@ -14,6 +13,7 @@ mod guard;
 mod handover;
 mod introductions;
 mod prediction;
+mod statistics;
 mod streaming;
 
 use std::sync::atomic::Ordering;

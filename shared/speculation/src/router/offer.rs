@@ -187,6 +187,31 @@ impl Offer {
             .map_or(0, |candidate| candidate.tree.len() as u32)
     }
 
+    /// An offer that no router made: the whole candidate is verified. Nothing is learnt from it.
+    pub fn of_candidate(candidate: Candidate) -> Self {
+        Offer {
+            decision: Decision {
+                route: Route::Suffix,
+                reason: RouteReason::Asked,
+            },
+            draft: Draft::Suffix(candidate),
+            expected: None,
+            expected_of_head: None,
+            predictability: 0.0,
+            found: None,
+            context_tokens: 0,
+            unread_tokens: 0,
+        }
+    }
+
+    /// Whether a budget decided on the suffix draft.
+    pub fn is_budgeted(&self) -> bool {
+        matches!(
+            self.decision.reason,
+            RouteReason::WithinBudget | RouteReason::OverBudget
+        )
+    }
+
     /// Tokens of the candidate that are left out, if the head does not draft instead.
     pub fn rejected_tokens(&self) -> u32 {
         match (&self.found, self.head()) {

@@ -72,7 +72,7 @@ pub enum Mode {
 
 /// How a step goes, and whether that is a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Phase {
+pub enum Phase {
     /// Drafts are out of use: slower, or not measured yet.
     Without,
     /// They are out of use, and are tried.
@@ -85,7 +85,7 @@ pub(super) enum Phase {
 
 impl Phase {
     /// How the step goes.
-    pub(super) fn mode(self) -> Mode {
+    pub fn mode(self) -> Mode {
         match self {
             Phase::Without | Phase::TryWithout => Mode::Without,
             Phase::TryWith | Phase::With => Mode::With,
@@ -93,12 +93,12 @@ impl Phase {
     }
 
     /// Whether drafts are in use, left out for a trial or not.
-    pub(super) fn is_in_use(self) -> bool {
+    pub fn is_in_use(self) -> bool {
         matches!(self, Phase::With | Phase::TryWithout)
     }
 
     /// Whether the step tries the way that is not in use.
-    pub(super) fn is_trial(self) -> bool {
+    pub fn is_trial(self) -> bool {
         matches!(self, Phase::TryWith | Phase::TryWithout)
     }
 }
@@ -148,17 +148,12 @@ impl Trials {
     }
 
     /// How a step of `batch` requests goes.
-    pub(super) fn phase(&self, batch: u32) -> Phase {
+    pub fn phase(&self, batch: u32) -> Phase {
         let unseen = match self.params.starts_with {
             Mode::Without => Phase::Without,
             Mode::With => Phase::With,
         };
         self.buckets.get(place(batch)).map_or(unseen, Bucket::phase)
-    }
-
-    /// Whether a step of `batch` requests goes with drafts.
-    pub fn mode(&self, batch: u32) -> Mode {
-        self.phase(batch).mode()
     }
 
     /// Takes a step into account. A step whose seconds are not positive is left out.
@@ -245,7 +240,7 @@ impl Trials {
 }
 
 /// The largest batch that is measured together with this one: the next power of two.
-pub(super) fn batch_bucket(batch: u32) -> u32 {
+pub fn batch_bucket(batch: u32) -> u32 {
     bucket_batch_max(place(batch))
 }
 

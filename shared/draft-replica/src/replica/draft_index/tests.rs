@@ -1,5 +1,7 @@
 use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason};
-use refrain_speculation::draft::{Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose};
+use refrain_speculation::draft::{
+    Candidate, Expansion, Lookup, ProposeParams, Scope, Source, propose,
+};
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What drafts are worth is told to the store, and a worker that starts knows it from there.
+//! Acceptance statistics are saved in the store, and a worker that starts goes on from there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,29 +9,29 @@ use refrain_protocol::chunk::Speculation;
 use crate::bench::*;
 use crate::fakes::{FakeEngine, FakeStore};
 
-/// A few tokens in no order: what followed before says nothing of what follows.
+/// A few tokens in no order: earlier text does not predict later text.
 fn misleading(text: &[TokenId]) -> TokenId {
     let mixed = (text.len() as u32 ^ 0x9e37).wrapping_mul(0x9e37_79b1);
     1 + (mixed ^ (mixed >> 15)).wrapping_mul(0x85eb_ca77) % 23
 }
 
-const ANSWERED: &str = "refrain_spec_chances_calls_total{model=\"fake\",outcome=\"answered\"}";
+const ANSWERED: &str = "refrain_spec_statistics_calls_total{model=\"fake\",outcome=\"answered\"}";
 
 async fn worker(store: Arc<FakeStore>, interval_ms: u64) -> Bench {
     let mut engine = FakeEngine::new(misleading);
     engine.verify_s = 0.000_01;
     bench_on(store, engine, |config| {
         config.speculation.gain_min = 0.0;
-        // Short chains are verified to the end: what is left out of a large tree is learnt to be worthless at once.
+        // Short chains are verified to the end. In a large tree the part that is left out is learnt to be worthless at once.
         config.speculation.tree = false;
         config.speculation.max_spec_tokens = 16;
         config.speculation.min_token_prob = 0.45;
-        config.speculation.chances_interval_ms = interval_ms;
+        config.speculation.statistics_interval_ms = interval_ms;
     })
     .await
 }
 
-/// Tokens that were expected of each that was drafted, while one request says some.
+/// Expected tokens per drafted token of one request.
 async fn expects(bench: &Bench) -> f64 {
     run(bench, chunk(bench, &[1, 2, 3], 120)).await;
     let expected =
@@ -42,9 +42,9 @@ async fn expects(bench: &Bench) -> f64 {
     expected / drafted
 }
 
-/// What a worker expects that has asked the store and learnt nothing by itself.
+/// The same of a worker that has asked the store and learnt nothing by itself.
 async fn expects_at_first(new: Bench) -> f64 {
-    // It asks when it meets the namespace.
+    // It asks with the first request of the namespace.
     let mut first = chunk(&new, &[7, 8], 2);
     first.speculation = Speculation::Off;
     run(&new, first).await;
@@ -53,12 +53,15 @@ async fn expects_at_first(new: Bench) -> f64 {
 }
 
 #[tokio::test]
-async fn a_new_worker_expects_what_a_warm_one_does() {
+async fn a_new_worker_expects_as_much_as_a_warm_one() {
     let store = Arc::new(FakeStore::default());
     let warm = worker(store.clone(), 5).await;
     let cold = expects(&warm).await;
     run(&warm, chunk(&warm, &[4, 5, 6], 1000)).await;
-    eventually("the store is told", || store.chances().told > 2).await;
+    eventually("the store has the statistics", || {
+        store.statistics().saved > 2
+    })
+    .await;
     let known = expects_at_first(worker(store, 5).await).await;
     assert!(known < 0.5 * cold, "{known} expected after {cold}");
 }
@@ -70,7 +73,7 @@ async fn expects_in_first_step(bench: &Bench) -> f64 {
 }
 
 #[tokio::test]
-async fn the_first_step_after_an_idle_time_goes_by_what_the_store_answered_meanwhile() {
+async fn the_first_step_after_an_idle_time_uses_the_answer_of_the_store() {
     let cold = worker(Arc::new(FakeStore::default()), NEVER_MS).await;
     let cold = expects_in_first_step(&cold).await;
     assert!(cold > 0.0);
@@ -79,7 +82,7 @@ async fn the_first_step_after_an_idle_time_goes_by_what_the_store_answered_meanw
     let warm = worker(store.clone(), NEVER_MS).await;
     run(&warm, chunk(&warm, &[4, 5, 6], 1000)).await;
     warm.worker.drain().await;
-    assert_eq!(store.chances().told, 1);
+    assert_eq!(store.statistics().saved, 1);
 
     let new = worker(store.clone(), NEVER_MS).await;
     let gate = store.asks_gate.lock().await;
@@ -98,50 +101,53 @@ async fn the_first_step_after_an_idle_time_goes_by_what_the_store_answered_meanw
 }
 
 #[tokio::test]
-async fn a_worker_keeps_what_the_store_does_not_take() {
+async fn statistics_that_the_store_refuses_are_saved_later() {
     let store = Arc::new(FakeStore::default());
-    store.chances().refuses = true;
+    store.statistics().refuses = true;
     let bench = worker(store.clone(), 2).await;
-    let failed = "refrain_spec_chances_calls_total{model=\"fake\",outcome=\"failed\"}";
+    let failed = "refrain_spec_statistics_calls_total{model=\"fake\",outcome=\"failed\"}";
     run(&bench, chunk(&bench, &[1, 2, 3], 400)).await;
     eventually("calls fail", || bench.figure(failed) >= 2.0).await;
-    assert_eq!(store.chances().told, 0);
-    store.chances().refuses = false;
-    // Nothing is learnt from requests without drafts, so what arrives is what did not before.
+    assert_eq!(store.statistics().saved, 0);
+    store.statistics().refuses = false;
+    // Requests without drafts teach nothing, so the statistics that arrive are those that were refused before.
     let arrives = tokio::time::timeout(Duration::from_secs(60), async {
-        while store.chances().told == 0 {
+        while store.statistics().saved == 0 {
             let mut plain = chunk(&bench, &[4, 5, 6], 10);
             plain.speculation = Speculation::Off;
             run(&bench, plain).await;
         }
     });
-    assert!(arrives.await.is_ok(), "what was refused never arrived");
+    assert!(
+        arrives.await.is_ok(),
+        "the refused statistics never arrived"
+    );
 }
 
-/// Its next turn would come when nobody reads this any more.
+/// So long that there is no second turn in a test.
 const NEVER_MS: u64 = 24 * 3_600 * 1_000;
 
 #[tokio::test]
-async fn a_worker_that_stops_tells_what_it_did_not_tell_yet() {
+async fn a_worker_that_stops_saves_its_statistics() {
     let store = Arc::new(FakeStore::default());
     let bench = worker(store.clone(), NEVER_MS).await;
     let cold = expects(&bench).await;
     run(&bench, chunk(&bench, &[4, 5, 6], 1000)).await;
-    // When it asked, it had nothing to tell.
-    assert_eq!(store.chances().told, 0);
+    // It has only asked so far.
+    assert_eq!(store.statistics().saved, 0);
     bench.worker.drain().await;
-    assert_eq!(store.chances().told, 1);
+    assert_eq!(store.statistics().saved, 1);
     let known = expects_at_first(worker(store, NEVER_MS).await).await;
     assert!(known < 0.5 * cold, "{known} expected after {cold}");
 }
 
 #[tokio::test]
-async fn a_worker_stops_where_the_store_takes_nothing() {
+async fn a_worker_stops_although_the_store_refuses_everything() {
     let store = Arc::new(FakeStore::default());
-    store.chances().refuses = true;
+    store.statistics().refuses = true;
     let bench = worker(store.clone(), NEVER_MS).await;
     run(&bench, chunk(&bench, &[1, 2, 3], 100)).await;
     let drained = tokio::time::timeout(Duration::from_secs(60), bench.worker.drain()).await;
     assert!(drained.is_ok());
-    assert_eq!(store.chances().told, 0);
+    assert_eq!(store.statistics().saved, 0);
 }

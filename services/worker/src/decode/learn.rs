@@ -1,0 +1,133 @@
+//! Learning from a step: the part that the next step needs at once, and the part that waits until the next step is under way.
+
+use refrain_protocol::chunk::Speculation;
+use refrain_protocol::engine::{StepResponse, StepResult};
+use refrain_speculation::router::{HeadWork, Offer, Step, StepItem};
+
+use super::compose::Member;
+use super::{DecodeLoop, HowComposed};
+use crate::chunk::ActiveChunk;
+use crate::running::ActiveRequest;
+
+impl DecodeLoop {
+    /// Tells the router of a step, as far as it decides what the next step tries. The requests have not absorbed their results
+    /// yet.
+    pub(super) fn observe(
+        &mut self,
+        response: &StepResponse,
+        members: &[Member],
+        composed: HowComposed,
+        batch: &[ActiveChunk],
+    ) {
+        let read = read_in_step(
+            members.iter().map(|member| member.catch_up_tokens),
+            self.engine.capabilities().max_step_tokens,
+        );
+        let items = members.iter().zip(&response.results).zip(read).map(
+            |((member, result), read_tokens)| {
+                step_item(member, result, read_tokens, &batch[member.place].running)
+            },
+        );
+        self.remote_lookup.record_step(response.step_s);
+        self.routing.observe(Step {
+            items: items.collect(),
+            seconds: response.step_s,
+            draft_seconds: response.draft_s,
+            compose_seconds: composed.seconds,
+            withheld: composed.withholds,
+        });
+    }
+
+    /// Does the work of the last step that the next one does not need, while that one is under way or no request can move.
+    pub(super) fn catch_up(&mut self, batch: &mut [ActiveChunk]) {
+        for chunk in batch {
+            self.settle(chunk);
+        }
+        self.routing.catch_up();
+    }
+
+    /// Learns from a request's last step, and passes it on to store and metrics.
+    pub(super) fn settle(&mut self, chunk: &mut ActiveChunk) {
+        if let Some(record) = chunk.unsettled.take() {
+            self.routing.learn(chunk.running.namespace, &record);
+            self.sink.record_step(&chunk.running, record);
+        }
+    }
+
+    /// Counts the decisions and searches of a step that is under way.
+    pub(super) fn count(&self, members: &[Member], propose_seconds: &[f64]) {
+        for member in members {
+            let labels = self.routing.settings.labels(member.decision);
+            self.metrics.decision(labels);
+        }
+        for seconds in propose_seconds {
+            self.metrics.propose_seconds.observe(*seconds);
+        }
+    }
+}
+
+/// The item of a step that the router observes. The head read `read_tokens` for it.
+fn step_item(
+    member: &Member,
+    result: &StepResult,
+    read_tokens: u32,
+    running: &ActiveRequest,
+) -> StepItem {
+    let offer = running.offer();
+    let output = result.as_ref().ok();
+    // Nodes that the head drafted and that were sent as well took it as long.
+    let drafted = output.map_or(0, |output| {
+        output.self_drafted + output.agreed_nodes.len() as u32
+    });
+    let self_drafted = output.map_or(0, |output| output.self_drafted);
+    StepItem {
+        route: member
+            .decision
+            .filter(|_| member.decodes)
+            .map(|decision| decision.route),
+        is_auto: running.request.speculation == Speculation::Auto,
+        may_use_head: running.may_fall_back(),
+        predictability: offer.map_or(0.0, |offer| offer.predictability),
+        // Tokens in the engine's prompt cache were not computed.
+        context_tokens: member
+            .context
+            .saturating_sub(output.map_or(0, |output| output.cached_tokens)),
+        text_tokens: output.map_or(0, |output| output.text_len),
+        draft_tokens: offer.map_or(0, Offer::sent_tokens) + self_drafted,
+        head: offer.and_then(Offer::head).map(|head| HeadWork {
+            requests: 1,
+            depth: head.depth,
+            tokens_max: head.tokens_max,
+            drafted,
+        }),
+        read_tokens,
+        emitted: output.map(|output| output.emitted.len() as u32),
+    }
+}
+
+/// The tokens that the head reads of each text that it is behind with: together no more than a step holds, the first texts
+/// first. It reads the rest in later steps, and drafts then.
+fn read_in_step(
+    behind: impl Iterator<Item = u32>,
+    step_tokens_max: u32,
+) -> impl Iterator<Item = u32> {
+    behind.scan(step_tokens_max, |left, behind| {
+        let read = behind.min(*left);
+        *left -= read;
+        Some(read)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_reads_no_more_in_a_step_than_the_engine_takes() {
+        let read = |behind: &[u32], most| -> Vec<u32> {
+            read_in_step(behind.iter().copied(), most).collect()
+        };
+        assert_eq!(read(&[0, 40, 0, 7], 64), [0, 40, 0, 7]);
+        assert_eq!(read(&[40, 40, 7], 64), [40, 24, 0]);
+    }
+}

@@ -1,0 +1,222 @@
+//! Routing in the decode loop: the router of `refrain-speculation` with its inputs, outputs and metrics.
+//!
+//! The decisions are those of [`refrain_speculation::router`]; this folder has the rim around them. Read [`Routing`] first.
+//!
+//! * `settings`: the configuration, fitted to the abilities of the engine.
+//! * `statistics`: acceptance statistics that outlive the worker, kept by the draft store.
+//! * `transfer`: moves of requests to the worker that is the fallback, and reports on heads for the scheduler.
+//! * `proposers`: the threads that look for drafts.
+//! * `profile`: step times that are measured before the first request.
+
+mod profile;
+mod proposers;
+mod settings;
+mod statistics;
+mod transfer;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use refrain_protocol::chunk::ChunkEnd;
+use refrain_protocol::{NamespaceId, SignedNamespace};
+use refrain_rpc::DraftStore;
+use refrain_speculation::router::{Frame, Offer, Outcome, Prospect, Router, Step};
+
+use crate::config::{RouterChoice, WorkerConfig};
+use crate::metrics::WorkerMetrics;
+use crate::running::{ActiveRequest, StepRecord};
+
+pub(crate) use self::profile::profile;
+pub(crate) use self::proposers::Proposers;
+pub(crate) use self::settings::{DraftSettings, asked, drafts_from_indexes};
+use self::statistics::StatisticsKeeper;
+use self::transfer::Transfers;
+pub(crate) use self::transfer::{HeadReports, fallback_worker};
+
+/// The router of one engine, with everything that it is told and that is told of it.
+pub(crate) struct Routing {
+    pub(crate) settings: Arc<DraftSettings>,
+    router: Router<NamespaceId>,
+    statistics: StatisticsKeeper,
+    transfers: Transfers,
+    is_score: bool,
+    metrics: WorkerMetrics,
+}
+
+impl Routing {
+    pub(crate) fn new(
+        config: &WorkerConfig,
+        settings: Arc<DraftSettings>,
+        store: Arc<dyn DraftStore>,
+        reports: Arc<HeadReports>,
+        metrics: WorkerMetrics,
+    ) -> Self {
+        let params = settings.router_params(config);
+        let routing = Routing {
+            router: Router::new(params),
+            statistics: StatisticsKeeper::start(
+                config,
+                params.namespaces_max,
+                store,
+                metrics.clone(),
+            ),
+            transfers: Transfers::new(&config.speculation, reports),
+            is_score: config.speculation.router == RouterChoice::Score,
+            settings,
+            metrics,
+        };
+        routing.report(0);
+        routing
+    }
+
+    /// Starts from measured steps: the tokens and the seconds of each.
+    pub(crate) fn start_from_profile(&mut self, profile: &[(u32, f64)]) {
+        self.router.start_from_profile(profile);
+    }
+
+    /// See [`Router::withholds`].
+    pub(crate) fn withholds(&self, batch: u32, reads_prompt: bool) -> bool {
+        self.router.withholds(batch, reads_prompt)
+    }
+
+    /// See [`Router::is_off`].
+    pub(crate) fn is_off(&self, batch: u32) -> bool {
+        self.router.is_off(batch)
+    }
+
+    /// See [`Router::estimate`].
+    pub(crate) fn estimate(&self, prospect: &Prospect<NamespaceId>) -> Vec<f32> {
+        self.router.estimate(prospect)
+    }
+
+    /// Chooses what each request verifies, in their order.
+    pub(crate) fn offer(
+        &mut self,
+        prospects: Vec<Prospect<NamespaceId>>,
+        frame: Frame,
+    ) -> Vec<Offer> {
+        let offers = self.router.offer(prospects, frame);
+        if !self.is_score {
+            let decided = offers.iter().filter(|offer| offer.is_budgeted());
+            let (admitted, rejected) = decided.fold((0, 0), |(admitted, rejected), offer| {
+                (
+                    admitted + offer.sent_tokens(),
+                    rejected + offer.rejected_tokens(),
+                )
+            });
+            self.metrics.budget(admitted, rejected);
+        }
+        offers
+    }
+
+    /// Takes a step into account as far as it decides what the next one may try.
+    pub(crate) fn observe(&mut self, step: Step) {
+        let batch = step.batch();
+        if let Some(verdict) = self.router.observe(step) {
+            self.metrics
+                .guard_gate(verdict.batch, verdict.in_use, verdict.gain);
+            if verdict.changed {
+                tracing::info!(
+                    batch = verdict.batch,
+                    in_use = verdict.in_use,
+                    gain = verdict.gain,
+                    "use of drafts changed"
+                );
+            }
+        }
+        if batch > 0 {
+            self.report(batch);
+        }
+    }
+
+    /// Shows how the engine's head does, to metrics and to the scheduler.
+    fn report(&self, batch: u32) {
+        let status = self.router.head_status(batch);
+        if self.is_score {
+            self.metrics.threshold(status.threshold);
+        }
+        let Some(kind) = self.settings.drafter() else {
+            return;
+        };
+        if let Some(length) = status.accepted_length {
+            self.metrics.self_draft_accepted_length(kind, length);
+        }
+        if batch > 0 && self.settings.may_use_head() {
+            self.metrics
+                .self_draft_gate(kind, status.batch, status.in_use, status.gain);
+        }
+        self.transfers.report(&status);
+    }
+
+    /// Learns from a request's step.
+    pub(crate) fn learn(&mut self, namespace: NamespaceId, record: &StepRecord) {
+        let Some(offer) = &record.offer else {
+            return;
+        };
+        let outcome = Outcome {
+            emitted: &record.tokens,
+            head_drafted: record.head_drafted,
+            head_accepted: record.head_accepted,
+        };
+        self.router.learn(namespace, offer, &outcome);
+        let mut accepted = record.step.accepted;
+        if let (Some(expected), Some(share)) = (offer.expected_of_head, record.step.merged) {
+            self.metrics
+                .expectation(share.source, expected, record.head_accepted);
+            accepted = record.step.accepted + share.accepted - record.head_accepted;
+        }
+        if let Some(expected) = offer.expected {
+            self.metrics
+                .expectation(record.step.source, expected, accepted);
+        }
+    }
+
+    /// Learns what the last step took, and exchanges statistics with the store. The next step needs neither.
+    pub(crate) fn catch_up(&mut self) {
+        self.router.learn_step();
+        if !self.is_score
+            && let Some(error) = self.router.step_cost_error()
+        {
+            self.metrics.step_cost_error(error);
+        }
+        self.exchange();
+    }
+
+    /// A request of this namespace begins.
+    pub(crate) fn meet(&mut self, id: NamespaceId, namespace: &SignedNamespace) {
+        self.statistics.meet(id, namespace, Instant::now());
+    }
+
+    /// Exchanges acceptance statistics with the store, if it is time.
+    pub(crate) fn exchange(&mut self) {
+        self.statistics.exchange(&mut self.router, Instant::now());
+    }
+
+    /// Returns when there are statistics to exchange, and never if there are none.
+    pub(crate) async fn wait_to_exchange(&self) {
+        self.statistics.wait().await;
+    }
+
+    /// Saves the statistics that the store does not have yet, because the worker stops.
+    pub(crate) async fn finish(mut self) {
+        self.statistics.finish(&mut self.router).await;
+    }
+
+    /// Takes into account that a chunk ended.
+    pub(crate) fn request_ended(&mut self, running: &ActiveRequest) {
+        if running.self_drafts() {
+            self.router
+                .request_ended(running.start_len(), running.unmatched());
+        }
+    }
+
+    /// The end of the chunk, if its request goes on at the worker that is the fallback.
+    pub(crate) fn transfer(&self, running: &ActiveRequest) -> Option<ChunkEnd> {
+        self.transfers.transfer(running, self.router.speeds())
+    }
+
+    /// Decisions per request that a transfer looks back on; 0 if there are no transfers.
+    pub(crate) fn decisions_kept(&self) -> usize {
+        self.transfers.decisions_kept()
+    }
+}

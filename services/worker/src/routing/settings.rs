@@ -1,0 +1,143 @@
+//! The settings of drafts, fitted to the abilities of the engine.
+
+use std::num::NonZeroUsize;
+
+use refrain_protocol::chunk::Speculation;
+use refrain_protocol::engine::{DrafterKind, EngineCapabilities, SelfDraft};
+use refrain_speculation::draft::{Expansion, ProposeParams};
+use refrain_speculation::router::{
+    Asked, Decision, HeadDraft, HeadParams, Policy, Route, RouterParams, Threshold,
+};
+
+use crate::config::{FallbackChoice, RouterChoice, SpeculationConfig, WorkerConfig};
+
+/// What requests may draft from, and how much.
+#[derive(Clone, Debug)]
+pub(crate) struct DraftSettings {
+    pub(crate) params: ProposeParams,
+    threshold: Threshold,
+    /// The drafter inside the engine, if it is the fallback.
+    drafter: Option<EngineDrafter>,
+    /// The engine verifies its own drafts and others as one tree.
+    merges: bool,
+}
+
+/// A drafter inside the engine, and the largest draft that it is asked for.
+#[derive(Clone, Copy, Debug)]
+struct EngineDrafter {
+    kind: DrafterKind,
+    largest: SelfDraft,
+}
+
+impl DraftSettings {
+    pub(crate) fn new(config: &SpeculationConfig, capabilities: &EngineCapabilities) -> Self {
+        let mut params = config.params();
+        if !capabilities.tree_drafts {
+            params.expansion = Expansion::Linear;
+        }
+        let eagle3 = &config.eagle3;
+        let drafter = capabilities
+            .drafter
+            .filter(|_| config.fallback == FallbackChoice::Own);
+        let drafter = drafter.map(|drafter| EngineDrafter {
+            kind: drafter.kind,
+            largest: SelfDraft {
+                depth: eagle3.depth.min(drafter.depth_max),
+                top_k: if capabilities.tree_drafts {
+                    eagle3.top_k.min(drafter.top_k_max)
+                } else {
+                    1
+                },
+                tokens_max: eagle3.tokens_max,
+                path_prob_min: eagle3.path_prob_min,
+                sampled: eagle3.sampled,
+            },
+        });
+        DraftSettings {
+            params,
+            threshold: config.score_threshold.into(),
+            drafter,
+            // Drawn tokens are judged by another rule than found ones.
+            merges: capabilities.tree_drafts && !eagle3.sampled,
+        }
+    }
+
+    /// The settings of the router.
+    pub(super) fn router_params(&self, config: &WorkerConfig) -> RouterParams {
+        let speculation = &config.speculation;
+        let namespaces_max = NonZeroUsize::new(config.memory.namespaces_max);
+        RouterParams {
+            policy: match speculation.router {
+                RouterChoice::Score => Policy::Score,
+                RouterChoice::Goodput => Policy::Goodput,
+            },
+            threshold: self.threshold,
+            gain_min: speculation.gain_min,
+            off_above_batch: Some(speculation.off_above_batch).filter(|batch| *batch > 0),
+            namespaces_max: namespaces_max.unwrap_or(NonZeroUsize::MIN),
+            head: self.drafter.map(|drafter| HeadParams {
+                depth: drafter.largest.depth,
+                tokens_max: drafter.largest.tokens_max,
+                merges: self.merges,
+            }),
+            head_trials: speculation.eagle3.trials,
+        }
+    }
+
+    /// The drafter inside the engine, if it is the fallback.
+    pub(crate) fn drafter(&self) -> Option<DrafterKind> {
+        self.drafter.map(|drafter| drafter.kind)
+    }
+
+    /// Whether `auto` requests may use that drafter.
+    pub(super) fn may_use_head(&self) -> bool {
+        self.drafter.is_some() && self.threshold.allows_fallback()
+    }
+
+    /// Whether the engine's sessions for such requests are opened for its own drafter. That costs the engine memory.
+    pub(crate) fn self_drafts(&self, speculation: Speculation) -> bool {
+        match speculation {
+            Speculation::Auto => self.may_use_head(),
+            Speculation::Eagle3 => self.drafter() == Some(DrafterKind::Eagle3),
+            Speculation::DraftModel => self.drafter() == Some(DrafterKind::DraftModel),
+            Speculation::Suffix | Speculation::Off => false,
+        }
+    }
+
+    /// The request to the engine's drafter.
+    pub(crate) fn self_draft(&self, head: HeadDraft) -> Option<SelfDraft> {
+        let drafter = self.drafter?;
+        Some(SelfDraft {
+            depth: head.depth,
+            tokens_max: head.tokens_max,
+            ..drafter.largest
+        })
+    }
+
+    /// The labels of a decision in metrics; `None` is a piece of a prompt, which has no decision.
+    pub(crate) fn labels(&self, decision: Option<Decision>) -> (&'static str, &'static str) {
+        let Some(Decision { route, reason }) = decision else {
+            return ("prefill", "prompt");
+        };
+        let label = match (route, self.drafter()) {
+            (Route::Fallback, Some(kind)) => kind.as_str(),
+            _ => route.as_str(),
+        };
+        (label, reason.as_str())
+    }
+}
+
+/// The drafts that a request asked for, in the router's terms.
+pub(crate) fn asked(speculation: Speculation) -> Asked {
+    match speculation {
+        Speculation::Auto => Asked::Auto,
+        Speculation::Suffix => Asked::Suffix,
+        Speculation::Eagle3 | Speculation::DraftModel => Asked::Fallback,
+        Speculation::Off => Asked::Off,
+    }
+}
+
+/// Whether such requests draft from suffix indexes.
+pub(crate) fn drafts_from_indexes(speculation: Speculation) -> bool {
+    matches!(asked(speculation), Asked::Auto | Asked::Suffix)
+}

@@ -1,0 +1,227 @@
+//! Acceptance statistics that outlive the worker.
+//!
+//! The draft store keeps one table per namespace. A worker that meets a namespace asks for it and goes on from there, and saves
+//! its own table now and then and when it stops. Where several workers serve a namespace, the last one that saves
+//! wins: each of them began with the table of all before it, so little is lost. (Workers used to send their counts, and
+//! the store added them up. Replayed recordings are served 0.5 % faster at most with statistics that are known from the start,
+//! which does not pay for the sum.)
+//!
+//! A task of its own makes the calls. The decode loop passes bytes and takes in answers, and never waits.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+use refrain_protocol::acceptance::AcceptanceStatsRequest;
+use refrain_protocol::{ApiError, NamespaceId, SignedNamespace};
+use refrain_rpc::DraftStore;
+use refrain_speculation::router::Router;
+use refrain_speculation::statistics::AcceptanceStatistics;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::config::{RouterChoice, WorkerConfig};
+use crate::metrics::WorkerMetrics;
+
+/// Most calls that wait for the store. Beyond that a namespace waits for its next turn.
+const CALLS_MAX: usize = 16;
+
+/// Exchanges statistics with the store.
+pub(super) struct StatisticsKeeper {
+    /// Time between saves; `None` if nothing is kept.
+    interval: Option<Duration>,
+    /// As many namespaces as the router knows.
+    namespaces: LruCache<NamespaceId, Turn>,
+    calls: mpsc::Sender<Call>,
+    answers: mpsc::Receiver<Answer>,
+    /// The task that makes the calls.
+    task: Option<JoinHandle<()>>,
+}
+
+/// The next save of a namespace.
+struct Turn {
+    namespace: SignedNamespace,
+    due: Instant,
+    /// Observations in the table that the store has; `None` before the store was asked.
+    saved: Option<u64>,
+}
+
+/// A call to the store: an empty table only asks.
+struct Call {
+    id: NamespaceId,
+    namespace: SignedNamespace,
+    statistics: Vec<u8>,
+}
+
+/// The outcome of a call.
+struct Answer {
+    id: NamespaceId,
+    asked: bool,
+    /// The kept table, if the call asked and there is one.
+    outcome: Result<Option<AcceptanceStatistics>, ApiError>,
+}
+
+impl StatisticsKeeper {
+    pub(super) fn start(
+        config: &WorkerConfig,
+        namespaces_max: NonZeroUsize,
+        store: Arc<dyn DraftStore>,
+        metrics: WorkerMetrics,
+    ) -> Self {
+        let speculation = &config.speculation;
+        let is_kept =
+            speculation.router == RouterChoice::Goodput && speculation.statistics_interval_ms > 0;
+        let interval = is_kept.then(|| Duration::from_millis(speculation.statistics_interval_ms));
+        let (calls, queue) = mpsc::channel(CALLS_MAX);
+        // Each answer belongs to a call that had a place in the queue.
+        let (answer, answers) = mpsc::channel(CALLS_MAX + 1);
+        StatisticsKeeper {
+            interval,
+            namespaces: LruCache::new(namespaces_max),
+            calls,
+            answers,
+            task: interval.map(|_| tokio::spawn(make_calls(queue, answer, store, metrics))),
+        }
+    }
+
+    /// A request of this namespace begins. The store is asked for its statistics, if the namespace is new here.
+    pub(super) fn meet(&mut self, id: NamespaceId, namespace: &SignedNamespace, now: Instant) {
+        if self.interval.is_none() {
+            return;
+        }
+        let new = || Turn {
+            namespace: namespace.clone(),
+            due: now,
+            saved: None,
+        };
+        // Signatures expire, so the latest one is kept.
+        self.namespaces
+            .get_or_insert_mut(id, new)
+            .namespace
+            .clone_from(namespace);
+    }
+
+    /// Takes in the answers, and makes the calls that are due.
+    pub(super) fn exchange(&mut self, router: &mut Router<NamespaceId>, now: Instant) {
+        while let Ok(answer) = self.answers.try_recv() {
+            self.take(answer, router);
+        }
+        let Some(interval) = self.interval else {
+            return;
+        };
+        for (id, turn) in &mut self.namespaces {
+            if turn.due > now {
+                continue;
+            }
+            turn.due = now + interval;
+            let own = router.statistics(*id);
+            let has_news = turn.saved.is_none_or(|saved| saved != own.observations());
+            if !has_news {
+                continue;
+            }
+            let Ok(place) = self.calls.try_reserve() else {
+                continue;
+            };
+            place.send(turn.call(*id, own));
+        }
+    }
+
+    fn take(&mut self, answer: Answer, router: &mut Router<NamespaceId>) {
+        match answer.outcome {
+            Ok(Some(statistics)) => {
+                let own = router.statistics(answer.id);
+                // A worker that has learnt more in the meantime keeps its own table.
+                if statistics.observations() > own.observations() {
+                    *own = statistics;
+                }
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(%error, "acceptance statistics were not exchanged with the store");
+                if let Some(turn) = self.namespaces.peek_mut(&answer.id) {
+                    // The next turn makes the call again.
+                    turn.saved = (!answer.asked).then_some(0);
+                }
+            }
+        }
+    }
+
+    /// Returns when a call is due, and never if nothing is kept.
+    pub(super) async fn wait(&self) {
+        let due = self.namespaces.iter().map(|(_, turn)| turn.due).min();
+        match due.filter(|_| self.interval.is_some()) {
+            Some(due) => tokio::time::sleep_until(due.into()).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Saves the tables that the store does not have yet.
+    pub(super) async fn finish(&mut self, router: &mut Router<NamespaceId>) {
+        let Some(task) = self.task.take() else {
+            return;
+        };
+        self.exchange(router, Instant::now());
+        let (closed, _) = mpsc::channel(1);
+        let calls = std::mem::replace(&mut self.calls, closed);
+        for (id, turn) in &mut self.namespaces {
+            let own = router.statistics(*id);
+            let has_news = turn.saved.unwrap_or(0) != own.observations();
+            if has_news && calls.send(turn.call(*id, own)).await.is_err() {
+                break;
+            }
+        }
+        drop(calls);
+        // The task waits for room for its answers.
+        self.answers.close();
+        // A panic of the task is reported where it happened.
+        let _ = task.await;
+    }
+}
+
+impl Turn {
+    /// The next call: it asks, if the store was never asked and nothing was observed, and else it saves.
+    fn call(&mut self, id: NamespaceId, own: &AcceptanceStatistics) -> Call {
+        let asks = self.saved.is_none();
+        self.saved = Some(if asks { 0 } else { own.observations() });
+        Call {
+            id,
+            namespace: self.namespace.clone(),
+            statistics: if asks { Vec::new() } else { own.to_bytes() },
+        }
+    }
+}
+
+async fn make_calls(
+    mut queue: mpsc::Receiver<Call>,
+    answers: mpsc::Sender<Answer>,
+    store: Arc<dyn DraftStore>,
+    metrics: WorkerMetrics,
+) {
+    while let Some(call) = queue.recv().await {
+        let asked = call.statistics.is_empty();
+        let request = AcceptanceStatsRequest {
+            namespace: call.namespace,
+            statistics: call.statistics,
+        };
+        let reply = store.acceptance_stats(request).await;
+        metrics.statistics_call(reply.is_ok());
+        let answer = Answer {
+            id: call.id,
+            asked,
+            outcome: reply.map(|reply| if asked { read(&reply.statistics) } else { None }),
+        };
+        // A worker that stops does not listen.
+        let _ = answers.send(answer).await;
+    }
+}
+
+/// The table that the store keeps. Bytes of another version are as good as none: statistics are learnt again.
+fn read(bytes: &[u8]) -> Option<AcceptanceStatistics> {
+    if bytes.is_empty() {
+        return None;
+    }
+    AcceptanceStatistics::from_bytes(bytes)
+        .inspect_err(|error| tracing::info!(%error, "acceptance statistics are learnt again"))
+        .ok()
+}

@@ -1,0 +1,86 @@
+//! Transfers of requests to the worker that is the fallback, and the reports on heads that they go by.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use refrain_protocol::WorkerId;
+use refrain_protocol::chunk::ChunkEnd;
+use refrain_protocol::scheduling::Eagle3Report;
+use refrain_speculation::router::{
+    ACCEPTED_LENGTH_PRIOR, HeadStatus, Speeds, TransferParams, should_transfer,
+};
+
+use crate::config::{FallbackChoice, SpeculationConfig};
+use crate::running::ActiveRequest;
+
+/// Reports on heads, exchanged between the decode loop and the heartbeats.
+#[derive(Default)]
+pub(crate) struct HeadReports {
+    own: Mutex<Option<Eagle3Report>>,
+    fallback: Mutex<Option<Eagle3Report>>,
+}
+
+impl HeadReports {
+    /// The report on this worker's head; `None` without one.
+    pub(crate) fn own(&self) -> Option<Eagle3Report> {
+        *lock(&self.own)
+    }
+
+    /// Keeps the scheduler's report on the worker that is the fallback; `None` if that worker is not available.
+    pub(crate) fn set_fallback(&self, report: Option<Eagle3Report>) {
+        *lock(&self.fallback) = report;
+    }
+}
+
+fn lock(report: &Mutex<Option<Eagle3Report>>) -> MutexGuard<'_, Option<Eagle3Report>> {
+    report
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Decides on transfers.
+pub(super) struct Transfers {
+    /// The worker that is the fallback.
+    worker: Option<WorkerId>,
+    params: TransferParams,
+    reports: Arc<HeadReports>,
+}
+
+impl Transfers {
+    pub(super) fn new(config: &SpeculationConfig, reports: Arc<HeadReports>) -> Self {
+        Transfers {
+            worker: fallback_worker(config),
+            params: TransferParams::default(),
+            reports,
+        }
+    }
+
+    /// Reports how the engine's head does at the batch size that it serves best. An idle worker would else be judged by a straggler.
+    pub(super) fn report(&self, status: &HeadStatus) {
+        let accepted_length = status.accepted_length.map(|length| length as f32);
+        *lock(&self.reports.own) = Some(Eagle3Report {
+            accepted_length: accepted_length.unwrap_or(ACCEPTED_LENGTH_PRIOR),
+            speedup: status.best_gain.unwrap_or(1.0) as f32,
+        });
+    }
+
+    /// The end of the chunk, if its request goes on at the worker that is the fallback.
+    pub(super) fn transfer(&self, running: &ActiveRequest, speeds: Speeds) -> Option<ChunkEnd> {
+        let worker = self.worker.as_ref()?;
+        let report = (*lock(&self.reports.fallback))?;
+        let candidacy = running.candidacy(report.speedup, speeds);
+        should_transfer(&candidacy, &self.params).then(|| running.end_for(worker.clone()))
+    }
+
+    /// Decisions per request that a transfer looks back on; 0 if there are no transfers.
+    pub(super) fn decisions_kept(&self) -> usize {
+        self.worker.as_ref().map_or(0, |_| self.params.after_steps)
+    }
+}
+
+/// The worker that is the fallback, if the configuration names one.
+pub(crate) fn fallback_worker(config: &SpeculationConfig) -> Option<WorkerId> {
+    match &config.fallback {
+        FallbackChoice::Worker(name) => Some(WorkerId(name.clone())),
+        FallbackChoice::Own | FallbackChoice::Off => None,
+    }
+}
