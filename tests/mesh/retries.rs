@@ -77,10 +77,7 @@ async fn answer(mut connection: TcpStream, asked: Arc<AtomicU64>) -> anyhow::Res
 }
 
 /// A mesh in front of the engine, and its data directory.
-async fn in_front_of(
-    engine: &FailingEngine,
-    gateway: &str,
-) -> anyhow::Result<(UpMesh, TempDir)> {
+async fn in_front_of(engine: &FailingEngine, gateway: &str) -> anyhow::Result<(UpMesh, TempDir)> {
     let settings = format!(
         "urls.engine = \"{}\"\n\
          [scheduler]\nheartbeat_interval_ms = 50\n\

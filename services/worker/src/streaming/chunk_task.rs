@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::context::StreamContext;
 use super::ending::{ChunkControl, ChunkEnding};
-use super::interrupts::{Interrupt, Interrupts};
+use super::interrupts::Interrupts;
 use super::step_gaps::StreamClock;
 use super::timeout::TokenTimeout;
 use crate::chunk::{ActiveChunk, OutputSink};
@@ -35,7 +35,7 @@ enum StreamEnd {
 enum NextEvent {
     /// A piece of the stream, or its end.
     Piece(Option<Result<Generated, ApiError>>),
-    Interrupt(Interrupt),
+    Interrupt(ChunkEnding),
     Timeout,
 }
 
@@ -170,8 +170,8 @@ impl StreamContext {
                         if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
                             return Poll::Ready(NextEvent::Piece(piece));
                         }
-                        if let Poll::Ready(interrupt) = interrupts.poll(context) {
-                            return Poll::Ready(NextEvent::Interrupt(interrupt));
+                        if let Poll::Ready(ending) = interrupts.poll(context, &chunk.running) {
+                            return Poll::Ready(NextEvent::Interrupt(ending));
                         }
                         timeout.poll_elapsed(context).map(|()| NextEvent::Timeout)
                     })
@@ -188,9 +188,7 @@ impl StreamContext {
                     let error = ApiError::new(ErrorKind::Upstream, message);
                     return StreamEnd::Chunk(self.engine_failed(error));
                 }
-                NextEvent::Interrupt(interrupt) => {
-                    return StreamEnd::Chunk(interrupt.ending(&chunk.running));
-                }
+                NextEvent::Interrupt(ending) => return StreamEnd::Chunk(ending),
                 NextEvent::Timeout => return StreamEnd::Chunk(self.timed_out(chunk, timeout)),
             };
             match piece {
