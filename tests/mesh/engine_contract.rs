@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use e2e::{HttpMesh, Service};
 use refrain_protocol::engine::{
-    CloseRequest, Draft, Sampling, SelfDraft, SessionSpec, StepItem, StepRequest,
+    CloseRequest, DetokenizeResponse, Draft, EngineLoad, Sampling, SelfDraft, SessionSpec,
+    StepItem, StepRequest, TokenizeRequest, TokensBody,
 };
 use refrain_protocol::{EngineSessionId, ErrorKind, NamespaceId, TokenId};
 use refrain_service_kit::http::MeshClient;
@@ -28,18 +29,38 @@ fn item(session: u128, open: bool, keep_len: u32, tokens: &[TokenId]) -> StepIte
     }
 }
 
+async fn tokenize(client: &MeshClient, text: &str) -> anyhow::Result<Vec<u32>> {
+    let request = TokenizeRequest { text: text.into() };
+    let body: TokensBody = client
+        .post_json("/engine/v1/tokenize", &request, None)
+        .await?;
+    Ok(body.tokens)
+}
+
+async fn detokenize(client: &MeshClient, tokens: Vec<u32>) -> anyhow::Result<String> {
+    let request = TokensBody { tokens };
+    let body: DetokenizeResponse = client
+        .post_json("/engine/v1/detokenize", &request, None)
+        .await?;
+    Ok(body.text)
+}
+
+async fn load(client: &MeshClient) -> anyhow::Result<EngineLoad> {
+    Ok(client.get_json("/engine/v1/load").await?)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
     let mesh = HttpMesh::start_here(1, "").await?;
     let url = mesh.url(Service::Engine(0));
     let client = MeshClient::new(&url, &mesh.keys().secret, Duration::from_secs(30))?;
-    let engine = HttpEngine::connect(client).await?;
+    let engine = HttpEngine::connect(client.clone()).await?;
     engine.confirm().await?;
 
     let text = "SELECT name FROM orders;";
-    let prompt = engine.tokenize(text.to_owned()).await?;
+    let prompt = tokenize(&client, text).await?;
     ensure!(
-        engine.detokenize(prompt.clone()).await? == text,
+        detokenize(&client, prompt.clone()).await? == text,
         "text did not come back"
     );
 
@@ -53,7 +74,7 @@ async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
         step = item(1, false, output.text_len, &[]);
     }
     ensure!(
-        engine.load().await?.sessions_open == 1,
+        load(&client).await?.sessions_open == 1,
         "one session is open"
     );
     let mut drafted = item(2, true, 0, &prompt);
@@ -94,7 +115,7 @@ async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
         })
         .await?;
     engine.abort(both[1..].to_vec()).await?;
-    let load = engine.load().await?;
+    let load = load(&client).await?;
     ensure!(
         (load.sessions_open, load.sessions_kept) == (0, 1),
         "{load:?}"
@@ -121,10 +142,8 @@ async fn the_engine_drafts_by_itself() -> anyhow::Result<()> {
     let mesh = HttpMesh::start_here(1, "").await?;
     let url = mesh.url(Service::Engine(0));
     let client = MeshClient::new(&url, &mesh.keys().secret, Duration::from_secs(30))?;
-    let engine = HttpEngine::connect(client).await?;
-    let prompt = engine
-        .tokenize("SELECT name FROM orders WHERE".to_owned())
-        .await?;
+    let engine = HttpEngine::connect(client.clone()).await?;
+    let prompt = tokenize(&client, "SELECT name FROM orders WHERE").await?;
     let wanted = SelfDraft {
         depth: 4,
         top_k: 2,

@@ -3,11 +3,8 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use refrain_protocol::engine::{
-    CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse, TokenizeRequest,
-    TokensBody,
-};
-use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TokenId};
+use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_rpc::{Worker, Workers};
 use refrain_worker::{VerifyingEngine, WorkerHandle};
 
@@ -51,18 +48,6 @@ impl VerifyingEngine for LocalEngine {
 
     async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
         self.handle.abort(sessions).await
-    }
-
-    async fn load(&self) -> Result<EngineLoad, ApiError> {
-        Ok(self.handle.load())
-    }
-
-    async fn tokenize(&self, text: String) -> Result<Vec<TokenId>, ApiError> {
-        Ok(self.handle.tokenize(TokenizeRequest { text }).await?.tokens)
-    }
-
-    async fn detokenize(&self, tokens: Vec<TokenId>) -> Result<String, ApiError> {
-        Ok(self.handle.detokenize(TokensBody { tokens }).await?.text)
     }
 }
 

@@ -21,7 +21,8 @@ impl DriveMetrics {
     pub(crate) fn new(metrics: &Metrics, model: &str) -> anyhow::Result<Self> {
         let calls = metrics.counter_vec(
             "refrain_drive_calls_total",
-            "Verify calls to a streaming engine, by method and by outcome: verified, unknown (the response left the next token open), or failed.",
+            "Verify calls to a streaming engine, by method and by outcome: verified, unknown (the response left \
+             the next token open), or failed.",
             &["model", "way", "outcome"],
         )?;
         let seconds = metrics.float_counter_vec(

@@ -2,11 +2,12 @@
 
 use async_trait::async_trait;
 use refrain_protocol::engine::{
-    AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
-    StepResponse, TokenizeRequest, TokensBody,
+    AbortRequest, CloseRequest, EngineCapabilities, StepRequest, StepResponse,
 };
-use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, TokenId};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_service_kit::http::MeshClient;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::verifying::VerifyingEngine;
 
@@ -27,6 +28,14 @@ impl HttpEngine {
             client,
             capabilities,
         })
+    }
+
+    async fn post<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &Q,
+    ) -> Result<A, ApiError> {
+        self.client.post_json(path, request, None).await
     }
 }
 
@@ -50,47 +59,15 @@ impl VerifyingEngine for HttpEngine {
     }
 
     async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
-        self.client
-            .post_json("/engine/v1/step", &request, Some(self.client.timeout()))
-            .await
+        self.post("/engine/v1/step", &request).await
     }
 
     async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {
-        self.client
-            .post_json("/engine/v1/close", &request, Some(self.client.timeout()))
-            .await
+        self.post("/engine/v1/close", &request).await
     }
 
     async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
-        let request = AbortRequest { sessions };
-        self.client
-            .post_json("/engine/v1/abort", &request, Some(self.client.timeout()))
+        self.post("/engine/v1/abort", &AbortRequest { sessions })
             .await
-    }
-
-    async fn load(&self) -> Result<EngineLoad, ApiError> {
-        self.client.get_json("/engine/v1/load").await
-    }
-
-    async fn tokenize(&self, text: String) -> Result<Vec<TokenId>, ApiError> {
-        let request = TokenizeRequest { text };
-        let body: TokensBody = self
-            .client
-            .post_json("/engine/v1/tokenize", &request, Some(self.client.timeout()))
-            .await?;
-        Ok(body.tokens)
-    }
-
-    async fn detokenize(&self, tokens: Vec<TokenId>) -> Result<String, ApiError> {
-        let request = TokensBody { tokens };
-        let body: DetokenizeResponse = self
-            .client
-            .post_json(
-                "/engine/v1/detokenize",
-                &request,
-                Some(self.client.timeout()),
-            )
-            .await?;
-        Ok(body.text)
     }
 }

@@ -71,7 +71,8 @@ impl ThirdPartyEngine {
             (None, None) => {
                 return Err(ApiError::invalid(
                     "worker.engine.max_context",
-                    "neither the engine nor the model's files report the context length; set worker.engine.max_context",
+                    "neither the engine nor the model's files report the context length; set \
+                     worker.engine.max_context",
                 ));
             }
         };

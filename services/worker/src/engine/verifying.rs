@@ -1,10 +1,8 @@
 //! An engine that verifies drafts, and that the worker drives step by step.
 
 use async_trait::async_trait;
-use refrain_protocol::engine::{
-    CloseRequest, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
-};
-use refrain_protocol::{ApiError, EngineSessionId, TokenId};
+use refrain_protocol::engine::{CloseRequest, EngineCapabilities, StepRequest, StepResponse};
+use refrain_protocol::{ApiError, EngineSessionId};
 
 /// An engine that verifies drafts: the worker composes its batches and drives it step by step.
 #[async_trait]
@@ -30,13 +28,4 @@ pub trait VerifyingEngine: Send + Sync {
 
     /// Ends sessions and whatever the engine is computing for them.
     async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError>;
-
-    /// The load of the engine.
-    async fn load(&self) -> Result<EngineLoad, ApiError>;
-
-    /// Converts text to tokens.
-    async fn tokenize(&self, text: String) -> Result<Vec<TokenId>, ApiError>;
-
-    /// Converts tokens to text.
-    async fn detokenize(&self, tokens: Vec<TokenId>) -> Result<String, ApiError>;
 }

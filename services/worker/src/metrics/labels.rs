@@ -19,7 +19,7 @@ pub(crate) enum RejectionLimit {
 }
 
 impl RejectionLimit {
-    /// The label value. Matches every variant, and so does [`RejectionLimit::next`].
+    /// The label value.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             RejectionLimit::RunningMax => "running_max",
@@ -31,7 +31,8 @@ impl RejectionLimit {
         }
     }
 
-    /// The limit after this one. The compiler demands a new variant here, so [`RejectionLimit::all`] cannot miss it.
+    /// The limit after this one. The compiler demands an arm for a new limit, so [`RejectionLimit::all`] cannot miss
+    /// it.
     fn next(self) -> Option<Self> {
         match self {
             RejectionLimit::RunningMax => Some(RejectionLimit::Epoch),

@@ -103,7 +103,8 @@ impl DraftMetrics {
             )?,
             budget: metrics.counter_vec(
                 "refrain_spec_budget_tokens_total",
-                "Tokens of suffix drafts that the goodput router admitted to the step or refused. Requests that the engine drafts for are left out.",
+                "Tokens of suffix drafts that the goodput router admitted to the step or refused. Requests that \
+                 the engine drafts for are left out.",
                 &["model", "outcome"],
             )?,
             statistics_calls: metrics.counter_vec(
@@ -165,27 +166,32 @@ impl GainMetrics {
             )?,
             self_draft_gain: metrics.float_gauge_vec(
                 "refrain_self_draft_gain_ratio",
-                "Throughput with the engine's own head or draft model divided by the throughput without, by batch size (upper bound of its bucket).",
+                "Throughput with the engine's own head or draft model divided by the throughput without, by batch \
+                 size (upper bound of its bucket).",
                 &source_batch,
             )?,
             self_draft_in_use: metrics.gauge_vec(
                 "refrain_self_draft_in_use",
-                "1 while the engine's own head or draft model may be used, by batch size (upper bound of its bucket).",
+                "1 while the engine's own head or draft model may be used, by batch size (upper bound of its \
+                 bucket).",
                 &source_batch,
             )?,
             gain: metrics.float_gauge_vec(
                 "refrain_spec_gain_ratio",
-                "Throughput with drafts divided by the throughput without, by batch size (upper bound of its bucket). For the score router: suffix drafts only.",
+                "Throughput with drafts divided by the throughput without, by batch size (upper bound of its \
+                 bucket). For the score router: suffix drafts only.",
                 &batch,
             )?,
             drafts_in_use: metrics.gauge_vec(
                 "refrain_spec_in_use",
-                "1 while drafts are in use, by batch size (upper bound of its bucket). For the score router: suffix drafts only.",
+                "1 while drafts are in use, by batch size (upper bound of its bucket). For the score router: \
+                 suffix drafts only.",
                 &batch,
             )?,
             step_cost_error: metrics.float_gauge_vec(
                 "refrain_engine_step_cost_error_ratio",
-                "Recent mean difference between the expected and the real duration of steps, as a share of the real one.",
+                "Recent mean difference between the expected and the real duration of steps, as a share of the \
+                 real one.",
                 &["model"],
             )?,
         })

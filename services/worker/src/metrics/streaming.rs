@@ -19,13 +19,15 @@ impl StreamingMetrics {
     pub(super) fn new(metrics: &Metrics, model: &str) -> anyhow::Result<Self> {
         let step = metrics.float_gauge_vec(
             "refrain_engine_streamed_step_seconds",
-            "Recent median gap between a streaming engine's events to one request, seconds, by batch size (upper bound of its bucket). 0: no events yet.",
+            "Recent median gap between a streaming engine's events to one request, seconds, by batch size (upper \
+             bound of its bucket). 0: no events yet.",
             &["model", "batch"],
         )?;
         step.with_label_values(&[model, "1"]);
         let introductions = metrics.counter_vec(
             "refrain_worker_introductions_total",
-            "Introductions of namespaces to a restarted engine with the Refrain plugin inside, by outcome: told, failed (repeated up to attempts_max times), or expired (the signature was too old).",
+            "Introductions of namespaces to a restarted engine with the Refrain plugin inside, by outcome: told, \
+             failed (repeated up to attempts_max times), or expired (the signature was too old).",
             &["outcome"],
         )?;
         for outcome in ["told", "failed", "expired"] {

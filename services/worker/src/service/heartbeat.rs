@@ -30,7 +30,8 @@ pub(crate) struct Heartbeats {
     incarnation: u64,
     /// Time of the engine's last confirmation.
     confirmed: Mutex<Option<Instant>>,
-    /// Whether the last heartbeat failed. Only changes are logged, since heartbeats are repeated several times a second.
+    /// Whether the last heartbeat failed. Only changes are logged, since heartbeats are repeated several times a
+    /// second.
     scheduler_fails: AtomicBool,
     /// The same of the last confirmation of the engine.
     engine_fails: AtomicBool,

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::context::StreamContext;
 use super::ending::{ChunkControl, ChunkEnding};
-use super::interrupts::{Interrupt, Interrupts};
+use super::interrupts::Interrupts;
 use super::step_gaps::StreamClock;
 use super::timeout::TokenTimeout;
 use crate::chunk::{ActiveChunk, OutputSink};
@@ -34,8 +34,8 @@ enum StreamEnd {
 /// The next event for a chunk with a stream.
 enum NextEvent {
     /// A piece of the stream, or its end.
-    DocumentUpdateRef(Option<Result<Generated, ApiError>>),
-    Interrupt(Interrupt),
+    Piece(Option<Result<Generated, ApiError>>),
+    Interrupt(ChunkEnding),
     Timeout,
 }
 
@@ -164,14 +164,14 @@ impl StreamContext {
         let mut peeked = None;
         loop {
             let next = match peeked.take() {
-                Some(piece) => NextEvent::DocumentUpdateRef(piece),
+                Some(piece) => NextEvent::Piece(piece),
                 None => {
                     poll_fn(|context| {
                         if let Poll::Ready(piece) = stream.poll_next_unpin(context) {
-                            return Poll::Ready(NextEvent::DocumentUpdateRef(piece));
+                            return Poll::Ready(NextEvent::Piece(piece));
                         }
-                        if let Poll::Ready(interrupt) = interrupts.poll(context) {
-                            return Poll::Ready(NextEvent::Interrupt(interrupt));
+                        if let Poll::Ready(ending) = interrupts.poll(context, &chunk.running) {
+                            return Poll::Ready(NextEvent::Interrupt(ending));
                         }
                         timeout.poll_elapsed(context).map(|()| NextEvent::Timeout)
                     })
@@ -179,18 +179,16 @@ impl StreamContext {
                 }
             };
             let piece = match next {
-                NextEvent::DocumentUpdateRef(Some(Ok(piece))) => piece,
-                NextEvent::DocumentUpdateRef(Some(Err(error))) => {
+                NextEvent::Piece(Some(Ok(piece))) => piece,
+                NextEvent::Piece(Some(Err(error))) => {
                     return StreamEnd::Chunk(self.engine_failed(error));
                 }
-                NextEvent::DocumentUpdateRef(None) => {
+                NextEvent::Piece(None) => {
                     let message = "the engine ended its response without an end event";
                     let error = ApiError::new(ErrorKind::Upstream, message);
                     return StreamEnd::Chunk(self.engine_failed(error));
                 }
-                NextEvent::Interrupt(interrupt) => {
-                    return StreamEnd::Chunk(interrupt.ending(&chunk.running));
-                }
+                NextEvent::Interrupt(ending) => return StreamEnd::Chunk(ending),
                 NextEvent::Timeout => return StreamEnd::Chunk(self.timed_out(chunk, timeout)),
             };
             match piece {

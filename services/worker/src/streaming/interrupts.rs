@@ -16,22 +16,6 @@ pub(super) struct Interrupts {
     reader_left: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// An interrupt.
-pub(super) enum Interrupt {
-    Control(ChunkControl),
-    ReaderLeft,
-}
-
-impl Interrupt {
-    /// The ending that the interrupt asks for.
-    pub(super) fn ending(self, running: &ActiveRequest) -> ChunkEnding {
-        match self {
-            Interrupt::Control(control) => ChunkEnding::by_control(control, running),
-            Interrupt::ReaderLeft => ChunkEnding::ReaderLeft,
-        }
-    }
-}
-
 impl Interrupts {
     pub(super) fn new(controls: mpsc::Receiver<ChunkControl>, events: &Events) -> Self {
         let events = events.clone();
@@ -41,28 +25,32 @@ impl Interrupts {
         }
     }
 
-    /// Ready with the first interrupt, which ends the chunk.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Interrupt> {
+    /// Ready with the first interrupt, which ends the chunk in this way.
+    pub(super) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        running: &ActiveRequest,
+    ) -> Poll<ChunkEnding> {
         match self.controls.poll_recv(context) {
-            Poll::Ready(Some(control)) => Poll::Ready(Interrupt::Control(control)),
+            Poll::Ready(Some(control)) => Poll::Ready(ChunkEnding::by_control(control, running)),
             Poll::Ready(None) | Poll::Pending => self
                 .reader_left
                 .as_mut()
                 .poll(context)
-                .map(|()| Interrupt::ReaderLeft),
+                .map(|()| ChunkEnding::ReaderLeft),
         }
     }
 
-    /// A control message that has arrived already. A chunk whose stream is always ready never waits, so it would not
+    /// The ending by a control message that has arrived already. A chunk whose stream is always ready never waits, so it would not
     /// poll for interrupts.
-    pub(super) fn pending_control(&mut self) -> Option<ChunkControl> {
-        self.controls.try_recv().ok()
+    pub(super) fn pending_control(&mut self, running: &ActiveRequest) -> Option<ChunkEnding> {
+        let control = self.controls.try_recv().ok()?;
+        Some(ChunkEnding::by_control(control, running))
     }
 
     /// Waits for an interrupt.
     pub(super) async fn wait(&mut self, running: &ActiveRequest) -> ChunkEnding {
-        let interrupt = poll_fn(|context| self.poll(context)).await;
-        interrupt.ending(running)
+        poll_fn(|context| self.poll(context, running)).await
     }
 
     /// Handles the control messages that arrived while the chunk was ending: a cut is carried out after the end.

@@ -52,9 +52,9 @@ impl StreamContext {
             }
         }
         if end.is_none()
-            && let Some(control) = interrupts.pending_control()
+            && let Some(ending) = interrupts.pending_control(&chunk.running)
         {
-            return Err(ChunkEnding::by_control(control, &chunk.running));
+            return Err(ending);
         }
         Ok(end)
     }

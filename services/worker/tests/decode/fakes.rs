@@ -289,24 +289,6 @@ impl refrain_worker::VerifyingEngine for FakeEngine {
         })
         .await
     }
-
-    async fn load(&self) -> Result<EngineLoad, ApiError> {
-        Ok(EngineLoad::default())
-    }
-
-    async fn tokenize(&self, _: String) -> Result<Vec<TokenId>, ApiError> {
-        Err(ApiError::new(
-            ErrorKind::NotFound,
-            "a fake has no tokenizer",
-        ))
-    }
-
-    async fn detokenize(&self, _: Vec<TokenId>) -> Result<String, ApiError> {
-        Err(ApiError::new(
-            ErrorKind::NotFound,
-            "a fake has no tokenizer",
-        ))
-    }
 }
 
 /// A document in the store.

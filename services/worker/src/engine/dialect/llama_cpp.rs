@@ -210,7 +210,8 @@ impl Decoder for LlamaDecoder {
             Some(_) if unsent > 0 => {
                 return Err(ApiError::new(
                     ErrorKind::InvalidRequest,
-                    "this engine has no log-probabilities for tokens that are a part of a character, and the output has such tokens; ask without logprobs",
+                    "this engine has no log-probabilities for tokens that are a part of a character, and the \
+                     output has such tokens; ask without logprobs",
                 )
                 .with_code("unsupported_by_engine"));
             }

@@ -38,7 +38,10 @@ impl TextOnly {
             tokens.is_ok_and(|tokens| tokens == prompt)
         });
         let prompt_text = prompt_text.ok_or_else(|| {
-            unsupported("this prompt would be read as other tokens; leave out the model's own markers and incomplete characters")
+            unsupported(
+                "this prompt would be read as other tokens; leave out the model's own markers and \
+                         incomplete characters",
+            )
         })?;
         let output_text = self
             .spell(output)
