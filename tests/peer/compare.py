@@ -243,7 +243,8 @@ def main():
     parser.add_argument("--offset", type=float, default=0.0)
     parser.add_argument("--min-token-prob", type=float, default=0.1)
     parser.add_argument("--max-spec-tokens", type=int, default=32)
-    parser.add_argument("--sources", default="request,global", help="refrain's sources; the peer always has request and global")
+    parser.add_argument("--sources", default="request,global",
+                        help="refrain's sources; the peer always has request and global")
     parser.add_argument("--seal-tokens", type=int,
                         help="size at which refrain seals its live part [default: never]")
     parser.add_argument("--depth-cap", action="store_true",

@@ -78,7 +78,8 @@ class Mesh:
             self.store = None
 
     def token(self):
-        command = [REFRAIN, "store", "sign", "--config", self.folder / "mesh.toml", "--tenant", "acme", "--model", "tiny"]
+        config = self.folder / "mesh.toml"
+        command = [REFRAIN, "store", "sign", "--config", config, "--tenant", "acme", "--model", "tiny"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def client(self, **settings):
@@ -428,7 +429,8 @@ class SuffixCache(WithMesh):
         prompt = array("i", PROMPT)
         # A request with a refused token is not resumed, and one with unreadable fields is not even begun.
         refused = {"refrain_namespace": "nonsense"}
-        for req_id, fields, is_begun in (("kept", {}, True), ("refused", refused, True), ("unread", {"refrain_group": 1}, False)):
+        unreadable = {"refrain_group": 1}
+        for req_id, fields, is_begun in (("kept", {}, True), ("refused", refused, True), ("unread", unreadable, False)):
             cache.announce(req_id, fields, Ending())
             self.step(cache, [(req_id, prompt, PROMPT, TEXT[:40])])
             self.step(cache, [])

@@ -76,7 +76,8 @@ class Engine:
         corpus.begin_step(batch)
         corpus.synchronize()
         texts = [[*req.origin_input_ids_unpadded, *req.output_ids, *ahead[req.rid]] for req in batch]
-        nodes, mask = corpus.batch_get([req.rid for req in batch], [text[-TAIL:] for text in texts], list(map(len, texts)))
+        tails = [text[-TAIL:] for text in texts]
+        nodes, mask = corpus.batch_get([req.rid for req in batch], tails, list(map(len, texts)))
         assert (nodes.dtype, mask.dtype) == ("int64", "int64")
         nodes, mask = nodes.reshape(len(batch), NODES), mask.reshape(len(batch), NODES, NODES)
         sampled = {}

@@ -126,7 +126,8 @@ class Run:
             self.steps_taken = int(engine.metric("vllm:iteration_tokens_total_count"))
             self.accepted = sum(map(len, self.outputs)) - self.steps_taken
             # The tokens that the plugin counted.
-            self.counted_tokens = int(series(f"http://{metrics}", "refrain_client_said_tokens_total")) if has_drafts else 0
+            counter = "refrain_client_said_tokens_total"
+            self.counted_tokens = int(series(f"http://{metrics}", counter)) if has_drafts else 0
         finally:
             # In order, but without a wait, like the rollout of a deployment.
             engine.process.stop(signal.SIGTERM)
@@ -144,7 +145,8 @@ class Run:
     def summary(self):
         text = (
             f"{len(self.outputs)} requests, {sum(map(len, self.outputs))} tokens in {self.steps_taken} steps, "
-            f"{self.token_ms():.2f} ms each: {self.accepted} draft tokens emitted, {self.verified} of {self.drafted} accepted"
+            f"{self.token_ms():.2f} ms each: {self.accepted} draft tokens emitted, "
+            f"{self.verified} of {self.drafted} accepted"
         )
         took = self.proposal_us()
         if took:
@@ -207,7 +209,8 @@ def check(table, options):
 def judge(table, runs):
     peer, ours, cold = runs[f"{PEER}-warm"], runs[f"{OURS}-warm"], runs[f"{OURS}-cold"]
     same = peer.outputs == ours.outputs and cold.outputs == ours.outputs[:PROMPTS]
-    table.row("attach", "the same greedy tokens", same, f"{len(peer.outputs)} requests with either, and after the restart")
+    detail = f"{len(peer.outputs)} requests with either, and after the restart"
+    table.row("attach", "the same greedy tokens", same, detail)
     holds = ours.accepted >= peer.accepted
     table.row("attach", "accepted tokens", holds, f"{ours.accepted}, arctic-inference {peer.accepted}")
     for what, kind in (("median", statistics.median), ("mean of the fastest 95 %", undisturbed_mean)):
