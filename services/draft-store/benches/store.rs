@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_draft_store::{DraftStoreConfig, Running, start};
+use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, start};
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
 };
@@ -32,7 +32,7 @@ const CALL_DOCUMENTS: usize = 64;
 const CALLERS: usize = 8;
 
 struct Store {
-    running: Running,
+    server: DraftStoreServer,
     client: Arc<HttpDraftStore>,
     signed: SignedNamespace,
 }
@@ -49,10 +49,8 @@ impl Store {
             bytes_max: u64::MAX,
             ..DraftStoreConfig::default()
         };
-        let running = start(config, MeshAuth::new(&mesh)?, &Metrics::new()?).await?;
-        let addr = running
-            .addr()
-            .ok_or_else(|| anyhow::anyhow!("no address"))?;
+        let server = start(config, MeshAuth::new(&mesh)?, &Metrics::new()?).await?;
+        let addr = server.addr().ok_or_else(|| anyhow::anyhow!("no address"))?;
         let patience = Duration::from_secs(60);
         let client = MeshClient::new(&format!("http://{addr}"), &mesh.secret, patience)?;
         let signed = NamespaceSigner::new(&mesh)?.sign(Namespace {
@@ -61,14 +59,14 @@ impl Store {
             tokenizer: "t".into(),
         });
         Ok(Store {
-            running,
+            server,
             client: Arc::new(HttpDraftStore::new(client)),
             signed,
         })
     }
 
     async fn stop(self) {
-        self.running.drain(Duration::from_secs(60)).await;
+        self.server.drain(Duration::from_secs(60)).await;
     }
 
     /// Appends documents of these numbers; the time of each call.
@@ -221,7 +219,7 @@ async fn filled(dir: &Path, tokens: u64) -> anyhow::Result<Store> {
     for from in (0..documents).step_by(16_384) {
         store.append(from..documents.min(from + 16_384)).await?;
     }
-    store.running.handle().compact().await?;
+    store.server.handle().compact().await?;
     let stats = store.client.stats().await?;
     println!(
         "filled in {:.1} s: {} tokens, {:.2} bytes of disk per token",

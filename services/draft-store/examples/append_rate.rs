@@ -173,7 +173,7 @@ async fn main() -> anyhow::Result<()> {
     println!("a fresh follower: {read} tokens at {rate:.0} tokens/s");
 
     // The figures of the disk are taken now and then.
-    tokio::time::sleep(Duration::from_millis(2 * config.tick_ms)).await;
+    tokio::time::sleep(Duration::from_millis(2 * config.tuning.tick_ms)).await;
     let stats = store.handle().stats().await?;
     store.drain(Duration::from_secs(30)).await;
     let per_token = |bytes: u64| bytes as f64 / stats.tokens.max(1) as f64;

@@ -13,6 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// The wall clock may move this far in one day, in sum, beside the time that passes. Beyond it is ignored.
 pub(crate) const STEP_MS_MAX: u64 = 3_600_000;
+
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Time since the machine started, which nobody sets. It counts while the machine is suspended.
@@ -26,12 +27,12 @@ pub(crate) fn since_boot() -> Duration {
 
 /// A moment: the store's time then, in Unix milliseconds, and the machine's.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct ClockReading {
     unix_ms: u64,
     at: Duration,
 }
 
-impl Known {
+impl ClockReading {
     fn at(self, at: Duration) -> u64 {
         let passed = at.saturating_sub(self.at).as_millis();
         self.unix_ms
@@ -42,9 +43,9 @@ impl Known {
 /// See the module. A value: who asks brings both clocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreClock {
-    last: Known,
+    last: ClockReading,
     /// Where the day began whose steps are counted together.
-    day: Known,
+    day: ClockReading,
     /// How far the wall clock is ahead of the store's time, while that is not followed.
     offset_ms: Option<i64>,
 }
@@ -52,7 +53,7 @@ pub(crate) struct StoreClock {
 impl StoreClock {
     /// A clock that last knew `known_ms`, which was before now; 0 knows nothing, and believes the wall clock.
     pub(crate) fn new(known_ms: u64, wall_ms: u64, since_boot: Duration) -> Self {
-        let known = Known {
+        let known = ClockReading {
             unix_ms: if known_ms == 0 { wall_ms } else { known_ms },
             at: since_boot,
         };
@@ -68,7 +69,7 @@ impl StoreClock {
     /// The store's time. `skew_ms`: how far the wall clock is ahead of the mesh's time, 0 where nobody told.
     pub(crate) fn read(&mut self, wall_ms: u64, skew_ms: i64, since_boot: Duration) -> u64 {
         if since_boot.saturating_sub(self.day.at) >= DAY && self.offset_ms.is_none() {
-            self.day = Known {
+            self.day = ClockReading {
                 unix_ms: self.last.at(since_boot),
                 at: since_boot,
             };
@@ -78,7 +79,7 @@ impl StoreClock {
         let is_off = skew_ms.unsigned_abs() > STEP_MS_MAX;
         if expected_ms.abs_diff(wall_ms) <= STEP_MS_MAX && !is_off {
             self.offset_ms = None;
-            self.last = Known {
+            self.last = ClockReading {
                 unix_ms: wall_ms,
                 at: since_boot,
             };

@@ -24,6 +24,7 @@ const VERSION: u8 = 1;
 const FLAG_ZSTD: u8 = 1;
 const HEADER_BYTES: usize = 8;
 const ENVELOPE_BYTES: usize = HEADER_BYTES + 8;
+
 /// Below this zstd's own frame eats what it gains.
 const COMPRESS_FROM_BYTES: usize = 48;
 const ZSTD_LEVEL: i32 = 3;

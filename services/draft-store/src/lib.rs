@@ -52,31 +52,22 @@
 //!
 //! Not here: replication.
 
-mod admin;
+mod background;
 mod catalog;
 mod clock;
-mod closed;
 mod codec;
 mod config;
 mod directory;
-mod export;
-mod handle;
-mod http;
 mod log;
-mod lookup;
 mod metrics;
-mod placement;
+mod reading;
 mod record;
 mod segments;
-mod select;
 mod service;
-mod shared;
+mod shared_store;
 #[cfg(test)]
-mod testing;
-mod text;
+mod test_store;
 mod writer;
 
-pub use closed::ClosedStore;
-pub use config::{DraftStoreConfig, TenantQuota};
-pub use handle::{DraftStoreHandle, StoreState};
-pub use service::{Running, start};
+pub use config::{DraftStoreConfig, StoreTuning, TenantQuota};
+pub use service::{ClosedStore, DraftStoreHandle, DraftStoreServer, StoreState, start};

@@ -9,9 +9,15 @@ pub(crate) mod memory;
 pub(crate) mod sled;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 
 use crate::record::DocumentKey;
+
+/// Makes directory entries durable.
+pub(crate) fn sync_directory(path: &Path) -> std::io::Result<()> {
+    File::open(path)?.sync_all()
+}
 
 /// Why the log could not do it.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -1,76 +1,11 @@
 //! The store in figures.
 
+mod labels;
+
+pub(crate) use labels::{Limit, RemovalReason};
+
 use prometheus::{Gauge, Histogram, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::Metrics;
-
-use crate::writer::Removal;
-
-/// Why calls are refused; the label of the rejections metric.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Limit {
-    Mailbox,
-    PendingTokens,
-    Updates,
-    DocumentTokens,
-    Head,
-    Namespaces,
-    Waiters,
-    Erasures,
-    Groups,
-    GroupTokens,
-    Disk,
-    LogBytes,
-    Lookups,
-    LookupContexts,
-    Exports,
-    ExportHeld,
-    ExportDisk,
-}
-
-impl Limit {
-    const ALL: [Limit; 17] = [
-        Limit::Mailbox,
-        Limit::PendingTokens,
-        Limit::Updates,
-        Limit::DocumentTokens,
-        Limit::Head,
-        Limit::Namespaces,
-        Limit::Waiters,
-        Limit::Erasures,
-        Limit::Groups,
-        Limit::GroupTokens,
-        Limit::Disk,
-        Limit::LogBytes,
-        Limit::Lookups,
-        Limit::LookupContexts,
-        Limit::Exports,
-        Limit::ExportHeld,
-        Limit::ExportDisk,
-    ];
-
-    /// The key in the configuration, or the name of a constant.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Limit::Mailbox => "mailbox_max",
-            Limit::PendingTokens => "pending_tokens_max",
-            Limit::Updates => "updates_max",
-            Limit::DocumentTokens => "document_tokens_max",
-            Limit::Head => "head",
-            Limit::Namespaces => "namespaces_max",
-            Limit::Waiters => "waiters_max",
-            Limit::Erasures => "erasures_max",
-            Limit::Groups => "groups_max",
-            Limit::GroupTokens => "group_tokens_max",
-            Limit::Disk => "disk_reserve_bytes",
-            Limit::LogBytes => "log_bytes_max",
-            Limit::Lookups => "lookups_max",
-            Limit::LookupContexts => "lookup_contexts_max",
-            Limit::Exports => "exports_max",
-            Limit::ExportHeld => "export_held_bytes_max",
-            Limit::ExportDisk => "export_disk_bytes_max",
-        }
-    }
-}
 
 /// From 0.5 ms to 10 s.
 const COMMIT_SECONDS_BUCKETS: &[f64] = &[
@@ -130,7 +65,7 @@ impl StoreMetrics {
             disk_bytes: gauge("disk_bytes", "Bytes of the data directory.")?,
             disk_free_bytes: gauge(
                 "disk_free_bytes",
-                "Room that is left on the disk of the data directory.",
+                "DiskSpace that is left on the disk of the data directory.",
             )?,
             blob_files: gauge(
                 "blob_files",
@@ -235,7 +170,7 @@ impl StoreMetrics {
             )?,
         };
         // A rate over a counter that does not exist yet shows nothing; so they all exist from the start.
-        for removal in Removal::ALL {
+        for removal in RemovalReason::ALL {
             figures.evictions.with_label_values(&[removal.as_str()]);
         }
         for outcome in ["done", "failed"] {

@@ -17,7 +17,7 @@ pub(crate) struct DocumentKey {
 
 /// What a record is, told by the first byte of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     /// [`StoreRecord`], one.
     Store,
     /// [`NamespaceRecord`], one per namespace.
@@ -40,43 +40,43 @@ pub(crate) enum Kind {
     Segment,
     /// [`MarksRecord`], one per [`MARKS_DOCUMENTS`] documents of a segment of which something is to be told.
     Marks,
-    /// [`ChancesRecord`], a few per namespace in which drafts were verified.
-    Chances,
+    /// [`AcceptanceStatisticsRecord`], a few per namespace in which drafts were verified.
+    AcceptanceStatistics,
 }
 
-impl Kind {
+impl RecordKind {
     pub(crate) const fn byte(self) -> u8 {
         match self {
-            Kind::Store => b'm',
-            Kind::Namespace => b'n',
-            Kind::Feed => b'f',
-            Kind::State => b'd',
-            Kind::Head => b'h',
-            Kind::Piece => b'p',
-            Kind::Tombstone => b't',
-            Kind::Erasure => b'e',
-            Kind::Erased => b'x',
-            Kind::Segment => b's',
-            Kind::Marks => b'k',
-            Kind::Chances => b'c',
+            RecordKind::Store => b'm',
+            RecordKind::Namespace => b'n',
+            RecordKind::Feed => b'f',
+            RecordKind::State => b'd',
+            RecordKind::Head => b'h',
+            RecordKind::Piece => b'p',
+            RecordKind::Tombstone => b't',
+            RecordKind::Erasure => b'e',
+            RecordKind::Erased => b'x',
+            RecordKind::Segment => b's',
+            RecordKind::Marks => b'k',
+            RecordKind::AcceptanceStatistics => b'c',
         }
     }
 
     /// The kind of a key.
-    pub(crate) fn of(key: &[u8]) -> Option<Kind> {
+    pub(crate) fn of(key: &[u8]) -> Option<RecordKind> {
         let all = [
-            Kind::Store,
-            Kind::Namespace,
-            Kind::Feed,
-            Kind::State,
-            Kind::Head,
-            Kind::Piece,
-            Kind::Tombstone,
-            Kind::Erasure,
-            Kind::Erased,
-            Kind::Segment,
-            Kind::Marks,
-            Kind::Chances,
+            RecordKind::Store,
+            RecordKind::Namespace,
+            RecordKind::Feed,
+            RecordKind::State,
+            RecordKind::Head,
+            RecordKind::Piece,
+            RecordKind::Tombstone,
+            RecordKind::Erasure,
+            RecordKind::Erased,
+            RecordKind::Segment,
+            RecordKind::Marks,
+            RecordKind::AcceptanceStatistics,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)
@@ -173,7 +173,7 @@ pub(crate) type SegmentId = u64;
 
 /// Where a sealed document stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SegmentSlot {
     pub(crate) segment: SegmentId,
     /// Among the segment's documents in order of their ids.
     pub(crate) number: u32,
@@ -188,6 +188,7 @@ pub(crate) struct SegmentRecord {
 
 /// Documents that share a [`MarksRecord`].
 pub(crate) const MARKS_DOCUMENTS: u32 = 512;
+
 /// The mark of a document that is not in its segment any more.
 pub(crate) const GONE: u32 = u32::MAX;
 
@@ -198,7 +199,7 @@ pub(crate) struct MarksRecord(pub(crate) Vec<u32>);
 
 /// A part of what drafts are worth in a namespace, as `refrain_speculation` writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub(crate) struct ChancesRecord(pub(crate) Vec<u8>);
+pub(crate) struct AcceptanceStatisticsRecord(pub(crate) Vec<u8>);
 
 /// Beside the reason: the document is part of a static corpus, which nothing but an erasure removes.
 pub(crate) const STATIC: u8 = 0x80;
@@ -232,7 +233,7 @@ pub(crate) fn finish_of(code: u8) -> Option<FinishReason> {
     }
 }
 
-fn prefixed(kind: Kind, namespace: NamespaceId) -> Vec<u8> {
+fn prefixed(kind: RecordKind, namespace: NamespaceId) -> Vec<u8> {
     let mut key = Vec::with_capacity(37);
     key.push(kind.byte());
     key.extend_from_slice(&namespace.0.to_be_bytes());
@@ -241,16 +242,16 @@ fn prefixed(kind: Kind, namespace: NamespaceId) -> Vec<u8> {
 
 /// Key of the one [`StoreRecord`].
 pub(crate) fn store_key() -> Vec<u8> {
-    vec![Kind::Store.byte()]
+    vec![RecordKind::Store.byte()]
 }
 
 /// Key of a record of a namespace.
-pub(crate) fn namespace_key(kind: Kind, namespace: NamespaceId) -> Vec<u8> {
+pub(crate) fn namespace_key(kind: RecordKind, namespace: NamespaceId) -> Vec<u8> {
     prefixed(kind, namespace)
 }
 
 /// Key of a record of a document.
-pub(crate) fn document_key(kind: Kind, key: DocumentKey) -> Vec<u8> {
+pub(crate) fn document_key(kind: RecordKind, key: DocumentKey) -> Vec<u8> {
     let mut bytes = prefixed(kind, key.namespace);
     bytes.extend_from_slice(&key.document.0.to_be_bytes());
     bytes
@@ -258,28 +259,28 @@ pub(crate) fn document_key(kind: Kind, key: DocumentKey) -> Vec<u8> {
 
 /// Key of the piece that starts at `start`.
 pub(crate) fn piece_key(key: DocumentKey, start: u32) -> Vec<u8> {
-    let mut bytes = document_key(Kind::Piece, key);
+    let mut bytes = document_key(RecordKind::Piece, key);
     bytes.extend_from_slice(&start.to_be_bytes());
     bytes
 }
 
 /// Key of a part of what drafts are worth in a namespace.
-pub(crate) fn chances_key(namespace: NamespaceId, part: u8) -> Vec<u8> {
-    let mut bytes = prefixed(Kind::Chances, namespace);
+pub(crate) fn acceptance_statistics_key(namespace: NamespaceId, part: u8) -> Vec<u8> {
+    let mut bytes = prefixed(RecordKind::AcceptanceStatistics, namespace);
     bytes.push(part);
     bytes
 }
 
 /// The keys of all parts: from the first, to one above all.
-pub(crate) fn chances_range(namespace: NamespaceId) -> (Vec<u8>, Vec<u8>) {
-    let mut above = chances_key(namespace, u8::MAX);
+pub(crate) fn acceptance_statistics_range(namespace: NamespaceId) -> (Vec<u8>, Vec<u8>) {
+    let mut above = acceptance_statistics_key(namespace, u8::MAX);
     above.push(0);
-    (chances_key(namespace, 0), above)
+    (acceptance_statistics_key(namespace, 0), above)
 }
 
 /// Key of a tombstone.
 pub(crate) fn tombstone_key(namespace: NamespaceId, sequence: u64) -> Vec<u8> {
-    let mut bytes = prefixed(Kind::Tombstone, namespace);
+    let mut bytes = prefixed(RecordKind::Tombstone, namespace);
     bytes.extend_from_slice(&sequence.to_be_bytes());
     bytes
 }
@@ -290,21 +291,21 @@ fn u128_at(key: &[u8], at: usize) -> Option<u128> {
 
 /// Key of an erasure.
 pub(crate) fn erasure_key(id: u128) -> Vec<u8> {
-    let mut bytes = vec![Kind::Erasure.byte()];
+    let mut bytes = vec![RecordKind::Erasure.byte()];
     bytes.extend_from_slice(&id.to_be_bytes());
     bytes
 }
 
 /// Key of a segment.
 pub(crate) fn segment_key(segment: SegmentId) -> Vec<u8> {
-    let mut bytes = vec![Kind::Segment.byte()];
+    let mut bytes = vec![RecordKind::Segment.byte()];
     bytes.extend_from_slice(&segment.to_be_bytes());
     bytes
 }
 
 /// Key of the marks number `chunk` of a segment.
 pub(crate) fn marks_key(segment: SegmentId, chunk: u32) -> Vec<u8> {
-    let mut bytes = vec![Kind::Marks.byte()];
+    let mut bytes = vec![RecordKind::Marks.byte()];
     bytes.extend_from_slice(&segment.to_be_bytes());
     bytes.extend_from_slice(&chunk.to_be_bytes());
     bytes

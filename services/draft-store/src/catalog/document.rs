@@ -2,9 +2,8 @@
 
 use refrain_protocol::DocumentId;
 
-use super::{Change, Feed};
-use crate::placement::Text;
-use crate::record::{Place, StateRecord};
+use crate::catalog::feed::{Feed, FeedChange};
+use crate::record::{SegmentSlot, StateRecord};
 
 /// Most feed entries of one document. A document that grows in more steps gives up the oldest half of its
 /// boundaries; who is behind them gets that part again, whole.
@@ -17,7 +16,7 @@ pub(crate) struct Document {
     /// `used_ms` as stored; the order of use is written only now and then.
     pub(crate) used_ms_stored: u64,
     /// Where it is sealed; `None` while it is in the log.
-    pub(crate) place: Option<Place>,
+    pub(crate) slot: Option<SegmentSlot>,
     /// Feed entries, oldest first: (sequence, start). An entry reaches to the start of the next one, the
     /// last one to the end; the last one's sequence is `state.sequence`. Sequences and starts both grow, so
     /// a follower that reads in order of sequence never meets a gap.
@@ -29,21 +28,13 @@ impl Document {
         Document {
             used_ms_stored: state.used_ms,
             state,
-            place: None,
+            slot: None,
             boundaries: Vec::new(),
         }
     }
 
-    pub(crate) fn text(&self) -> Text {
-        Text {
-            epoch: self.state.epoch,
-            epoch_start: self.state.epoch_start,
-            len: self.state.len,
-        }
-    }
-
     /// What its feed entry at `sequence` tells, which begins at `start`.
-    pub(super) fn range(&self, document: DocumentId, sequence: u64, start: u32) -> Change {
+    pub(super) fn range(&self, document: DocumentId, sequence: u64, start: u32) -> FeedChange {
         let at = self
             .boundaries
             .partition_point(|(other, _)| *other <= sequence);
@@ -51,7 +42,7 @@ impl Document {
             Some((_, next)) => (*next, false),
             None => (self.state.len, true),
         };
-        Change::Range {
+        FeedChange::Range {
             document,
             start,
             end,

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
-use super::Catalog;
-use crate::record::{DocumentKey, ErasureRecord, SegmentId, StateRecord, finish_of};
-use crate::segments::{Live, Sealed};
+use crate::config::DraftStoreConfig;
+use crate::record::{DocumentKey, SegmentId, StateRecord, finish_of};
+use crate::segments::{LiveDocuments, SegmentFile};
 
 /// The limits; see [`crate::DraftStoreConfig`].
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,17 @@ pub(crate) struct ExportLimits {
     pub(crate) held_bytes_max: u64,
     pub(crate) disk_bytes_max: u64,
     pub(crate) idle: Duration,
+}
+
+impl From<&DraftStoreConfig> for ExportLimits {
+    fn from(config: &DraftStoreConfig) -> Self {
+        ExportLimits {
+            exports_max: config.tuning.exports_max,
+            held_bytes_max: config.export_held_bytes_max,
+            disk_bytes_max: config.export_disk_bytes_max,
+            idle: Duration::from_secs(config.tuning.export_idle_s),
+        }
+    }
 }
 
 impl ExportLimits {
@@ -43,7 +54,7 @@ impl ExportLimits {
 
 /// Why an export ended before it was through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum ExportEnd {
     /// Something of it was erased.
     Erased,
     /// Too much was put aside for it.
@@ -56,7 +67,7 @@ pub(crate) enum Ended {
 
 /// Where a document of an export stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Source {
+pub(crate) enum ExportSource {
     /// Which of the segments, and its number there.
     Sealed(u32, u32),
     /// Which of those that were in the log.
@@ -64,32 +75,49 @@ pub(crate) enum Source {
 }
 
 /// What an export tells of one namespace.
-pub(crate) struct Part {
+pub(crate) struct ExportedNamespace {
     pub(crate) namespace: NamespaceId,
     pub(crate) names: Namespace,
-    sealed: Vec<(Arc<Sealed>, Live)>,
+    pub(super) sealed: Vec<(Arc<SegmentFile>, LiveDocuments)>,
     /// In order of their ids.
     unsealed: Vec<(DocumentId, StateRecord)>,
-    order: OnceLock<Vec<(u64, Source)>>,
+    order: OnceLock<Vec<(u64, ExportSource)>>,
 }
 
-impl Part {
+impl ExportedNamespace {
+    pub(super) fn new(
+        namespace: NamespaceId,
+        names: Namespace,
+        unsealed: Vec<(DocumentId, StateRecord)>,
+    ) -> Self {
+        ExportedNamespace {
+            namespace,
+            names,
+            sealed: Vec::new(),
+            unsealed,
+            order: OnceLock::new(),
+        }
+    }
+
     /// Its documents in order of their last change. Reads all records of its segments, the first time.
-    pub(crate) fn order(&self) -> &[(u64, Source)] {
+    pub(crate) fn order(&self) -> &[(u64, ExportSource)] {
         self.order.get_or_init(|| {
             let sealed = (0..).zip(&self.sealed).flat_map(|(at, (sealed, live))| {
                 let states = sealed.states().filter(|(number, ..)| live.has(*number));
-                states.map(move |(number, _, state)| (state.sequence, Source::Sealed(at, number)))
+                states.map(move |(number, _, state)| {
+                    (state.sequence, ExportSource::Sealed(at, number))
+                })
             });
             let unsealed = (0..).zip(&self.unsealed);
-            let unsealed = unsealed.map(|(at, (_, state))| (state.sequence, Source::Unsealed(at)));
+            let unsealed =
+                unsealed.map(|(at, (_, state))| (state.sequence, ExportSource::Unsealed(at)));
             let mut order: Vec<_> = sealed.chain(unsealed).collect();
             order.sort_unstable();
             order
         })
     }
 
-    pub(crate) fn segment(&self, at: u32) -> Option<&Sealed> {
+    pub(crate) fn segment(&self, at: u32) -> Option<&SegmentFile> {
         Some(&*self.sealed.get(at as usize)?.0)
     }
 
@@ -111,34 +139,34 @@ impl Part {
             .map(|(sealed, _)| u64::from(sealed.documents()))
             .sum();
         let unsealed = self.unsealed.len() * size_of::<(DocumentId, StateRecord)>();
-        let order = (live + self.unsealed.len() as u64) * size_of::<(u64, Source)>() as u64;
+        let order = (live + self.unsealed.len() as u64) * size_of::<(u64, ExportSource)>() as u64;
         live / 8 + unsealed as u64 + order
     }
 }
 
 /// One moment of some namespaces.
-pub(crate) struct Snapshot {
+pub(crate) struct ExportSnapshot {
     /// In order of the namespaces.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<ExportedNamespace>,
     limits: ExportLimits,
-    held: Mutex<Held>,
+    held: Mutex<ExportHoldings>,
 }
 
 /// What is kept for an export, beyond its list.
 #[derive(Default)]
-struct Held {
+struct ExportHoldings {
     texts: HashMap<DocumentKey, DocumentUpdate>,
     bytes: u64,
     /// Of segments that do not count any more.
     disk_bytes: u64,
 }
 
-impl Snapshot {
-    fn held(&self) -> MutexGuard<'_, Held> {
+impl ExportSnapshot {
+    fn held(&self) -> MutexGuard<'_, ExportHoldings> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn part(&self, namespace: NamespaceId) -> Option<&Part> {
+    fn part(&self, namespace: NamespaceId) -> Option<&ExportedNamespace> {
         let at = self
             .parts
             .binary_search_by_key(&namespace, |part| part.namespace);
@@ -158,7 +186,7 @@ impl Snapshot {
     }
 
     /// Puts aside what a document was, of what it is now.
-    fn keep(&self, key: DocumentKey, now: &DocumentUpdate) -> Result<(), Ended> {
+    fn keep(&self, key: DocumentKey, now: &DocumentUpdate) -> Result<(), ExportEnd> {
         let part = self.part(key.namespace);
         let Some(then) = part.and_then(|part| part.unsealed(key.document)) else {
             return Ok(());
@@ -169,12 +197,12 @@ impl Snapshot {
             .entry(key)
             .or_insert_with(|| as_then(now.clone(), then));
         match held.bytes > self.limits.held_bytes_max {
-            true => Err(Ended::Held),
+            true => Err(ExportEnd::Held),
             false => Ok(()),
         }
     }
 
-    fn unmounted(&self, segment: SegmentId, bytes: u64) -> Result<(), Ended> {
+    fn unmounted(&self, segment: SegmentId, bytes: u64) -> Result<(), ExportEnd> {
         let mut sealed = self.parts.iter().flat_map(|part| &part.sealed);
         if !sealed.any(|(sealed, _)| sealed.id() == segment) {
             return Ok(());
@@ -182,7 +210,7 @@ impl Snapshot {
         let mut held = self.held();
         held.disk_bytes += bytes;
         match held.disk_bytes > self.limits.disk_bytes_max {
-            true => Err(Ended::Disk),
+            true => Err(ExportEnd::Disk),
             false => Ok(()),
         }
     }
@@ -196,12 +224,12 @@ pub(crate) fn as_then(mut update: DocumentUpdate, then: &StateRecord) -> Documen
     update
 }
 
-struct Known {
-    snapshot: Result<Arc<Snapshot>, Ended>,
+struct ExportEntry {
+    snapshot: Result<Arc<ExportSnapshot>, ExportEnd>,
     used: Instant,
 }
 
-fn live(known: &BTreeMap<u64, Known>) -> impl Iterator<Item = &Arc<Snapshot>> {
+fn live(known: &BTreeMap<u64, ExportEntry>) -> impl Iterator<Item = &Arc<ExportSnapshot>> {
     let all = known.values();
     all.filter_map(|known| known.snapshot.as_ref().ok())
 }
@@ -209,59 +237,40 @@ fn live(known: &BTreeMap<u64, Known>) -> impl Iterator<Item = &Arc<Snapshot>> {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Exports {
-    known: Mutex<BTreeMap<u64, Known>>,
+    known: Mutex<BTreeMap<u64, ExportEntry>>,
 }
 
 impl Exports {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Known>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, ExportEntry>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins an export with this number: all namespaces whose names are wanted, as they are now. `None` when as many
-    /// are under way as may be, and [`Ended::List`] when the list alone is too long.
+    /// are under way as may be, and [`ExportEnd::List`] when the list alone is too long.
     pub(crate) fn begin(
         &self,
         number: u64,
-        catalog: &Catalog,
-        is_wanted: impl Fn(&Namespace) -> bool,
+        list: impl FnOnce() -> Vec<ExportedNamespace>,
         limits: ExportLimits,
-    ) -> Option<Result<Arc<Snapshot>, Ended>> {
+    ) -> Option<Result<Arc<ExportSnapshot>, ExportEnd>> {
         self.expire(limits.idle);
         if self.sizes().0 >= limits.exports_max {
             return None;
         }
-        let namespaces = catalog.namespaces().into_iter();
-        let wanted = namespaces.filter_map(|(id, names)| Some((id, names.filter(&is_wanted)?)));
-        let mut parts: Vec<Part> = wanted
-            .map(|(namespace, names)| Part {
-                namespace,
-                names,
-                sealed: Vec::new(),
-                unsealed: catalog.unsealed_states(namespace),
-                order: OnceLock::new(),
-            })
-            .collect();
-        for (_, mounted) in catalog.segments().iter() {
-            let namespace = mounted.sealed.namespace();
-            if let Ok(at) = parts.binary_search_by_key(&namespace, |part| part.namespace) {
-                parts[at]
-                    .sealed
-                    .push((mounted.sealed.clone(), mounted.live.clone()));
-            }
-        }
-        let bytes = parts.iter().map(Part::bytes).sum();
+        let parts = list();
+        let bytes = parts.iter().map(ExportedNamespace::bytes).sum();
         if bytes > limits.held_bytes_max {
-            return Some(Err(Ended::List));
+            return Some(Err(ExportEnd::List));
         }
-        let snapshot = Arc::new(Snapshot {
+        let snapshot = Arc::new(ExportSnapshot {
             parts,
             limits,
-            held: Mutex::new(Held {
+            held: Mutex::new(ExportHoldings {
                 bytes,
-                ..Held::default()
+                ..ExportHoldings::default()
             }),
         });
-        let known = Known {
+        let known = ExportEntry {
             snapshot: Ok(snapshot.clone()),
             used: Instant::now(),
         };
@@ -275,7 +284,7 @@ impl Exports {
     }
 
     /// An export under way, or why it ended; `None` when nobody knows it (any more).
-    pub(crate) fn get(&self, number: u64) -> Option<Result<Arc<Snapshot>, Ended>> {
+    pub(crate) fn get(&self, number: u64) -> Option<Result<Arc<ExportSnapshot>, ExportEnd>> {
         let mut known = self.lock();
         let known = known.get_mut(&number)?;
         known.used = Instant::now();
@@ -302,7 +311,7 @@ impl Exports {
     }
 
     /// Ends those for which it says so; what they hold is let go.
-    fn end(&self, ends: impl Fn(&Snapshot) -> Result<(), Ended>) {
+    fn end(&self, ends: impl Fn(&ExportSnapshot) -> Result<(), ExportEnd>) {
         for known in self.lock().values_mut() {
             if let Ok(snapshot) = &known.snapshot
                 && let Err(why) = ends(snapshot)
@@ -329,7 +338,7 @@ impl Exports {
     /// Something of a namespace is erased.
     pub(crate) fn erased(&self, namespace: NamespaceId) {
         self.end(|snapshot| match snapshot.part(namespace) {
-            Some(_) => Err(Ended::Erased),
+            Some(_) => Err(ExportEnd::Erased),
             None => Ok(()),
         });
     }
@@ -337,16 +346,5 @@ impl Exports {
     /// A segment of so many bytes does not count any more.
     pub(crate) fn unmounted(&self, segment: SegmentId, bytes: u64) {
         self.end(|snapshot| snapshot.unmounted(segment, bytes));
-    }
-}
-
-impl Catalog {
-    /// Ends the exports of all namespaces that an erasure hits. Also of what was evicted: no removal will tell of that.
-    pub(crate) fn end_exports(&self, mark: &ErasureRecord) {
-        for (namespace, names) in self.namespaces() {
-            if mark.hits_namespace(names.as_ref()) {
-                self.exports().erased(namespace);
-            }
-        }
     }
 }

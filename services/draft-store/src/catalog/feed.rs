@@ -24,7 +24,7 @@ const TRIM_BITS: u32 = 16;
 
 /// What changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum FeedChange {
     /// Tokens `start..end` of a document; `last` if the document ends there.
     Range {
         document: DocumentId,
@@ -39,7 +39,7 @@ pub(crate) enum Change {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Feed {
-    /// By sequence: the document, and where its range starts or `None` for a tombstone.
+    /// UpdateAuthor sequence: the document, and where its range starts or `None` for a tombstone.
     entries: BTreeMap<u64, (DocumentId, Option<u32>)>,
     /// Sequences of the tombstones, oldest first.
     tombstones: VecDeque<u64>,

@@ -31,7 +31,7 @@ struct Group {
     weight_version: u64,
     tokens: u64,
     members: HashMap<DocumentId, Member>,
-    /// By sequence, in order.
+    /// UpdateAuthor sequence, in order.
     departures: Vec<(u64, DocumentId)>,
 }
 

@@ -4,17 +4,17 @@ use std::collections::HashMap;
 
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
-use super::Catalog;
-use crate::codec;
+use crate::catalog::state::Catalog;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{
-    self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, Kind, MarksRecord, NamespaceRecord,
-    Place, StateRecord, StoreRecord, TombstoneRecord,
+    DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, MarksRecord, NamespaceRecord, RecordKind,
+    SegmentSlot, StateRecord, StoreRecord, TombstoneRecord,
 };
-use crate::segments::{Found, Marks};
+use crate::segments::{FoundSegments, Marks};
+use crate::{codec, record};
 
 /// What was read.
-pub(crate) struct Loaded {
+pub(crate) struct LoadedCatalog {
     pub(crate) catalog: Catalog,
     /// Documents whose state could not be read: to be removed, and their followers told.
     pub(crate) damaged: Vec<DocumentKey>,
@@ -31,10 +31,10 @@ pub(crate) struct Loaded {
 pub(crate) fn load(
     log: &dyn RecordLog,
     store: StoreRecord,
-    found: Found,
+    found: FoundSegments,
     random: u32,
-) -> Result<Loaded, LogError> {
-    let mut loaded = Loaded {
+) -> Result<LoadedCatalog, LogError> {
+    let mut loaded = LoadedCatalog {
         catalog: Catalog::new(store.generation, 0),
         damaged: Vec::new(),
         damaged_records: found.damaged_records,
@@ -46,7 +46,7 @@ pub(crate) fn load(
     load_documents(log, found, &mut loaded, random)?;
     load_tombstones(log, &mut loaded)?;
     load_erasures(log, &mut loaded)?;
-    load_chances(log, &mut loaded)?;
+    load_statistics(log, &mut loaded)?;
     loaded.catalog.skip_to(store.sequence_reserved);
     Ok(loaded)
 }
@@ -54,7 +54,7 @@ pub(crate) fn load(
 /// Reads all records of one kind; `visit` gets the key and the record, or `None` in place of a damaged one.
 fn each<T: bincode::Decode<()>>(
     log: &dyn RecordLog,
-    kind: Kind,
+    kind: RecordKind,
     visit: &mut dyn FnMut(&[u8], Option<T>),
 ) -> Result<u64, LogError> {
     let (from, to) = kind.range();
@@ -68,14 +68,14 @@ fn each<T: bincode::Decode<()>>(
     Ok(damaged)
 }
 
-fn load_namespaces(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
-    let Loaded {
+fn load_namespaces(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let LoadedCatalog {
         catalog,
         repairs,
         damaged_records,
         ..
     } = loaded;
-    *damaged_records += each::<NamespaceRecord>(log, Kind::Namespace, &mut |key, record| {
+    *damaged_records += each::<NamespaceRecord>(log, RecordKind::Namespace, &mut |key, record| {
         match (record::namespace_of(key), record) {
             (
                 Some(id),
@@ -101,14 +101,18 @@ fn load_namespaces(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogEr
     Ok(())
 }
 
-fn load_feeds(log: &dyn RecordLog, loaded: &mut Loaded, random: u32) -> Result<(), LogError> {
-    let Loaded {
+fn load_feeds(
+    log: &dyn RecordLog,
+    loaded: &mut LoadedCatalog,
+    random: u32,
+) -> Result<(), LogError> {
+    let LoadedCatalog {
         catalog,
         repairs,
         damaged_records,
         ..
     } = loaded;
-    *damaged_records += each::<FeedRecord>(log, Kind::Feed, &mut |key, record| {
+    *damaged_records += each::<FeedRecord>(log, RecordKind::Feed, &mut |key, record| {
         let Some(id) = record::namespace_of(key) else {
             repairs.remove(key.to_vec());
             return;
@@ -130,13 +134,13 @@ fn load_feeds(log: &dyn RecordLog, loaded: &mut Loaded, random: u32) -> Result<(
 }
 
 /// How much there is of what drafts are worth; what is damaged is found when it is read.
-fn load_chances(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
-    let (from, to) = Kind::Chances.range();
+fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let (from, to) = RecordKind::AcceptanceStatistics.range();
     log.scan(&from, &to, &mut |key, value| {
         match record::namespace_of(key) {
             Some(id) => {
                 let bytes = (key.len() + value.len()) as u64;
-                loaded.catalog.chances.found(id, bytes);
+                loaded.catalog.statistics.found(id, bytes);
                 // Its names may be lost, and it may have no documents: an erasure is to find it all the same.
                 loaded.catalog.introduce_nameless(id);
             }
@@ -146,19 +150,19 @@ fn load_chances(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError
     })
 }
 
-fn load_erasures(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
-    let Loaded {
+fn load_erasures(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let LoadedCatalog {
         catalog,
         repairs,
         damaged_records,
         ..
     } = loaded;
     *damaged_records +=
-        each::<ErasureRecord>(log, Kind::Erasure, &mut |key, record| match record {
+        each::<ErasureRecord>(log, RecordKind::Erasure, &mut |key, record| match record {
             Some(record) => catalog.erasures.mark(record),
             None => repairs.remove(key.to_vec()),
         })?;
-    *damaged_records += each::<ErasedRecord>(log, Kind::Erased, &mut |key, record| match (
+    *damaged_records += each::<ErasedRecord>(log, RecordKind::Erased, &mut |key, record| match (
         record::document_of(key),
         record,
     ) {
@@ -170,14 +174,14 @@ fn load_erasures(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogErro
 }
 
 /// Marks of all segments.
-fn load_marks(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<Marks, LogError> {
-    let Loaded {
+fn load_marks(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<Marks, LogError> {
+    let LoadedCatalog {
         repairs,
         damaged_records,
         ..
     } = loaded;
     let mut marks = Marks::default();
-    *damaged_records += each::<MarksRecord>(log, Kind::Marks, &mut |key, record| match (
+    *damaged_records += each::<MarksRecord>(log, RecordKind::Marks, &mut |key, record| match (
         record::segment_of(key),
         record::chunk_of(key),
         record,
@@ -193,12 +197,12 @@ fn load_marks(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<Marks, LogErro
 }
 
 /// Names of segments in the log as they are to be: those taken in are, those lost are not.
-fn adopt_segments(found: &Found, loaded: &mut Loaded, random: u32) {
+fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32) {
     for sealed in &found.sealed {
         if let Some(names) = sealed.names()
             && loaded.catalog.introduce(sealed.namespace(), names)
         {
-            let key = record::namespace_key(Kind::Namespace, sealed.namespace());
+            let key = record::namespace_key(RecordKind::Namespace, sealed.namespace());
             let value = codec::seal(&key, &NamespaceRecord::from(names));
             loaded.repairs.put(key, value);
         }
@@ -224,7 +228,7 @@ fn adopt_segments(found: &Found, loaded: &mut Loaded, random: u32) {
                 ..feed.record()
             };
             feed.restore(record);
-            let key = record::namespace_key(Kind::Feed, namespace);
+            let key = record::namespace_key(RecordKind::Feed, namespace);
             let value = codec::seal(&key, &record);
             loaded.repairs.put(key, value);
         }
@@ -233,18 +237,18 @@ fn adopt_segments(found: &Found, loaded: &mut Loaded, random: u32) {
 
 /// Documents that are in a segment, by what is marked of them.
 fn sealed_documents<'a>(
-    found: &'a Found,
+    found: &'a FoundSegments,
     marks: &'a Marks,
-) -> impl Iterator<Item = (DocumentKey, StateRecord, Place)> + 'a {
+) -> impl Iterator<Item = (DocumentKey, StateRecord, SegmentSlot)> + 'a {
     found.sealed.iter().flat_map(move |sealed| {
         sealed
             .states()
             .filter_map(move |(number, document, state)| {
-                let place = Place {
+                let slot = SegmentSlot {
                     segment: sealed.id(),
                     number,
                 };
-                let used_s = match marks.get(place) {
+                let used_s = match marks.get(slot) {
                     record::GONE => return None,
                     used_s => used_s,
                 };
@@ -253,15 +257,15 @@ fn sealed_documents<'a>(
                     document,
                 };
                 let used_ms = state.used_ms.max(u64::from(used_s) * 1_000);
-                Some((key, StateRecord { used_ms, ..state }, place))
+                Some((key, StateRecord { used_ms, ..state }, slot))
             })
     })
 }
 
 fn load_documents(
     log: &dyn RecordLog,
-    found: Found,
-    loaded: &mut Loaded,
+    found: FoundSegments,
+    loaded: &mut LoadedCatalog,
     random: u32,
 ) -> Result<(), LogError> {
     let marks = load_marks(log, loaded)?;
@@ -271,15 +275,15 @@ fn load_documents(
         }
     }
     adopt_segments(&found, loaded, random);
-    let Loaded {
+    let LoadedCatalog {
         catalog,
         repairs,
         damaged_records,
         damaged,
         ..
     } = loaded;
-    let mut states: Vec<(DocumentKey, StateRecord, Option<Place>)> = Vec::new();
-    *damaged_records += each::<StateRecord>(log, Kind::State, &mut |key, record| match (
+    let mut states: Vec<(DocumentKey, StateRecord, Option<SegmentSlot>)> = Vec::new();
+    *damaged_records += each::<StateRecord>(log, RecordKind::State, &mut |key, record| match (
         record::document_of(key),
         record,
     ) {
@@ -288,12 +292,10 @@ fn load_documents(
         (None, _) => repairs.remove(key.to_vec()),
     })?;
     let sealed = sealed_documents(&found, &marks);
-    states.extend(sealed.map(|(key, state, place)| (key, state, Some(place))));
+    states.extend(sealed.map(|(key, state, slot)| (key, state, Some(slot))));
     // Only what was salvaged or taken in may be there twice. The later change counts, and of two copies of it the
     // one in the newer segment, which a sort that keeps their order puts last.
-    states.sort_by_key(|(key, state, place)| {
-        (*key, state.sequence, place.map(|place| place.segment))
-    });
+    states.sort_by_key(|(key, state, slot)| (*key, state.sequence, slot.map(|slot| slot.segment)));
     states.dedup_by(|later, earlier| {
         let same = later.0 == earlier.0;
         if same {
@@ -303,11 +305,11 @@ fn load_documents(
     });
     // The order of use, as far as it was stored.
     states.sort_unstable_by_key(|(_, state, _)| (state.used_ms, state.sequence));
-    for (key, state, place) in states {
+    for (key, state, slot) in states {
         catalog.head = catalog.head.max(state.sequence);
         catalog.put(key, state, None);
-        if place.is_some() {
-            catalog.settle_in(key, place, state.bytes);
+        if slot.is_some() {
+            catalog.settle_in(key, slot, state.bytes);
         }
         // One entry each, at the last change: where the earlier ones were matters to nobody.
         let entry = catalog.introduce_nameless(key.namespace);
@@ -319,15 +321,15 @@ fn load_documents(
     Ok(())
 }
 
-fn load_tombstones(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
-    let Loaded {
+fn load_tombstones(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let LoadedCatalog {
         catalog,
         repairs,
         damaged_records,
         ..
     } = loaded;
     let mut lost: HashMap<NamespaceId, u64> = HashMap::new();
-    *damaged_records += each::<TombstoneRecord>(log, Kind::Tombstone, &mut |key, record| {
+    *damaged_records += each::<TombstoneRecord>(log, RecordKind::Tombstone, &mut |key, record| {
         let (Some(id), Some(sequence)) = (
             record::namespace_of(key),
             record::tombstone_sequence_of(key),
@@ -357,7 +359,7 @@ fn load_tombstones(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogEr
     for (namespace, sequence) in lost {
         let feed = catalog.feed_mut(namespace);
         feed.forget_until(sequence);
-        let key = record::namespace_key(Kind::Feed, namespace);
+        let key = record::namespace_key(RecordKind::Feed, namespace);
         let value = codec::seal(&key, &feed.record());
         repairs.put(key, value);
     }

@@ -1,4 +1,10 @@
 use super::*;
+use crate::catalog::state::Totals;
+
+use refrain_protocol::{DocumentId, Namespace, NamespaceId};
+
+use crate::catalog::document::BOUNDARIES_MAX;
+use crate::record::{DocumentKey, StateRecord};
 
 fn names(tenant: &str) -> Namespace {
     Namespace {
@@ -34,7 +40,7 @@ fn changes(catalog: &Catalog, namespace: NamespaceId, mut after: u64) -> Vec<(u3
     let mut seen = Vec::new();
     while let Some((sequence, change)) = catalog.next_change(namespace, after) {
         after = sequence;
-        if let Change::Range {
+        if let FeedChange::Range {
             start, end, last, ..
         } = change
         {

@@ -4,9 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::catalog::{Catalog, Loaded};
-use crate::log::sled::sync_directory;
-use crate::log::{LogError, refused};
+use crate::catalog::{Catalog, LoadedCatalog};
+use crate::log::{LogError, refused, sync_directory};
 use crate::record::StoreRecord;
 
 /// What is known of the log without opening it.
@@ -39,6 +38,7 @@ pub(crate) struct Loss {
 
 /// Fewer documents than these are no loss to stop for: damage costs what it touches.
 const LOSS_DOCUMENTS_MIN: u64 = 16;
+
 /// The same as one part in so many of what there was.
 const LOSS_SHARE: u64 = 10;
 
@@ -91,12 +91,12 @@ impl Manifest {
     }
 
     /// The number of the log that counts.
-    pub(super) fn log(&self) -> u64 {
+    pub(crate) fn log(&self) -> u64 {
         self.log
     }
 
     /// Whether the log lacks something that was durable when this was written.
-    pub(super) fn disagrees(&self, store: StoreRecord, loaded: &Loaded) -> bool {
+    pub(super) fn disagrees(&self, store: StoreRecord, loaded: &LoadedCatalog) -> bool {
         // Damaged states were told apart already: they are removed with a tombstone each.
         let documents = loaded.catalog.totals().documents + loaded.damaged.len() as u64;
         // What a lost segment held is gone, and the followers of its namespace start over in any case.
@@ -121,7 +121,7 @@ impl Manifest {
     }
 
     /// Reads it, `None` when there is none to be believed.
-    pub(super) fn read(dir: &Path) -> Option<Manifest> {
+    pub(crate) fn read(dir: &Path) -> Option<Manifest> {
         let bytes = std::fs::read(dir.join("manifest.json")).ok()?;
         let manifest = serde_json::from_slice(&bytes);
         if let Err(error) = &manifest {

@@ -4,16 +4,18 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::codec;
-use crate::log::journal::{self, Position, Scanned};
+use crate::log::journal::{JournalPosition, ScannedBatch};
 use crate::log::journaled::JournaledLog;
-use crate::log::sled::{SledLog, sync_directory};
-use crate::log::{Batch, LogError, RecordLog, refused};
-use crate::record::{DocumentKey, Kind, document_key, document_of};
+use crate::log::sled::SledLog;
+use crate::log::{Batch, LogError, RecordLog as _, journal, refused, sync_directory};
+use crate::record::{DocumentKey, RecordKind, document_key, document_of};
 
 /// What the names of such directories begin with.
 const PREFIX: &str = "quarantine-";
+
 /// A file in those of which everything was salvaged.
 const WHOLE: &str = "salvaged-whole";
+
 /// Records copied in one commit.
 const COPY_BATCH: usize = 512;
 
@@ -56,16 +58,16 @@ pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf
 
 /// A copy keeps documents, what was erased, and what drafts are worth. Followers start over, so nobody needs
 /// the feed. Text comes before the states that count on it: a copy that breaks off leaves no state without text.
-const KEPT: [Kind; 9] = [
-    Kind::Erasure,
-    Kind::Erased,
-    Kind::Namespace,
-    Kind::Segment,
-    Kind::Marks,
-    Kind::Piece,
-    Kind::Head,
-    Kind::State,
-    Kind::Chances,
+const KEPT: [RecordKind; 9] = [
+    RecordKind::Erasure,
+    RecordKind::Erased,
+    RecordKind::Namespace,
+    RecordKind::Segment,
+    RecordKind::Marks,
+    RecordKind::Piece,
+    RecordKind::Head,
+    RecordKind::State,
+    RecordKind::AcceptanceStatistics,
 ];
 
 /// The outcome of copying a quarantined log.
@@ -114,7 +116,7 @@ fn salvage_index(
     cache_bytes: u64,
     has_journal: bool,
     salvaged: &mut Salvaged,
-) -> Result<Option<Position>, LogError> {
+) -> Result<Option<JournalPosition>, LogError> {
     let opened = SledLog::open(from, cache_bytes)
         .or_else(|_| SledLog::open_without_snapshots(from, cache_bytes));
     let old = match opened {
@@ -146,22 +148,22 @@ fn salvage_index(
 
 /// Takes the documents out of a batch of which some writes may be lost: the new text under the old state, or the other
 /// way round, would be a wrong text. A document of which the batch has nothing left is as it was before.
-pub(super) fn without_doubtful(mut scanned: Scanned) -> Batch {
+pub(super) fn without_doubtful(mut scanned: ScannedBatch) -> Batch {
     // A head never changes: one that is lost is missed.
-    let kinds = [Kind::State, Kind::Piece];
-    let is_of_document = |key: &[u8]| Kind::of(key).is_some_and(|kind| kinds.contains(&kind));
+    let kinds = [RecordKind::State, RecordKind::Piece];
+    let is_of_document = |key: &[u8]| RecordKind::of(key).is_some_and(|kind| kinds.contains(&kind));
     let written = scanned.batch.writes().map(|(key, _)| key);
     let documents: BTreeSet<DocumentKey> = written
         .filter(|key| is_of_document(key))
         .filter_map(|key| document_of(key))
         .collect();
     for key in documents {
-        let may_lack = |kind: Kind| {
+        let may_lack = |kind: RecordKind| {
             let prefix = document_key(kind, key);
             scanned.gaps.iter().any(|gap| gap.may_hide(&prefix))
         };
         if kinds.into_iter().any(may_lack) {
-            scanned.batch.remove(document_key(Kind::State, key));
+            scanned.batch.remove(document_key(RecordKind::State, key));
         }
     }
     scanned.batch
@@ -171,7 +173,7 @@ pub(super) fn without_doubtful(mut scanned: Scanned) -> Batch {
 fn salvage_journal(
     from: &Path,
     to: &JournaledLog,
-    position: Option<Position>,
+    position: Option<JournalPosition>,
     salvaged: &mut Salvaged,
 ) -> Result<(), LogError> {
     let start = position.map_or(0, |position| position.end);
@@ -179,7 +181,7 @@ fn salvage_journal(
     let scanned = journal::scan(from, start, &mut |scanned| {
         let mut batch = Batch::default();
         for (key, value) in without_doubtful(scanned).writes() {
-            let is_kept = Kind::of(key).is_some_and(|kind| KEPT.contains(&kind));
+            let is_kept = RecordKind::of(key).is_some_and(|kind| KEPT.contains(&kind));
             match value {
                 Some(value) if is_kept && codec::check(key, value).is_ok() => {
                     batch.put(key.clone(), value.clone());
@@ -212,7 +214,7 @@ enum CopyError {
 }
 
 /// Copies the records of one kind whose checksums hold. Answers how many do, and how many do not.
-fn copy(from: &SledLog, to: &JournaledLog, kind: Kind) -> Result<(u64, u64), CopyError> {
+fn copy(from: &SledLog, to: &JournaledLog, kind: RecordKind) -> Result<(u64, u64), CopyError> {
     let (mut at, end) = kind.range();
     let (mut copied, mut damaged) = (0, 0);
     loop {

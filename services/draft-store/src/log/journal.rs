@@ -16,81 +16,24 @@
 //! The first record of a batch says how long the batch is. That tells a write that was cut off, which was never
 //! acknowledged and is dropped whole, from a batch that is complete and damaged.
 
+mod format;
+mod record_reader;
 mod scan;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use format::{JournalPosition, is_in, path_in, remove_unfinished};
+pub(crate) use scan::{ScanReport, ScannedBatch, scan};
+
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::Xxh3;
-
-pub(crate) use scan::{Scan, Scanned, scan};
-
-use super::{Batch, LogError, refused};
-
-/// The file's name in the directory of a log.
-const FILE: &str = "journal";
-/// A journal that is being made. It takes the name of the one that counts once it is whole.
-const FILE_NEW: &str = "journal.new";
-
-const MAGIC: [u8; 3] = *b"RfJ";
-const VERSION: u8 = 1;
-const HEADER_BYTES: usize = 24;
-const FLAG_REMOVE: u8 = 1;
-const FLAG_FIRST: u8 = 2;
-const FLAG_LAST: u8 = 4;
-/// Longest key and value that a record may claim; far above what is ever written.
-const KEY_BYTES_MAX: usize = 4 << 10;
-const VALUE_BYTES_MAX: usize = 1 << 20;
-
-/// Key of the record that names a journal, the first one in it. No other key begins with this byte.
-const NAME_KEY: [u8; 1] = [0];
-
-/// How far a journal was applied to the index beside it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Position {
-    /// The journal's name: a random number.
-    pub(crate) journal: u64,
-    /// Bytes up to the end of the last batch that was applied.
-    pub(crate) end: u64,
-}
-
-impl Position {
-    pub(crate) fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.journal.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.end.to_le_bytes());
-        bytes
-    }
-
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (journal, end) = bytes.split_at_checked(8)?;
-        Some(Position {
-            journal: u64::from_le_bytes(journal.try_into().ok()?),
-            end: u64::from_le_bytes(end.try_into().ok()?),
-        })
-    }
-}
-
-/// Where the journal of a log lies.
-pub(crate) fn path_in(log: &Path) -> PathBuf {
-    log.join(FILE)
-}
-
-/// Whether a log has a journal. A disk that does not say so is no answer.
-pub(crate) fn is_in(log: &Path) -> Result<bool, LogError> {
-    let path = path_in(log);
-    path.try_exists()
-        .map_err(|error| refused("look for", &path, &error))
-}
-
-/// Removes a journal that was begun and not installed.
-pub(crate) fn remove_unfinished(log: &Path) {
-    let _ = std::fs::remove_file(log.join(FILE_NEW));
-}
+use crate::log::journal::format::{
+    FILE, FILE_NEW, KEY_BYTES_MAX, NAME_KEY, VALUE_BYTES_MAX, encode,
+};
+use crate::log::{Batch, LogError, refused};
 
 /// An open journal. Only one thread appends.
 pub(crate) struct Journal {
@@ -131,7 +74,7 @@ impl Journal {
             .map_err(|error| refused("rename", &self.path, &error))?;
         self.path = path;
         if let Some(log) = self.path.parent() {
-            super::sled::sync_directory(log).map_err(|error| refused("sync", log, &error))?;
+            crate::log::sync_directory(log).map_err(|error| refused("sync", log, &error))?;
         }
         Ok(())
     }
@@ -170,15 +113,15 @@ impl Journal {
     }
 
     /// The end of the last batch.
-    pub(crate) fn position(&self) -> Position {
-        Position {
+    pub(crate) fn position(&self) -> JournalPosition {
+        JournalPosition {
             journal: self.name,
             end: self.end,
         }
     }
 
     /// Writes a batch at the end. It is durable after [`Journal::sync`]. What fails is cut off again.
-    pub(crate) fn append(&mut self, batch: &Batch) -> Result<Position, LogError> {
+    pub(crate) fn append(&mut self, batch: &Batch) -> Result<JournalPosition, LogError> {
         self.check()?;
         let is_long = |(key, value): (&Vec<u8>, Option<&Vec<u8>>)| {
             key.len() > KEY_BYTES_MAX || value.is_some_and(|value| value.len() > VALUE_BYTES_MAX)
@@ -254,44 +197,5 @@ impl Journal {
                 self.path.display()
             ))),
         }
-    }
-}
-
-fn checksum(offset: u64, header: &[u8], key: &[u8], value: &[u8]) -> u64 {
-    let mut hash = Xxh3::new();
-    hash.update(&offset.to_le_bytes());
-    hash.update(header);
-    hash.update(key);
-    hash.update(value);
-    hash.digest()
-}
-
-/// A batch as it stands at `offset`.
-fn encode(batch: &Batch, offset: u64, buffer: &mut Vec<u8>) {
-    let records = batch.len();
-    let bytes = batch.bytes() + (records * HEADER_BYTES) as u64;
-    for (number, (key, value)) in batch.writes().enumerate() {
-        let start = buffer.len();
-        let mut flags = 0;
-        if value.is_none() {
-            flags |= FLAG_REMOVE;
-        }
-        if number == 0 {
-            flags |= FLAG_FIRST;
-        }
-        if number + 1 == records {
-            flags |= FLAG_LAST;
-        }
-        let value = value.map_or(&[][..], Vec::as_slice);
-        buffer.extend_from_slice(&MAGIC);
-        buffer.extend_from_slice(&[VERSION, flags, 0]);
-        buffer.extend_from_slice(&(key.len() as u16).to_le_bytes());
-        buffer.extend_from_slice(&(value.len() as u32).to_le_bytes());
-        let batch_bytes = if number == 0 { bytes as u32 } else { 0 };
-        buffer.extend_from_slice(&batch_bytes.to_le_bytes());
-        let sum = checksum(offset + start as u64, &buffer[start..], key, value);
-        buffer.extend_from_slice(&sum.to_le_bytes());
-        buffer.extend_from_slice(key);
-        buffer.extend_from_slice(value);
     }
 }

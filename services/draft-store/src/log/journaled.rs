@@ -8,24 +8,27 @@
 //! Syncing sled as well was left: it would take a second trip to the disk, and protect nothing that the journal does
 //! not have.
 
+#[cfg(test)]
+mod tests;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::journal::{self, Journal, Position, Scan};
-use super::sled::SledLog;
-use super::{Batch, LogError, RecordLog, random};
+use crate::log::journal::{Journal, JournalPosition, ScanReport};
+use crate::log::sled::SledLog;
+use crate::log::{Batch, LogError, RecordLog, journal, random};
 
 /// Bytes of records that are applied or copied at once.
 const STEP_BYTES: u64 = 1 << 20;
 
 /// How sled's files are treated when a log is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Index {
+pub(crate) enum IndexMode {
     /// They are an index of the journal, as far as they say.
-    Believed,
+    Trust,
     /// They are deleted, and built anew from the journal.
-    Rebuilt,
+    Rebuild,
 }
 
 /// See the module.
@@ -42,7 +45,7 @@ impl JournaledLog {
     /// # Errors
     /// `Refused` when the disk refuses. `Corrupt` when something is lost: the journal is damaged, and the index
     /// does not have what was there; then nothing was changed.
-    pub(crate) fn open(path: &Path, cache_bytes: u64, index: Index) -> Result<Self, LogError> {
+    pub(crate) fn open(path: &Path, cache_bytes: u64, index: IndexMode) -> Result<Self, LogError> {
         if !journal::is_in(path)? {
             // Without a journal sled is all there is: logs of earlier versions have none.
             let index = SledLog::open(path, cache_bytes)?;
@@ -56,8 +59,8 @@ impl JournaledLog {
         }
         let found = journal::scan(path, 0, &mut |_| Ok(()))?;
         let believed = match index {
-            Index::Believed => open_index(path, cache_bytes, &found)?,
-            Index::Rebuilt => None,
+            IndexMode::Trust => open_index(path, cache_bytes, &found)?,
+            IndexMode::Rebuild => None,
         };
         let (index, from) = match believed {
             Some((index, end)) if found.damage_end().is_none_or(|damage| damage <= end) => {
@@ -173,14 +176,14 @@ impl JournaledLog {
 fn open_index(
     path: &Path,
     cache_bytes: u64,
-    found: &Scan,
+    found: &ScanReport,
 ) -> Result<Option<(SledLog, u64)>, LogError> {
     let opened = SledLog::open(path, cache_bytes).and_then(|index| {
         let position = index.position()?;
         Ok((index, position))
     });
     match opened {
-        Ok((index, Some(Position { journal, end })))
+        Ok((index, Some(JournalPosition { journal, end })))
             if found.name.is_none_or(|name| name == journal) =>
         {
             Ok(Some((index, end)))
@@ -203,7 +206,7 @@ fn replay(path: &Path, index: &SledLog, from: u64) -> Result<(), LogError> {
         let batch = std::mem::take(batch);
         index.write(
             &batch,
-            Position {
+            JournalPosition {
                 journal: name.unwrap_or_default(),
                 end,
             },
@@ -277,6 +280,3 @@ impl RecordLog for JournaledLog {
         true
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Batch, LogError, RecordLog};
+use crate::log::{Batch, LogError, RecordLog};
 
 /// See the module.
 #[derive(Default)]

@@ -3,13 +3,12 @@
 //! sled's files are never the only copy of anything: see `journaled.rs`. Values stay under 4 KiB, since larger ones
 //! go to blob files. After any I/O error a sled handle is dead until it is opened again.
 
-use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::journal::Position;
-use super::{Batch, LogError, refused};
+use crate::log::journal::JournalPosition;
+use crate::log::{Batch, LogError, refused};
 
 /// An open sled directory.
 pub(crate) struct SledLog {
@@ -24,17 +23,14 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 /// How often sled writes what it has gathered. Nobody waits for it: a crash in between costs a longer replay.
 const FLUSH_INTERVAL_MS: u64 = 5_000;
 
-/// Key of the [`Position`]. No record's key begins with this byte.
+/// Key of the [`JournalPosition`]. No record's key begins with this byte.
 const POSITION_KEY: [u8; 1] = [0];
+
 /// sled takes a configuration of no more than this for damage.
 const CONF_BYTES_MIN: u64 = 9;
+
 /// How the names of sled's snapshots begin.
 const SNAPSHOT: &str = "snap.";
-
-/// Makes directory entries durable.
-pub(crate) fn sync_directory(path: &Path) -> std::io::Result<()> {
-    File::open(path)?.sync_all()
-}
 
 impl SledLog {
     /// Opens or creates the directory.
@@ -103,14 +99,14 @@ impl SledLog {
     }
 
     /// How far the journal beside it was applied; `None` where that was never said.
-    pub(crate) fn position(&self) -> Result<Option<Position>, LogError> {
+    pub(crate) fn position(&self) -> Result<Option<JournalPosition>, LogError> {
         Ok(self
             .get(&POSITION_KEY)?
-            .and_then(|bytes| Position::from_bytes(&bytes)))
+            .and_then(|bytes| JournalPosition::from_bytes(&bytes)))
     }
 
     /// Applies a batch, which ends at `position` in the journal, whole or not at all.
-    pub(crate) fn write(&self, batch: &Batch, position: Position) -> Result<(), LogError> {
+    pub(crate) fn write(&self, batch: &Batch, position: JournalPosition) -> Result<(), LogError> {
         let mut writes = sled::Batch::default();
         for (key, value) in batch.writes() {
             match value {

@@ -28,83 +28,21 @@ use memmap2::Mmap;
 use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use refrain_suffix_index::{DocumentKey as IndexKey, SealedDocument, Segment};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::map::{IndexBytes, map};
-use super::records::Records;
-use super::write::Entry;
-use super::{list, path};
 use crate::codec::Damage;
 use crate::log::LogError;
 use crate::record::{NamespaceRecord, SegmentId, SegmentRecord, StateRecord};
+use crate::segments::document_records::DocumentRecords;
+use crate::segments::entry::SegmentEntry;
+use crate::segments::layout::{FileLayout, check_version, config};
+use crate::segments::mapped::{IndexBytes, map};
+use crate::segments::paths::{list, path};
 
-const MAGIC: [u8; 4] = *b"RFSD";
-const VERSION: u32 = 2;
-pub(super) const FOOTER_BYTES: usize = 72;
-/// Largest record of a namespace's names.
-const NAMES_BYTES_MAX: usize = 4_096;
 /// What a token of output takes in the index: itself, its entry, and its share of the fences.
 const TOKEN_BYTES: f64 = 8.25;
+
 /// What a document takes there beside its tokens.
 const DOCUMENT_BYTES: u32 = 4 + 24;
-
-pub(super) fn config() -> impl bincode::config::Config {
-    bincode::config::legacy().with_limit::<NAMES_BYTES_MAX>()
-}
-
-/// The footer of a file with parts of these lengths; `parts` are those behind the index.
-pub(super) fn footer(
-    id: SegmentId,
-    namespace: NamespaceId,
-    lens: [usize; 4],
-    parts: &[&[u8]],
-) -> Vec<u8> {
-    let mut footer = Vec::with_capacity(FOOTER_BYTES);
-    footer.extend(MAGIC);
-    footer.extend(VERSION.to_le_bytes());
-    footer.extend(id.to_le_bytes());
-    footer.extend(namespace.0.to_le_bytes());
-    for len in lens {
-        footer.extend((len as u64).to_le_bytes());
-    }
-    let mut checksum = Xxh3::new();
-    for part in parts.iter().copied().chain([&footer[..]]) {
-        checksum.update(part);
-    }
-    footer.extend(checksum.digest().to_le_bytes());
-    footer
-}
-
-fn u64_at(footer: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&footer[at..at + 8]);
-    u64::from_le_bytes(word)
-}
-
-fn version_of(footer: &[u8]) -> u32 {
-    u64_at(footer, 4) as u32
-}
-
-/// Refuses bytes that are a whole file of another version. Damaged ones pass: they are for [`Sealed::open`].
-fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
-    let Some(footer) = bytes.last_chunk::<FOOTER_BYTES>() else {
-        return Ok(());
-    };
-    let version = version_of(footer);
-    if footer[..4] != MAGIC || version == VERSION {
-        return Ok(());
-    }
-    let index = usize::try_from(u64_at(footer, 32)).unwrap_or(usize::MAX);
-    let checked = bytes.get(index..bytes.len() - 8);
-    if checked.is_none_or(|checked| xxh3_64(checked) != u64_at(footer, 64)) {
-        return Ok(());
-    }
-    Err(LogError::Refused(format!(
-        "{} is a segment of format version {version}, and this program reads {VERSION}: nothing was changed; run the \
-         binary that wrote it and `refrain store export`, then import into an empty directory with this one",
-        path.display()
-    )))
-}
 
 /// Refuses a directory that has a segment of another version.
 ///
@@ -123,80 +61,30 @@ pub(crate) fn check_versions(dir: &Path) -> Result<(), LogError> {
 }
 
 /// A segment's file, open.
-pub(crate) struct Sealed {
+pub(crate) struct SegmentFile {
     id: SegmentId,
     namespace: NamespaceId,
     names: Option<Namespace>,
     path: PathBuf,
     segment: Arc<Segment>,
     map: Arc<Mmap>,
-    parts: Parts,
-    records: Records,
+    parts: FileLayout,
+    records: DocumentRecords,
     tokens: u64,
 }
 
-/// Where things stand in the file.
-#[derive(Clone, Copy)]
-struct Parts {
-    index: usize,
-    records: usize,
-    names: usize,
-    documents: usize,
-    checksum: u64,
-}
-
-impl Parts {
-    fn names_at(&self) -> usize {
-        self.index + self.records
-    }
-
-    /// Reads the footer, and checks all behind the index.
-    fn check(bytes: &[u8], id: SegmentId) -> Result<(Parts, NamespaceId), String> {
-        let at = bytes.len().checked_sub(FOOTER_BYTES).ok_or("too short")?;
-        let footer = &bytes[at..];
-        if footer[..4] != MAGIC {
-            return Err("not the file of a segment".into());
-        }
-        if version_of(footer) != VERSION {
-            return Err("its format version is damaged".into());
-        }
-        let len_at = |at: usize| usize::try_from(u64_at(footer, at)).map_err(|_| "lengths");
-        let parts = Parts {
-            index: len_at(32)?,
-            records: len_at(40)?,
-            names: len_at(48)?,
-            documents: len_at(56)?,
-            checksum: u64_at(footer, 64),
-        };
-        let sum = [parts.records, parts.names]
-            .into_iter()
-            .try_fold(parts.index, |sum, len| sum.checked_add(len));
-        if sum != Some(at) {
-            return Err("lengths differ from the footer's".into());
-        }
-        if xxh3_64(&bytes[parts.index..bytes.len() - 8]) != parts.checksum {
-            return Err("checksum of the records differs".into());
-        }
-        if u64_at(footer, 8) != id {
-            return Err("of another segment".into());
-        }
-        let namespace = u128::from(u64_at(footer, 16)) | u128::from(u64_at(footer, 24)) << 64;
-        Ok((parts, NamespaceId(namespace)))
-    }
-}
-
-impl Sealed {
+impl SegmentFile {
     /// Opens the file of a segment, and checks all of it.
     ///
     /// # Errors
     /// [`LogError::Corrupt`] when it is missing or damaged, [`LogError::Refused`] when it is of another version or the
     /// disk refuses.
-    pub(crate) fn open(dir: &Path, id: SegmentId) -> Result<Sealed, LogError> {
+    pub(crate) fn open(dir: &Path, id: SegmentId) -> Result<SegmentFile, LogError> {
         let path = path(dir, id);
         let map = map(&path)?;
         check_version(&map, &path)?;
         let corrupt = |why: &str| LogError::Corrupt(format!("{}: {why}", path.display()));
-        let (parts, namespace) = Parts::check(&map, id).map_err(|why| corrupt(&why))?;
+        let (parts, namespace) = FileLayout::check(&map, id).map_err(|why| corrupt(&why))?;
         let bytes = IndexBytes {
             map: map.clone(),
             len: parts.index,
@@ -216,10 +104,10 @@ impl Sealed {
         if segment.documents() != parts.documents || u32::try_from(parts.documents).is_err() {
             return Err(corrupt("records and index have different documents"));
         }
-        let records = Records::open(&map[parts.index..parts.names_at()], parts.documents)
+        let records = DocumentRecords::open(&map[parts.index..parts.names_at()], parts.documents)
             .map_err(|damage| corrupt(&format!("records: {damage}")))?;
         let tokens = segment.iter().map(|document| document.output.len() as u64);
-        Ok(Sealed {
+        Ok(SegmentFile {
             id,
             namespace,
             names,
@@ -237,7 +125,7 @@ impl Sealed {
         let Some(dir) = self.path.parent().and_then(Path::parent) else {
             return Err(LogError::Refused("a segment outside a directory".into()));
         };
-        let again = Sealed::open(dir, self.id)?;
+        let again = SegmentFile::open(dir, self.id)?;
         if again.parts.checksum != self.parts.checksum {
             let why = format!("{}: another file", self.path.display());
             return Err(LogError::Corrupt(why));
@@ -337,10 +225,10 @@ impl Sealed {
     }
 
     /// The document with this number, whole.
-    pub(crate) fn entry(&self, number: u32) -> Result<Entry, Damage> {
+    pub(crate) fn entry(&self, number: u32) -> Result<SegmentEntry, Damage> {
         let document = self.segment.document(number as usize);
         let document = document.ok_or(Damage::Short)?;
-        Ok(Entry {
+        Ok(SegmentEntry {
             document: DocumentId(document.key.0),
             state: self.state_of(number, &document)?,
             head: self.head_of(number, &document)?,

@@ -3,24 +3,26 @@
 //! A namespace is sealed a piece at a time: when enough of its documents are at rest, the longest unchanged of
 //! them become one segment. So segments begin not too different in size, and merges make them larger by steps
 //! (`refrain_suffix_index::MergePolicy`). A segment too large to be built again with others is merged no more. Those
-//! of which much is gone are rewritten before others are merged. Sealing and merging take turns. A namespace with little to seal stays in the log until that is a day
+//! of which much is gone are rewritten before others are merged. SealState and merging take turns. A namespace with little to seal stays in the log until that is a day
 //! old, or until the log as a whole holds too much; what would not fill a file stays there for good.
 
-use refrain_protocol::{DocumentId, NamespaceId};
+use refrain_protocol::DocumentId;
 use refrain_suffix_index::{MergePolicy, SegmentStats};
 
 use crate::record::SegmentId;
 
 /// A segment is rewritten once more than this share of its tokens is gone.
 const MASKED_SHARE_MAX: f32 = 0.25;
+
 /// So many times what is enough for a segment may become one, where sealing has fallen behind: it catches up the faster.
 const SEAL_FACTOR: u64 = 8;
+
 /// Fewer tokens than these take less room in the log than in a file of their own.
 const SEAL_TOKENS_MIN: u64 = 1_024;
 
 /// The limits; see [`crate::DraftStoreConfig`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
+pub(crate) struct SegmentPolicy {
     pub(crate) seal_tokens: u64,
     pub(crate) seal_documents: usize,
     pub(crate) segments_max: usize,
@@ -28,8 +30,7 @@ pub(crate) struct Policy {
 }
 
 /// The documents of a namespace that are at rest: last change, document, tokens.
-pub(crate) struct Candidates {
-    pub(crate) namespace: NamespaceId,
+pub(crate) struct SealCandidates {
     pub(crate) documents: Vec<(u64, DocumentId, u32)>,
     /// When the first of them was stored.
     pub(crate) oldest_ms: u64,
@@ -46,17 +47,16 @@ pub(crate) enum Urgency {
     Crowded,
 }
 
-/// What to do next.
+/// The documents or segments that a new segment is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Choice {
-    /// Seal these.
-    Seal(NamespaceId, Vec<DocumentId>),
-    /// Make one segment of these.
-    Merge(NamespaceId, Vec<SegmentId>),
-    Nothing,
+pub(crate) enum SegmentSource {
+    /// Documents in the log, which become sealed.
+    Log(Vec<DocumentId>),
+    /// Segments, which are merged.
+    Segments(Vec<SegmentId>),
 }
 
-impl Policy {
+impl SegmentPolicy {
     /// Whether a namespace with so much in the log is worth a look at its documents.
     pub(crate) fn may_seal(&self, tokens: u64, documents: usize, urgency: Urgency) -> bool {
         self.is_enough(tokens, documents) || urgency != Urgency::Usual && tokens >= SEAL_TOKENS_MIN
@@ -67,9 +67,12 @@ impl Policy {
     }
 
     /// What to seal of a namespace.
-    pub(crate) fn seal(&self, candidates: Candidates, urgency: Urgency) -> Choice {
-        let Candidates {
-            namespace,
+    pub(crate) fn seal(
+        &self,
+        candidates: SealCandidates,
+        urgency: Urgency,
+    ) -> Option<Vec<DocumentId>> {
+        let SealCandidates {
             mut documents,
             oldest_ms,
         } = candidates;
@@ -88,19 +91,11 @@ impl Policy {
             tokens += u64::from(len);
             taken.push(document);
         }
-        if self.may_seal(tokens, taken.len(), urgency) {
-            Choice::Seal(namespace, taken)
-        } else {
-            Choice::Nothing
-        }
+        self.may_seal(tokens, taken.len(), urgency).then_some(taken)
     }
 
     /// What to merge of a namespace's segments.
-    pub(crate) fn merge(
-        &self,
-        namespace: NamespaceId,
-        segments: &[(SegmentId, SegmentStats)],
-    ) -> Choice {
+    pub(crate) fn merge(&self, segments: &[(SegmentId, SegmentStats)]) -> Option<Vec<SegmentId>> {
         // What gives most room back for what it writes comes first.
         let mut worn: Vec<_> = segments
             .iter()
@@ -108,7 +103,7 @@ impl Policy {
             .collect();
         if !worn.is_empty() {
             worn.sort_by(|(_, a), (_, b)| masked_share(b).total_cmp(&masked_share(a)));
-            return self.merged(namespace, &worn);
+            return Some(self.merged(&worn));
         }
         // Two that are each at most half of the largest fit into one.
         let small: Vec<_> = segments
@@ -120,16 +115,17 @@ impl Policy {
             segments_max: self.segments_max,
             masked_share_max: MASKED_SHARE_MAX,
         };
-        let Some(plan) = policy.plan(&stats) else {
-            return Choice::Nothing;
-        };
-        let mut plan: Vec<_> = plan.into_iter().map(|at| small[at]).collect();
+        let mut plan: Vec<_> = policy
+            .plan(&stats)?
+            .into_iter()
+            .map(|at| small[at])
+            .collect();
         plan.sort_by_key(|(id, stats)| (live(stats), *id));
-        self.merged(namespace, &plan)
+        Some(self.merged(&plan))
     }
 
     /// The first of these, as many as make one segment.
-    fn merged(&self, namespace: NamespaceId, plan: &[&(SegmentId, SegmentStats)]) -> Choice {
+    fn merged(&self, plan: &[&(SegmentId, SegmentStats)]) -> Vec<SegmentId> {
         let mut tokens = 0;
         let fitting = plan
             .iter()
@@ -141,7 +137,7 @@ impl Policy {
         let fitting = &plan[..fitting.max(1)];
         let mut segments: Vec<SegmentId> = fitting.iter().map(|(id, _)| *id).collect();
         segments.sort_unstable();
-        Choice::Merge(namespace, segments)
+        segments
     }
 }
 
@@ -163,7 +159,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const POLICY: Policy = Policy {
+    const POLICY: SegmentPolicy = SegmentPolicy {
         seal_tokens: 100,
         seal_documents: 10,
         segments_max: 3,
@@ -179,12 +175,11 @@ mod tests {
         }
     }
 
-    fn candidates(documents: &[(u64, u128, u32)]) -> Candidates {
+    fn candidates(documents: &[(u64, u128, u32)]) -> SealCandidates {
         let documents = documents
             .iter()
             .map(|(at, id, len)| (*at, DocumentId(*id), *len));
-        Candidates {
-            namespace: NamespaceId(1),
+        SealCandidates {
             documents: documents.collect(),
             oldest_ms: 7,
         }
@@ -195,46 +190,36 @@ mod tests {
             .zip(segments)
             .map(|(id, (tokens, masked))| (id, stats(*tokens, *masked)))
             .collect();
-        match POLICY.merge(NamespaceId(1), &segments) {
-            Choice::Merge(NamespaceId(1), segments) => segments,
-            Choice::Nothing => Vec::new(),
-            other => panic!("{other:?}"),
-        }
+        POLICY.merge(&segments).unwrap_or_default()
     }
 
     #[test]
     fn enough_at_rest_is_sealed_longest_unchanged_first() {
         let sealed = |documents| POLICY.seal(candidates(documents), Urgency::Usual);
-        assert_eq!(sealed(&[(1, 1, 50), (2, 2, 49)]), Choice::Nothing);
+        assert_eq!(sealed(&[(1, 1, 50), (2, 2, 49)]), None);
         let enough = sealed(&[(9, 1, 80), (5, 2, 60), (7, 3, 60)]);
         let expected = vec![DocumentId(2), DocumentId(3), DocumentId(1)];
-        assert_eq!(enough, Choice::Seal(NamespaceId(1), expected));
+        assert_eq!(enough, Some(expected));
         let short: Vec<_> = (0..12).map(|id| (id, u128::from(id), 1)).collect();
-        let Choice::Seal(_, taken) = sealed(&short) else {
-            panic!("many short ones are not sealed");
-        };
-        assert_eq!(taken.len(), 10);
-        let behind = Policy {
+        assert_eq!(sealed(&short).unwrap().len(), 10);
+        let behind = SegmentPolicy {
             seal_documents: 100,
             ..POLICY
         };
         let many: Vec<_> = (0..40).map(|id| (id, u128::from(id), 60)).collect();
-        let Choice::Seal(_, taken) = behind.seal(candidates(&many), Urgency::Usual) else {
-            panic!("much is not sealed");
-        };
-        assert_eq!(taken.len(), 14, "eight times enough");
+        let taken = behind.seal(candidates(&many), Urgency::Usual);
+        assert_eq!(taken.unwrap().len(), 14, "eight times the usual size");
     }
 
     #[test]
     fn little_is_sealed_when_it_is_old_or_room_is_wanted() {
-        let policy = Policy {
+        let policy = SegmentPolicy {
             seal_tokens: 10_000,
             segment_tokens_max: 10_000,
             ..POLICY
         };
         let all = |documents: &[(u64, u128, u32)], urgency| {
-            let sealed = policy.seal(candidates(documents), urgency);
-            sealed != Choice::Nothing
+            policy.seal(candidates(documents), urgency).is_some()
         };
         let little = [(1, 1, 1_000), (2, 2, 24)];
         let aged = |before_ms| Urgency::Aged { before_ms };
@@ -267,7 +252,7 @@ mod tests {
                 .map(|(id, (tokens, share))| (id, stats(*tokens, tokens * share / 100)))
                 .collect();
             let mut steps = 0;
-            while let Choice::Merge(_, chosen) = POLICY.merge(NamespaceId(1), &segments) {
+            while let Some(chosen) = POLICY.merge(&segments) {
                 let (gone, mut left): (Vec<_>, Vec<_>) =
                     segments.into_iter().partition(|(id, _)| chosen.contains(id));
                 let tokens: u64 = gone.iter().map(|(_, one)| one.tokens - one.masked_tokens).sum();

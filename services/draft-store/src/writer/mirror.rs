@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::Core;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::store_key;
+use crate::writer::core::WriterCore;
 
-impl Core {
+impl WriterCore {
     /// Repeats a commit in the log that is being made. What fails there costs the rewrite, not the commit.
     pub(super) fn mirror(&mut self, batch: &mut Batch) {
         // The identity says that a log is complete.

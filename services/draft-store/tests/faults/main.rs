@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use disk::{Fault, arm, disarm};
 use files::copy;
-use refrain_draft_store::{DraftStoreConfig, Running, start};
+use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, StoreTuning, start};
 use refrain_protocol::admin::ImportRequest;
 use refrain_protocol::document::{
     DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason, FollowRequest,
@@ -46,7 +46,7 @@ fn text(document: u128) -> Vec<u32> {
 }
 
 struct Store {
-    running: Running,
+    server: DraftStoreServer,
     metrics: Metrics,
     mesh: MeshConfig,
 }
@@ -56,14 +56,17 @@ impl Store {
         let (mesh, metrics) = (MeshConfig::generate()?, Metrics::new()?);
         let config = DraftStoreConfig {
             data_dir: dir.to_owned(),
-            commit_interval_ms: 0,
-            tick_ms: 10,
             disk_reserve_bytes: 0,
+            tuning: StoreTuning {
+                commit_interval_ms: 0,
+                tick_ms: 10,
+                ..StoreTuning::default()
+            },
             ..DraftStoreConfig::default()
         };
-        let running = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
+        let server = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
         Ok(Store {
-            running,
+            server,
             metrics,
             mesh,
         })
@@ -82,7 +85,7 @@ impl Store {
             }],
             is_static: false,
         };
-        self.running.handle().import(request).await.is_ok()
+        self.server.handle().import(request).await.is_ok()
     }
 
     async fn texts(&self) -> BTreeMap<u128, Vec<u32>> {
@@ -93,7 +96,7 @@ impl Store {
             max_tokens: 1 << 20,
             wait_ms: 0,
         };
-        let reply = self.running.handle().follow(request).await.unwrap();
+        let reply = self.server.handle().follow(request).await.unwrap();
         assert!(reply.caught_up);
         let mut texts = BTreeMap::new();
         for event in reply.events {
@@ -110,7 +113,7 @@ impl Store {
     }
 
     async fn stop(self) {
-        self.running.drain(Duration::from_secs(5)).await;
+        self.server.drain(Duration::from_secs(5)).await;
     }
 }
 
@@ -168,7 +171,7 @@ async fn a_start_that_fails_anywhere_loses_nothing() {
                 assert!(is_there, "{case}: document {document}");
             }
             assert!(!store.quarantines(), "{case}");
-            assert_eq!(store.running.handle().readiness(), Ok(()), "{case}");
+            assert_eq!(store.server.handle().readiness(), Ok(()), "{case}");
             store.stop().await;
             fs::remove_dir_all(&data).unwrap();
             places += u64::from(has_failed);

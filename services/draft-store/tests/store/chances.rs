@@ -223,7 +223,7 @@ async fn over_http_it_is_the_same() {
         ..config(dir.path())
     })
     .await;
-    let url = format!("http://{}", store.running.addr().unwrap());
+    let url = format!("http://{}", store.server.addr().unwrap());
     let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
     let client = HttpDraftStore::new(client);
     let mut calibration = Calibration::new();

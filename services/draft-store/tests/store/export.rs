@@ -222,8 +222,11 @@ async fn what_an_export_may_hold_is_bounded() {
     let start = async |idle_s: u64| {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::start(DraftStoreConfig {
-            exports_max: 1,
-            export_idle_s: idle_s,
+            tuning: StoreTuning {
+                exports_max: 1,
+                export_idle_s: idle_s,
+                ..sealing(dir.path()).tuning
+            },
             ..sealing(dir.path())
         })
         .await;

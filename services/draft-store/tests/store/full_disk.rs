@@ -69,8 +69,11 @@ fn size(megabytes: u32) -> String {
 
 fn config_on(disk: &SmallDisk) -> DraftStoreConfig {
     DraftStoreConfig {
-        // Nothing is rewritten or sealed meanwhile.
-        rewrite_bytes_min: 1 << 30,
+        tuning: StoreTuning {
+            // Nothing is rewritten meanwhile.
+            rewrite_bytes_min: 1 << 30,
+            ..tuning()
+        },
         ..config(disk.dir.path())
     }
 }

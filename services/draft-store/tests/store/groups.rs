@@ -90,7 +90,7 @@ async fn a_groups_log_is_the_updates_of_its_documents() {
         ..config(dir.path())
     })
     .await;
-    let url = format!("http://{}", store.running.addr().unwrap());
+    let url = format!("http://{}", store.server.addr().unwrap());
     let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
     let http = HttpDraftStore::new(client);
     let mut group = Group::default();
@@ -203,8 +203,11 @@ async fn weights_and_time_end_a_log_and_no_document() {
 async fn groups_are_bounded_in_number_and_in_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(DraftStoreConfig {
-        groups_max: 2,
-        group_tokens_max: 25,
+        tuning: StoreTuning {
+            groups_max: 2,
+            group_tokens_max: 25,
+            ..tuning()
+        },
         ..config(dir.path())
     })
     .await;

@@ -26,7 +26,7 @@ async fn answer(
     secret: Option<&str>,
     body: Vec<u8>,
 ) -> (u16, Vec<u8>) {
-    let url = format!("http://{}{path}", store.running.addr().unwrap());
+    let url = format!("http://{}{path}", store.server.addr().unwrap());
     let method = reqwest::Method::from_bytes(method.as_str().as_bytes()).unwrap();
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let mut request = client
@@ -275,7 +275,7 @@ async fn another_tenant_sees_an_empty_store() {
     assert_eq!(answers[0], answers[1]);
     // b's use, eviction and group of the same names leave a's as they are.
     let secret = &full.mesh.secret;
-    let url = format!("http://{}", full.running.addr().unwrap());
+    let url = format!("http://{}", full.server.addr().unwrap());
     let http = HttpDraftStore::new(MeshClient::new(&url, secret, Duration::from_secs(5)).unwrap());
     let theirs = AppendRequest {
         namespace: full.sign("b"),

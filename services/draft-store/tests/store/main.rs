@@ -21,7 +21,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use refrain_draft_store::{DraftStoreConfig, DraftStoreHandle, Running, start};
+use refrain_draft_store::{
+    DraftStoreConfig, DraftStoreHandle, DraftStoreServer, StoreTuning, start,
+};
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
     FollowRequest, TouchRequest,
@@ -33,16 +35,24 @@ use refrain_service_kit::telemetry::Metrics;
 
 /// A running store, and a gateway's key to sign namespaces with.
 struct Store {
-    running: Running,
+    server: DraftStoreServer,
     metrics: Metrics,
     mesh: MeshConfig,
+}
+
+/// Short intervals, so that tests wait for little.
+fn tuning() -> StoreTuning {
+    StoreTuning {
+        commit_interval_ms: 1,
+        tick_ms: 20,
+        ..StoreTuning::default()
+    }
 }
 
 fn config(dir: &Path) -> DraftStoreConfig {
     DraftStoreConfig {
         data_dir: dir.join("data"),
-        commit_interval_ms: 1,
-        tick_ms: 20,
+        tuning: tuning(),
         ..DraftStoreConfig::default()
     }
 }
@@ -52,7 +62,10 @@ fn sealing(dir: &Path) -> DraftStoreConfig {
     DraftStoreConfig {
         seal_after_s: 0,
         seal_tokens: 4_000,
-        segments_max: 2,
+        tuning: StoreTuning {
+            segments_max: 2,
+            ..tuning()
+        },
         ..config(dir)
     }
 }
@@ -77,9 +90,9 @@ impl Store {
     async fn try_start(config: DraftStoreConfig) -> anyhow::Result<Store> {
         let mesh = MeshConfig::generate()?;
         let metrics = Metrics::new()?;
-        let running = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
+        let server = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
         Ok(Store {
-            running,
+            server,
             metrics,
             mesh,
         })
@@ -91,11 +104,11 @@ impl Store {
     }
 
     async fn stop(self) {
-        self.running.drain(Duration::from_secs(5)).await;
+        self.server.drain(Duration::from_secs(5)).await;
     }
 
     fn handle(&self) -> DraftStoreHandle {
-        self.running.handle()
+        self.server.handle()
     }
 
     fn sign(&self, tenant: &str) -> SignedNamespace {

@@ -89,9 +89,12 @@ async fn churn_takes_its_documents_twice_and_a_merge_and_no_more() {
         tenant_tokens_max: 2_000_000,
         seal_after_s: 0,
         seal_tokens: 100_000,
-        segments_max: 4,
-        segment_tokens_max: 500_000,
-        rewrite_bytes_min: 1 << 20,
+        tuning: StoreTuning {
+            segments_max: 4,
+            segment_tokens_max: 500_000,
+            rewrite_bytes_min: 1 << 20,
+            ..tuning()
+        },
         log_bytes_max: 6 << 20,
         ..config(dir.path())
     })

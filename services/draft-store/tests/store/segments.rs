@@ -176,7 +176,10 @@ async fn small_namespaces_are_sealed_by_age_and_for_room() {
         ..sealing(dir.path())
     };
     let store = Store::start(DraftStoreConfig {
-        unsealed_tokens_max: 4_000,
+        tuning: StoreTuning {
+            unsealed_tokens_max: 4_000,
+            ..base.tuning.clone()
+        },
         ..base.clone()
     })
     .await;
@@ -192,7 +195,10 @@ async fn small_namespaces_are_sealed_by_age_and_for_room() {
     store.stop().await;
     // Old enough as soon as it is looked at.
     let store = Store::start(DraftStoreConfig {
-        seal_age_s: 0,
+        tuning: StoreTuning {
+            seal_age_s: 0,
+            ..base.tuning
+        },
         ..base
     })
     .await;
@@ -207,7 +213,10 @@ async fn small_namespaces_are_sealed_by_age_and_for_room() {
 async fn verify_names_the_damaged_segment() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(DraftStoreConfig {
-        segments_max: 100,
+        tuning: StoreTuning {
+            segments_max: 100,
+            ..tuning()
+        },
         ..sealing(dir.path())
     })
     .await;

@@ -26,7 +26,7 @@ async fn all_calls_work_over_http_and_need_the_secret_and_the_signature() {
         ..config(dir.path())
     })
     .await;
-    let url = format!("http://{}", store.running.addr().unwrap());
+    let url = format!("http://{}", store.server.addr().unwrap());
     let client = |secret: &str| {
         HttpDraftStore::new(MeshClient::new(&url, secret, Duration::from_secs(5)).unwrap())
     };
@@ -123,7 +123,10 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
 async fn a_drain_releases_who_waits_and_keeps_what_was_sent() {
     let dir = tempfile::tempdir().unwrap();
     let slow = DraftStoreConfig {
-        commit_interval_ms: 1_000,
+        tuning: StoreTuning {
+            commit_interval_ms: 1_000,
+            ..tuning()
+        },
         ..config(dir.path())
     };
     let store = Store::start(slow).await;
@@ -166,11 +169,14 @@ async fn a_drain_releases_who_waits_and_keeps_what_was_sent() {
 async fn limits_refuse_and_count() {
     let dir = tempfile::tempdir().unwrap();
     let limited = DraftStoreConfig {
-        updates_max: 2,
         document_tokens_max: 10,
         pending_tokens_max: 1_024,
         waiters_max: 1,
-        commit_interval_ms: 200,
+        tuning: StoreTuning {
+            updates_max: 2,
+            commit_interval_ms: 200,
+            ..tuning()
+        },
         ..config(dir.path())
     };
     let store = Store::start(limited).await;

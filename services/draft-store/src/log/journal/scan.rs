@@ -1,34 +1,17 @@
 //! Reading a journal from front to back, past damage.
 
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::{
-    Batch, FLAG_FIRST, FLAG_LAST, FLAG_REMOVE, HEADER_BYTES, KEY_BYTES_MAX, LogError, MAGIC,
-    NAME_KEY, VALUE_BYTES_MAX, VERSION, checksum, path_in, refused,
-};
+use crate::log::journal::format::{HEADER_BYTES, NAME_KEY, path_in};
+use crate::log::journal::record_reader::RecordReader;
+use crate::log::journal::{Batch, LogError, refused};
 
-/// Bytes that are read at once.
-const WINDOW_BYTES: usize = 256 << 10;
-/// A disk writes so many bytes at once or not at all.
-const SECTOR_BYTES: u64 = 512;
-/// The system reads so many bytes at once.
-const PAGE_BYTES: usize = 4_096;
-/// Pages that may be unreadable; more are no damage, but a disk that is away.
-const UNREADABLE_PAGES_MAX: u32 = 256;
-/// Stands for a byte that could not be read.
-const UNREADABLE: u8 = 0xee;
 /// Damaged ranges that are told apart; later ones lengthen the last.
 const RANGES_MAX: usize = 1_024;
-/// So many zeros in a row are a part that never reached the disk. What is written is compressed.
-const ZEROS_UNWRITTEN: usize = 256;
-/// The same at the end of a write.
-const ZEROS_UNWRITTEN_AT_END: usize = 8;
 
 /// A batch as it was read.
-pub(crate) struct Scanned {
+pub(crate) struct ScannedBatch {
     pub(crate) end: u64,
     /// The writes of it that are sound, in the order of their keys.
     pub(crate) batch: Batch,
@@ -54,7 +37,7 @@ impl Gap {
 
 /// The findings of a scan.
 #[derive(Debug, Default)]
-pub(crate) struct Scan {
+pub(crate) struct ScanReport {
     /// The journal's name, unless the record that tells it is damaged.
     pub(crate) name: Option<u64>,
     /// Where the last batch ends. Behind it is at most a write that was cut off.
@@ -63,7 +46,7 @@ pub(crate) struct Scan {
     pub(crate) damage: Vec<Range<u64>>,
 }
 
-impl Scan {
+impl ScanReport {
     /// Where the last damage ends.
     pub(crate) fn damage_end(&self) -> Option<u64> {
         self.damage.last().map(|range| range.end)
@@ -88,18 +71,18 @@ impl Scan {
 pub(crate) fn scan(
     log: &Path,
     from: u64,
-    visit: &mut dyn FnMut(Scanned) -> Result<(), LogError>,
-) -> Result<Scan, LogError> {
+    visit: &mut dyn FnMut(ScannedBatch) -> Result<(), LogError>,
+) -> Result<ScanReport, LogError> {
     let path = path_in(log);
     let failed = |error: std::io::Error| refused("read", &path, &error);
-    let mut window = Window::open(&path).map_err(failed)?;
-    let mut found = Scan {
+    let mut window = RecordReader::open(&path).map_err(failed)?;
+    let mut found = ScanReport {
         end: from,
-        ..Scan::default()
+        ..ScanReport::default()
     };
-    let mut under_way: Option<UnderWay> = None;
+    let mut under_way: Option<PartialBatch> = None;
     // A batch that ended with gaps. Whether it was ever written as a whole shows once it is known to be the last.
-    let mut doubted: Option<UnderWay> = None;
+    let mut doubted: Option<PartialBatch> = None;
     let (mut at, mut records) = (from, 0u64);
     let mut gap: Option<Range<u64>> = None;
     while at < window.len {
@@ -133,7 +116,7 @@ pub(crate) fn scan(
             settle(&mut found, &mut doubted, Some(broken), visit)?;
         }
         let begins = under_way.is_none();
-        let current = under_way.get_or_insert_with(|| UnderWay {
+        let current = under_way.get_or_insert_with(|| PartialBatch {
             start: gap
                 .as_ref()
                 .filter(|_| !record.is_first)
@@ -168,7 +151,7 @@ pub(crate) fn scan(
     if records == 0 {
         window.check_version(&path)?;
     }
-    let ended = Ended {
+    let ended = ScanTail {
         under_way,
         doubted,
         at,
@@ -182,7 +165,7 @@ pub(crate) fn scan(
 }
 
 /// A batch that is being read.
-struct UnderWay {
+struct PartialBatch {
     start: u64,
     /// Where it ends, unless the record that tells it is damaged.
     end: Option<u64>,
@@ -194,7 +177,7 @@ struct UnderWay {
     damage: Vec<Range<u64>>,
 }
 
-impl UnderWay {
+impl PartialBatch {
     fn precedes(&self, key: &[u8]) -> bool {
         self.last_key.as_ref().is_none_or(|last| &last[..] < key)
     }
@@ -210,10 +193,10 @@ impl UnderWay {
 
 /// Visits a batch that is through. One with gaps waits until another one follows.
 fn settle(
-    found: &mut Scan,
-    doubted: &mut Option<UnderWay>,
-    batch: Option<UnderWay>,
-    visit: &mut dyn FnMut(Scanned) -> Result<(), LogError>,
+    found: &mut ScanReport,
+    doubted: &mut Option<PartialBatch>,
+    batch: Option<PartialBatch>,
+    visit: &mut dyn FnMut(ScannedBatch) -> Result<(), LogError>,
 ) -> Result<(), LogError> {
     let through = match batch {
         Some(batch) if !batch.gaps.is_empty() => doubted.replace(batch),
@@ -230,7 +213,7 @@ fn settle(
         found.note(range);
     }
     found.end = found.end.max(batch.until);
-    visit(Scanned {
+    visit(ScannedBatch {
         end: batch.until,
         batch: batch.batch,
         gaps: batch.gaps,
@@ -238,9 +221,9 @@ fn settle(
 }
 
 /// The state of a scan when no sound record follows.
-struct Ended {
-    under_way: Option<UnderWay>,
-    doubted: Option<UnderWay>,
+struct ScanTail {
+    under_way: Option<PartialBatch>,
+    doubted: Option<PartialBatch>,
     at: u64,
     gap: Option<Range<u64>>,
 }
@@ -266,12 +249,12 @@ impl From<LogError> for EndError {
 /// or in its midst, was never acknowledged: it is left out whole. Anything else is damage, and its sound part is
 /// visited.
 fn end(
-    window: &mut Window,
-    found: &mut Scan,
-    ended: Ended,
-    visit: &mut dyn FnMut(Scanned) -> Result<(), LogError>,
+    window: &mut RecordReader,
+    found: &mut ScanReport,
+    ended: ScanTail,
+    visit: &mut dyn FnMut(ScannedBatch) -> Result<(), LogError>,
 ) -> Result<(), EndError> {
-    let Ended {
+    let ScanTail {
         under_way,
         mut doubted,
         at,
@@ -324,224 +307,4 @@ fn end(
         found.end = len;
     }
     Ok(())
-}
-
-struct Record {
-    /// All of it, header included.
-    bytes: u64,
-    is_first: bool,
-    is_last: bool,
-    /// In the first record of a batch: bytes of the whole batch.
-    batch_bytes: u64,
-    key: Vec<u8>,
-    /// `None`: the key is removed.
-    value: Option<Vec<u8>>,
-}
-
-/// A header that may be one; only the checksum tells.
-struct Header {
-    flags: u8,
-    key_bytes: usize,
-    value_bytes: usize,
-    batch_bytes: u64,
-}
-
-impl Header {
-    /// Whether the length of the batch agrees with that of its only record.
-    fn is_consistent(&self) -> bool {
-        let record = (HEADER_BYTES + self.key_bytes + self.value_bytes) as u64;
-        let is_alone = self.flags & FLAG_FIRST != 0 && self.flags & FLAG_LAST != 0;
-        self.batch_bytes >= record && (!is_alone || self.batch_bytes == record)
-    }
-}
-
-/// Part of the file, in memory.
-struct Window {
-    file: File,
-    /// Pages that the disk could not read.
-    unreadable: u32,
-    len: u64,
-    start: u64,
-    bytes: Vec<u8>,
-}
-
-impl Window {
-    fn open(path: &Path) -> std::io::Result<Self> {
-        let file = File::open(path)?;
-        let len = file.metadata()?.len();
-        Ok(Window {
-            file,
-            unreadable: 0,
-            len,
-            start: 0,
-            bytes: Vec::new(),
-        })
-    }
-
-    /// `count` bytes from `at` on, if the file has them.
-    fn get(&mut self, at: u64, count: usize) -> std::io::Result<Option<&[u8]>> {
-        if at.saturating_add(count as u64) > self.len {
-            return Ok(None);
-        }
-        let is_in = at >= self.start && at + count as u64 <= self.start + self.bytes.len() as u64;
-        if !is_in {
-            let wanted = (self.len - at).min(count.max(WINDOW_BYTES) as u64) as usize;
-            self.bytes.resize(wanted, 0);
-            self.start = at;
-            if self.file.read_exact_at(&mut self.bytes, at).is_err() {
-                self.read_pages(at)?;
-            }
-        }
-        let from = (at - self.start) as usize;
-        Ok(self.bytes.get(from..from + count))
-    }
-
-    /// Reads the window once more, page by page. A page that the disk cannot read is damaged like any other.
-    fn read_pages(&mut self, at: u64) -> std::io::Result<()> {
-        let mut done = 0;
-        while done < self.bytes.len() {
-            let end = self.bytes.len().min(done + PAGE_BYTES);
-            let page = &mut self.bytes[done..end];
-            if let Err(error) = self.file.read_exact_at(page, at + done as u64) {
-                self.unreadable += 1;
-                if self.unreadable > UNREADABLE_PAGES_MAX {
-                    // Rather a disk that is away.
-                    self.bytes.clear();
-                    return Err(error);
-                }
-                page.fill(UNREADABLE);
-            }
-            done = end;
-        }
-        Ok(())
-    }
-
-    fn header(&mut self, at: u64) -> std::io::Result<Option<Header>> {
-        Ok(self.get(at, HEADER_BYTES)?.and_then(|bytes| {
-            let number = |range: Range<usize>| {
-                bytes[range]
-                    .iter()
-                    .rev()
-                    .fold(0u64, |number, byte| number << 8 | u64::from(*byte))
-            };
-            let header = Header {
-                flags: bytes[4],
-                key_bytes: number(6..8) as usize,
-                value_bytes: number(8..12) as usize,
-                batch_bytes: number(12..16),
-            };
-            let is_sane = bytes[..3] == MAGIC
-                && bytes[3] == VERSION
-                && header.key_bytes <= KEY_BYTES_MAX
-                && header.value_bytes <= VALUE_BYTES_MAX;
-            is_sane.then_some(header)
-        }))
-    }
-
-    /// The record at `at`, if a sound one begins there.
-    fn record(&mut self, at: u64) -> std::io::Result<Option<Record>> {
-        let Some(Header {
-            flags,
-            key_bytes,
-            value_bytes,
-            batch_bytes,
-        }) = self.header(at)?
-        else {
-            return Ok(None);
-        };
-        let bytes = HEADER_BYTES + key_bytes + value_bytes;
-        let Some(all) = self.get(at, bytes)? else {
-            return Ok(None);
-        };
-        let (header, content) = all.split_at(HEADER_BYTES);
-        let (key, value) = content.split_at(key_bytes);
-        let (head, sum) = header.split_at(HEADER_BYTES - 8);
-        if sum != checksum(at, head, key, value).to_le_bytes() {
-            return Ok(None);
-        }
-        Ok(Some(Record {
-            bytes: bytes as u64,
-            is_first: flags & FLAG_FIRST != 0,
-            is_last: flags & FLAG_LAST != 0,
-            batch_bytes,
-            key: key.to_vec(),
-            value: (flags & FLAG_REMOVE == 0).then(|| value.to_vec()),
-        }))
-    }
-
-    /// Where the next sound record begins.
-    fn next_record(&mut self, from: u64) -> std::io::Result<Option<u64>> {
-        let mut at = from;
-        while at + HEADER_BYTES as u64 <= self.len {
-            let count = (self.len - at).min(4_096) as usize;
-            let candidates: Vec<u64> = match self.get(at, count)? {
-                Some(bytes) => bytes
-                    .windows(MAGIC.len())
-                    .enumerate()
-                    .filter(|(_, bytes)| *bytes == MAGIC)
-                    .map(|(offset, _)| at + offset as u64)
-                    .collect(),
-                None => return Ok(None),
-            };
-            for candidate in candidates {
-                if self.record(candidate)?.is_some() {
-                    return Ok(Some(candidate));
-                }
-            }
-            // A magic number may lie across the seam.
-            at += (count - (MAGIC.len() - 1)).max(1) as u64;
-        }
-        Ok(None)
-    }
-
-    /// Whether bytes are missing that a completed write would have filled.
-    fn has_unwritten(&mut self, range: Range<u64>) -> std::io::Result<bool> {
-        let (mut at, mut zeros) = (range.start, 0);
-        while at < range.end {
-            let count = (range.end - at).min(4_096) as usize;
-            let Some(bytes) = self.get(at, count)? else {
-                return Ok(true);
-            };
-            for byte in bytes {
-                zeros = if *byte == 0 { zeros + 1 } else { 0 };
-                if zeros >= ZEROS_UNWRITTEN {
-                    return Ok(true);
-                }
-            }
-            at += count as u64;
-        }
-        Ok(zeros >= ZEROS_UNWRITTEN_AT_END)
-    }
-
-    /// Whether a part of a write never reached the disk: a sector, as far as it is in the range, is all zeros.
-    fn has_hole(&mut self, range: Range<u64>) -> std::io::Result<bool> {
-        let mut at = range.start;
-        while at < range.end {
-            let end = range.end.min((at / SECTOR_BYTES + 1) * SECTOR_BYTES);
-            let count = (end - at) as usize;
-            let part = self.get(at, count)?.unwrap_or_default();
-            if count >= ZEROS_UNWRITTEN_AT_END && part.iter().all(|byte| *byte == 0) {
-                return Ok(true);
-            }
-            at = end;
-        }
-        Ok(false)
-    }
-
-    /// Refuses a journal of another version, in which no record is sound for that reason.
-    fn check_version(&mut self, path: &Path) -> Result<(), LogError> {
-        let head = self
-            .get(0, MAGIC.len() + 1)
-            .map_err(|error| refused("read", path, &error))?;
-        match head {
-            Some([magic @ .., version]) if *magic == MAGIC && *version != VERSION => {
-                Err(LogError::Refused(format!(
-                    "{} is of version {version}, and this program reads version {VERSION}; nothing was changed. \
-                     Start the program that wrote it",
-                    path.display()
-                )))
-            }
-            _ => Ok(()),
-        }
-    }
 }

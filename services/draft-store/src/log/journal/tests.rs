@@ -31,7 +31,7 @@ fn written(dir: &Path, batches: &[Batch]) -> Vec<u64> {
     ends
 }
 
-fn scanned(dir: &Path) -> (Scan, Vec<Scanned>) {
+fn scanned(dir: &Path) -> (ScanReport, Vec<ScannedBatch>) {
     let mut batches = Vec::new();
     let found = scan(dir, 0, &mut |batch| {
         batches.push(batch);

@@ -1,16 +1,16 @@
 //! The log with its index lost, behind, ahead, of another journal, and damaged.
 
+use super::*;
+
 use std::collections::BTreeMap;
 use std::path::Path;
-
-use super::*;
 
 const CACHE_BYTES: u64 = 4 << 20;
 
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn open(path: &Path) -> Result<JournaledLog, LogError> {
-    JournaledLog::open(path, CACHE_BYTES, Index::Believed)
+    JournaledLog::open(path, CACHE_BYTES, IndexMode::Trust)
 }
 
 fn records(log: &JournaledLog) -> Records {
@@ -156,7 +156,7 @@ fn damage_that_the_index_cannot_make_good_is_told_and_nothing_is_changed() {
     for name in ["db", "conf"] {
         std::fs::write(path.join(name), vec![0xa5; 5_000]).unwrap();
     }
-    for index in [Index::Believed, Index::Rebuilt] {
+    for index in [IndexMode::Trust, IndexMode::Rebuild] {
         let refused = JournaledLog::open(&path, CACHE_BYTES, index).err().unwrap();
         assert!(matches!(refused, LogError::Corrupt(_)), "{refused}");
     }

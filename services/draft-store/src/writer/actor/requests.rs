@@ -2,20 +2,22 @@
 
 use refrain_protocol::admin::{ConfirmReply, ConfirmRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
-
 use tokio::sync::oneshot;
 
-use super::{Writer, refuses};
-use crate::directory::Room;
+use crate::directory::DiskSpace;
 use crate::metrics::Limit;
 use crate::record::ErasureRecord;
-use crate::shared::unavailable;
-use crate::writer::{Core, Outcome, Registration};
+use crate::shared_store::unavailable;
+use crate::writer::actor::WriterActor;
+use crate::writer::actor::errors::disk_refused;
+use crate::writer::core::WriterCore;
+use crate::writer::outcome::CommitOutcome;
+use crate::writer::requests::GroupRegistration;
 
-impl Writer {
+impl WriterActor {
     /// Why nothing can be stored, if there is no room for it.
     pub(super) fn no_room(&self) -> Option<ApiError> {
-        let room = Room::of(&self.config.data_dir);
+        let room = DiskSpace::of(&self.config.data_dir);
         if room
             .is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes, self.log_bytes()))
         {
@@ -45,7 +47,10 @@ impl Writer {
         open.as_ref().map_or(0, |open| open.log.disk_bytes())
     }
 
-    pub(super) fn register_group(&mut self, registration: Registration) -> Result<(), ApiError> {
+    pub(super) fn register_group(
+        &mut self,
+        registration: GroupRegistration,
+    ) -> Result<(), ApiError> {
         let mut is_registered = false;
         self.run(|core, catalog, now_ms| {
             let (registered, outcome) = core.register_group(catalog, registration, now_ms)?;
@@ -67,11 +72,11 @@ impl Writer {
         ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(60_000)
     }
 
-    pub(super) fn known_chances(&mut self, namespace: NamespaceId) -> Result<Vec<u8>, ApiError> {
+    pub(super) fn known_statistics(&mut self, namespace: NamespaceId) -> Result<Vec<u8>, ApiError> {
         let mut tables = Vec::new();
         self.run(|core, _, _| {
-            tables = core.known_chances(namespace)?;
-            Ok(Outcome::default())
+            tables = core.known_statistics(namespace)?;
+            Ok(CommitOutcome::default())
         })?;
         Ok(tables)
     }
@@ -116,7 +121,7 @@ impl Writer {
             self.shared.confirm_clock();
         }
         self.write_manifest(false)
-            .map_err(|error| refuses(&error))?;
+            .map_err(|error| disk_refused(&error))?;
         tracing::warn!(?confirmed, "draft store state confirmed by an operator");
         Ok(confirmed)
     }
@@ -133,7 +138,7 @@ impl Writer {
 
     fn close(&mut self, reply: oneshot::Sender<()>) {
         // Writes the times of use.
-        let _ = self.run(Core::tick);
+        let _ = self.run(WriterCore::tick);
         let _ = self.write_manifest(true);
         self.closed = true;
         self.shared.set_open(None);

@@ -1,12 +1,12 @@
+use super::*;
+
 use refrain_protocol::document::{DocumentHead, DocumentUpdate};
-use refrain_protocol::{DocumentId, Namespace};
+use refrain_protocol::{DocumentId, ErrorKind, Namespace};
 use refrain_service_kit::telemetry::Metrics;
 
-use super::*;
+use crate::reading::feed::{FeedName, read_feed};
 use crate::record::DocumentKey;
-use crate::shared::FeedName;
-use crate::writer::Append;
-use crate::writer::By;
+use crate::writer::requests::{Append, UpdateAuthor};
 
 fn append(document: u128) -> Append {
     let names = Namespace {
@@ -26,19 +26,20 @@ fn append(document: u128) -> Append {
         namespace: names.id(),
         names,
         updates: vec![update],
-        by: By::Worker,
+        author: UpdateAuthor::Worker,
     }
 }
 
-fn open(dir: &std::path::Path) -> (Writer, Arc<Shared>) {
+fn open(dir: &std::path::Path) -> (WriterActor, Arc<SharedStore>) {
     let config = DraftStoreConfig {
         data_dir: dir.join("data"),
         ..DraftStoreConfig::default()
     };
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(SharedStore::default());
     let metrics = StoreMetrics::new(&Metrics::new().unwrap()).unwrap();
     let pending = Arc::new(AtomicU64::new(0));
-    let writer = Writer::open(config, shared.clone(), metrics, pending).unwrap();
+    let writer =
+        WriterActor::open(config, shared.clone(), Arc::default(), metrics, pending).unwrap();
     (writer, shared)
 }
 
@@ -48,7 +49,8 @@ fn who_waits_for_a_purge_hears_that_the_store_was_closed_meanwhile() {
     let (mut writer, _) = open(dir.path());
     for reopens in [false, true] {
         let mut waits = writer.purge_in_progress();
-        let boom = |_: &mut Core, _: &mut Catalog, _| std::panic::resume_unwind(Box::new("boom"));
+        let boom =
+            |_: &mut WriterCore, _: &mut Catalog, _| std::panic::resume_unwind(Box::new("boom"));
         assert!(writer.run(boom).is_err());
         if reopens {
             writer.reopen().unwrap();
@@ -83,15 +85,15 @@ fn after_a_panic_nobody_sees_what_was_not_durable() {
         .unwrap_err();
     assert_eq!(error.kind, ErrorKind::Internal);
     assert!(!shared.is_open() && shared.read().is_none());
-    assert!(writer.run(Core::tick).is_err());
+    assert!(writer.run(WriterCore::tick).is_err());
     writer.reopen().unwrap();
-    let read = shared
-        .read_feed(
-            &FeedName::Namespace(kept[0].namespace),
-            Default::default(),
-            100,
-        )
-        .unwrap();
+    let read = read_feed(
+        &shared,
+        &FeedName::Namespace(kept[0].namespace),
+        Default::default(),
+        100,
+    )
+    .unwrap();
     assert_eq!(read.reply.events.len(), 1);
     assert_eq!(
         (

@@ -1,8 +1,9 @@
 //! Random operations against a plain copy, and followers against the store.
 
+use super::*;
 use proptest::prelude::*;
 
-use super::*;
+use crate::config::{DraftStoreConfig, StoreTuning};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -225,7 +226,7 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
     let (mut sealed, mut sealed_bytes) = (0, 0);
     for (document, _) in catalog.documents(names("a").id()) {
         let known = catalog.document(key("a", document.0)).unwrap();
-        if known.place.is_some() {
+        if known.slot.is_some() {
             sealed += 1;
             sealed_bytes += u64::from(known.state.bytes);
         }
@@ -249,8 +250,11 @@ proptest! {
     fn followers_equal_the_store_under_eviction(ops in proptest::collection::vec(op(), 1..200)) {
         let config = DraftStoreConfig {
             tokens_max: 300,
-            eviction_step: 2,
-            tombstones_max: 4,
+            tuning: StoreTuning {
+                eviction_step: 2,
+                tombstones_max: 4,
+                ..StoreTuning::default()
+            },
             ..DraftStoreConfig::default()
         };
         run(&ops, config, true);

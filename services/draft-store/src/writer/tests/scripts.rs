@@ -1,14 +1,23 @@
 //! One behaviour at a time.
 
 use super::*;
-use crate::catalog::{Ended, ExportLimits};
-use crate::config::TenantQuota;
+
+use std::sync::atomic::Ordering;
+
+use crate::catalog::{ExportEnd, ExportLimits};
+use crate::config::{DraftStoreConfig, StoreTuning, TenantQuota};
+use crate::metrics::RemovalReason;
+use crate::record::ErasureRecord;
+use crate::writer::requests::{Append, UpdateAuthor};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
 pub(super) fn small() -> DraftStoreConfig {
     DraftStoreConfig {
-        tombstones_max: 8,
+        tuning: StoreTuning {
+            tombstones_max: 8,
+            ..StoreTuning::default()
+        },
         ..DraftStoreConfig::default()
     }
 }
@@ -212,7 +221,7 @@ fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
             namespace: names("a").id(),
             names: names("a"),
             updates: vec![finished(update(document, 1, 0, &[1; 10]))],
-            by: By::Operator { is_static },
+            author: UpdateAuthor::Operator { is_static },
         };
         let now_ms = store.now_ms;
         store.run(|core, catalog| core.take_in(catalog, &[append], &[], now_ms));
@@ -237,14 +246,17 @@ fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
     store.append("a", &[finished(update(7, 1, 0, &[1; 10]))]);
     assert_eq!(store.documents("a"), [0, 1, 7]);
     let now_ms = store.now_ms;
-    store.run(|core, catalog| core.remove(catalog, &[key("a", 0)], Removal::Erased, now_ms));
+    store.run(|core, catalog| core.remove(catalog, &[key("a", 0)], RemovalReason::Erased, now_ms));
     assert_eq!(store.documents("a"), [1, 7]);
 }
 
 #[test]
 fn bytes_are_a_budget_too_and_eviction_goes_in_steps() {
     let mut store = Store::new(DraftStoreConfig {
-        eviction_step: 2,
+        tuning: StoreTuning {
+            eviction_step: 2,
+            ..StoreTuning::default()
+        },
         ..small()
     });
     for document in 0..8 {
@@ -276,7 +288,7 @@ fn documents_past_their_retention_go() {
     let gone = store.tick(2).removed;
     assert_eq!(
         gone,
-        [(key("a", 0), Removal::Age)],
+        [(key("a", 0), RemovalReason::Age)],
         "use does not make it younger"
     );
     store.tick(DAY_MS);
@@ -338,9 +350,10 @@ fn a_damaged_record_costs_itself_alone() {
     }
     follower.catch_up(&store, "a", 1000);
     // A state is noticed at start.
-    let state = crate::record::document_key(crate::record::Kind::State, key("a", 1));
+    let state = crate::record::document_key(crate::record::RecordKind::State, key("a", 1));
     store.log.records().get_mut(&state).unwrap()[20] ^= 4;
-    let names_key = crate::record::namespace_key(crate::record::Kind::Namespace, names("a").id());
+    let names_key =
+        crate::record::namespace_key(crate::record::RecordKind::Namespace, names("a").id());
     store.log.records().get_mut(&names_key).unwrap()[17] ^= 1;
     let mut store = store.reopen();
     assert_eq!(store.damaged_records, 2);
@@ -351,14 +364,13 @@ fn a_damaged_record_costs_itself_alone() {
     // A piece is noticed by a reader.
     let piece = crate::record::piece_key(key("a", 2), 0);
     store.log.records().get_mut(&piece).unwrap()[20] ^= 4;
-    let read = store
-        .shared
-        .read_feed(
-            &FeedName::Namespace(names("a").id()),
-            FeedCursor::default(),
-            1000,
-        )
-        .unwrap();
+    let read = read_feed(
+        &store.shared,
+        &FeedName::Namespace(names("a").id()),
+        FeedCursor::default(),
+        1000,
+    )
+    .unwrap();
     assert_eq!(read.damaged.iter().collect::<Vec<_>>(), [&key("a", 2)]);
     assert_eq!(read.reply.events.len(), 3, "two documents and a tombstone");
     let keys: Vec<_> = read.damaged.into_iter().collect();
@@ -368,7 +380,7 @@ fn a_damaged_record_costs_itself_alone() {
         .remove(
             &mut open.as_mut().unwrap().catalog,
             &keys,
-            Removal::Damage,
+            RemovalReason::Damage,
             store.now_ms,
         )
         .unwrap();
@@ -417,7 +429,7 @@ fn a_refusing_disk_acknowledges_nothing() {
         namespace: names("a").id(),
         names: names("a"),
         updates: vec![update(1, 1, 1, &[2])],
-        by: By::Worker,
+        author: UpdateAuthor::Worker,
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;
@@ -462,7 +474,7 @@ fn one_namespace_too_many_is_refused() {
         namespace: names("b").id(),
         names: names("b"),
         updates: vec![update(1, 1, 0, &[2])],
-        by: By::Worker,
+        author: UpdateAuthor::Worker,
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;
@@ -497,20 +509,21 @@ fn exports_that_began_since_the_mark_are_ended_before_an_erasure_is_answered() {
         let open = store.shared.read();
         let catalog = &open.as_ref().unwrap().catalog;
         let is_wanted = |names: &Namespace| names.tenant == tenant;
-        let begun = catalog
-            .exports()
-            .begin(number, catalog, is_wanted, ExportLimits::NONE);
+        let begun = catalog.begin_export(number, is_wanted, ExportLimits::NONE);
         assert!(begun.is_some_and(|begun| begun.is_ok()));
     };
     begin(&store, 1, "a");
     begin(&store, 2, "b");
     // Evicted before it is erased: the export has put it aside, and no removal will tell that it was to be erased.
-    store.run(|core, catalog| core.remove(catalog, &[key("a", 1)], Removal::Tokens, now_ms));
+    store.run(|core, catalog| core.remove(catalog, &[key("a", 1)], RemovalReason::Tokens, now_ms));
     let open = store.shared.read();
     let catalog = &open.as_ref().unwrap().catalog;
     let ours = catalog.exports().get(1).unwrap().ok().unwrap();
     assert_eq!(ours.put_aside(key("a", 1)).unwrap().tokens, [1, 2, 3]);
     catalog.end_exports(&marked.unwrap());
-    assert!(matches!(catalog.exports().get(1), Some(Err(Ended::Erased))));
+    assert!(matches!(
+        catalog.exports().get(1),
+        Some(Err(ExportEnd::Erased))
+    ));
     assert!(matches!(catalog.exports().get(2), Some(Ok(_))));
 }

@@ -1,9 +1,16 @@
-//! Sealed documents are documents as all others, whatever happens to them.
+//! SegmentFile documents are documents as all others, whatever happens to them.
+
+use super::*;
 
 use refrain_protocol::document::DocumentHead;
 
-use super::*;
-use crate::record::{Kind, document_key};
+use crate::catalog::Catalog;
+use crate::config::{DraftStoreConfig, StoreTuning};
+use crate::metrics::RemovalReason;
+use crate::record::{RecordKind, document_key};
+use crate::segments::SegmentSource;
+use crate::writer::core::{DAY_MS, WriterCore};
+use crate::writer::requests::{Append, UpdateAuthor};
 
 fn text(document: u128, len: u32) -> Vec<TokenId> {
     (0..len).map(|at| at * 31 + document as u32).collect()
@@ -25,11 +32,11 @@ fn places(store: &Store) -> Vec<Option<SegmentId>> {
     let catalog = &open.as_ref().unwrap().catalog;
     (0..100)
         .filter_map(|document| catalog.document(key("a", document)))
-        .map(|known| known.place.map(|place| place.segment))
+        .map(|known| known.slot.map(|slot| slot.segment))
         .collect()
 }
 
-fn records(store: &Store, kind: Kind) -> usize {
+fn records(store: &Store, kind: RecordKind) -> usize {
     let records = store.log.records();
     records.keys().filter(|key| key[0] == kind.byte()).count()
 }
@@ -48,7 +55,7 @@ fn what_is_sealed_leaves_the_log_and_is_told_as_before() {
     let before = follows(&store);
     let made = store.seal("a");
     assert_eq!((made.documents, made.tokens), (10, 500));
-    for kind in [Kind::State, Kind::Head, Kind::Piece] {
+    for kind in [RecordKind::State, RecordKind::Head, RecordKind::Piece] {
         assert_eq!(records(&store, kind), 0, "{kind:?}");
     }
     for round in 0..2 {
@@ -59,7 +66,7 @@ fn what_is_sealed_leaves_the_log_and_is_told_as_before() {
         assert_eq!(early.events, events, "sealing is no news, round {round}");
         let open = store.shared.read();
         let catalog = &open.as_ref().unwrap().catalog;
-        let head = crate::text::head(catalog, &*store.log, key("a", 3)).unwrap();
+        let head = crate::reading::document_text::head(catalog, &*store.log, key("a", 3)).unwrap();
         let expected = DocumentHead {
             session: Some("s".into()),
             group: Some("g3".into()),
@@ -96,8 +103,8 @@ fn a_sealed_document_can_go_on_be_repeated_and_be_shortened() {
     assert_eq!(places(&store), [Some(1), Some(2), Some(2), Some(2)]);
     let made = store.merge("a");
     assert_eq!((made.documents, made.tokens), (4, 50 + 52 + 11 + 50));
-    assert_eq!(records(&store, Kind::Segment), 1);
-    assert_eq!(records(&store, Kind::Marks), 0);
+    assert_eq!(records(&store, RecordKind::Segment), 1);
+    assert_eq!(records(&store, RecordKind::Marks), 0);
     assert_eq!(segments::list(store.dir.path()).unwrap().0, [3]);
     let texts = follows(&store);
     assert_eq!(follows(&store.reopen()), texts);
@@ -107,21 +114,21 @@ fn a_sealed_document_can_go_on_be_repeated_and_be_shortened() {
 fn what_changes_while_it_is_sealed_stays_in_the_log() {
     let mut store = filled(0..4);
     let documents: Vec<DocumentId> = (0..4).map(DocumentId).collect();
-    let change = |core: &mut Core, catalog: &mut Catalog| {
+    let change = |core: &mut WriterCore, catalog: &mut Catalog| {
         let append = Append {
             namespace: names("a").id(),
             names: names("a"),
             updates: vec![update(1, 1, 50, &[9])],
-            by: By::Worker,
+            author: UpdateAuthor::Worker,
         };
         core.take_in(catalog, &[append], &[], 1_000_000_000_500)
             .unwrap();
         let erased = [key("a", 2)];
-        core.remove(catalog, &erased, Removal::Erased, 1_000_000_000_500)
+        core.remove(catalog, &erased, RemovalReason::Erased, 1_000_000_000_500)
             .unwrap();
         core.touch(catalog, &[key("a", 3)], 1_000_000_900_000);
     };
-    store.make("a", Work::Seal(documents), change);
+    store.make("a", SegmentSource::Log(documents), change);
     for _ in 0..2 {
         assert_eq!(places(&store), [Some(1), None, Some(1)]);
         let texts = follows(&store);
@@ -146,7 +153,10 @@ fn what_changes_while_it_is_sealed_stays_in_the_log() {
 fn sealed_documents_are_used_evicted_and_grow_old() {
     let config = DraftStoreConfig {
         tokens_max: 500,
-        use_interval_s: 10,
+        tuning: StoreTuning {
+            use_interval_s: 10,
+            ..StoreTuning::default()
+        },
         retention_days: 1,
         ..DraftStoreConfig::default()
     };
@@ -184,7 +194,7 @@ fn sealed_documents_are_used_evicted_and_grow_old() {
     assert_eq!(store.documents("a"), [0; 0]);
     assert_eq!(store.segments(), [0; 0]);
     assert_eq!(
-        records(&store, Kind::Segment) + records(&store, Kind::Marks),
+        records(&store, RecordKind::Segment) + records(&store, RecordKind::Marks),
         0
     );
 }
@@ -192,7 +202,7 @@ fn sealed_documents_are_used_evicted_and_grow_old() {
 #[test]
 fn a_document_that_cannot_be_read_is_removed_and_the_others_sealed() {
     let mut store = filled(0..3);
-    let head = document_key(Kind::Head, key("a", 1));
+    let head = document_key(RecordKind::Head, key("a", 1));
     store.log.records().get_mut(&head).unwrap()[20] ^= 1;
     store.seal("a");
     assert_eq!(places(&store), [Some(1), Some(1)]);

@@ -1,0 +1,403 @@
+//! The catalog itself.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use refrain_protocol::{DocumentId, Namespace, NamespaceId};
+
+use crate::catalog::acceptance_statistics::StatisticsSizes;
+use crate::catalog::document::{BOUNDARIES_MAX, Document, join};
+use crate::catalog::erasures::Erasures;
+use crate::catalog::exports::Exports;
+use crate::catalog::feed::Feed;
+use crate::catalog::groups::Groups;
+use crate::catalog::recency::{RecencyOrder, StoredSize};
+use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
+use crate::segments::{CountedDocument, Segments};
+
+/// Bytes of keys and values that are not counted one by one.
+const STATE_BYTES: u64 = 100;
+const TOMBSTONE_BYTES: u64 = 57;
+const NAMESPACE_BYTES: u64 = 150;
+const SEGMENT_BYTES: u64 = 50;
+const MARKS_BYTES: u64 = 80;
+
+/// One namespace.
+pub(super) struct NamespaceEntry {
+    /// `None` when its record was damaged and nobody has called for it since.
+    pub(super) names: Option<Namespace>,
+    pub(super) tenant: Arc<str>,
+    pub(super) documents: HashMap<DocumentId, Document>,
+    pub(super) feed: Feed,
+}
+
+/// A document as segments count it.
+pub(super) fn counted(key: DocumentKey, document: &Document) -> CountedDocument {
+    CountedDocument {
+        slot: document.slot,
+        namespace: key.namespace,
+        document: key.document,
+        len: document.state.len,
+        bytes: document.state.bytes,
+    }
+}
+
+/// Sums over all documents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) documents: u64,
+    pub(crate) tokens: u64,
+    pub(crate) bytes: u64,
+    /// Namespaces that have documents.
+    pub(crate) namespaces: u64,
+}
+
+/// See the module.
+pub(crate) struct Catalog {
+    pub(super) generation: u64,
+    /// The last sequence given out. One counter for all namespaces: a feed's numbers have gaps, and one
+    /// reservation on disk covers them all.
+    ///
+    /// The record of the last change is replaced by none but that of a later one. So after a restart a
+    /// cursor past the highest sequence on disk means that the disk has lost something.
+    pub(super) head: u64,
+    /// Sequences up to here are not given out any more.
+    skipped: u64,
+    pub(super) uses: RecencyOrder,
+    pub(super) totals: Totals,
+    pub(super) namespaces: HashMap<NamespaceId, NamespaceEntry>,
+    pub(super) erasures: Erasures,
+    pub(super) groups: Groups,
+    pub(super) segments: Segments,
+    exports: Exports,
+    pub(super) statistics: StatisticsSizes,
+}
+
+impl Catalog {
+    pub(crate) fn new(generation: u64, head: u64) -> Self {
+        Catalog {
+            generation,
+            head,
+            skipped: 0,
+            uses: RecencyOrder::default(),
+            totals: Totals::default(),
+            namespaces: HashMap::new(),
+            erasures: Erasures::default(),
+            groups: Groups::default(),
+            segments: Segments::default(),
+            exports: Exports::default(),
+            statistics: StatisticsSizes::default(),
+        }
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Bytes of all records in the log, near enough.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        let tombstones: usize = self
+            .namespaces
+            .values()
+            .map(|entry| entry.feed.tombstones())
+            .sum();
+        let (documents, bytes) = self.segments.unsealed_totals();
+        let sealed_documents = self.totals.documents - documents;
+        bytes
+            + self.statistics.bytes()
+            + documents * STATE_BYTES
+            + self.segments.len() as u64 * SEGMENT_BYTES
+            + sealed_documents / u64::from(MARKS_DOCUMENTS) * MARKS_BYTES
+            + tombstones as u64 * TOMBSTONE_BYTES
+            + self.namespaces.len() as u64 * NAMESPACE_BYTES
+    }
+
+    /// Whether a namespace is known, or one more may be.
+    pub(crate) fn has_room_for(&self, namespace: NamespaceId, namespaces_max: usize) -> bool {
+        self.namespaces.len() < namespaces_max || self.namespaces.contains_key(&namespace)
+    }
+
+    pub(crate) fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Gives out no sequence up to `sequence` any more: some of them may have been, and lost.
+    pub(super) fn skip_to(&mut self, sequence: u64) {
+        self.skipped = sequence;
+    }
+
+    /// The next sequence.
+    pub(crate) fn advance(&mut self) -> u64 {
+        self.head = self.head.max(self.skipped) + 1;
+        self.head
+    }
+
+    pub(crate) fn document(&self, key: DocumentKey) -> Option<&Document> {
+        self.namespaces
+            .get(&key.namespace)?
+            .documents
+            .get(&key.document)
+    }
+
+    pub(crate) fn document_mut(&mut self, key: DocumentKey) -> Option<&mut Document> {
+        self.namespaces
+            .get_mut(&key.namespace)?
+            .documents
+            .get_mut(&key.document)
+    }
+
+    /// All namespaces, with their names where those are known.
+    pub(crate) fn namespaces(&self) -> Vec<(NamespaceId, Option<Namespace>)> {
+        let mut all: Vec<_> = self
+            .namespaces
+            .iter()
+            .map(|(id, entry)| (*id, entry.names.clone()))
+            .collect();
+        all.sort_unstable_by_key(|(id, _)| *id);
+        all
+    }
+
+    /// The documents of a namespace, in no order.
+    pub(crate) fn documents(
+        &self,
+        namespace: NamespaceId,
+    ) -> impl Iterator<Item = (DocumentId, &Document)> {
+        self.namespaces
+            .get(&namespace)
+            .into_iter()
+            .flat_map(|entry| &entry.documents)
+            .map(|(id, document)| (*id, document))
+    }
+
+    /// What was erased.
+    pub(crate) fn erasures(&self) -> &Erasures {
+        &self.erasures
+    }
+
+    /// The same, for what is stored of it.
+    pub(crate) fn erasures_mut(&mut self) -> &mut Erasures {
+        &mut self.erasures
+    }
+
+    /// Exports under way. They end when the catalog is read anew.
+    pub(crate) fn exports(&self) -> &Exports {
+        &self.exports
+    }
+
+    /// Groups of samples.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The same, for who appends.
+    pub(crate) fn groups_mut(&mut self) -> &mut Groups {
+        &mut self.groups
+    }
+
+    /// Makes a namespace known by name. Says whether its names were not known before.
+    pub(crate) fn introduce(&mut self, id: NamespaceId, names: &Namespace) -> bool {
+        let tenant: Arc<str> = names.tenant.as_str().into();
+        let entry = self.namespaces.entry(id).or_insert_with(|| NamespaceEntry {
+            names: None,
+            tenant: tenant.clone(),
+            documents: HashMap::new(),
+            feed: Feed::default(),
+        });
+        if entry.names.is_some() {
+            return false;
+        }
+        entry.names = Some(names.clone());
+        let before = std::mem::replace(&mut entry.tenant, tenant.clone());
+        if before != tenant {
+            let documents = entry.documents.iter().map(|(document, known)| {
+                let key = DocumentKey {
+                    namespace: id,
+                    document: *document,
+                };
+                (key, StoredSize::new(known.state.len, known.state.bytes))
+            });
+            self.uses.move_to(&before, &tenant, documents);
+        }
+        true
+    }
+
+    /// A namespace whose names are not known (yet): its documents count for a tenant without a name.
+    pub(super) fn introduce_nameless(&mut self, id: NamespaceId) -> &mut NamespaceEntry {
+        self.namespaces.entry(id).or_insert_with(|| NamespaceEntry {
+            names: None,
+            tenant: "".into(),
+            documents: HashMap::new(),
+            feed: Feed::default(),
+        })
+    }
+
+    pub(super) fn tenant_of(&mut self, namespace: NamespaceId) -> Arc<str> {
+        self.introduce_nameless(namespace).tenant.clone()
+    }
+
+    /// Puts in the state of a document, new or known, and makes it the most recently used. `changed_from` is
+    /// the position where its text changed; `None` when followers need not hear of it.
+    pub(crate) fn put(&mut self, key: DocumentKey, state: StateRecord, changed_from: Option<u32>) {
+        let entry = self.introduce_nameless(key.namespace);
+        let before = entry.documents.get(&key.document).map(|known| known.state);
+        let document = entry
+            .documents
+            .entry(key.document)
+            .or_insert_with(|| Document::new(state));
+        document.state = state;
+        if let Some(start) = changed_from {
+            while document
+                .boundaries
+                .last()
+                .is_some_and(|(_, at)| *at >= start)
+            {
+                if let Some((sequence, _)) = document.boundaries.pop() {
+                    entry.feed.withdraw(sequence);
+                }
+            }
+            document.boundaries.push((state.sequence, start));
+            entry.feed.put(state.sequence, key.document, start);
+            if document.boundaries.len() > BOUNDARIES_MAX {
+                join(&mut entry.feed, key.document, document, BOUNDARIES_MAX / 2);
+            }
+        }
+        let counted = counted(key, document);
+        let is_first = before.is_none() && entry.documents.len() == 1;
+        let (tokens, bytes) = before.map_or((0, 0), |state| (state.len, state.bytes));
+        if before.is_some() {
+            let before = CountedDocument {
+                len: tokens,
+                bytes,
+                ..counted
+            };
+            self.segments.count(before, false);
+        }
+        self.segments.count(counted, true);
+        self.totals.namespaces += u64::from(is_first);
+        self.totals.documents += u64::from(before.is_none());
+        self.totals.tokens = self.totals.tokens + u64::from(state.len) - u64::from(tokens);
+        self.totals.bytes = self.totals.bytes + u64::from(state.bytes) - u64::from(bytes);
+        let tenant = self.tenant_of(key.namespace);
+        let (before, after) = (
+            StoredSize::new(tokens, bytes),
+            StoredSize::new(state.len, state.bytes),
+        );
+        self.uses
+            .put(&tenant, key, (before, after), state.is_static());
+    }
+
+    /// Takes a document out. Followers do not hear of it by this alone; see [`Self::bury`].
+    pub(crate) fn take(&mut self, key: DocumentKey) -> Option<Document> {
+        let entry = self.namespaces.get_mut(&key.namespace)?;
+        let document = entry.documents.remove(&key.document)?;
+        for (sequence, _) in &document.boundaries {
+            entry.feed.withdraw(*sequence);
+        }
+        self.segments.count(counted(key, &document), false);
+        self.totals.namespaces -= u64::from(entry.documents.is_empty());
+        self.totals.documents -= 1;
+        self.totals.tokens -= u64::from(document.state.len);
+        self.totals.bytes -= u64::from(document.state.bytes);
+        let tenant = self.tenant_of(key.namespace);
+        let sizes = StoredSize::new(document.state.len, document.state.bytes);
+        self.uses.take(&tenant, key, sizes);
+        Some(document)
+    }
+
+    /// Tells followers that a document is gone, as the change numbered `sequence`.
+    pub(crate) fn bury(&mut self, key: DocumentKey, sequence: u64) {
+        self.introduce_nameless(key.namespace)
+            .feed
+            .bury(sequence, key.document);
+        let gone = self.document(key).is_none();
+        self.groups.depart(key, sequence, gone);
+    }
+
+    /// The feed of a namespace, for what is stored of it.
+    pub(crate) fn feed_mut(&mut self, namespace: NamespaceId) -> &mut Feed {
+        &mut self.introduce_nameless(namespace).feed
+    }
+
+    /// Makes a document the most recently used. Says whether the stored time of use is older than `before_ms`
+    /// now.
+    pub(crate) fn touch(&mut self, key: DocumentKey, now_ms: u64, before_ms: u64) -> bool {
+        let Some(document) = self.document_mut(key) else {
+            return false;
+        };
+        document.state.used_ms = now_ms;
+        let stale = document.used_ms_stored < before_ms;
+        let is_static = document.state.is_static();
+        let tenant = self.tenant_of(key.namespace);
+        let unchanged = (StoredSize::default(), StoredSize::default());
+        self.uses.put(&tenant, key, unchanged, is_static);
+        stale
+    }
+
+    /// Joins a document's feed entries into the last one. Who has all of it but the last entry gets it once
+    /// more, whole; nobody misses anything.
+    pub(crate) fn settle(&mut self, key: DocumentKey) {
+        if let Some(entry) = self.namespaces.get_mut(&key.namespace)
+            && let Some(document) = entry.documents.get_mut(&key.document)
+        {
+            let count = document.boundaries.len();
+            join(&mut entry.feed, key.document, document, count);
+        }
+    }
+
+    /// The least recently used document of a tenant that holds more than `quota` allows it in tokens or bytes, and
+    /// whether it is tokens.
+    pub(crate) fn tenant_victim(
+        &self,
+        quota: impl Fn(&str) -> (u64, u64),
+    ) -> Option<(DocumentKey, bool)> {
+        self.uses.victim(quota)
+    }
+
+    /// The least recently used document of all.
+    pub(crate) fn oldest(&self) -> Option<DocumentKey> {
+        self.uses.oldest()
+    }
+
+    /// When a document was last used, in Unix milliseconds.
+    pub(crate) fn last_used_ms(&self) -> Option<u64> {
+        let documents = self
+            .namespaces
+            .values()
+            .flat_map(|entry| entry.documents.values());
+        documents.map(|known| known.state.used_ms).max()
+    }
+
+    /// Documents first stored before `before_ms`, at most `limit`, and the earliest time of the others.
+    pub(crate) fn expired(&self, before_ms: u64, limit: usize) -> (Vec<DocumentKey>, Option<u64>) {
+        let mut expired = Vec::new();
+        let mut earliest: Option<u64> = None;
+        for (namespace, entry) in &self.namespaces {
+            for (document, known) in &entry.documents {
+                let stored_ms = known.state.stored_ms;
+                if known.state.is_static() {
+                    continue;
+                }
+                if stored_ms < before_ms && expired.len() < limit {
+                    expired.push(DocumentKey {
+                        namespace: *namespace,
+                        document: *document,
+                    });
+                } else {
+                    earliest = Some(earliest.map_or(stored_ms, |earliest| earliest.min(stored_ms)));
+                }
+            }
+        }
+        (expired, earliest)
+    }
+
+    /// Records that a namespace has of it.
+    pub(crate) fn statistics_parts(&self, namespace: NamespaceId) -> usize {
+        let kept = self.statistics.namespaces.get(&namespace);
+        kept.map_or(0, |(parts, _)| *parts)
+    }
+
+    /// Notes the records that it has now.
+    pub(crate) fn note_statistics(&mut self, namespace: NamespaceId, parts: usize, bytes: u64) {
+        self.statistics.note(namespace, parts, bytes);
+    }
+}

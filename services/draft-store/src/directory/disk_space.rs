@@ -1,0 +1,85 @@
+//! How much room the disk has. It is asked before each commit of new documents: sled does not open on a full disk, and
+//! evicting and erasing write as well.
+
+use std::path::Path;
+
+/// Of a small disk less is kept free: one part in so many.
+const RESERVE_SHARE: u64 = 20;
+
+/// sled writes a snapshot whenever it is opened, and begins new pieces of its file, of half a megabyte each.
+const OPEN_BYTES_MIN: u64 = 4 << 20;
+
+/// An index that is built anew may be larger than the one before it, by up to one part in so many of the log.
+const OPEN_SHARE: u64 = 16;
+
+/// Bytes that must be free so that a log can be opened.
+fn open_bytes(log_bytes: u64) -> u64 {
+    // Once for the open, and once for what was accepted and sled has not written yet.
+    2 * OPEN_BYTES_MIN + log_bytes / OPEN_SHARE
+}
+
+/// What is left of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DiskSpace {
+    pub(crate) free_bytes: u64,
+    all_bytes: u64,
+}
+
+impl DiskSpace {
+    /// Of the disk that a directory is on; `None` where the system does not tell.
+    pub(crate) fn of(dir: &Path) -> Option<DiskSpace> {
+        let told = rustix::fs::statvfs(dir).ok()?;
+        Some(DiskSpace {
+            free_bytes: told.f_bavail.saturating_mul(told.f_frsize),
+            all_bytes: told.f_blocks.saturating_mul(told.f_frsize),
+        })
+    }
+
+    /// Whether a job may write so many bytes: it may take of the reserve, and leaves what an open takes.
+    pub(crate) fn has_room_for(self, bytes: u64, reserve_bytes: u64) -> bool {
+        self.free_bytes > bytes.saturating_add(OPEN_BYTES_MIN.min(reserve_bytes))
+    }
+
+    /// Whether no more may be stored, where `reserve_bytes` are to stay free: of a small disk less, and in any case
+    /// what it takes to open a log of `log_bytes` again.
+    pub(crate) fn is_used_up(self, reserve_bytes: u64, log_bytes: u64) -> bool {
+        let wanted = reserve_bytes.min(self.all_bytes / RESERVE_SHARE);
+        // A reserve of 0 is the operator's own risk.
+        let least = if reserve_bytes == 0 {
+            0
+        } else {
+            open_bytes(log_bytes)
+        };
+        self.free_bytes < wanted.max(least)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_disk_is_used_to_its_last_twentieth() {
+        let room = |free_bytes, all_bytes| DiskSpace {
+            free_bytes,
+            all_bytes,
+        };
+        const GB: u64 = 1 << 30;
+        let reserve = GB / 4;
+        assert!(room(reserve - 1, 100 * GB).is_used_up(reserve, 0));
+        assert!(!room(reserve, 100 * GB).is_used_up(reserve, 0));
+        assert!(!room(GB / 20, GB).is_used_up(reserve, 0));
+        assert!(room(GB / 20 - 1, GB).is_used_up(reserve, 0));
+        assert!(!room(0, GB).is_used_up(0, GB));
+    }
+
+    #[test]
+    fn a_log_can_always_be_opened_with_what_is_kept_free() {
+        let small = DiskSpace {
+            free_bytes: 8 << 20,
+            all_bytes: 40 << 20,
+        };
+        assert!(!small.is_used_up(256 << 20, 0));
+        assert!(small.is_used_up(256 << 20, 8 << 20));
+    }
+}

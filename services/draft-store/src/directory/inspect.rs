@@ -1,0 +1,77 @@
+//! Opening a data directory for reading only.
+
+use std::path::Path;
+
+use crate::catalog::load;
+use crate::directory::manifest::Manifest;
+use crate::directory::open::{OpenedDirectory, current};
+use crate::directory::paths::log_path;
+use crate::directory::quarantine::without_doubtful;
+use crate::log::memory::MemoryLog;
+use crate::log::{LogError, RecordLog as _, journal};
+use crate::record::{StoreRecord, store_key};
+use crate::segments::find;
+use crate::{codec, segments};
+
+/// Opens the store in `dir` for reading only: nothing is repaired, moved, cleared or written, so the directory may be
+/// read-only. The caller holds the directory. `was_begun` says that somebody held it before: then a store that is not
+/// there yet is an empty one, whose process ended while it was created.
+///
+/// # Errors
+/// There is no store, a segment is of another version, or the store has lost its identity.
+pub(crate) fn inspect(
+    dir: &Path,
+    cache_bytes: u64,
+    was_begun: bool,
+) -> Result<OpenedDirectory, LogError> {
+    segments::check_versions(dir)?;
+    let manifest = Manifest::read(dir);
+    let number = current(dir, manifest.as_ref(), cache_bytes)?;
+    let path = log_path(dir, number);
+    let has_journal = journal::is_in(&path)?;
+    if !has_journal && path.join("db").exists() {
+        return Err(LogError::Refused(format!(
+            "{} was written by an earlier version, which kept no journal: start the store once, then look at it",
+            path.display()
+        )));
+    }
+    if !has_journal && !was_begun {
+        return Err(LogError::Refused(format!("no store in {}", dir.display())));
+    }
+    let log = MemoryLog::default();
+    let mut damage = Vec::new();
+    if has_journal {
+        let found = journal::scan(&path, 0, &mut |scanned| {
+            log.write(&without_doubtful(scanned))
+        })?;
+        damage.extend(found.damage.iter().map(|range| {
+            format!(
+                "bytes {} to {} of {}",
+                range.start,
+                range.end,
+                journal::path_in(&path).display()
+            )
+        }));
+    }
+    let lost = || LogError::Corrupt(format!("{} has lost its identity", path.display()));
+    let store = match log.get(&store_key())? {
+        Some(value) => codec::open::<StoreRecord>(&store_key(), &value).map_err(|_| lost())?,
+        None if manifest.is_none() && log.is_empty() => StoreRecord {
+            generation: 0,
+            sequence_reserved: 0,
+        },
+        None => return Err(lost()),
+    };
+    let found = find(dir, &log, false)?;
+    let loaded = load(&log, store, found, 0)?;
+    if damage.is_empty() && manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
+        return Err(LogError::Corrupt(format!(
+            "{} lacks what manifest.json says it held",
+            path.display()
+        )));
+    }
+    Ok(OpenedDirectory {
+        damage,
+        ..OpenedDirectory::new(log, number, store, loaded)
+    })
+}

@@ -1,0 +1,249 @@
+//! Opening a data directory, whatever state it is in.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::catalog::{LoadedCatalog, load};
+use crate::directory::manifest::{Loss, Manifest};
+use crate::directory::paths::{clear_leftovers, log_numbers, log_path};
+use crate::directory::quarantine::{Salvaged, quarantine, quarantine_files, salvage};
+use crate::log::journaled::{IndexMode, JournaledLog};
+use crate::log::sled::SledLog;
+use crate::log::{Batch, LogError, RecordLog, journal, random, refused};
+use crate::record::{SegmentId, StoreRecord, store_key};
+use crate::segments::{SegmentFile, find};
+use crate::{codec, segments};
+
+/// An open store.
+pub(crate) struct OpenedDirectory {
+    pub(crate) log: Arc<dyn RecordLog>,
+    /// The log's number.
+    pub(crate) number: u64,
+    pub(crate) store: StoreRecord,
+    pub(crate) loaded: LoadedCatalog,
+    /// Where the log before this one was moved, if it could not be read as a whole.
+    pub(crate) quarantined: Option<PathBuf>,
+    /// Far fewer documents are here than there were.
+    pub(crate) loss: Option<Loss>,
+    /// The last time that the store knew, in Unix milliseconds; 0 where nobody noted one.
+    pub(crate) known_ms: u64,
+    /// Unreadable parts of the journal, as text; filled by [`inspect`] only.
+    pub(crate) damage: Vec<String>,
+}
+
+impl OpenedDirectory {
+    pub(super) fn new(
+        log: impl RecordLog + 'static,
+        number: u64,
+        store: StoreRecord,
+        loaded: LoadedCatalog,
+    ) -> Self {
+        OpenedDirectory {
+            log: Arc::new(log),
+            number,
+            store,
+            loaded,
+            quarantined: None,
+            loss: None,
+            known_ms: 0,
+            damage: Vec::new(),
+        }
+    }
+}
+
+/// Opens the store in `dir`, whatever state it is in. The caller holds the directory.
+///
+/// # Errors
+/// [`LogError::Refused`] when the disk refuses, or a segment is of another version: nothing was changed.
+pub(crate) fn open(
+    dir: &Path,
+    cache_bytes: u64,
+    now_ms: u64,
+    index: IndexMode,
+) -> Result<OpenedDirectory, LogError> {
+    std::fs::create_dir_all(dir).map_err(|error| refused("create", dir, &error))?;
+    segments::check_versions(dir)?;
+    let manifest = Manifest::read(dir);
+    let number = current(dir, manifest.as_ref(), cache_bytes)?;
+    let mut opened = match open_or_repair(dir, number, manifest.as_ref(), cache_bytes, index) {
+        Err(LogError::Corrupt(why)) => {
+            // The new log is made beside the old one, which is moved last: a start that breaks off begins anew.
+            let (old, next) = (log_path(dir, number), number + 1);
+            clear_leftovers(dir, number)?;
+            let log = JournaledLog::open(&log_path(dir, next), cache_bytes, IndexMode::Trust)?;
+            let Salvaged { records, is_whole } = salvage(&old, &log, cache_bytes)?;
+            let store = create(&log)?;
+            let moved = quarantine(dir, &old, now_ms)?;
+            tracing::error!(
+                why,
+                moved_to = %moved.display(),
+                salvaged_records = records,
+                is_whole,
+                "draft store log quarantined"
+            );
+            let found = find(dir, &log, true)?;
+            let loaded = load(&log, store, found, random()? as u32)?;
+            OpenedDirectory {
+                quarantined: Some(moved),
+                ..OpenedDirectory::new(log, next, store, loaded)
+            }
+        }
+        other => other?,
+    };
+    if let Some(manifest) = manifest {
+        opened.known_ms = manifest.known_ms();
+        let is_in_doubt = opened.quarantined.is_some()
+            || opened.loaded.lost_segments > 0
+            || manifest.disagrees(opened.store, &opened.loaded)
+            || manifest.is_of_another_generation(opened.store);
+        let documents = opened.loaded.catalog.totals().documents;
+        opened.loss = manifest.loss(documents, is_in_doubt);
+    }
+    let number = opened.number;
+    Manifest::new(number, opened.store, &opened.loaded.catalog, false)
+        .with(opened.loss, opened.known_ms)
+        .write(dir)?;
+    clear_leftovers(dir, number)?;
+    clear_segments(dir, &opened, now_ms)?;
+    Ok(opened)
+}
+
+/// Opens the log, and where its index lacks or misreads something, once more with an index built anew.
+fn open_or_repair(
+    dir: &Path,
+    number: u64,
+    manifest: Option<&Manifest>,
+    cache_bytes: u64,
+    index: IndexMode,
+) -> Result<OpenedDirectory, LogError> {
+    let can_repair = index == IndexMode::Trust && journal::is_in(&log_path(dir, number))?;
+    match open_believed(dir, number, manifest, cache_bytes, index, can_repair) {
+        Err(LogError::Corrupt(why)) if can_repair => {
+            tracing::warn!(why, "draft store index cannot be read");
+            open_believed(
+                dir,
+                number,
+                manifest,
+                cache_bytes,
+                IndexMode::Rebuild,
+                false,
+            )
+        }
+        other => other,
+    }
+}
+
+/// Makes the log name the segments that are there, and takes away the files of all others: what could not be
+/// believed goes to quarantine, orphans are deleted.
+fn clear_segments(dir: &Path, opened: &OpenedDirectory, now_ms: u64) -> Result<(), LogError> {
+    let segments = opened.loaded.catalog.segments();
+    let mut unbelieved = Vec::new();
+    for segment in segments::list(dir)?.0 {
+        if segments.get(segment).is_none() && is_unbelieved(dir, segment) {
+            unbelieved.push(segments::path(dir, segment));
+        }
+    }
+    if !unbelieved.is_empty() {
+        let to = quarantine_files(dir, &unbelieved, now_ms)?;
+        tracing::error!(files = unbelieved.len(), moved_to = %to.display(), "draft store segments quarantined");
+    }
+    segments::clear_orphans(dir, |segment| segments.get(segment).is_some())
+}
+
+/// Whether a file that does not count is one that should.
+fn is_unbelieved(dir: &Path, segment: SegmentId) -> bool {
+    matches!(SegmentFile::open(dir, segment), Err(LogError::Corrupt(_)))
+}
+
+/// Which log counts: the one that the manifest names, and without a manifest the newest that is complete. A
+/// rewritten log gets its identity last of all, so one without is not.
+pub(super) fn current(
+    dir: &Path,
+    manifest: Option<&Manifest>,
+    cache_bytes: u64,
+) -> Result<u64, LogError> {
+    let numbers = log_numbers(dir)?;
+    if let Some(manifest) = manifest
+        && (numbers.contains(&manifest.log()) || numbers.is_empty())
+    {
+        return Ok(manifest.log());
+    }
+    if let [_, _, ..] = numbers[..] {
+        for number in numbers.iter().rev() {
+            if is_complete(&log_path(dir, *number), cache_bytes)? {
+                return Ok(*number);
+            }
+        }
+    }
+    Ok(numbers.first().copied().unwrap_or(0))
+}
+
+/// Whether a log has its identity, which it gets last.
+fn is_complete(path: &Path, cache_bytes: u64) -> Result<bool, LogError> {
+    if journal::is_in(path)? {
+        let mut is_named = false;
+        journal::scan(path, 0, &mut |scanned| {
+            is_named |= scanned.batch.writes().any(|(key, _)| *key == store_key());
+            Ok(())
+        })?;
+        return Ok(is_named);
+    }
+    match SledLog::open(path, cache_bytes).and_then(|log| log.get(&store_key())) {
+        Ok(identity) => Ok(identity.is_some()),
+        Err(LogError::Corrupt(_)) => Ok(false),
+        Err(refused) => Err(refused),
+    }
+}
+
+/// Opens the log as it is. `is_strict`: a single record that cannot be read is an error.
+fn open_believed(
+    dir: &Path,
+    number: u64,
+    manifest: Option<&Manifest>,
+    cache_bytes: u64,
+    index: IndexMode,
+    is_strict: bool,
+) -> Result<OpenedDirectory, LogError> {
+    let log = JournaledLog::open(&log_path(dir, number), cache_bytes, index)?;
+    let mut store = match log.get(&store_key())? {
+        Some(value) => match codec::open::<StoreRecord>(&store_key(), &value) {
+            Ok(store) => store,
+            Err(damage) if is_strict => return Err(LogError::Corrupt(damage.to_string())),
+            Err(damage) => {
+                tracing::error!(%damage, "draft store identity is damaged");
+                create(&log)?
+            }
+        },
+        None if manifest.is_none() && log.is_empty()? => create(&log)?,
+        None => return Err(LogError::Corrupt("the log has lost its identity".into())),
+    };
+    let found = find(dir, &log, false)?;
+    let mut loaded = load(&log, store, found, random()? as u32)?;
+    if is_strict && loaded.damaged_records > 0 {
+        let records = loaded.damaged_records;
+        return Err(LogError::Corrupt(format!("{records} records are damaged")));
+    }
+    if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
+        if is_strict {
+            return Err(LogError::Corrupt("less is there than there was".into()));
+        }
+        // What followers hold may be gone here; a new generation makes them start over.
+        tracing::error!("draft store log went back in time");
+        store = create(&log)?;
+        let found = find(dir, &log, true)?;
+        loaded = load(&log, store, found, random()? as u32)?;
+    }
+    Ok(OpenedDirectory::new(log, number, store, loaded))
+}
+
+/// A new identity.
+fn create(log: &JournaledLog) -> Result<StoreRecord, LogError> {
+    let store = StoreRecord {
+        generation: random()?,
+        sequence_reserved: 0,
+    };
+    let mut batch = Batch::default();
+    batch.put(store_key(), codec::seal(&store_key(), &store));
+    log.commit(&batch)?;
+    Ok(store)
+}

@@ -1,0 +1,198 @@
+//! Exporting one moment of a tenant's documents, a page at a time; see `catalog/exports.rs`.
+
+use std::sync::Arc;
+
+use refrain_protocol::admin::{ExportCursor, ExportReply, ExportRequest, ExportedDocument};
+use refrain_protocol::document::DocumentUpdate;
+use refrain_protocol::{ApiError, DocumentId, ErrorKind, Namespace, NamespaceId};
+
+use crate::catalog::{ExportEnd, ExportLimits, ExportSnapshot, ExportSource, Exports, as_then};
+use crate::codec::Damage;
+use crate::metrics::Limit;
+use crate::reading::document_text::{TextError, whole};
+use crate::record::{DocumentKey, StateRecord, finish_of};
+use crate::shared_store::{SharedStore, unavailable};
+
+/// Why there is no page, and the limit that it comes from.
+pub(crate) struct ExportRefusal {
+    pub(crate) limit: Option<Limit>,
+    pub(crate) error: Box<ApiError>,
+}
+
+impl From<ApiError> for ExportRefusal {
+    fn from(error: ApiError) -> Self {
+        ExportRefusal {
+            limit: None,
+            error: Box::new(error),
+        }
+    }
+}
+
+fn ended(why: ExportEnd) -> ExportRefusal {
+    let (limit, why) = match why {
+        ExportEnd::List => {
+            let message = "there is more to export than one export may list (export_held_bytes_max): \
+                           export one model at a time, or raise the limit";
+            return ExportRefusal {
+                limit: Some(Limit::ExportHeld),
+                error: Box::new(ApiError::new(ErrorKind::TooLarge, message)),
+            };
+        }
+        ExportEnd::Erased => (None, "something of it was erased"),
+        ExportEnd::Held => (
+            Some(Limit::ExportHeld),
+            "too much was changed meanwhile (export_held_bytes_max)",
+        ),
+        ExportEnd::Disk => (
+            Some(Limit::ExportDisk),
+            "too many segments were replaced meanwhile (export_disk_bytes_max)",
+        ),
+    };
+    let message = format!("the export has ended: {why}; begin again");
+    let error = Box::new(ApiError::new(ErrorKind::Conflict, message));
+    ExportRefusal { limit, error }
+}
+
+/// A page of a tenant's documents as they were when the first page was asked for: at least one if there is one, and no
+/// more than `tokens_max` unless the first has more. Blocks on the disk and on the writer: not for async threads.
+pub(crate) fn page(
+    shared: &SharedStore,
+    request: &ExportRequest,
+    tokens_max: usize,
+    limits: ExportLimits,
+) -> Result<ExportReply, ExportRefusal> {
+    let (number, snapshot) = find(shared, request, limits)?;
+    let mut after = ExportCursor {
+        snapshot: number,
+        ..request.after
+    };
+    let mut reply = ExportReply::default();
+    let mut tokens = 0;
+    let from = snapshot
+        .parts
+        .partition_point(|part| part.namespace < after.namespace);
+    'parts: for part in &snapshot.parts[from..] {
+        if part.namespace != after.namespace {
+            (after.namespace, after.sequence) = (part.namespace, 0);
+        }
+        let order = part.order();
+        let from = order.partition_point(|(sequence, _)| *sequence <= after.sequence);
+        for &(sequence, source) in &order[from..] {
+            let read = match source {
+                ExportSource::Sealed(segment, number) => part
+                    .segment(segment)
+                    .ok_or(Damage::Short)
+                    .and_then(|sealed| sealed.entry(number))
+                    .map(|entry| DocumentUpdate {
+                        document: entry.document,
+                        epoch: entry.state.epoch,
+                        prev_len: 0,
+                        tokens: entry.tokens,
+                        head: entry.head,
+                        finish: finish_of(entry.state.finish),
+                    })
+                    .map_err(TextError::from),
+                ExportSource::Unsealed(at) => {
+                    unsealed(shared, &snapshot, part.namespace, part.document(at))?
+                }
+            };
+            match read {
+                Ok(update) => {
+                    if !reply.documents.is_empty() && tokens + update.tokens.len() > tokens_max {
+                        reply.next = Some(after);
+                        break 'parts;
+                    }
+                    tokens += update.tokens.len();
+                    reply.documents.push(ExportedDocument {
+                        namespace: part.names.clone(),
+                        update,
+                    });
+                }
+                // StatisticsReport by `verify`.
+                Err(TextError::Damaged(_)) => {}
+                Err(TextError::Log(error)) => return Err(unavailable().with_detail(error).into()),
+            }
+            after.sequence = sequence;
+        }
+    }
+    // What was read after it ended may be anything.
+    let open = shared.read();
+    let exports = open.as_ref().ok_or_else(unavailable)?.catalog.exports();
+    known(exports, number)?;
+    if reply.next.is_none() {
+        exports.forget(number);
+    }
+    Ok(reply)
+}
+
+fn known(exports: &Exports, number: u64) -> Result<Arc<ExportSnapshot>, ExportRefusal> {
+    match exports.get(number) {
+        Some(Ok(snapshot)) => Ok(snapshot),
+        Some(Err(why)) => {
+            exports.forget(number);
+            Err(ended(why))
+        }
+        None => {
+            let message = "no such export (any more): nobody asked for it for a while (export_idle_s), \
+                           or the store was opened again; begin again";
+            Err(ApiError::new(ErrorKind::Conflict, message).into())
+        }
+    }
+}
+
+/// The export that is asked for, begun now if the cursor is of none.
+fn find(
+    shared: &SharedStore,
+    request: &ExportRequest,
+    limits: ExportLimits,
+) -> Result<(u64, Arc<ExportSnapshot>), ExportRefusal> {
+    let begun = request.after.snapshot;
+    let number = match begun {
+        0 => getrandom::u64().map_err(ApiError::internal)?.max(1),
+        begun => begun,
+    };
+    // For reading: no commit falls into the list.
+    let open = shared.read();
+    let catalog = &open.as_ref().ok_or_else(unavailable)?.catalog;
+    if begun != 0 {
+        return Ok((number, known(catalog.exports(), number)?));
+    }
+    let is_wanted = |names: &Namespace| {
+        let model = request.model.as_ref();
+        names.tenant == request.tenant && model.is_none_or(|model| *model == names.model)
+    };
+    match catalog.begin_export(number, is_wanted, limits) {
+        Some(begun) => Ok((number, begun.map_err(ended)?)),
+        None => {
+            let message = "as many exports are under way as may be (exports_max)";
+            let error = ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000);
+            Err(ExportRefusal {
+                limit: Some(Limit::Exports),
+                error: Box::new(error),
+            })
+        }
+    }
+}
+
+/// A document that was in the log: as it was put aside, or else as it is, to its length of then.
+fn unsealed(
+    shared: &SharedStore,
+    snapshot: &ExportSnapshot,
+    namespace: NamespaceId,
+    listed: Option<(DocumentId, StateRecord)>,
+) -> Result<Result<DocumentUpdate, TextError>, ApiError> {
+    let Some((document, then)) = listed else {
+        return Ok(Err(Damage::Short.into()));
+    };
+    let key = DocumentKey {
+        namespace,
+        document,
+    };
+    // For reading: whoever cuts or removes it does so before or after.
+    let open = shared.read();
+    let open = open.as_ref().ok_or_else(unavailable)?;
+    if let Some(update) = snapshot.put_aside(key) {
+        return Ok(Ok(update));
+    }
+    Ok(whole(open, key).map(|now| as_then(now, &then)))
+}

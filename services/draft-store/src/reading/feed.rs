@@ -1,0 +1,167 @@
+//! Reading the changes of a namespace or a group.
+
+use std::collections::HashSet;
+
+use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply};
+use refrain_protocol::{ApiError, NamespaceId};
+
+use crate::catalog::{Catalog, FeedChange, GroupKey};
+use crate::log::RecordLog;
+use crate::reading::document_text;
+use crate::reading::document_text::TextError;
+use crate::record::{DocumentKey, finish_of};
+use crate::shared_store::{OpenStore, SharedStore, unavailable};
+
+/// Most events of one answer; tombstones have no tokens to be bounded by.
+const EVENTS_MAX: usize = 65_536;
+
+/// An answer to `follow`, and what was found damaged on the way.
+pub(crate) struct FeedRead {
+    pub(crate) reply: FollowReply,
+    pub(crate) damaged: HashSet<DocumentKey>,
+}
+
+/// Whose changes are read.
+#[derive(Clone, Debug)]
+pub(crate) enum FeedName {
+    Namespace(NamespaceId),
+    Group(GroupKey),
+}
+
+impl FeedName {
+    fn namespace(&self) -> NamespaceId {
+        match self {
+            FeedName::Namespace(namespace) | FeedName::Group((namespace, _)) => *namespace,
+        }
+    }
+
+    fn position(&self, catalog: &Catalog, cursor: FeedCursor) -> Option<u64> {
+        match self {
+            FeedName::Namespace(namespace) => catalog.position(*namespace, cursor),
+            FeedName::Group(group) => catalog.group_position(group, cursor),
+        }
+    }
+
+    fn next_change(&self, catalog: &Catalog, after: u64) -> Option<(u64, FeedChange)> {
+        match self {
+            FeedName::Namespace(namespace) => catalog.next_change(*namespace, after),
+            FeedName::Group(group) => catalog.next_group_change(group, after),
+        }
+    }
+
+    fn cursor(&self, catalog: &Catalog, sequence: u64) -> FeedCursor {
+        match self {
+            FeedName::Namespace(namespace) => catalog.cursor(*namespace, sequence),
+            FeedName::Group(group) => catalog.group_cursor(group, sequence),
+        }
+    }
+}
+
+/// Reads the changes of a namespace or a group after a cursor: at least one if there is one, and no more than
+/// `tokens_max` unless the first has more.
+///
+/// Blocks on the disk and on the writer: not for async threads.
+pub(crate) fn read_feed(
+    shared: &SharedStore,
+    feed: &FeedName,
+    after: FeedCursor,
+    tokens_max: usize,
+) -> Result<FeedRead, ApiError> {
+    let namespace = feed.namespace();
+    let mut reset = false;
+    let mut cursor = after;
+    let mut events = Vec::new();
+    let mut tokens = 0;
+    let mut damaged = HashSet::new();
+    let caught_up = loop {
+        let open = shared.read();
+        let OpenStore { catalog, log } = open.as_ref().ok_or_else(unavailable)?;
+        let position = match feed.position(catalog, cursor) {
+            Some(position) => position,
+            None if events.is_empty() => {
+                reset = true;
+                0
+            }
+            // The ground moved while we read: the next call finds out what to do.
+            None => break false,
+        };
+        let Some((sequence, change)) = feed.next_change(catalog, position) else {
+            // Where this feed ends. The store's last change would tell of other namespaces.
+            cursor = feed.cursor(catalog, position);
+            break true;
+        };
+        let size = match &change {
+            FeedChange::Range { start, end, .. } => (end - start) as usize,
+            FeedChange::Removed(_) => 0,
+        };
+        if !events.is_empty() && (tokens + size > tokens_max || events.len() >= EVENTS_MAX) {
+            break false;
+        }
+        match event(catalog, &**log, namespace, change) {
+            Ok(Some(event)) => {
+                tokens += size;
+                events.push(event);
+            }
+            Ok(None) => {}
+            Err(TextError::Damaged(_)) => {
+                if let FeedChange::Range { document, .. } = change {
+                    damaged.insert(DocumentKey {
+                        namespace,
+                        document,
+                    });
+                }
+            }
+            Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
+        }
+        cursor = feed.cursor(catalog, sequence);
+    };
+    Ok(FeedRead {
+        reply: FollowReply {
+            reset,
+            events,
+            cursor,
+            caught_up,
+        },
+        damaged,
+    })
+}
+
+/// The event of a change; `None` where nothing is left of it.
+pub(crate) fn event(
+    catalog: &Catalog,
+    log: &dyn RecordLog,
+    namespace: NamespaceId,
+    change: FeedChange,
+) -> Result<Option<FeedEvent>, TextError> {
+    let (document, start, end, last) = match change {
+        FeedChange::Removed(document) => return Ok(Some(FeedEvent::Remove(document))),
+        FeedChange::Range {
+            document,
+            start,
+            end,
+            last,
+        } => (document, start, end, last),
+    };
+    let key = DocumentKey {
+        namespace,
+        document,
+    };
+    let Some(known) = catalog.document(key) else {
+        return Ok(None);
+    };
+    if start == end && !last {
+        return Ok(None);
+    }
+    Ok(Some(FeedEvent::Update(DocumentUpdate {
+        document,
+        epoch: known.state.epoch,
+        prev_len: start,
+        tokens: document_text::read(catalog, log, key, start, end)?,
+        head: document_text::head(catalog, log, key)?,
+        finish: if last {
+            finish_of(known.state.finish)
+        } else {
+            None
+        },
+    })))
+}

@@ -1,0 +1,195 @@
+//! The segments in use, and the documents that are in none.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use refrain_protocol::{DocumentId, NamespaceId};
+use refrain_suffix_index::SegmentStats;
+
+use crate::record::{SegmentId, SegmentSlot};
+use crate::segments::file::SegmentFile;
+
+/// A segment that counts, and how much of it still does.
+pub(crate) struct MountedSegment {
+    pub(crate) sealed: Arc<SegmentFile>,
+    /// Which of its documents still count.
+    pub(crate) live: LiveDocuments,
+    pub(crate) live_documents: u64,
+    pub(crate) live_tokens: u64,
+}
+
+/// A bit for each document of a segment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LiveDocuments(Vec<u64>);
+
+impl LiveDocuments {
+    fn none_of(documents: u32) -> Self {
+        LiveDocuments(vec![0; documents.div_ceil(64) as usize])
+    }
+
+    fn set(&mut self, number: u32, is_live: bool) {
+        if let Some(word) = self.0.get_mut(number as usize / 64) {
+            let bit = 1 << (number % 64);
+            *word = if is_live { *word | bit } else { *word & !bit };
+        }
+    }
+
+    /// Whether the document with this number counts.
+    pub(crate) fn has(&self, number: u32) -> bool {
+        let word = self.0.get(number as usize / 64);
+        word.is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+}
+
+impl MountedSegment {
+    /// The numbers of its documents that do not count, in order.
+    pub(crate) fn gone(&self) -> Vec<u32> {
+        if !self.is_worn() {
+            return Vec::new();
+        }
+        let documents = 0..self.sealed.documents();
+        documents.filter(|number| !self.live.has(*number)).collect()
+    }
+
+    /// Whether something in it does not count any more.
+    pub(crate) fn is_worn(&self) -> bool {
+        self.live_documents < u64::from(self.sealed.documents())
+    }
+
+    /// Its sizes, in tokens of output.
+    pub(crate) fn stats(&self) -> SegmentStats {
+        let documents = self.sealed.documents() as usize;
+        SegmentStats {
+            tokens: self.sealed.tokens(),
+            masked_tokens: self.sealed.tokens().saturating_sub(self.live_tokens),
+            documents,
+            masked_documents: documents - self.live_documents as usize,
+        }
+    }
+}
+
+/// The segments that count, and which documents are in none.
+#[derive(Default)]
+pub(crate) struct Segments {
+    mounted: BTreeMap<SegmentId, MountedSegment>,
+    unsealed: BTreeMap<NamespaceId, Unsealed>,
+    unsealed_documents: u64,
+    unsealed_tokens: u64,
+    unsealed_bytes: u64,
+}
+
+/// A document as it is counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CountedDocument {
+    /// Where it is sealed.
+    pub(crate) slot: Option<SegmentSlot>,
+    pub(crate) namespace: NamespaceId,
+    pub(crate) document: DocumentId,
+    pub(crate) len: u32,
+    pub(crate) bytes: u32,
+}
+
+/// What of a namespace is in no segment.
+#[derive(Default)]
+pub(crate) struct Unsealed {
+    pub(crate) documents: HashSet<DocumentId>,
+    pub(crate) tokens: u64,
+}
+
+impl Segments {
+    pub(crate) fn get(&self, segment: SegmentId) -> Option<&MountedSegment> {
+        self.mounted.get(&segment)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentId, &MountedSegment)> {
+        self.mounted.iter().map(|(id, mounted)| (*id, mounted))
+    }
+
+    /// The segments of each namespace, with their sizes.
+    pub(crate) fn by_namespace(&self) -> BTreeMap<NamespaceId, Vec<(SegmentId, SegmentStats)>> {
+        let mut namespaces = BTreeMap::<_, Vec<_>>::new();
+        for (segment, mounted) in self.iter() {
+            let segments = namespaces.entry(mounted.sealed.namespace()).or_default();
+            segments.push((segment, mounted.stats()));
+        }
+        namespaces
+    }
+
+    pub(crate) fn sealed(&self) -> impl Iterator<Item = &Arc<SegmentFile>> {
+        self.mounted.values().map(|mounted| &mounted.sealed)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.mounted.len()
+    }
+
+    /// What the files take.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.sealed().map(|sealed| sealed.file_bytes()).sum()
+    }
+
+    pub(crate) fn unsealed(&self) -> impl Iterator<Item = (NamespaceId, &Unsealed)> {
+        self.unsealed.iter().map(|(id, unsealed)| (*id, unsealed))
+    }
+
+    pub(crate) fn unsealed_of(&self, namespace: NamespaceId) -> Option<&Unsealed> {
+        self.unsealed.get(&namespace)
+    }
+
+    /// Documents that are in the log, and their bytes.
+    pub(crate) fn unsealed_totals(&self) -> (u64, u64) {
+        (self.unsealed_documents, self.unsealed_bytes)
+    }
+
+    /// Tokens that are in the log.
+    pub(crate) fn unsealed_tokens(&self) -> u64 {
+        self.unsealed_tokens
+    }
+
+    pub(crate) fn mount(&mut self, sealed: Arc<SegmentFile>) {
+        let mounted = MountedSegment {
+            live: LiveDocuments::none_of(sealed.documents()),
+            live_documents: 0,
+            live_tokens: 0,
+            sealed,
+        };
+        self.mounted.insert(mounted.sealed.id(), mounted);
+    }
+
+    pub(crate) fn unmount(&mut self, segment: SegmentId) {
+        self.mounted.remove(&segment);
+    }
+
+    /// Counts a document in, or out: of its segment, or among those that are in none.
+    pub(crate) fn count(&mut self, counted: CountedDocument, comes: bool) {
+        let CountedDocument {
+            slot,
+            namespace,
+            document,
+            len,
+            bytes,
+        } = counted;
+        let add = |sum: &mut u64, by: u64| *sum = if comes { *sum + by } else { *sum - by };
+        if let Some(slot) = slot {
+            if let Some(mounted) = self.mounted.get_mut(&slot.segment) {
+                mounted.live.set(slot.number, comes);
+                add(&mut mounted.live_documents, 1);
+                add(&mut mounted.live_tokens, u64::from(len));
+            }
+            return;
+        }
+        let unsealed = self.unsealed.entry(namespace).or_default();
+        add(&mut unsealed.tokens, u64::from(len));
+        add(&mut self.unsealed_tokens, u64::from(len));
+        add(&mut self.unsealed_documents, 1);
+        add(&mut self.unsealed_bytes, u64::from(bytes));
+        if comes {
+            unsealed.documents.insert(document);
+        } else {
+            unsealed.documents.remove(&document);
+            if unsealed.documents.is_empty() {
+                self.unsealed.remove(&namespace);
+            }
+        }
+    }
+}

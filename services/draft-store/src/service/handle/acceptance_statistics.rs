@@ -1,0 +1,49 @@
+//! What drafts are worth: observations of workers are added to the tables of their namespace, which come back.
+
+use refrain_protocol::chances::{ChancesReply, ChancesRequest};
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_speculation::{CALIBRATION_BYTES_MAX, CalibrationError, Observed};
+use tokio::sync::oneshot;
+
+use crate::service::handle::DraftStoreHandle;
+use crate::shared_store::unavailable;
+use crate::writer::messages::WriterMessage;
+use crate::writer::requests::StatisticsReport;
+
+impl DraftStoreHandle {
+    pub(super) async fn exchange(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+        let _running = self.enter()?;
+        let namespace = self.inner.mesh.verify(&request.namespace)?;
+        let names = request.namespace.namespace;
+        self.check(&names, &[])?;
+        let observed = observed(&request.observed)?;
+        let (reply, answer) = oneshot::channel();
+        self.send(match observed.is_empty() {
+            true => WriterMessage::Ask(namespace, reply),
+            false => WriterMessage::Tell(
+                StatisticsReport {
+                    namespace,
+                    names,
+                    observed,
+                },
+                reply,
+            ),
+        })?;
+        let tables = answer
+            .await
+            .map_err(|_| unavailable().with_detail("the writer dropped the call"))??;
+        Ok(ChancesReply { tables })
+    }
+}
+
+fn observed(bytes: &[u8]) -> Result<Observed, ApiError> {
+    if bytes.is_empty() {
+        return Ok(Observed::default());
+    }
+    if bytes.len() > CALIBRATION_BYTES_MAX {
+        let message = format!("observed: more than {CALIBRATION_BYTES_MAX} bytes");
+        return Err(ApiError::new(ErrorKind::TooLarge, message));
+    }
+    let refuse = |error: CalibrationError| ApiError::invalid("observed", error.to_string());
+    Observed::from_bytes(bytes).map_err(refuse)
+}

@@ -1,0 +1,75 @@
+//! Checks of requests, and refusals.
+
+use refrain_protocol::document::DocumentUpdate;
+use refrain_protocol::{ApiError, ErrorKind, Namespace};
+
+use crate::metrics::Limit;
+use crate::service::handle::DraftStoreHandle;
+
+/// Longest session or group name, and part of a namespace's name: they are stored in one small record.
+pub(super) const NAME_BYTES_MAX: usize = 512;
+
+pub(super) fn overloaded(what: &str, limit: Limit) -> ApiError {
+    ApiError::new(
+        ErrorKind::Overloaded,
+        format!("{what} ({})", limit.as_str()),
+    )
+    .with_retry_after_ms(100)
+}
+
+impl DraftStoreHandle {
+    pub(super) fn reject(&self, limit: Limit, error: ApiError) -> ApiError {
+        self.inner.metrics.reject(limit);
+        error
+    }
+
+    /// Checks what no retry can make right.
+    pub(super) fn check(
+        &self,
+        names: &Namespace,
+        updates: &[DocumentUpdate],
+    ) -> Result<(), ApiError> {
+        let config = &self.inner.config;
+        if updates.len() > config.tuning.updates_max {
+            let message = format!(
+                "more than {} updates in one call",
+                config.tuning.updates_max
+            );
+            return Err(self.reject(Limit::Updates, ApiError::new(ErrorKind::TooLarge, message)));
+        }
+        for part in [&names.tenant, &names.model, &names.tokenizer] {
+            self.check_name("namespace", part)?;
+        }
+        for update in updates {
+            self.check_update(update)?;
+        }
+        Ok(())
+    }
+
+    fn check_update(&self, update: &DocumentUpdate) -> Result<(), ApiError> {
+        let end = u64::from(update.prev_len) + update.tokens.len() as u64;
+        let most = self.inner.config.document_tokens_max;
+        if end > u64::from(most) {
+            let message = format!("document {} has more than {most} tokens", update.document);
+            return Err(self.reject(
+                Limit::DocumentTokens,
+                ApiError::new(ErrorKind::TooLarge, message),
+            ));
+        }
+        for name in [&update.head.session, &update.head.group]
+            .into_iter()
+            .flatten()
+        {
+            self.check_name("head", name)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_name(&self, param: &str, name: &str) -> Result<(), ApiError> {
+        if name.len() <= NAME_BYTES_MAX {
+            return Ok(());
+        }
+        let message = format!("a name in {param} is longer than {NAME_BYTES_MAX} bytes");
+        Err(self.reject(Limit::Head, ApiError::invalid(param, message)))
+    }
+}

@@ -1,0 +1,159 @@
+//! Erasing: a mark first, so that nothing that began before it gets in any more; then the documents, with a
+//! tombstone each for those who follow; then what is left of them in files.
+
+use refrain_protocol::admin::{EraseReply, EraseRequest};
+use refrain_protocol::{ApiError, ErrorKind};
+use tokio::sync::oneshot;
+
+use crate::directory::clear_quarantines;
+use crate::reading::selection;
+use crate::record::{DocumentKey, ErasureRecord};
+use crate::service::handle::DraftStoreHandle;
+use crate::service::handle::checks::NAME_BYTES_MAX;
+use crate::shared_store::{SharedStore, unavailable};
+use crate::writer::messages::WriterMessage;
+
+/// Checks that a request says what to erase.
+fn checked(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
+    let EraseRequest {
+        tenant,
+        model,
+        session,
+        from_ms,
+        until_ms,
+        quarantines: _,
+    } = request;
+    for (param, name) in [
+        ("tenant", &tenant),
+        ("model", &model),
+        ("session", &session),
+    ] {
+        if name
+            .as_ref()
+            .is_some_and(|name| name.len() > NAME_BYTES_MAX)
+        {
+            let message = format!("longer than {NAME_BYTES_MAX} bytes");
+            return Err(ApiError::invalid(param, message));
+        }
+    }
+    if session.is_some() && tenant.is_none() {
+        return Err(ApiError::invalid(
+            "tenant",
+            "a session is erased of one tenant; name it",
+        ));
+    }
+    if tenant.is_none() && from_ms.is_none() && until_ms.is_none() {
+        return Err(ApiError::invalid(
+            "tenant",
+            "say what to erase: a tenant, a session of one, or a time (from_ms, until_ms)",
+        ));
+    }
+    if let (Some(from_ms), Some(until_ms)) = (from_ms, until_ms)
+        && from_ms >= until_ms
+    {
+        return Err(ApiError::invalid("until_ms", "not after from_ms"));
+    }
+    Ok(ErasureRecord {
+        tenant,
+        model,
+        session,
+        from_ms,
+        until_ms,
+        at_ms: 0,
+    })
+}
+
+/// The documents that an erasure hits.
+fn hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiError> {
+    let mut found = Vec::new();
+    for (namespace, names) in selection::namespaces(shared)? {
+        if !mark.hits_namespace(names.as_ref()) {
+            continue;
+        }
+        let keys = selection::by_state(shared, namespace, |state| mark.hits_time(state.stored_ms))?;
+        found.extend(match mark.session {
+            None => keys,
+            // A head that cannot be read may be of that session.
+            Some(_) => selection::by_head(shared, keys, |head| {
+                head.is_none_or(|head| mark.hits_session(head.session.as_deref()))
+            })?,
+        });
+    }
+    Ok(found)
+}
+
+impl DraftStoreHandle {
+    pub(super) async fn erase_all(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
+        let with_quarantines = request.quarantines;
+        let mark = checked(request)?;
+        if let Some(offset_ms) = self.inner.shared.clock_offset_ms() {
+            // An erasure hits, and later refuses, by the time at which it was asked for.
+            let message = format!(
+                "the wall clock is {offset_ms} ms ahead of the store's time, so nobody can tell what was stored \
+                 before this erasure; set the clock, or confirm it first (refrain store confirm --clock)"
+            );
+            return Err(ApiError::new(ErrorKind::Conflict, message));
+        }
+        let _alone = self.inner.erasing.lock().await;
+        let opened = self.inner.shared.opened();
+        let (reply, answer) = oneshot::channel();
+        self.send(WriterMessage::Mark(mark, reply))?;
+        let mark = answer.await.map_err(|_| dropped())??;
+        let erased_at_ms = mark.at_ms;
+        let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
+        let keys = tokio::task::spawn_blocking(move || hit(&shared, &wanted))
+            .await
+            .map_err(ApiError::internal)??;
+        let mut documents = 0;
+        for keys in keys.chunks(self.inner.config.tuning.eviction_step) {
+            let (reply, answer) = oneshot::channel();
+            // One erasure at a time, one call at a time: a full mailbox is no reason to stop half way.
+            self.inner
+                .writer
+                .do_send(WriterMessage::Erase(keys.to_vec(), reply));
+            documents += answer.await.map_err(|_| dropped())??;
+        }
+        let dir = self.inner.config.data_dir.clone();
+        let cleared =
+            tokio::task::spawn_blocking(move || clear_quarantines(&dir, with_quarantines))
+                .await
+                .map_err(ApiError::internal)?
+                .map_err(|error| unavailable().with_detail(error))?;
+        // What was removed still stands in the files until they are gone: in those of segments, and in the log.
+        self.purge(false).await?;
+        self.rewrite().await?;
+        self.inner.lookup_views.forget();
+        if self.inner.shared.opened() != opened {
+            // What was put aside then, and what came back from a log that was rolled back, nobody has looked through.
+            let message = "the store was opened again while it erased; erase once more";
+            return Err(unavailable().with_detail(message));
+        }
+        // Those that began since the mark: what they hold may have been evicted before its turn to be erased came.
+        let shared = self.inner.shared.clone();
+        tokio::task::spawn_blocking(move || {
+            let open = shared.read();
+            let catalog = &open.as_ref().ok_or_else(unavailable)?.catalog;
+            catalog.end_exports(&mark);
+            Ok(())
+        })
+        .await
+        .map_err(ApiError::internal)??;
+        let (quarantines, quarantines_kept) = (cleared.deleted, cleared.kept);
+        tracing::info!(
+            documents,
+            quarantines,
+            quarantines_kept,
+            "draft store documents erased"
+        );
+        Ok(EraseReply {
+            erased_at_ms,
+            documents,
+            quarantines,
+            quarantines_kept,
+        })
+    }
+}
+
+fn dropped() -> ApiError {
+    unavailable().with_detail("the writer dropped the call")
+}

@@ -1,0 +1,153 @@
+//! The store for other processes: bincode over HTTP for the calls with tokens, JSON for figures, all for
+//! holders of the mesh secret only.
+
+use actix_web::web::{Data, Json};
+use actix_web::{HttpResponse, web};
+use refrain_protocol::admin::{
+    CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, VerifyReply,
+};
+use refrain_protocol::document::StoreStats;
+use refrain_rpc::{
+    BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
+};
+use refrain_service_kit::http::{Body, HttpResult, mesh_only};
+use refrain_service_kit::mesh::MeshAuth;
+use serde::Serialize;
+
+use crate::service::handle::{DraftStoreHandle, StoreState};
+
+/// Adds the routes.
+pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mesh: MeshAuth) {
+    app.app_data(Data::new(handle));
+    app.service(
+        web::scope("/internal/v1")
+            .wrap(mesh_only(mesh.clone()))
+            .route("/append", web::post().to(append))
+            .route("/follow", web::post().to(follow))
+            .route("/touch", web::post().to(touch))
+            .route("/groups/register", web::post().to(register_group))
+            .route("/groups/fetch", web::post().to(fetch_groups))
+            .route("/segments", web::post().to(segments))
+            .route("/segments/piece", web::post().to(segment_piece))
+            .route("/documents", web::post().to(documents))
+            .route("/lookup", web::post().to(lookup))
+            .route("/chances", web::post().to(chances))
+            .route("/stats", web::get().to(stats)),
+    );
+    app.service(
+        web::scope("/admin/v1")
+            .wrap(mesh_only(mesh.clone()))
+            .route("/stats", web::get().to(store_stats))
+            .route("/import", web::post().to(import))
+            .route("/export", web::post().to(export))
+            .route("/verify", web::post().to(verify))
+            .route("/compact", web::post().to(compact))
+            .route("/erase", web::post().to(erase))
+            .route("/confirm", web::post().to(confirm)),
+    );
+    app.service(
+        web::resource("/debug/state")
+            .wrap(mesh_only(mesh))
+            .route(web::get().to(observe)),
+    );
+}
+
+fn answer(message: &impl Serialize) -> HttpResult<HttpResponse> {
+    let body = encode_bincode(message)?;
+    Ok(HttpResponse::Ok()
+        .content_type(BINCODE_CONTENT_TYPE)
+        .body(body))
+}
+
+async fn append(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.append(decode_bincode(&body)?).await?)
+}
+
+async fn follow(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.follow(decode_bincode(&body)?).await?)
+}
+
+async fn touch(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    handle.touch(decode_bincode(&body)?).await?;
+    answer(&())
+}
+
+async fn register_group(
+    handle: Data<DraftStoreHandle>,
+    Body(body): Body,
+) -> HttpResult<HttpResponse> {
+    handle.register_group(decode_bincode(&body)?).await?;
+    answer(&())
+}
+
+async fn fetch_groups(
+    handle: Data<DraftStoreHandle>,
+    Body(body): Body,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.fetch_cst(decode_bincode(&body)?).await?)
+}
+
+async fn segments(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.segments(decode_bincode(&body)?).await?)
+}
+
+async fn segment_piece(
+    handle: Data<DraftStoreHandle>,
+    Body(body): Body,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.segment_piece(decode_bincode(&body)?).await?)
+}
+
+async fn documents(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.documents(decode_bincode(&body)?).await?)
+}
+
+async fn lookup(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.lookup(decode_bincode(&body)?).await?)
+}
+
+async fn chances(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.chances(decode_bincode(&body)?).await?)
+}
+
+async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
+    Ok(Json(handle.stats().await?))
+}
+
+async fn store_stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
+    Ok(Json(handle.store_stats().await?))
+}
+
+async fn import(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.import(decode_bincode(&body)?).await?)
+}
+
+async fn export(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
+    answer(&handle.export(decode_bincode(&body)?).await?)
+}
+
+async fn verify(handle: Data<DraftStoreHandle>) -> HttpResult<Json<VerifyReply>> {
+    Ok(Json(handle.verify().await?))
+}
+
+async fn compact(handle: Data<DraftStoreHandle>) -> HttpResult<Json<CompactReply>> {
+    Ok(Json(handle.compact().await?))
+}
+
+async fn erase(
+    handle: Data<DraftStoreHandle>,
+    request: Json<EraseRequest>,
+) -> HttpResult<Json<EraseReply>> {
+    Ok(Json(handle.erase(request.into_inner()).await?))
+}
+
+async fn confirm(
+    handle: Data<DraftStoreHandle>,
+    request: Json<ConfirmRequest>,
+) -> HttpResult<Json<ConfirmReply>> {
+    Ok(Json(handle.confirm(request.into_inner()).await?))
+}
+
+async fn observe(handle: Data<DraftStoreHandle>) -> Json<StoreState> {
+    Json(handle.observe())
+}

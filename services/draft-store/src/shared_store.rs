@@ -1,0 +1,209 @@
+//! What the writer and the readers of the feed share: the catalog with its log behind one lock, and who
+//! waits for which namespace.
+//!
+//! The writer holds the lock for the whole of a commit, fsync included; a reader holds it for one change at
+//! a time. So readers see only what is durable, and never a text that is half rewritten. A design with a
+//! durable watermark and readers outside the lock was left: a document whose next change was in flight was
+//! invisible meanwhile, and a crash at that moment made followers miss it for good.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+
+use refrain_protocol::document::StoreStats;
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_service_kit::clock::unix_ms;
+use refrain_service_kit::clocks::Clocks;
+use tokio::sync::watch;
+
+use crate::catalog::Catalog;
+use crate::clock::{StoreClock, since_boot};
+use crate::directory::Loss;
+use crate::log::RecordLog;
+
+/// The open store.
+pub(crate) struct OpenStore {
+    pub(crate) catalog: Catalog,
+    pub(crate) log: Arc<dyn RecordLog>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct SharedStore {
+    /// `None` while the writer is opening it (again).
+    open: RwLock<Option<OpenStore>>,
+    /// Whether it is open, for who must not wait for a commit.
+    is_open: AtomicBool,
+    /// How often it was opened.
+    opened: AtomicU64,
+    waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
+    stats: Mutex<StoreStats>,
+    /// `None` until the store was opened.
+    clock: Mutex<Option<StoreClock>>,
+    /// The other services' word on this one's clock.
+    pub(crate) clocks: OnceLock<Clocks>,
+    /// A loss that an operator has to look at before the store is ready.
+    loss: Mutex<Option<Loss>>,
+}
+
+/// The answer while the log is closed.
+pub(crate) fn unavailable() -> ApiError {
+    ApiError::new(
+        ErrorKind::Unavailable,
+        "the draft store is opening its log; try again",
+    )
+    .with_retry_after_ms(1_000)
+}
+
+/// Somebody who waits for a namespace; leaves by itself.
+pub(crate) struct Subscription {
+    shared: Arc<SharedStore>,
+    namespace: NamespaceId,
+    receiver: Option<watch::Receiver<u64>>,
+}
+
+impl Subscription {
+    /// Waits for a change after the last one heard of.
+    pub(crate) async fn changed(&mut self) {
+        if let Some(receiver) = &mut self.receiver {
+            // The sender stays in the map as long as a receiver lives.
+            let _ = receiver.changed().await;
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut waiting = self.shared.waiting();
+        self.receiver = None;
+        if waiting
+            .get(&self.namespace)
+            .is_some_and(|sender| sender.receiver_count() == 0)
+        {
+            waiting.remove(&self.namespace);
+        }
+    }
+}
+
+impl SharedStore {
+    /// The store for reading. After a panic of the writer the slot is empty, so a poisoned lock is no harm.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Option<OpenStore>> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store for the writer.
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Option<OpenStore>> {
+        self.open.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the log is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed)
+    }
+
+    /// How often it was opened so far: what somebody did in several steps is whole only if that is as before.
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Puts in what the writer has opened, or takes it out.
+    pub(crate) fn set_open(&self, open: Option<OpenStore>) {
+        let mut slot = self.write();
+        self.is_open.store(open.is_some(), Ordering::Relaxed);
+        self.opened
+            .fetch_add(u64::from(open.is_some()), Ordering::Relaxed);
+        *slot = open;
+    }
+
+    /// Says that it is closed; for who holds the lock and takes it out.
+    pub(crate) fn note_closed(&self) {
+        self.is_open.store(false, Ordering::Relaxed);
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Option<StoreClock>> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the store's clock, which goes on from a time that was known.
+    pub(crate) fn start_clock(&self, known_ms: u64) {
+        self.clock()
+            .get_or_insert_with(|| StoreClock::new(known_ms, unix_ms(), since_boot()));
+    }
+
+    /// The store's time, in Unix milliseconds.
+    pub(crate) fn now_ms(&self) -> u64 {
+        match self.clock().as_mut() {
+            Some(clock) => {
+                let skew_ms = self.clocks.get().map_or(0, Clocks::skew_ms);
+                clock.read(unix_ms(), skew_ms, since_boot())
+            }
+            None => unix_ms(),
+        }
+    }
+
+    /// How far the wall clock is ahead of the store's time, where that is not believed.
+    pub(crate) fn clock_offset_ms(&self) -> Option<i64> {
+        self.clock().and_then(|clock| clock.offset_ms())
+    }
+
+    /// Believes the wall clock.
+    pub(crate) fn confirm_clock(&self) {
+        if let Some(clock) = self.clock().as_mut() {
+            clock.confirm(unix_ms(), since_boot());
+        }
+    }
+
+    /// A loss that nobody has confirmed.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        *self.loss.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a loss, or that it was confirmed.
+    pub(crate) fn set_loss(&self, loss: Option<Loss>) {
+        *self.loss.lock().unwrap_or_else(PoisonError::into_inner) = loss;
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<NamespaceId, watch::Sender<u64>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The figures of the last commit.
+    pub(crate) fn stats(&self) -> StoreStats {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_stats(&self, stats: StoreStats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    /// Hears of changes of a namespace from now on.
+    pub(crate) fn subscribe(self: &Arc<Self>, namespace: NamespaceId) -> Subscription {
+        let receiver = self
+            .waiting()
+            .entry(namespace)
+            .or_insert_with(|| watch::Sender::new(0))
+            .subscribe();
+        Subscription {
+            shared: self.clone(),
+            namespace,
+            receiver: Some(receiver),
+        }
+    }
+
+    /// Wakes who waits for these namespaces.
+    pub(crate) fn wake<'a>(&self, namespaces: impl IntoIterator<Item = &'a NamespaceId>) {
+        let waiting = self.waiting();
+        for namespace in namespaces {
+            if let Some(sender) = waiting.get(namespace) {
+                sender.send_modify(|changes| *changes += 1);
+            }
+        }
+    }
+
+    /// Namespaces that somebody waits for.
+    pub(crate) fn namespaces_awaited(&self) -> usize {
+        self.waiting().len()
+    }
+}

@@ -1,0 +1,34 @@
+//! Updates and reports that wait for the next commit.
+
+use std::time::Instant;
+
+use actix::SpawnHandle;
+use refrain_protocol::ApiError;
+use tokio::sync::oneshot;
+
+use crate::writer::messages::PendingTokens;
+use crate::writer::requests::{Append, StatisticsReport};
+
+/// An append that waits for its commit.
+pub(super) struct WaitingAppend {
+    pub(super) append: Append,
+    pub(super) reply: oneshot::Sender<Result<Vec<u32>, ApiError>>,
+    pub(super) arrived: Instant,
+    pub(super) _tokens: PendingTokens,
+}
+
+/// Who told what drafts are worth, and waits for the commit.
+pub(super) struct WaitingReport {
+    pub(super) told: StatisticsReport,
+    pub(super) reply: oneshot::Sender<Result<Vec<u8>, ApiError>>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct CommitQueue {
+    pub(super) pending: Vec<WaitingAppend>,
+    pub(super) tellers: Vec<WaitingReport>,
+    /// Of all of them; a teller counts as one.
+    pub(super) updates: usize,
+    pub(super) timer: Option<SpawnHandle>,
+}

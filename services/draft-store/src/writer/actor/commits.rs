@@ -1,0 +1,132 @@
+//! What waits for the next commit: updates, and what workers tell of drafts. One fsync serves all of it.
+
+use std::time::{Duration, Instant};
+
+use actix::{AsyncContext as _, Context};
+use refrain_protocol::ApiError;
+use tokio::sync::oneshot;
+
+use crate::shared_store::unavailable;
+use crate::writer::actor::WriterActor;
+use crate::writer::actor::commit_queue::{WaitingAppend, WaitingReport};
+use crate::writer::messages::PendingTokens;
+use crate::writer::requests::{Append, StatisticsReport};
+
+/// Updates that are enough to commit at once, before the interval is over.
+const COMMIT_UPDATES_MAX: usize = 512;
+
+impl WriterActor {
+    pub(super) fn queue_append(
+        &mut self,
+        append: Append,
+        tokens: PendingTokens,
+        reply: oneshot::Sender<Result<Vec<u32>, ApiError>>,
+        ctx: &mut Context<Self>,
+    ) {
+        if self.core.is_none() {
+            let _ = reply.send(Err(unavailable()));
+            return;
+        }
+        self.commit_queue.updates += append.updates.len();
+        self.commit_queue.pending.push(WaitingAppend {
+            append,
+            reply,
+            arrived: Instant::now(),
+            _tokens: tokens,
+        });
+        self.commit_soon(ctx);
+    }
+
+    pub(super) fn queue_report(
+        &mut self,
+        told: StatisticsReport,
+        reply: oneshot::Sender<Result<Vec<u8>, ApiError>>,
+        ctx: &mut Context<Self>,
+    ) {
+        if self.core.is_none() {
+            let _ = reply.send(Err(unavailable()));
+            return;
+        }
+        self.commit_queue.updates += 1;
+        self.commit_queue
+            .tellers
+            .push(WaitingReport { told, reply });
+        self.commit_soon(ctx);
+    }
+
+    /// Commits what was commit_queue.
+    pub(super) fn commit(&mut self) {
+        let pending = std::mem::take(&mut self.commit_queue.pending);
+        let tellers = std::mem::take(&mut self.commit_queue.tellers);
+        self.commit_queue.updates = 0;
+        if pending.is_empty() && tellers.is_empty() {
+            return;
+        }
+        let (appends, waiting): (Vec<Append>, Vec<_>) = pending
+            .into_iter()
+            .map(|pending| {
+                (
+                    pending.append,
+                    (pending.reply, pending.arrived, pending._tokens),
+                )
+            })
+            .unzip();
+        let (told, tellers): (Vec<StatisticsReport>, Vec<_>) = tellers
+            .into_iter()
+            .map(|teller| (teller.told, teller.reply))
+            .unzip();
+        let outcome = match self.no_room() {
+            None => {
+                self.run(|core, catalog, now_ms| core.take_in(catalog, &appends, &told, now_ms))
+            }
+            Some(error) => Err(error),
+        };
+        let (lengths, tables) = match outcome {
+            Ok(outcome) => (Ok(outcome.lengths), Ok(outcome.tables)),
+            Err(error) => (Err(error.clone()), Err(error)),
+        };
+        let answers = self.answers(lengths, waiting.len());
+        let tables = self.answers(tables, tellers.len());
+        // A caller that is gone needs no answer.
+        for (reply, tables) in tellers.into_iter().zip(tables) {
+            let _ = reply.send(tables);
+        }
+        for ((reply, arrived, _tokens), answer) in waiting.into_iter().zip(answers) {
+            self.metrics
+                .append_seconds
+                .observe(arrived.elapsed().as_secs_f64());
+            let _ = reply.send(answer);
+        }
+    }
+
+    /// What each of `count` callers is told of a commit.
+    fn answers<T>(
+        &self,
+        outcome: Result<Vec<Option<T>>, ApiError>,
+        count: usize,
+    ) -> Vec<Result<T, ApiError>> {
+        match outcome {
+            Ok(found) => found
+                .into_iter()
+                .map(|found| found.ok_or_else(|| self.too_many_namespaces()))
+                .collect(),
+            Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    /// Commits what waits: at once when that is enough, else in a moment, with what comes until then.
+    fn commit_soon(&mut self, ctx: &mut Context<Self>) {
+        if self.commit_queue.updates >= COMMIT_UPDATES_MAX {
+            if let Some(timer) = self.commit_queue.timer.take() {
+                ctx.cancel_future(timer);
+            }
+            self.commit();
+        } else if self.commit_queue.timer.is_none() {
+            let wait = Duration::from_millis(self.config.tuning.commit_interval_ms);
+            self.commit_queue.timer = Some(ctx.run_later(wait, |writer, _| {
+                writer.commit_queue.timer = None;
+                writer.commit();
+            }));
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What drafts are worth, in commits.
+
+use super::*;
+
+use std::sync::atomic::Ordering;
+
+use refrain_speculation::Calibration;
+
+use crate::record::{RecordKind, acceptance_statistics_range, namespace_key};
+use crate::writer::requests::{Append, StatisticsReport, UpdateAuthor};
+use crate::writer::tests::scripts::{erasure, small};
+
+/// That of so many tries of the head the first half held.
+fn told(tenant: &str, tries: u32) -> StatisticsReport {
+    let mut calibration = Calibration::new();
+    calibration.observe_head(tries, 3, 2);
+    StatisticsReport {
+        namespace: names(tenant).id(),
+        names: names(tenant),
+        observed: calibration.take_observed(),
+    }
+}
+
+#[test]
+fn one_commit_takes_in_what_many_tell_and_what_many_say() {
+    let mut store = Store::new(small());
+    let append = Append {
+        namespace: names("a").id(),
+        names: names("a"),
+        updates: vec![update(1, 1, 0, &[1, 2, 3])],
+        author: UpdateAuthor::Worker,
+    };
+    let all = [told("a", 100), told("b", 10), told("a", 7)];
+    let (commits, now_ms) = (store.log.commits.load(Ordering::Relaxed), store.now_ms);
+    let outcome = store.run(|core, catalog| core.take_in(catalog, &[append], &all, now_ms));
+    assert_eq!(store.log.commits.load(Ordering::Relaxed), commits + 1);
+    assert_eq!(outcome.lengths, [Some(vec![3])]);
+    // As if they had come one by one.
+    let mut other = Store::new(small());
+    let one_by_one = all.map(|told| {
+        let outcome = other.run(|core, catalog| core.take_in(catalog, &[], &[told], now_ms));
+        outcome.tables[0].clone()
+    });
+    assert_eq!(outcome.tables, one_by_one);
+    assert_ne!(outcome.tables[0], outcome.tables[2]);
+    let store = store.reopen();
+    let known = store.core.known_statistics(names("a").id()).unwrap();
+    assert_eq!(Some(known), one_by_one[2]);
+}
+
+#[test]
+fn what_drafts_are_worth_is_erased_also_where_the_names_are_lost() {
+    let mut store = Store::new(small());
+    let now_ms = store.now_ms;
+    store.run(|core, catalog| core.take_in(catalog, &[], &[told("a", 100)], now_ms));
+    let kept = |store: &Store| {
+        let (from, to) = acceptance_statistics_range(names("a").id());
+        let records = store.log.records();
+        records.range(from..to).count()
+    };
+    let named = namespace_key(RecordKind::Namespace, names("a").id());
+    let damaged = store.log.records().insert(named, vec![1]);
+    assert!(damaged.is_some());
+    let mut store = store.reopen();
+    assert_eq!(kept(&store), 1);
+    store.run(|core, catalog| Ok(core.mark(catalog, erasure("a"), now_ms)?.1));
+    assert_eq!(kept(&store), 0);
+}
