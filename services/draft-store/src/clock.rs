@@ -1,22 +1,24 @@
-//! The store's own time, by which documents age: the wall clock, unless that jumps.
+//! The store's own time, by which documents age. It is the wall clock, unless that jumps.
 //!
-//! A wall clock that is 40 days ahead for a moment would make every document of a month too old, and what is evicted
-//! does not come back. So a step of more than an hour ([`STEP_MS_MAX`]) is ignored: against the time that the store last
-//! knew, or against the other services of the mesh. The store then counts on from its last time at the pace of the
-//! machine's monotonic clock. This ends when the wall clock is back, or when an operator confirms the step
-//! (`refrain store confirm --clock`). A store that was stopped for longer than an hour sees such a step, too: its
-//! documents then live that much longer, until somebody confirms.
+//! A wall clock that is 40 days ahead for a moment would expire every document of a month, and evicted documents do
+//! not come back. So a step of more than an hour ([`STEP_MS_MAX`]) is ignored, measured against the last time the
+//! store knew or against the other services of the mesh. The store then counts on from its last time at the pace of
+//! the machine's monotonic clock.
+//!
+//! This ends when the wall clock is back, or when an operator confirms the step (`refrain store confirm --clock`). A
+//! store that was stopped for longer than an hour sees such a step, too. Its documents then live that much longer,
+//! until somebody confirms.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The wall clock may move this far in one day, in sum, beside the time that passes. Beyond it is ignored.
+/// Most that the wall clock may deviate in one day, in sum, beside the time that passes. Larger steps are ignored.
 pub(crate) const STEP_MS_MAX: u64 = 3_600_000;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Time since the machine started, which nobody sets. It counts while the machine is suspended.
+/// Time since the machine started, which nobody can set. It counts while the machine is suspended.
 pub(crate) fn since_boot() -> Duration {
     let told = clock_gettime(ClockId::Boottime);
     Duration::new(
@@ -25,7 +27,7 @@ pub(crate) fn since_boot() -> Duration {
     )
 }
 
-/// A moment: the store's time then, in Unix milliseconds, and the machine's.
+/// The store's time in Unix milliseconds at a moment of the machine's clock.
 #[derive(Clone, Copy, Debug)]
 struct ClockReading {
     unix_ms: u64,
@@ -40,18 +42,18 @@ impl ClockReading {
     }
 }
 
-/// See the module. A value: who asks brings both clocks.
+/// The store's clock as a value: the caller brings both the wall clock and the machine's clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreClock {
     last: ClockReading,
-    /// Where the day began whose steps are counted together.
+    /// The start of the current day. The steps of one day are counted together.
     day: ClockReading,
-    /// How far the wall clock is ahead of the store's time, while that is not followed.
+    /// How far the wall clock is ahead of the store's time, while the wall clock is ignored.
     offset_ms: Option<i64>,
 }
 
 impl StoreClock {
-    /// A clock that last knew `known_ms`, which was before now; 0 knows nothing, and believes the wall clock.
+    /// A clock that continues from `known_ms`, a time in the past. With 0 it starts from the wall clock.
     pub(crate) fn new(known_ms: u64, wall_ms: u64, since_boot: Duration) -> Self {
         let known = ClockReading {
             unix_ms: if known_ms == 0 { wall_ms } else { known_ms },
@@ -66,7 +68,7 @@ impl StoreClock {
         clock
     }
 
-    /// The store's time. `skew_ms`: how far the wall clock is ahead of the mesh's time, 0 where nobody told.
+    /// The store's time. `skew_ms` says how far the wall clock is ahead of the mesh's time; it is 0 if unknown.
     pub(crate) fn read(&mut self, wall_ms: u64, skew_ms: i64, since_boot: Duration) -> u64 {
         if since_boot.saturating_sub(self.day.at) >= DAY && self.offset_ms.is_none() {
             self.day = ClockReading {
@@ -90,12 +92,12 @@ impl StoreClock {
         own_ms
     }
 
-    /// How far the wall clock is ahead of the store's time, where that is too much to be believed.
+    /// How far the wall clock is ahead of the store's time, if that is too far to follow.
     pub(crate) fn offset_ms(&self) -> Option<i64> {
         self.offset_ms.filter(|ms| ms.unsigned_abs() > STEP_MS_MAX)
     }
 
-    /// Believes the wall clock: an operator says that it is right.
+    /// Follows the wall clock from now on: an operator says that it is right.
     pub(crate) fn confirm(&mut self, wall_ms: u64, since_boot: Duration) {
         *self = StoreClock::new(0, wall_ms, since_boot);
     }
@@ -117,7 +119,7 @@ mod tests {
     fn a_wall_clock_that_runs_is_followed_with_its_small_steps() {
         let mut clock = StoreClock::new(0, NOW_MS, after(0));
         assert_eq!(clock.read(NOW_MS + 10, 0, after(10)), NOW_MS + 10);
-        // Set back by half an hour, and forward again.
+        // The clock is set back by half an hour, and forward again.
         let back = NOW_MS - HOUR_MS / 2;
         assert_eq!(clock.read(back, 0, after(20)), back);
         assert_eq!(clock.read(NOW_MS + 30, 0, after(30)), NOW_MS + 30);
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_start_goes_on_from_the_time_that_was_known() {
-        // Stopped for a minute, and for three days.
+        // The store was stopped for a minute, and for three days.
         let clock = StoreClock::new(NOW_MS - 60_000, NOW_MS, after(0));
         assert_eq!(clock.offset_ms(), None);
         let mut clock = StoreClock::new(NOW_MS - 3 * DAY_MS, NOW_MS, after(0));

@@ -1,4 +1,4 @@
-//! The store in figures.
+//! The metrics of the store.
 
 mod labels;
 
@@ -7,7 +7,7 @@ pub(crate) use labels::{Limit, RemovalReason};
 use prometheus::{Gauge, Histogram, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::Metrics;
 
-/// From 0.5 ms to 10 s.
+/// Bucket bounds from 0.5 ms to 10 s.
 const COMMIT_SECONDS_BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -169,7 +169,7 @@ impl StoreMetrics {
                 "Times the writer was rebuilt from disk after an error or a panic.",
             )?,
         };
-        // A rate over a counter that does not exist yet shows nothing; so they all exist from the start.
+        // A rate over a counter that does not exist yet shows nothing, so all of them exist from the start.
         for removal in RemovalReason::ALL {
             figures.evictions.with_label_values(&[removal.as_str()]);
         }

@@ -1,9 +1,10 @@
-//! What the writer and the readers of the feed share: the catalog with its log behind one lock, and who
-//! waits for which namespace.
+//! The open store as the writer and the readers share it: the catalog and its log behind one lock, and the followers
+//! that wait for a namespace.
 //!
-//! The writer holds the lock for the whole of a commit, fsync included; a reader holds it for one change at
-//! a time. So readers see only what is durable, and never a text that is half rewritten. A design with a
-//! durable watermark and readers outside the lock was left: a document whose next change was in flight was
+//! The writer holds the lock for a whole commit, `fdatasync` included. A reader holds it for one change at a time. So
+//! readers see only what is durable, and never a text that is half rewritten.
+//!
+//! A durable watermark with readers outside the lock was rejected. A document whose next change was in flight was
 //! invisible meanwhile, and a crash at that moment made followers miss it for good.
 
 use std::collections::HashMap;
@@ -23,28 +24,28 @@ use crate::clock::{StoreClock, since_boot};
 use crate::directory::Loss;
 use crate::log::RecordLog;
 
-/// The open store.
+/// The catalog and its log.
 pub(crate) struct OpenStore {
     pub(crate) catalog: Catalog,
     pub(crate) log: Arc<dyn RecordLog>,
 }
 
-/// See the module.
+/// The state that the writer and all readers share.
 #[derive(Default)]
 pub(crate) struct SharedStore {
-    /// `None` while the writer is opening it (again).
+    /// `None` while the writer opens the store.
     open: RwLock<Option<OpenStore>>,
-    /// Whether it is open, for who must not wait for a commit.
+    /// Whether the store is open, for callers that must not wait for a commit.
     is_open: AtomicBool,
-    /// How often it was opened.
+    /// How often the store was opened.
     opened: AtomicU64,
     waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
     stats: Mutex<StoreStats>,
     /// `None` until the store was opened.
     clock: Mutex<Option<StoreClock>>,
-    /// The other services' word on this one's clock.
+    /// The clocks of the other services, to detect a wrong wall clock here.
     pub(crate) clocks: OnceLock<Clocks>,
-    /// A loss that an operator has to look at before the store is ready.
+    /// A loss that an operator must confirm before the store is ready.
     loss: Mutex<Option<Loss>>,
 }
 
@@ -57,7 +58,7 @@ pub(crate) fn unavailable() -> ApiError {
     .with_retry_after_ms(1_000)
 }
 
-/// Somebody who waits for a namespace; leaves by itself.
+/// A follower that waits for changes of a namespace. Dropping it ends the subscription.
 pub(crate) struct Subscription {
     shared: Arc<SharedStore>,
     namespace: NamespaceId,
@@ -65,7 +66,7 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    /// Waits for a change after the last one heard of.
+    /// Waits for a change after the last one seen.
     pub(crate) async fn changed(&mut self) {
         if let Some(receiver) = &mut self.receiver {
             // The sender stays in the map as long as a receiver lives.
@@ -88,7 +89,7 @@ impl Drop for Subscription {
 }
 
 impl SharedStore {
-    /// The store for reading. After a panic of the writer the slot is empty, so a poisoned lock is no harm.
+    /// The store for reading. After a panic of the writer the slot is empty, so a poisoned lock is harmless.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Option<OpenStore>> {
         self.open.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -103,12 +104,13 @@ impl SharedStore {
         self.is_open.load(Ordering::Relaxed)
     }
 
-    /// How often it was opened so far: what somebody did in several steps is whole only if that is as before.
+    /// How often the store was opened so far. An operation in several steps is complete only if this did not change
+    /// meanwhile.
     pub(crate) fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
     }
 
-    /// Puts in what the writer has opened, or takes it out.
+    /// Puts in the store that the writer has opened, or takes it out.
     pub(crate) fn set_open(&self, open: Option<OpenStore>) {
         let mut slot = self.write();
         self.is_open.store(open.is_some(), Ordering::Relaxed);
@@ -117,7 +119,7 @@ impl SharedStore {
         *slot = open;
     }
 
-    /// Says that it is closed; for who holds the lock and takes it out.
+    /// Records that the store is closed. The caller holds the lock and takes the store out.
     pub(crate) fn note_closed(&self) {
         self.is_open.store(false, Ordering::Relaxed);
     }
@@ -126,7 +128,7 @@ impl SharedStore {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the store's clock, which goes on from a time that was known.
+    /// Starts the store's clock, which continues from the last known time.
     pub(crate) fn start_clock(&self, known_ms: u64) {
         self.clock()
             .get_or_insert_with(|| StoreClock::new(known_ms, unix_ms(), since_boot()));
@@ -143,12 +145,12 @@ impl SharedStore {
         }
     }
 
-    /// How far the wall clock is ahead of the store's time, where that is not believed.
+    /// How far the wall clock is ahead of the store's time, while the wall clock is ignored.
     pub(crate) fn clock_offset_ms(&self) -> Option<i64> {
         self.clock().and_then(|clock| clock.offset_ms())
     }
 
-    /// Believes the wall clock.
+    /// Follows the wall clock from now on.
     pub(crate) fn confirm_clock(&self) {
         if let Some(clock) = self.clock().as_mut() {
             clock.confirm(unix_ms(), since_boot());
@@ -160,7 +162,7 @@ impl SharedStore {
         *self.loss.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a loss, or that it was confirmed.
+    /// Records a loss, or with `None` that it was confirmed.
     pub(crate) fn set_loss(&self, loss: Option<Loss>) {
         *self.loss.lock().unwrap_or_else(PoisonError::into_inner) = loss;
     }
@@ -169,7 +171,7 @@ impl SharedStore {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The figures of the last commit.
+    /// The statistics after the last commit.
     pub(crate) fn stats(&self) -> StoreStats {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -178,7 +180,7 @@ impl SharedStore {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
     }
 
-    /// Hears of changes of a namespace from now on.
+    /// Subscribes to changes of a namespace from now on.
     pub(crate) fn subscribe(self: &Arc<Self>, namespace: NamespaceId) -> Subscription {
         let receiver = self
             .waiting()
@@ -192,7 +194,7 @@ impl SharedStore {
         }
     }
 
-    /// Wakes who waits for these namespaces.
+    /// Wakes the followers that wait for these namespaces.
     pub(crate) fn wake<'a>(&self, namespaces: impl IntoIterator<Item = &'a NamespaceId>) {
         let waiting = self.waiting();
         for namespace in namespaces {
@@ -202,7 +204,7 @@ impl SharedStore {
         }
     }
 
-    /// Namespaces that somebody waits for.
+    /// Number of namespaces with a waiting follower.
     pub(crate) fn namespaces_awaited(&self) -> usize {
         self.waiting().len()
     }

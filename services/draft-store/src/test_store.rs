@@ -1,4 +1,4 @@
-//! A store on a real disk without its actor, for tests that break it off at every step.
+//! A store on a real disk without its actor, for tests that interrupt it at every step.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::writer::requests::{Append, UpdateAuthor};
 
 pub(crate) const CACHE_BYTES: u64 = 4 << 20;
 
-/// Of a document, where its length does not matter.
+/// Length of a document, where it does not matter.
 pub(crate) const TOKENS: u32 = 300;
 
 pub(crate) fn names(tenant: &str) -> Namespace {
@@ -43,14 +43,14 @@ pub(crate) fn text(document: u128, len: u32) -> Vec<u32> {
     (0..len).map(|at| at * 31 + document as u32).collect()
 }
 
-/// The store, and what it must hold of tenant a: lengths by document.
+/// A store, and what it must hold of tenant a: lengths by document.
 pub(crate) struct TestStore {
     pub(crate) dir: PathBuf,
     pub(crate) shared: SharedStore,
     pub(crate) core: Mutex<WriterCore>,
-    /// Of its log.
+    /// Number of its log.
     pub(crate) number: Mutex<u64>,
-    /// Records that were damaged when it was opened, segments that were lost, and where its log was put aside.
+    /// Damaged records found at the open. The next fields: lost segments, and where the log was moved.
     pub(crate) damaged: u64,
     pub(crate) lost: usize,
     pub(crate) quarantined: Option<PathBuf>,
@@ -91,7 +91,7 @@ impl TestStore {
         }
     }
 
-    /// Has a document go on until it has `len` tokens.
+    /// Continues a document until it has `len` tokens.
     pub(crate) fn append(
         &self,
         tenant: &str,

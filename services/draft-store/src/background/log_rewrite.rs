@@ -1,16 +1,17 @@
-//! Giving space back while the store serves: sled never shrinks, so a log that has outgrown what is in it is
-//! copied into a fresh one, which then takes its place.
+//! Copies the log into a fresh one, which then replaces it, while the store serves. sled never shrinks, so this is
+//! how space comes back.
 //!
-//! Naively one stops the writer, copies, and goes on. Here the writer goes on from the start and writes to
-//! both logs (*mirrors*), while the copy goes through the old one in small steps. Each step holds the store's
-//! lock for reading, so no commit falls into it: whatever key the copy has not reached yet it will read as
-//! the last commit left it, and whatever it has passed the mirror keeps up to date. There is nothing left to
-//! catch up with at the end, and no commit waits longer than a step. (Noting changed keys and copying them
-//! again in rounds was left: it needs a bound on the notes, and ends only if the copy is faster than the
-//! appends.)
+//! The naive way stops the writer for the copy. Here the writer goes on, and writes to both logs from the start
+//! (*mirrors*), while the copy goes through the old log in small steps. Each step holds the store's lock for reading,
+//! so no commit happens during it. A key that the copy has not reached yet will be read as the last commit left it. A
+//! key that it has passed is kept up to date by the mirror. So there is nothing to catch up with at the end, and no
+//! commit waits longer than a step.
 //!
-//! The swap is a new manifest. Before it the new log is a leftover, after it the old one is, and leftovers
-//! are deleted when the directory is opened.
+//! Recording changed keys and copying them again in rounds was rejected. It needs a bound on the record, and it ends
+//! only if the copy is faster than the appends.
+//!
+//! The new log replaces the old one when a new manifest is written. Before that the new log is a leftover, afterwards
+//! the old one is. Leftovers are deleted when the directory is opened.
 
 #[cfg(test)]
 mod tests;
@@ -26,34 +27,34 @@ use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{RecordKind, document_of};
 use crate::shared_store::{OpenStore, SharedStore};
 
-/// What is copied between two looks at the clock.
+/// Most records, and bytes, that are copied between two looks at the clock.
 const BATCH_RECORDS: usize = 64;
 const BATCH_BYTES: usize = 64 << 10;
 
-/// The copy is synced after this much, outside the lock, so that no commit meets a disk full of its writes.
+/// The copy is synced after this many bytes, outside the lock, so that no commit meets a disk busy with its writes.
 const SYNC_BYTES: usize = 1 << 20;
 
-/// So much of what the store holds may be waste in the log: one part in so many.
+/// At most one part in this many of what the store holds may be waste in the log.
 const WASTE_SHARE: u64 = 8;
 
-/// What is known of a log when it is asked whether to rewrite it.
+/// The sizes that decide whether a log is rewritten.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogSizes {
-    /// What it takes on disk.
+    /// Bytes of the log on disk.
     pub(crate) log_bytes: u64,
-    /// What its records take.
+    /// Bytes of its live records.
     pub(crate) live_bytes: u64,
-    /// What a log takes on disk that has nothing in it.
+    /// Bytes of an empty log on disk.
     pub(crate) empty_bytes: u64,
-    /// What a fresh log takes on disk beyond that per byte of its records.
+    /// Bytes on disk per byte of records in a fresh log, beyond those of an empty one.
     pub(crate) overhead: f64,
-    /// What the store holds, in segments and in the log.
+    /// Bytes that the store holds, in segments and in the log.
     pub(crate) held_bytes: u64,
 }
 
-/// Whether a log is to be rewritten: when it is so many times (`factor`) what it would be freshly written, and before
-/// that when its waste is much beside all that the store holds, so that old log and copy have room in what the store may
-/// take. Half of what is copied must be given back in any case.
+/// Whether a log is to be rewritten: when it has `factor` times the size of a fresh one, or before that when its
+/// waste is large beside all that the store holds. The second rule leaves room for the old log and the copy. A
+/// rewrite must give back at least half of what it copies.
 pub(crate) fn is_due(sizes: LogSizes, factor: u64, bytes_min: u64) -> bool {
     let fresh = sizes.live_bytes as f64 * sizes.overhead;
     let waste = sizes.log_bytes as f64 - sizes.empty_bytes as f64 - fresh;
@@ -62,20 +63,19 @@ pub(crate) fn is_due(sizes: LogSizes, factor: u64, bytes_min: u64) -> bool {
     sizes.log_bytes > bytes_min && waste > outgrown.min(much.max(fresh / 2.0))
 }
 
-/// Who owns the log that is rewritten.
+/// The owner of the log that is rewritten.
 pub(crate) trait RewriteHost {
-    /// Writes every commit to `to` as well from now on. Answers with the log that is to be copied.
+    /// Writes every commit to `to` as well from now on. Returns the log to copy.
     fn mirror(&self, to: Arc<dyn RecordLog>) -> Result<Arc<dyn RecordLog>, LogError>;
 
-    /// Puts the mirror in the place of the log, for good: the manifest names it. Answers with the bytes that
-    /// were mirrored.
+    /// Replaces the log with the mirror for good: the manifest names it. Returns the bytes that were mirrored.
     fn swap(&self, number: u64) -> Result<u64, LogError>;
 }
 
-/// What is to be done.
+/// A rewrite to be done.
 pub(crate) struct RewriteJob {
     pub(crate) dir: PathBuf,
-    /// The log's number; the fresh one gets the next.
+    /// The log's number. The fresh log gets the next one.
     pub(crate) from: u64,
     pub(crate) cache_bytes: u64,
     /// How long the copy may hold the lock at a time.
@@ -84,33 +84,33 @@ pub(crate) struct RewriteJob {
     pub(crate) stop: Arc<AtomicBool>,
 }
 
-/// How far a rewrite is; tests break it off at each.
+/// The steps of a rewrite. Tests interrupt it at each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RewriteStep {
     /// The fresh log exists.
     Created,
-    /// Commits go to both.
+    /// Commits go to both logs.
     Mirrored,
     /// Some records are copied.
     Copying,
-    /// All records are there, and durable.
+    /// All records are copied, and durable.
     Copied,
-    /// The fresh log counts.
+    /// The fresh log is in use.
     Swapped,
-    /// The old one is deleted.
+    /// The old log is deleted.
     Deleted,
 }
 
-/// What came of it.
+/// The result of a rewrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RewriteReport {
     pub(crate) before_bytes: u64,
     pub(crate) after_bytes: u64,
-    /// Bytes of the records that were written to it.
+    /// Bytes of the records written to the fresh log.
     pub(crate) written_bytes: u64,
 }
 
-/// Rewrites the log, and leaves nothing behind where that fails.
+/// Rewrites the log, and removes the leftovers if that fails.
 pub(crate) fn rewrite(
     job: &RewriteJob,
     shared: &SharedStore,
@@ -125,8 +125,8 @@ pub(crate) fn rewrite(
     outcome
 }
 
-/// Rewrites the log. Blocks for as long as it takes: for a thread of its own. `at` hears of each step, and
-/// breaks it off by an error.
+/// Rewrites the log. It blocks, so it needs a thread of its own. `at` runs at each step, and interrupts the rewrite
+/// by an error.
 pub(super) fn run(
     job: &RewriteJob,
     shared: &SharedStore,
@@ -135,7 +135,7 @@ pub(super) fn run(
 ) -> Result<RewriteReport, LogError> {
     let number = job.from + 1;
     let path = log_path(&job.dir, number);
-    // A rewrite that failed in this process may have left something.
+    // A failed rewrite of this process may have left something.
     delete_log(&job.dir, &path)?;
     let to: Arc<dyn RecordLog> = Arc::new(JournaledLog::open(
         &path,
@@ -150,7 +150,7 @@ pub(super) fn run(
     let before_bytes = from.disk_bytes();
     let mirrored_bytes = host.swap(number)?;
     at(RewriteStep::Swapped)?;
-    // sled may write when it is closed, so it goes before its files do.
+    // sled may write when it is closed, so the old log is dropped before its files are deleted.
     drop(from);
     delete_log(&job.dir, &log_path(&job.dir, job.from))?;
     at(RewriteStep::Deleted)?;
@@ -203,7 +203,7 @@ fn copy(
     Ok(copied)
 }
 
-/// Copies the records from `key` on. Answers how many bytes, and where to go on.
+/// Copies a batch of records from `key` on. Returns its bytes, and where to continue.
 fn copy_batch(
     open: &OpenStore,
     to: &dyn RecordLog,
@@ -220,7 +220,7 @@ fn copy_batch(
         }
         let more = seen < BATCH_RECORDS && bytes < BATCH_BYTES;
         if !more {
-            // The least key above this one.
+            // The lowest key above this one.
             last = Some([key, &[0]].concat());
         }
         more
@@ -231,8 +231,8 @@ fn copy_batch(
     Ok((bytes, last))
 }
 
-/// Not the identity, which says that a log is complete; and no records of documents that are not there or
-/// sealed: what was salvaged from a damaged log has such.
+/// Whether a record is copied. The identity is not, since it says that a log is complete. Records of documents that
+/// do not exist or are sealed are not, either: a salvaged log has such.
 fn is_wanted(open: &OpenStore, key: &[u8]) -> bool {
     let of_document = [RecordKind::Head, RecordKind::Piece, RecordKind::State]
         .iter()

@@ -1,8 +1,8 @@
-//! Making a segment: of documents that are in the log, or of other segments.
+//! Makes a segment from documents in the log, or from other segments.
 //!
-//! The thread reads a few documents at a time under the store's lock for reading, and holds nothing while it
-//! sorts and writes. What changed meanwhile is found by the commit that installs the segment: such a document
-//! stays where it is, and is marked as gone in the new file.
+//! The thread reads a few documents at a time under the store's lock for reading. It holds no lock while it sorts and
+//! writes. The commit that installs the segment finds what changed meanwhile: such a document stays where it is, and
+//! is marked as gone in the new segment.
 
 #[cfg(test)]
 mod tests;
@@ -23,14 +23,14 @@ use crate::segments::{
 };
 use crate::shared_store::{OpenStore, SharedStore};
 
-/// How long the lock is held for documents that are read from the log. A busy store commits between any two holds, so
-/// much less would have it store faster than it seals.
+/// How long the lock is held while documents are read from the log. A busy store commits between any two reads, so
+/// with a much shorter time it would store faster than it seals.
 const LOCK_HELD_MAX: Duration = Duration::from_millis(20);
 
 /// Documents of a segment that are looked up under one lock.
 const LOOKS_PER_LOCK: usize = 4_096;
 
-/// What is to be done.
+/// A segment to be made.
 pub(crate) struct SealJob {
     pub(crate) dir: PathBuf,
     /// The number of the new segment.
@@ -38,23 +38,23 @@ pub(crate) struct SealJob {
     pub(crate) namespace: NamespaceId,
     pub(crate) names: Option<Namespace>,
     pub(crate) source: SegmentSource,
-    /// Ends the work early.
+    /// Ends the job early.
     pub(crate) stop: Arc<AtomicBool>,
 }
 
-/// A document as it was taken in.
+/// A document as it was included in the segment.
 pub(crate) struct IncludedDocument {
     pub(crate) document: DocumentId,
     pub(crate) state: StateRecord,
-    /// Where its pieces start in the log.
+    /// Start positions of its pieces in the log.
     pub(crate) pieces: Vec<u32>,
 }
 
-/// A segment that is durable, and to be named.
+/// A segment that is durable, and not yet in use.
 pub(crate) struct NewSegment {
-    /// `None` when nothing was left of the sources.
+    /// `None` if nothing was left of the sources.
     pub(crate) sealed: Option<Arc<SegmentFile>>,
-    /// Its documents, by number.
+    /// Its documents, in order of their numbers.
     pub(crate) taken: Vec<IncludedDocument>,
     /// The segments that it replaces.
     pub(crate) sources: Vec<SegmentId>,
@@ -63,28 +63,28 @@ pub(crate) struct NewSegment {
     pub(crate) damaged: Vec<DocumentKey>,
 }
 
-/// Who owns the store.
+/// The owner of the store.
 pub(crate) trait SealHost {
-    /// Names the new segment in the place of what it was made of, durably.
+    /// Puts the new segment into use in place of its sources, durably.
     fn install(&self, product: NewSegment) -> Result<(), LogError>;
 }
 
-/// How far the work is; tests break it off at each.
+/// The steps of a job. Tests interrupt it at each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SealStep {
     /// Everything is read.
     Read,
-    /// The file is written under another name.
+    /// The file is written under a temporary name.
     Written,
-    /// It has its name.
+    /// The file has its final name.
     Renamed,
-    /// It counts.
+    /// The segment is in use.
     Installed,
-    /// What it replaces is deleted.
+    /// The segments that it replaces are deleted.
     Deleted,
 }
 
-/// What came of it.
+/// The result of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SealReport {
     pub(crate) documents: u64,
@@ -92,8 +92,8 @@ pub(crate) struct SealReport {
     pub(crate) bytes: u64,
 }
 
-/// Makes a segment. Blocks for as long as it takes: for a thread of its own. `at` hears of each step, and breaks it
-/// off by an error. What a failure leaves is for [`clear`].
+/// Makes a segment. It blocks, so it needs a thread of its own. `at` runs at each step, and interrupts the job by an
+/// error. After a failure, call [`clear`].
 pub(crate) fn run(
     job: &SealJob,
     shared: &SharedStore,
@@ -117,7 +117,7 @@ pub(crate) fn run(
     Ok(made)
 }
 
-/// Deletes what a job that failed may have left of a segment that does not count.
+/// Deletes the files that a failed job may have left.
 pub(crate) fn clear(dir: &Path, segment: SegmentId) -> Result<(), LogError> {
     let target = path(dir, segment);
     let leftovers: Vec<PathBuf> = [target.with_extension("new"), target]
@@ -203,7 +203,7 @@ fn with_open<T>(
     look(open)
 }
 
-/// What goes into the segment.
+/// The documents that go into the segment.
 #[derive(Default)]
 struct JobInput {
     entries: Vec<SegmentEntry>,
@@ -274,7 +274,7 @@ impl JobInput {
             let mounted = open.catalog.segments().get(segment);
             Ok(mounted.map(|mounted| mounted.sealed.clone()))
         })?;
-        // Its last document went since it was chosen.
+        // Its last document was removed since it was chosen.
         let Some(sealed) = sealed else { return Ok(()) };
         let documents: Vec<(u32, DocumentId)> = sealed
             .states()
@@ -299,7 +299,7 @@ impl JobInput {
             })?;
         }
         for (number, used_ms) in numbers.into_iter().zip(used_ms) {
-            // All were read when the file was opened.
+            // All of them were read when the file was opened.
             let Ok(mut entry) = sealed.entry(number) else {
                 continue;
             };

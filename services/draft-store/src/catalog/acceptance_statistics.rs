@@ -1,10 +1,10 @@
-//! How much the log holds of what drafts are worth, by namespace.
+//! How much space the acceptance statistics of each namespace take in the log.
 
 use std::collections::HashMap;
 
 use refrain_protocol::NamespaceId;
 
-/// Records and bytes of them.
+/// Number of records and their bytes, per namespace and in total.
 #[derive(Default)]
 pub(super) struct StatisticsSizes {
     pub(super) namespaces: HashMap<NamespaceId, (usize, u64)>,
@@ -24,7 +24,7 @@ impl StatisticsSizes {
         self.bytes = self.bytes + bytes - before.map_or(0, |(_, bytes)| bytes);
     }
 
-    /// Takes one record more into account.
+    /// Counts one more record.
     pub(super) fn found(&mut self, namespace: NamespaceId, record_bytes: u64) {
         let known = self.namespaces.get(&namespace).copied();
         let (parts, bytes) = known.unwrap_or_default();

@@ -39,7 +39,8 @@ impl Catalog {
         parts
     }
 
-    /// Ends the exports of all namespaces that an erasure hits. Also of what was evicted: no removal will tell of that.
+    /// Ends the exports of all namespaces that an erasure hits. This includes documents that were evicted meanwhile,
+    /// which no removal would report.
     pub(crate) fn end_exports(&self, mark: &ErasureRecord) {
         for (namespace, names) in self.namespaces() {
             if mark.hits_namespace(names.as_ref()) {

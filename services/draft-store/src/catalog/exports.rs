@@ -1,15 +1,14 @@
-//! Exports under way: the one moment that each of them tells, whatever happens meanwhile.
+//! Exports in progress. Each shows one moment, whatever happens meanwhile.
 //!
-//! Naively one copies everything first, or holds everybody off. Here an export begins with a list, made under one
-//! lock: the segments, with a bit for each document that counts, and the state of each document that is in the log.
-//! Segments never change, so holding on to their files is enough for what is in them. A document in the log is read
-//! when its turn comes, and up to its length of then: what is appended later is beyond that, and sealing and merging
-//! change where a text stands and not the text. Only who cuts or removes such a document first puts its text of then
-//! aside, in the same commit.
+//! The naive way copies everything first, or blocks all writers. Here an export begins with a list, made under one
+//! lock: the segments with a bit for each live document, and the state of each document in the log. Segments never
+//! change, so keeping their files is enough. A document in the log is read when its turn comes, up to its listed
+//! length. Later appends are beyond that length, and sealing and merging move a text without changing it. Only a
+//! commit that cuts or removes such a document first puts a copy aside.
 //!
-//! What that may hold on to is bounded, in memory and in deleted files; past it the export ends. An erasure ends the
-//! exports of the namespaces that it hits, when it begins and once more before it is answered: nothing keeps what is
-//! erased, and no export is complete that tells it.
+//! Copies in memory and kept files of deleted segments are bounded; beyond the bounds the export ends. An erasure
+//! ends the exports of the namespaces that it hits, when it begins and again before it is answered. So nothing keeps
+//! erased text, and no complete export contains it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,7 +21,7 @@ use crate::config::DraftStoreConfig;
 use crate::record::{DocumentKey, SegmentId, StateRecord, finish_of};
 use crate::segments::{LiveDocuments, SegmentFile};
 
-/// The limits; see [`crate::DraftStoreConfig`].
+/// The limits of an export; see [`crate::DraftStoreConfig`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExportLimits {
     pub(crate) exports_max: usize,
@@ -43,7 +42,7 @@ impl From<&DraftStoreConfig> for ExportLimits {
 }
 
 impl ExportLimits {
-    /// Of a store that nobody else uses, and that does not change.
+    /// No limits, for a store that nobody else uses and that does not change.
     pub(crate) const NONE: ExportLimits = ExportLimits {
         exports_max: usize::MAX,
         held_bytes_max: u64::MAX,
@@ -52,34 +51,34 @@ impl ExportLimits {
     };
 }
 
-/// Why an export ended before it was through.
+/// Why an export ended before it was complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExportEnd {
-    /// Something of it was erased.
+    /// Part of it was erased.
     Erased,
-    /// Too much was put aside for it.
+    /// Too much had to be put aside for it.
     Held,
-    /// What it is to tell is a longer list than it may hold; it has not begun.
+    /// Its list is longer than it may hold, so it has not begun.
     List,
     /// Too many bytes of deleted segments were kept for it.
     Disk,
 }
 
-/// Where a document of an export stands.
+/// Where the export reads a document from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ExportSource {
-    /// Which of the segments, and its number there.
+    /// Index of the segment in the list, and the document's number in it.
     Sealed(u32, u32),
-    /// Which of those that were in the log.
+    /// Index among the documents that were in the log.
     Unsealed(u32),
 }
 
-/// What an export tells of one namespace.
+/// The documents of one namespace in an export.
 pub(crate) struct ExportedNamespace {
     pub(crate) namespace: NamespaceId,
     pub(crate) names: Namespace,
     pub(super) sealed: Vec<(Arc<SegmentFile>, LiveDocuments)>,
-    /// In order of their ids.
+    /// Documents that were in the log, in order of their ids.
     unsealed: Vec<(DocumentId, StateRecord)>,
     order: OnceLock<Vec<(u64, ExportSource)>>,
 }
@@ -99,7 +98,7 @@ impl ExportedNamespace {
         }
     }
 
-    /// Its documents in order of their last change. Reads all records of its segments, the first time.
+    /// Its documents in order of their last change. The first call reads all records of its segments.
     pub(crate) fn order(&self) -> &[(u64, ExportSource)] {
         self.order.get_or_init(|| {
             let sealed = (0..).zip(&self.sealed).flat_map(|(at, (sealed, live))| {
@@ -131,7 +130,7 @@ impl ExportedNamespace {
         Some(&self.unsealed.get(at.ok()?)?.1)
     }
 
-    /// Memory that it takes, its order included.
+    /// Memory that it takes, in bytes, including the order.
     fn bytes(&self) -> u64 {
         let live: u64 = self
             .sealed
@@ -152,12 +151,12 @@ pub(crate) struct ExportSnapshot {
     held: Mutex<ExportHoldings>,
 }
 
-/// What is kept for an export, beyond its list.
+/// What is kept for an export besides its list.
 #[derive(Default)]
 struct ExportHoldings {
     texts: HashMap<DocumentKey, DocumentUpdate>,
     bytes: u64,
-    /// Of segments that do not count any more.
+    /// Bytes of segments that are no longer in use.
     disk_bytes: u64,
 }
 
@@ -173,7 +172,7 @@ impl ExportSnapshot {
         self.parts.get(at.ok()?)
     }
 
-    /// What was put aside of a document.
+    /// The copy of a document that was put aside.
     pub(crate) fn put_aside(&self, key: DocumentKey) -> Option<DocumentUpdate> {
         self.held().texts.get(&key).cloned()
     }
@@ -185,7 +184,7 @@ impl ExportSnapshot {
         is_listed.is_some() && !self.held().texts.contains_key(&key)
     }
 
-    /// Puts aside what a document was, of what it is now.
+    /// Puts aside a document as it was when the export began, made from what it is now.
     fn keep(&self, key: DocumentKey, now: &DocumentUpdate) -> Result<(), ExportEnd> {
         let part = self.part(key.namespace);
         let Some(then) = part.and_then(|part| part.unsealed(key.document)) else {
@@ -216,7 +215,7 @@ impl ExportSnapshot {
     }
 }
 
-/// A document as it was in an earlier state, of what it has become by appends alone.
+/// A document as it was in an earlier state, given what appends have made of it since.
 pub(crate) fn as_then(mut update: DocumentUpdate, then: &StateRecord) -> DocumentUpdate {
     update.tokens.truncate(then.len as usize);
     update.epoch = then.epoch;
@@ -234,7 +233,7 @@ fn live(known: &BTreeMap<u64, ExportEntry>) -> impl Iterator<Item = &Arc<ExportS
     all.filter_map(|known| known.snapshot.as_ref().ok())
 }
 
-/// See the module.
+/// All exports in progress, and the reasons why others ended.
 #[derive(Default)]
 pub(crate) struct Exports {
     known: Mutex<BTreeMap<u64, ExportEntry>>,
@@ -245,8 +244,8 @@ impl Exports {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins an export with this number: all namespaces whose names are wanted, as they are now. `None` when as many
-    /// are under way as may be, and [`ExportEnd::List`] when the list alone is too long.
+    /// Begins an export with this number; `list` returns its namespaces in order, as they are now. `None` if the
+    /// limit of exports is reached, and [`ExportEnd::List`] if the list alone is too long.
     pub(crate) fn begin(
         &self,
         number: u64,
@@ -274,7 +273,7 @@ impl Exports {
             snapshot: Ok(snapshot.clone()),
             used: Instant::now(),
         };
-        // Once more: others may have begun while this one was listed.
+        // Checks the limit again: others may have begun while this export was listed.
         let mut all = self.lock();
         if live(&all).count() >= limits.exports_max {
             return None;
@@ -283,7 +282,7 @@ impl Exports {
         Some(Ok(snapshot))
     }
 
-    /// An export under way, or why it ended; `None` when nobody knows it (any more).
+    /// An export in progress, or why it ended. `None` if it is unknown or forgotten.
     pub(crate) fn get(&self, number: u64) -> Option<Result<Arc<ExportSnapshot>, ExportEnd>> {
         let mut known = self.lock();
         let known = known.get_mut(&number)?;
@@ -291,17 +290,17 @@ impl Exports {
         Some(known.snapshot.clone())
     }
 
-    /// Forgets an export: it is through, or its caller has heard why it is not.
+    /// Forgets an export that is complete, or whose caller knows why it ended.
     pub(crate) fn forget(&self, number: u64) {
         self.lock().remove(&number);
     }
 
-    /// Forgets exports that nobody asks for.
+    /// Forgets exports that nobody asked for during `idle`.
     pub(crate) fn expire(&self, idle: Duration) {
         self.lock().retain(|_, known| known.used.elapsed() < idle);
     }
 
-    /// How many are under way, and the bytes of memory and of deleted files that are held for them.
+    /// Number of exports in progress, and the bytes of memory and of deleted files held for them.
     pub(crate) fn sizes(&self) -> (usize, u64, u64) {
         let known = self.lock();
         live(&known).fold((0, 0, 0), |(count, bytes, disk_bytes), snapshot| {
@@ -310,7 +309,7 @@ impl Exports {
         })
     }
 
-    /// Ends those for which it says so; what they hold is let go.
+    /// Ends the exports for which `ends` returns an error, and frees what they hold.
     fn end(&self, ends: impl Fn(&ExportSnapshot) -> Result<(), ExportEnd>) {
         for known in self.lock().values_mut() {
             if let Ok(snapshot) = &known.snapshot
@@ -321,7 +320,7 @@ impl Exports {
         }
     }
 
-    /// Whether a document is to be put aside before it is cut or removed.
+    /// Whether a document must be put aside before it is cut or removed.
     pub(crate) fn want(&self, key: DocumentKey) -> bool {
         let known = self.lock();
         live(&known).any(|snapshot| snapshot.wants(key))
@@ -335,7 +334,7 @@ impl Exports {
         });
     }
 
-    /// Something of a namespace is erased.
+    /// Ends the exports of a namespace of which something is erased.
     pub(crate) fn erased(&self, namespace: NamespaceId) {
         self.end(|snapshot| match snapshot.part(namespace) {
             Some(_) => Err(ExportEnd::Erased),
@@ -343,7 +342,7 @@ impl Exports {
         });
     }
 
-    /// A segment of so many bytes does not count any more.
+    /// Counts a segment of `bytes` bytes that is no longer in use, and ends the exports for which that is too much.
     pub(crate) fn unmounted(&self, segment: SegmentId, bytes: u64) {
         self.end(|snapshot| snapshot.unmounted(segment, bytes));
     }

@@ -1,4 +1,4 @@
-//! What changed, in order: for those who follow a namespace or a group.
+//! Reading changes in order, for followers of a namespace or a group.
 
 use refrain_protocol::NamespaceId;
 use refrain_protocol::document::FeedCursor;
@@ -53,13 +53,13 @@ impl Catalog {
         self.groups.cursor(self.generation, group, sequence)
     }
 
-    /// The position of a cursor in a group's log, `None` when it means nothing here.
+    /// The position of a cursor in a group's log. `None` if the cursor is not valid here.
     pub(crate) fn group_position(&self, group: &GroupKey, cursor: FeedCursor) -> Option<u64> {
         self.groups
             .position(self.generation, self.head, group, cursor)
     }
 
-    /// The last change of a namespace, 0 before the first. It does not depend on what happens in others.
+    /// Sequence of the last change of a namespace, or 0 before the first. It does not depend on other namespaces.
     pub(crate) fn last_change(&self, namespace: NamespaceId) -> u64 {
         let entry = self.namespaces.get(&namespace);
         entry.map_or(0, |entry| entry.feed.last())
@@ -75,7 +75,7 @@ impl Catalog {
         feed::cursor(self.generation, record, sequence)
     }
 
-    /// The position of a cursor, `None` when it means nothing here.
+    /// The position of a cursor in a namespace's feed. `None` if the cursor is not valid here.
     pub(crate) fn position(&self, namespace: NamespaceId, cursor: FeedCursor) -> Option<u64> {
         let record = self
             .namespaces

@@ -1,9 +1,9 @@
-//! Groups of samples of one prompt: whose documents they are, and who left.
+//! Groups of samples of one prompt: which documents are members, and which have left.
 //!
-//! A group's log is the updates of its documents, in the order of the namespace's own feed. So there is no
-//! second log: a group knows its documents, a reader merges the feed entries of these by sequence, and what
-//! is kept besides is who left, and when. It lives in memory only. After a restart its members register it
-//! again, and its log begins with what is appended from then on.
+//! A group's log consists of the updates of its documents, in the order of the namespace's feed. So there is no
+//! second log. A group knows its documents, a reader merges their feed entries by sequence, and only the departures
+//! are recorded. Groups live in memory only. After a restart they are registered again, and their logs begin with
+//! what is appended from then on.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use refrain_protocol::{DocumentId, NamespaceId};
 
 use crate::record::DocumentKey;
 
-/// Departures that a group remembers. Past it its followers start over.
+/// Departures that a group remembers. Beyond it the group's followers start over.
 const DEPARTURES_MAX: usize = 4_096;
 
 /// A group's name within the store.
@@ -24,27 +24,27 @@ struct Member {
 }
 
 struct Group {
-    /// The sequence at its registration: cursors of an earlier group of this name are void.
+    /// The sequence at its registration. Cursors of an earlier group of this name are invalid.
     born: u64,
     expires_ms: u64,
-    /// Of the newest document. Those of older weights have left.
+    /// Weight version of the newest document. Documents of older weights have left.
     weight_version: u64,
     tokens: u64,
     members: HashMap<DocumentId, Member>,
-    /// UpdateAuthor sequence, in order.
+    /// Departures by sequence, in order.
     departures: Vec<(u64, DocumentId)>,
 }
 
-/// What came of an update.
+/// The result of adding an update to a group.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Enrolment {
-    /// Documents that are to leave; each with a sequence of its own.
+    /// Documents that must leave, each with a sequence of its own.
     pub(crate) leaving: Vec<DocumentKey>,
     /// The group has no room for the document.
     pub(crate) is_full: bool,
 }
 
-/// See the module.
+/// All registered groups.
 #[derive(Default)]
 pub(crate) struct Groups {
     groups: HashMap<GroupKey, Group>,
@@ -60,7 +60,7 @@ impl Groups {
         self.groups.contains_key(key)
     }
 
-    /// Registers a group, or renews it. Answers with the documents whose weights are too old for it now.
+    /// Registers a group, or renews it. Returns the documents whose weights are now too old for it.
     pub(crate) fn register(
         &mut self,
         key: GroupKey,
@@ -81,7 +81,7 @@ impl Groups {
         group.renew(namespace, weight_version)
     }
 
-    /// A document of a group has `tokens` tokens now.
+    /// Records that a document of a group now has `tokens` tokens.
     pub(crate) fn enrol(
         &mut self,
         key: DocumentKey,
@@ -94,7 +94,7 @@ impl Groups {
         let Some(group) = self.groups.get_mut(&name) else {
             return Enrolment::default();
         };
-        // A document belongs to the group that it began in.
+        // A document stays in the group that it began in.
         let elsewhere = self
             .by_document
             .get(&key)
@@ -136,7 +136,8 @@ impl Groups {
         enrolment
     }
 
-    /// A document is told to be gone, as the change numbered `sequence`. It stays a member if it comes again.
+    /// Records that followers were told to drop a document, as the change numbered `sequence`. Unless it is gone for
+    /// good, it stays a member.
     pub(crate) fn depart(&mut self, key: DocumentKey, sequence: u64, for_good: bool) {
         let Some(name) = self.by_document.get(&key) else {
             return;
@@ -158,7 +159,7 @@ impl Groups {
         }
     }
 
-    /// Drops groups whose time is over.
+    /// Drops groups whose time to live is over.
     pub(crate) fn expire(&mut self, now_ms: u64) {
         let before = self.groups.len();
         self.groups.retain(|_, group| group.expires_ms > now_ms);
@@ -175,7 +176,7 @@ impl Groups {
             .filter(|group| group.expires_ms > now_ms)
     }
 
-    /// Whether a group is there.
+    /// Whether a group is registered, and its time to live is not over.
     pub(crate) fn is_live(&self, key: &GroupKey, now_ms: u64) -> bool {
         self.live(key, now_ms).is_some()
     }
@@ -204,7 +205,7 @@ impl Groups {
         }
     }
 
-    /// The position of a cursor, `None` when it means nothing (any more).
+    /// The position of a cursor. `None` if the cursor is not valid here, or no longer.
     pub(super) fn position(
         &self,
         generation: u64,
@@ -219,7 +220,7 @@ impl Groups {
 }
 
 impl Group {
-    /// Takes note of newer weights. Answers with the members that are of older ones.
+    /// Adopts newer weights. Returns the members with older ones.
     fn renew(&mut self, namespace: NamespaceId, weight_version: u64) -> Vec<DocumentKey> {
         if weight_version <= self.weight_version {
             return Vec::new();

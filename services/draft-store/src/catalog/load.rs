@@ -13,21 +13,21 @@ use crate::record::{
 use crate::segments::{FoundSegments, Marks};
 use crate::{codec, record};
 
-/// What was read.
+/// The catalog as it was read, and what was damaged.
 pub(crate) struct LoadedCatalog {
     pub(crate) catalog: Catalog,
-    /// Documents whose state could not be read: to be removed, and their followers told.
+    /// Documents whose state is damaged. They must be removed, and their followers told.
     pub(crate) damaged: Vec<DocumentKey>,
-    /// Records that could not be read, of any kind.
+    /// Damaged records of any kind.
     pub(crate) damaged_records: u64,
     /// Segments whose file is missing or damaged.
     pub(crate) lost_segments: usize,
-    /// Removals of what stands for damaged records, to go into the next commit.
+    /// Writes that repair or remove damaged records, for the next commit.
     pub(crate) repairs: Batch,
 }
 
-/// Reads everything but the text. `found` are the segments that count. `random` makes feed eras unlike any before
-/// it where one is lost.
+/// Reads everything but the text. `found` are the segments in use. `random` gives a damaged feed an era that no
+/// cursor has.
 pub(crate) fn load(
     log: &dyn RecordLog,
     store: StoreRecord,
@@ -51,7 +51,7 @@ pub(crate) fn load(
     Ok(loaded)
 }
 
-/// Reads all records of one kind; `visit` gets the key and the record, or `None` in place of a damaged one.
+/// Reads all records of one kind. `visit` gets the key and the record, or `None` for a damaged one.
 fn each<T: bincode::Decode<()>>(
     log: &dyn RecordLog,
     kind: RecordKind,
@@ -94,7 +94,7 @@ fn load_namespaces(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
                     },
                 );
             }
-            // The next call for it brings the names again.
+            // The next call for the namespace brings its names again.
             _ => repairs.remove(key.to_vec()),
         }
     })?;
@@ -117,7 +117,7 @@ fn load_feeds(
             repairs.remove(key.to_vec());
             return;
         };
-        // Without it nobody can tell which tombstones were trimmed: everybody starts over.
+        // Without the record nobody knows which tombstones were trimmed, so all followers start over.
         let record = record.unwrap_or_else(|| {
             let record = FeedRecord {
                 floor: 0,
@@ -133,7 +133,7 @@ fn load_feeds(
     Ok(())
 }
 
-/// How much there is of what drafts are worth; what is damaged is found when it is read.
+/// Counts the records of acceptance statistics. Damage in them is found when they are read.
 fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
     let (from, to) = RecordKind::AcceptanceStatistics.range();
     log.scan(&from, &to, &mut |key, value| {
@@ -141,7 +141,7 @@ fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
             Some(id) => {
                 let bytes = (key.len() + value.len()) as u64;
                 loaded.catalog.statistics.found(id, bytes);
-                // Its names may be lost, and it may have no documents: an erasure is to find it all the same.
+                // Its names may be lost, and it may have no documents. An erasure must find it all the same.
                 loaded.catalog.introduce_nameless(id);
             }
             None => loaded.repairs.remove(key.to_vec()),
@@ -189,14 +189,14 @@ fn load_marks(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<Marks, 
         (Some(segment), Some(chunk), Some(MarksRecord(marked))) => {
             marks.insert((segment, chunk), marked);
         }
-        // What was evicted of these documents comes back, and is evicted again. What was erased does not: its
-        // segment was rewritten before that was answered.
+        // Documents that were evicted come back, and are evicted again. Erased ones do not: their segment was
+        // rewritten before the erasure was answered.
         _ => repairs.remove(key.to_vec()),
     })?;
     Ok(marks)
 }
 
-/// Names of segments in the log as they are to be: those taken in are, those lost are not.
+/// Prepares the repairs of the log's segment names: adopted segments are named, lost ones are not.
 fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32) {
     for sealed in &found.sealed {
         if let Some(names) = sealed.names()
@@ -215,8 +215,8 @@ fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32
     }
     for (segment, namespace) in &found.lost {
         loaded.repairs.remove(record::segment_key(*segment));
-        // Its followers hold documents that nobody will tell them to drop: they start over. Where nobody knows whose
-        // they were, all do.
+        // The followers of a lost segment hold documents that nobody will tell them to drop, so they start over. If
+        // its namespace is unknown, all followers do.
         let namespaces: Vec<NamespaceId> = match namespace {
             Some(namespace) => vec![*namespace],
             None => loaded.catalog.namespaces.keys().copied().collect(),
@@ -235,7 +235,7 @@ fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32
     }
 }
 
-/// Documents that are in a segment, by what is marked of them.
+/// The documents in segments, as their marks have changed them.
 fn sealed_documents<'a>(
     found: &'a FoundSegments,
     marks: &'a Marks,
@@ -293,8 +293,8 @@ fn load_documents(
     })?;
     let sealed = sealed_documents(&found, &marks);
     states.extend(sealed.map(|(key, state, slot)| (key, state, Some(slot))));
-    // Only what was salvaged or taken in may be there twice. The later change counts, and of two copies of it the
-    // one in the newer segment, which a sort that keeps their order puts last.
+    // Only salvaged or adopted documents can occur twice. The later change wins. Of two copies of the same change,
+    // the one in the newer segment wins, since a stable sort puts it last.
     states.sort_by_key(|(key, state, slot)| (*key, state.sequence, slot.map(|slot| slot.segment)));
     states.dedup_by(|later, earlier| {
         let same = later.0 == earlier.0;
@@ -311,7 +311,7 @@ fn load_documents(
         if slot.is_some() {
             catalog.settle_in(key, slot, state.bytes);
         }
-        // One entry each, at the last change: where the earlier ones were matters to nobody.
+        // Each document gets one feed entry, at its last change. The earlier ones are not needed.
         let entry = catalog.introduce_nameless(key.namespace);
         if let Some(document) = entry.documents.get_mut(&key.document) {
             document.boundaries = vec![(state.sequence, 0)];
@@ -355,7 +355,7 @@ fn load_tombstones(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
             }
         }
     })?;
-    // Who has not passed a lost tombstone starts over, as after a trim.
+    // A follower that has not passed a lost tombstone starts over, as after a trim.
     for (namespace, sequence) in lost {
         let feed = catalog.feed_mut(namespace);
         feed.forget_until(sequence);

@@ -1,4 +1,4 @@
-//! The order in which documents were used, and what each tenant holds.
+//! The order in which documents were used, and how much each tenant stores.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use lru::LruCache;
 
 use crate::record::DocumentKey;
 
-/// What a document or a tenant holds.
+/// Tokens and bytes of a document, or of all documents of a tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StoredSize {
     tokens: u64,
@@ -28,10 +28,10 @@ impl StoredSize {
     }
 }
 
-/// What one tenant holds.
+/// The documents of one tenant.
 struct TenantUse {
     sizes: StoredSize,
-    /// Least recently used first; the value is a stamp of the store-wide clock of uses.
+    /// Least recently used first. The value is the time of use on the store-wide counter.
     order: LruCache<DocumentKey, u64>,
 }
 
@@ -44,7 +44,7 @@ impl Default for TenantUse {
     }
 }
 
-/// See the module.
+/// The order of use of all documents, by tenant.
 #[derive(Default)]
 pub(super) struct RecencyOrder {
     clock: u64,
@@ -56,8 +56,8 @@ impl RecencyOrder {
         self.tenants.entry(name.clone()).or_default()
     }
 
-    /// A document was used now, and takes the second of the sizes instead of the first. A static one has no place in
-    /// the order: nothing pushes it out.
+    /// Records that a document was used now, and that its size changed from the first to the second. A static
+    /// document has no position in the order, since nothing evicts it.
     pub(super) fn put(
         &mut self,
         tenant: &Arc<str>,
@@ -76,19 +76,19 @@ impl RecencyOrder {
         }
     }
 
-    /// A document takes `after` instead of `before`.
+    /// Records that the size of a document changed.
     pub(super) fn resize(&mut self, tenant: &Arc<str>, before: StoredSize, after: StoredSize) {
         self.tenant(tenant).sizes.change(before, after);
     }
 
-    /// A document is gone.
+    /// Removes a document.
     pub(super) fn take(&mut self, tenant: &Arc<str>, key: DocumentKey, sizes: StoredSize) {
         let tenant = self.tenant(tenant);
         tenant.sizes.change(sizes, StoredSize::default());
         tenant.order.pop(&key);
     }
 
-    /// Gives documents, with their sizes, to another tenant in the order in which they were used.
+    /// Moves documents, with their sizes, to another tenant. The order of use is kept.
     pub(super) fn move_to(
         &mut self,
         from: &Arc<str>,
@@ -111,14 +111,13 @@ impl RecencyOrder {
         }
     }
 
-    /// The least recently used document of a tenant that holds more tokens or bytes than its `quota`, and whether it is
-    /// tokens.
+    /// The least recently used document of a tenant above its `quota`, and whether it is above it in tokens.
     pub(super) fn victim(&self, quota: impl Fn(&str) -> (u64, u64)) -> Option<(DocumentKey, bool)> {
         let mut over = self.tenants.iter().filter_map(|(name, tenant)| {
             let (tokens_max, bytes_max) = quota(name);
             let in_tokens = tenant.sizes.tokens > tokens_max;
             let is_over = in_tokens || tenant.sizes.bytes > bytes_max;
-            // One that holds nothing but static documents has none to give.
+            // A tenant that has only static documents has nothing to evict.
             let (key, _) = tenant.order.peek_lru().filter(|_| is_over)?;
             Some((*key, in_tokens))
         });
@@ -127,8 +126,8 @@ impl RecencyOrder {
 
     /// The least recently used document of all.
     pub(super) fn oldest(&self) -> Option<DocumentKey> {
-        // One look per tenant instead of a second list of all documents (84 bytes each). A store has some
-        // thousand tenants at most, and evicts far more seldom than it appends.
+        // One look per tenant, instead of a second list of all documents (84 bytes each). A store has a few thousand
+        // tenants at most, and evicts far more seldom than it appends.
         self.tenants
             .values()
             .filter_map(|tenant| tenant.order.peek_lru())

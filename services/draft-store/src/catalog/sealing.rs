@@ -1,4 +1,4 @@
-//! Which documents are sealed, and where.
+//! Which documents are sealed, where, and which could be sealed next.
 
 use std::sync::Arc;
 
@@ -10,28 +10,28 @@ use crate::record::{DocumentKey, SegmentId, SegmentSlot, StateRecord};
 use crate::segments::{CountedDocument, MountedSegment, SealCandidates, SegmentFile, Segments};
 
 impl Catalog {
-    /// The segments.
+    /// All segments in use.
     pub(crate) fn segments(&self) -> &Segments {
         &self.segments
     }
 
-    /// Where a document is sealed; `None` when it is in the log or nowhere.
+    /// The segment and the position of a sealed document. `None` if it is in the log, or unknown.
     pub(crate) fn sealed(&self, key: DocumentKey) -> Option<(&SegmentFile, SegmentSlot)> {
         let slot = self.document(key)?.slot?;
         Some((&*self.segments.get(slot.segment)?.sealed, slot))
     }
 
-    /// Takes in a segment without any documents.
+    /// Adds a segment, still without documents.
     pub(crate) fn mount(&mut self, sealed: Arc<SegmentFile>) {
         self.segments.mount(sealed);
     }
 
-    /// Drops a segment that no document is in any more.
+    /// Removes a segment without documents.
     pub(crate) fn unmount(&mut self, segment: SegmentId) {
         self.segments.unmount(segment);
     }
 
-    /// Notes where a document stands from now on, and the bytes that it takes there.
+    /// Records the new position of a document, and the bytes that it takes there.
     pub(crate) fn settle_in(&mut self, key: DocumentKey, slot: Option<SegmentSlot>, bytes: u32) {
         let Some(document) = self.document_mut(key) else {
             return;
@@ -48,13 +48,13 @@ impl Catalog {
         self.uses.resize(&tenant, sizes(before), sizes(after));
     }
 
-    /// The names of a namespace, where they are known.
+    /// The names of a namespace, if they are known.
     pub(crate) fn names(&self, namespace: NamespaceId) -> Option<&Namespace> {
         self.namespaces.get(&namespace)?.names.as_ref()
     }
 
-    /// The segments of a namespace, oldest first, each with the numbers of its documents that do not count, and the
-    /// documents that are in none, the longest unchanged first. Costs a look at each of those.
+    /// The segments of a namespace, oldest first, each with the numbers of its removed documents. Also the documents
+    /// in no segment, the ones unchanged for longest first. The cost is a look at each of those.
     pub(crate) fn sealed_and_others(
         &self,
         namespace: NamespaceId,
@@ -98,8 +98,8 @@ impl Catalog {
         states
     }
 
-    /// The documents of a namespace that are in the log and will not go on, as far as can be told: finished and
-    /// stored before `finished_ms`, or not heard of since `silent_ms`.
+    /// The documents of a namespace in the log that will probably not continue: finished ones stored before
+    /// `finished_ms`, and others that are silent since `silent_ms`.
     pub(crate) fn at_rest(
         &self,
         namespace: NamespaceId,

@@ -1,4 +1,4 @@
-//! The catalog itself.
+//! The catalog itself: documents by namespace, and the changes that a commit makes to them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::catalog::recency::{RecencyOrder, StoredSize};
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
 
-/// Bytes of keys and values that are not counted one by one.
+/// Approximate bytes of the key and value of records that are not counted one by one.
 const STATE_BYTES: u64 = 100;
 const TOMBSTONE_BYTES: u64 = 57;
 const NAMESPACE_BYTES: u64 = 150;
 const SEGMENT_BYTES: u64 = 50;
 const MARKS_BYTES: u64 = 80;
 
-/// One namespace.
+/// The documents and the feed of one namespace.
 pub(super) struct NamespaceEntry {
-    /// `None` when its record was damaged and nobody has called for it since.
+    /// `None` if the record of its names was damaged, and nobody has called for the namespace since.
     pub(super) names: Option<Namespace>,
     pub(super) tenant: Arc<str>,
     pub(super) documents: HashMap<DocumentId, Document>,
     pub(super) feed: Feed,
 }
 
-/// A document as segments count it.
+/// The sizes of a document, for the sums in [`Segments`].
 pub(super) fn counted(key: DocumentKey, document: &Document) -> CountedDocument {
     CountedDocument {
         slot: document.slot,
@@ -52,16 +52,16 @@ pub(crate) struct Totals {
     pub(crate) namespaces: u64,
 }
 
-/// See the module.
+/// Everything the store knows about its documents in memory; see the folder's root.
 pub(crate) struct Catalog {
     pub(super) generation: u64,
-    /// The last sequence given out. One counter for all namespaces: a feed's numbers have gaps, and one
+    /// The last sequence in use. One counter serves all namespaces: the numbers of a feed have gaps, and one
     /// reservation on disk covers them all.
     ///
-    /// The record of the last change is replaced by none but that of a later one. So after a restart a
-    /// cursor past the highest sequence on disk means that the disk has lost something.
+    /// The record of the last change is replaced only by that of a later one. So a cursor above the highest sequence
+    /// on disk means that the disk has lost something.
     pub(super) head: u64,
-    /// Sequences up to here are not given out any more.
+    /// Sequences up to here are not used any more.
     skipped: u64,
     pub(super) uses: RecencyOrder,
     pub(super) totals: Totals,
@@ -94,7 +94,7 @@ impl Catalog {
         self.totals
     }
 
-    /// Bytes of all records in the log, near enough.
+    /// Approximate bytes of all records in the log.
     pub(crate) fn live_bytes(&self) -> u64 {
         let tombstones: usize = self
             .namespaces
@@ -112,7 +112,7 @@ impl Catalog {
             + self.namespaces.len() as u64 * NAMESPACE_BYTES
     }
 
-    /// Whether a namespace is known, or one more may be.
+    /// Whether a namespace is known, or there is room for one more.
     pub(crate) fn has_room_for(&self, namespace: NamespaceId, namespaces_max: usize) -> bool {
         self.namespaces.len() < namespaces_max || self.namespaces.contains_key(&namespace)
     }
@@ -121,7 +121,7 @@ impl Catalog {
         self.head
     }
 
-    /// Gives out no sequence up to `sequence` any more: some of them may have been, and lost.
+    /// Skips all sequences up to `sequence`: some of them may have been used, and lost.
     pub(super) fn skip_to(&mut self, sequence: u64) {
         self.skipped = sequence;
     }
@@ -146,7 +146,7 @@ impl Catalog {
             .get_mut(&key.document)
     }
 
-    /// All namespaces, with their names where those are known.
+    /// All namespaces, with their names if those are known.
     pub(crate) fn namespaces(&self) -> Vec<(NamespaceId, Option<Namespace>)> {
         let mut all: Vec<_> = self
             .namespaces
@@ -157,7 +157,7 @@ impl Catalog {
         all
     }
 
-    /// The documents of a namespace, in no order.
+    /// The documents of a namespace, in no particular order.
     pub(crate) fn documents(
         &self,
         namespace: NamespaceId,
@@ -169,17 +169,17 @@ impl Catalog {
             .map(|(id, document)| (*id, document))
     }
 
-    /// What was erased.
+    /// Erased documents and scopes.
     pub(crate) fn erasures(&self) -> &Erasures {
         &self.erasures
     }
 
-    /// The same, for what is stored of it.
+    /// Erased documents and scopes, to be changed.
     pub(crate) fn erasures_mut(&mut self) -> &mut Erasures {
         &mut self.erasures
     }
 
-    /// Exports under way. They end when the catalog is read anew.
+    /// Exports in progress. They end when the catalog is read again.
     pub(crate) fn exports(&self) -> &Exports {
         &self.exports
     }
@@ -189,12 +189,12 @@ impl Catalog {
         &self.groups
     }
 
-    /// The same, for who appends.
+    /// Groups of samples, to be changed.
     pub(crate) fn groups_mut(&mut self) -> &mut Groups {
         &mut self.groups
     }
 
-    /// Makes a namespace known by name. Says whether its names were not known before.
+    /// Records the names of a namespace. Returns whether they were unknown before.
     pub(crate) fn introduce(&mut self, id: NamespaceId, names: &Namespace) -> bool {
         let tenant: Arc<str> = names.tenant.as_str().into();
         let entry = self.namespaces.entry(id).or_insert_with(|| NamespaceEntry {
@@ -221,7 +221,7 @@ impl Catalog {
         true
     }
 
-    /// A namespace whose names are not known (yet): its documents count for a tenant without a name.
+    /// A namespace whose names are unknown so far. Its documents count for a tenant without a name.
     pub(super) fn introduce_nameless(&mut self, id: NamespaceId) -> &mut NamespaceEntry {
         self.namespaces.entry(id).or_insert_with(|| NamespaceEntry {
             names: None,
@@ -235,8 +235,8 @@ impl Catalog {
         self.introduce_nameless(namespace).tenant.clone()
     }
 
-    /// Puts in the state of a document, new or known, and makes it the most recently used. `changed_from` is
-    /// the position where its text changed; `None` when followers need not hear of it.
+    /// Stores the state of a document, new or known, and makes it the most recently used. `changed_from` is the
+    /// position where its text changed, or `None` if followers need not be told.
     pub(crate) fn put(&mut self, key: DocumentKey, state: StateRecord, changed_from: Option<u32>) {
         let entry = self.introduce_nameless(key.namespace);
         let before = entry.documents.get(&key.document).map(|known| known.state);
@@ -286,7 +286,7 @@ impl Catalog {
             .put(&tenant, key, (before, after), state.is_static());
     }
 
-    /// Takes a document out. Followers do not hear of it by this alone; see [`Self::bury`].
+    /// Removes a document. This alone does not tell followers; see [`Self::bury`].
     pub(crate) fn take(&mut self, key: DocumentKey) -> Option<Document> {
         let entry = self.namespaces.get_mut(&key.namespace)?;
         let document = entry.documents.remove(&key.document)?;
@@ -313,13 +313,12 @@ impl Catalog {
         self.groups.depart(key, sequence, gone);
     }
 
-    /// The feed of a namespace, for what is stored of it.
+    /// The feed of a namespace, to be changed.
     pub(crate) fn feed_mut(&mut self, namespace: NamespaceId) -> &mut Feed {
         &mut self.introduce_nameless(namespace).feed
     }
 
-    /// Makes a document the most recently used. Says whether the stored time of use is older than `before_ms`
-    /// now.
+    /// Makes a document the most recently used. Returns whether its stored time of use is older than `before_ms`.
     pub(crate) fn touch(&mut self, key: DocumentKey, now_ms: u64, before_ms: u64) -> bool {
         let Some(document) = self.document_mut(key) else {
             return false;
@@ -333,8 +332,8 @@ impl Catalog {
         stale
     }
 
-    /// Joins a document's feed entries into the last one. Who has all of it but the last entry gets it once
-    /// more, whole; nobody misses anything.
+    /// Joins a document's feed entries into the last one. A follower that has all but the last entry gets the
+    /// document again as a whole; nobody misses anything.
     pub(crate) fn settle(&mut self, key: DocumentKey) {
         if let Some(entry) = self.namespaces.get_mut(&key.namespace)
             && let Some(document) = entry.documents.get_mut(&key.document)
@@ -344,8 +343,7 @@ impl Catalog {
         }
     }
 
-    /// The least recently used document of a tenant that holds more than `quota` allows it in tokens or bytes, and
-    /// whether it is tokens.
+    /// The least recently used document of a tenant above its `quota`, and whether it is above it in tokens.
     pub(crate) fn tenant_victim(
         &self,
         quota: impl Fn(&str) -> (u64, u64),
@@ -390,13 +388,13 @@ impl Catalog {
         (expired, earliest)
     }
 
-    /// Records that a namespace has of it.
+    /// Number of records with acceptance statistics of a namespace.
     pub(crate) fn statistics_parts(&self, namespace: NamespaceId) -> usize {
         let kept = self.statistics.namespaces.get(&namespace);
         kept.map_or(0, |(parts, _)| *parts)
     }
 
-    /// Notes the records that it has now.
+    /// Records how many such records a namespace has now, and their bytes.
     pub(crate) fn note_statistics(&mut self, namespace: NamespaceId, parts: usize, bytes: u64) {
         self.statistics.note(namespace, parts, bytes);
     }

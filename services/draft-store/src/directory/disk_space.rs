@@ -1,24 +1,25 @@
-//! How much room the disk has. It is asked before each commit of new documents: sled does not open on a full disk, and
-//! evicting and erasing write as well.
+//! Free space on the disk. It is checked before each commit of new documents: sled does not open on a full disk, and
+//! evictions and erasures need to write as well.
 
 use std::path::Path;
 
-/// Of a small disk less is kept free: one part in so many.
+/// At most one part in this many of a disk is kept free, so that a small disk is usable.
 const RESERVE_SHARE: u64 = 20;
 
-/// sled writes a snapshot whenever it is opened, and begins new pieces of its file, of half a megabyte each.
+/// Bytes that opening a log may write. sled writes a snapshot at each open, and begins new pieces of its file of half
+/// a megabyte each.
 const OPEN_BYTES_MIN: u64 = 4 << 20;
 
-/// An index that is built anew may be larger than the one before it, by up to one part in so many of the log.
+/// A rebuilt index may be larger than the one before it, by up to one part in this many of the log.
 const OPEN_SHARE: u64 = 16;
 
 /// Bytes that must be free so that a log can be opened.
 fn open_bytes(log_bytes: u64) -> u64 {
-    // Once for the open, and once for what was accepted and sled has not written yet.
+    // Once for the open, and once for accepted writes that sled has not written yet.
     2 * OPEN_BYTES_MIN + log_bytes / OPEN_SHARE
 }
 
-/// What is left of a disk.
+/// Free and total bytes of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DiskSpace {
     pub(crate) free_bytes: u64,
@@ -26,7 +27,7 @@ pub(crate) struct DiskSpace {
 }
 
 impl DiskSpace {
-    /// Of the disk that a directory is on; `None` where the system does not tell.
+    /// The disk of a directory. `None` if the system does not tell.
     pub(crate) fn of(dir: &Path) -> Option<DiskSpace> {
         let told = rustix::fs::statvfs(dir).ok()?;
         Some(DiskSpace {
@@ -35,13 +36,15 @@ impl DiskSpace {
         })
     }
 
-    /// Whether a job may write so many bytes: it may take of the reserve, and leaves what an open takes.
+    /// Whether a job may write this many bytes. It may use the reserve, except for what opening a log takes.
     pub(crate) fn has_room_for(self, bytes: u64, reserve_bytes: u64) -> bool {
         self.free_bytes > bytes.saturating_add(OPEN_BYTES_MIN.min(reserve_bytes))
     }
 
-    /// Whether no more may be stored, where `reserve_bytes` are to stay free: of a small disk less, and in any case
-    /// what it takes to open a log of `log_bytes` again.
+    /// Whether nothing more may be stored.
+    ///
+    /// `reserve_bytes` are to stay free, or less on a small disk, but always enough to open a log of `log_bytes`
+    /// again.
     pub(crate) fn is_used_up(self, reserve_bytes: u64, log_bytes: u64) -> bool {
         let wanted = reserve_bytes.min(self.all_bytes / RESERVE_SHARE);
         // A reserve of 0 is the operator's own risk.

@@ -13,12 +13,14 @@ use crate::record::{StoreRecord, store_key};
 use crate::segments::find;
 use crate::{codec, segments};
 
-/// Opens the store in `dir` for reading only: nothing is repaired, moved, cleared or written, so the directory may be
-/// read-only. The caller holds the directory. `was_begun` says that somebody held it before: then a store that is not
-/// there yet is an empty one, whose process ended while it was created.
+/// Opens the store in `dir` for reading only. Nothing is repaired, moved, deleted or written, so the directory may be
+/// read-only. The caller holds the lock, if there is one.
+///
+/// `was_begun` says that a process held the lock before. A store without a log then counts as empty: its process
+/// ended while it created the log.
 ///
 /// # Errors
-/// There is no store, a segment is of another version, or the store has lost its identity.
+/// There is no store, a segment has another version, or the store has lost its identity.
 pub(crate) fn inspect(
     dir: &Path,
     cache_bytes: u64,

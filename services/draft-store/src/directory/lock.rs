@@ -6,17 +6,18 @@ use std::path::{Path, PathBuf};
 
 use crate::log::{LogError, refused, sync_directory};
 
-/// The file that is held.
+/// Name of the locked file.
 const LOCK: &str = "lock";
 
-/// Keeps other processes away. sled's own lock is not enough: it is on one log, and which one counts changes.
+/// Keeps other processes away. sled's own lock is not enough: it covers one log, and rewrites change which log is in
+/// use.
 pub(crate) struct DirectoryLock {
     file: File,
     path: PathBuf,
 }
 
 impl DirectoryLock {
-    /// Creates the directory if need be, for its owner alone, and takes it.
+    /// Creates the directory if needed, readable for its owner only, and locks it.
     pub(crate) fn take(dir: &Path) -> Result<Self, LogError> {
         std::fs::create_dir_all(dir).map_err(|error| refused("create", dir, &error))?;
         restrict(dir)?;
@@ -28,7 +29,7 @@ impl DirectoryLock {
         Self::lock(file, path)
     }
 
-    /// Takes a directory that is only looked at, and may be read-only. `None`: nobody ever held it.
+    /// Locks a directory that is only read, and may be read-only. `None` if no process ever locked it.
     pub(crate) fn look(dir: &Path) -> Result<Option<Self>, LogError> {
         let path = dir.join(LOCK);
         match File::open(&path) {
@@ -48,8 +49,8 @@ impl DirectoryLock {
         Ok(DirectoryLock { file, path })
     }
 
-    /// Whether the directory is still the one that was taken. One that was removed under a running store is not to be
-    /// created anew: what was stored in it would seem never to have been there.
+    /// Whether the directory is still the one that was locked. A directory that was removed under a running store
+    /// must not be created again: its data would seem never to have existed.
     pub(crate) fn check(&self) -> Result<(), LogError> {
         let identity = |told: std::fs::Metadata| (told.dev(), told.ino());
         let held = self.file.metadata().map(identity).ok();
@@ -64,7 +65,7 @@ impl DirectoryLock {
     }
 }
 
-/// Outputs of models are nobody else's to read.
+/// Makes the directory private to its owner, since outputs of models are nobody else's to read.
 fn restrict(dir: &Path) -> Result<(), LogError> {
     let failed = |error: std::io::Error| refused("restrict", dir, &error);
     let mode = std::fs::metadata(dir).map_err(failed)?.permissions().mode();
@@ -73,7 +74,7 @@ fn restrict(dir: &Path) -> Result<(), LogError> {
     }
     match std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode & 0o700)) {
         Ok(()) => Ok(()),
-        // A mounted volume may belong to somebody else, with a group that this process is in.
+        // A mounted volume may belong to another user, with a group that this process is in.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             tracing::warn!(%error, "data_dir can be read by others, and its mode cannot be changed");
             Ok(())

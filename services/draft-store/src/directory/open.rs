@@ -14,20 +14,20 @@ use crate::record::{SegmentId, StoreRecord, store_key};
 use crate::segments::{SegmentFile, find};
 use crate::{codec, segments};
 
-/// An open store.
+/// A data directory that was opened.
 pub(crate) struct OpenedDirectory {
     pub(crate) log: Arc<dyn RecordLog>,
     /// The log's number.
     pub(crate) number: u64,
     pub(crate) store: StoreRecord,
     pub(crate) loaded: LoadedCatalog,
-    /// Where the log before this one was moved, if it could not be read as a whole.
+    /// Where the previous log was moved, if it could not be read in full.
     pub(crate) quarantined: Option<PathBuf>,
-    /// Far fewer documents are here than there were.
+    /// Far fewer documents were found than there were before.
     pub(crate) loss: Option<Loss>,
-    /// The last time that the store knew, in Unix milliseconds; 0 where nobody noted one.
+    /// The last time that the store knew, in Unix milliseconds, or 0 if it is unknown.
     pub(crate) known_ms: u64,
-    /// Unreadable parts of the journal, as text; filled by [`inspect`] only.
+    /// Unreadable parts of the journal, as text. Only [`super::inspect`] fills it.
     pub(crate) damage: Vec<String>,
 }
 
@@ -51,10 +51,10 @@ impl OpenedDirectory {
     }
 }
 
-/// Opens the store in `dir`, whatever state it is in. The caller holds the directory.
+/// Opens the store in `dir`, whatever state it is in. The caller holds the lock.
 ///
 /// # Errors
-/// [`LogError::Refused`] when the disk refuses, or a segment is of another version: nothing was changed.
+/// [`LogError::Refused`] if the disk refuses or a segment has another version. Nothing was changed then.
 pub(crate) fn open(
     dir: &Path,
     cache_bytes: u64,
@@ -67,7 +67,7 @@ pub(crate) fn open(
     let number = current(dir, manifest.as_ref(), cache_bytes)?;
     let mut opened = match open_or_repair(dir, number, manifest.as_ref(), cache_bytes, index) {
         Err(LogError::Corrupt(why)) => {
-            // The new log is made beside the old one, which is moved last: a start that breaks off begins anew.
+            // The new log is made beside the old one, which is moved last. A start that is interrupted begins again.
             let (old, next) = (log_path(dir, number), number + 1);
             clear_leftovers(dir, number)?;
             let log = JournaledLog::open(&log_path(dir, next), cache_bytes, IndexMode::Trust)?;
@@ -108,7 +108,7 @@ pub(crate) fn open(
     Ok(opened)
 }
 
-/// Opens the log, and where its index lacks or misreads something, once more with an index built anew.
+/// Opens the log. If its index lacks or misreads something, opens it again with a rebuilt index.
 fn open_or_repair(
     dir: &Path,
     number: u64,
@@ -133,8 +133,7 @@ fn open_or_repair(
     }
 }
 
-/// Makes the log name the segments that are there, and takes away the files of all others: what could not be
-/// believed goes to quarantine, orphans are deleted.
+/// Moves damaged segment files that are not in use to quarantine, and deletes all orphans.
 fn clear_segments(dir: &Path, opened: &OpenedDirectory, now_ms: u64) -> Result<(), LogError> {
     let segments = opened.loaded.catalog.segments();
     let mut unbelieved = Vec::new();
@@ -150,13 +149,12 @@ fn clear_segments(dir: &Path, opened: &OpenedDirectory, now_ms: u64) -> Result<(
     segments::clear_orphans(dir, |segment| segments.get(segment).is_some())
 }
 
-/// Whether a file that does not count is one that should.
+/// Whether a file that is not in use is damaged, so that it may have been in use before.
 fn is_unbelieved(dir: &Path, segment: SegmentId) -> bool {
     matches!(SegmentFile::open(dir, segment), Err(LogError::Corrupt(_)))
 }
 
-/// Which log counts: the one that the manifest names, and without a manifest the newest that is complete. A
-/// rewritten log gets its identity last of all, so one without is not.
+/// The number of the log in use: the one that the manifest names, or without a manifest the newest complete one.
 pub(super) fn current(
     dir: &Path,
     manifest: Option<&Manifest>,
@@ -178,7 +176,7 @@ pub(super) fn current(
     Ok(numbers.first().copied().unwrap_or(0))
 }
 
-/// Whether a log has its identity, which it gets last.
+/// Whether a log has its identity. A rewritten log gets it last, so one without it is incomplete.
 fn is_complete(path: &Path, cache_bytes: u64) -> Result<bool, LogError> {
     if journal::is_in(path)? {
         let mut is_named = false;
@@ -195,7 +193,7 @@ fn is_complete(path: &Path, cache_bytes: u64) -> Result<bool, LogError> {
     }
 }
 
-/// Opens the log as it is. `is_strict`: a single record that cannot be read is an error.
+/// Opens the log. With `is_strict`, a single unreadable record is an error.
 fn open_believed(
     dir: &Path,
     number: u64,
@@ -227,7 +225,7 @@ fn open_believed(
         if is_strict {
             return Err(LogError::Corrupt("less is there than there was".into()));
         }
-        // What followers hold may be gone here; a new generation makes them start over.
+        // Followers may hold what is gone here. A new generation makes them start over.
         tracing::error!("draft store log went back in time");
         store = create(&log)?;
         let found = find(dir, &log, true)?;
@@ -236,7 +234,7 @@ fn open_believed(
     Ok(OpenedDirectory::new(log, number, store, loaded))
 }
 
-/// A new identity.
+/// Creates a new identity.
 fn create(log: &JournaledLog) -> Result<StoreRecord, LogError> {
     let store = StoreRecord {
         generation: random()?,

@@ -1,10 +1,10 @@
-//! The logs of a data directory: where they lie, which there are, and their removal.
+//! The logs of a data directory: their paths, their list, and their removal.
 
 use std::path::{Path, PathBuf};
 
 use crate::log::{LogError, refused, sync_directory};
 
-/// Where the log with a number lives.
+/// The directory of the log with a number.
 pub(crate) fn log_path(dir: &Path, number: u64) -> PathBuf {
     match number {
         0 => dir.join("log"),
@@ -12,7 +12,7 @@ pub(crate) fn log_path(dir: &Path, number: u64) -> PathBuf {
     }
 }
 
-/// The numbers of the logs there are, in order.
+/// The numbers of all logs, in order.
 pub(crate) fn log_numbers(dir: &Path) -> Result<Vec<u64>, LogError> {
     let failed = |error: std::io::Error| refused("list", dir, &error);
     let mut numbers = Vec::new();
@@ -29,7 +29,7 @@ pub(crate) fn log_numbers(dir: &Path) -> Result<Vec<u64>, LogError> {
     Ok(numbers)
 }
 
-/// All bytes of files under a directory.
+/// Bytes of all files under a directory.
 pub(crate) fn disk_bytes(dir: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return 0;
@@ -45,7 +45,7 @@ pub(crate) fn disk_bytes(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Deletes what a rewrite that failed has left.
+/// Deletes every log except the one in use: leftovers of failed rewrites.
 pub(crate) fn clear_leftovers(dir: &Path, counts: u64) -> Result<(), LogError> {
     for number in log_numbers(dir)? {
         if number != counts {

@@ -1,4 +1,4 @@
-//! Logs and segments that were not believed: moved aside, and read as far as they can be.
+//! Damaged logs and segments: moving them to quarantine, and salvaging what can still be read.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,16 @@ use crate::log::sled::SledLog;
 use crate::log::{Batch, LogError, RecordLog as _, journal, refused, sync_directory};
 use crate::record::{DocumentKey, RecordKind, document_key, document_of};
 
-/// What the names of such directories begin with.
+/// Prefix of the names of quarantine directories.
 const PREFIX: &str = "quarantine-";
 
-/// A file in those of which everything was salvaged.
+/// A file that marks a quarantine of which everything was salvaged.
 const WHOLE: &str = "salvaged-whole";
 
 /// Records copied in one commit.
 const COPY_BATCH: usize = 512;
 
-/// A directory that is not there yet.
+/// The path of a new quarantine directory.
 fn free_name(dir: &Path, now_ms: u64) -> PathBuf {
     let mut to = dir.join(format!("{PREFIX}{now_ms}"));
     let mut suffix = 1;
@@ -30,7 +30,7 @@ fn free_name(dir: &Path, now_ms: u64) -> PathBuf {
     to
 }
 
-/// Moves files aside.
+/// Moves files to a new quarantine.
 pub(super) fn quarantine_files(
     dir: &Path,
     files: &[PathBuf],
@@ -48,7 +48,7 @@ pub(super) fn quarantine_files(
     Ok(to)
 }
 
-/// Moves a log aside.
+/// Moves a log to a new quarantine.
 pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf, LogError> {
     let to = free_name(dir, now_ms);
     std::fs::rename(from, &to).map_err(|error| refused("move", from, &error))?;
@@ -56,8 +56,8 @@ pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf
     Ok(to)
 }
 
-/// A copy keeps documents, what was erased, and what drafts are worth. Followers start over, so nobody needs
-/// the feed. Text comes before the states that count on it: a copy that breaks off leaves no state without text.
+/// The kinds of records that are salvaged, in order. Followers start over, so nobody needs the feed. Text comes
+/// before the states that describe it, so an interrupted copy leaves no state without text.
 const KEPT: [RecordKind; 9] = [
     RecordKind::Erasure,
     RecordKind::Erased,
@@ -70,18 +70,18 @@ const KEPT: [RecordKind; 9] = [
     RecordKind::AcceptanceStatistics,
 ];
 
-/// The outcome of copying a quarantined log.
+/// The result of copying a quarantined log.
 pub(super) struct Salvaged {
     pub(super) records: u64,
-    /// Every record of it could be read.
+    /// Whether every record could be read.
     pub(super) is_whole: bool,
 }
 
-/// Copies every record that still decodes into a new log: what the index can read, and over it what the journal
-/// says. Damage ends neither.
+/// Copies every record that still decodes into a new log: first what the index can read, then what the journal says.
+/// Damage stops neither.
 ///
 /// # Errors
-/// The new log's disk refuses.
+/// The disk of the new log refuses.
 pub(super) fn salvage(
     from: &Path,
     to: &JournaledLog,
@@ -95,7 +95,7 @@ pub(super) fn salvage(
     let has_journal = journal::is_in(from)?;
     let position = salvage_index(from, to, cache_bytes, has_journal, &mut salvaged)?;
     if has_journal {
-        // A place in another journal says nothing of this one.
+        // A position in another journal means nothing here.
         let name = journal::scan(from, 0, &mut |_| Ok(()))
             .ok()
             .and_then(|found| found.name);
@@ -109,7 +109,8 @@ pub(super) fn salvage(
     Ok(salvaged)
 }
 
-/// Answers up to where in the journal the index was complete, if it could be read to its end.
+/// Copies what the index can read. Returns the position in the journal up to which the index was complete, if it
+/// could be read to its end.
 fn salvage_index(
     from: &Path,
     to: &JournaledLog,
@@ -123,7 +124,7 @@ fn salvage_index(
         Ok(old) => old,
         Err(error) => {
             tracing::warn!(%error, "quarantined index does not open");
-            // Without a journal this was all there is.
+            // Without a journal the index was all there is.
             salvaged.is_whole = has_journal;
             return Ok(None);
         }
@@ -146,10 +147,10 @@ fn salvage_index(
     Ok(old.position().ok().flatten().filter(|_| is_whole))
 }
 
-/// Takes the documents out of a batch of which some writes may be lost: the new text under the old state, or the other
-/// way round, would be a wrong text. A document of which the batch has nothing left is as it was before.
+/// Removes the documents from a batch of which some writes may be lost. New text under an old state, or the reverse,
+/// would be a wrong text. A document that the batch no longer touches stays as it was before.
 pub(super) fn without_doubtful(mut scanned: ScannedBatch) -> Batch {
-    // A head never changes: one that is lost is missed.
+    // A head never changes, so a lost one is noticed when it is missing.
     let kinds = [RecordKind::State, RecordKind::Piece];
     let is_of_document = |key: &[u8]| RecordKind::of(key).is_some_and(|kind| kinds.contains(&kind));
     let written = scanned.batch.writes().map(|(key, _)| key);
@@ -169,7 +170,7 @@ pub(super) fn without_doubtful(mut scanned: ScannedBatch) -> Batch {
     scanned.batch
 }
 
-/// Repeats what the journal says from `position` on, or all of it.
+/// Applies the journal from `position` on, or all of it.
 fn salvage_journal(
     from: &Path,
     to: &JournaledLog,
@@ -213,7 +214,7 @@ enum CopyError {
     To(LogError),
 }
 
-/// Copies the records of one kind whose checksums hold. Answers how many do, and how many do not.
+/// Copies the records of one kind whose checksums hold. Returns how many were copied, and how many are damaged.
 fn copy(from: &SledLog, to: &JournaledLog, kind: RecordKind) -> Result<(u64, u64), CopyError> {
     let (mut at, end) = kind.range();
     let (mut copied, mut damaged) = (0, 0);
@@ -234,7 +235,7 @@ fn copy(from: &SledLog, to: &JournaledLog, kind: RecordKind) -> Result<(u64, u64
         copied += batch.len() as u64;
         scanned.map_err(CopyError::From)?;
         match last {
-            // The least key above the last one read.
+            // The lowest key above the last one read.
             Some(mut key) if batch.len() == COPY_BATCH => {
                 key.push(0);
                 at = key;
@@ -244,7 +245,7 @@ fn copy(from: &SledLog, to: &JournaledLog, kind: RecordKind) -> Result<(u64, u64
     }
 }
 
-/// Takes that back, for another try.
+/// Removes the mark, for another attempt.
 fn unmark_whole(quarantine: &Path) -> Result<(), LogError> {
     let mark = quarantine.join(WHOLE);
     match std::fs::remove_file(&mark) {
@@ -255,13 +256,13 @@ fn unmark_whole(quarantine: &Path) -> Result<(), LogError> {
     }
 }
 
-/// Says in the directory that all of it was salvaged.
+/// Marks a quarantine of which everything was salvaged.
 fn mark_whole(quarantine: &Path) -> Result<(), LogError> {
     let mark = quarantine.join(WHOLE);
     std::fs::write(&mark, []).map_err(|error| refused("create", &mark, &error))
 }
 
-/// The quarantines there are.
+/// All quarantine directories.
 fn quarantines(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -273,7 +274,7 @@ fn quarantines(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// How many of them hold something that could not be read.
+/// Number of quarantines that hold something unreadable.
 pub(crate) fn count_quarantines(dir: &Path) -> u64 {
     let found = quarantines(dir).unwrap_or_default();
     found
@@ -282,16 +283,16 @@ pub(crate) fn count_quarantines(dir: &Path) -> u64 {
         .count() as u64
 }
 
-/// The quarantines that an erasure deleted, and those that it kept.
+/// Numbers of quarantines that an erasure deleted and kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cleared {
     pub(crate) deleted: u64,
-    /// These hold something that could not be read, and are still there.
+    /// Quarantines with something unreadable, which still exist.
     pub(crate) kept: u64,
 }
 
-/// Deletes the quarantines of which everything was salvaged, and with `all` every other one, too. Nobody can tell by
-/// tenant what those hold that could not be read as a whole.
+/// Deletes the quarantines of which everything was salvaged, and with `all` every other one, too. What the others
+/// hold cannot be attributed to a tenant.
 pub(crate) fn clear_quarantines(dir: &Path, all: bool) -> Result<Cleared, LogError> {
     let failed = |error: std::io::Error| refused("clear", dir, &error);
     let mut cleared = Cleared::default();

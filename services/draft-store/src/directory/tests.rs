@@ -19,7 +19,7 @@ mod tests {
 
     const CACHE_BYTES: u64 = 4 << 20;
 
-    /// A closed store with `count` records.
+    /// Makes a closed store with `count` records.
     fn filled(dir: &Path, count: u128) -> StoreRecord {
         let opened = open(dir, CACHE_BYTES, 1, IndexMode::Trust).unwrap();
         let mut batch = Batch::default();
@@ -54,13 +54,13 @@ mod tests {
                 }
             }
         };
-        // A rewrite that broke off before it was named.
+        // A rewrite was interrupted before its log was named.
         std::fs::create_dir(log_path(dir.path(), 1)).unwrap();
         let opened = open(dir.path(), CACHE_BYTES, 2, IndexMode::Trust).unwrap();
         assert_eq!((opened.store, opened.number), (store, 0));
         assert_eq!(log_numbers(dir.path()).unwrap(), [0]);
         drop(opened);
-        // One that was complete; the manifest is gone. A third has no identity yet.
+        // A complete rewrite without its manifest. A third log has no identity yet.
         copied(0, 2);
         std::fs::create_dir(log_path(dir.path(), 3)).unwrap();
         std::fs::remove_file(dir.path().join("manifest.json")).unwrap();
@@ -78,9 +78,9 @@ mod tests {
         let empty = inspected(true).unwrap();
         assert_eq!(empty.loaded.catalog.totals().documents, 0);
         drop(empty);
-        // To look at it writes nothing.
+        // Inspecting it writes nothing.
         assert!(matches!(inspected(false), Err(LogError::Refused(_))));
-        // The log was created, and no identity written.
+        // The log was created, but no identity was written.
         drop(JournaledLog::open(&log_path(dir.path(), 0), CACHE_BYTES, IndexMode::Trust).unwrap());
         assert!(inspected(false).is_ok());
         let store = filled(dir.path(), 1);

@@ -1,9 +1,9 @@
-//! The journal: an append-only file in which every batch is written, and synced, before it is acknowledged.
+//! The journal: an append-only file. Every batch is written and synced here before it is acknowledged.
 //!
-//! The journal is the truth, and sled beside it is an index of it that can be thrown away and built anew. This
-//! exists because sled's own file cannot be read in part: one damaged page, or one file of its directory that a
-//! full disk left empty, makes all of it unreadable. A scan of sled's file for our envelopes was considered. It
-//! would cost no writes, but it would need a copy of sled's page format, and one page holds many documents.
+//! The journal is the truth, and sled beside it is an index that can be thrown away and rebuilt. The reason is that
+//! sled's own file cannot be read in part. One damaged page, or one file of its directory that a full disk left
+//! empty, makes all of it unreadable. Scanning sled's file for our envelopes was rejected: it would cost no writes,
+//! but it would need a copy of sled's page format, and one page holds many documents.
 //!
 //! ```text
 //! journal := record*                       batches one after the other; the first names the journal
@@ -11,10 +11,14 @@
 //!            checksum (8) key value        little-endian
 //! ```
 //!
-//! The checksum covers the record's offset, so bytes of another place are never taken for a record. Each
-//! record carries one, so damage costs the records that it touches: the scan goes on at the next one that is sound.
-//! The first record of a batch says how long the batch is. That tells a write that was cut off, which was never
-//! acknowledged and is dropped whole, from a batch that is complete and damaged.
+//! The checksum covers the record's offset, so bytes from another position are never taken for a record. Every record
+//! has one, so damage costs only the records that it touches: the scan continues at the next sound record.
+//!
+//! The first record of a batch holds the length of the batch. This distinguishes a write that was cut off, which was
+//! never acknowledged and is dropped whole, from a complete batch that is damaged.
+//!
+//! `format.rs` has the layout, `scan.rs` reads a journal past damage, and `record_reader.rs` reads single records for
+//! it.
 
 mod format;
 mod record_reader;
@@ -43,13 +47,13 @@ pub(crate) struct Journal {
     name: u64,
     end: u64,
     synced_end: u64,
-    /// An append or a sync failed: nobody knows what the file holds until it is scanned again.
+    /// An append or a sync failed. The content of the file is unknown until it is scanned again.
     broken: bool,
     buffer: Vec<u8>,
 }
 
 impl Journal {
-    /// Makes an empty journal under a temporary name; see [`Journal::install`].
+    /// Creates an empty journal under a temporary name; see [`Journal::install`].
     pub(crate) fn create(log: &Path, name: u64) -> Result<Self, LogError> {
         let path = log.join(FILE_NEW);
         let file = File::options()
@@ -66,7 +70,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Makes the journal durable, and gives it the name of the one that counts.
+    /// Makes the journal durable, and gives it its final name.
     pub(crate) fn install(&mut self) -> Result<(), LogError> {
         self.sync()?;
         let path = self.path.with_file_name(FILE);
@@ -79,7 +83,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Opens a journal that was scanned. What stands behind its last whole batch is cut off.
+    /// Opens a journal that was scanned. Bytes after its last complete batch are cut off.
     pub(crate) fn open(log: &Path, name: u64, end: u64) -> Result<Self, LogError> {
         let path = path_in(log);
         let file = File::options()
@@ -91,7 +95,7 @@ impl Journal {
         if file.metadata().map_err(failed)?.len() > end {
             file.set_len(end).map_err(failed)?;
         }
-        // The bytes that were read may have been in the system's memory only.
+        // The bytes that were read may have been only in the system's memory.
         file.sync_all().map_err(failed)?;
         Journal::over(path, file, name, end)
     }
@@ -120,14 +124,14 @@ impl Journal {
         }
     }
 
-    /// Writes a batch at the end. It is durable after [`Journal::sync`]. What fails is cut off again.
+    /// Appends a batch. It is durable after [`Journal::sync`]. A failed write is cut off again.
     pub(crate) fn append(&mut self, batch: &Batch) -> Result<JournalPosition, LogError> {
         self.check()?;
         let is_long = |(key, value): (&Vec<u8>, Option<&Vec<u8>>)| {
             key.len() > KEY_BYTES_MAX || value.is_some_and(|value| value.len() > VALUE_BYTES_MAX)
         };
         if batch.writes().any(is_long) {
-            // No scan would take it for a record.
+            // A scan would not accept it as a record.
             return Err(LogError::Refused(
                 "a record is too long for the journal".into(),
             ));
@@ -140,7 +144,7 @@ impl Journal {
         self.buffer.clear();
         self.buffer.shrink_to(1 << 20);
         if let Err(error) = written {
-            // Where even this fails, the scan at the next start drops the same bytes.
+            // If this fails too, the scan at the next start drops the same bytes.
             self.broken = self.file.set_len(self.end).is_err();
             return Err(refused("write", &self.path, &error));
         }
@@ -148,20 +152,21 @@ impl Journal {
         Ok(self.position())
     }
 
-    /// Makes durable what was appended.
+    /// Makes the appended batches durable.
     pub(crate) fn sync(&mut self) -> Result<(), LogError> {
         let (file, end) = self.begin_sync()?;
         let outcome = file.sync_data();
         self.end_sync(end, outcome)
     }
 
-    /// The file to sync, for who does not want to hold the journal meanwhile, and up to where that will be good.
+    /// The file to sync, and the position that the sync will make durable. For callers that do not want to hold the
+    /// journal meanwhile.
     pub(crate) fn begin_sync(&self) -> Result<(Arc<File>, u64), LogError> {
         self.check()?;
         Ok((self.file.clone(), self.end))
     }
 
-    /// Takes note of what came of a sync.
+    /// Records the result of a sync.
     pub(crate) fn end_sync(
         &mut self,
         end: u64,
@@ -169,13 +174,13 @@ impl Journal {
     ) -> Result<(), LogError> {
         self.check()?;
         if let Err(error) = outcome {
-            // The system may have dropped what it could not write, and show it all the same. Nothing of it was
-            // acknowledged, so nothing of it is kept.
+            // The system may have dropped what it could not write, and still show it. Nothing of it was acknowledged,
+            // so nothing of it is kept.
             self.broken = true;
             let _ = self.file.set_len(self.synced_end);
             return Err(refused("sync", &self.path, &error));
         }
-        // Whoever removes or replaces the file must not be told that anything is stored in it.
+        // If somebody removed or replaced the file, nothing may be acknowledged.
         let is_there =
             std::fs::metadata(&self.path).is_ok_and(|told| (told.dev(), told.ino()) == self.inode);
         if !is_there {

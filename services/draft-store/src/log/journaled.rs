@@ -1,12 +1,12 @@
 //! The log in use: a journal that is synced before anything is acknowledged, and sled as its index.
 //!
-//! Every batch goes to the journal first. Then it goes to sled, together with the place in the journal up to
-//! which sled is complete, in one atomic batch of sled's. Nobody waits for sled to sync: after a crash it may be behind,
-//! and what the journal has beyond that place is applied once more. Where sled does not open, has lost something or
-//! cannot read a page, its files are deleted and built anew from the journal.
+//! Every batch goes to the journal first. It then goes to sled in one atomic batch, together with the position in the
+//! journal up to which sled is complete. Nobody waits for sled to sync. After a crash sled may be behind, and the
+//! journal is replayed from that position. If sled does not open, has lost something or cannot read a page, its files
+//! are deleted and rebuilt from the journal.
 //!
-//! Syncing sled as well was left: it would take a second trip to the disk, and protect nothing that the journal does
-//! not have.
+//! Syncing sled as well was rejected: it would take a second trip to the disk and protect nothing that the journal
+//! does not have.
 
 #[cfg(test)]
 mod tests;
@@ -25,17 +25,17 @@ const STEP_BYTES: u64 = 1 << 20;
 /// How sled's files are treated when a log is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IndexMode {
-    /// They are an index of the journal, as far as they say.
+    /// Use them as the index, as far as they say they are complete.
     Trust,
-    /// They are deleted, and built anew from the journal.
+    /// Delete them, and rebuild them from the journal.
     Rebuild,
 }
 
-/// See the module.
+/// A journal and its index; see the module.
 pub(crate) struct JournaledLog {
     index: SledLog,
     journal: Mutex<Journal>,
-    /// The index could not read what it was asked for.
+    /// The index failed to read something, so it is to be reopened and repaired.
     is_suspect: AtomicBool,
 }
 
@@ -43,8 +43,8 @@ impl JournaledLog {
     /// Opens or creates the log in a directory.
     ///
     /// # Errors
-    /// `Refused` when the disk refuses. `Corrupt` when something is lost: the journal is damaged, and the index
-    /// does not have what was there; then nothing was changed.
+    /// `Refused` if the disk refuses. `Corrupt` if something is lost: the journal is damaged, and the index does not
+    /// have what was there. Nothing was changed then.
     pub(crate) fn open(path: &Path, cache_bytes: u64, index: IndexMode) -> Result<Self, LogError> {
         if !journal::is_in(path)? {
             // Without a journal sled is all there is: logs of earlier versions have none.
@@ -86,7 +86,7 @@ impl JournaledLog {
                 )));
             }
             None if found.name.is_none() => {
-                // A journal gets its place with its name in it.
+                // A journal is installed with its name in it, so this one has lost something.
                 return Err(LogError::Corrupt(format!(
                     "{} is empty",
                     journal::path_in(path).display()
@@ -101,7 +101,7 @@ impl JournaledLog {
         };
         let name = match found.name {
             Some(name) => name,
-            // It was emptied, and the index has everything.
+            // The journal was emptied, and the index has everything.
             None => return Self::with_new_journal(path, index),
         };
         if from < found.end {
@@ -119,12 +119,12 @@ impl JournaledLog {
         }
     }
 
-    /// Writes all that an index has to a new journal, which then takes the place of the one there.
+    /// Copies an index into a new journal, which then replaces the existing one.
     fn with_new_journal(path: &Path, index: SledLog) -> Result<Self, LogError> {
         match Self::new_journal(path, &index) {
             Ok(journal) => Ok(Self::of(index, journal)),
             Err(error) => {
-                // Half of one takes room that the next try needs.
+                // A half-written journal takes space that the next attempt needs.
                 journal::remove_unfinished(path);
                 Err(error)
             }
@@ -155,7 +155,7 @@ impl JournaledLog {
     }
 
     fn journal(&self) -> MutexGuard<'_, Journal> {
-        // A panic in the midst of an append leaves a batch that was not acknowledged.
+        // A panic during an append leaves a batch that was not acknowledged.
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -166,13 +166,14 @@ impl JournaledLog {
         outcome
     }
 
-    /// Whether there is not a single record.
+    /// Whether there is no record at all.
     pub(crate) fn is_empty(&self) -> Result<bool, LogError> {
         self.noted(self.index.is_empty())
     }
 }
 
-/// The index, with the place in the journal up to which it is complete; `None` where it is not one of this journal.
+/// The index, and the position in the journal up to which it is complete. `None` if it does not belong to this
+/// journal.
 fn open_index(
     path: &Path,
     cache_bytes: u64,
@@ -193,12 +194,12 @@ fn open_index(
     }
 }
 
-/// Applies the journal from the beginning of a batch on.
+/// Applies the journal to the index from the beginning of a batch on.
 fn replay(path: &Path, index: &SledLog, from: u64) -> Result<(), LogError> {
     let mut gathered = Batch::default();
     let (mut bytes, mut end) = (0, from);
     let mut name = None;
-    // A scan from the middle on does not meet the record with the name.
+    // A scan that starts in the middle does not meet the record with the name.
     if from > 0 {
         name = index.position()?.map(|position| position.journal);
     }
@@ -220,7 +221,7 @@ fn replay(path: &Path, index: &SledLog, from: u64) -> Result<(), LogError> {
             return Ok(());
         }
         bytes = 0;
-        // Without a name the place is not believed should this be cut off: then all of it is done again.
+        // Without a name the position is not trusted after an interruption, and the whole journal is applied again.
         apply(&mut gathered, name, end)
     })?;
     apply(&mut gathered, name.or(found.name), end)
@@ -234,7 +235,7 @@ impl RecordLog for JournaledLog {
     }
 
     fn sync(&self) -> Result<(), LogError> {
-        // A rewrite syncs its copy while commits go on in it: none of them waits for the disk here.
+        // A rewrite syncs its copy while commits go on in it. No commit waits for that here.
         let (file, end) = self.journal().begin_sync()?;
         let outcome = file.sync_data();
         self.journal().end_sync(end, outcome)

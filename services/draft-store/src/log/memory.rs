@@ -1,4 +1,4 @@
-//! Records in memory: a journal read without an index, and in tests a disk that can be told to refuse.
+//! Records in memory: a journal that is read without an index, and in tests a disk that can be told to refuse.
 
 use std::collections::BTreeMap;
 #[cfg(test)]
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::log::{Batch, LogError, RecordLog};
 
-/// See the module.
+/// An ordered map behind a lock.
 #[derive(Default)]
 pub(crate) struct MemoryLog {
     records: Mutex<BTreeMap<Vec<u8>, Vec<u8>>>,
@@ -22,7 +22,7 @@ impl MemoryLog {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is not a single record.
+    /// Whether there is no record at all.
     pub(crate) fn is_empty(&self) -> bool {
         self.records().is_empty()
     }

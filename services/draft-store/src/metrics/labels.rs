@@ -1,6 +1,6 @@
 //! The values of metric labels: why calls are refused, and why documents are removed.
 
-/// Why calls are refused; the label of the rejections metric.
+/// The limit because of which a call was refused; the label of the rejections metric.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Limit {
     Mailbox,

@@ -1,4 +1,4 @@
-//! Reading a document's text and head: from its segment, or from its pieces.
+//! Reading a document's text and head, from its segment or from the log.
 
 use refrain_protocol::TokenId;
 use refrain_protocol::document::{DocumentHead, DocumentUpdate};
@@ -12,7 +12,7 @@ use crate::record::{
 };
 use crate::shared_store::OpenStore;
 
-/// One stored run of tokens.
+/// A stored run of tokens.
 pub(crate) struct Piece {
     pub(crate) start: u32,
     /// Bytes of key and value.
@@ -36,7 +36,7 @@ impl Piece {
     }
 }
 
-/// The lowest key under which the piece that holds position `at` can stand.
+/// The lowest possible key of the piece that holds position `at`.
 pub(crate) fn key_before(key: DocumentKey, at: u32) -> Vec<u8> {
     piece_key(key, at.saturating_sub(PIECE_TOKENS_MAX as u32 - 1))
 }
@@ -113,7 +113,7 @@ pub(crate) fn head(
     Ok(codec::open::<HeadRecord>(&head_key, &value)?.0)
 }
 
-/// All of an unsealed document's text, and where its pieces start.
+/// All tokens of an unsealed document, and the start positions of its pieces.
 pub(crate) fn pieces(
     log: &dyn RecordLog,
     key: DocumentKey,
@@ -144,7 +144,7 @@ pub(crate) fn pieces(
     }
 }
 
-/// All of a document that the catalog has.
+/// The complete document, as the catalog knows it.
 pub(crate) fn whole(open: &OpenStore, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
     let known = open.catalog.document(key).ok_or(codec::Damage::Short)?;
     Ok(DocumentUpdate {

@@ -1,4 +1,4 @@
-//! Exporting one moment of a tenant's documents, a page at a time; see `catalog/exports.rs`.
+//! Exporting one moment of a tenant's documents, page by page; see `catalog/exports.rs`.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::reading::document_text::{TextError, whole};
 use crate::record::{DocumentKey, StateRecord, finish_of};
 use crate::shared_store::{SharedStore, unavailable};
 
-/// Why there is no page, and the limit that it comes from.
+/// Why there is no page, and the limit that was reached, if any.
 pub(crate) struct ExportRefusal {
     pub(crate) limit: Option<Limit>,
     pub(crate) error: Box<ApiError>,
@@ -53,8 +53,10 @@ fn ended(why: ExportEnd) -> ExportRefusal {
     ExportRefusal { limit, error }
 }
 
-/// A page of a tenant's documents as they were when the first page was asked for: at least one if there is one, and no
-/// more than `tokens_max` unless the first has more. Blocks on the disk and on the writer: not for async threads.
+/// A page of a tenant's documents as they were when the first page was requested. It holds at least one document if
+/// there is one, and at most `tokens_max` tokens unless the first document has more.
+///
+/// Blocks on the disk and on the writer, so call it from blocking threads only.
 pub(crate) fn page(
     shared: &SharedStore,
     request: &ExportRequest,
@@ -108,14 +110,14 @@ pub(crate) fn page(
                         update,
                     });
                 }
-                // StatisticsReport by `verify`.
+                // `verify` reports it.
                 Err(TextError::Damaged(_)) => {}
                 Err(TextError::Log(error)) => return Err(unavailable().with_detail(error).into()),
             }
             after.sequence = sequence;
         }
     }
-    // What was read after it ended may be anything.
+    // If the export ended meanwhile, the page may be wrong.
     let open = shared.read();
     let exports = open.as_ref().ok_or_else(unavailable)?.catalog.exports();
     known(exports, number)?;
@@ -140,7 +142,7 @@ fn known(exports: &Exports, number: u64) -> Result<Arc<ExportSnapshot>, ExportRe
     }
 }
 
-/// The export that is asked for, begun now if the cursor is of none.
+/// The requested export. It begins now if the cursor names none.
 fn find(
     shared: &SharedStore,
     request: &ExportRequest,
@@ -151,7 +153,7 @@ fn find(
         0 => getrandom::u64().map_err(ApiError::internal)?.max(1),
         begun => begun,
     };
-    // For reading: no commit falls into the list.
+    // The lock for reading keeps commits out of the list.
     let open = shared.read();
     let catalog = &open.as_ref().ok_or_else(unavailable)?.catalog;
     if begun != 0 {
@@ -174,7 +176,7 @@ fn find(
     }
 }
 
-/// A document that was in the log: as it was put aside, or else as it is, to its length of then.
+/// A document that was in the log: its copy if it was put aside, otherwise its current text up to the listed length.
 fn unsealed(
     shared: &SharedStore,
     snapshot: &ExportSnapshot,
@@ -188,7 +190,7 @@ fn unsealed(
         namespace,
         document,
     };
-    // For reading: whoever cuts or removes it does so before or after.
+    // The lock for reading: a commit that cuts or removes the document runs before or after.
     let open = shared.read();
     let open = open.as_ref().ok_or_else(unavailable)?;
     if let Some(update) = snapshot.put_aside(key) {

@@ -12,16 +12,16 @@ use crate::reading::document_text::TextError;
 use crate::record::{DocumentKey, finish_of};
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 
-/// Most events of one answer; tombstones have no tokens to be bounded by.
+/// Most events of one answer. Tombstones have no tokens, so the limit of tokens does not bound them.
 const EVENTS_MAX: usize = 65_536;
 
-/// An answer to `follow`, and what was found damaged on the way.
+/// An answer to `follow`, and the documents that were found damaged.
 pub(crate) struct FeedRead {
     pub(crate) reply: FollowReply,
     pub(crate) damaged: HashSet<DocumentKey>,
 }
 
-/// Whose changes are read.
+/// The feed that is read: of a namespace, or of a group.
 #[derive(Clone, Debug)]
 pub(crate) enum FeedName {
     Namespace(NamespaceId),
@@ -57,10 +57,10 @@ impl FeedName {
     }
 }
 
-/// Reads the changes of a namespace or a group after a cursor: at least one if there is one, and no more than
-/// `tokens_max` unless the first has more.
+/// Reads the changes of a namespace or a group after a cursor. It returns at least one if there is one, and at most
+/// `tokens_max` tokens unless the first change has more.
 ///
-/// Blocks on the disk and on the writer: not for async threads.
+/// Blocks on the disk and on the writer, so call it from blocking threads only.
 pub(crate) fn read_feed(
     shared: &SharedStore,
     feed: &FeedName,
@@ -82,11 +82,11 @@ pub(crate) fn read_feed(
                 reset = true;
                 0
             }
-            // The ground moved while we read: the next call finds out what to do.
+            // The feed was reset during the read. The next call handles it.
             None => break false,
         };
         let Some((sequence, change)) = feed.next_change(catalog, position) else {
-            // Where this feed ends. The store's last change would tell of other namespaces.
+            // The end of this feed. The store's last change would reveal activity in other namespaces.
             cursor = feed.cursor(catalog, position);
             break true;
         };
@@ -126,7 +126,7 @@ pub(crate) fn read_feed(
     })
 }
 
-/// The event of a change; `None` where nothing is left of it.
+/// The event of a change. `None` if nothing is left of it.
 pub(crate) fn event(
     catalog: &Catalog,
     log: &dyn RecordLog,

@@ -1,12 +1,13 @@
-//! Drafts from segments as they are mapped, for workers that do not hold all of a namespace.
+//! Drafts from mapped segments, for workers that do not hold all of a namespace.
 //!
-//! What is in no segment yet is not looked up: workers hear that first of all. Each namespace that is asked for has a
-//! view of its segments, beside the store's lock: a commit holds that for as long as its fsync, longer than a worker
-//! waits for a draft. Only the first look-up of a namespace waits for that lock, to make the view. While there are
-//! look-ups, the view is compared with the store four times a second and made anew beside them, the old one
-//! answering meanwhile; so what is evicted may be drafted from a moment longer, and once after a pause. What is
-//! erased is not, from the erasure's answer on. A view holds on to its segments' files: it goes when one of them does,
-//! or when nobody asks.
+//! Unsealed documents are not searched: workers receive those first of all. Each requested namespace has a view of
+//! its segments, outside the store's lock. A commit holds that lock for a whole `fdatasync`, which is longer than a
+//! worker waits for a draft. Only the first look-up of a namespace waits for the lock, to make the view.
+//!
+//! While there are look-ups, the view is compared with the store four times a second, and rebuilt in the background
+//! while the old one answers. So evicted documents may be drafted from for a moment longer, and once after a pause.
+//! Erased documents are not, from the erasure's answer on. A view keeps the files of its segments, so it is dropped
+//! when one of them is removed, or when nobody asks for it.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,43 +25,43 @@ use crate::record::SegmentId;
 use crate::segments;
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 
-/// How old a view may be before it is compared with the store.
+/// Age at which a view is compared with the store.
 const VIEW_AGE_MAX: Duration = Duration::from_millis(250);
 
-/// How long a view is kept that nobody asks.
+/// A view without look-ups is dropped after this time.
 const VIEW_UNUSED_MAX: Duration = Duration::from_secs(10);
 
-/// Namespaces with a view. One takes a few bits for each document, the segments themselves are mapped in any case.
+/// Most namespaces with a view. A view takes a few bits per document; the segments are mapped in any case.
 const NAMESPACES_MAX: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
 
-/// Longest pattern, whatever is asked for.
+/// Longest pattern, whatever the caller asks for.
 const PATTERN_TOKENS_MAX: u32 = 64;
 
-/// Longest draft, whatever is asked for.
+/// Longest draft, whatever the caller asks for.
 const DRAFT_TOKENS_MAX: u32 = 1_024;
 
-/// The views of the namespaces that were asked for last.
+/// The views of the namespaces that were requested most recently.
 pub(crate) struct LookupViews {
     views: Mutex<ViewCache>,
 }
 
 struct ViewCache {
     by_namespace: LruCache<NamespaceId, NamespaceView>,
-    /// How often everything was forgotten: what was read before that is void.
+    /// How often all views were dropped. Data read before the last time is not used.
     forgotten: u64,
 }
 
-/// A namespace's segments as one index.
+/// The segments of a namespace as one index.
 struct NamespaceView {
     index: Arc<Index>,
     parts: Vec<ViewSegment>,
-    /// When it was last known to be as the store is, or nearly so.
+    /// When it was last known to agree with the store.
     compared: Instant,
     used: Instant,
     is_being_compared: bool,
 }
 
-/// A segment, and which of its documents count.
+/// A segment, and its removed documents.
 #[derive(Clone)]
 struct ViewSegment {
     id: SegmentId,
@@ -85,15 +86,15 @@ impl LookupViews {
         self.views.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets what it holds: something was erased.
+    /// Drops all views, because something was erased.
     pub(crate) fn forget(&self) {
         let mut views = self.lock();
         views.by_namespace.clear();
         views.forgotten += 1;
     }
 
-    /// Lets go of the views with a segment that is not mounted any more, and of those that nobody asks. Returns how
-    /// many are left.
+    /// Drops the views with a segment that is no longer mounted, and those that nobody asks for. Returns how many are
+    /// left.
     pub(crate) fn retain(&self, is_mounted: impl Fn(SegmentId) -> bool, now: Instant) -> usize {
         let mut views = self.lock();
         let is_kept = |view: &NamespaceView| {
@@ -111,13 +112,13 @@ impl LookupViews {
             .collect();
         let left = views.by_namespace.len();
         drop(views);
-        // Whoever looks up does not wait for files to be unmapped.
+        // Look-ups do not wait for files to be unmapped.
         drop(gone);
         left
     }
 
-    /// Looks contexts up. Blocks on mapped pages that are not in memory, and at the first call for a namespace on the
-    /// store's lock. With the answer it tells whether somebody is to call [`LookupViews::refresh`] now.
+    /// Looks up contexts. It blocks on mapped pages that are not in memory, and at the first call for a namespace on
+    /// the store's lock. Also returns whether the caller is to call [`LookupViews::refresh`] now.
     pub(crate) fn look_up(
         &self,
         shared: &SharedStore,
@@ -137,7 +138,7 @@ impl LookupViews {
         Ok((reply, is_due))
     }
 
-    /// The view as it is, and whether it is to be compared: that is said to one caller at a time.
+    /// The view, and whether it is due to be refreshed. Only one caller at a time is told so.
     fn known(&self, namespace: NamespaceId) -> Option<(Arc<Index>, bool)> {
         let now = Instant::now();
         let mut views = self.lock();
@@ -168,7 +169,7 @@ impl LookupViews {
         Ok(index)
     }
 
-    /// Brings a view up to date. Blocks on the store's lock; for who [`LookupViews::look_up`] has told to.
+    /// Brings a view up to date. It blocks on the store's lock. To be called when [`LookupViews::look_up`] says so.
     pub(crate) fn refresh(&self, shared: &SharedStore, namespace: NamespaceId) {
         let _comparing = RefreshGuard {
             lookups: self,
@@ -189,10 +190,10 @@ impl LookupViews {
             return;
         }
         match made {
-            // The next look-up tells that the store is closed.
+            // The next look-up reports that the store is closed.
             Err(_) => drop(views.by_namespace.pop(&namespace)),
             Ok(made) => {
-                // One that went meanwhile stays away.
+                // A view that was dropped meanwhile stays dropped.
                 let Some(view) = views.by_namespace.peek_mut(&namespace) else {
                     return;
                 };
@@ -206,7 +207,7 @@ impl LookupViews {
     }
 }
 
-/// A view that is being compared; when this is dropped, it may be once more.
+/// A view that is being refreshed. Dropping this allows the next refresh.
 struct RefreshGuard<'a> {
     lookups: &'a LookupViews,
     namespace: NamespaceId,
@@ -220,8 +221,9 @@ impl Drop for RefreshGuard<'_> {
     }
 }
 
-/// Looks at the store; `None` when it is as it was. The lock is held for one segment at a time, so that a commit need not
-/// wait for all of them; what moves in between is in two segments or in none until the next look.
+/// The segments of a namespace now, or `None` if they are unchanged. The lock is held for one segment at a time, so
+/// that a commit need not wait for all of them. A document that moves in between is in two segments or in none until
+/// the next refresh.
 fn look(
     shared: &SharedStore,
     namespace: NamespaceId,
@@ -260,7 +262,7 @@ fn look(
 fn part(mounted: &segments::MountedSegment, gone: Vec<u32>) -> ViewSegment {
     let mut gone = gone.into_iter().peekable();
     let mut masked = Vec::with_capacity(gone.len());
-    // Of most there are none, and then no look at each document.
+    // Most segments have no removed documents, and need no look at each document.
     if gone.peek().is_some() {
         let numbered = (0u32..).zip(mounted.sealed.ids());
         let is_gone = numbered.filter(|(number, _)| gone.next_if_eq(number).is_some());
@@ -274,7 +276,7 @@ fn part(mounted: &segments::MountedSegment, gone: Vec<u32>) -> ViewSegment {
     }
 }
 
-/// A document that counts is in one segment: nothing is to be compared between them.
+/// A live document is in one segment only, so the segments need not be compared with each other.
 fn index(parts: &[ViewSegment]) -> Arc<Index> {
     let mounted = parts
         .iter()
@@ -310,7 +312,7 @@ fn draft(index: &Index, params: &ProposeParams, context: &LookupContext) -> Opti
         source: Source::Suffix,
         scope: Scope::Tenant,
         index,
-        // Nothing is live here.
+        // The store's index has no live part.
         cursor: Cursor::default(),
         context: &tokens[from..],
     };

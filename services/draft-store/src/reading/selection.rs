@@ -1,4 +1,4 @@
-//! Finding documents by what is known of them, without holding up the writer: a look at a time.
+//! Finding documents by their state or head, without holding up the writer.
 
 use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{ApiError, DocumentId, Namespace, NamespaceId};
@@ -10,7 +10,7 @@ use crate::shared_store::{SharedStore, unavailable};
 /// Heads that are read under one lock.
 const HEADS_PER_LOCK: usize = 64;
 
-/// All namespaces, with their names where those are known.
+/// All namespaces, with their names if those are known.
 pub(crate) fn namespaces(
     shared: &SharedStore,
 ) -> Result<Vec<(NamespaceId, Option<Namespace>)>, ApiError> {
@@ -43,10 +43,10 @@ pub(crate) fn by_state(
         .collect())
 }
 
-/// Of these documents, those whose head is wanted, `None` standing for one that cannot be read. Documents
-/// that are gone are left out.
+/// Those of the given documents whose head is wanted. `None` stands for a head that cannot be read. Documents that
+/// are gone are left out.
 ///
-/// Blocks on the disk and on the writer: not for async threads.
+/// Blocks on the disk and on the writer, so call it from blocking threads only.
 pub(crate) fn by_head(
     shared: &SharedStore,
     keys: Vec<DocumentKey>,

@@ -1,4 +1,5 @@
-//! Reading the whole store, for operators: a piece at a time, so that the writer goes on meanwhile.
+//! Checking everything that is stored, for operators. It reads a little at a time, so that the writer goes on
+//! meanwhile.
 
 use refrain_protocol::ApiError;
 use refrain_protocol::admin::{DAMAGE_LISTED_MAX, Damage, VerifyReply};
@@ -17,7 +18,7 @@ use crate::shared_store::{SharedStore, unavailable};
 /// Records that are checked under one lock.
 const RECORDS_PER_LOCK: usize = 256;
 
-/// Reads everything, and says what cannot be read.
+/// Reads everything, and reports what cannot be read.
 pub(crate) fn verify(shared: &SharedStore) -> Result<VerifyReply, ApiError> {
     let mut reply = VerifyReply::default();
     verify_records(shared, &mut reply)?;
@@ -43,7 +44,7 @@ pub(crate) fn verify(shared: &SharedStore) -> Result<VerifyReply, ApiError> {
     Ok(reply)
 }
 
-/// Every segment once more from its file, as at start.
+/// Checks every segment again from its file, as at start.
 fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), ApiError> {
     let segments: Vec<_> = {
         let open = shared.read();
@@ -61,7 +62,7 @@ fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), 
                 );
                 note(reply, what, why);
             }
-            // Merged since it was listed, or the disk refuses: the next look tells.
+            // Merged since it was listed. Another refusal of the disk is reported below.
             Err(LogError::Refused(_)) if !is_mounted(shared, sealed.id()) => {}
             Err(error) => return Err(unavailable().with_detail(error)),
         }
@@ -89,7 +90,7 @@ fn name(key: DocumentKey) -> String {
     format!("document {} of namespace {}", key.document, key.namespace)
 }
 
-/// Every record by itself: its envelope, and that it decodes to what its key says.
+/// Checks the envelope of every record, and that it decodes to the kind that its key says.
 fn verify_records(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), ApiError> {
     let mut next = Some(vec![0]);
     while let Some(from) = next.take() {
@@ -132,7 +133,7 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
     }
 }
 
-/// A record in words.
+/// A description of a record.
 fn record_name(key: &[u8]) -> String {
     let kind = RecordKind::of(key).map_or_else(|| "unknown".to_owned(), |kind| format!("{kind:?}"));
     let kind = kind.to_lowercase();

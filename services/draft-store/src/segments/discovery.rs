@@ -1,4 +1,4 @@
-//! The segments there are, when a directory is opened.
+//! Finding the segments in use when a directory is opened.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,24 +12,24 @@ use crate::record::{RecordKind, SegmentId, SegmentRecord, segment_of};
 use crate::segments::file::SegmentFile;
 use crate::segments::paths::list;
 
-/// What was found.
+/// The segments of a directory.
 #[derive(Default)]
 pub(crate) struct FoundSegments {
-    /// Those that count.
+    /// Segments in use.
     pub(crate) sealed: Vec<Arc<SegmentFile>>,
-    /// Of these, those that the log does not name.
+    /// Segments among them that the log does not name.
     pub(crate) adopted: Vec<SegmentId>,
-    /// Those whose file is missing or damaged; the namespace as far as the log tells.
+    /// Segments whose file is missing or damaged, with the namespace if the log tells it.
     pub(crate) lost: Vec<(SegmentId, Option<NamespaceId>)>,
-    /// NameTable of segments that could not be read.
+    /// Names of segments in the log that could not be read.
     pub(crate) damaged_records: u64,
 }
 
-/// Opens the segments that the log names. With `adopts` also all others: a log that lost something may have lost
-/// their names, and a document that comes back from a segment that was merged costs little.
+/// Opens the segments that the log names, and with `adopts` all others, too. A log that lost something may have lost
+/// their names, and a document that comes back from a merged segment costs little.
 ///
 /// # Errors
-/// The disk refuses, or a file is of another version. A missing or damaged file is no error.
+/// The disk refuses, or a file has another version. A missing or damaged file is no error.
 pub(crate) fn find(
     dir: &Path,
     log: &dyn RecordLog,

@@ -1,8 +1,8 @@
-//! What is known of a segment's documents beside their texts.
+//! The packed records of a segment: everything known about its documents besides their text.
 //!
-//! Of each document eleven numbers, a column of each, and the names that they refer to. A column is as wide as its
-//! widest number, so what all documents have in common costs nothing, and a time costs what it differs from the others'.
-//! Lengths and left contexts are the index's to know.
+//! Each document has eleven numbers, and each number has a column over all documents. Names are numbers of a table. A
+//! column is as wide as its widest number, so a value that all documents share costs nothing, and a time costs its
+//! difference from the others. The index holds lengths and left contexts.
 
 use std::collections::BTreeSet;
 
@@ -18,19 +18,19 @@ use crate::segments::{name_table, packed_columns};
 
 const COLUMNS: usize = 11;
 
-/// What `time` differs from `from`, small where they are near each other.
+/// The difference of `time` from `from`, encoded so that it is small if the two are close.
 fn apart(time: u64, from: u64) -> u64 {
     let difference = time.wrapping_sub(from) as i64;
     ((difference << 1) ^ (difference >> 63)) as u64
 }
 
-/// The time that is [`apart`] from `from` by this.
+/// The time whose difference from `from` was encoded by [`apart`].
 fn beside(apart: u64, from: u64) -> u64 {
     let difference = (apart >> 1) as i64 ^ -((apart & 1) as i64);
     from.wrapping_add(difference as u64)
 }
 
-/// The numbers of a document; `number` says where a name stands.
+/// The numbers of a document. `number` maps a name to its number in the table.
 fn numbers(entry: &SegmentEntry, number: impl Fn(&str) -> u64) -> [u64; COLUMNS] {
     let SegmentEntry { state, head, .. } = entry;
     let name = |name: &Option<String>| name.as_deref().map_or(0, |name| 1 + number(name));
@@ -49,10 +49,10 @@ fn numbers(entry: &SegmentEntry, number: impl Fn(&str) -> u64) -> [u64; COLUMNS]
     ]
 }
 
-/// The records of documents, in this order.
+/// Packs the records of documents, in this order.
 ///
 /// # Errors
-/// A name that is far longer than any that is let in.
+/// A name that is far longer than any that is accepted.
 pub(super) fn pack(entries: &[SegmentEntry]) -> Result<Vec<u8>, Damage> {
     let heads = entries.iter().map(|entry| &entry.head);
     let named: BTreeSet<&str> = heads
@@ -71,14 +71,14 @@ pub(super) fn pack(entries: &[SegmentEntry]) -> Result<Vec<u8>, Damage> {
     Ok(out)
 }
 
-/// Where the records stand in some bytes.
+/// The positions of packed records in a byte slice.
 pub(super) struct DocumentRecords {
     columns: [PackedColumn; COLUMNS],
     names: NameTable,
 }
 
 impl DocumentRecords {
-    /// The records of `documents` documents, all of them checked.
+    /// Opens the records of `documents` documents, and checks all of them.
     pub(super) fn open(bytes: &[u8], documents: usize) -> Result<DocumentRecords, Damage> {
         let mut columns = [PackedColumn::open(bytes, 0, documents)?; COLUMNS];
         for at in 1..COLUMNS {
@@ -109,7 +109,7 @@ impl DocumentRecords {
         Ok(row)
     }
 
-    /// The state of a document that has `len` tokens; what it takes is not told.
+    /// The state of a document with `len` tokens. Its `bytes` are left at 0.
     pub(super) fn state(
         &self,
         bytes: &[u8],

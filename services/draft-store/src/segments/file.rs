@@ -2,24 +2,27 @@
 //!
 //! ```text
 //! index     as refrain-suffix-index writes it: text, suffix array, documents in order of their ids
-//! records   what else is known of them, in that order (`segments/records.rs`)
-//! names     the namespace's, so that a file can be taken in without the log
-//! footer    72 bytes: magic, version, segment, namespace, lengths of the above, documents, xxh3 of all behind the index
+//! records   what else is known about the documents, in the same order (`document_records.rs`)
+//! names     the namespace's names, so that a file can be adopted without the log
+//! footer    72 bytes: magic, version, segment, namespace, lengths of the above, documents, and xxh3 of
+//!           everything after the index
 //! ```
 //!
-//! The index comes first, since its words must be aligned, and checks itself. All integers are little-endian.
+//! The index comes first, since its words must be aligned, and it has its own checksum. All integers are
+//! little-endian.
 //!
-//! Beside its tokens a document takes 28 bytes in the index, 4 for each token of its left context, and some 8 to 20 of
-//! records: with a left context of 16 tokens, documents of 30 tokens and more take less than 12 bytes a token
-//! (`examples/at_rest.rs` tells it for any length). Left contexts stand whole, for each document its own. Cut to 8 tokens
-//! they would save 1.5 bytes a token where documents have 21 tokens; but `refrain replay --warm` of recorded calls of that
-//! length, with those of what is known from the start cut, found 2 % fewer tokens a step, and 4 % fewer where only half the
-//! output's length was kept.
+//! Besides its tokens a document takes 28 bytes in the index, 4 for each token of its left context, and about 8 to 20
+//! bytes of records. With a left context of 16 tokens, documents of 30 tokens and more take less than 12 bytes per
+//! token (`examples/at_rest.rs` measures it for any length).
 //!
-//! A file of another version (1 had a record of a hundred bytes for each document) is no damage: who finds one refuses to
-//! start, and leaves everything as it lies. So that every program can tell such a file from a damaged one, magic, version,
-//! length of the index and checksum stand in the same places of the footer in all versions. The index has a version of its
-//! own: a new one of it is a new one of the file.
+//! Each document has its own complete left context. Cutting it to 8 tokens was rejected. It would save 1.5 bytes per
+//! token for documents of 21 tokens. But `refrain replay --warm` of recorded calls of that length found 2 % fewer
+//! tokens per step with such contexts, and 4 % fewer if only half the output's length was kept.
+//!
+//! A file of another version is not damaged (version 1 had a record of a hundred bytes per document): the store
+//! refuses to start and leaves everything in place. Every program must be able to tell such a file from a damaged
+//! one. So magic, version, length of the index and checksum have the same positions in the footer in all versions. A
+//! new version of the index is a new version of the file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,16 +41,16 @@ use crate::segments::layout::{FileLayout, check_version, config};
 use crate::segments::mapped::{IndexBytes, map};
 use crate::segments::paths::{list, path};
 
-/// What a token of output takes in the index: itself, its entry, and its share of the fences.
+/// Bytes of the index per token of output: the token, its suffix array entry, and its share of the fences.
 const TOKEN_BYTES: f64 = 8.25;
 
-/// What a document takes there beside its tokens.
+/// Bytes of the index per document besides its tokens.
 const DOCUMENT_BYTES: u32 = 4 + 24;
 
 /// Refuses a directory that has a segment of another version.
 ///
 /// # Errors
-/// [`LogError::Refused`], also when the disk does. A missing or damaged file is no error.
+/// [`LogError::Refused`], also when the disk refuses. A missing or damaged file is no error.
 pub(crate) fn check_versions(dir: &Path) -> Result<(), LogError> {
     for segment in list(dir)?.0 {
         let path = path(dir, segment);
@@ -60,7 +63,7 @@ pub(crate) fn check_versions(dir: &Path) -> Result<(), LogError> {
     Ok(())
 }
 
-/// A segment's file, open.
+/// An open segment file.
 pub(crate) struct SegmentFile {
     id: SegmentId,
     namespace: NamespaceId,
@@ -77,8 +80,8 @@ impl SegmentFile {
     /// Opens the file of a segment, and checks all of it.
     ///
     /// # Errors
-    /// [`LogError::Corrupt`] when it is missing or damaged, [`LogError::Refused`] when it is of another version or the
-    /// disk refuses.
+    /// [`LogError::Corrupt`] if it is missing or damaged, [`LogError::Refused`] if it has another version or the disk
+    /// refuses.
     pub(crate) fn open(dir: &Path, id: SegmentId) -> Result<SegmentFile, LogError> {
         let path = path(dir, id);
         let map = map(&path)?;
@@ -120,7 +123,7 @@ impl SegmentFile {
         })
     }
 
-    /// Checks the file once more.
+    /// Checks the file again.
     pub(crate) fn check(&self) -> Result<(), LogError> {
         let Some(dir) = self.path.parent().and_then(Path::parent) else {
             return Err(LogError::Refused("a segment outside a directory".into()));
@@ -158,7 +161,7 @@ impl SegmentFile {
         self.map.len() as u64
     }
 
-    /// What names it in the log.
+    /// The record that names this file in the log.
     pub(crate) fn manifest(&self) -> SegmentRecord {
         SegmentRecord {
             namespace: self.namespace.0,
@@ -166,7 +169,7 @@ impl SegmentFile {
         }
     }
 
-    /// The index: how many words of 32 bits it is, as workers take it over.
+    /// Length of the index in words of 32 bits, the unit in which workers take it over.
     pub(crate) fn index_words(&self) -> u64 {
         self.parts.index as u64 / 4
     }
@@ -186,7 +189,7 @@ impl SegmentFile {
         &self.segment
     }
 
-    /// All documents, by number.
+    /// The ids of all documents, in order of their numbers.
     pub(crate) fn ids(&self) -> impl Iterator<Item = DocumentId> {
         self.segment
             .iter()
@@ -224,7 +227,7 @@ impl SegmentFile {
         })
     }
 
-    /// The document with this number, whole.
+    /// The complete document with this number.
     pub(crate) fn entry(&self, number: u32) -> Result<SegmentEntry, Damage> {
         let document = self.segment.document(number as usize);
         let document = document.ok_or(Damage::Short)?;
@@ -243,7 +246,7 @@ impl SegmentFile {
             ..
         } = document;
         let text_bytes = left_context.len() as f64 * 4.0 + output.len() as f64 * TOKEN_BYTES;
-        // Its share: who has a name to himself is not told from who has none.
+        // Each document gets an equal share, whether it has names of its own or not.
         let record_bytes = self.parts.records.div_ceil(self.parts.documents.max(1));
         let len = output.len() as u32;
         let state = self

@@ -14,14 +14,15 @@ const VERSION: u32 = 2;
 
 pub(super) const FOOTER_BYTES: usize = 72;
 
-/// Largest record of a namespace's names.
+/// Largest encoding of a namespace's names.
 const NAMES_BYTES_MAX: usize = 4_096;
 
 pub(super) fn config() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<NAMES_BYTES_MAX>()
 }
 
-/// The footer of a file with parts of these lengths; `parts` are those behind the index.
+/// The footer of a file. `lens` are the lengths of index, records and names, and the number of documents. `parts` are
+/// the bytes after the index.
 pub(super) fn footer(
     id: SegmentId,
     namespace: NamespaceId,
@@ -54,7 +55,7 @@ fn version_of(footer: &[u8]) -> u32 {
     u64_at(footer, 4) as u32
 }
 
-/// Refuses bytes that are a whole file of another version. Damaged ones pass: they are for [`SegmentFile::open`].
+/// Refuses bytes that are a complete file of another version. Damaged bytes pass; [`SegmentFile::open`] detects them.
 pub(super) fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
     let Some(footer) = bytes.last_chunk::<FOOTER_BYTES>() else {
         return Ok(());
@@ -75,7 +76,7 @@ pub(super) fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
     )))
 }
 
-/// Where things stand in the file.
+/// Lengths of the parts of a file, in bytes, its number of documents, and its checksum.
 #[derive(Clone, Copy)]
 pub(super) struct FileLayout {
     pub(super) index: usize,
@@ -90,7 +91,7 @@ impl FileLayout {
         self.index + self.records
     }
 
-    /// Reads the footer, and checks all behind the index.
+    /// Reads the footer, and checks everything after the index.
     pub(super) fn check(bytes: &[u8], id: SegmentId) -> Result<(FileLayout, NamespaceId), String> {
         let at = bytes.len().checked_sub(FOOTER_BYTES).ok_or("too short")?;
         let footer = &bytes[at..];

@@ -1,7 +1,8 @@
-//! Mapping a file: the only unsafe code of this crate.
+//! Memory-mapping a segment file: the only unsafe code of this crate.
 //!
-//! Reading it into memory instead was left: it would hold nine bytes of memory for every token, most of which nobody
-//! asks for. The price is that a disk that fails under a map ends the process, where a read would answer an error.
+//! Reading the file into memory was rejected: it would take nine bytes of memory for every token, most of which
+//! nobody asks for. The price is that a disk that fails under a map ends the process, where a read would return an
+//! error.
 
 use std::fs::File;
 use std::path::Path;
@@ -24,7 +25,7 @@ impl AsRef<[u8]> for IndexBytes {
     }
 }
 
-/// Maps a file. One that is missing or empty is damage, all else that goes wrong is not.
+/// Maps a file. A missing or empty file counts as damage, any other failure does not.
 pub(super) fn map(path: &Path) -> Result<Arc<Mmap>, LogError> {
     let corrupt = |why: &str| LogError::Corrupt(format!("{}: {why}", path.display()));
     let file = match File::open(path) {
@@ -39,8 +40,8 @@ pub(super) fn map(path: &Path) -> Result<Arc<Mmap>, LogError> {
     if metadata.len() < FOOTER_BYTES as u64 {
         return Err(corrupt("too short"));
     }
-    // SAFETY: nobody writes to the file while it is mapped. It got this name after its last write, it is only ever
-    // deleted, which leaves the map as it is, and the directory is held against other processes of ours.
+    // SAFETY: nobody writes to the file while it is mapped. It got this name after its last write. It is only ever
+    // deleted, which leaves the map intact. The directory lock keeps other processes of ours out.
     let map = unsafe { Mmap::map(&file) };
     Ok(Arc::new(map.map_err(|error| refused("map", path, &error))?))
 }

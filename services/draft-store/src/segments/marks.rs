@@ -1,4 +1,4 @@
-//! Marks: changes of sealed documents, kept in the log.
+//! Marks: changes of sealed documents, which live in the log.
 
 use std::collections::BTreeMap;
 
@@ -41,14 +41,14 @@ impl Marks {
     }
 }
 
-/// Which marks a document's is among, and where.
+/// The chunk that holds a document's mark, and the mark's position in it.
 pub(crate) fn chunk_of(slot: SegmentSlot) -> ((SegmentId, u32), usize) {
     let SegmentSlot { segment, number } = slot;
     let chunk = (segment, number / MARKS_DOCUMENTS);
     (chunk, (number % MARKS_DOCUMENTS) as usize)
 }
 
-/// A time of use as it is marked: in seconds, and never one that means something else.
+/// The mark for a time of use, in seconds. It never collides with [`GONE`].
 pub(crate) fn mark_of(used_ms: u64) -> u32 {
     u32::try_from(used_ms / 1_000).map_or(GONE - 1, |used_s| used_s.min(GONE - 1))
 }

@@ -9,10 +9,10 @@ use refrain_suffix_index::SegmentStats;
 use crate::record::{SegmentId, SegmentSlot};
 use crate::segments::file::SegmentFile;
 
-/// A segment that counts, and how much of it still does.
+/// A segment in use, and how much of it is live.
 pub(crate) struct MountedSegment {
     pub(crate) sealed: Arc<SegmentFile>,
-    /// Which of its documents still count.
+    /// Its documents that are live: neither removed nor moved back to the log.
     pub(crate) live: LiveDocuments,
     pub(crate) live_documents: u64,
     pub(crate) live_tokens: u64,
@@ -34,7 +34,7 @@ impl LiveDocuments {
         }
     }
 
-    /// Whether the document with this number counts.
+    /// Whether the document with this number is live.
     pub(crate) fn has(&self, number: u32) -> bool {
         let word = self.0.get(number as usize / 64);
         word.is_some_and(|word| word >> (number % 64) & 1 == 1)
@@ -42,7 +42,7 @@ impl LiveDocuments {
 }
 
 impl MountedSegment {
-    /// The numbers of its documents that do not count, in order.
+    /// The numbers of its documents that are not live, in order.
     pub(crate) fn gone(&self) -> Vec<u32> {
         if !self.is_worn() {
             return Vec::new();
@@ -51,7 +51,7 @@ impl MountedSegment {
         documents.filter(|number| !self.live.has(*number)).collect()
     }
 
-    /// Whether something in it does not count any more.
+    /// Whether some of its documents are not live.
     pub(crate) fn is_worn(&self) -> bool {
         self.live_documents < u64::from(self.sealed.documents())
     }
@@ -68,7 +68,7 @@ impl MountedSegment {
     }
 }
 
-/// The segments that count, and which documents are in none.
+/// All segments in use, and the documents that are in none.
 #[derive(Default)]
 pub(crate) struct Segments {
     mounted: BTreeMap<SegmentId, MountedSegment>,
@@ -78,10 +78,10 @@ pub(crate) struct Segments {
     unsealed_bytes: u64,
 }
 
-/// A document as it is counted.
+/// The sizes of a document, for the sums kept here.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CountedDocument {
-    /// Where it is sealed.
+    /// The document's position if it is sealed.
     pub(crate) slot: Option<SegmentSlot>,
     pub(crate) namespace: NamespaceId,
     pub(crate) document: DocumentId,
@@ -89,7 +89,7 @@ pub(crate) struct CountedDocument {
     pub(crate) bytes: u32,
 }
 
-/// What of a namespace is in no segment.
+/// The documents of a namespace that are in no segment.
 #[derive(Default)]
 pub(crate) struct Unsealed {
     pub(crate) documents: HashSet<DocumentId>,
@@ -123,7 +123,7 @@ impl Segments {
         self.mounted.len()
     }
 
-    /// What the files take.
+    /// Bytes of all files.
     pub(crate) fn bytes(&self) -> u64 {
         self.sealed().map(|sealed| sealed.file_bytes()).sum()
     }
@@ -136,12 +136,12 @@ impl Segments {
         self.unsealed.get(&namespace)
     }
 
-    /// Documents that are in the log, and their bytes.
+    /// Number of documents in the log, and their bytes.
     pub(crate) fn unsealed_totals(&self) -> (u64, u64) {
         (self.unsealed_documents, self.unsealed_bytes)
     }
 
-    /// Tokens that are in the log.
+    /// Tokens in the log.
     pub(crate) fn unsealed_tokens(&self) -> u64 {
         self.unsealed_tokens
     }
@@ -160,7 +160,7 @@ impl Segments {
         self.mounted.remove(&segment);
     }
 
-    /// Counts a document in, or out: of its segment, or among those that are in none.
+    /// Adds or removes a document, in the sums of its segment or of the unsealed documents.
     pub(crate) fn count(&mut self, counted: CountedDocument, comes: bool) {
         let CountedDocument {
             slot,

@@ -1,11 +1,11 @@
-//! A table of names: each once, in order, and of each only what differs from the one before it. Every sixteenth is
-//! whole, so that any can be read by itself.
+//! A table of names: each name once, in order, stored as its difference from the name before it. Every sixteenth name
+//! is stored completely, so that any name can be read by itself.
 //!
 //! ```text
 //! count     8 bytes
 //! blocks    a column: where each block of sixteen begins among the entries
-//! len       8 bytes: of the entries
-//! entries   2 bytes: how much of the name before it begins this one; 2 bytes: length of the rest; the rest
+//! len       8 bytes: length of the entries
+//! entries   2 bytes: length shared with the name before; 2 bytes: length of the rest; the rest
 //! ```
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use crate::segments::packed_columns::PackedColumn;
 
 const BLOCK_NAMES: usize = 16;
 
-/// Appends a table to `out`. Numbers of names are their places in the set.
+/// Appends a table to `out`. The number of a name is its rank in the set.
 ///
 /// # Errors
 /// A name of more than 65,535 bytes.
@@ -46,7 +46,7 @@ pub(super) fn pack(out: &mut Vec<u8>, names: &BTreeSet<&str>) -> Result<(), Dama
     Ok(())
 }
 
-/// Where a table stands in some bytes.
+/// The positions of a table in a byte slice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NameTable {
     count: usize,
@@ -62,14 +62,14 @@ fn len_at(bytes: &[u8], at: usize) -> Result<usize, Damage> {
 }
 
 impl NameTable {
-    /// The table that begins at `at`, all of it checked.
+    /// Opens the table that begins at `at`, and checks all of it.
     pub(super) fn open(bytes: &[u8], at: usize) -> Result<NameTable, Damage> {
         let count = len_at(bytes, at)?;
         let blocks = PackedColumn::open(bytes, at + 8, count.div_ceil(BLOCK_NAMES))?;
         let from = blocks.end() + 8;
         let len = len_at(bytes, blocks.end())?;
         let to = from.checked_add(len).ok_or(Damage::Length)?;
-        // An entry takes four bytes at least: a count that lies is found before anybody counts to it.
+        // An entry takes at least four bytes, so a false count is found before anybody counts to it.
         if to > bytes.len() || count > len / 4 {
             return Err(Damage::Short);
         }
@@ -85,17 +85,17 @@ impl NameTable {
         Ok(names)
     }
 
-    /// Where what stands behind it begins.
+    /// The position after the table.
     pub(super) fn end(&self) -> usize {
         self.to
     }
 
-    /// How many there are.
+    /// Number of names.
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// A name, read from the bytes that the table was opened in.
+    /// A name. `bytes` must be the slice that the table was opened in.
     pub(super) fn get(&self, bytes: &[u8], number: usize) -> Result<String, Damage> {
         if number >= self.count {
             return Err(Damage::Short);

@@ -1,10 +1,10 @@
-//! Numbers of many documents, packed: a column holds one number of each, in as many bits as the widest of them needs
-//! above the least.
+//! Packed numbers of many documents. A column holds one number per document, less the smallest of them, in as many
+//! bits as the widest difference needs.
 //!
 //! ```text
-//! least   8 bytes
-//! width   1 byte, 0 to 64
-//! bits    the numbers less the least, lowest bits first; then up to a whole byte
+//! least   8 bytes: the smallest number
+//! width   1 byte, 0 to 64: bits per number
+//! bits    the differences, lowest bits first, padded to a whole byte
 //! ```
 
 use crate::codec::Damage;
@@ -33,7 +33,7 @@ pub(super) fn pack(out: &mut Vec<u8>, numbers: impl Iterator<Item = u64> + Clone
     }
 }
 
-/// Where a column stands in some bytes.
+/// The position of a column in a byte slice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PackedColumn {
     least: u64,
@@ -44,7 +44,7 @@ pub(super) struct PackedColumn {
 }
 
 impl PackedColumn {
-    /// The column of `len` numbers that begins at `at`.
+    /// Opens the column of `len` numbers that begins at `at`.
     pub(super) fn open(bytes: &[u8], at: usize, len: usize) -> Result<PackedColumn, Damage> {
         let header = bytes.get(at..).and_then(|rest| rest.get(..HEADER_BYTES));
         let (least, width) = header.ok_or(Damage::Short)?.split_at(8);
@@ -68,19 +68,19 @@ impl PackedColumn {
         })
     }
 
-    /// Where what stands behind it begins.
+    /// The position after the column.
     pub(super) fn end(&self) -> usize {
         self.to
     }
 
-    /// A number of the column, read from the bytes that it was opened in.
+    /// A number of the column. `bytes` must be the slice that the column was opened in.
     pub(super) fn get(&self, bytes: &[u8], at: usize) -> Result<u64, Damage> {
         if at >= self.len {
             return Err(Damage::Short);
         }
         let bit = at * self.width;
         let from = self.from + bit / 8;
-        // A number of 64 bits that begins within a byte reaches into nine.
+        // A number of 64 bits that begins within a byte reaches into nine bytes.
         let to = self.to.min(from + 9);
         let found = bytes.get(from..to).ok_or(Damage::Short)?;
         let mut word = [0; 16];

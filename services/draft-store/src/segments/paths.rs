@@ -1,21 +1,21 @@
-//! The files of segments on disk: where they lie, which there are, and their removal.
+//! The segment files on disk: their paths, their list, and their removal.
 
 use std::path::{Path, PathBuf};
 
 use crate::log::{LogError, refused, sync_directory};
 use crate::record::SegmentId;
 
-/// Where the files lie.
+/// The directory of all segment files.
 pub(crate) fn directory(dir: &Path) -> PathBuf {
     dir.join("segments")
 }
 
-/// Where the file of a segment lies.
+/// The path of a segment's file.
 pub(crate) fn path(dir: &Path, segment: SegmentId) -> PathBuf {
     directory(dir).join(format!("{segment:016x}.segment"))
 }
 
-/// What lies there: segments by number, and all else.
+/// The files in the directory: numbers of segments, and paths of all other files.
 pub(crate) fn list(dir: &Path) -> Result<(Vec<SegmentId>, Vec<PathBuf>), LogError> {
     let (mut segments, mut others) = (Vec::new(), Vec::new());
     let directory = directory(dir);
@@ -38,13 +38,13 @@ pub(crate) fn list(dir: &Path) -> Result<(Vec<SegmentId>, Vec<PathBuf>), LogErro
     Ok((segments, others))
 }
 
-/// Deletes the files of segments that do not count any more.
+/// Deletes the files of segments that are no longer in use.
 pub(crate) fn delete(dir: &Path, segments: &[SegmentId]) -> Result<(), LogError> {
     let paths: Vec<PathBuf> = segments.iter().map(|segment| path(dir, *segment)).collect();
     delete_files(dir, &paths)
 }
 
-/// Deletes every file but those of segments that are wanted.
+/// Deletes every file except those of wanted segments.
 pub(crate) fn clear_orphans(
     dir: &Path,
     is_wanted: impl Fn(SegmentId) -> bool,
@@ -59,7 +59,7 @@ pub(crate) fn clear_orphans(
     delete_files(dir, &orphans)
 }
 
-/// Deletes files, durably.
+/// Deletes files durably.
 pub(crate) fn delete_files(dir: &Path, paths: &[PathBuf]) -> Result<(), LogError> {
     for path in paths {
         match std::fs::remove_file(path) {

@@ -1,26 +1,28 @@
-//! What is sealed, and what is merged. Pure.
+//! Which documents are sealed and which segments are merged, as pure functions.
 //!
-//! A namespace is sealed a piece at a time: when enough of its documents are at rest, the longest unchanged of
-//! them become one segment. So segments begin not too different in size, and merges make them larger by steps
-//! (`refrain_suffix_index::MergePolicy`). A segment too large to be built again with others is merged no more. Those
-//! of which much is gone are rewritten before others are merged. SealState and merging take turns. A namespace with little to seal stays in the log until that is a day
-//! old, or until the log as a whole holds too much; what would not fill a file stays there for good.
+//! When enough documents of a namespace have ended, the ones unchanged for longest become one segment. So segments
+//! start with similar sizes, and merges make them larger step by step (`refrain_suffix_index::MergePolicy`). A
+//! segment that is too large to be rebuilt together with others is not merged any more. Segments that lost many
+//! documents are rewritten before others are merged.
+//!
+//! A namespace with little to seal stays in the log until its oldest document is a day old, or until the log as a
+//! whole holds too much. An amount that would not fill a file stays in the log for good.
 
 use refrain_protocol::DocumentId;
 use refrain_suffix_index::{MergePolicy, SegmentStats};
 
 use crate::record::SegmentId;
 
-/// A segment is rewritten once more than this share of its tokens is gone.
+/// A segment is rewritten once more than this share of its tokens is removed.
 const MASKED_SHARE_MAX: f32 = 0.25;
 
-/// So many times what is enough for a segment may become one, where sealing has fallen behind: it catches up the faster.
+/// When sealing lags, one segment may hold up to this many times the usual size, to catch up faster.
 const SEAL_FACTOR: u64 = 8;
 
-/// Fewer tokens than these take less room in the log than in a file of their own.
+/// Fewer tokens than this take less space in the log than in a file of their own.
 const SEAL_TOKENS_MIN: u64 = 1_024;
 
-/// The limits; see [`crate::DraftStoreConfig`].
+/// The limits; see [`crate::DraftStoreConfig`] and [`crate::StoreTuning`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentPolicy {
     pub(crate) seal_tokens: u64,
@@ -29,35 +31,35 @@ pub(crate) struct SegmentPolicy {
     pub(crate) segment_tokens_max: u64,
 }
 
-/// The documents of a namespace that are at rest: last change, document, tokens.
+/// The documents of a namespace that may be sealed: sequence of the last change, id, tokens.
 pub(crate) struct SealCandidates {
     pub(crate) documents: Vec<(u64, DocumentId, u32)>,
-    /// When the first of them was stored.
+    /// When the first of them was stored, in Unix milliseconds.
     pub(crate) oldest_ms: u64,
 }
 
-/// How much of a namespace must be at rest to be sealed.
+/// How many documents of a namespace must have ended before it is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
     /// Enough for a segment of the usual size.
     Usual,
-    /// What is worth a file, if some of it was stored before this time.
+    /// Enough to be worth a file, if some of it was stored before this time.
     Aged { before_ms: u64 },
-    /// What is worth a file: there is too much in the log, or somebody wants it small.
+    /// Enough to be worth a file: there is too much in the log, or an operator wants it small.
     Crowded,
 }
 
 /// The documents or segments that a new segment is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SegmentSource {
-    /// Documents in the log, which become sealed.
+    /// Documents in the log, which are sealed.
     Log(Vec<DocumentId>),
     /// Segments, which are merged.
     Segments(Vec<SegmentId>),
 }
 
 impl SegmentPolicy {
-    /// Whether a namespace with so much in the log is worth a look at its documents.
+    /// Whether a namespace has enough in the log to look at its documents one by one.
     pub(crate) fn may_seal(&self, tokens: u64, documents: usize, urgency: Urgency) -> bool {
         self.is_enough(tokens, documents) || urgency != Urgency::Usual && tokens >= SEAL_TOKENS_MIN
     }
@@ -66,7 +68,7 @@ impl SegmentPolicy {
         tokens >= self.seal_tokens || documents >= self.seal_documents
     }
 
-    /// What to seal of a namespace.
+    /// The documents of a namespace to seal, if they are enough.
     pub(crate) fn seal(
         &self,
         candidates: SealCandidates,
@@ -94,9 +96,9 @@ impl SegmentPolicy {
         self.may_seal(tokens, taken.len(), urgency).then_some(taken)
     }
 
-    /// What to merge of a namespace's segments.
+    /// The segments of a namespace to merge, if there are any.
     pub(crate) fn merge(&self, segments: &[(SegmentId, SegmentStats)]) -> Option<Vec<SegmentId>> {
-        // What gives most room back for what it writes comes first.
+        // The segment that frees most for what its rewrite costs comes first.
         let mut worn: Vec<_> = segments
             .iter()
             .filter(|(_, stats)| is_worn(stats))
@@ -105,7 +107,7 @@ impl SegmentPolicy {
             worn.sort_by(|(_, a), (_, b)| masked_share(b).total_cmp(&masked_share(a)));
             return Some(self.merged(&worn));
         }
-        // Two that are each at most half of the largest fit into one.
+        // Two segments that are each at most half of the limit fit into one.
         let small: Vec<_> = segments
             .iter()
             .filter(|(_, stats)| live(stats) <= self.segment_tokens_max / 2)
@@ -124,7 +126,7 @@ impl SegmentPolicy {
         Some(self.merged(&plan))
     }
 
-    /// The first of these, as many as make one segment.
+    /// As many of the first segments as fit into one.
     fn merged(&self, plan: &[&(SegmentId, SegmentStats)]) -> Vec<SegmentId> {
         let mut tokens = 0;
         let fitting = plan
@@ -149,7 +151,7 @@ fn masked_share(stats: &SegmentStats) -> f32 {
     stats.masked_tokens as f32 / stats.tokens.max(1) as f32
 }
 
-/// Whether so much of a segment is gone that it is to be rewritten.
+/// Whether so much of a segment is removed that it should be rewritten.
 fn is_worn(stats: &SegmentStats) -> bool {
     masked_share(stats) > MASKED_SHARE_MAX || stats.masked_documents == stats.documents
 }
@@ -236,7 +238,7 @@ mod tests {
         assert_eq!(merged(&[(100, 30), (100, 0)]), [1]);
         assert_eq!(merged(&[(900, 0), (900, 0), (900, 0), (900, 0)]), [0; 0]);
         assert_eq!(merged(&[(900, 0), (900, 300)]), [2]);
-        // What is worn goes first, most of all, as much as fits.
+        // Worn segments go first, the most worn before the others, as many as fit.
         assert_eq!(merged(&[(100, 30), (100, 0), (100, 0), (100, 90)]), [1, 4]);
         assert_eq!(merged(&[(900, 300), (900, 500), (900, 0)]), [1, 2]);
         assert_eq!(merged(&[(900, 300), (990, 400), (900, 800)]), [2, 3]);

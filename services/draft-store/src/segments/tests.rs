@@ -74,12 +74,12 @@ proptest! {
     }
 }
 
-/// Bytes of the file for each token, of documents as agents say them: eight to a session, from a worker that has
-/// restarted, over an hour.
+/// Bytes of the file per token, for documents like those of agents: eight to a session, within an hour, from a worker
+/// that has restarted.
 fn bytes_per_token(document_tokens: u32, left: usize) -> f64 {
     let documents = 4_000u64;
     let entries = (0..documents).map(|number| {
-        // Ids are random, so that nothing of the order in which they came is left.
+        // Ids are random, so that they do not reveal the order of arrival.
         let id = u128::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
         let stored_ms = 1_700_000_000_000 + number * 900;
         let state = StateRecord {

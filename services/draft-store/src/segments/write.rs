@@ -1,4 +1,4 @@
-//! Writing the file of a segment, and deleting files.
+//! Writing the file of a segment.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -14,8 +14,7 @@ use crate::segments::file::SegmentFile;
 use crate::segments::paths::{directory, path};
 use crate::segments::{document_records, layout};
 
-/// Writes the file of a segment under its final name, durably. `at_rename` is called between the two halves of
-/// that.
+/// Writes the file of a segment durably under its final name. `at_rename` runs between the write and the rename.
 pub(crate) fn write(
     dir: &Path,
     id: SegmentId,

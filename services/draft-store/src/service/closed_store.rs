@@ -1,4 +1,4 @@
-//! A store that nobody runs, opened to be looked at.
+//! Read-only access to a data directory that no process uses.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::directory::{DirectoryLock, OpenedDirectory};
 use crate::reading::{export, verify};
 use crate::shared_store::{OpenStore, SharedStore};
 
-/// A data directory, opened for reading: it may lie on a read-only disk. Its journal is read into memory. Nothing in it
-/// is written, repaired or moved: that is for [`crate::start`].
+/// A data directory, opened for reading. It may be on a read-only disk. Its journal is read into memory. Nothing in
+/// it is written, repaired or moved; that is up to [`crate::start`].
 pub struct ClosedStore {
     shared: Arc<SharedStore>,
     /// Unreadable parts of the journal, as text.
@@ -33,7 +33,7 @@ impl ClosedStore {
     /// Opens the store in `dir`.
     ///
     /// # Errors
-    /// There is none, another process uses it, or it is not readable as a whole.
+    /// There is no store, another process uses it, or it cannot be read in full.
     pub fn open(dir: PathBuf) -> anyhow::Result<Self> {
         anyhow::ensure!(dir.is_dir(), "{}: no such directory", dir.display());
         let hold = DirectoryLock::look(&dir)?;

@@ -1,4 +1,4 @@
-//! The store for callers: in this process directly, for all others behind the HTTP routes.
+//! The store for callers: in this process directly, for all others through the HTTP routes.
 
 mod acceptance_statistics;
 mod admin;
@@ -56,7 +56,7 @@ const FOLLOW_WAIT_MS_MAX: u32 = 30_000;
 /// Most tokens of one answer, whatever the caller asks for.
 pub(super) const REPLY_TOKENS_MAX: u32 = 1 << 20;
 
-/// The draft store. Cheap to clone.
+/// A handle of the draft store. It is cheap to clone.
 #[derive(Clone)]
 pub struct DraftStoreHandle {
     inner: Arc<Inner>,
@@ -73,26 +73,26 @@ struct Inner {
     pending_tokens: Arc<AtomicU64>,
     waiters: AtomicI64,
     reads: Arc<Semaphore>,
-    /// Calls for drafts that may still begin.
+    /// Look-ups that may still start.
     lookup_permits: Arc<Semaphore>,
-    /// One erasure at a time.
+    /// Only one erasure runs at a time.
     erasing: tokio::sync::Mutex<()>,
 }
 
-/// What the store is doing, for people.
+/// The state of the store, for debugging.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct StoreState {
     /// Whether the log is open.
     pub open: bool,
-    /// Whether it takes no new work.
+    /// Whether the store accepts no new calls.
     pub draining: bool,
-    /// The store in numbers.
+    /// The statistics of the store.
     pub stats: StoreStats,
     /// Tokens that wait for a commit.
     pub pending_tokens: u64,
     /// Calls of `follow` that wait for a change.
     pub waiters: i64,
-    /// Namespaces that they wait for.
+    /// Namespaces that these calls wait for.
     pub namespaces_awaited: usize,
 }
 
@@ -126,7 +126,7 @@ impl DraftStoreHandle {
         }
     }
 
-    /// What the store is doing.
+    /// The state of the store.
     pub fn observe(&self) -> StoreState {
         let inner = &*self.inner;
         StoreState {
@@ -139,7 +139,7 @@ impl DraftStoreHandle {
         }
     }
 
-    /// Whether it can take work; `Err` says why not.
+    /// Whether the store can work. `Err` says why not.
     pub fn readiness(&self) -> Result<(), String> {
         if self.inner.drain.is_draining() {
             return Err("draining".to_owned());
@@ -159,7 +159,7 @@ impl DraftStoreHandle {
         self.inner.mesh.clocks().readiness()
     }
 
-    /// Takes nothing new, releases who waits, and lets what runs finish.
+    /// Accepts no new calls, releases waiting ones, and lets running ones finish.
     pub(crate) async fn drain(&self, grace: Duration) {
         self.inner.drain.begin();
         let left = self.inner.drain.finished(grace).await;
@@ -171,10 +171,10 @@ impl DraftStoreHandle {
         }
     }
 
-    /// Commits what waits and closes the log.
+    /// Commits what waits, and closes the log.
     pub(crate) async fn close(&self) {
         let (reply, closed) = oneshot::channel();
-        // Nothing is refusable about the end: the mailbox takes it even when it is full.
+        // The last message must arrive: the mailbox takes it even when it is full.
         self.inner.writer.do_send(WriterMessage::Close(reply));
         let _ = closed.await;
     }
@@ -229,7 +229,7 @@ impl DraftStore for DraftStoreHandle {
         if wait_ms == 0 {
             return read().await;
         }
-        // Before the first look, so that no change falls between the look and the wait.
+        // Subscribe before the first read, so that no change falls between the read and the wait.
         let mut changes = inner.shared.subscribe(namespace);
         let mut waiter = None;
         loop {
@@ -246,7 +246,7 @@ impl DraftStore for DraftStoreHandle {
                     return Err(self.reject(Limit::Waiters, error));
                 }
             }
-            // Whichever it is, the next look tells.
+            // Whatever ends the wait, the next read finds out.
             tokio::select! {
                 () = changes.changed() => {}
                 () = inner.drain.begun() => {}

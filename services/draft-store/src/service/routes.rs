@@ -1,5 +1,5 @@
-//! The store for other processes: bincode over HTTP for the calls with tokens, JSON for figures, all for
-//! holders of the mesh secret only.
+//! The HTTP routes: bincode for calls with tokens, JSON for statistics and administration. All of them require the
+//! mesh secret.
 
 use actix_web::web::{Data, Json};
 use actix_web::{HttpResponse, web};

@@ -1,4 +1,4 @@
-//! Starting and stopping.
+//! Starting and stopping the service.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,11 +34,11 @@ pub struct DraftStoreServer {
     writer: ActorThread,
 }
 
-/// Opens the store, starts its writer and, if the configuration says so, its listener.
+/// Opens the store, starts its writer, and starts the listener if the configuration has an address.
 ///
 /// # Errors
-/// A faulty configuration, a data directory that the disk refuses or another process holds, an address that
-/// cannot be bound, a metric name that is taken. Damaged data is no error: it goes to quarantine.
+/// An invalid configuration, a data directory that the disk refuses or another process holds, an address that cannot
+/// be bound, a metric name that is taken. Damaged data is no error: it moves to quarantine.
 pub async fn start(
     config: DraftStoreConfig,
     mesh: MeshAuth,
@@ -103,7 +103,7 @@ pub async fn start(
 }
 
 impl DraftStoreServer {
-    /// Where it listens, if it does.
+    /// The address of the listener, if there is one.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.server.as_ref().map(Server::addr)
     }
@@ -113,8 +113,8 @@ impl DraftStoreServer {
         self.handle.clone()
     }
 
-    /// Takes nothing new, answers what is under way for at most `grace`, makes the last updates durable and
-    /// closes the log.
+    /// Accepts no new calls, answers running ones for at most `grace`, makes the last updates durable, and closes the
+    /// log.
     pub async fn drain(self, grace: Duration) {
         self.handle.drain(grace).await;
         if let Some(server) = &self.server {

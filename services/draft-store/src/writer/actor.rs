@@ -1,9 +1,13 @@
-//! The writer's actor: gathers updates for a commit, gives the core its clock, and opens the store again
-//! after an error or a panic.
+//! The writer's actor. It gathers appends for a commit, gives the core its clock, and reopens the store after an
+//! error or a panic.
 //!
-//! It lives on a thread of its own, so a slow fsync stalls nobody but those who wait for it. The core is not
-//! in a `service_kit::guard`, since what rebuilds it reads a disk and may fail: then the store is closed, and
-//! opened again with the next tick.
+//! It lives on a thread of its own, so a slow `fdatasync` delays only those who wait for it. The core is not in a
+//! `service_kit::guard`, since rebuilding it reads the disk and may fail. The store is then closed, and opened again
+//! with the next tick.
+//!
+//! Read `commits.rs` first, the way of an append. Then `sealing.rs`, `purging.rs` and `log_rewriting.rs`, which start
+//! background jobs and install their results. `seal_state.rs`, `rewrite_state.rs` and `commit_queue.rs` hold what
+//! these files remember. `index_repair.rs`, `manifest.rs`, `requests.rs` and `gauges.rs` are one concern each.
 
 mod commit_queue;
 mod commits;
@@ -64,27 +68,27 @@ pub(crate) struct WriterActor {
     commit_queue: CommitQueue,
     evicted_documents: u64,
     closed: bool,
-    /// Waits for the threads to end.
+    /// The caller of a close, while background threads still run.
     closing: Option<oneshot::Sender<()>>,
     rewriting: RewriteState,
     sealing: SealState,
-    /// How often the store was opened: what is told of an earlier time is void.
+    /// How often the store was opened. Results of jobs from an earlier opening are refused.
     opened: u64,
     log_number: u64,
-    /// How the log's index is treated when it is opened next.
+    /// How the log's index is treated at the next open.
     index: IndexMode,
-    /// Documents for which the index was built anew: those that are still unreadable are so in the journal.
+    /// Documents for which the index was rebuilt. If they are still unreadable, the journal has lost them.
     reread: HashSet<DocumentKey>,
-    /// How often it was built anew, and from when on it may be once more.
+    /// How often the index was rebuilt, and the earliest time of the next rebuild.
     rebuilds: u32,
     rebuild_not_before: Instant,
     hold: DirectoryLock,
-    /// What the manifest says, and since when.
+    /// The last change in the manifest, and when it was written.
     manifest_head: u64,
     manifest_written: Instant,
 }
 
-/// How an index is treated after an error: one that could not read its own records is built anew.
+/// How the index is treated after an error. An index that could not read its own records is rebuilt.
 fn index_after(log: &dyn RecordLog) -> IndexMode {
     match log.is_suspect() {
         true => IndexMode::Rebuild,
@@ -163,7 +167,7 @@ impl WriterActor {
             self.index,
         )?;
         self.index = IndexMode::Trust;
-        // Where no manifest tells the time, the documents do.
+        // Without a time in the manifest, the last use of a document is the best known time.
         self.shared.start_clock(match known_ms {
             0 => loaded.catalog.last_used_ms().unwrap_or(0),
             known_ms => known_ms,
@@ -214,7 +218,7 @@ impl WriterActor {
             let (Some(core), Some(store)) = (self.core.as_mut(), open.as_mut()) else {
                 return Err(unavailable());
             };
-            // WriterCore and catalog are thrown away after a panic: that is what makes the unwind safe.
+            // The core and the catalog are discarded after a panic, which makes the unwind safe.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 action(core, &mut store.catalog, self.shared.now_ms())
             }));
@@ -224,8 +228,8 @@ impl WriterActor {
                     self.reread.insert(*key);
                     self.index = IndexMode::Rebuild;
                 }
-                // Before anybody else gets the lock. WriterCore and catalog both hold the log; sled gives its own
-                // lock back with the last of them.
+                // Close before anybody else gets the lock. The core and the catalog both hold the log, and sled gives
+                // its lock back with the last of them.
                 self.shared.note_closed();
                 *open = None;
                 self.core = None;
@@ -270,13 +274,13 @@ impl WriterActor {
         self.shared.wake(&outcome.changed);
     }
 
-    /// Deletes the files of segments that nothing is left of. What that fails at is an orphan, for the next start or
-    /// erasure.
+    /// Deletes the files of segments without documents. A file that cannot be deleted is an orphan, for the next
+    /// start or erasure.
     fn delete_emptied(&self, emptied: &[SegmentId]) {
         if emptied.is_empty() {
             return;
         }
-        // Views hold on to files: without this their room would not come back.
+        // Look-up views keep files open. Without this their space would not come back.
         self.drop_views();
         if let Err(error) = segments::delete(&self.config.data_dir, emptied) {
             tracing::warn!(%error, "draft store segment not deleted");
@@ -303,7 +307,7 @@ impl WriterActor {
         self.refresh_manifest();
         self.begin_next(ctx);
         if more {
-            // What waits in the mailbox goes first.
+            // Messages in the mailbox go first.
             ctx.run_later(Duration::from_millis(1), |writer, ctx| writer.tick(ctx));
         }
     }
@@ -320,7 +324,7 @@ impl Handler<WriterMessage> for WriterActor {
                 reply,
             } => self.queue_append(append, tokens, reply, ctx),
             WriterMessage::Touch(keys) => {
-                // Advisory: while the store is closed there is nothing to touch.
+                // Times of use are advisory. While the store is closed there is nothing to touch.
                 let _ = self.run(|core, catalog, now_ms| {
                     core.touch(catalog, &keys, now_ms);
                     Ok(CommitOutcome::default())
@@ -328,7 +332,7 @@ impl Handler<WriterMessage> for WriterActor {
             }
             WriterMessage::Forget(keys) => {
                 let Some(keys) = self.still_unreadable(keys) else {
-                    // Perhaps the index alone is damaged, and the journal has the text.
+                    // Perhaps only the index is damaged, and the journal has the text.
                     self.rebuild_index();
                     return;
                 };
@@ -345,7 +349,7 @@ impl Handler<WriterMessage> for WriterActor {
                 let _ = reply.send(self.register_group(registration));
             }
             WriterMessage::Mark(mark, reply) => {
-                // What was told before an erasure is erased by it.
+                // Statistics reported before an erasure are erased by it.
                 self.commit();
                 let _ = reply.send(self.mark(mark));
             }

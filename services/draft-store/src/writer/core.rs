@@ -1,4 +1,7 @@
-//! The writer's core.
+//! The writer's core: what one commit does, without clock, threads or actor.
+//!
+//! It does use the log. A change of the catalog is seen only by those who get the catalog's lock after the commit is
+//! durable.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -29,37 +32,37 @@ const ERASURE_MEMORY_MS: u64 = 48 * HOUR_MS;
 /// A document that is unchanged for this long is described to new followers by one event.
 const SETTLE_MS: u64 = 60 * 1_000;
 
-/// Documents that wait to come to rest at most; past it the oldest are settled at once.
+/// Most documents that wait to be settled. Beyond it the oldest are settled at once.
 const SETTLING_MAX: usize = 100_000;
 
-/// Times of use that wait to be written at most, and are written per tick.
+/// Most times of use that wait to be written with the next tick.
 const USES_MAX: usize = 4_096;
 
 pub(super) const HOUR_MS: u64 = 3600 * 1000;
 
 pub(super) const DAY_MS: u64 = 24 * HOUR_MS;
 
-/// How long after its end a document may be sent again by who was not answered.
+/// How long after its end a document may be sent again by a worker that got no answer.
 const REPEATS_MS: u64 = HOUR_MS;
 
-/// See the module.
+/// The writer's state; see the module.
 pub(crate) struct WriterCore {
     pub(super) log: Arc<dyn RecordLog>,
-    /// A log that is about to replace `log`: it gets every commit, too.
+    /// A log that will replace `log`. It gets every commit, too.
     pub(super) mirror: Option<Arc<dyn RecordLog>>,
     pub(super) mirrored_bytes: u64,
     pub(super) config: DraftStoreConfig,
     pub(super) store: StoreRecord,
-    /// Documents with several feed entries, and since when.
+    /// Documents with several feed entries, and since when they have them.
     settling: VecDeque<(DocumentKey, u64)>,
     /// Touched documents whose time of use is to be written.
     uses: HashSet<DocumentKey>,
-    /// No document was stored before this.
+    /// No document was stored before this time, in Unix milliseconds.
     earliest_ms: u64,
-    /// What recovery found, for the first commit.
+    /// Repairs prepared when the store was opened, for the first commit.
     repairs: Batch,
     damaged: Vec<DocumentKey>,
-    /// Documents for which the log's index was built anew: what is unreadable of them now is lost.
+    /// Documents for which the log's index was rebuilt. If they are unreadable now, they are lost.
     reread: Arc<HashSet<DocumentKey>>,
 }
 
@@ -86,17 +89,17 @@ impl WriterCore {
         }
     }
 
-    /// Names the documents for which the log's index was built anew.
+    /// Sets the documents for which the log's index was rebuilt.
     pub(crate) fn set_reread(&mut self, reread: Arc<HashSet<DocumentKey>>) {
         self.reread = reread;
     }
 
-    /// Identity and reservation, for the manifest.
+    /// The store's identity and reservation, for the manifest.
     pub(crate) fn store(&self) -> StoreRecord {
         self.store
     }
 
-    /// Stores updates of any number of callers, and what others told of drafts, in one commit. Durable when it returns.
+    /// Stores updates and statistics reports of any number of callers in one commit. It is durable when this returns.
     pub(crate) fn take_in(
         &mut self,
         catalog: &mut Catalog,
@@ -130,7 +133,7 @@ impl WriterCore {
         self.commit(edit, now_ms)
     }
 
-    /// Removes documents, those that are there.
+    /// Removes the given documents, as far as they exist.
     pub(crate) fn remove(
         &mut self,
         catalog: &mut Catalog,
@@ -145,7 +148,7 @@ impl WriterCore {
             };
             let state = document.state;
             edit.remove(*key, removal)?;
-            // A worker may be writing it, or repeat what it was not answered.
+            // A worker may still be writing it, or repeat an append that was not answered.
             let awaited = state.finish == 0 || state.used_ms + REPEATS_MS > now_ms;
             if removal == RemovalReason::Erased && awaited {
                 edit.remember_erased(*key);
@@ -154,7 +157,7 @@ impl WriterCore {
         self.commit(edit, now_ms)
     }
 
-    /// Remembers an erasure: what it hits is refused from now on. `None` when no more can be remembered.
+    /// Remembers an erasure: its scope is refused from now on. `None` if no more erasures can be remembered.
     pub(crate) fn mark(
         &mut self,
         catalog: &mut Catalog,
@@ -173,18 +176,18 @@ impl WriterCore {
         Ok((Some(mark), self.commit(edit, now_ms)?))
     }
 
-    /// Marks documents as used. Written later, and only when the stored time is old.
+    /// Marks documents as used. The time is written later, and only if the stored one is old.
     pub(crate) fn touch(&mut self, catalog: &mut Catalog, keys: &[DocumentKey], now_ms: u64) {
         let before_ms = now_ms.saturating_sub(self.config.tuning.use_interval_s * 1000);
         for key in keys {
-            // Past the bound a restart loses some of the order, no more.
+            // Beyond the limit a restart loses some of the order of use, which is harmless.
             if catalog.touch(*key, now_ms, before_ms) && self.uses.len() < USES_MAX {
                 self.uses.insert(*key);
             }
         }
     }
 
-    /// What time brings: repairs, ages, budgets, documents at rest, times of use.
+    /// Does what is due over time: repairs, retention, budgets, settling, times of use.
     pub(crate) fn tick(
         &mut self,
         catalog: &mut Catalog,
@@ -213,7 +216,7 @@ impl WriterCore {
         self.commit(edit, now_ms)
     }
 
-    /// Registers a group, or renews it. `false` when no more can be known.
+    /// Registers a group, or renews it. `false` if no more groups can be registered.
     pub(crate) fn register_group(
         &mut self,
         catalog: &mut Catalog,
@@ -230,7 +233,7 @@ impl WriterCore {
         Ok((true, self.commit(edit, now_ms)?))
     }
 
-    /// Names a segment that was made.
+    /// Puts a new segment into use.
     pub(crate) fn install(
         &mut self,
         catalog: &mut Catalog,
@@ -274,7 +277,7 @@ impl WriterCore {
         Ok(outcome)
     }
 
-    /// Removes the least recently used documents while a budget is exceeded, at most a step.
+    /// Evicts the least recently used documents while a budget is exceeded, at most one step of them.
     fn within_budgets(&self, edit: &mut Edit<'_>) -> Result<(), LogError> {
         let config = &self.config;
         while let Some((key, removal)) = {
@@ -311,7 +314,7 @@ impl WriterCore {
         now_ms: u64,
     ) -> Result<Edit<'a>, LogError> {
         let before_ms = now_ms.saturating_sub(u64::from(self.config.retention_days) * DAY_MS);
-        // A look at all documents, but only when one of them is due.
+        // This looks at all documents, so it runs only if one of them is due.
         if self.earliest_ms < before_ms {
             let room = self
                 .config
@@ -352,7 +355,7 @@ impl WriterCore {
         }
     }
 
-    /// The tables of a namespace, as bytes; none where nothing was ever observed.
+    /// The acceptance statistics of a namespace as bytes. Empty if there are none.
     pub(crate) fn known_statistics(&self, namespace: NamespaceId) -> Result<Vec<u8>, LogError> {
         let known = read(&Batch::default(), &*self.log, namespace)?;
         Ok(known.as_ref().map_or_else(Vec::new, Calibration::to_bytes))

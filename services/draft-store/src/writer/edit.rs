@@ -1,4 +1,8 @@
-//! One commit in the making: changes the catalog and gathers the writes that make the change durable.
+//! One commit in the making. It changes the catalog, and gathers the log writes that make the change durable.
+//!
+//! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `text_pieces.rs`
+//! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments. `groups.rs`
+//! and `acceptance_statistics.rs` are one concern each.
 
 pub(super) mod acceptance_statistics;
 mod groups;
@@ -21,19 +25,19 @@ use crate::record::{
 use crate::segments::{Marks, mark_of};
 use crate::writer::outcome::CommitOutcome;
 
-/// Sequences reserved on disk at a time. A restart skips what was not used of them.
+/// Sequences reserved on disk at a time. A restart skips the unused ones.
 const SEQUENCES_RESERVED: u64 = 1 << 16;
 
-/// What an edit keeps within.
+/// The limits of an edit.
 #[derive(Clone, Debug)]
 pub(super) struct EditLimits {
-    /// Documents for which the log's index was built anew.
+    /// Documents for which the log's index was rebuilt.
     pub(super) reread: Arc<HashSet<DocumentKey>>,
     pub(super) tombstones_max: usize,
     pub(super) group_tokens_max: u64,
 }
 
-/// See the module.
+/// A commit in the making.
 pub(super) struct Edit<'a> {
     pub(super) catalog: &'a mut Catalog,
     pub(super) outcome: CommitOutcome,
@@ -44,9 +48,9 @@ pub(super) struct Edit<'a> {
     pub(super) batch: Batch,
     /// Documents whose state is to be written, once each.
     states: BTreeSet<DocumentKey>,
-    /// Marks of sealed documents, as they will be.
+    /// Marks of sealed documents after this commit.
     marks: Marks,
-    /// What the append at hand adds to the finish code: [`STATIC`] or nothing.
+    /// A bit that the current append adds to the finish code: [`STATIC`] or nothing.
     static_code: u8,
 }
 
@@ -72,7 +76,7 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// The writes, the store's record after them, and documents whose feed entries are now several.
+    /// The writes, the store's record after them, the documents with several feed entries, and the outcome.
     pub(in crate::writer) fn finish(
         mut self,
     ) -> Result<(Batch, StoreRecord, Vec<DocumentKey>, CommitOutcome), LogError> {
@@ -99,7 +103,7 @@ impl<'a> Edit<'a> {
         Ok((self.batch, self.store, split, self.outcome))
     }
 
-    /// Takes over writes that recovery prepared.
+    /// Adds writes that were prepared when the store was opened.
     pub(in crate::writer) fn adopt(&mut self, repairs: Batch) {
         for (key, value) in repairs.writes() {
             match value {
@@ -118,7 +122,7 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Has the state of a document written with this commit.
+    /// Writes the state of a document with this commit.
     pub(in crate::writer) fn write_state(&mut self, key: DocumentKey) {
         self.states.insert(key);
     }

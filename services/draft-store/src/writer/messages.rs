@@ -1,4 +1,4 @@
-//! What the writer is asked.
+//! The messages that the writer's actor receives.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,49 +14,49 @@ use crate::log::{LogError, RecordLog};
 use crate::record::{DocumentKey, ErasureRecord};
 use crate::writer::requests::{Append, GroupRegistration, StatisticsReport};
 
-/// What is asked of the writer.
+/// A message to the writer.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) enum WriterMessage {
-    /// Store updates, and answer with the lengths once they are durable.
+    /// Stores updates, and replies with the lengths once they are durable.
     Append {
         append: Append,
         tokens: PendingTokens,
         reply: oneshot::Sender<Result<Vec<u32>, ApiError>>,
     },
-    /// Mark documents as used.
+    /// Marks documents as used.
     Touch(Vec<DocumentKey>),
-    /// Remove documents whose text is damaged.
+    /// Removes documents whose text is damaged.
     Forget(Vec<DocumentKey>),
-    /// Register a group.
+    /// Registers a group.
     Register(GroupRegistration, oneshot::Sender<Result<(), ApiError>>),
-    /// Remember an erasure, and answer when that is durable.
+    /// Remembers an erasure, and replies once that is durable.
     Mark(
         ErasureRecord,
         oneshot::Sender<Result<ErasureRecord, ApiError>>,
     ),
-    /// Remove documents as erased, and answer when that is durable.
+    /// Removes documents as erased, and replies once that is durable.
     Erase(Vec<DocumentKey>, oneshot::Sender<Result<u64, ApiError>>),
-    /// Say what drafts are worth in a namespace.
+    /// Replies with the acceptance statistics of a namespace.
     Ask(NamespaceId, oneshot::Sender<Result<Vec<u8>, ApiError>>),
-    /// Add to it, and answer with all of it once that is durable.
+    /// Adds to the acceptance statistics of a namespace, and replies with all of them once that is durable.
     Tell(StatisticsReport, oneshot::Sender<Result<Vec<u8>, ApiError>>),
-    /// Take an operator's word for something.
+    /// Confirms a loss or the wall clock, on behalf of an operator.
     Confirm(
         ConfirmRequest,
         oneshot::Sender<Result<ConfirmReply, ApiError>>,
     ),
-    /// About rewriting the log.
+    /// A message about rewriting the log.
     Rewrite(RewriteMessage),
-    /// About segments.
+    /// A message about segments.
     Seal(SealMessage),
-    /// Commit what waits, write the manifest, close the log.
+    /// Commits what waits, writes the manifest, and closes the log.
     Close(oneshot::Sender<()>),
 }
 
-/// What is asked of the writer about rewrites.
+/// A message about rewriting the log.
 pub(crate) enum RewriteMessage {
-    /// Rewrite the log, whatever it holds; begin after this call.
+    /// Rewrite the log. The rewrite begins after this message.
     Rewrite(RewriteWaiter),
     /// Write every commit to this log, too.
     Mirror {
@@ -64,45 +64,45 @@ pub(crate) enum RewriteMessage {
         to: Arc<dyn RecordLog>,
         reply: oneshot::Sender<Result<Arc<dyn RecordLog>, LogError>>,
     },
-    /// Put the mirror in the place of the log.
+    /// Replace the log with the mirror.
     Swap {
         opened: u64,
         number: u64,
         reply: oneshot::Sender<Result<u64, LogError>>,
     },
-    /// The thread is through.
+    /// The background thread has ended.
     Ended(Result<RewriteReport, LogError>),
 }
 
-/// Who waits for a rewrite.
+/// A caller that waits for a rewrite.
 pub(crate) type RewriteWaiter = oneshot::Sender<Result<RewriteReport, ApiError>>;
 
-/// What is asked of the writer about segments.
+/// A message about segments.
 pub(crate) enum SealMessage {
-    /// Rewrite all segments with documents that are gone, and with `seals` seal what is at rest; begin after this
-    /// call.
+    /// Rewrite all segments with removed documents, and with `seals` seal the documents that have ended. The work
+    /// begins after this message.
     Purge { waiter: PurgeWaiter, seals: bool },
-    /// Name this one.
+    /// Put this segment into use.
     Install {
         opened: u64,
         product: Box<NewSegment>,
         reply: oneshot::Sender<Result<(), LogError>>,
     },
-    /// The thread is through.
+    /// The background thread has ended.
     Ended(Result<SealReport, LogError>),
 }
 
-/// Who waits until what was removed is in no segment.
+/// A caller that waits until removed documents are in no segment.
 pub(crate) type PurgeWaiter = oneshot::Sender<Result<(), ApiError>>;
 
-/// Tokens that count against the limit of waiting ones until this is dropped.
+/// Tokens that count towards the limit of pending tokens, until this is dropped.
 pub(crate) struct PendingTokens {
     count: u64,
     all: Arc<AtomicU64>,
 }
 
 impl PendingTokens {
-    /// Claims room for `count` tokens among at most `max`.
+    /// Claims `count` tokens, if at most `max` are pending then.
     pub(crate) fn claim(all: &Arc<AtomicU64>, count: u64, max: u64) -> Option<Self> {
         let mut claimed = PendingTokens {
             count,
@@ -110,7 +110,7 @@ impl PendingTokens {
         };
         let before = all.fetch_add(count, Ordering::Relaxed);
         if before + count > max && before > 0 {
-            // Alone, even an oversized claim is let through: the body limit bounds it.
+            // A single claim is accepted even if it is too large: the limit of the request body bounds it.
             drop(std::mem::replace(
                 &mut claimed,
                 PendingTokens {

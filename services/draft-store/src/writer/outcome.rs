@@ -10,20 +10,20 @@ use crate::record::{DocumentKey, SegmentId};
 /// What a commit did.
 #[derive(Debug, Default)]
 pub(crate) struct CommitOutcome {
-    /// Per append, per update: the length of the document. `None`: one namespace too many.
+    /// Per append and update: the new length of the document. `None` if the append would add one namespace too many.
     pub(crate) lengths: Vec<Option<Vec<u32>>>,
-    /// Per worker that told what drafts are worth: the tables after it. `None`: one namespace too many.
+    /// Per statistics report: the tables after it. `None` if it would add one namespace too many.
     pub(crate) tables: Vec<Option<Vec<u8>>>,
-    /// Namespaces whose feeds went on.
+    /// Namespaces whose feeds have new entries.
     pub(crate) changed: BTreeSet<NamespaceId>,
     pub(crate) appended_tokens: u64,
     pub(crate) removed: Vec<(DocumentKey, RemovalReason)>,
-    /// Updates that a group had no room for.
+    /// Updates for which their group had no room.
     pub(crate) group_rejections: u64,
-    /// More documents are over a budget or too old than one step may remove.
+    /// More documents exceed a budget or the retention than one step may remove.
     pub(crate) more: bool,
-    /// The sequence reservation moved: the manifest is to be written again.
+    /// The sequence reservation moved, so the manifest must be written again.
     pub(crate) reserved: bool,
-    /// Segments that nothing is left of: their files are to be deleted.
+    /// Segments without documents, whose files must be deleted.
     pub(crate) emptied: Vec<SegmentId>,
 }

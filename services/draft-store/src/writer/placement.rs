@@ -1,21 +1,23 @@
-//! Where a piece of output belongs in a document: the rule that makes repeats, overlaps and late pieces
-//! harmless. Pure.
+//! Where an update belongs in its document: the rule that makes repeated, overlapping and late updates harmless. A
+//! pure function.
 //!
-//! Naively: a lower epoch is ignored, a higher one cuts the text to `prev_len`, and the tokens past the end
-//! are added unless something before them is missing. One case needs more. The first piece of a new epoch
-//! may be overtaken by a later one of that epoch, which then cuts too late and leaves tokens of the older
-//! epoch in front of it. So a document remembers from where on its text is known to be of its epoch, and a
-//! piece of the same epoch that starts before that place overwrites what stands there.
+//! The basic rule: an update of a lower epoch is ignored, one of a higher epoch cuts the text to `prev_len`, and
+//! tokens beyond the end are added unless something before them is missing.
+//!
+//! One case needs more. The first update of a new epoch may be overtaken by a later one of that epoch, which then
+//! cuts too late and leaves tokens of the older epoch in front of it. So a document remembers the position from which
+//! its text is known to be of its epoch. An update of the same epoch that starts before that position overwrites the
+//! text there.
 
 use refrain_protocol::document::DocumentUpdate;
 
 use crate::record::StateRecord;
 
-/// A document's text as far as placing needs to know it.
+/// A document's text, as far as the placement of updates depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TextState {
     pub(crate) epoch: u64,
-    /// From here on the text is known to be of `epoch`.
+    /// The first position from which all text is known to belong to `epoch`.
     pub(crate) epoch_start: u32,
     pub(crate) len: u32,
 }
@@ -30,39 +32,40 @@ impl TextState {
     }
 }
 
-/// What to do with a piece.
+/// What an update does to a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// Nothing: an older epoch, a gap before it, or nothing new. `finish` may still be.
+    /// The text does not change: the update has an older epoch, follows a gap, or has nothing new. Its finish reason
+    /// may be new.
     Nothing {
-        /// The piece ends where the text ends, in the same epoch: its finish reason counts.
+        /// The update ends where the text ends, in the same epoch, so its finish reason counts.
         at_end: bool,
     },
-    /// Cut the text to `to`, then add the tokens from `skip` on. `to` is the text's length unless a higher
-    /// epoch shortens.
+    /// The text is cut to `to`, and the tokens from `skip` on are added. `to` is the text's length unless a higher
+    /// epoch shortens it.
     Write {
         /// Length to cut to.
         to: u32,
-        /// Tokens of the piece that are there already.
+        /// Tokens of the update that are there already.
         skip: usize,
-        /// Where the text of the piece's epoch starts now.
+        /// Start of the text of the update's epoch.
         epoch_start: u32,
     },
-    /// A late piece of the same epoch: it stands before `epoch_start`, where an older epoch's text may be.
-    /// Compare, and overwrite what differs.
+    /// A late update of the same epoch. It lies before `epoch_start`, where text of an older epoch may be. Differing
+    /// tokens are overwritten.
     Overwrite {
-        /// Where the text of the epoch starts afterwards.
+        /// Start of the text of the epoch afterwards.
         epoch_start: u32,
     },
 }
 
-/// Places an update. `text` is `None` for an unknown document.
+/// Decides what an update does. `text` is `None` for an unknown document.
 pub(crate) fn place(text: Option<TextState>, update: &DocumentUpdate) -> Placement {
     let start = update.prev_len;
     let added = u32::try_from(update.tokens.len()).unwrap_or(u32::MAX);
     let end = start.saturating_add(added);
     let Some(text) = text else {
-        // Empty documents are not worth a record; the first tokens bring everything that is needed.
+        // An empty document is not worth a record; the first tokens bring everything that is needed.
         return if start == 0 && added > 0 {
             Placement::Write {
                 to: 0,

@@ -6,7 +6,7 @@ use refrain_speculation::Observed;
 
 use crate::catalog::GroupKey;
 
-/// Updates of one caller.
+/// Updates of one caller, for one namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Append {
     pub(crate) namespace: NamespaceId,
@@ -15,17 +15,17 @@ pub(crate) struct Append {
     pub(crate) author: UpdateAuthor,
 }
 
-/// Who stores updates.
+/// The author of updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UpdateAuthor {
-    /// A worker, which does not know what was erased.
+    /// A worker. It does not know what was erased, so erasures are checked.
     Worker,
-    /// An operator, who wants them stored whatever was erased before; with `is_static`, for good: no budget and no age
-    /// removes them.
+    /// An operator, who wants them stored regardless of erasures. With `is_static`, no budget and no age ever evicts
+    /// them.
     Operator { is_static: bool },
 }
 
-/// A group as it is registered.
+/// The registration of a group.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupRegistration {
     pub(crate) group: GroupKey,
@@ -33,7 +33,7 @@ pub(crate) struct GroupRegistration {
     pub(crate) weight_version: u64,
 }
 
-/// What a worker tells.
+/// Observations of a worker, to be added to the acceptance statistics of a namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct StatisticsReport {
     pub(crate) namespace: NamespaceId,

@@ -1,4 +1,4 @@
-//! The core on a log in memory: scripts, and random operations against a plain copy.
+//! The core on a log in memory: scripts of calls, and random operations compared with a plain model.
 
 mod acceptance_statistics;
 mod model;
@@ -39,7 +39,7 @@ struct Store {
     core: WriterCore,
     now_ms: u64,
     damaged_records: u64,
-    /// Where segments lie.
+    /// Directory of the segments.
     dir: Arc<TempDir>,
     /// The last segment's number.
     segment: SegmentId,
@@ -120,7 +120,7 @@ impl Store {
         Store::open(self.log, self.dir, self.config, self.now_ms)
     }
 
-    /// Makes a segment; `meanwhile` gets hold of the store when everything is read.
+    /// Makes a segment. `meanwhile` may change the store once everything is read.
     fn make(
         &mut self,
         tenant: &str,
@@ -164,7 +164,7 @@ impl Store {
         self.make(tenant, SegmentSource::Log(documents), |_, _| {})
     }
 
-    /// Makes one segment of all.
+    /// Merges all segments into one.
     fn merge(&mut self, tenant: &str) -> SealReport {
         let all = self.segments();
         self.make(tenant, SegmentSource::Segments(all), |_, _| {})
@@ -237,7 +237,7 @@ impl Store {
     }
 }
 
-/// The core of a store without its actor, for who makes a segment.
+/// The core without its actor, as the owner of the store for a seal job.
 struct CoreHost<'a> {
     core: RefCell<&'a mut WriterCore>,
     shared: &'a SharedStore,
@@ -270,7 +270,7 @@ fn key(tenant: &str, document: u128) -> DocumentKey {
     }
 }
 
-/// What a follower holds of one document.
+/// A follower's copy of one document.
 #[derive(Clone, Debug, PartialEq)]
 struct Copy {
     epoch: u64,
@@ -278,7 +278,7 @@ struct Copy {
     finish: Option<FinishReason>,
 }
 
-/// A follower that applies events exactly as they are documented, and fails on any gap.
+/// A follower that applies events exactly as documented, and fails on any gap.
 #[derive(Default)]
 struct Follower {
     cursor: FeedCursor,
@@ -289,7 +289,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// Asks once. Says whether that was the end of the feed.
+    /// Reads once. Returns whether that was the end of the feed.
     fn poll(&mut self, store: &Store, namespace: NamespaceId, tokens_max: usize) -> bool {
         let read = read_feed(
             &store.shared,

@@ -1,4 +1,4 @@
-//! Rewrites with a store that goes on meanwhile, broken off at every step.
+//! Rewrites with a store that goes on meanwhile, interrupted at every step.
 
 use super::*;
 
@@ -9,12 +9,12 @@ use std::path::Path;
 use crate::directory::log_numbers;
 use crate::test_store::{CACHE_BYTES, TOKENS, TestStore, key};
 
-/// A document that runs.
+/// Appends to a document that does not end.
 fn append(store: &TestStore, document: u128, len: u32) {
     store.append("a", document, len, None);
 }
 
-/// Opens a store of which nothing may be damaged.
+/// Opens a store in which nothing may be damaged.
 fn open_sound(dir: &Path, expected: BTreeMap<u128, u32>) -> TestStore {
     let store = TestStore::open(dir, expected);
     assert_eq!((store.damaged, &store.quarantined), (0, &None));
@@ -60,7 +60,7 @@ fn filled(dir: &Path) -> TestStore {
     store
 }
 
-/// Changes at a step of the copy: documents before and after the place where it is.
+/// Changes documents before and after the position of the copy.
 fn change(store: &TestStore, round: u32) {
     let at = u128::from(round);
     append(store, 1 + at * 5, TOKENS + 50 + round);
@@ -118,7 +118,7 @@ fn broken_off_anywhere_the_store_opens_with_all_that_was_answered() {
             Ok(())
         });
         assert!(outcome.is_err());
-        // The process is gone before it could clear up.
+        // The process ends before it could clean up.
         let expected = store.expected.take();
         drop(store);
         std::fs::write(dir.path().join("manifest.json.new"), b"{").unwrap();
@@ -128,7 +128,7 @@ fn broken_off_anywhere_the_store_opens_with_all_that_was_answered() {
         let swapped = matches!(broken, RewriteStep::Swapped | RewriteStep::Deleted);
         assert_eq!(number, u64::from(swapped), "{broken:?}");
         assert_eq!(log_numbers(dir.path()).unwrap(), [number], "{broken:?}");
-        // And the next one succeeds.
+        // The next rewrite succeeds.
         rewrite(&plan(&store), &store.shared, &store).unwrap();
         store.check();
     }
@@ -185,7 +185,7 @@ fn a_log_is_due_when_it_outgrew_what_a_fresh_one_takes() {
     assert!(!due(3_000, 1_000, 1_000_000));
     assert!(!due(500, 0, 0), "small ones are left alone");
     assert!(due(501, 0, 0));
-    // Little is held beside it: half of the copy is waste enough.
+    // The store holds little besides the log: wasting half of the copy is enough.
     assert!(due(15_001, 10_000 * 2 / 3, 8_000));
     assert!(!due(14_000, 10_000 * 2 / 3, 8_000));
     assert!(

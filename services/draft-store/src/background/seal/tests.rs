@@ -1,4 +1,4 @@
-//! Seals and merges on a real disk with a store that goes on meanwhile, broken off at every step.
+//! Seals and merges on a real disk with a store that goes on meanwhile, interrupted at every step.
 
 mod damage;
 
@@ -12,12 +12,12 @@ use refrain_protocol::document::FinishReason;
 use crate::segments::list;
 use crate::test_store::{TOKENS, TestStore, names};
 
-/// A document of a store that is at its end.
+/// Appends to a document, and ends it.
 fn append(store: &TestStore, tenant: &str, document: u128, len: u32) {
     store.append(tenant, document, len, Some(FinishReason::Stop));
 }
 
-/// What is sealed in a store.
+/// Sealing for a test store.
 trait Seals {
     fn plan(&self, tenant: &str, source: Option<SegmentSource>) -> SealJob;
     /// Seals all of a tenant's documents.
@@ -72,7 +72,7 @@ fn filled(dir: &Path) -> TestStore {
     store
 }
 
-/// Changes at a step: documents go on, come and go.
+/// Changes at a step: documents are continued, added and removed.
 fn change(store: &TestStore, round: u128) {
     let going_on = round * 3;
     let len = store.expected.borrow().get(&going_on).copied();
@@ -116,7 +116,7 @@ fn broken_off(merges: bool, broken: SealStep) {
     });
     assert!(outcome.is_err());
     store.check();
-    // The process is gone before it could clear up.
+    // The process ends before it could clean up.
     let expected = store.expected.take();
     drop(store);
     let store = TestStore::open(dir.path(), expected);
@@ -127,7 +127,7 @@ fn broken_off(merges: bool, broken: SealStep) {
     assert_eq!(store.mounted(), mounted, "{broken:?}");
     let (files, others) = list(dir.path()).unwrap();
     assert_eq!((files, others.len()), (mounted.clone(), 0), "{broken:?}");
-    // And the next one succeeds.
+    // The next seal and merge succeed.
     store.seal("a");
     let all = store.mounted();
     let plan = store.plan("a", Some(SegmentSource::Segments(all)));

@@ -1,4 +1,4 @@
-//! The journal's file: its name, its records, and their bytes.
+//! The journal's file: its name, the layout of its records, and their encoding.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::log::{Batch, LogError, refused};
 /// The file's name in the directory of a log.
 pub(super) const FILE: &str = "journal";
 
-/// A journal that is being made. It takes the name of the one that counts once it is whole.
+/// Name of a journal in the making. It is renamed to [`FILE`] once it is complete.
 pub(super) const FILE_NEW: &str = "journal.new";
 
 pub(super) const MAGIC: [u8; 3] = *b"RfJ";
@@ -24,20 +24,20 @@ pub(super) const FLAG_FIRST: u8 = 2;
 
 pub(super) const FLAG_LAST: u8 = 4;
 
-/// Longest key and value that a record may claim; far above what is ever written.
+/// Longest key and value that a record may claim, far above anything that is written.
 pub(super) const KEY_BYTES_MAX: usize = 4 << 10;
 
 pub(super) const VALUE_BYTES_MAX: usize = 1 << 20;
 
-/// Key of the record that names a journal, the first one in it. No other key begins with this byte.
+/// Key of the first record of a journal, which holds the journal's name. No other key begins with this byte.
 pub(super) const NAME_KEY: [u8; 1] = [0];
 
-/// How far a journal was applied to the index beside it.
+/// A position in a journal, up to which the index beside it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JournalPosition {
     /// The journal's name: a random number.
     pub(crate) journal: u64,
-    /// Bytes up to the end of the last batch that was applied.
+    /// Bytes up to the end of the last applied batch.
     pub(crate) end: u64,
 }
 
@@ -58,12 +58,12 @@ impl JournalPosition {
     }
 }
 
-/// Where the journal of a log lies.
+/// Path of the journal in the directory of a log.
 pub(crate) fn path_in(log: &Path) -> PathBuf {
     log.join(FILE)
 }
 
-/// Whether a log has a journal. A disk that does not say so is no answer.
+/// Whether a log has a journal. An error of the disk is not taken for an answer.
 pub(crate) fn is_in(log: &Path) -> Result<bool, LogError> {
     let path = path_in(log);
     path.try_exists()
@@ -84,7 +84,7 @@ pub(super) fn checksum(offset: u64, header: &[u8], key: &[u8], value: &[u8]) -> 
     hash.digest()
 }
 
-/// A batch as it stands at `offset`.
+/// Encodes a batch that will stand at `offset`.
 pub(super) fn encode(batch: &Batch, offset: u64, buffer: &mut Vec<u8>) {
     let records = batch.len();
     let bytes = batch.bytes() + (records * HEADER_BYTES) as u64;

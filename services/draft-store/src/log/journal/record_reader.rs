@@ -1,4 +1,4 @@
-//! Reading single records of a journal, and the bytes between them.
+//! Reads single records of a journal, and examines the bytes between them.
 
 use std::fs::File;
 use std::ops::Range;
@@ -11,40 +11,40 @@ use crate::log::journal::format::{
 };
 use crate::log::journal::{LogError, refused};
 
-/// Bytes that are read at once.
+/// Bytes read at once.
 const WINDOW_BYTES: usize = 256 << 10;
 
-/// A disk writes so many bytes at once or not at all.
+/// Unit of the disk: it writes a sector completely or not at all.
 const SECTOR_BYTES: u64 = 512;
 
-/// The system reads so many bytes at once.
+/// Unit in which the operating system reads.
 const PAGE_BYTES: usize = 4_096;
 
-/// Pages that may be unreadable; more are no damage, but a disk that is away.
+/// Most unreadable pages that are treated as damage. With more of them, the disk itself has failed.
 const UNREADABLE_PAGES_MAX: u32 = 256;
 
-/// Stands for a byte that could not be read.
+/// Replaces a byte that could not be read.
 const UNREADABLE: u8 = 0xee;
 
-/// So many zeros in a row are a part that never reached the disk. What is written is compressed.
+/// This many zeros in a row never reached the disk, since what is written is compressed.
 const ZEROS_UNWRITTEN: usize = 256;
 
 /// The same at the end of a write.
 const ZEROS_UNWRITTEN_AT_END: usize = 8;
 
 pub(super) struct JournalRecord {
-    /// All of it, header included.
+    /// Length of the whole record, header included.
     pub(super) bytes: u64,
     pub(super) is_first: bool,
     pub(super) is_last: bool,
-    /// In the first record of a batch: bytes of the whole batch.
+    /// Bytes of the whole batch, in the first record of a batch.
     pub(super) batch_bytes: u64,
     pub(super) key: Vec<u8>,
     /// `None`: the key is removed.
     pub(super) value: Option<Vec<u8>>,
 }
 
-/// A header that may be one; only the checksum tells.
+/// A candidate for a header; only the checksum decides.
 pub(super) struct RecordHeader {
     pub(super) flags: u8,
     pub(super) key_bytes: usize,
@@ -53,7 +53,7 @@ pub(super) struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// Whether the length of the batch agrees with that of its only record.
+    /// Whether the length of the batch agrees with the length of its only record.
     pub(super) fn is_consistent(&self) -> bool {
         let record = (HEADER_BYTES + self.key_bytes + self.value_bytes) as u64;
         let is_alone = self.flags & FLAG_FIRST != 0 && self.flags & FLAG_LAST != 0;
@@ -61,10 +61,10 @@ impl RecordHeader {
     }
 }
 
-/// Part of the file, in memory.
+/// A part of the file in memory, and the file behind it.
 pub(super) struct RecordReader {
     file: File,
-    /// Pages that the disk could not read.
+    /// Number of pages that the disk could not read.
     unreadable: u32,
     pub(super) len: u64,
     start: u64,
@@ -102,7 +102,7 @@ impl RecordReader {
         Ok(self.bytes.get(from..from + count))
     }
 
-    /// Reads the window once more, page by page. A page that the disk cannot read is damaged like any other.
+    /// Reads the window again, page by page. An unreadable page counts as damaged.
     fn read_pages(&mut self, at: u64) -> std::io::Result<()> {
         let mut done = 0;
         while done < self.bytes.len() {
@@ -111,7 +111,7 @@ impl RecordReader {
             if let Err(error) = self.file.read_exact_at(page, at + done as u64) {
                 self.unreadable += 1;
                 if self.unreadable > UNREADABLE_PAGES_MAX {
-                    // Rather a disk that is away.
+                    // With this many errors the disk itself has failed.
                     self.bytes.clear();
                     return Err(error);
                 }
@@ -175,7 +175,7 @@ impl RecordReader {
         }))
     }
 
-    /// Where the next sound record begins.
+    /// The start of the next sound record.
     pub(super) fn next_record(&mut self, from: u64) -> std::io::Result<Option<u64>> {
         let mut at = from;
         while at + HEADER_BYTES as u64 <= self.len {
@@ -194,7 +194,7 @@ impl RecordReader {
                     return Ok(Some(candidate));
                 }
             }
-            // A magic number may lie across the seam.
+            // A magic number may cross the boundary between two reads.
             at += (count - (MAGIC.len() - 1)).max(1) as u64;
         }
         Ok(None)
@@ -219,7 +219,7 @@ impl RecordReader {
         Ok(zeros >= ZEROS_UNWRITTEN_AT_END)
     }
 
-    /// Whether a part of a write never reached the disk: a sector, as far as it is in the range, is all zeros.
+    /// Whether part of a write never reached the disk: some sector is all zeros, as far as it lies in the range.
     pub(super) fn has_hole(&mut self, range: Range<u64>) -> std::io::Result<bool> {
         let mut at = range.start;
         while at < range.end {
@@ -234,7 +234,7 @@ impl RecordReader {
         Ok(false)
     }
 
-    /// Refuses a journal of another version, in which no record is sound for that reason.
+    /// Refuses a journal of another version. None of its records looks sound for that reason alone.
     pub(super) fn check_version(&mut self, path: &Path) -> Result<(), LogError> {
         let head = self
             .get(0, MAGIC.len() + 1)

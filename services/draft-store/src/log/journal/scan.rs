@@ -1,4 +1,4 @@
-//! Reading a journal from front to back, past damage.
+//! Reads a journal from front to back, past damage.
 
 use std::ops::Range;
 use std::path::Path;
@@ -7,19 +7,19 @@ use crate::log::journal::format::{HEADER_BYTES, NAME_KEY, path_in};
 use crate::log::journal::record_reader::RecordReader;
 use crate::log::journal::{Batch, LogError, refused};
 
-/// Damaged ranges that are told apart; later ones lengthen the last.
+/// Most damaged ranges that are listed separately. Later ones extend the last.
 const RANGES_MAX: usize = 1_024;
 
 /// A batch as it was read.
 pub(crate) struct ScannedBatch {
     pub(crate) end: u64,
-    /// The writes of it that are sound, in the order of their keys.
+    /// Its sound writes, in the order of their keys.
     pub(crate) batch: Batch,
-    /// Where something of it is lost: between which of its keys. Keys of a batch ascend.
+    /// Where writes are lost. The keys of a batch ascend, so a gap lies between two keys.
     pub(crate) gaps: Vec<Gap>,
 }
 
-/// Writes are lost between two keys; `None` stands for the beginning and the end of the batch.
+/// Lost writes between two keys. `None` stands for the beginning or the end of the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
     pub(crate) after: Option<Vec<u8>>,
@@ -27,7 +27,7 @@ pub(crate) struct Gap {
 }
 
 impl Gap {
-    /// Whether the write of a key that begins with `prefix` may be lost here.
+    /// Whether the lost writes may include a key that begins with `prefix`.
     pub(crate) fn may_hide(&self, prefix: &[u8]) -> bool {
         let is_after = |after: &Vec<u8>| prefix > &after[..] || after.starts_with(prefix);
         let is_before = |before: &Vec<u8>| prefix < &before[..];
@@ -38,16 +38,16 @@ impl Gap {
 /// The findings of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct ScanReport {
-    /// The journal's name, unless the record that tells it is damaged.
+    /// The journal's name, unless its record is damaged.
     pub(crate) name: Option<u64>,
-    /// Where the last batch ends. Behind it is at most a write that was cut off.
+    /// The end of the last batch. At most a write that was cut off follows it.
     pub(crate) end: u64,
-    /// Byte ranges where a record once stood that can no longer be read.
+    /// Byte ranges of records that can no longer be read.
     pub(crate) damage: Vec<Range<u64>>,
 }
 
 impl ScanReport {
-    /// Where the last damage ends.
+    /// The end of the last damaged range.
     pub(crate) fn damage_end(&self) -> Option<u64> {
         self.damage.last().map(|range| range.end)
     }
@@ -63,11 +63,11 @@ impl ScanReport {
     }
 }
 
-/// Reads the journal of a log from the beginning of a batch on. `visit` gets each batch: whole, or those of its
-/// writes that are sound, with its gaps.
+/// Reads the journal of a log from the beginning of a batch on. `visit` gets each batch: complete, or its sound
+/// writes with its gaps.
 ///
 /// # Errors
-/// The disk refuses, the journal is of a version that this program does not read, or `visit` says so.
+/// The disk refuses, the journal has a version that this program does not read, or `visit` fails.
 pub(crate) fn scan(
     log: &Path,
     from: u64,
@@ -81,7 +81,8 @@ pub(crate) fn scan(
         ..ScanReport::default()
     };
     let mut under_way: Option<PartialBatch> = None;
-    // A batch that ended with gaps. Whether it was ever written as a whole shows once it is known to be the last.
+    // The last batch, if it has gaps. Only when nothing follows it is it known whether it was ever written
+    // completely.
     let mut doubted: Option<PartialBatch> = None;
     let (mut at, mut records) = (from, 0u64);
     let mut gap: Option<Range<u64>> = None;
@@ -110,7 +111,7 @@ pub(crate) fn scan(
             .as_ref()
             .is_some_and(|current| record.is_first || !current.precedes(&record.key));
         if is_of_next && let Some(mut broken) = under_way.take() {
-            // Its end is in the damage that lies between.
+            // Its end is in the damage before this record.
             broken.lost(gap.take(), None);
             broken.until = at;
             settle(&mut found, &mut doubted, Some(broken), visit)?;
@@ -167,9 +168,9 @@ pub(crate) fn scan(
 /// A batch that is being read.
 struct PartialBatch {
     start: u64,
-    /// Where it ends, unless the record that tells it is damaged.
+    /// The end of the batch, unless the record with its length is damaged.
     end: Option<u64>,
-    /// Where what was read of it ends.
+    /// The end of what was read of it.
     until: u64,
     batch: Batch,
     last_key: Option<Vec<u8>>,
@@ -191,7 +192,7 @@ impl PartialBatch {
     }
 }
 
-/// Visits a batch that is through. One with gaps waits until another one follows.
+/// Visits a finished batch. A batch with gaps waits until another one follows.
 fn settle(
     found: &mut ScanReport,
     doubted: &mut Option<PartialBatch>,
@@ -245,9 +246,10 @@ impl From<LogError> for EndError {
     }
 }
 
-/// Decides about the last batch, and about the bytes where no sound record begins. A write that was cut off, at its end
-/// or in its midst, was never acknowledged: it is left out whole. Anything else is damage, and its sound part is
-/// visited.
+/// Decides about the last batch, and about the bytes after the last sound record.
+///
+/// A write that was cut off, at its end or in the middle, was never acknowledged, so it is dropped completely.
+/// Anything else is damage, and its sound part is visited.
 fn end(
     window: &mut RecordReader,
     found: &mut ScanReport,
@@ -264,7 +266,7 @@ fn end(
     let batch_end = match &under_way {
         Some(current) => current.end,
         None if at >= len => None,
-        // A header that cannot be read, or that is not there as a whole.
+        // The header cannot be read, or is incomplete.
         None => match window.header(at)? {
             Some(header) if header.is_consistent() => Some(at + header.batch_bytes),
             _ => None,
@@ -289,7 +291,7 @@ fn end(
         settle(found, &mut doubted, Some(last), visit)?;
         return Ok(settle(found, &mut doubted, None, visit)?);
     }
-    // The batch before is the last one, unless something of another stands behind it.
+    // The batch before is the last one, unless part of another batch follows it.
     let is_last = !has_rest || is_cut_off;
     if is_last && let Some(last) = &doubted {
         let mut has_holes = false;

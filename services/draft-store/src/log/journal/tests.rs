@@ -1,4 +1,4 @@
-//! The journal read back: whole, cut off at every byte, and damaged everywhere.
+//! The journal read back: complete, cut off at every byte, and damaged everywhere.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn batch(number: u8, records: u8) -> Batch {
     batch
 }
 
-/// A closed journal of some batches; answers where each of them ends.
+/// Writes a closed journal of some batches, and returns where each of them ends.
 fn written(dir: &Path, batches: &[Batch]) -> Vec<u64> {
     let mut journal = Journal::create(dir, NAME).unwrap();
     let ends = batches
@@ -81,7 +81,7 @@ fn a_write_that_was_cut_off_is_dropped_whole_and_is_no_damage() {
         for zeros in [0, (ends[3] - len) as usize] {
             let mut bytes = whole[..len as usize].to_vec();
             bytes.extend(vec![0; zeros]);
-            // Fewer zeros than a value may end with are taken for damage, which costs a quarantine and no more.
+            // Zeros that a value may end with are taken for damage, which costs a quarantine and no more.
             if zeros > 0 && zeros < 8 {
                 continue;
             }
@@ -113,7 +113,7 @@ fn each_damaged_byte_costs_one_record_and_is_told() {
             let mut bytes = whole.clone();
             bytes[at] ^= mask;
             std::fs::write(&path, &bytes).unwrap();
-            // A journal in which the version of all records differs is another matter.
+            // A journal in which all records have another version is a different case.
             let (found, read) = scanned(dir.path());
             assert_eq!(found.damage.len(), 1, "byte {at}");
             assert!(found.damage[0].contains(&(at as u64)));
@@ -143,7 +143,7 @@ fn holes_of_any_size_cost_what_lies_in_them() {
         std::fs::write(&path, &bytes).unwrap();
         let (found, read) = scanned(dir.path());
         assert_eq!(found.damage_end().map(|end| end >= to as u64), Some(true));
-        // All batches that lie beyond are whole.
+        // All batches beyond the hole are complete.
         let beyond = ends.iter().filter(|end| **end > to as u64).count() - 1;
         let whole_ones = read
             .iter()
@@ -237,7 +237,7 @@ fn a_write_that_is_torn_in_its_midst_is_dropped_whole_and_is_no_damage() {
             "{sector}"
         );
     }
-    // In a batch that another one follows the same is damage: it was acknowledged.
+    // In a batch that another one follows, the same hole is damage: the batch was acknowledged.
     for sector in sectors(100, ends[0] - 512) {
         let (found, read) = scanned_with_hole(sector);
         assert_eq!(

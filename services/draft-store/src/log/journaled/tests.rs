@@ -1,4 +1,4 @@
-//! The log with its index lost, behind, ahead, of another journal, and damaged.
+//! The log with an index that is lost, behind, ahead, damaged, or of another journal.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn records(log: &JournaledLog) -> Records {
     records
 }
 
-/// Commits some batches; answers what must be there.
+/// Commits some batches, and returns the records that must be there.
 fn fill(log: &JournaledLog, from: u32, to: u32) -> Records {
     for number in from..to {
         let mut batch = Batch::default();
@@ -120,7 +120,7 @@ fn a_damaged_journal_is_written_anew_from_an_index_that_has_everything() {
         let found = journal::scan(&path, 0, &mut |_| Ok(())).unwrap();
         assert!(found.damage.is_empty() && found.name.is_some());
     }
-    // Emptied, or cut short.
+    // The journal is emptied, or cut short.
     for len in [0, 700] {
         let file = std::fs::File::options().write(true).open(&journal).unwrap();
         file.set_len(len).unwrap();
@@ -136,7 +136,7 @@ fn a_journal_that_is_missing_or_empty_beside_an_index_is_told() {
     let journal = journal::path_in(&path);
     std::fs::rename(&journal, dir.path().join("aside")).unwrap();
     assert!(matches!(open(&path), Err(LogError::Corrupt(_))));
-    // Where neither can be read, the index is not deleted: some of it may be salvaged.
+    // If neither can be read, the index is not deleted: some of it may be salvaged.
     std::fs::write(&journal, []).unwrap();
     std::fs::write(path.join("conf"), vec![0xa5; 40]).unwrap();
     assert!(matches!(open(&path), Err(LogError::Corrupt(_))));

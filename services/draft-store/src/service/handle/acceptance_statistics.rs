@@ -1,4 +1,4 @@
-//! What drafts are worth: observations of workers are added to the tables of their namespace, which come back.
+//! Acceptance statistics: a worker's observations are added to the tables of their namespace, which are returned.
 
 use refrain_protocol::chances::{ChancesReply, ChancesRequest};
 use refrain_protocol::{ApiError, ErrorKind};

@@ -1,4 +1,4 @@
-//! What operators ask for.
+//! Calls of operators.
 
 use async_trait::async_trait;
 use refrain_protocol::ApiError;
@@ -20,7 +20,7 @@ use crate::writer::messages::{RewriteMessage, SealMessage, WriterMessage};
 use crate::writer::requests::{Append, UpdateAuthor};
 
 impl DraftStoreHandle {
-    /// Reads off the async threads, as one of the reads that may run at once.
+    /// Runs a read on a blocking thread, as one of the reads that may run at once.
     pub(super) async fn read_blocking<T: Send + 'static>(
         &self,
         read: impl FnOnce(&SharedStore) -> Result<T, ApiError> + Send + 'static,
@@ -35,7 +35,7 @@ impl DraftStoreHandle {
         read.await.map_err(ApiError::internal)?
     }
 
-    /// Has the log rewritten by a rewrite that begins after this call.
+    /// Rewrites the log. The rewrite begins after this call.
     pub(super) async fn rewrite(&self) -> Result<RewriteReport, ApiError> {
         let (waiter, answer) = oneshot::channel();
         self.send(WriterMessage::Rewrite(RewriteMessage::Rewrite(waiter)))?;
@@ -50,8 +50,8 @@ impl DraftStoreHandle {
         Ok(open.catalog.segments().bytes())
     }
 
-    /// Has the segments rewritten that hold something removed before this call, and with `seals` segments made of what
-    /// had come to its end.
+    /// Rewrites the segments that hold anything removed before this call. With `seals`, also seals the documents that
+    /// have ended.
     pub(super) async fn purge(&self, seals: bool) -> Result<(), ApiError> {
         let (waiter, answer) = oneshot::channel();
         self.send(WriterMessage::Seal(SealMessage::Purge { waiter, seals }))?;
@@ -124,7 +124,7 @@ impl StoreAdmin for DraftStoreHandle {
     async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
         let running = self.enter()?;
         let handle = self.clone();
-        // A caller who hangs up does not leave it half done.
+        // An erasure is completed even if its caller hangs up.
         let erasing = tokio::spawn(async move {
             let _running = running;
             handle.erase_all(request).await

@@ -17,7 +17,7 @@ use crate::writer::requests::Append;
 const COMMIT_WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl DraftStoreHandle {
-    /// Has checked updates stored, and waits until they are durable.
+    /// Stores checked updates, and waits until they are durable.
     pub(super) async fn store(&self, append: Append) -> Result<AppendReply, ApiError> {
         let count = append
             .updates

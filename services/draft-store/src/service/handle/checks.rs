@@ -6,7 +6,7 @@ use refrain_protocol::{ApiError, ErrorKind, Namespace};
 use crate::metrics::Limit;
 use crate::service::handle::DraftStoreHandle;
 
-/// Longest session or group name, and part of a namespace's name: they are stored in one small record.
+/// Longest session or group name, and part of a namespace's name. They are stored in one small record.
 pub(super) const NAME_BYTES_MAX: usize = 512;
 
 pub(super) fn overloaded(what: &str, limit: Limit) -> ApiError {
@@ -23,7 +23,7 @@ impl DraftStoreHandle {
         error
     }
 
-    /// Checks what no retry can make right.
+    /// Checks what no retry can correct.
     pub(super) fn check(
         &self,
         names: &Namespace,

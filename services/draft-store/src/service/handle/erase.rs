@@ -1,5 +1,7 @@
-//! Erasing: a mark first, so that nothing that began before it gets in any more; then the documents, with a
-//! tombstone each for those who follow; then what is left of them in files.
+//! Erasing documents.
+//!
+//! First a mark is stored, so that nothing that began before it is accepted any more. Then the documents are removed,
+//! each with a tombstone for followers. Finally the files that still hold their text are rewritten.
 
 use refrain_protocol::admin::{EraseReply, EraseRequest};
 use refrain_protocol::{ApiError, ErrorKind};
@@ -73,7 +75,7 @@ fn hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, A
         let keys = selection::by_state(shared, namespace, |state| mark.hits_time(state.stored_ms))?;
         found.extend(match mark.session {
             None => keys,
-            // A head that cannot be read may be of that session.
+            // A head that cannot be read may belong to that session.
             Some(_) => selection::by_head(shared, keys, |head| {
                 head.is_none_or(|head| mark.hits_session(head.session.as_deref()))
             })?,
@@ -87,7 +89,7 @@ impl DraftStoreHandle {
         let with_quarantines = request.quarantines;
         let mark = checked(request)?;
         if let Some(offset_ms) = self.inner.shared.clock_offset_ms() {
-            // An erasure hits, and later refuses, by the time at which it was asked for.
+            // The erasure selects documents, and later refuses updates, by the time of this call.
             let message = format!(
                 "the wall clock is {offset_ms} ms ahead of the store's time, so nobody can tell what was stored \
                  before this erasure; set the clock, or confirm it first (refrain store confirm --clock)"
@@ -107,7 +109,7 @@ impl DraftStoreHandle {
         let mut documents = 0;
         for keys in keys.chunks(self.inner.config.tuning.eviction_step) {
             let (reply, answer) = oneshot::channel();
-            // One erasure at a time, one call at a time: a full mailbox is no reason to stop half way.
+            // One erasure at a time, and one message at a time: a full mailbox must not stop it half way.
             self.inner
                 .writer
                 .do_send(WriterMessage::Erase(keys.to_vec(), reply));
@@ -119,16 +121,16 @@ impl DraftStoreHandle {
                 .await
                 .map_err(ApiError::internal)?
                 .map_err(|error| unavailable().with_detail(error))?;
-        // What was removed still stands in the files until they are gone: in those of segments, and in the log.
+        // The text of removed documents is still in files: in segments, and in the log.
         self.purge(false).await?;
         self.rewrite().await?;
         self.inner.lookup_views.forget();
         if self.inner.shared.opened() != opened {
-            // What was put aside then, and what came back from a log that was rolled back, nobody has looked through.
+            // What was quarantined then, or came back from a log that was rolled back, was not searched.
             let message = "the store was opened again while it erased; erase once more";
             return Err(unavailable().with_detail(message));
         }
-        // Those that began since the mark: what they hold may have been evicted before its turn to be erased came.
+        // Exports that began since the mark may hold documents that were evicted before they could be erased.
         let shared = self.inner.shared.clone();
         tokio::task::spawn_blocking(move || {
             let open = shared.read();

@@ -1,4 +1,4 @@
-//! Following a namespace, and other reads.
+//! Reads of the feed, and the count of calls that wait for changes.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::record::DocumentKey;
 use crate::service::handle::{DraftStoreHandle, Inner, REPLY_TOKENS_MAX};
 use crate::writer::messages::WriterMessage;
 
-/// Counts a waiting call while it lives.
+/// Counts a waiting call while it exists.
 pub(super) struct Waiter<'a> {
     inner: &'a Inner,
 }
@@ -41,7 +41,7 @@ impl DraftStoreHandle {
         permit.map_err(|_| ApiError::internal("the semaphore of reads is closed"))
     }
 
-    /// Reads the feed off the async threads; a few at a time, since they share one disk.
+    /// Reads the feed on a blocking thread. Only a few reads run at once, since they share one disk.
     pub(super) async fn read(
         &self,
         feed: FeedName,
@@ -61,10 +61,10 @@ impl DraftStoreHandle {
         Ok(reply)
     }
 
-    /// Has documents removed that a reader found damaged.
+    /// Asks the writer to remove documents that a reader found damaged.
     pub(super) fn report(&self, damaged: HashSet<DocumentKey>) {
         if !damaged.is_empty() {
-            // Refused by a full mailbox, it is found again by the next reader.
+            // If the mailbox is full, the next reader finds the damage again.
             let _ = self
                 .inner
                 .writer

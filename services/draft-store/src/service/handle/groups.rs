@@ -1,4 +1,4 @@
-//! Groups of samples: registered by who runs the rollout, read by who drafts.
+//! Groups of samples: registered by the owner of a rollout, read by workers that draft.
 
 use refrain_protocol::document::{
     FeedCursor, FetchGroupsReply, FetchGroupsRequest, FollowReply, GroupLog, RegisterGroupRequest,
@@ -85,7 +85,7 @@ impl DraftStoreHandle {
     }
 }
 
-/// No news: of a group that is not there (`reset`), or for which there was no room in this answer.
+/// An answer without news: for an unknown group (`reset`), or one for which this answer had no room left.
 fn nothing(cursor: FeedCursor, reset: bool) -> FollowReply {
     FollowReply {
         reset,

@@ -1,4 +1,4 @@
-//! Drafts for workers: a few calls at once, none of which waits for another.
+//! Look-ups: a few run at once, and none waits for another.
 
 use std::time::Instant;
 
@@ -57,7 +57,7 @@ impl DraftStoreHandle {
     }
 }
 
-/// A call for drafts, counted as long as it runs, also if it panics or nobody waits for it any more.
+/// A look-up in flight. It is counted until it ends, also if it panics or its caller is gone.
 struct LookupInFlight {
     calls: IntGauge,
     _permit: OwnedSemaphorePermit,

@@ -1,5 +1,7 @@
-//! Segments for workers: which there are, their bytes, and the documents that are in none. Segments are read as
-//! they are mapped, beside the lock; whoever reads one that is being merged away keeps its file until he is done.
+//! Segments for workers: their list, their bytes, and the documents in no segment.
+//!
+//! Segments are read from their memory map, outside the lock. A reader of a segment that is being merged away keeps
+//! its file until it is done.
 
 use std::collections::HashSet;
 
@@ -95,7 +97,7 @@ fn piece(
     let sealed = {
         let open = shared.read();
         let OpenStore { catalog, .. } = open.as_ref().ok_or_else(unavailable)?;
-        // Of another namespace's nobody is told that it is there.
+        // A segment of another namespace is reported as missing.
         let mut of_namespace = catalog
             .segments()
             .sealed()
@@ -111,7 +113,7 @@ fn piece(
     })
 }
 
-/// Documents as they are now, and those that turned out to be damaged. The lock is taken for each.
+/// Documents as they are now, and those that turned out to be damaged. The lock is taken for each of them.
 fn documents(
     shared: &SharedStore,
     namespace: NamespaceId,
@@ -145,7 +147,7 @@ fn documents(
     Ok((reply, damaged))
 }
 
-/// A document as the feed would tell all of it.
+/// The complete document as the feed would describe it.
 fn whole(open: &OpenStore, key: DocumentKey) -> Result<Option<DocumentUpdate>, TextError> {
     let OpenStore { catalog, log } = open;
     let Some(known) = catalog.document(key) else {

@@ -1,4 +1,4 @@
-//! Updates and reports that wait for the next commit.
+//! Appends and statistics reports that wait for the next commit.
 
 use std::time::Instant;
 
@@ -17,18 +17,18 @@ pub(super) struct WaitingAppend {
     pub(super) _tokens: PendingTokens,
 }
 
-/// Who told what drafts are worth, and waits for the commit.
+/// A statistics report that waits for its commit.
 pub(super) struct WaitingReport {
     pub(super) told: StatisticsReport,
     pub(super) reply: oneshot::Sender<Result<Vec<u8>, ApiError>>,
 }
 
-/// See the module.
+/// Everything that the next commit will contain.
 #[derive(Default)]
 pub(super) struct CommitQueue {
     pub(super) pending: Vec<WaitingAppend>,
     pub(super) tellers: Vec<WaitingReport>,
-    /// Of all of them; a teller counts as one.
+    /// Updates of all appends. A statistics report counts as one.
     pub(super) updates: usize,
     pub(super) timer: Option<SpawnHandle>,
 }

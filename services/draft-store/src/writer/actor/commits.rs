@@ -1,4 +1,4 @@
-//! What waits for the next commit: updates, and what workers tell of drafts. One fsync serves all of it.
+//! Gathering appends and statistics reports for a commit. One `fdatasync` serves all of them.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ impl WriterActor {
         self.commit_soon(ctx);
     }
 
-    /// Commits what was commit_queue.
+    /// Commits everything that is queued.
     pub(super) fn commit(&mut self) {
         let pending = std::mem::take(&mut self.commit_queue.pending);
         let tellers = std::mem::take(&mut self.commit_queue.tellers);
@@ -99,7 +99,7 @@ impl WriterActor {
         }
     }
 
-    /// What each of `count` callers is told of a commit.
+    /// The answers for `count` callers of a commit.
     fn answers<T>(
         &self,
         outcome: Result<Vec<Option<T>>, ApiError>,
@@ -114,7 +114,7 @@ impl WriterActor {
         }
     }
 
-    /// Commits what waits: at once when that is enough, else in a moment, with what comes until then.
+    /// Commits the queue: at once if it is long enough, otherwise after the interval, with what arrives until then.
     fn commit_soon(&mut self, ctx: &mut Context<Self>) {
         if self.commit_queue.updates >= COMMIT_UPDATES_MAX {
             if let Some(timer) = self.commit_queue.timer.take() {

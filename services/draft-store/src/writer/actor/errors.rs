@@ -1,10 +1,10 @@
-//! Errors that the writer answers with.
+//! Errors that the writer returns.
 
 use refrain_protocol::{ApiError, ErrorKind};
 
 use crate::log::LogError;
 
-/// The store cannot be opened or written; the caller may try again.
+/// The disk refuses, so the store cannot be opened or written. The caller may try again.
 pub(super) fn disk_refused(error: &LogError) -> ApiError {
     ApiError::new(
         ErrorKind::Unavailable,
@@ -14,7 +14,7 @@ pub(super) fn disk_refused(error: &LogError) -> ApiError {
     .with_detail(error)
 }
 
-/// Why a copy that an operator wants is not begun.
+/// A copy that an operator requested was not begun, for lack of space.
 pub(super) fn no_room_for_a_copy() -> LogError {
     LogError::Refused(
         "the disk has no room for a copy of what is to be rewritten: make room first".into(),

@@ -1,4 +1,4 @@
-//! What the writer tells of itself.
+//! The writer's gauges and statistics.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::directory::{DiskSpace, count_quarantines, disk_bytes};
 use crate::writer::actor::WriterActor;
 
 impl WriterActor {
-    /// Figures that are cheap enough for every commit.
+    /// Updates the gauges that are cheap enough for every commit.
     pub(super) fn observe(&self) {
         let before = self.shared.stats();
         let Some((totals, marks, erased, groups, segments, unsealed_tokens)) =
@@ -49,7 +49,7 @@ impl WriterActor {
             .set(self.pending_tokens.load(Ordering::Relaxed) as i64);
     }
 
-    /// Lets go of look-ups' views that hold on to files for nothing.
+    /// Drops look-up views that keep files of removed segments, or that nobody uses.
     pub(super) fn drop_views(&self) {
         let open = self.shared.read();
         let segments = open.as_ref().map(|open| open.catalog.segments());
@@ -58,7 +58,7 @@ impl WriterActor {
         self.metrics.lookup_views.set(left as i64);
     }
 
-    /// Figures that need a look at the disk.
+    /// Updates the gauges that need a look at the disk.
     pub(super) fn observe_disk(&self) {
         let Some((log_bytes, blob_files, segment_bytes)) =
             self.shared.read().as_ref().map(|open| {

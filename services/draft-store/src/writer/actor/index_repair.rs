@@ -8,15 +8,15 @@ use crate::reading::document_text::TextError;
 use crate::record::DocumentKey;
 use crate::writer::actor::WriterActor;
 
-/// Documents that are remembered at most for having had the index built anew.
+/// Most documents remembered for which the index was rebuilt.
 const REREAD_MAX: usize = 4_096;
 
-/// Between two indexes that are built anew; doubled each time, up to the most.
+/// Wait between two rebuilds. It doubles each time, up to the maximum.
 const REBUILD_WAIT: Duration = Duration::from_secs(1);
 const REBUILD_WAIT_MAX: Duration = Duration::from_secs(600);
 
 impl WriterActor {
-    /// Closes a log whose index a reader could not read. The next tick opens it with an index built anew.
+    /// Closes a log whose index failed to read something. The next tick opens it with a rebuilt index.
     pub(super) fn close_suspect(&mut self) -> bool {
         let is_suspect = self
             .shared
@@ -29,8 +29,8 @@ impl WriterActor {
         self.core.is_none()
     }
 
-    /// Answers which of the documents that a reader could not read cannot be read now. `None`: for some of them the index is
-    /// to be built anew first.
+    /// Those of the given documents that are still unreadable. `None` if the index must be rebuilt first for some of
+    /// them.
     pub(super) fn still_unreadable(&mut self, keys: Vec<DocumentKey>) -> Option<Vec<DocumentKey>> {
         let mut unreadable = keys;
         let mut new = Vec::new();
@@ -52,7 +52,7 @@ impl WriterActor {
         None
     }
 
-    /// Remembers for which documents the index is built anew. Past the bound one may be built in vain.
+    /// Remembers documents for which the index is rebuilt. Beyond the limit an index may be rebuilt in vain.
     fn note_reread(&mut self, keys: impl IntoIterator<Item = DocumentKey>) {
         if self.reread.len() >= REREAD_MAX {
             self.reread.clear();
@@ -60,7 +60,7 @@ impl WriterActor {
         self.reread.extend(keys);
     }
 
-    /// Closes the store, unless that was done a moment ago. The next tick opens it with an index built anew.
+    /// Closes the store, unless that happened a moment ago. The next tick opens it with a rebuilt index.
     pub(super) fn rebuild_index(&mut self) {
         let now = Instant::now();
         if now < self.rebuild_not_before {

@@ -1,5 +1,5 @@
-//! The writer's part in a rewrite of its log: when one begins, the two moments at which the thread that
-//! copies needs the writer, and what is told afterwards.
+//! The writer's part in a rewrite of its log: when one begins, the two moments at which the copying thread needs the
+//! writer, and the report at the end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,19 +21,19 @@ use crate::writer::actor::rewrite_state::RunningRewrite;
 use crate::writer::core::WriterCore;
 use crate::writer::messages::{RewriteMessage, WriterMessage};
 
-/// What sled takes for itself, however little is in it: eight of its segments of 512 KiB. No rewrite gives that back.
+/// Bytes that an empty sled takes: eight of its segments of 512 KiB. No rewrite gives them back.
 const EMPTY_BYTES: u64 = 4 << 20;
 
-/// More than this is not believed: what was appended meanwhile is in it.
+/// A larger measured overhead is not plausible: it includes what was appended meanwhile.
 const OVERHEAD_MAX: f64 = 5.0;
 
 /// The log is rewritten when it takes this many times the size of a fresh one.
 const REWRITE_FACTOR: u64 = 2;
 
-/// After a rewrite that failed.
+/// Wait after a failed rewrite.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// How long a commit may wait for the copy. Much shorter, and a busy store, which gets in between any two steps,
+/// How long a commit may wait for the copy. A busy store commits between any two steps. With a much shorter step it
 /// would grow faster than it is copied.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -47,7 +47,7 @@ impl WriterActor {
             RewriteMessage::Mirror { opened, to, reply } => {
                 let outcome = match &mut self.core {
                     Some(core) if opened == self.opened && self.closing.is_none() => {
-                        // Between two commits: the writer is here.
+                        // The writer handles this message between two commits.
                         Ok(core.begin_mirror(to))
                     }
                     _ => Err(outdated()),
@@ -70,8 +70,7 @@ impl WriterActor {
         }
     }
 
-    /// Begins what is next, unless something is under way. One at a time: a copy of the log and a segment at once would
-    /// need room for both.
+    /// Begins the next job, unless one is running. A copy of the log and a segment at once would need space for both.
     pub(super) fn begin_next(&mut self, ctx: &mut Context<Self>) {
         if self.rewriting.is_running() || self.sealing.is_running() || self.closing.is_some() {
             return;
@@ -84,7 +83,7 @@ impl WriterActor {
         }
     }
 
-    /// Whether the log has outgrown what is in it, and there is room for another.
+    /// Whether the log has outgrown its content, and the disk has space for a fresh one.
     fn is_rewrite_due(&self) -> bool {
         let (live_bytes, held_bytes, log_bytes) = match self.shared.read().as_ref() {
             Some(open) => (
@@ -109,19 +108,19 @@ impl WriterActor {
             && self.has_room_for(self.fresh_bytes(live_bytes))
     }
 
-    /// Bytes that a fresh log takes with so many bytes of records.
+    /// Bytes on disk of a fresh log with this many bytes of records.
     fn fresh_bytes(&self, live_bytes: u64) -> u64 {
         EMPTY_BYTES + (live_bytes as f64 * self.rewriting.overhead) as u64
     }
 
-    /// Whether the disk has room for what a job writes before it gives room back.
+    /// Whether the disk has space for what a job writes before it gives space back.
     pub(super) fn has_room_for(&self, bytes: u64) -> bool {
         let room = DiskSpace::of(&self.config.data_dir);
         room.is_none_or(|room| room.has_room_for(bytes, self.config.disk_reserve_bytes))
     }
 
     fn begin_rewrite(&mut self, ctx: &mut Context<Self>) {
-        // What recovery wants removed is not to be copied.
+        // Run the repairs first, so that removed records are not copied.
         let ready = self.closing.is_none() && self.run(WriterCore::tick).is_ok();
         let waiters = std::mem::take(&mut self.rewriting.waiters);
         let live_bytes = match self.shared.read().as_ref() {
@@ -130,7 +129,7 @@ impl WriterActor {
         };
         let refused = match ready {
             false => Some(unavailable()),
-            // A waiter is no reason to fill the disk: the log could not be opened again.
+            // Even an operator's request must not fill the disk: the log could not be opened again.
             true if !self.has_room_for(self.fresh_bytes(live_bytes)) => {
                 Some(disk_refused(&no_room_for_a_copy()))
             }
@@ -157,7 +156,7 @@ impl WriterActor {
             .name("draft-store-rewrite".to_owned())
             .spawn(move || {
                 let host = RewriteRequests { writer, opened };
-                // Whatever happens, the writer hears of the end.
+                // The writer must receive the end in any case, also after a panic.
                 let outcome = catch_unwind(AssertUnwindSafe(|| rewrite(&job, &shared, &host)))
                     .unwrap_or_else(|_| Err(LogError::Refused("the rewrite panicked".into())));
                 host.writer
@@ -168,7 +167,7 @@ impl WriterActor {
         }
     }
 
-    /// Under the lock, so nobody sees one log with the other's manifest.
+    /// Replaces the log under the lock, so that nobody sees one log with the other's manifest.
     fn swap(&mut self, number: u64) -> Result<u64, LogError> {
         let mut open = self.shared.write();
         let (Some(core), Some(open)) = (self.core.as_mut(), open.as_mut()) else {
@@ -218,13 +217,13 @@ impl WriterActor {
             self.close_if_quiet();
             return;
         }
-        // Segments have their turn.
+        // Segments have their turn next.
         self.rewriting.was_last = true;
         self.begin_next(ctx);
     }
 }
 
-/// The writer, for the thread that copies.
+/// The writer, as the copying thread sees it.
 struct RewriteRequests {
     writer: Recipient<WriterMessage>,
     opened: u64,
@@ -236,7 +235,7 @@ impl RewriteRequests {
         call: impl FnOnce(oneshot::Sender<Result<T, LogError>>) -> RewriteMessage,
     ) -> Result<T, LogError> {
         let (reply, answer) = oneshot::channel();
-        // One call each per rewrite: the mailbox takes them even when it is full.
+        // One message each per rewrite: the mailbox takes them even when it is full.
         self.writer.do_send(WriterMessage::Rewrite(call(reply)));
         answer.blocking_recv().unwrap_or_else(|_| Err(outdated()))
     }

@@ -1,4 +1,4 @@
-//! Purges: rewriting every segment that still holds removed documents.
+//! Purges: rewriting every segment that still holds removed documents, at the request of an operator.
 
 use crate::log::LogError;
 use crate::segments;
@@ -11,7 +11,7 @@ use crate::writer::actor::seal_state::Purge;
 use crate::writer::messages::PurgeWaiter;
 
 impl WriterActor {
-    /// The next segment that somebody wants rewritten.
+    /// The next segment of the purge, which begins now if callers wait for one.
     pub(super) fn next_purged(&mut self) -> Option<PlannedSegment> {
         loop {
             if self.sealing.purge.is_none() && !self.sealing.waiters.is_empty() {
@@ -38,7 +38,7 @@ impl WriterActor {
             let mounted = open
                 .as_ref()
                 .and_then(|open| open.catalog.segments().get(segment));
-            // One that was merged by another purge is gone.
+            // A segment that was merged by another purge is gone.
             if let Some(mounted) = mounted {
                 return Some(PlannedSegment {
                     namespace: mounted.sealed.namespace(),
@@ -63,7 +63,7 @@ impl WriterActor {
             let segments = open.catalog.segments();
             let worn = segments.iter().filter(|(_, mounted)| mounted.is_worn());
             let left = worn.map(|(segment, _)| segment).collect();
-            // A file that could not be deleted at its time is to be gone now.
+            // Files that could not be deleted earlier must be gone now.
             let cleared = segments::clear_orphans(&self.config.data_dir, |segment| {
                 segments.get(segment).is_some()
             });
@@ -72,7 +72,7 @@ impl WriterActor {
         self.sealing.purge = Some(Purge {
             opened: self.opened,
             left,
-            // What was stored in this very millisecond, too.
+            // This includes documents stored in the current millisecond.
             seals_before_ms: seals.then(|| self.shared.now_ms() + 1),
             waiters,
         });
@@ -92,7 +92,7 @@ impl WriterActor {
 
 #[cfg(test)]
 impl WriterActor {
-    /// Begins a purge with a segment to go; answers with who waits for it.
+    /// Begins a purge with one segment left. Returns the caller's side.
     pub(super) fn purge_in_progress(
         &mut self,
     ) -> tokio::sync::oneshot::Receiver<Result<(), refrain_protocol::ApiError>> {

@@ -1,4 +1,4 @@
-//! Calls that are answered with more than a length.
+//! Messages that are neither appends nor about background jobs.
 
 use refrain_protocol::admin::{ConfirmReply, ConfirmRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
@@ -15,7 +15,7 @@ use crate::writer::outcome::CommitOutcome;
 use crate::writer::requests::GroupRegistration;
 
 impl WriterActor {
-    /// Why nothing can be stored, if there is no room for it.
+    /// The error for appends if there is no space for them.
     pub(super) fn no_room(&self) -> Option<ApiError> {
         let room = DiskSpace::of(&self.config.data_dir);
         if room
@@ -36,12 +36,12 @@ impl WriterActor {
         None
     }
 
-    /// Whether a job is under way that lets the log shrink, now or by the next.
+    /// Whether a job is running that lets the log shrink, directly or with the next job.
     fn is_shrinking(&self) -> bool {
         self.rewriting.is_running() || self.sealing.is_running()
     }
 
-    /// What the log takes on disk now.
+    /// Bytes of the log on disk.
     fn log_bytes(&self) -> u64 {
         let open = self.shared.read();
         open.as_ref().map_or(0, |open| open.log.disk_bytes())
@@ -65,7 +65,7 @@ impl WriterActor {
         Err(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000))
     }
 
-    /// What a caller with one namespace too many is told.
+    /// The error for a caller that would add one namespace too many.
     pub(super) fn too_many_namespaces(&self) -> ApiError {
         self.metrics.reject(Limit::Namespaces);
         let message = "the draft store knows as many namespaces as it may (namespaces_max)";
@@ -98,10 +98,10 @@ impl WriterActor {
         })
     }
 
-    /// Takes the word of an operator that a loss is to be lived with, or that the wall clock is right.
+    /// Accepts an operator's confirmation that a loss is acceptable, or that the wall clock is right.
     ///
     /// # Errors
-    /// The store is closed, or its manifest cannot be written: after a restart nothing would be confirmed.
+    /// The store is closed, or its manifest cannot be written. The confirmation would then be lost with a restart.
     pub(super) fn confirm(&mut self, what: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
         if self.core.is_none() {
             return Err(unavailable());
@@ -126,7 +126,7 @@ impl WriterActor {
         Ok(confirmed)
     }
 
-    /// Closes the store when that was asked for and no thread is at work any more.
+    /// Closes the store if that was requested and no background thread runs any more.
     pub(super) fn close_if_quiet(&mut self) {
         if !self.rewriting.is_running()
             && !self.sealing.is_running()

@@ -1,4 +1,4 @@
-//! What the writer knows of rewrites of its log.
+//! The writer's state about rewrites of its log.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,24 +6,24 @@ use std::time::Instant;
 
 use crate::writer::messages::RewriteWaiter;
 
-/// What a fresh log takes on disk beyond that per byte of its records, as long as none was made. It is 1.5 for large records
-/// to 3.9 for small ones in the index, and a little over 1 in the journal. Too low a guess causes one early rewrite; too
-/// high a guess leaves waste on disk.
+/// Assumed bytes on disk per byte of records in a fresh log, before any rewrite measured it. It is 1.5 for large
+/// records to 3.9 for small ones in the index, and a little over 1 in the journal. Too low a guess causes one early
+/// rewrite; too high a guess leaves waste on disk.
 const OVERHEAD_ASSUMED: f64 = 2.5;
 
-/// The rewrite under way.
+/// The rewrite in progress.
 pub(super) struct RunningRewrite {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) waiters: Vec<RewriteWaiter>,
 }
 
-/// See the module.
+/// Running and requested rewrites.
 pub(super) struct RewriteState {
     pub(super) running: Option<RunningRewrite>,
-    /// For the next rewrite: the one under way may have copied what they want gone.
+    /// Callers of the next rewrite: the running one may have copied what they want gone.
     pub(super) waiters: Vec<RewriteWaiter>,
     pub(super) overhead: f64,
-    /// The last job was a rewrite.
+    /// Whether the last background job was a rewrite.
     pub(super) was_last: bool,
     pub(super) not_before: Instant,
 }
@@ -39,7 +39,7 @@ impl RewriteState {
         }
     }
 
-    /// Has the rewrite under way end soon: then [`RewriteMessage::Ended`] comes.
+    /// Ends the running rewrite soon. [`RewriteMessage::Ended`] follows.
     pub(super) fn stop(&mut self) {
         self.waiters.clear();
         if let Some(running) = &self.running {

@@ -1,4 +1,4 @@
-//! What the writer knows of segments that are being made.
+//! The writer's state about segments in the making.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,41 +8,41 @@ use std::time::Instant;
 use crate::record::SegmentId;
 use crate::writer::messages::PurgeWaiter;
 
-/// The work under way.
+/// The job in progress.
 pub(super) struct RunningSeal {
     pub(super) stop: Arc<AtomicBool>,
     pub(super) from: &'static str,
     pub(super) segment: SegmentId,
 }
 
-/// RewriteState what has documents that are gone, and sealing.
+/// A purge in progress: rewriting segments with removed documents, and sealing.
 pub(super) struct Purge {
-    /// Which opening of the store it looked at; what was left in another is not known.
+    /// The opening of the store that it belongs to. After another opening its list is invalid.
     pub(super) opened: u64,
     pub(super) left: VecDeque<SegmentId>,
-    /// Seal what was at its end before this time.
+    /// Seal documents that ended before this time, in Unix milliseconds.
     pub(super) seals_before_ms: Option<u64>,
     pub(super) waiters: Vec<PurgeWaiter>,
 }
 
-/// See the module.
+/// Running and requested work on segments.
 #[derive(Default)]
 pub(super) struct SealState {
     pub(super) running: Option<RunningSeal>,
     pub(super) purge: Option<Purge>,
-    /// For the next purge: the work under way may have read what they want gone.
+    /// Callers of the next purge: the running job may have read what they want gone.
     pub(super) waiters: Vec<(PurgeWaiter, bool)>,
     pub(super) not_before: Option<Instant>,
-    /// The last segment was sealed, so that merging has its turn.
+    /// The last job sealed, so merging has its turn next.
     pub(super) merges_next: bool,
-    /// When all namespaces were looked through for what is old; that is too much for every tick.
+    /// When all namespaces were last searched for old documents, which is too expensive for every tick.
     pub(super) aged_at: Option<Instant>,
-    /// The last number given to a segment by this process; it is given to no other, whatever came of it.
+    /// The last segment number used by this process. It is never reused, whatever came of it.
     pub(super) last: SegmentId,
 }
 
 impl SealState {
-    /// Has the work under way end soon: then [`SealMessage::Ended`] comes.
+    /// Ends the running job soon. [`SealMessage::Ended`] follows.
     pub(super) fn stop(&mut self) {
         self.waiters.clear();
         self.purge = None;

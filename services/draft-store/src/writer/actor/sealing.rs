@@ -1,5 +1,5 @@
-//! The writer's part in making segments: what is made next, the moment at which it counts, and who waits until
-//! nothing of what was removed is left in a file.
+//! The writer's part in making segments: the choice of the next job, the installation of its result, and the report
+//! at the end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl WriterActor {
         }
     }
 
-    /// Makes the next segment that is wanted or due.
+    /// Starts the next job that an operator wants or that is due.
     pub(super) fn seal_next(&mut self, ctx: &mut Context<Self>) {
         let is_early = |not_before| Instant::now() < not_before;
         let waits = self.sealing.not_before.is_some_and(is_early);
@@ -50,7 +50,7 @@ impl WriterActor {
             self.has_room_for(bytes)
         });
         if purged.is_none() && self.sealing.purge.is_some() {
-            // A waiter is no reason to fill the disk: the log could not be opened again.
+            // Even an operator's request must not fill the disk: the log could not be opened again.
             self.end_purge(Err(no_room_for_a_copy()));
         }
         let due = purged.or_else(|| match waits {
@@ -76,7 +76,7 @@ impl WriterActor {
         let open = open.as_ref()?;
         let urgency =
             if open.catalog.segments().unsealed_tokens() > self.config.tuning.unsealed_tokens_max {
-                // Finished ones seldom go on, and those that do come back from their segment.
+                // Finished documents seldom continue, and those that do come back from their segment.
                 rest.finished_ms = now_ms;
                 Urgency::Crowded
             } else if looks_at_age {
@@ -87,8 +87,8 @@ impl WriterActor {
                 Urgency::Usual
             };
         let policy = policy(&self.config);
-        // UpdateAuthor turns: a store that always has something to seal would never give room back, nor would one that always
-        // has something to merge.
+        // Sealing and merging take turns. A store that always has something to seal would otherwise never free space,
+        // nor seal if it always has something to merge.
         let has_room = |planned: &PlannedSegment| self.has_room_for(planned.bytes_max(open));
         let merge = next_merge(policy, open).filter(has_room);
         if merge.is_some() && self.sealing.merges_next {
@@ -136,7 +136,7 @@ impl WriterActor {
             .name("draft-store-seal".to_owned())
             .spawn(move || {
                 let host = SealRequests { writer, opened };
-                // Whatever happens, the writer hears of the end.
+                // The writer must receive the end in any case, also after a panic.
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
                     seal::run(&job, &shared, &host, &|_| Ok(()))
                 }))
@@ -155,7 +155,7 @@ impl WriterActor {
         }
         self.run(|core, catalog, now_ms| core.install(catalog, product, now_ms))
             .map_err(|error| LogError::Refused(error.to_string()))?;
-        // Before the files of what was merged are deleted, so that their room comes back.
+        // Drop the views before the files of merged segments are deleted, so that their space comes back.
         self.drop_views();
         Ok(())
     }
@@ -194,11 +194,11 @@ impl WriterActor {
         self.begin_next(ctx);
     }
 
-    /// Deletes what is left of a segment that was not made. One that counts all the same stays: its name became
-    /// durable before something failed.
+    /// Deletes the leftovers of a segment that was not made. A segment that is in use all the same stays: its name
+    /// became durable before something failed.
     fn clear_failed(&self, segment: SegmentId) {
         let open = self.shared.read();
-        // Of a closed store nobody knows what counts; the next start does.
+        // While the store is closed nobody knows which segments are in use. The next start does.
         let Some(open) = open.as_ref() else { return };
         let segments = open.catalog.segments();
         if segments.get(segment).is_none()
@@ -209,13 +209,13 @@ impl WriterActor {
     }
 }
 
-/// After a segment that was not made.
+/// Wait after a failed job.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// How often all namespaces are looked through for what is old, at least.
+/// All namespaces are searched for old documents at least this often.
 const AGE_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// The writer, for the thread that makes segments.
+/// The writer, as the sealing thread sees it.
 struct SealRequests {
     writer: Recipient<WriterMessage>,
     opened: u64,
@@ -224,7 +224,7 @@ struct SealRequests {
 impl SealHost for SealRequests {
     fn install(&self, product: NewSegment) -> Result<(), LogError> {
         let (reply, answer) = oneshot::channel();
-        // One call for each segment: the mailbox takes it even when it is full.
+        // One message for each segment: the mailbox takes it even when it is full.
         self.writer
             .do_send(WriterMessage::Seal(SealMessage::Install {
                 opened: self.opened,

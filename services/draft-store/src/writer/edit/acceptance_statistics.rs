@@ -1,12 +1,13 @@
-//! What drafts are worth in a namespace, kept beside its documents: a few records, rewritten whole with every commit in
-//! which somebody tells something; updates that come at the same time are in it, too.
+//! The acceptance statistics of a namespace: a few records beside its documents. Every commit with a report writes
+//! them completely, together with the updates of that commit.
 //!
-//! They hold counts and no token. They belong to the namespace and not to its documents, so no budget and no age removes
-//! them. An erasure does, of every namespace that it may hit: all of its tenant's, of its model if it names one, and
-//! everybody's where it names no tenant; also where it is of one session or some time only, since nobody can tell
-//! what of the counts came from there. They are learnt again. What a worker observed before an erasure and tells after it
-//! is added to the emptied tables: counts of the last interval (`chances_interval_ms`, ten seconds unless the worker is
-//! told otherwise; longer where the store was away meanwhile).
+//! They hold counts, not tokens. They belong to the namespace and not to its documents, so no budget and no age
+//! evicts them. An erasure removes those of every namespace that it may hit: of its tenant, of its model if it names
+//! one, and of everybody if it names no tenant. This holds also for an erasure of one session or a time range only,
+//! since nobody can tell which counts came from there. The counts are learnt again.
+//!
+//! Observations that a worker made before an erasure and reports after it are added to the emptied tables. They span
+//! its last reporting interval (`chances_interval_ms`, ten seconds by default), or longer if the store was away.
 
 use refrain_protocol::{Namespace, NamespaceId};
 use refrain_speculation::Calibration;
@@ -19,11 +20,11 @@ use crate::record::{
 use crate::writer::edit::Edit;
 use crate::writer::requests::StatisticsReport;
 
-/// Bytes of the tables that stand in one record, so that it is no larger than a value may be, compressed or not.
+/// Bytes of the tables in one record. Compressed or not, the record stays within the limit of a value.
 const PART_BYTES: usize = 3_584;
 
 impl Edit<'_> {
-    /// Adds what was observed to the tables, which it answers with.
+    /// Adds observations to the tables, and returns the result.
     pub(in crate::writer) fn add_report(
         &mut self,
         told: &StatisticsReport,
@@ -46,7 +47,7 @@ impl Edit<'_> {
             bytes += (key.len() + value.len()) as u64;
             self.batch.put(key, value);
         }
-        // Tables seldom shrink, when cells are forgotten.
+        // The tables seldom shrink, only when cells are forgotten.
         for part in parts..self.catalog.statistics_parts(namespace) {
             self.batch
                 .remove(acceptance_statistics_key(namespace, part as u8));
@@ -54,7 +55,7 @@ impl Edit<'_> {
         self.catalog.note_statistics(namespace, parts, bytes);
     }
 
-    /// Removes what is known of the namespaces that an erasure names.
+    /// Removes the statistics of the namespaces that an erasure hits.
     pub(in crate::writer) fn erase_statistics(
         &mut self,
         hits: impl Fn(Option<&Namespace>) -> bool,
@@ -72,7 +73,7 @@ impl Edit<'_> {
     }
 }
 
-/// What is known once a batch is committed. Damaged records are nothing known: it is learnt again.
+/// The statistics as they will be once the batch is committed. Damaged records count as none: they are learnt again.
 pub(in crate::writer) fn read(
     batch: &Batch,
     log: &dyn RecordLog,

@@ -5,7 +5,7 @@ use crate::writer::edit::Edit;
 use crate::writer::requests::GroupRegistration;
 
 impl Edit<'_> {
-    /// Puts a document into its group, if that is registered.
+    /// Adds a document to its group, if that is registered.
     pub(in crate::writer) fn enrol(
         &mut self,
         key: DocumentKey,

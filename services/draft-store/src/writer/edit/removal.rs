@@ -79,7 +79,7 @@ impl Edit<'_> {
         self.catalog.erasures_mut().erase(key, at_ms);
     }
 
-    /// Forgets what was erased before a time, and what is too much.
+    /// Forgets erasures before a time, and the documents beyond the limit.
     pub(in crate::writer) fn forget_erased(
         &mut self,
         before_ms: u64,

@@ -1,4 +1,4 @@
-//! SegmentFile documents in a commit: what is marked of them, those that go on, and a segment that is named.
+//! Sealed documents in a commit: their marks, their return to the log, and the installation of a new segment.
 
 use refrain_protocol::document::DocumentUpdate;
 
@@ -16,7 +16,7 @@ use crate::segments::{chunk_of, mark_of};
 use crate::writer::edit::Edit;
 
 impl Edit<'_> {
-    /// Notes something of a sealed document.
+    /// Records a mark of a sealed document.
     pub(in crate::writer) fn mark_sealed(
         &mut self,
         slot: SegmentSlot,
@@ -26,8 +26,8 @@ impl Edit<'_> {
         if !self.marks.contains(chunk) {
             let key = marks_key(chunk.0, chunk.1);
             let stored = self.log.get(&key)?;
-            // Damaged ones were removed at start. Should they break now, some documents are there again after a
-            // restart, and some times of use are older.
+            // Damaged marks were removed at start. If they break now, a restart brings some removed documents back,
+            // and some times of use are older.
             if let Some(Ok(MarksRecord(stored))) =
                 stored.map(|value| codec::open::<MarksRecord>(&key, &value))
             {
@@ -38,10 +38,10 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Adds what is marked to the writes.
+    /// Adds the marks to the writes.
     pub(in crate::writer) fn write_marks(&mut self) {
         for ((segment, chunk), marks) in std::mem::take(&mut self.marks).into_chunks() {
-            // One that was merged meanwhile needs none.
+            // A segment that was merged meanwhile needs no marks.
             if self.catalog.segments().get(segment).is_some() {
                 let key = marks_key(segment, chunk);
                 let value = codec::seal(&key, &MarksRecord(marks));
@@ -55,7 +55,7 @@ impl Edit<'_> {
         Ok(known.state)
     }
 
-    /// Brings a document back into the log, if it is sealed: it goes on.
+    /// Moves a sealed document back into the log, because it continues.
     pub(in crate::writer) fn unseal(&mut self, key: DocumentKey) -> Result<(), TextError> {
         let Some(slot) = self.catalog.document(key).and_then(|known| known.slot) else {
             return Ok(());
@@ -77,7 +77,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Puts a document aside for the exports that tell of it, before it is cut or removed.
+    /// Puts a document aside for the exports that list it, before it is cut or removed.
     pub(in crate::writer) fn keep_for_exports(&mut self, key: DocumentKey) -> Result<(), LogError> {
         if !self.catalog.exports().want(key) {
             return Ok(());
@@ -85,13 +85,13 @@ impl Edit<'_> {
         match self.whole(key) {
             Ok(now) => self.catalog.exports().keep(key, &now),
             Err(TextError::Log(error)) => return Err(error),
-            // Nobody could have exported it.
+            // A damaged document could not have been exported anyway.
             Err(TextError::Damaged(_)) => {}
         }
         Ok(())
     }
 
-    /// A document with all of its text, this commit's included.
+    /// The complete document, including the writes of this commit.
     fn whole(&self, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
         let state = self.state(key)?;
         let (tokens, head) = if self.catalog.sealed(key).is_some() {
@@ -117,8 +117,7 @@ impl Edit<'_> {
         })
     }
 
-    /// Names a segment, and forgets what it was made of. A document that changed since it was read stays where it
-    /// is.
+    /// Puts a segment into use, and forgets its sources. A document that changed since it was read stays where it is.
     pub(in crate::writer) fn install(&mut self, product: NewSegment) -> Result<(), LogError> {
         let NewSegment {
             sealed,
@@ -156,7 +155,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Whether a document is as it was read.
+    /// Whether a document is still as it was read.
     fn moves(&self, key: DocumentKey, taken: &IncludedDocument, sources: &[SegmentId]) -> bool {
         let Some(known) = self.catalog.document(key) else {
             return false;
@@ -183,7 +182,7 @@ impl Edit<'_> {
             )
     }
 
-    /// Moves a document into its place. Answers with what is to be marked of it.
+    /// Moves a document to its position in the new segment. Returns its mark, if it needs one.
     fn settle_in(
         &mut self,
         key: DocumentKey,
@@ -205,7 +204,7 @@ impl Edit<'_> {
         (used_ms != taken.state.used_ms).then(|| mark_of(used_ms))
     }
 
-    /// Forgets the segments of which this commit took the last document: their room comes back without a merge.
+    /// Forgets the segments whose last document this commit removed. Their space comes back without a merge.
     pub(in crate::writer) fn forget_emptied(&mut self) {
         let mut emptied: Vec<SegmentId> = self.marks.keys().map(|(segment, _)| segment).collect();
         emptied.dedup();

@@ -1,4 +1,4 @@
-//! A document's text in pieces: written small while it runs, merged now and then and when it ends.
+//! A document's text in pieces: small ones while it runs, which are merged now and then and at its end.
 
 use refrain_protocol::TokenId;
 
@@ -8,12 +8,12 @@ use crate::reading::document_text::{Piece, TextError, key_before};
 use crate::record::{DocumentKey, StateRecord, piece_key};
 use crate::writer::edit::Edit;
 
-/// Small pieces of a running document before they are merged. Fewer mean more rewriting, more mean more keys
-/// and worse compression while it runs.
+/// Small pieces of a running document before they are merged. Fewer cause more rewriting; more cause more keys and
+/// worse compression while it runs.
 const TAIL_PIECES_MAX: u16 = 16;
 
 impl Edit<'_> {
-    /// Puts tokens at `at`, in place of whatever stands from there on.
+    /// Stores tokens at `at`, in place of everything from there on.
     pub(in crate::writer) fn store_text(
         &mut self,
         key: DocumentKey,
@@ -59,7 +59,7 @@ impl Edit<'_> {
             state.tail_pieces = 0;
         }
         if merges {
-            // A last piece with room is merged again when the document goes on.
+            // A last piece with space left is merged again when the document continues.
             let last = pieces.last().map_or(state.len, |(start, ..)| *start);
             let open = ((state.len - last) as usize) < PIECE_TOKENS_MAX && !finished;
             state.tail_start = if open { last } else { state.len };
@@ -76,7 +76,8 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// The pieces of a document from a key on, this commit's included. They join up, and end at `len`.
+    /// The pieces of a document from a key on, including the writes of this commit. They are contiguous and end at
+    /// `len`.
     pub(in crate::writer) fn pieces(
         &self,
         key: DocumentKey,

@@ -1,4 +1,4 @@
-//! One update of a document.
+//! Applying one update to a document.
 
 use std::cmp::Ordering;
 
@@ -19,8 +19,8 @@ use crate::writer::placement::{Placement, TextState, place};
 use crate::writer::requests::{Append, UpdateAuthor};
 
 impl Edit<'_> {
-    /// Takes an update. Returns the length that the document has then; a document whose stored text turns
-    /// out to be damaged is removed, and has none.
+    /// Applies an update. Returns the document's new length. A document whose stored text turns out to be damaged is
+    /// removed, and has length 0.
     pub(in crate::writer) fn apply(
         &mut self,
         append: &Append,
@@ -39,7 +39,7 @@ impl Edit<'_> {
         if append.author == UpdateAuthor::Worker
             && erasures.refuses(key, known, &append.names, &update.head)
         {
-            // Answered as if it were stored: less would have the worker send all of it again, for ever.
+            // The answer pretends that it was stored. Otherwise the worker would send all of it again, for ever.
             let added = u32::try_from(update.tokens.len()).unwrap_or(u32::MAX);
             return Ok(update.prev_len.saturating_add(added));
         }
@@ -57,7 +57,7 @@ impl Edit<'_> {
     /// Removes a document that cannot be read.
     ///
     /// # Errors
-    /// `Unreadable` where the log's index is to be built anew first: it may be the index that is damaged.
+    /// `Unreadable` if the log's index must be rebuilt first, since only the index may be damaged.
     pub(in crate::writer) fn remove_damaged(&mut self, key: DocumentKey) -> Result<(), LogError> {
         let is_sealed = self.catalog.sealed(key).is_some();
         if self.log.can_be_rebuilt() && !is_sealed && !self.limits.reread.contains(&key) {
@@ -118,12 +118,12 @@ impl Edit<'_> {
         }
     }
 
-    /// Makes a document that is there static, if that is what the append wants.
+    /// Makes an existing document static, if the append asks for it.
     fn make_static(&mut self, key: DocumentKey) -> Result<(), TextError> {
         if self.static_code == 0 {
             return Ok(());
         }
-        // A segment's records do not change: it is sealed again from the log.
+        // The records of a segment do not change, so the document moves to the log and is sealed again.
         self.unseal(key)?;
         let mut state = self.state(key)?;
         state.finish |= self.static_code;
@@ -154,8 +154,8 @@ impl Edit<'_> {
         }
     }
 
-    /// A late piece of the document's own epoch. What it says is right, and what stands there may be of an
-    /// older epoch.
+    /// Applies a late update of the document's own epoch. The update is right; the text there may belong to an older
+    /// epoch.
     fn overwrite(
         &mut self,
         key: DocumentKey,
@@ -173,7 +173,7 @@ impl Edit<'_> {
         if stands[..common] == update.tokens[..common] {
             let new = &update.tokens[common..];
             if new.is_empty() && (update.finish.is_none() || common < stands.len()) {
-                // Nothing that followers would notice.
+                // Followers would not notice any difference.
                 self.catalog.put(key, state, None);
                 self.states.insert(key);
                 return Ok(());
@@ -182,7 +182,7 @@ impl Edit<'_> {
         }
         let mut tokens = update.tokens.clone();
         tokens.extend_from_slice(&stands[common..]);
-        // In one epoch followers only ever add. So they are told to drop the document, and get it anew.
+        // Within an epoch followers only ever append. So they are told to drop the document, and get it again.
         self.bury(key);
         let stored = finish_of(state.finish);
         let finish = match update.tokens.len().cmp(&stands.len()) {

@@ -1,4 +1,4 @@
-//! What drafts are worth, in commits.
+//! Acceptance statistics in commits.
 
 use super::*;
 
@@ -10,10 +10,10 @@ use crate::record::{RecordKind, acceptance_statistics_range, namespace_key};
 use crate::writer::requests::{Append, StatisticsReport, UpdateAuthor};
 use crate::writer::tests::scripts::{erasure, small};
 
-/// That of so many tries of the head the first half held.
-fn told(tenant: &str, tries: u32) -> StatisticsReport {
+/// A report of three tokens that the EAGLE-3 head drafted at a context of so many tokens; two were accepted.
+fn report(tenant: &str, context_tokens: u32) -> StatisticsReport {
     let mut calibration = Calibration::new();
-    calibration.observe_head(tries, 3, 2);
+    calibration.observe_head(context_tokens, 3, 2);
     StatisticsReport {
         namespace: names(tenant).id(),
         names: names(tenant),
@@ -30,14 +30,14 @@ fn one_commit_takes_in_what_many_tell_and_what_many_say() {
         updates: vec![update(1, 1, 0, &[1, 2, 3])],
         author: UpdateAuthor::Worker,
     };
-    let all = [told("a", 100), told("b", 10), told("a", 7)];
+    let all = [report("a", 100), report("b", 10), report("a", 7)];
     let (commits, now_ms) = (store.log.commits.load(Ordering::Relaxed), store.now_ms);
     let outcome = store.run(|core, catalog| core.take_in(catalog, &[append], &all, now_ms));
     assert_eq!(store.log.commits.load(Ordering::Relaxed), commits + 1);
     assert_eq!(outcome.lengths, [Some(vec![3])]);
-    // As if they had come one by one.
+    // The result is the same as if they had come one by one.
     let mut other = Store::new(small());
-    let one_by_one = all.map(|told| {
+    let one_by_one = all.map(|report| {
         let outcome = other.run(|core, catalog| core.take_in(catalog, &[], &[told], now_ms));
         outcome.tables[0].clone()
     });
@@ -52,7 +52,7 @@ fn one_commit_takes_in_what_many_tell_and_what_many_say() {
 fn what_drafts_are_worth_is_erased_also_where_the_names_are_lost() {
     let mut store = Store::new(small());
     let now_ms = store.now_ms;
-    store.run(|core, catalog| core.take_in(catalog, &[], &[told("a", 100)], now_ms));
+    store.run(|core, catalog| core.take_in(catalog, &[], &[report("a", 100)], now_ms));
     let kept = |store: &Store| {
         let (from, to) = acceptance_statistics_range(names("a").id());
         let records = store.log.records();

@@ -1,4 +1,4 @@
-//! Random operations against a plain copy, and followers against the store.
+//! Random operations compared with a plain model, and followers compared with the store.
 
 use super::*;
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ enum Op {
         count: u32,
         finish: bool,
     },
-    /// Goes on where the document ends, as a worker does.
+    /// Continues where the document ends, as a worker does.
     Grow {
         document: u128,
         count: u32,
@@ -29,9 +29,9 @@ enum Op {
     Tick {
         elapsed_ms: u64,
     },
-    /// Everything that is in the log.
+    /// Seals everything in the log.
     Seal,
-    /// Everything that is not.
+    /// Merges all segments.
     Merge,
     Reopen,
 }
@@ -54,8 +54,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What an epoch of a document says at each position: one truth per epoch, as with a real request. Every
-/// third position is the same in all epochs.
+/// The tokens of a document's epoch: one text per epoch, as with a real request. Every third position is equal in all
+/// epochs.
 fn truth(document: u128, epoch: u64, from: u32, count: u32) -> Vec<TokenId> {
     (from..from + count)
         .map(|at| {
@@ -205,7 +205,7 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
         follower.catch_up(&store, "a", 70);
         assert_eq!(follower.documents, fresh.documents);
     }
-    // Sums are what the documents are.
+    // The sums equal those of the documents.
     let open = store.shared.read();
     let totals = open.as_ref().unwrap().catalog.totals();
     let tokens: usize = fresh.documents.values().map(|copy| copy.tokens.len()).sum();

@@ -1,4 +1,4 @@
-//! One behaviour at a time.
+//! One behaviour per test.
 
 use super::*;
 
@@ -48,7 +48,7 @@ fn a_first_piece_that_comes_late_corrects_what_stands_before_the_second() {
     let mut follower = Follower::default();
     store.append("a", &[update(1, 1, 0, &[1, 2, 3, 4, 5])]);
     follower.catch_up(&store, "a", 100);
-    // Epoch 2 cut at 2, but its second piece came first.
+    // Epoch 2 cut at 2, but its second update arrived first.
     store.append("a", &[update(1, 2, 3, &[23, 24])]);
     follower.catch_up(&store, "a", 100);
     assert_eq!(store.text("a", 1), Some(vec![1, 2, 3, 23, 24]));
@@ -92,7 +92,7 @@ fn a_follower_gets_each_token_once_while_a_document_grows() {
         follower.documents[&DocumentId(1)].finish,
         Some(FinishReason::Stop)
     );
-    // At rest it is one entry for whoever comes new, and nothing for who has it.
+    // A settled document is one entry for a new follower, and nothing for one that has it.
     store.tick(200_000);
     let events = follower.events;
     follower.catch_up(&store, "a", 1000);
@@ -112,7 +112,7 @@ fn cursors_and_order_outlive_a_restart() {
         store.now_ms += 1000;
     }
     follower.catch_up(&store, "a", 1000);
-    // A time of use is written again only when the stored one has become old.
+    // A time of use is written again only if the stored one is old.
     store.tick(400_000);
     store.touch("a", 0);
     store.tick(1000);
@@ -156,7 +156,7 @@ fn the_least_recently_used_go_first_and_followers_hear_of_it() {
         .filter(|key| key[0] == b'p')
         .count();
     assert_eq!(left, 3);
-    // The tombstone is there after a restart, for who was away.
+    // The tombstone survives a restart, for followers that were away.
     let mut away = Follower::default();
     away.catch_up(&store, "a", 1000);
     store.append("a", &[update(4, 1, 0, &[1; 10])]);
@@ -203,7 +203,7 @@ fn a_tenant_may_have_a_quota_of_its_own_in_tokens_or_bytes() {
     assert_eq!(store.documents("other"), [4, 5]);
     let kept = store.documents("small");
     assert_eq!(kept, [5], "one of some 200 bytes each");
-    // What is sealed counts with what it takes in its segment.
+    // A sealed document counts with its size in the segment.
     store.seal("large");
     store.tick(1);
     assert_eq!(store.documents("large"), [2, 3, 4, 5]);
@@ -229,13 +229,13 @@ fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
     import(&mut store, 0, true);
     import(&mut store, 1, false);
     store.seal("a");
-    // What is there and sealed is made static by importing it so.
+    // Importing a sealed document as static makes it static.
     import(&mut store, 1, true);
     for document in 2..6 {
         store.append("a", &[finished(update(document, 1, 0, &[1; 10]))]);
     }
     assert_eq!(store.documents("a"), [0, 1, 5]);
-    // It is known after a restart and a seal, and a use leaves it where it is.
+    // It stays static after a restart and a seal, and a use does not change that.
     store.touch("a", 0);
     store.seal("a");
     let mut store = store.reopen();
@@ -310,11 +310,11 @@ fn a_follower_behind_the_tombstones_starts_over() {
     let mut store = store.reopen();
     away.catch_up(&store, "a", 1000);
     assert_eq!((away.resets, away.texts().len()), (2, 2));
-    // One that starts fresh reads page by page without being sent back for old tombstones.
+    // A new follower reads page by page, and old tombstones do not reset it.
     let mut paging = Follower::default();
     paging.catch_up(&store, "a", 1);
     assert_eq!((paging.resets, paging.texts().len()), (1, 2));
-    // And its cursor holds while later removals are remembered.
+    // Its cursor stays valid while later removals are remembered.
     store.append("a", &[update(30, 1, 0, &[1; 10])]);
     paging.catch_up(&store, "a", 1);
     assert_eq!((paging.resets, paging.texts()), (1, store_texts(&store)));
@@ -349,7 +349,7 @@ fn a_damaged_record_costs_itself_alone() {
         store.append("a", &[update(document, 1, 0, &[1; 30])]);
     }
     follower.catch_up(&store, "a", 1000);
-    // A state is noticed at start.
+    // A damaged state is noticed at start.
     let state = crate::record::document_key(crate::record::RecordKind::State, key("a", 1));
     store.log.records().get_mut(&state).unwrap()[20] ^= 4;
     let names_key =
@@ -361,7 +361,7 @@ fn a_damaged_record_costs_itself_alone() {
     assert_eq!(store.documents("a"), [0, 2, 3]);
     follower.catch_up(&store, "a", 1000);
     assert_eq!(follower.texts().len(), 3);
-    // A piece is noticed by a reader.
+    // A damaged piece is noticed by a reader.
     let piece = crate::record::piece_key(key("a", 2), 0);
     store.log.records().get_mut(&piece).unwrap()[20] ^= 4;
     let read = read_feed(
@@ -386,7 +386,7 @@ fn a_damaged_record_costs_itself_alone() {
         .unwrap();
     drop(open);
     assert_eq!(store.documents("a"), [0, 3]);
-    // Or by the writer, which asks for all of it again.
+    // Or by the writer, which then wants the whole text again.
     let piece = crate::record::piece_key(key("a", 3), 0);
     store.log.records().remove(&piece);
     assert_eq!(store.append("a", &[finished(update(3, 1, 30, &[1]))]), [0]);
@@ -514,7 +514,7 @@ fn exports_that_began_since_the_mark_are_ended_before_an_erasure_is_answered() {
     };
     begin(&store, 1, "a");
     begin(&store, 2, "b");
-    // Evicted before it is erased: the export has put it aside, and no removal will tell that it was to be erased.
+    // It was evicted before it could be erased: the export has a copy, and no removal will report it as erased.
     store.run(|core, catalog| core.remove(catalog, &[key("a", 1)], RemovalReason::Tokens, now_ms));
     let open = store.shared.read();
     let catalog = &open.as_ref().unwrap().catalog;

@@ -1,4 +1,4 @@
-//! SegmentFile documents are documents as all others, whatever happens to them.
+//! Sealed documents behave like all others, whatever happens to them.
 
 use super::*;
 
@@ -189,7 +189,7 @@ fn sealed_documents_are_used_evicted_and_grow_old() {
     };
     assert_eq!(stats(&store)[0].masked_documents, 2);
     assert_eq!(stats(&store)[0].masked_tokens, 100);
-    // The segment goes with its last document.
+    // The segment is removed with its last document.
     assert_eq!(store.tick(DAY_MS + 1_000).emptied, [1]);
     assert_eq!(store.documents("a"), [0; 0]);
     assert_eq!(store.segments(), [0; 0]);

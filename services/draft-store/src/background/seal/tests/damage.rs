@@ -1,11 +1,11 @@
-//! Files and names of segments that are damaged or gone.
+//! Segments whose file or name is damaged or gone.
 
 use super::*;
 
 use crate::directory::Manifest;
 use crate::segments::directory;
 
-/// Three segments, two of them tenant a's.
+/// Three segments, two of them of tenant a.
 fn sealed(dir: &Path) -> (TestStore, [SegmentId; 3]) {
     let store = filled(dir);
     let first = store.seal("a");
@@ -79,7 +79,7 @@ fn a_damaged_or_missing_file_costs_itself_alone() {
     }
 }
 
-/// All files of a segment directory, and the names of what lies in the data directory.
+/// The contents of all segment files, and the names in the data directory.
 fn lies(dir: &Path) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
     let entries = |dir: &Path| {
         let entries = std::fs::read_dir(dir).unwrap().map(Result::unwrap);
@@ -97,7 +97,7 @@ fn lies(dir: &Path) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
 
 #[test]
 fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
-    // Also where the log, which would name it, is gone, and where it is an orphan.
+    // Also if the log, which would name it, is gone, and if the segment is an orphan.
     for (version, loses) in [(1u32, "nothing"), (3, "log"), (3, "name")] {
         let dir = tempfile::tempdir().unwrap();
         let (store, [first, ..]) = sealed(dir.path());
@@ -118,7 +118,7 @@ fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
         if loses == "log" {
             std::fs::remove_dir_all(dir.path().join("log")).unwrap();
         }
-        // As another program writes it: whole, with a sound checksum.
+        // The file is complete with a correct checksum, as another program would write it.
         let file = path(dir.path(), first);
         let mut bytes = std::fs::read(&file).unwrap();
         assert_eq!(
