@@ -1,14 +1,16 @@
-//! What the store does in figures, over HTTP on loopback and on the disk of `TMPDIR`:
+//! Measures the store over HTTP on loopback, and on the disk of `TMPDIR`.
 //!
 //! ```text
 //! cargo bench -p refrain-draft-store --bench store              # all parts
 //! cargo bench -p refrain-draft-store --bench store -- take      # the parts whose names hold "take"
-//! cargo bench -p refrain-draft-store --bench store -- open 100  # with so many million tokens
+//! cargo bench -p refrain-draft-store --bench store -- open 100  # with this many million tokens
 //! ```
 //!
-//! `append`: documents of 1,024 tokens (4 KiB), durable, eight callers with 64 to a call. `insert`: from the append of
-//! a piece to another follower's hearing of it. `take`: a worker takes over sealed segments, until they can be searched.
-//! `lookup`: drafts for one context a call, a thousand calls a second, from segments of that many tokens. `open`: a start on a directory of sealed documents.
+//! * `append`: durable documents of 1,024 tokens (4 KiB), from eight callers with 64 documents per call.
+//! * `insert`: the time from an append to its arrival at another follower.
+//! * `take`: the time in which a worker takes over sealed segments, until they can be searched.
+//! * `lookup`: drafts for one context per call, a thousand calls a second, from segments of that many tokens.
+//! * `open`: a start on a directory of sealed documents.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -69,7 +71,7 @@ impl Store {
         self.server.drain(Duration::from_secs(60)).await;
     }
 
-    /// Appends documents of these numbers; the time of each call.
+    /// Appends documents with these numbers. Returns the duration of each call.
     async fn append(&self, numbers: std::ops::Range<u64>) -> anyhow::Result<Vec<Duration>> {
         let calls = numbers.clone().step_by(CALL_DOCUMENTS);
         let calls: Vec<_> = calls
@@ -101,7 +103,7 @@ impl Store {
     }
 }
 
-/// Templated text: phrases that come again in another order, with something new in between.
+/// Templated text: phrases that recur in another order, with something new in between.
 fn text(number: u64, len: usize) -> Vec<TokenId> {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = move || {
@@ -211,7 +213,7 @@ async fn insert() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A directory with so many tokens in segments.
+/// A store with this many tokens in segments.
 async fn filled(dir: &Path, tokens: u64) -> anyhow::Result<Store> {
     let store = Store::start(dir).await?;
     let documents = tokens / DOCUMENT_TOKENS as u64;
@@ -237,7 +239,7 @@ async fn take(tokens: u64) -> anyhow::Result<()> {
     let (mut calls, mut segments) = (0, 0);
     let namespace = store.signed.clone();
     let request = SegmentsRequest { namespace };
-    // Until nothing is merged any more: a worker would begin again.
+    // Wait until merging has ended; otherwise a worker would have to start again.
     while store.client.segments(request.clone()).await?.segments.len() > 8 {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

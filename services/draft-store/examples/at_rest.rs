@@ -1,4 +1,4 @@
-//! What documents at rest cost on disk, and how long a store of them takes to open: in the log, and sealed.
+//! Measures what documents at rest cost on disk, in the log and sealed, and how long a store of them takes to open.
 //!
 //! `cargo run --release -p refrain-draft-store --example at_rest -- [tokens] [tokens of a document]`
 
@@ -135,7 +135,7 @@ async fn main() -> anyhow::Result<()> {
     };
     let began = Instant::now();
     let (store, _) = start(&sealing).await?;
-    // What is less than one segment's worth stays in the log.
+    // Less than one segment's worth stays in the log.
     let mut last = (0, Instant::now());
     while last.1.elapsed() < Duration::from_secs(5) {
         let bytes = store.handle().stats().await?.segment_bytes;

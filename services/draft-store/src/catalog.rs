@@ -32,7 +32,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use exports::{ExportEnd, ExportLimits, ExportSnapshot, ExportSource, Exports, as_then};
+pub(crate) use exports::{ExportEnd, ExportLimits, ExportSnapshot, ExportSource, Exports, as_of};
 pub(crate) use feed::FeedChange;
 pub(crate) use groups::GroupKey;
 pub(crate) use load::{LoadedCatalog, load};

@@ -38,7 +38,7 @@ pub(crate) enum Damage {
     Magic,
     #[error("unknown version or flags")]
     Version,
-    #[error("length differs from the header's")]
+    #[error("length differs from the header")]
     Length,
     #[error("checksum differs")]
     Checksum,

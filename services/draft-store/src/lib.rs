@@ -82,6 +82,8 @@ mod clock;
 mod codec;
 mod config;
 mod directory;
+#[cfg(test)]
+mod format_fixtures;
 mod log;
 mod metrics;
 mod reading;

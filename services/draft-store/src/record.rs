@@ -41,7 +41,7 @@ pub(crate) enum RecordKind {
     /// [`MarksRecord`], one per [`MARKS_DOCUMENTS`] documents of a segment in which something changed.
     Marks,
     /// [`AcceptanceStatisticsRecord`], a few per namespace in which drafts were verified.
-    AcceptanceStatistics,
+    Statistics,
 }
 
 impl RecordKind {
@@ -58,7 +58,7 @@ impl RecordKind {
             RecordKind::Erased => b'x',
             RecordKind::Segment => b's',
             RecordKind::Marks => b'k',
-            RecordKind::AcceptanceStatistics => b'c',
+            RecordKind::Statistics => b'c',
         }
     }
 
@@ -76,7 +76,7 @@ impl RecordKind {
             RecordKind::Erased,
             RecordKind::Segment,
             RecordKind::Marks,
-            RecordKind::AcceptanceStatistics,
+            RecordKind::Statistics,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)
@@ -268,7 +268,7 @@ pub(crate) fn piece_key(key: DocumentKey, start: u32) -> Vec<u8> {
 
 /// Key of a part of the acceptance statistics of a namespace.
 pub(crate) fn acceptance_statistics_key(namespace: NamespaceId, part: u8) -> Vec<u8> {
-    let mut bytes = prefixed(RecordKind::AcceptanceStatistics, namespace);
+    let mut bytes = prefixed(RecordKind::Statistics, namespace);
     bytes.push(part);
     bytes
 }

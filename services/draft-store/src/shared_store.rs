@@ -38,7 +38,7 @@ pub(crate) struct SharedStore {
     /// Whether the store is open, for callers that must not wait for a commit.
     is_open: AtomicBool,
     /// How often the store was opened.
-    opened: AtomicU64,
+    openings: AtomicU64,
     waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
     stats: Mutex<StoreStats>,
     /// `None` until the store was opened.
@@ -53,7 +53,7 @@ pub(crate) struct SharedStore {
 pub(crate) fn unavailable() -> ApiError {
     ApiError::new(
         ErrorKind::Unavailable,
-        "the draft store is opening its log; try again",
+        "the draft store is opening its log; retry",
     )
     .with_retry_after_ms(1_000)
 }
@@ -106,15 +106,15 @@ impl SharedStore {
 
     /// How often the store was opened so far. An operation in several steps is complete only if this did not change
     /// meanwhile.
-    pub(crate) fn opened(&self) -> u64 {
-        self.opened.load(Ordering::Relaxed)
+    pub(crate) fn openings(&self) -> u64 {
+        self.openings.load(Ordering::Relaxed)
     }
 
     /// Puts in the store that the writer has opened, or takes it out.
     pub(crate) fn set_open(&self, open: Option<OpenStore>) {
         let mut slot = self.write();
         self.is_open.store(open.is_some(), Ordering::Relaxed);
-        self.opened
+        self.openings
             .fetch_add(u64::from(open.is_some()), Ordering::Relaxed);
         *slot = open;
     }

@@ -118,7 +118,7 @@ impl TestStore {
             author: UpdateAuthor::Worker,
         };
         let mut core = self.core.lock().unwrap();
-        core.take_in(catalog, &[append], &[], 1).unwrap();
+        core.append(catalog, &[append], &[], 1).unwrap();
         if tenant == "a" {
             self.expected.borrow_mut().insert(document, len);
         }

@@ -55,7 +55,7 @@ pub(crate) struct NewSegment {
     /// `None` if nothing was left of the sources.
     pub(crate) sealed: Option<Arc<SegmentFile>>,
     /// Its documents, in order of their numbers.
-    pub(crate) taken: Vec<IncludedDocument>,
+    pub(crate) documents: Vec<IncludedDocument>,
     /// The segments that it replaces.
     pub(crate) sources: Vec<SegmentId>,
     pub(crate) namespace: NamespaceId,
@@ -66,7 +66,7 @@ pub(crate) struct NewSegment {
 /// The owner of the store.
 pub(crate) trait SealHost {
     /// Puts the new segment into use in place of its sources, durably.
-    fn install(&self, product: NewSegment) -> Result<(), LogError>;
+    fn install(&self, segment: NewSegment) -> Result<(), LogError>;
 }
 
 /// The steps of a job. Tests interrupt it at each.
@@ -100,9 +100,9 @@ pub(crate) fn run(
     host: &dyn SealHost,
     at: &dyn Fn(SealStep) -> Result<(), LogError>,
 ) -> Result<SealReport, LogError> {
-    let (product, replaced) = make(job, shared, at)?;
+    let (segment, replaced) = make(job, shared, at)?;
     at(SealStep::Renamed)?;
-    let made = product
+    let made = segment
         .sealed
         .as_ref()
         .map_or(SealReport::default(), |sealed| SealReport {
@@ -110,7 +110,7 @@ pub(crate) fn run(
             tokens: sealed.tokens(),
             bytes: sealed.file_bytes(),
         });
-    host.install(product)?;
+    host.install(segment)?;
     at(SealStep::Installed)?;
     delete_files(&job.dir, &replaced)?;
     at(SealStep::Deleted)?;
@@ -149,10 +149,10 @@ fn make(
     at(SealStep::Read)?;
     let JobInput {
         entries,
-        mut taken,
+        mut documents,
         damaged,
     } = read;
-    taken.sort_unstable_by_key(|taken| taken.document);
+    documents.sort_unstable_by_key(|documents| documents.document);
     let sealed = if entries.is_empty() {
         at(SealStep::Written)?;
         None
@@ -166,14 +166,14 @@ fn make(
         .iter()
         .map(|segment| path(&job.dir, *segment))
         .collect();
-    let product = NewSegment {
+    let segment = NewSegment {
         sealed,
-        taken,
+        documents,
         sources,
         namespace: job.namespace,
         damaged,
     };
-    Ok((product, replaced))
+    Ok((segment, replaced))
 }
 
 impl SealJob {
@@ -207,7 +207,7 @@ fn with_open<T>(
 #[derive(Default)]
 struct JobInput {
     entries: Vec<SegmentEntry>,
-    taken: Vec<IncludedDocument>,
+    documents: Vec<IncludedDocument>,
     damaged: Vec<DocumentKey>,
 }
 
@@ -250,7 +250,7 @@ impl JobInput {
         let (tokens, pieces) = document_text::pieces(&*open.log, key, state.len)?;
         let head = document_text::head(&open.catalog, &*open.log, key)?;
         let document = key.document;
-        self.taken.push(IncludedDocument {
+        self.documents.push(IncludedDocument {
             document,
             state,
             pieces,
@@ -304,7 +304,7 @@ impl JobInput {
                 continue;
             };
             entry.state.used_ms = used_ms;
-            self.taken.push(IncludedDocument {
+            self.documents.push(IncludedDocument {
                 document: entry.document,
                 state: entry.state,
                 pieces: Vec::new(),

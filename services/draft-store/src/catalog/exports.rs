@@ -194,7 +194,7 @@ impl ExportSnapshot {
         held.bytes += u64::from(then.len) * 4 + size_of::<DocumentUpdate>() as u64;
         held.texts
             .entry(key)
-            .or_insert_with(|| as_then(now.clone(), then));
+            .or_insert_with(|| as_of(now.clone(), then));
         match held.bytes > self.limits.held_bytes_max {
             true => Err(ExportEnd::Held),
             false => Ok(()),
@@ -216,7 +216,7 @@ impl ExportSnapshot {
 }
 
 /// A document as it was in an earlier state, given what appends have made of it since.
-pub(crate) fn as_then(mut update: DocumentUpdate, then: &StateRecord) -> DocumentUpdate {
+pub(crate) fn as_of(mut update: DocumentUpdate, then: &StateRecord) -> DocumentUpdate {
     update.tokens.truncate(then.len as usize);
     update.epoch = then.epoch;
     update.finish = finish_of(then.finish);

@@ -63,7 +63,7 @@ impl Feed {
         self.entries.remove(&sequence);
     }
 
-    pub(super) fn bury(&mut self, sequence: u64, document: DocumentId) {
+    pub(super) fn add_tombstone(&mut self, sequence: u64, document: DocumentId) {
         self.entries.insert(sequence, (document, None));
         self.tombstones.push_back(sequence);
     }
@@ -146,7 +146,7 @@ mod tests {
         let early = cursor(7, feed.record(), 2);
         let late = cursor(7, feed.record(), 4);
         for sequence in 1..=5 {
-            feed.bury(sequence, DocumentId(u128::from(sequence)));
+            feed.add_tombstone(sequence, DocumentId(u128::from(sequence)));
         }
         assert_eq!(feed.trim(4), [1, 2, 3]);
         assert_eq!(position(7, feed.record(), 5, early), None);

@@ -135,7 +135,7 @@ fn load_feeds(
 
 /// Counts the records of acceptance statistics. Damage in them is found when they are read.
 fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
-    let (from, to) = RecordKind::AcceptanceStatistics.range();
+    let (from, to) = RecordKind::Statistics.range();
     log.scan(&from, &to, &mut |key, value| {
         match record::namespace_of(key) {
             Some(id) => {
@@ -309,7 +309,7 @@ fn load_documents(
         catalog.head = catalog.head.max(state.sequence);
         catalog.put(key, state, None);
         if slot.is_some() {
-            catalog.settle_in(key, slot, state.bytes);
+            catalog.move_document(key, slot, state.bytes);
         }
         // Each document gets one feed entry, at its last change. The earlier ones are not needed.
         let entry = catalog.introduce_nameless(key.namespace);
@@ -341,7 +341,7 @@ fn load_tombstones(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
         match record {
             Some(record) => {
                 let document = DocumentId(record.document);
-                catalog.bury(
+                catalog.add_tombstone(
                     DocumentKey {
                         namespace: id,
                         document,

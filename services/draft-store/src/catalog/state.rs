@@ -286,7 +286,7 @@ impl Catalog {
             .put(&tenant, key, (before, after), state.is_static());
     }
 
-    /// Removes a document. This alone does not tell followers; see [`Self::bury`].
+    /// Removes a document. This alone does not tell followers; see [`Self::add_tombstone`].
     pub(crate) fn take(&mut self, key: DocumentKey) -> Option<Document> {
         let entry = self.namespaces.get_mut(&key.namespace)?;
         let document = entry.documents.remove(&key.document)?;
@@ -305,10 +305,10 @@ impl Catalog {
     }
 
     /// Tells followers that a document is gone, as the change numbered `sequence`.
-    pub(crate) fn bury(&mut self, key: DocumentKey, sequence: u64) {
+    pub(crate) fn add_tombstone(&mut self, key: DocumentKey, sequence: u64) {
         self.introduce_nameless(key.namespace)
             .feed
-            .bury(sequence, key.document);
+            .add_tombstone(sequence, key.document);
         let gone = self.document(key).is_none();
         self.groups.depart(key, sequence, gone);
     }

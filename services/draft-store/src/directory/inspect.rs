@@ -6,7 +6,7 @@ use crate::catalog::load;
 use crate::directory::manifest::Manifest;
 use crate::directory::open::{OpenedDirectory, current};
 use crate::directory::paths::log_path;
-use crate::directory::quarantine::without_doubtful;
+use crate::directory::quarantine::without_uncertain;
 use crate::log::memory::MemoryLog;
 use crate::log::{LogError, RecordLog as _, journal};
 use crate::record::{StoreRecord, store_key};
@@ -33,18 +33,18 @@ pub(crate) fn inspect(
     let has_journal = journal::is_in(&path)?;
     if !has_journal && path.join("db").exists() {
         return Err(LogError::Refused(format!(
-            "{} was written by an earlier version, which kept no journal: start the store once, then look at it",
+            "{} was written by an earlier version, which kept no journal: start the store on it once, then retry",
             path.display()
         )));
     }
     if !has_journal && !was_begun {
-        return Err(LogError::Refused(format!("no store in {}", dir.display())));
+        return Err(LogError::Refused(format!("there is no draft store in {}", dir.display())));
     }
     let log = MemoryLog::default();
     let mut damage = Vec::new();
     if has_journal {
         let found = journal::scan(&path, 0, &mut |scanned| {
-            log.write(&without_doubtful(scanned))
+            log.write(&without_uncertain(scanned))
         })?;
         damage.extend(found.damage.iter().map(|range| {
             format!(
@@ -68,7 +68,7 @@ pub(crate) fn inspect(
     let loaded = load(&log, store, found, 0)?;
     if damage.is_empty() && manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
         return Err(LogError::Corrupt(format!(
-            "{} lacks what manifest.json says it held",
+            "{} holds less than manifest.json says",
             path.display()
         )));
     }

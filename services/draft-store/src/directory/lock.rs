@@ -18,7 +18,7 @@ pub(crate) struct DirectoryLock {
 
 impl DirectoryLock {
     /// Creates the directory if needed, readable for its owner only, and locks it.
-    pub(crate) fn take(dir: &Path) -> Result<Self, LogError> {
+    pub(crate) fn acquire(dir: &Path) -> Result<Self, LogError> {
         std::fs::create_dir_all(dir).map_err(|error| refused("create", dir, &error))?;
         restrict(dir)?;
         if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -30,7 +30,7 @@ impl DirectoryLock {
     }
 
     /// Locks a directory that is only read, and may be read-only. `None` if no process ever locked it.
-    pub(crate) fn look(dir: &Path) -> Result<Option<Self>, LogError> {
+    pub(crate) fn acquire_existing(dir: &Path) -> Result<Option<Self>, LogError> {
         let path = dir.join(LOCK);
         match File::open(&path) {
             Ok(file) => Self::lock(file, path).map(Some),
@@ -42,7 +42,7 @@ impl DirectoryLock {
     fn lock(file: File, path: PathBuf) -> Result<Self, LogError> {
         file.try_lock().map_err(|_| {
             LogError::Refused(format!(
-                "{} is locked: another process uses this directory",
+                "{} is locked: another process uses this data directory; stop it first",
                 path.display()
             ))
         })?;
@@ -76,7 +76,7 @@ fn restrict(dir: &Path) -> Result<(), LogError> {
         Ok(()) => Ok(()),
         // A mounted volume may belong to another user, with a group that this process is in.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            tracing::warn!(%error, "data_dir can be read by others, and its mode cannot be changed");
+            tracing::warn!(%error, "data_dir is readable for other users, and its mode cannot be changed");
             Ok(())
         }
         Err(error) => Err(failed(error)),

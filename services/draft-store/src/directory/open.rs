@@ -117,10 +117,10 @@ fn open_or_repair(
     index: IndexMode,
 ) -> Result<OpenedDirectory, LogError> {
     let can_repair = index == IndexMode::Trust && journal::is_in(&log_path(dir, number))?;
-    match open_believed(dir, number, manifest, cache_bytes, index, can_repair) {
+    match open_once(dir, number, manifest, cache_bytes, index, can_repair) {
         Err(LogError::Corrupt(why)) if can_repair => {
-            tracing::warn!(why, "draft store index cannot be read");
-            open_believed(
+            tracing::warn!(why, "draft store index cannot be read; rebuilding it");
+            open_once(
                 dir,
                 number,
                 manifest,
@@ -136,21 +136,21 @@ fn open_or_repair(
 /// Moves damaged segment files that are not in use to quarantine, and deletes all orphans.
 fn clear_segments(dir: &Path, opened: &OpenedDirectory, now_ms: u64) -> Result<(), LogError> {
     let segments = opened.loaded.catalog.segments();
-    let mut unbelieved = Vec::new();
+    let mut damaged = Vec::new();
     for segment in segments::list(dir)?.0 {
-        if segments.get(segment).is_none() && is_unbelieved(dir, segment) {
-            unbelieved.push(segments::path(dir, segment));
+        if segments.get(segment).is_none() && is_damaged(dir, segment) {
+            damaged.push(segments::path(dir, segment));
         }
     }
-    if !unbelieved.is_empty() {
-        let to = quarantine_files(dir, &unbelieved, now_ms)?;
-        tracing::error!(files = unbelieved.len(), moved_to = %to.display(), "draft store segments quarantined");
+    if !damaged.is_empty() {
+        let to = quarantine_files(dir, &damaged, now_ms)?;
+        tracing::error!(files = damaged.len(), moved_to = %to.display(), "draft store segments quarantined");
     }
     segments::clear_orphans(dir, |segment| segments.get(segment).is_some())
 }
 
 /// Whether a file that is not in use is damaged, so that it may have been in use before.
-fn is_unbelieved(dir: &Path, segment: SegmentId) -> bool {
+fn is_damaged(dir: &Path, segment: SegmentId) -> bool {
     matches!(SegmentFile::open(dir, segment), Err(LogError::Corrupt(_)))
 }
 
@@ -194,7 +194,7 @@ fn is_complete(path: &Path, cache_bytes: u64) -> Result<bool, LogError> {
 }
 
 /// Opens the log. With `is_strict`, a single unreadable record is an error.
-fn open_believed(
+fn open_once(
     dir: &Path,
     number: u64,
     manifest: Option<&Manifest>,
@@ -223,10 +223,10 @@ fn open_believed(
     }
     if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
         if is_strict {
-            return Err(LogError::Corrupt("less is there than there was".into()));
+            return Err(LogError::Corrupt("the log holds less than its manifest says".into()));
         }
         // Followers may hold what is gone here. A new generation makes them start over.
-        tracing::error!("draft store log went back in time");
+        tracing::error!("draft store log is older than its manifest; all followers start over");
         store = create(&log)?;
         let found = find(dir, &log, true)?;
         loaded = load(&log, store, found, random()? as u32)?;

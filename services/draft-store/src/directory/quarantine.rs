@@ -67,7 +67,7 @@ const KEPT: [RecordKind; 9] = [
     RecordKind::Piece,
     RecordKind::Head,
     RecordKind::State,
-    RecordKind::AcceptanceStatistics,
+    RecordKind::Statistics,
 ];
 
 /// The result of copying a quarantined log.
@@ -123,7 +123,7 @@ fn salvage_index(
     let old = match opened {
         Ok(old) => old,
         Err(error) => {
-            tracing::warn!(%error, "quarantined index does not open");
+            tracing::warn!(%error, "quarantined index cannot be opened");
             // Without a journal the index was all there is.
             salvaged.is_whole = has_journal;
             return Ok(None);
@@ -138,7 +138,7 @@ fn salvage_index(
             }
             Err(CopyError::From(error)) => {
                 is_whole = false;
-                tracing::warn!(%error, "quarantined index breaks off");
+                tracing::warn!(%error, "quarantined index cannot be read to its end");
             }
             Err(CopyError::To(error)) => return Err(error),
         }
@@ -149,7 +149,7 @@ fn salvage_index(
 
 /// Removes the documents from a batch of which some writes may be lost. New text under an old state, or the reverse,
 /// would be a wrong text. A document that the batch no longer touches stays as it was before.
-pub(super) fn without_doubtful(mut scanned: ScannedBatch) -> Batch {
+pub(super) fn without_uncertain(mut scanned: ScannedBatch) -> Batch {
     // A head never changes, so a lost one is noticed when it is missing.
     let kinds = [RecordKind::State, RecordKind::Piece];
     let is_of_document = |key: &[u8]| RecordKind::of(key).is_some_and(|kind| kinds.contains(&kind));
@@ -181,7 +181,7 @@ fn salvage_journal(
     let mut refused = None;
     let scanned = journal::scan(from, start, &mut |scanned| {
         let mut batch = Batch::default();
-        for (key, value) in without_doubtful(scanned).writes() {
+        for (key, value) in without_uncertain(scanned).writes() {
             let is_kept = RecordKind::of(key).is_some_and(|kind| KEPT.contains(&kind));
             match value {
                 Some(value) if is_kept && codec::check(key, value).is_ok() => {
@@ -202,7 +202,7 @@ fn salvage_journal(
         (_, Some(error)) => return Err(error),
         (Ok(found), _) => salvaged.is_whole &= found.damage.is_empty(),
         (Err(error), None) => {
-            tracing::warn!(%error, "quarantined journal breaks off");
+            tracing::warn!(%error, "quarantined journal cannot be read to its end");
             salvaged.is_whole = false;
         }
     }

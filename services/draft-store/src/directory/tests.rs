@@ -90,13 +90,13 @@ mod tests {
     #[test]
     fn a_directory_is_held_once() {
         let dir = tempfile::tempdir().unwrap();
-        let held = DirectoryLock::take(dir.path()).unwrap();
+        let held = DirectoryLock::acquire(dir.path()).unwrap();
         assert!(matches!(
-            DirectoryLock::take(dir.path()),
+            DirectoryLock::acquire(dir.path()),
             Err(LogError::Refused(_))
         ));
         drop(held);
-        assert!(DirectoryLock::take(dir.path()).is_ok());
+        assert!(DirectoryLock::acquire(dir.path()).is_ok());
     }
 
     #[test]

@@ -103,7 +103,7 @@ impl Journal {
     fn over(path: PathBuf, file: File, name: u64, end: u64) -> Result<Self, LogError> {
         let told = file
             .metadata()
-            .map_err(|error| refused("look at", &path, &error))?;
+            .map_err(|error| refused("examine", &path, &error))?;
         Ok(Journal {
             path,
             file: Arc::new(file),
@@ -133,7 +133,7 @@ impl Journal {
         if batch.writes().any(is_long) {
             // A scan would not accept it as a record.
             return Err(LogError::Refused(
-                "a record is too long for the journal".into(),
+                "a key or a value is longer than the journal accepts; this is a bug".into(),
             ));
         }
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -186,7 +186,7 @@ impl Journal {
         if !is_there {
             self.broken = true;
             return Err(LogError::Refused(format!(
-                "{} was removed or replaced while the store ran",
+                "{} was removed or replaced while the store ran; put it back, or start the store again",
                 self.path.display()
             )));
         }
@@ -198,7 +198,7 @@ impl Journal {
         match self.broken {
             false => Ok(()),
             true => Err(LogError::Refused(format!(
-                "{} has to be opened again after a failed write",
+                "{} cannot be written after a failed write until it is opened again",
                 self.path.display()
             ))),
         }

@@ -51,23 +51,23 @@ impl JournaledLog {
             let index = SledLog::open(path, cache_bytes)?;
             if index.position()?.is_some() {
                 return Err(LogError::Corrupt(format!(
-                    "{} is missing",
+                    "the journal {} is missing",
                     journal::path_in(path).display()
                 )));
             }
             return Self::with_new_journal(path, index);
         }
         let found = journal::scan(path, 0, &mut |_| Ok(()))?;
-        let believed = match index {
+        let trusted = match index {
             IndexMode::Trust => open_index(path, cache_bytes, &found)?,
             IndexMode::Rebuild => None,
         };
-        let (index, from) = match believed {
+        let (index, from) = match trusted {
             Some((index, end)) if found.damage_end().is_none_or(|damage| damage <= end) => {
                 if !found.damage.is_empty() || end > found.end {
                     tracing::warn!(
                         damaged_ranges = found.damage.len(),
-                        "draft store journal is damaged; it is written anew from its index, which has everything"
+                        "draft store journal is damaged; rewriting it from its index, which is complete"
                     );
                     if end < found.end {
                         replay(path, &index, end)?;
@@ -79,7 +79,7 @@ impl JournaledLog {
             _ if !found.damage.is_empty() => {
                 let first = &found.damage[0];
                 return Err(LogError::Corrupt(format!(
-                    "{} is damaged in {} places, first at byte {}",
+                    "the journal {} is damaged in {} places, first at byte {}",
                     journal::path_in(path).display(),
                     found.damage.len(),
                     first.start
@@ -88,13 +88,13 @@ impl JournaledLog {
             None if found.name.is_none() => {
                 // A journal is installed with its name in it, so this one has lost something.
                 return Err(LogError::Corrupt(format!(
-                    "{} is empty",
+                    "the journal {} is empty",
                     journal::path_in(path).display()
                 )));
             }
-            believed => {
-                tracing::warn!("draft store index is built anew from the journal");
-                drop(believed);
+            trusted => {
+                tracing::warn!("draft store index is being rebuilt from the journal");
+                drop(trusted);
                 SledLog::delete(path)?;
                 (SledLog::open(path, cache_bytes)?, 0)
             }
@@ -159,7 +159,7 @@ impl JournaledLog {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn noted<T>(&self, outcome: Result<T, LogError>) -> Result<T, LogError> {
+    fn note_damage<T>(&self, outcome: Result<T, LogError>) -> Result<T, LogError> {
         if let Err(LogError::Corrupt(_)) = &outcome {
             self.is_suspect.store(true, Ordering::Relaxed);
         }
@@ -168,7 +168,7 @@ impl JournaledLog {
 
     /// Whether there is no record at all.
     pub(crate) fn is_empty(&self) -> Result<bool, LogError> {
-        self.noted(self.index.is_empty())
+        self.note_damage(self.index.is_empty())
     }
 }
 
@@ -231,7 +231,7 @@ impl RecordLog for JournaledLog {
     fn write(&self, batch: &Batch) -> Result<(), LogError> {
         let mut journal = self.journal();
         let position = journal.append(batch)?;
-        self.noted(self.index.write(batch, position))
+        self.note_damage(self.index.write(batch, position))
     }
 
     fn sync(&self) -> Result<(), LogError> {
@@ -249,11 +249,11 @@ impl RecordLog for JournaledLog {
         let position = journal.append(batch)?;
         // The index must not be ahead of what is durable.
         journal.sync()?;
-        self.noted(self.index.write(batch, position))
+        self.note_damage(self.index.write(batch, position))
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
-        self.noted(self.index.get(key))
+        self.note_damage(self.index.get(key))
     }
 
     fn scan(
@@ -262,7 +262,7 @@ impl RecordLog for JournaledLog {
         to: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), LogError> {
-        self.noted(self.index.scan(from, to, visit))
+        self.note_damage(self.index.scan(from, to, visit))
     }
 
     fn disk_bytes(&self) -> u64 {

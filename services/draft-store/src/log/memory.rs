@@ -33,7 +33,7 @@ impl RecordLog for MemoryLog {
         #[cfg(test)]
         {
             if self.refuses.load(Ordering::Relaxed) {
-                return Err(LogError::Refused("told to".into()));
+                return Err(LogError::Refused("the test refuses writes".into()));
             }
             self.commits.fetch_add(1, Ordering::Relaxed);
         }

@@ -6,7 +6,7 @@ use refrain_protocol::admin::{ExportCursor, ExportReply, ExportRequest, Exported
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, Namespace, NamespaceId};
 
-use crate::catalog::{ExportEnd, ExportLimits, ExportSnapshot, ExportSource, Exports, as_then};
+use crate::catalog::{ExportEnd, ExportLimits, ExportSnapshot, ExportSource, Exports, as_of};
 use crate::codec::Damage;
 use crate::metrics::Limit;
 use crate::reading::document_text::{TextError, whole};
@@ -31,24 +31,24 @@ impl From<ApiError> for ExportRefusal {
 fn ended(why: ExportEnd) -> ExportRefusal {
     let (limit, why) = match why {
         ExportEnd::List => {
-            let message = "there is more to export than one export may list (export_held_bytes_max): \
+            let message = "the list of documents is too large for one export (export_held_bytes_max): \
                            export one model at a time, or raise the limit";
             return ExportRefusal {
                 limit: Some(Limit::ExportHeld),
                 error: Box::new(ApiError::new(ErrorKind::TooLarge, message)),
             };
         }
-        ExportEnd::Erased => (None, "something of it was erased"),
+        ExportEnd::Erased => (None, "some of its documents were erased"),
         ExportEnd::Held => (
             Some(Limit::ExportHeld),
-            "too much was changed meanwhile (export_held_bytes_max)",
+            "too many documents changed meanwhile (export_held_bytes_max)",
         ),
         ExportEnd::Disk => (
             Some(Limit::ExportDisk),
             "too many segments were replaced meanwhile (export_disk_bytes_max)",
         ),
     };
-    let message = format!("the export has ended: {why}; begin again");
+    let message = format!("the export has ended: {why}; start it again");
     let error = Box::new(ApiError::new(ErrorKind::Conflict, message));
     ExportRefusal { limit, error }
 }
@@ -63,7 +63,7 @@ pub(crate) fn page(
     tokens_max: usize,
     limits: ExportLimits,
 ) -> Result<ExportReply, ExportRefusal> {
-    let (number, snapshot) = find(shared, request, limits)?;
+    let (number, snapshot) = find_or_begin(shared, request, limits)?;
     let mut after = ExportCursor {
         snapshot: number,
         ..request.after
@@ -120,14 +120,14 @@ pub(crate) fn page(
     // If the export ended meanwhile, the page may be wrong.
     let open = shared.read();
     let exports = open.as_ref().ok_or_else(unavailable)?.catalog.exports();
-    known(exports, number)?;
+    find_running(exports, number)?;
     if reply.next.is_none() {
         exports.forget(number);
     }
     Ok(reply)
 }
 
-fn known(exports: &Exports, number: u64) -> Result<Arc<ExportSnapshot>, ExportRefusal> {
+fn find_running(exports: &Exports, number: u64) -> Result<Arc<ExportSnapshot>, ExportRefusal> {
     match exports.get(number) {
         Some(Ok(snapshot)) => Ok(snapshot),
         Some(Err(why)) => {
@@ -143,7 +143,7 @@ fn known(exports: &Exports, number: u64) -> Result<Arc<ExportSnapshot>, ExportRe
 }
 
 /// The requested export. It begins now if the cursor names none.
-fn find(
+fn find_or_begin(
     shared: &SharedStore,
     request: &ExportRequest,
     limits: ExportLimits,
@@ -157,7 +157,7 @@ fn find(
     let open = shared.read();
     let catalog = &open.as_ref().ok_or_else(unavailable)?.catalog;
     if begun != 0 {
-        return Ok((number, known(catalog.exports(), number)?));
+        return Ok((number, find_running(catalog.exports(), number)?));
     }
     let is_wanted = |names: &Namespace| {
         let model = request.model.as_ref();
@@ -166,7 +166,7 @@ fn find(
     match catalog.begin_export(number, is_wanted, limits) {
         Some(begun) => Ok((number, begun.map_err(ended)?)),
         None => {
-            let message = "as many exports are under way as may be (exports_max)";
+            let message = "too many exports are in progress (exports_max); try again later";
             let error = ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000);
             Err(ExportRefusal {
                 limit: Some(Limit::Exports),
@@ -196,5 +196,5 @@ fn unsealed(
     if let Some(update) = snapshot.put_aside(key) {
         return Ok(Ok(update));
     }
-    Ok(whole(open, key).map(|now| as_then(now, &then)))
+    Ok(whole(open, key).map(|now| as_of(now, &then)))
 }

@@ -125,9 +125,9 @@ impl LookupViews {
         namespace: NamespaceId,
         request: &LookupRequest,
     ) -> Result<(LookupReply, bool), ApiError> {
-        let (index, is_due) = match self.known(namespace) {
-            Some(known) => known,
-            None => (self.make(shared, namespace)?, false),
+        let (index, is_due) = match self.cached(namespace) {
+            Some(cached) => cached,
+            None => (self.build(shared, namespace)?, false),
         };
         let params = params(request.rules);
         let contexts = request.contexts.iter();
@@ -139,7 +139,7 @@ impl LookupViews {
     }
 
     /// The view, and whether it is due to be refreshed. Only one caller at a time is told so.
-    fn known(&self, namespace: NamespaceId) -> Option<(Arc<Index>, bool)> {
+    fn cached(&self, namespace: NamespaceId) -> Option<(Arc<Index>, bool)> {
         let now = Instant::now();
         let mut views = self.lock();
         let view = views.by_namespace.get_mut(&namespace)?;
@@ -150,10 +150,10 @@ impl LookupViews {
         Some((view.index.clone(), is_due))
     }
 
-    fn make(&self, shared: &SharedStore, namespace: NamespaceId) -> Result<Arc<Index>, ApiError> {
+    fn build(&self, shared: &SharedStore, namespace: NamespaceId) -> Result<Arc<Index>, ApiError> {
         let forgotten = self.lock().forgotten;
         let compared = Instant::now();
-        let parts = look(shared, namespace, &[])?.unwrap_or_default();
+        let parts = read_segments(shared, namespace, &[])?.unwrap_or_default();
         let index = index(&parts);
         let mut views = self.lock();
         if views.forgotten == forgotten {
@@ -183,7 +183,7 @@ impl LookupViews {
             };
             (view.parts.clone(), views.forgotten)
         };
-        let seen = look(shared, namespace, &before);
+        let seen = read_segments(shared, namespace, &before);
         let made = seen.map(|parts| parts.map(|parts| (index(&parts), parts)));
         let mut views = self.lock();
         if views.forgotten != forgotten {
@@ -224,10 +224,10 @@ impl Drop for RefreshGuard<'_> {
 /// The segments of a namespace now, or `None` if they are unchanged. The lock is held for one segment at a time, so
 /// that a commit need not wait for all of them. A document that moves in between is in two segments or in none until
 /// the next refresh.
-fn look(
+fn read_segments(
     shared: &SharedStore,
     namespace: NamespaceId,
-    known: &[ViewSegment],
+    cached: &[ViewSegment],
 ) -> Result<Option<Vec<ViewSegment>>, ApiError> {
     let read = |open: &Option<OpenStore>| -> Result<Vec<(SegmentId, u64)>, ApiError> {
         let segments = open.as_ref().ok_or_else(unavailable)?.catalog.segments();
@@ -241,12 +241,12 @@ fn look(
     let listed = read(&shared.read())?;
     let is_same =
         |part: &ViewSegment, listed: &(SegmentId, u64)| (part.id, part.live_documents) == *listed;
-    if known.len() == listed.len() && known.iter().zip(&listed).all(|(a, b)| is_same(a, b)) {
+    if cached.len() == listed.len() && cached.iter().zip(&listed).all(|(a, b)| is_same(a, b)) {
         return Ok(None);
     }
     let mut parts = Vec::with_capacity(listed.len());
     for one in listed {
-        if let Some(part) = known.iter().find(|part| is_same(part, &one)) {
+        if let Some(part) = cached.iter().find(|part| is_same(part, &one)) {
             parts.push(part.clone());
             continue;
         }

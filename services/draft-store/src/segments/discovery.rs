@@ -54,7 +54,7 @@ pub(crate) fn find(
     for (segment, record) in named {
         let opened = SegmentFile::open(dir, segment).and_then(|sealed| match record {
             Some(record) if record != sealed.manifest() => {
-                Err(LogError::Corrupt("not the file that was named".into()))
+                Err(LogError::Corrupt("it is not the file that the log names".into()))
             }
             _ => Ok(sealed),
         });
@@ -66,7 +66,7 @@ pub(crate) fn find(
                 found.sealed.push(Arc::new(sealed));
             }
             Err(LogError::Corrupt(why)) => {
-                tracing::error!(segment, why, "draft store segment is lost");
+                tracing::error!(segment, why, "draft store segment lost");
                 let namespace = record.map(|record| NamespaceId(record.namespace));
                 found.lost.push((segment, namespace));
             }

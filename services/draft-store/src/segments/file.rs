@@ -102,10 +102,10 @@ impl SegmentFile {
                 model: names.model,
                 tokenizer: names.tokenizer,
             }),
-            Err(_) => return Err(corrupt("names do not decode")),
+            Err(_) => return Err(corrupt("the namespace's names do not decode")),
         };
         if segment.documents() != parts.documents || u32::try_from(parts.documents).is_err() {
-            return Err(corrupt("records and index have different documents"));
+            return Err(corrupt("records and index have different numbers of documents"));
         }
         let records = DocumentRecords::open(&map[parts.index..parts.names_at()], parts.documents)
             .map_err(|damage| corrupt(&format!("records: {damage}")))?;
@@ -126,11 +126,11 @@ impl SegmentFile {
     /// Checks the file again.
     pub(crate) fn check(&self) -> Result<(), LogError> {
         let Some(dir) = self.path.parent().and_then(Path::parent) else {
-            return Err(LogError::Refused("a segment outside a directory".into()));
+            return Err(LogError::Refused("the segment file has no directory".into()));
         };
         let again = SegmentFile::open(dir, self.id)?;
         if again.parts.checksum != self.parts.checksum {
-            let why = format!("{}: another file", self.path.display());
+            let why = format!("{}: the file was replaced", self.path.display());
             return Err(LogError::Corrupt(why));
         }
         Ok(())

@@ -96,10 +96,10 @@ impl FileLayout {
         let at = bytes.len().checked_sub(FOOTER_BYTES).ok_or("too short")?;
         let footer = &bytes[at..];
         if footer[..4] != MAGIC {
-            return Err("not the file of a segment".into());
+            return Err("it is not a segment file".into());
         }
         if version_of(footer) != VERSION {
-            return Err("its format version is damaged".into());
+            return Err("the format version is damaged".into());
         }
         let len_at = |at: usize| usize::try_from(u64_at(footer, at)).map_err(|_| "lengths");
         let parts = FileLayout {
@@ -113,13 +113,13 @@ impl FileLayout {
             .into_iter()
             .try_fold(parts.index, |sum, len| sum.checked_add(len));
         if sum != Some(at) {
-            return Err("lengths differ from the footer's".into());
+            return Err("the lengths differ from those in the footer".into());
         }
         if xxh3_64(&bytes[parts.index..bytes.len() - 8]) != parts.checksum {
-            return Err("checksum of the records differs".into());
+            return Err("the checksum of the records differs".into());
         }
         if u64_at(footer, 8) != id {
-            return Err("of another segment".into());
+            return Err("it belongs to another segment".into());
         }
         let namespace = u128::from(u64_at(footer, 16)) | u128::from(u64_at(footer, 24)) << 64;
         Ok((parts, NamespaceId(namespace)))

@@ -25,7 +25,7 @@ pub(crate) fn write(
 ) -> Result<SegmentFile, LogError> {
     entries.sort_unstable_by_key(|entry| entry.document);
     let records = document_records::pack(&entries)
-        .map_err(|damage| LogError::Refused(format!("records cannot be written: {damage}")))?;
+        .map_err(|damage| LogError::Refused(format!("the records of a segment cannot be packed: {damage}")))?;
     let mut builder = SegmentBuilder::new();
     let documents = entries.len();
     for entry in entries {
@@ -39,12 +39,12 @@ pub(crate) fn write(
     }
     let segment = builder
         .build()
-        .map_err(|error| LogError::Refused(format!("no segment can be made: {error}")))?;
+        .map_err(|error| LogError::Refused(format!("the index of a segment cannot be built: {error}")))?;
     let index = segment.to_bytes();
     drop(segment);
     let names = names.map(NamespaceRecord::from);
     let names = bincode::encode_to_vec(names, layout::config())
-        .map_err(|error| LogError::Refused(format!("names do not encode: {error}")))?;
+        .map_err(|error| LogError::Refused(format!("the names of a namespace cannot be encoded: {error}")))?;
     let lens = [index.len(), records.len(), names.len(), documents];
     let footer = layout::footer(id, namespace, lens, &[&records, &names]);
     let (target, directory) = (path(dir, id), directory(dir));

@@ -36,7 +36,7 @@ impl ClosedStore {
     /// There is no store, another process uses it, or it cannot be read in full.
     pub fn open(dir: PathBuf) -> anyhow::Result<Self> {
         anyhow::ensure!(dir.is_dir(), "{}: no such directory", dir.display());
-        let hold = DirectoryLock::look(&dir)?;
+        let hold = DirectoryLock::acquire_existing(&dir)?;
         let cache_bytes = DraftStoreConfig::default().cache_bytes;
         let OpenedDirectory {
             log,
@@ -82,7 +82,7 @@ impl ClosedStore {
 fn read_only<T>() -> Result<T, ApiError> {
     Err(ApiError::new(
         ErrorKind::InvalidRequest,
-        "the directory is open for reading",
+        "the directory is open for reading only; start the store to change it",
     ))
 }
 
@@ -110,7 +110,7 @@ impl StoreAdmin for ClosedStore {
         self.read(move |shared| {
             let mut reply = verify::verify(shared)?;
             for what in damage {
-                verify::note(&mut reply, what, "no sound record");
+                verify::note(&mut reply, what, "no readable record");
             }
             reply.quarantines = directory::count_quarantines(&dir);
             Ok(reply)

@@ -145,10 +145,10 @@ impl DraftStoreHandle {
             return Err("draining".to_owned());
         }
         if !self.inner.writer.connected() {
-            return Err("the writer is gone".to_owned());
+            return Err("the writer has stopped; restart the draft store".to_owned());
         }
         if !self.inner.shared.is_open() {
-            return Err("the log is being opened".to_owned());
+            return Err("the draft store is opening its log".to_owned());
         }
         if let Some(Loss { expected, found }) = self.inner.shared.loss() {
             return Err(format!(
@@ -166,7 +166,7 @@ impl DraftStoreHandle {
         if left > 0 {
             tracing::warn!(
                 left,
-                "draft store calls cut off by the end of the grace period"
+                "draft store calls were cut off at the end of the grace period"
             );
         }
     }
@@ -183,7 +183,7 @@ impl DraftStoreHandle {
         self.inner.drain.enter().ok_or_else(|| {
             ApiError::new(
                 ErrorKind::Unavailable,
-                "the draft store is draining; try another",
+                "the draft store is shutting down; retry after its restart",
             )
             .with_retry_after_ms(1_000)
         })
@@ -196,9 +196,9 @@ impl DraftStoreHandle {
             .map_err(|error| match error {
                 SendError::Full(_) => self.reject(
                     Limit::Mailbox,
-                    overloaded("the writer is busy", Limit::Mailbox),
+                    overloaded("the writer's mailbox is full; retry", Limit::Mailbox),
                 ),
-                SendError::Closed(_) => unavailable().with_detail("the writer is gone"),
+                SendError::Closed(_) => unavailable().with_detail("the writer has stopped"),
             })
     }
 }
@@ -242,7 +242,7 @@ impl DraftStore for DraftStoreHandle {
             if waiter.is_none() {
                 waiter = Waiter::enter(inner);
                 if waiter.is_none() {
-                    let error = overloaded("too many followers wait", Limit::Waiters);
+                    let error = overloaded("too many calls of follow wait", Limit::Waiters);
                     return Err(self.reject(Limit::Waiters, error));
                 }
             }
@@ -301,7 +301,7 @@ impl DraftStore for DraftStoreHandle {
     }
 
     async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
-        self.exchange(request).await
+        self.exchange_statistics(request).await
     }
 
     async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {

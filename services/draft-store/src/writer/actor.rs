@@ -73,12 +73,12 @@ pub(crate) struct WriterActor {
     rewriting: RewriteState,
     sealing: SealState,
     /// How often the store was opened. Results of jobs from an earlier opening are refused.
-    opened: u64,
+    openings: u64,
     log_number: u64,
     /// How the log's index is treated at the next open.
     index: IndexMode,
     /// Documents for which the index was rebuilt. If they are still unreadable, the journal has lost them.
-    reread: HashSet<DocumentKey>,
+    rebuilt_for: HashSet<DocumentKey>,
     /// How often the index was rebuilt, and the earliest time of the next rebuild.
     rebuilds: u32,
     rebuild_not_before: Instant,
@@ -121,7 +121,7 @@ impl WriterActor {
         metrics: StoreMetrics,
         pending_tokens: Arc<AtomicU64>,
     ) -> Result<Self, LogError> {
-        let hold = DirectoryLock::take(&config.data_dir)?;
+        let hold = DirectoryLock::acquire(&config.data_dir)?;
         let mut writer = WriterActor {
             shared,
             lookup_views,
@@ -135,10 +135,10 @@ impl WriterActor {
             closing: None,
             rewriting: RewriteState::new(),
             sealing: SealState::default(),
-            opened: 0,
+            openings: 0,
             log_number: 0,
             index: IndexMode::Trust,
-            reread: HashSet::new(),
+            rebuilt_for: HashSet::new(),
             rebuilds: 0,
             rebuild_not_before: Instant::now(),
             hold,
@@ -186,7 +186,7 @@ impl WriterActor {
         if loaded.damaged_records > 0 {
             tracing::error!(
                 records = loaded.damaged_records,
-                "draft store records are damaged"
+                "draft store has damaged records"
             );
         }
         let mut core = WriterCore::new(
@@ -196,13 +196,13 @@ impl WriterActor {
             loaded.repairs,
             loaded.damaged,
         );
-        core.set_reread(Arc::new(self.reread.clone()));
+        core.set_rebuilt_for(Arc::new(self.rebuilt_for.clone()));
         self.shared.set_open(Some(OpenStore {
             catalog: loaded.catalog,
             log,
         }));
         self.core = Some(core);
-        self.opened += 1;
+        self.openings += 1;
         self.log_number = number;
         self.observe();
         Ok(())
@@ -225,7 +225,7 @@ impl WriterActor {
             if !matches!(outcome, Ok(Ok(_))) {
                 self.index = index_after(&*store.log);
                 if let Ok(Err(LogError::Unreadable(key))) = &outcome {
-                    self.reread.insert(*key);
+                    self.rebuilt_for.insert(*key);
                     self.index = IndexMode::Rebuild;
                 }
                 // Close before anybody else gets the lock. The core and the catalog both hold the log, and sled gives
@@ -243,12 +243,12 @@ impl WriterActor {
             }
             Ok(Err(error)) => {
                 self.metrics.writer_restarts.inc();
-                tracing::error!(%error, "draft store log refused, opening it again");
+                tracing::error!(%error, "draft store log failed; reopening it");
                 Err(disk_refused(&error))
             }
             Err(_) => {
                 self.metrics.writer_restarts.inc();
-                tracing::error!("draft store writer panicked, opening the log again");
+                tracing::error!("draft store writer panicked; reopening the log");
                 Err(ApiError::internal("the writer panicked"))
             }
         }
@@ -293,8 +293,8 @@ impl WriterActor {
         }
         if self.core.is_none() {
             match self.reopen() {
-                Ok(()) => tracing::info!("draft store log open again"),
-                Err(error) => tracing::error!(%error, "draft store log does not open"),
+                Ok(()) => tracing::info!("draft store log reopened"),
+                Err(error) => tracing::error!(%error, "draft store log cannot be openings"),
             }
             return;
         }
@@ -340,7 +340,7 @@ impl Handler<WriterMessage> for WriterActor {
                     return;
                 }
                 self.metrics.damaged_records.inc_by(keys.len() as u64);
-                tracing::error!(documents = keys.len(), "documents are damaged and removed");
+                tracing::error!(documents = keys.len(), "damaged documents are removed");
                 let _ = self.run(|core, catalog, now_ms| {
                     core.remove(catalog, &keys, RemovalReason::Damage, now_ms)
                 });
@@ -359,13 +359,13 @@ impl Handler<WriterMessage> for WriterActor {
                 });
                 let _ = reply.send(outcome.map(|outcome| outcome.removed.len() as u64));
             }
-            WriterMessage::Ask(namespace, reply) => {
-                let _ = reply.send(self.known_statistics(namespace));
+            WriterMessage::ReadStatistics(namespace, reply) => {
+                let _ = reply.send(self.statistics(namespace));
             }
             WriterMessage::Confirm(what, reply) => {
                 let _ = reply.send(self.confirm(what));
             }
-            WriterMessage::Tell(told, reply) => self.queue_report(told, reply, ctx),
+            WriterMessage::AddStatistics(told, reply) => self.queue_report(told, reply, ctx),
             WriterMessage::Rewrite(call) => self.handle_rewrite(call, ctx),
             WriterMessage::Seal(call) => self.handle_seal(call, ctx),
             WriterMessage::Close(reply) => {

@@ -63,7 +63,7 @@ pub(crate) struct WriterCore {
     repairs: Batch,
     damaged: Vec<DocumentKey>,
     /// Documents for which the log's index was rebuilt. If they are unreadable now, they are lost.
-    reread: Arc<HashSet<DocumentKey>>,
+    rebuilt_for: Arc<HashSet<DocumentKey>>,
 }
 
 impl WriterCore {
@@ -85,13 +85,13 @@ impl WriterCore {
             earliest_ms: 0,
             repairs,
             damaged,
-            reread: Arc::default(),
+            rebuilt_for: Arc::default(),
         }
     }
 
     /// Sets the documents for which the log's index was rebuilt.
-    pub(crate) fn set_reread(&mut self, reread: Arc<HashSet<DocumentKey>>) {
-        self.reread = reread;
+    pub(crate) fn set_rebuilt_for(&mut self, rebuilt_for: Arc<HashSet<DocumentKey>>) {
+        self.rebuilt_for = rebuilt_for;
     }
 
     /// The store's identity and reservation, for the manifest.
@@ -100,19 +100,19 @@ impl WriterCore {
     }
 
     /// Stores updates and statistics reports of any number of callers in one commit. It is durable when this returns.
-    pub(crate) fn take_in(
+    pub(crate) fn append(
         &mut self,
         catalog: &mut Catalog,
         appends: &[Append],
-        told: &[StatisticsReport],
+        reports: &[StatisticsReport],
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
         let namespaces_max = self.config.namespaces_max;
         let mut edit = self.edit(catalog, now_ms);
-        for told in told {
-            let has_room = edit.catalog.has_room_for(told.namespace, namespaces_max);
+        for reports in reports {
+            let has_room = edit.catalog.has_room_for(reports.namespace, namespaces_max);
             let tables = match has_room {
-                true => Some(edit.add_report(told)?),
+                true => Some(edit.add_report(reports)?),
                 false => None,
             };
             edit.outcome.tables.push(tables);
@@ -237,16 +237,16 @@ impl WriterCore {
     pub(crate) fn install(
         &mut self,
         catalog: &mut Catalog,
-        product: NewSegment,
+        segment: NewSegment,
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
         let mut edit = self.edit(catalog, now_ms);
-        for key in &product.damaged {
+        for key in &segment.damaged {
             if edit.catalog.document(*key).is_some() {
                 edit.remove_damaged(*key)?;
             }
         }
-        edit.install(product)?;
+        edit.install(segment)?;
         self.commit(edit, now_ms)
     }
 
@@ -256,7 +256,7 @@ impl WriterCore {
             self.log.clone(),
             self.store,
             EditLimits {
-                reread: self.reread.clone(),
+                rebuilt_for: self.rebuilt_for.clone(),
                 tombstones_max: self.config.tuning.tombstones_max,
                 group_tokens_max: self.config.tuning.group_tokens_max,
             },
@@ -356,7 +356,7 @@ impl WriterCore {
     }
 
     /// The acceptance statistics of a namespace as bytes. Empty if there are none.
-    pub(crate) fn known_statistics(&self, namespace: NamespaceId) -> Result<Vec<u8>, LogError> {
+    pub(crate) fn statistics(&self, namespace: NamespaceId) -> Result<Vec<u8>, LogError> {
         let known = read(&Batch::default(), &*self.log, namespace)?;
         Ok(known.as_ref().map_or_else(Vec::new, Calibration::to_bytes))
     }

@@ -32,7 +32,7 @@ const SEQUENCES_RESERVED: u64 = 1 << 16;
 #[derive(Clone, Debug)]
 pub(super) struct EditLimits {
     /// Documents for which the log's index was rebuilt.
-    pub(super) reread: Arc<HashSet<DocumentKey>>,
+    pub(super) rebuilt_for: Arc<HashSet<DocumentKey>>,
     pub(super) tombstones_max: usize,
     pub(super) group_tokens_max: u64,
 }

@@ -38,9 +38,9 @@ pub(crate) enum WriterMessage {
     /// Removes documents as erased, and replies once that is durable.
     Erase(Vec<DocumentKey>, oneshot::Sender<Result<u64, ApiError>>),
     /// Replies with the acceptance statistics of a namespace.
-    Ask(NamespaceId, oneshot::Sender<Result<Vec<u8>, ApiError>>),
+    ReadStatistics(NamespaceId, oneshot::Sender<Result<Vec<u8>, ApiError>>),
     /// Adds to the acceptance statistics of a namespace, and replies with all of them once that is durable.
-    Tell(StatisticsReport, oneshot::Sender<Result<Vec<u8>, ApiError>>),
+    AddStatistics(StatisticsReport, oneshot::Sender<Result<Vec<u8>, ApiError>>),
     /// Confirms a loss or the wall clock, on behalf of an operator.
     Confirm(
         ConfirmRequest,
@@ -60,13 +60,13 @@ pub(crate) enum RewriteMessage {
     Rewrite(RewriteWaiter),
     /// Write every commit to this log, too.
     Mirror {
-        opened: u64,
+        openings: u64,
         to: Arc<dyn RecordLog>,
         reply: oneshot::Sender<Result<Arc<dyn RecordLog>, LogError>>,
     },
     /// Replace the log with the mirror.
     Swap {
-        opened: u64,
+        openings: u64,
         number: u64,
         reply: oneshot::Sender<Result<u64, LogError>>,
     },
@@ -84,8 +84,8 @@ pub(crate) enum SealMessage {
     Purge { waiter: PurgeWaiter, seals: bool },
     /// Put this segment into use.
     Install {
-        opened: u64,
-        product: Box<NewSegment>,
+        openings: u64,
+        segment: Box<NewSegment>,
         reply: oneshot::Sender<Result<(), LogError>>,
     },
     /// The background thread has ended.

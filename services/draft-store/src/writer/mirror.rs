@@ -16,7 +16,7 @@ impl WriterCore {
         if let Some(mirror) = &self.mirror
             && let Err(error) = mirror.write(batch)
         {
-            tracing::warn!(%error, "draft store rewrite broken off");
+            tracing::warn!(%error, "draft store log rewrite aborted");
             self.mirror = None;
         }
     }
@@ -31,7 +31,7 @@ impl WriterCore {
     /// Writes the identity to the mirror, which has all records now, and makes it durable.
     pub(crate) fn complete_mirror(&self) -> Result<Arc<dyn RecordLog>, LogError> {
         let Some(mirror) = &self.mirror else {
-            return Err(LogError::Refused("the rewrite was broken off".into()));
+            return Err(LogError::Refused("the rewrite was aborted".into()));
         };
         let mut batch = Batch::default();
         batch.put(store_key(), codec::seal(&store_key(), &self.store));

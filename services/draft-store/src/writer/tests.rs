@@ -184,7 +184,7 @@ impl Store {
             author: UpdateAuthor::Worker,
         };
         let now_ms = self.now_ms;
-        let outcome = self.run(|core, catalog| core.take_in(catalog, &[append], &[], now_ms));
+        let outcome = self.run(|core, catalog| core.append(catalog, &[append], &[], now_ms));
         outcome.lengths[0].clone().unwrap()
     }
 
@@ -255,11 +255,11 @@ impl CoreHost<'_> {
 }
 
 impl SealHost for CoreHost<'_> {
-    fn install(&self, product: NewSegment) -> Result<(), LogError> {
+    fn install(&self, segment: NewSegment) -> Result<(), LogError> {
         let mut open = self.shared.write();
         let catalog = &mut open.as_mut().unwrap().catalog;
         let mut core = self.core.borrow_mut();
-        core.install(catalog, product, self.now_ms).map(drop)
+        core.install(catalog, segment, self.now_ms).map(drop)
     }
 }
 

@@ -1,4 +1,5 @@
-//! A start that is cut off at every call to the disk: whatever fails, the next start has all that was acknowledged.
+//! Starts that are interrupted at every call to the disk. Whatever fails, the next start has everything that was
+//! acknowledged.
 
 mod disk;
 #[path = "../support/files.rs"]
@@ -117,14 +118,14 @@ impl Store {
     }
 }
 
-/// Directories in several states, by name.
+/// Data directories in several states, by name.
 async fn images(dir: &Path) -> Vec<(&'static str, PathBuf)> {
     let live = dir.join("live");
     let store = Store::start(&live).await.unwrap();
     for document in 0..DOCUMENTS {
         assert!(store.store(document).await);
     }
-    // As after a kill: sled has not written everything.
+    // The state after a kill: sled has not written everything.
     copy(&live, &dir.join("killed"));
     store.stop().await;
     copy(&live, &dir.join("closed"));
@@ -132,7 +133,7 @@ async fn images(dir: &Path) -> Vec<(&'static str, PathBuf)> {
     fs::write(dir.join("spoilt/log/db"), vec![0x5a; 300_000]).unwrap();
     copy(&live, &dir.join("earlier-version"));
     fs::remove_file(dir.join("earlier-version/log/journal")).unwrap();
-    // Nor did it say how far one was applied.
+    // An earlier version did not record how far the journal was applied.
     let index = sled::open(dir.join("earlier-version/log")).unwrap();
     index.remove([0u8]).unwrap();
     index.flush().unwrap();
@@ -175,7 +176,7 @@ async fn a_start_that_fails_anywhere_loses_nothing() {
             store.stop().await;
             fs::remove_dir_all(&data).unwrap();
             places += u64::from(has_failed);
-            // A full disk refuses only what grows; any other fault that did not come is past the end.
+            // A full disk refuses only calls that grow a file. Any other fault that did not happen is past the end.
             if !has_failed && fault != Fault::Full {
                 break;
             }

@@ -110,7 +110,7 @@ async fn a_groups_log_is_the_updates_of_its_documents() {
         created_ms: 1,
         finish: None,
     };
-    // Two samples that grow in turn, with repeats, a piece too far ahead, and others around them.
+    // Two samples that grow in turn, with repeats, an update too far ahead, and other documents around them.
     for step in 0..6 {
         for document in [1, 2] {
             let tokens = vec![document as u32 * 100 + step; 20];
@@ -134,7 +134,7 @@ async fn a_groups_log_is_the_updates_of_its_documents() {
     assert_eq!(group.tokens, 240, "each token once");
     let whole: Vec<u32> = (0..120).map(|at| 200 + at / 20).collect();
     assert_eq!(group.texts[&2], whole);
-    // Shortened by a higher epoch; the namespace hears of the same.
+    // A higher epoch shortens the text. The namespace gets the same events.
     let cut = GroupUpdate {
         epoch: 2,
         ..piece(2, 30, &[5, 5])
@@ -163,21 +163,21 @@ async fn weights_and_time_end_a_log_and_no_document() {
     store.append("a", old.to_vec()).await.unwrap();
     group.catch_up(&handle, &store, "g").await;
     assert_eq!(group.documents(), [1, 2]);
-    // A sample of newer weights: the others leave, and do not come back by going on.
+    // A sample of newer weights: the others leave, and do not come back when they continue.
     let new = of_group("g", 2, update(3, 0, &[3; 10]));
     store.append("a", vec![new]).await.unwrap();
     let more = of_group("g", 1, update(1, 10, &[1; 10]));
     store.append("a", vec![more]).await.unwrap();
     group.catch_up(&handle, &store, "g").await;
     assert_eq!((group.documents(), group.resets), (vec![3], 1));
-    // So by the word of who registers.
+    // A registration with newer weights does the same.
     handle
         .register_group(register(&store, "g", 60_000, 3))
         .await
         .unwrap();
     group.catch_up(&handle, &store, "g").await;
     assert!(group.is_registered && group.texts.is_empty());
-    // The time is over: the log is, too.
+    // The time to live is over, and so is the log.
     let last = of_group("g", 3, update(4, 0, &[4; 10]));
     store.append("a", vec![last]).await.unwrap();
     handle
@@ -187,7 +187,7 @@ async fn weights_and_time_end_a_log_and_no_document() {
     tokio::time::sleep(Duration::from_millis(5)).await;
     group.catch_up(&handle, &store, "g").await;
     assert!(!group.is_registered && group.texts.is_empty());
-    // A group of the same name that begins later is another.
+    // A later group of the same name is a different one.
     handle
         .register_group(register(&store, "g", 60_000, 3))
         .await

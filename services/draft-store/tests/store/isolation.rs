@@ -1,4 +1,4 @@
-//! Every route of the store, tried by those who must not: nothing is told, not even whether there is something.
+//! Every route of the store, called by those who must not. They learn nothing, not even whether there is something.
 
 use actix_web::http::Method;
 use refrain_protocol::document::{
@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::takeover::lookup;
 use super::*;
 
-/// What a route answers: status and body, and no header that a content could show in.
+/// The answer of a route: status and body, without headers that could reveal content.
 async fn answer(
     store: &Store,
     method: &Method,
@@ -45,7 +45,7 @@ fn body(message: &impl Serialize) -> Vec<u8> {
     encode_bincode(message).unwrap()
 }
 
-/// The calls that name a namespace, in that name, and a segment, whosesoever it is.
+/// The calls that name a namespace, for this namespace and this segment, whoever it belongs to.
 fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, Vec<u8>)> {
     let mut grouped = update(1, 0, &[6; 10]);
     grouped.head.group = Some("g".into());
@@ -143,7 +143,7 @@ async fn listening(dir: &Path) -> Store {
     .await
 }
 
-/// Gives tenant a something to hide, some of it in a segment, which is named.
+/// Gives tenant a something to hide, some of it in a segment. Returns the segment.
 async fn filled(store: &Store) -> u64 {
     let register = RegisterGroupRequest {
         namespace: store.sign("a"),
@@ -260,7 +260,7 @@ async fn another_tenant_sees_an_empty_store() {
                 } else if path.ends_with("/follow") {
                     let mut reply: FollowReply = decode_bincode(&answer).unwrap();
                     assert!(reply.events.is_empty() && reply.caught_up);
-                    // Random, and all else is as in an empty store.
+                    // This is random. All else is as in an empty store.
                     reply.cursor.generation = 0;
                     of_store.push((path, body(&reply)));
                 } else if path.ends_with("/fetch") {
@@ -273,7 +273,7 @@ async fn another_tenant_sees_an_empty_store() {
         answers.push(of_store);
     }
     assert_eq!(answers[0], answers[1]);
-    // b's use, eviction and group of the same names leave a's as they are.
+    // Uses, evictions and groups of b with the same names leave those of a unchanged.
     let secret = &full.mesh.secret;
     let url = format!("http://{}", full.server.addr().unwrap());
     let http = HttpDraftStore::new(MeshClient::new(&url, secret, Duration::from_secs(5)).unwrap());

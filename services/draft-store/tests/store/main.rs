@@ -1,6 +1,6 @@
 //! The draft store through its public interface, on a real disk.
 
-mod chances;
+mod acceptance_statistics;
 mod crash;
 mod damage;
 mod erase;
@@ -57,7 +57,7 @@ fn config(dir: &Path) -> DraftStoreConfig {
     }
 }
 
-/// A store that seals what ended at once, a few documents to a segment.
+/// A store that seals documents as soon as they end, a few to a segment.
 fn sealing(dir: &Path) -> DraftStoreConfig {
     DraftStoreConfig {
         seal_after_s: 0,
@@ -70,7 +70,7 @@ fn sealing(dir: &Path) -> DraftStoreConfig {
     }
 }
 
-/// Takes away the index of a closed store's log, and flips a bit of its journal. The first record there is the
+/// Destroys the index of a closed store's log, and flips a bit of its journal. The first record there is the
 /// journal's name, which costs no document.
 fn spoil_log(dir: &Path, at: usize) {
     let log = dir.join("data/log");
@@ -98,7 +98,7 @@ impl Store {
         })
     }
 
-    /// Whether it is ready, or why not.
+    /// Whether the store is ready, or why not.
     fn ready(&self) -> Result<(), String> {
         self.handle().readiness()
     }
@@ -131,7 +131,7 @@ impl Store {
         Ok(self.handle().append(request).await?.lengths)
     }
 
-    /// The value of a metric line, labels included in its name.
+    /// The value of a metric. The name includes the labels.
     fn metric(&self, name: &str) -> f64 {
         let text = String::from_utf8(self.metrics.render()).unwrap();
         let line = text
@@ -181,7 +181,7 @@ impl Follower {
         self.try_catch_up(store, tenant).await.unwrap();
     }
 
-    /// The same with a store that may be closed meanwhile.
+    /// Catches up with a store that may be closed meanwhile.
     async fn try_catch_up(&mut self, store: &Store, tenant: &str) -> Result<(), ApiError> {
         loop {
             let request = FollowRequest {

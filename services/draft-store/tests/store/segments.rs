@@ -10,7 +10,7 @@ use super::rewrite::noise;
 use super::*;
 
 impl Store {
-    /// Waits until the store's figures are such.
+    /// Waits until the statistics fulfil a condition.
     pub(super) async fn sealed(&self, is_so: impl Fn(&StoreStats) -> bool) -> StoreStats {
         for _ in 0..6_000 {
             let stats = self.handle().stats().await.unwrap();
@@ -64,7 +64,7 @@ async fn sealed_documents_are_followed_exported_verified_and_outlive_restarts() 
         let labels = format!("{{from=\"{from}\",outcome=\"done\"}}");
         store.metric(&format!("refrain_draft_store_segments_made_total{labels}"))
     };
-    // How many it takes depends on how far sealing falls behind.
+    // The number of seals depends on how far sealing lags.
     assert!(done("log") >= 1.0);
     let waited = tokio::time::timeout(Duration::from_secs(60), async {
         while store.metric("refrain_draft_store_segments") > 2.0 {
@@ -124,7 +124,7 @@ async fn what_is_evicted_from_segments_gives_its_space_back() {
         assert_eq!(texts, (part * 50..part * 50 + 50).collect::<Vec<_>>());
         store.sealed(|stats| stats.segment_bytes > 25_000 * 6).await;
     }
-    // 25,000 live tokens at nine bytes each, a quarter of which may be gone and not be given back yet.
+    // 25,000 live tokens at nine bytes each. A quarter of them may be removed and not given back yet.
     let stats = store
         .sealed(|stats| stats.segment_bytes < 25_000 * 9 * 4 / 3 + 10_000)
         .await;
@@ -149,11 +149,11 @@ async fn compacting_takes_what_is_gone_out_of_segments_and_log() {
     let store = Store::start(config).await;
     store.fill(0..100).await;
     store.handle().compact().await.unwrap();
-    // Less than what has a segment rewritten by itself.
+    // Too few to make the store rewrite a segment on its own.
     store.fill(100..110).await;
     store.handle().compact().await.unwrap();
-    // Nothing is left of the ten that made room. What was at rest before the last of them came may have been sealed
-    // on its own, and then as many stay in the log as do not fill a file.
+    // Nothing is left of the ten that were evicted. Documents that ended before the last of them came may have been
+    // sealed separately, and then as many stay in the log as do not fill a file.
     let namespace = store.sign("a");
     let request = SegmentsRequest { namespace };
     let listed = store.handle().segments(request).await.unwrap();
@@ -193,7 +193,7 @@ async fn small_namespaces_are_sealed_by_age_and_for_room() {
     store.fill(9..12).await;
     assert_eq!(store.metric("refrain_draft_store_unsealed_tokens"), 1_500.0);
     store.stop().await;
-    // Old enough as soon as it is looked at.
+    // Old enough at the first check.
     let store = Store::start(DraftStoreConfig {
         tuning: StoreTuning {
             seal_age_s: 0,

@@ -1,4 +1,4 @@
-//! The shell: HTTP, long polling, limits, restart.
+//! The service around the core: HTTP, long polling, limits, restart.
 
 use std::time::Instant;
 
@@ -107,7 +107,7 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
     let reply = waiting.await.unwrap().unwrap();
     assert_eq!((reply.events.len(), reply.reset), (1, false));
     assert_eq!(store.handle().observe().namespaces_awaited, 0);
-    // The wait ends by itself, too.
+    // The wait also ends by itself.
     let started = Instant::now();
     let reply = store
         .handle()
@@ -149,7 +149,7 @@ async fn a_drain_releases_who_waits_and_keeps_what_was_sent() {
     let (handle, late) = (store.handle(), store.sign("a"));
     let started = Instant::now();
     store.stop().await;
-    // The one that waits would do so for 20.
+    // The waiting call alone would wait for 20 s.
     assert!(started.elapsed() < Duration::from_secs(15));
     assert!(waiting.await.unwrap().is_ok());
     assert_eq!(appending.await.unwrap().unwrap().lengths, [1]);

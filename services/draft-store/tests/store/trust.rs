@@ -1,4 +1,4 @@
-//! A store does not take for granted its clock, its directory, or that all is there.
+//! The store does not trust its clock, its directory, or that everything is there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ async fn fill(store: &Store, documents: std::ops::Range<u128>) {
     }
 }
 
-/// Has a closed store believe that it last ran so long ago: for it, the clock then jumps ahead.
+/// Makes a closed store believe that it last ran long ago. Its clock then jumps ahead.
 fn age(dir: &Path, by_ms: u64) {
     let path = dir.join("data/manifest.json");
     let mut manifest: serde_json::Value =
@@ -52,7 +52,7 @@ async fn a_clock_that_jumps_ahead_evicts_nothing_until_it_is_confirmed() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!((offset() - 40.0 * 86_400.0).abs() < 600.0, "{}", offset());
-    // Some ticks later all are there. The new ones are 40 days younger than the old ones seem to be.
+    // Some ticks later all documents are there. The new ones are 40 days younger than the old ones seem to be.
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(store.handle().stats().await.unwrap().documents, 34);
     // The meaning of a time is in doubt.
@@ -72,7 +72,8 @@ async fn a_clock_that_jumps_ahead_evicts_nothing_until_it_is_confirmed() {
             .clock_offset_ms
             .is_some_and(|ms| ms.abs_diff(40 * DAY_MS as i64) < 600_000)
     );
-    // By the confirmed time those of 40 days ago are too old, and those stored since are as old as they seemed.
+    // By the confirmed time the documents of 40 days ago are too old, and those stored since are as old as they
+    // seemed.
     for _ in 0..500 {
         if store.handle().stats().await.unwrap().documents == 30 {
             break;
@@ -131,7 +132,7 @@ async fn a_directory_that_vanishes_ends_all_acknowledgements_and_is_not_made_ane
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(store.ready().is_err() && !data.exists());
-    // It goes on where the directory comes back.
+    // The store goes on when the directory comes back.
     fs::rename(&aside, &data).unwrap();
     let mut stored = store.append("a", vec![sent(10)]).await;
     for _ in 0..500 {

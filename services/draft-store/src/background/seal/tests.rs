@@ -56,11 +56,11 @@ impl Seals for TestStore {
 }
 
 impl SealHost for TestStore {
-    fn install(&self, product: NewSegment) -> Result<(), LogError> {
+    fn install(&self, segment: NewSegment) -> Result<(), LogError> {
         let mut open = self.shared.write();
         let catalog = &mut open.as_mut().unwrap().catalog;
         let mut core = self.core.lock().unwrap();
-        core.install(catalog, product, 1).map(drop)
+        core.install(catalog, segment, 1).map(drop)
     }
 }
 

@@ -67,7 +67,7 @@ pub(crate) fn path_in(log: &Path) -> PathBuf {
 pub(crate) fn is_in(log: &Path) -> Result<bool, LogError> {
     let path = path_in(log);
     path.try_exists()
-        .map_err(|error| refused("look for", &path, &error))
+        .map_err(|error| refused("search for", &path, &error))
 }
 
 /// Removes a journal that was begun and not installed.

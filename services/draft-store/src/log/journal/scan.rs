@@ -112,7 +112,7 @@ pub(crate) fn scan(
             .is_some_and(|current| record.is_first || !current.precedes(&record.key));
         if is_of_next && let Some(mut broken) = under_way.take() {
             // Its end is in the damage before this record.
-            broken.lost(gap.take(), None);
+            broken.add_gap(gap.take(), None);
             broken.until = at;
             settle(&mut found, &mut doubted, Some(broken), visit)?;
         }
@@ -136,7 +136,7 @@ pub(crate) fn scan(
                 found.note(range);
             }
         } else if gap.is_some() || begins {
-            current.lost(gap.take(), Some(&record.key));
+            current.add_gap(gap.take(), Some(&record.key));
         }
         current.last_key = Some(record.key.clone());
         current.until = next;
@@ -183,7 +183,7 @@ impl PartialBatch {
         self.last_key.as_ref().is_none_or(|last| &last[..] < key)
     }
 
-    fn lost(&mut self, damage: Option<Range<u64>>, before: Option<&Vec<u8>>) {
+    fn add_gap(&mut self, damage: Option<Range<u64>>, before: Option<&Vec<u8>>) {
         self.gaps.push(Gap {
             after: self.last_key.clone(),
             before: before.cloned(),
@@ -286,7 +286,7 @@ fn end(
             found.end = last.start;
             return Ok(());
         }
-        last.lost(gap.or(has_rest.then_some(at..len)), None);
+        last.add_gap(gap.or(has_rest.then_some(at..len)), None);
         last.until = len;
         settle(found, &mut doubted, Some(last), visit)?;
         return Ok(settle(found, &mut doubted, None, visit)?);

@@ -1,5 +1,6 @@
 //! The journal read back: complete, cut off at every byte, and damaged everywhere.
 
+use crate::format_fixtures::{fixture, is_writing};
 use super::*;
 
 const NAME: u64 = 7;
@@ -196,16 +197,13 @@ fn a_journal_that_was_removed_acknowledges_nothing() {
 fn the_format_is_that_of_the_fixture() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path(), &[batch(1, 5), batch(2, 1)]);
-    let fixture = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/src/log/journal/journal_v1.bin"
-    );
-    if std::env::var_os("REFRAIN_WRITE_FIXTURES").is_some() {
-        std::fs::copy(path_in(dir.path()), fixture).unwrap();
+    let fixture = fixture("journal_v1.bin");
+    if is_writing() {
+        std::fs::copy(path_in(dir.path()), &fixture).unwrap();
     }
     assert_eq!(
         std::fs::read(path_in(dir.path())).unwrap(),
-        std::fs::read(fixture).unwrap()
+        std::fs::read(&fixture).unwrap()
     );
 }
 

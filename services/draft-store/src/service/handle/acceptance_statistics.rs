@@ -11,7 +11,7 @@ use crate::writer::messages::WriterMessage;
 use crate::writer::requests::StatisticsReport;
 
 impl DraftStoreHandle {
-    pub(super) async fn exchange(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+    pub(super) async fn exchange_statistics(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
         let _running = self.enter()?;
         let namespace = self.inner.mesh.verify(&request.namespace)?;
         let names = request.namespace.namespace;
@@ -19,8 +19,8 @@ impl DraftStoreHandle {
         let observed = observed(&request.observed)?;
         let (reply, answer) = oneshot::channel();
         self.send(match observed.is_empty() {
-            true => WriterMessage::Ask(namespace, reply),
-            false => WriterMessage::Tell(
+            true => WriterMessage::ReadStatistics(namespace, reply),
+            false => WriterMessage::AddStatistics(
                 StatisticsReport {
                     namespace,
                     names,

@@ -26,7 +26,7 @@ impl DraftStoreHandle {
             .sum();
         let most = self.inner.config.pending_tokens_max;
         let Some(tokens) = PendingTokens::claim(&self.inner.pending_tokens, count, most) else {
-            let error = overloaded("too many tokens wait for the disk", Limit::PendingTokens);
+            let error = overloaded("too many tokens wait for a commit; retry", Limit::PendingTokens);
             return Err(self.reject(Limit::PendingTokens, error));
         };
         let (reply, answer) = oneshot::channel();
@@ -41,7 +41,7 @@ impl DraftStoreHandle {
             Ok(Err(_)) => Err(unavailable().with_detail("the writer dropped the call")),
             Err(_) => Err(ApiError::new(
                 ErrorKind::Timeout,
-                "the disk is slow; the updates may be stored, repeats are harmless",
+                "the disk is slow: the updates may or may not be stored; retry, since repeats are harmless",
             )
             .with_retry_after_ms(1_000)),
         }

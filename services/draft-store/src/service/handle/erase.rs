@@ -16,7 +16,7 @@ use crate::shared_store::{SharedStore, unavailable};
 use crate::writer::messages::WriterMessage;
 
 /// Checks that a request says what to erase.
-fn checked(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
+fn check_request(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
     let EraseRequest {
         tenant,
         model,
@@ -41,19 +41,19 @@ fn checked(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
     if session.is_some() && tenant.is_none() {
         return Err(ApiError::invalid(
             "tenant",
-            "a session is erased of one tenant; name it",
+            "a session belongs to a tenant; name the tenant",
         ));
     }
     if tenant.is_none() && from_ms.is_none() && until_ms.is_none() {
         return Err(ApiError::invalid(
             "tenant",
-            "say what to erase: a tenant, a session of one, or a time (from_ms, until_ms)",
+            "name what to erase: a tenant, a tenant's session, or a time range (from_ms, until_ms)",
         ));
     }
     if let (Some(from_ms), Some(until_ms)) = (from_ms, until_ms)
         && from_ms >= until_ms
     {
-        return Err(ApiError::invalid("until_ms", "not after from_ms"));
+        return Err(ApiError::invalid("until_ms", "must be later than from_ms"));
     }
     Ok(ErasureRecord {
         tenant,
@@ -66,7 +66,7 @@ fn checked(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
 }
 
 /// The documents that an erasure hits.
-fn hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiError> {
+fn documents_hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiError> {
     let mut found = Vec::new();
     for (namespace, names) in selection::namespaces(shared)? {
         if !mark.hits_namespace(names.as_ref()) {
@@ -87,23 +87,23 @@ fn hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, A
 impl DraftStoreHandle {
     pub(super) async fn erase_all(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
         let with_quarantines = request.quarantines;
-        let mark = checked(request)?;
+        let mark = check_request(request)?;
         if let Some(offset_ms) = self.inner.shared.clock_offset_ms() {
             // The erasure selects documents, and later refuses updates, by the time of this call.
             let message = format!(
-                "the wall clock is {offset_ms} ms ahead of the store's time, so nobody can tell what was stored \
-                 before this erasure; set the clock, or confirm it first (refrain store confirm --clock)"
+                "the wall clock is {offset_ms} ms ahead of the store's time, so the scope of an erasure is \
+                 unclear; set the clock, or confirm it first (refrain store confirm --clock)"
             );
             return Err(ApiError::new(ErrorKind::Conflict, message));
         }
         let _alone = self.inner.erasing.lock().await;
-        let opened = self.inner.shared.opened();
+        let openings = self.inner.shared.openings();
         let (reply, answer) = oneshot::channel();
         self.send(WriterMessage::Mark(mark, reply))?;
         let mark = answer.await.map_err(|_| dropped())??;
         let erased_at_ms = mark.at_ms;
         let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
-        let keys = tokio::task::spawn_blocking(move || hit(&shared, &wanted))
+        let keys = tokio::task::spawn_blocking(move || documents_hit(&shared, &wanted))
             .await
             .map_err(ApiError::internal)??;
         let mut documents = 0;
@@ -125,9 +125,9 @@ impl DraftStoreHandle {
         self.purge(false).await?;
         self.rewrite().await?;
         self.inner.lookup_views.forget();
-        if self.inner.shared.opened() != opened {
+        if self.inner.shared.openings() != openings {
             // What was quarantined then, or came back from a log that was rolled back, was not searched.
-            let message = "the store was opened again while it erased; erase once more";
+            let message = "the store was reopened during the erasure; repeat the erasure";
             return Err(unavailable().with_detail(message));
         }
         // Exports that began since the mark may hold documents that were evicted before they could be erased.

@@ -38,7 +38,7 @@ impl DraftStoreHandle {
     pub(super) async fn read_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let reads = self.inner.reads.clone();
         let permit = reads.acquire_owned().await;
-        permit.map_err(|_| ApiError::internal("the semaphore of reads is closed"))
+        permit.map_err(|_| ApiError::internal("the read semaphore is closed"))
     }
 
     /// Reads the feed on a blocking thread. Only a few reads run at once, since they share one disk.

@@ -53,12 +53,12 @@ impl DraftStoreHandle {
             if !self.is_registered(&group)? {
                 groups.push(GroupLog {
                     is_registered: false,
-                    log: nothing(FeedCursor::default(), true),
+                    log: empty_reply(FeedCursor::default(), true),
                 });
             } else if is_spent {
                 groups.push(GroupLog {
                     is_registered: true,
-                    log: nothing(wanted.after, false),
+                    log: empty_reply(wanted.after, false),
                 });
             } else {
                 let log = self
@@ -86,7 +86,7 @@ impl DraftStoreHandle {
 }
 
 /// An answer without news: for an unknown group (`reset`), or one for which this answer had no room left.
-fn nothing(cursor: FeedCursor, reset: bool) -> FollowReply {
+fn empty_reply(cursor: FeedCursor, reset: bool) -> FollowReply {
     FollowReply {
         reset,
         events: Vec::new(),

@@ -27,7 +27,7 @@ impl DraftStoreHandle {
         }
         let permits = inner.lookup_permits.clone();
         let Ok(permit) = permits.try_acquire_owned() else {
-            let error = overloaded("too many look-ups at once", Limit::Lookups);
+            let error = overloaded("too many look-ups run at once", Limit::Lookups);
             return Err(self.reject(Limit::Lookups, error));
         };
         let running = LookupInFlight::begin(&inner.metrics, permit);

@@ -107,7 +107,7 @@ fn piece(
             .cloned()
     };
     let sealed =
-        sealed.ok_or_else(|| ApiError::new(ErrorKind::NotFound, "no such segment (any more)"))?;
+        sealed.ok_or_else(|| ApiError::new(ErrorKind::NotFound, "no such segment; it may have been merged, so list the segments again"))?;
     Ok(SegmentPiece {
         words: sealed.index_piece(request.offset, words_max),
     })

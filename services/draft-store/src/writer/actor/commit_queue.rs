@@ -19,7 +19,7 @@ pub(super) struct WaitingAppend {
 
 /// A statistics report that waits for its commit.
 pub(super) struct WaitingReport {
-    pub(super) told: StatisticsReport,
+    pub(super) report: StatisticsReport,
     pub(super) reply: oneshot::Sender<Result<Vec<u8>, ApiError>>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct WaitingReport {
 #[derive(Default)]
 pub(super) struct CommitQueue {
     pub(super) pending: Vec<WaitingAppend>,
-    pub(super) tellers: Vec<WaitingReport>,
+    pub(super) reports: Vec<WaitingReport>,
     /// Updates of all appends. A statistics report counts as one.
     pub(super) updates: usize,
     pub(super) timer: Option<SpawnHandle>,

@@ -39,7 +39,7 @@ impl WriterActor {
 
     pub(super) fn queue_report(
         &mut self,
-        told: StatisticsReport,
+        report: StatisticsReport,
         reply: oneshot::Sender<Result<Vec<u8>, ApiError>>,
         ctx: &mut Context<Self>,
     ) {
@@ -49,17 +49,17 @@ impl WriterActor {
         }
         self.commit_queue.updates += 1;
         self.commit_queue
-            .tellers
-            .push(WaitingReport { told, reply });
+            .reports
+            .push(WaitingReport { report, reply });
         self.commit_soon(ctx);
     }
 
     /// Commits everything that is queued.
     pub(super) fn commit(&mut self) {
         let pending = std::mem::take(&mut self.commit_queue.pending);
-        let tellers = std::mem::take(&mut self.commit_queue.tellers);
+        let reports = std::mem::take(&mut self.commit_queue.reports);
         self.commit_queue.updates = 0;
-        if pending.is_empty() && tellers.is_empty() {
+        if pending.is_empty() && reports.is_empty() {
             return;
         }
         let (appends, waiting): (Vec<Append>, Vec<_>) = pending
@@ -71,13 +71,13 @@ impl WriterActor {
                 )
             })
             .unzip();
-        let (told, tellers): (Vec<StatisticsReport>, Vec<_>) = tellers
+        let (report, reports): (Vec<StatisticsReport>, Vec<_>) = reports
             .into_iter()
-            .map(|teller| (teller.told, teller.reply))
+            .map(|teller| (teller.report, teller.reply))
             .unzip();
         let outcome = match self.no_room() {
             None => {
-                self.run(|core, catalog, now_ms| core.take_in(catalog, &appends, &told, now_ms))
+                self.run(|core, catalog, now_ms| core.append(catalog, &appends, &report, now_ms))
             }
             Some(error) => Err(error),
         };
@@ -86,9 +86,9 @@ impl WriterActor {
             Err(error) => (Err(error.clone()), Err(error)),
         };
         let answers = self.answers(lengths, waiting.len());
-        let tables = self.answers(tables, tellers.len());
+        let tables = self.answers(tables, reports.len());
         // A caller that is gone needs no answer.
-        for (reply, tables) in tellers.into_iter().zip(tables) {
+        for (reply, tables) in reports.into_iter().zip(tables) {
             let _ = reply.send(tables);
         }
         for ((reply, arrived, _tokens), answer) in waiting.into_iter().zip(answers) {

@@ -8,7 +8,7 @@ use crate::log::LogError;
 pub(super) fn disk_refused(error: &LogError) -> ApiError {
     ApiError::new(
         ErrorKind::Unavailable,
-        "the draft store's disk refuses; try again",
+        "the draft store cannot read or write its disk; retry",
     )
     .with_retry_after_ms(1_000)
     .with_detail(error)
@@ -17,10 +17,10 @@ pub(super) fn disk_refused(error: &LogError) -> ApiError {
 /// A copy that an operator requested was not begun, for lack of space.
 pub(super) fn no_room_for_a_copy() -> LogError {
     LogError::Refused(
-        "the disk has no room for a copy of what is to be rewritten: make room first".into(),
+        "the disk has no space for a copy of what is to be rewritten; free some space first".into(),
     )
 }
 
 pub(super) fn outdated() -> LogError {
-    LogError::Refused("the store was closed or opened again".into())
+    LogError::Refused("the store was closed or reopened meanwhile".into())
 }

@@ -102,7 +102,7 @@ impl WriterActor {
         if blob_files > 0 {
             tracing::error!(
                 blob_files,
-                "the index of the draft store log keeps values outside its pages"
+                "the index of the draft store log has values in blob files, which sled never syncs"
             );
         }
     }

@@ -9,7 +9,7 @@ use crate::record::DocumentKey;
 use crate::writer::actor::WriterActor;
 
 /// Most documents remembered for which the index was rebuilt.
-const REREAD_MAX: usize = 4_096;
+const REBUILT_FOR_MAX: usize = 4_096;
 
 /// Wait between two rebuilds. It doubles each time, up to the maximum.
 const REBUILD_WAIT: Duration = Duration::from_secs(1);
@@ -42,22 +42,22 @@ impl WriterActor {
             new.extend(unreadable.iter().copied().filter(|key| {
                 open.log.can_be_rebuilt()
                     && open.catalog.sealed(*key).is_none()
-                    && !self.reread.contains(key)
+                    && !self.rebuilt_for.contains(key)
             }));
         }
         if new.is_empty() {
             return Some(unreadable);
         }
-        self.note_reread(new);
+        self.remember_rebuilt(new);
         None
     }
 
     /// Remembers documents for which the index is rebuilt. Beyond the limit an index may be rebuilt in vain.
-    fn note_reread(&mut self, keys: impl IntoIterator<Item = DocumentKey>) {
-        if self.reread.len() >= REREAD_MAX {
-            self.reread.clear();
+    fn remember_rebuilt(&mut self, keys: impl IntoIterator<Item = DocumentKey>) {
+        if self.rebuilt_for.len() >= REBUILT_FOR_MAX {
+            self.rebuilt_for.clear();
         }
-        self.reread.extend(keys);
+        self.rebuilt_for.extend(keys);
     }
 
     /// Closes the store, unless that happened a moment ago. The next tick opens it with a rebuilt index.
@@ -69,7 +69,7 @@ impl WriterActor {
         let wait = REBUILD_WAIT.saturating_mul(1 << self.rebuilds.min(10));
         self.rebuild_not_before = now + wait.min(REBUILD_WAIT_MAX);
         self.rebuilds = self.rebuilds.saturating_add(1);
-        tracing::error!("draft store index is damaged, building it anew");
+        tracing::error!("draft store index is damaged; rebuilding it");
         self.metrics.writer_restarts.inc();
         self.index = IndexMode::Rebuild;
         self.shared.set_open(None);

@@ -44,9 +44,9 @@ impl WriterActor {
                 self.rewriting.waiters.push(waiter);
                 self.begin_next(ctx);
             }
-            RewriteMessage::Mirror { opened, to, reply } => {
+            RewriteMessage::Mirror { openings, to, reply } => {
                 let outcome = match &mut self.core {
-                    Some(core) if opened == self.opened && self.closing.is_none() => {
+                    Some(core) if openings == self.openings && self.closing.is_none() => {
                         // The writer handles this message between two commits.
                         Ok(core.begin_mirror(to))
                     }
@@ -55,11 +55,11 @@ impl WriterActor {
                 let _ = reply.send(outcome);
             }
             RewriteMessage::Swap {
-                opened,
+                openings,
                 number,
                 reply,
             } => {
-                let outcome = if opened == self.opened {
+                let outcome = if openings == self.openings {
                     self.swap(number)
                 } else {
                     Err(outdated())
@@ -150,15 +150,15 @@ impl WriterActor {
             stop: stop.clone(),
         };
         self.rewriting.running = Some(RunningRewrite { stop, waiters });
-        let (shared, writer, opened) =
-            (self.shared.clone(), ctx.address().recipient(), self.opened);
+        let (shared, writer, openings) =
+            (self.shared.clone(), ctx.address().recipient(), self.openings);
         let spawned = std::thread::Builder::new()
             .name("draft-store-rewrite".to_owned())
             .spawn(move || {
-                let host = RewriteRequests { writer, opened };
+                let host = RewriteRequests { writer, openings };
                 // The writer must receive the end in any case, also after a panic.
                 let outcome = catch_unwind(AssertUnwindSafe(|| rewrite(&job, &shared, &host)))
-                    .unwrap_or_else(|_| Err(LogError::Refused("the rewrite panicked".into())));
+                    .unwrap_or_else(|_| Err(LogError::Refused("the rewrite of the log panicked".into())));
                 host.writer
                     .do_send(WriterMessage::Rewrite(RewriteMessage::Ended(outcome)));
             });
@@ -226,7 +226,7 @@ impl WriterActor {
 /// The writer, as the copying thread sees it.
 struct RewriteRequests {
     writer: Recipient<WriterMessage>,
-    opened: u64,
+    openings: u64,
 }
 
 impl RewriteRequests {
@@ -243,14 +243,14 @@ impl RewriteRequests {
 
 impl RewriteHost for RewriteRequests {
     fn mirror(&self, to: Arc<dyn RecordLog>) -> Result<Arc<dyn RecordLog>, LogError> {
-        let opened = self.opened;
-        self.ask(|reply| RewriteMessage::Mirror { opened, to, reply })
+        let openings = self.openings;
+        self.ask(|reply| RewriteMessage::Mirror { openings, to, reply })
     }
 
     fn swap(&self, number: u64) -> Result<u64, LogError> {
-        let opened = self.opened;
+        let openings = self.openings;
         self.ask(|reply| RewriteMessage::Swap {
-            opened,
+            openings,
             number,
             reply,
         })

@@ -18,7 +18,7 @@ impl WriterActor {
                 self.begin_purge();
             }
             let purge = self.sealing.purge.as_mut()?;
-            if self.core.is_none() || purge.opened != self.opened {
+            if self.core.is_none() || purge.openings != self.openings {
                 self.end_purge(Err(outdated()));
                 continue;
             }
@@ -70,7 +70,7 @@ impl WriterActor {
             (left, cleared)
         };
         self.sealing.purge = Some(Purge {
-            opened: self.opened,
+            openings: self.openings,
             left,
             // This includes documents stored in the current millisecond.
             seals_before_ms: seals.then(|| self.shared.now_ms() + 1),

@@ -23,14 +23,14 @@ impl WriterActor {
         {
             self.metrics.reject(Limit::Disk);
             let message = "the draft store's disk is full up to its reserve (disk_reserve_bytes): \
-                           nothing is stored until there is room";
+                           nothing is stored until space is freed";
             return Some(
                 ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000),
             );
         }
         if self.is_shrinking() && self.log_bytes() > self.config.log_bytes_max {
             self.metrics.reject(Limit::LogBytes);
-            let message = "the draft store's log is as large as it may be (log_bytes_max), and being made smaller";
+            let message = "the draft store's log has reached log_bytes_max and is being made smaller; retry";
             return Some(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(100));
         }
         None
@@ -61,21 +61,21 @@ impl WriterActor {
             return Ok(());
         }
         self.metrics.reject(Limit::Groups);
-        let message = "as many groups are registered as may be (groups_max)";
+        let message = "too many groups are registered (groups_max); retry when some have expired";
         Err(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000))
     }
 
     /// The error for a caller that would add one namespace too many.
     pub(super) fn too_many_namespaces(&self) -> ApiError {
         self.metrics.reject(Limit::Namespaces);
-        let message = "the draft store knows as many namespaces as it may (namespaces_max)";
+        let message = "the draft store has too many namespaces (namespaces_max); raise the limit";
         ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(60_000)
     }
 
-    pub(super) fn known_statistics(&mut self, namespace: NamespaceId) -> Result<Vec<u8>, ApiError> {
+    pub(super) fn statistics(&mut self, namespace: NamespaceId) -> Result<Vec<u8>, ApiError> {
         let mut tables = Vec::new();
         self.run(|core, _, _| {
-            tables = core.known_statistics(namespace)?;
+            tables = core.statistics(namespace)?;
             Ok(CommitOutcome::default())
         })?;
         Ok(tables)
@@ -92,7 +92,7 @@ impl WriterActor {
             self.metrics.reject(Limit::Erasures);
             ApiError::new(
                 ErrorKind::Overloaded,
-                "as many erasures are remembered as may be (erasures_max)",
+                "too many erasures are remembered (erasures_max); retry later",
             )
             .with_retry_after_ms(3_600_000)
         })

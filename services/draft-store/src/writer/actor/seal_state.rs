@@ -18,7 +18,7 @@ pub(super) struct RunningSeal {
 /// A purge in progress: rewriting segments with removed documents, and sealing.
 pub(super) struct Purge {
     /// The opening of the store that it belongs to. After another opening its list is invalid.
-    pub(super) opened: u64,
+    pub(super) openings: u64,
     pub(super) left: VecDeque<SegmentId>,
     /// Seal documents that ended before this time, in Unix milliseconds.
     pub(super) seals_before_ms: Option<u64>,

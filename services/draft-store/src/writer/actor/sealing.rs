@@ -30,11 +30,11 @@ impl WriterActor {
                 self.begin_next(ctx);
             }
             SealMessage::Install {
-                opened,
-                product,
+                openings,
+                segment,
                 reply,
             } => {
-                let _ = reply.send(self.install(opened, *product));
+                let _ = reply.send(self.install(openings, *segment));
             }
             SealMessage::Ended(outcome) => self.end_sealing(outcome, ctx),
         }
@@ -130,17 +130,17 @@ impl WriterActor {
             from,
             segment: id,
         });
-        let (shared, writer, opened) =
-            (self.shared.clone(), ctx.address().recipient(), self.opened);
+        let (shared, writer, openings) =
+            (self.shared.clone(), ctx.address().recipient(), self.openings);
         let spawned = std::thread::Builder::new()
             .name("draft-store-seal".to_owned())
             .spawn(move || {
-                let host = SealRequests { writer, opened };
+                let host = SealRequests { writer, openings };
                 // The writer must receive the end in any case, also after a panic.
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
                     seal::run(&job, &shared, &host, &|_| Ok(()))
                 }))
-                .unwrap_or_else(|_| Err(LogError::Refused("the sealing panicked".into())));
+                .unwrap_or_else(|_| Err(LogError::Refused("making a segment panicked".into())));
                 host.writer
                     .do_send(WriterMessage::Seal(SealMessage::Ended(outcome)));
             });
@@ -149,11 +149,11 @@ impl WriterActor {
         }
     }
 
-    fn install(&mut self, opened: u64, product: NewSegment) -> Result<(), LogError> {
-        if opened != self.opened || self.closing.is_some() || self.core.is_none() {
+    fn install(&mut self, openings: u64, segment: NewSegment) -> Result<(), LogError> {
+        if openings != self.openings || self.closing.is_some() || self.core.is_none() {
             return Err(outdated());
         }
-        self.run(|core, catalog, now_ms| core.install(catalog, product, now_ms))
+        self.run(|core, catalog, now_ms| core.install(catalog, segment, now_ms))
             .map_err(|error| LogError::Refused(error.to_string()))?;
         // Drop the views before the files of merged segments are deleted, so that their space comes back.
         self.drop_views();
@@ -204,7 +204,7 @@ impl WriterActor {
         if segments.get(segment).is_none()
             && let Err(error) = seal::clear(&self.config.data_dir, segment)
         {
-            tracing::warn!(%error, "draft store orphan not deleted");
+            tracing::warn!(%error, "orphaned draft store segment not deleted");
         }
     }
 }
@@ -218,17 +218,17 @@ const AGE_INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// The writer, as the sealing thread sees it.
 struct SealRequests {
     writer: Recipient<WriterMessage>,
-    opened: u64,
+    openings: u64,
 }
 
 impl SealHost for SealRequests {
-    fn install(&self, product: NewSegment) -> Result<(), LogError> {
+    fn install(&self, segment: NewSegment) -> Result<(), LogError> {
         let (reply, answer) = oneshot::channel();
         // One message for each segment: the mailbox takes it even when it is full.
         self.writer
             .do_send(WriterMessage::Seal(SealMessage::Install {
-                opened: self.opened,
-                product: Box::new(product),
+                openings: self.openings,
+                segment: Box::new(segment),
                 reply,
             }));
         answer.blocking_recv().unwrap_or_else(|_| Err(outdated()))

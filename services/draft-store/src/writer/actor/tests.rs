@@ -70,7 +70,7 @@ fn after_a_panic_nobody_sees_what_was_not_durable() {
     let (mut writer, shared) = open(dir.path());
     let kept = [append(1)];
     writer
-        .run(|core, catalog, now_ms| core.take_in(catalog, &kept, &[], now_ms))
+        .run(|core, catalog, now_ms| core.append(catalog, &kept, &[], now_ms))
         .unwrap();
     let error = writer
         .run(|_, catalog, _| {
@@ -79,7 +79,7 @@ fn after_a_panic_nobody_sees_what_was_not_durable() {
                 namespace: kept[0].namespace,
                 document: DocumentId(9),
             };
-            catalog.bury(key, sequence);
+            catalog.add_tombstone(key, sequence);
             std::panic::resume_unwind(Box::new("boom"))
         })
         .unwrap_err();
@@ -104,7 +104,7 @@ fn after_a_panic_nobody_sees_what_was_not_durable() {
     );
     let more = [append(2)];
     writer
-        .run(|core, catalog, now_ms| core.take_in(catalog, &more, &[], now_ms))
+        .run(|core, catalog, now_ms| core.append(catalog, &more, &[], now_ms))
         .unwrap();
     assert_eq!(shared.stats().documents, 2);
 }

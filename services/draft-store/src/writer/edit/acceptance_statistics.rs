@@ -27,14 +27,14 @@ impl Edit<'_> {
     /// Adds observations to the tables, and returns the result.
     pub(in crate::writer) fn add_report(
         &mut self,
-        told: &StatisticsReport,
+        report: &StatisticsReport,
     ) -> Result<Vec<u8>, LogError> {
-        self.introduce(told.namespace, &told.names);
-        let known = read(&self.batch, &*self.log, told.namespace)?;
+        self.introduce(report.namespace, &report.names);
+        let known = read(&self.batch, &*self.log, report.namespace)?;
         let mut calibration = known.unwrap_or_default();
-        calibration.add(&told.observed);
+        calibration.add(&report.observed);
         let tables = calibration.to_bytes();
-        self.put_statistics(told.namespace, &tables);
+        self.put_statistics(report.namespace, &tables);
         Ok(tables)
     }
 
@@ -91,7 +91,7 @@ pub(in crate::writer) fn read(
         Ok(calibration) => Some(calibration),
         Err(_) if bytes.is_empty() => None,
         Err(error) => {
-            tracing::warn!(%error, "what drafts are worth in a namespace is learnt anew");
+            tracing::warn!(%error, "acceptance statistics of a namespace are damaged; they are learnt again");
             None
         }
     })

@@ -33,14 +33,14 @@ impl Edit<'_> {
             self.batch.remove(document_key(RecordKind::Head, key));
         }
         self.catalog.take(key);
-        self.bury(key);
+        self.add_tombstone(key);
         self.outcome.removed.push((key, removal));
         Ok(())
     }
 
-    pub(in crate::writer) fn bury(&mut self, key: DocumentKey) {
+    pub(in crate::writer) fn add_tombstone(&mut self, key: DocumentKey) {
         let sequence = self.next_sequence();
-        self.catalog.bury(key, sequence);
+        self.catalog.add_tombstone(key, sequence);
         self.outcome.changed.insert(key.namespace);
         let tombstone = tombstone_key(key.namespace, sequence);
         let value = codec::seal(

@@ -71,7 +71,7 @@ impl Edit<'_> {
         (state.len, state.tail_start, state.tail_pieces) = (0, 0, 0);
         self.store_text(key, &mut state, 0, &tokens, is_finished)?;
         self.mark_sealed(slot, GONE)?;
-        self.catalog.settle_in(key, None, state.bytes);
+        self.catalog.move_document(key, None, state.bytes);
         self.catalog.put(key, state, None);
         self.states.insert(key);
         Ok(())
@@ -118,14 +118,14 @@ impl Edit<'_> {
     }
 
     /// Puts a segment into use, and forgets its sources. A document that changed since it was read stays where it is.
-    pub(in crate::writer) fn install(&mut self, product: NewSegment) -> Result<(), LogError> {
+    pub(in crate::writer) fn install(&mut self, segment: NewSegment) -> Result<(), LogError> {
         let NewSegment {
             sealed,
-            taken,
+            documents,
             sources,
             namespace,
             damaged: _,
-        } = product;
+        } = segment;
         if let Some(sealed) = sealed {
             let key = segment_key(sealed.id());
             let value = codec::seal(&key, &sealed.manifest());
@@ -133,14 +133,14 @@ impl Edit<'_> {
             let segment = sealed.id();
             let states: Vec<u32> = sealed.states().map(|(.., state)| state.bytes).collect();
             self.catalog.mount(sealed);
-            for ((number, taken), bytes) in (0..).zip(&taken).zip(states) {
+            for ((number, documents), bytes) in (0..).zip(&documents).zip(states) {
                 let slot = SegmentSlot { segment, number };
                 let key = DocumentKey {
                     namespace,
-                    document: taken.document,
+                    document: documents.document,
                 };
-                let mark = if self.moves(key, taken, &sources) {
-                    self.settle_in(key, taken, slot, bytes)
+                let mark = if self.moves(key, documents, &sources) {
+                    self.move_document(key, documents, slot, bytes)
                 } else {
                     Some(GONE)
                 };
@@ -156,11 +156,11 @@ impl Edit<'_> {
     }
 
     /// Whether a document is still as it was read.
-    fn moves(&self, key: DocumentKey, taken: &IncludedDocument, sources: &[SegmentId]) -> bool {
+    fn moves(&self, key: DocumentKey, documents: &IncludedDocument, sources: &[SegmentId]) -> bool {
         let Some(known) = self.catalog.document(key) else {
             return false;
         };
-        let (now, then) = (&known.state, &taken.state);
+        let (now, then) = (&known.state, &documents.state);
         let from = known.slot.map(|slot| slot.segment);
         let is_there = match from {
             None => sources.is_empty(),
@@ -183,25 +183,25 @@ impl Edit<'_> {
     }
 
     /// Moves a document to its position in the new segment. Returns its mark, if it needs one.
-    fn settle_in(
+    fn move_document(
         &mut self,
         key: DocumentKey,
-        taken: &IncludedDocument,
+        documents: &IncludedDocument,
         slot: SegmentSlot,
         bytes: u32,
     ) -> Option<u32> {
         if self.catalog.sealed(key).is_none() {
-            for start in &taken.pieces {
+            for start in &documents.pieces {
                 self.batch.remove(piece_key(key, *start));
             }
             self.batch.remove(document_key(RecordKind::State, key));
             self.batch.remove(document_key(RecordKind::Head, key));
         }
-        self.catalog.settle_in(key, Some(slot), bytes);
+        self.catalog.move_document(key, Some(slot), bytes);
         let known = self.catalog.document_mut(key)?;
         let used_ms = known.state.used_ms;
         known.used_ms_stored = used_ms;
-        (used_ms != taken.state.used_ms).then(|| mark_of(used_ms))
+        (used_ms != documents.state.used_ms).then(|| mark_of(used_ms))
     }
 
     /// Forgets the segments whose last document this commit removed. Their space comes back without a merge.

@@ -60,7 +60,7 @@ impl Edit<'_> {
     /// `Unreadable` if the log's index must be rebuilt first, since only the index may be damaged.
     pub(in crate::writer) fn remove_damaged(&mut self, key: DocumentKey) -> Result<(), LogError> {
         let is_sealed = self.catalog.sealed(key).is_some();
-        if self.log.can_be_rebuilt() && !is_sealed && !self.limits.reread.contains(&key) {
+        if self.log.can_be_rebuilt() && !is_sealed && !self.limits.rebuilt_for.contains(&key) {
             return Err(LogError::Unreadable(key));
         }
         self.remove(key, RemovalReason::Damage)
@@ -183,7 +183,7 @@ impl Edit<'_> {
         let mut tokens = update.tokens.clone();
         tokens.extend_from_slice(&stands[common..]);
         // Within an epoch followers only ever append. So they are told to drop the document, and get it again.
-        self.bury(key);
+        self.add_tombstone(key);
         let stored = finish_of(state.finish);
         let finish = match update.tokens.len().cmp(&stands.len()) {
             Ordering::Less => stored,

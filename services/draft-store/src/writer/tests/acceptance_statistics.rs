@@ -32,19 +32,19 @@ fn one_commit_takes_in_what_many_tell_and_what_many_say() {
     };
     let all = [report("a", 100), report("b", 10), report("a", 7)];
     let (commits, now_ms) = (store.log.commits.load(Ordering::Relaxed), store.now_ms);
-    let outcome = store.run(|core, catalog| core.take_in(catalog, &[append], &all, now_ms));
+    let outcome = store.run(|core, catalog| core.append(catalog, &[append], &all, now_ms));
     assert_eq!(store.log.commits.load(Ordering::Relaxed), commits + 1);
     assert_eq!(outcome.lengths, [Some(vec![3])]);
     // The result is the same as if they had come one by one.
     let mut other = Store::new(small());
     let one_by_one = all.map(|report| {
-        let outcome = other.run(|core, catalog| core.take_in(catalog, &[], &[told], now_ms));
+        let outcome = other.run(|core, catalog| core.append(catalog, &[], &[report], now_ms));
         outcome.tables[0].clone()
     });
     assert_eq!(outcome.tables, one_by_one);
     assert_ne!(outcome.tables[0], outcome.tables[2]);
     let store = store.reopen();
-    let known = store.core.known_statistics(names("a").id()).unwrap();
+    let known = store.core.statistics(names("a").id()).unwrap();
     assert_eq!(Some(known), one_by_one[2]);
 }
 
@@ -52,7 +52,7 @@ fn one_commit_takes_in_what_many_tell_and_what_many_say() {
 fn what_drafts_are_worth_is_erased_also_where_the_names_are_lost() {
     let mut store = Store::new(small());
     let now_ms = store.now_ms;
-    store.run(|core, catalog| core.take_in(catalog, &[], &[report("a", 100)], now_ms));
+    store.run(|core, catalog| core.append(catalog, &[], &[report("a", 100)], now_ms));
     let kept = |store: &Store| {
         let (from, to) = acceptance_statistics_range(names("a").id());
         let records = store.log.records();

@@ -224,7 +224,7 @@ fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
             author: UpdateAuthor::Operator { is_static },
         };
         let now_ms = store.now_ms;
-        store.run(|core, catalog| core.take_in(catalog, &[append], &[], now_ms));
+        store.run(|core, catalog| core.append(catalog, &[append], &[], now_ms));
     };
     import(&mut store, 0, true);
     import(&mut store, 1, false);
@@ -436,7 +436,7 @@ fn a_refusing_disk_acknowledges_nothing() {
     assert!(
         store
             .core
-            .take_in(catalog, &[append], &[], store.now_ms)
+            .append(catalog, &[append], &[], store.now_ms)
             .is_err()
     );
     drop(open);
@@ -480,7 +480,7 @@ fn one_namespace_too_many_is_refused() {
     let catalog = &mut open.as_mut().unwrap().catalog;
     let outcome = store
         .core
-        .take_in(catalog, &[append], &[], store.now_ms)
+        .append(catalog, &[append], &[], store.now_ms)
         .unwrap();
     assert_eq!(outcome.lengths, [None]);
 }

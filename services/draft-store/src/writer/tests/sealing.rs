@@ -121,7 +121,7 @@ fn what_changes_while_it_is_sealed_stays_in_the_log() {
             updates: vec![update(1, 1, 50, &[9])],
             author: UpdateAuthor::Worker,
         };
-        core.take_in(catalog, &[append], &[], 1_000_000_000_500)
+        core.append(catalog, &[append], &[], 1_000_000_000_500)
             .unwrap();
         let erased = [key("a", 2)];
         core.remove(catalog, &erased, RemovalReason::Erased, 1_000_000_000_500)

@@ -1,4 +1,4 @@
-//! What drafts are worth: kept with the namespace, told to all of its workers, gone when it is erased.
+//! Acceptance statistics: kept with the namespace, sent to all of its workers, gone when it is erased.
 
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::EraseRequest;
@@ -20,7 +20,7 @@ fn node(position: u32, share: f32) -> NodeFeatures {
     }
 }
 
-/// Nodes of so many positions and all shares, accepted by parity.
+/// Observes nodes of so many positions and all shares, accepted by parity.
 fn learn(calibration: &mut Calibration, positions: u32) {
     for position in 1..=positions {
         for share in 0..10 {
@@ -32,7 +32,7 @@ fn learn(calibration: &mut Calibration, positions: u32) {
     }
 }
 
-/// Tells a store what was observed, and goes on from what it says.
+/// Reports what was observed to a store, and adopts the tables that it returns.
 async fn exchange(client: &dyn DraftStore, namespace: SignedNamespace, with: &mut Calibration) {
     let observed = with.take_observed();
     let request = ChancesRequest {
@@ -48,7 +48,7 @@ async fn exchange(client: &dyn DraftStore, namespace: SignedNamespace, with: &mu
     }
 }
 
-/// What a worker that knows nothing expects of a node, once it has asked.
+/// The chance of a node that a new worker expects once it has asked the store.
 async fn chance(store: &Store, tenant: &str, node: &NodeFeatures) -> f32 {
     let mut calibration = Calibration::new();
     exchange(&store.handle(), store.sign(tenant), &mut calibration).await;
@@ -74,7 +74,7 @@ async fn chances_are_shared_and_survive_a_restart_in_their_namespace() {
     store.stop().await;
     let store = Store::start(config(dir.path())).await;
     assert_eq!(chance(&store, "a", &likely).await, known);
-    // What was kept before the restart is added to.
+    // Observations are added to what was kept before the restart.
     let mut third = Calibration::new();
     learn(&mut third, 5);
     exchange(&store.handle(), store.sign("a"), &mut third).await;
@@ -84,7 +84,7 @@ async fn chances_are_shared_and_survive_a_restart_in_their_namespace() {
     store.stop().await;
 }
 
-/// Nobody can tell what of the counts came from a session or an hour: whatever is erased of a tenant takes all of his.
+/// Nobody can tell which counts came from a session or an hour, so every erasure of a tenant takes all of its counts.
 #[tokio::test]
 async fn an_erasure_takes_along_those_of_every_namespace_that_it_may_hit_and_no_other() {
     let of = |tenant: &str| EraseRequest {
