@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_runs_is_followed_with_its_small_steps() {
+    fn a_running_wall_clock_is_followed_with_its_small_steps() {
         let mut clock = StoreClock::new(0, NOW_MS, after(0));
         assert_eq!(clock.read(NOW_MS + 10, 0, after(10)), NOW_MS + 10);
         // The clock is set back by half an hour, and forward again.
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_is_not_followed_and_ends_with_the_wall_clock_s_return() {
+    fn a_jump_is_ignored_until_the_wall_clock_returns() {
         for jump in [
             40 * DAY_MS as i64,
             -(25 * HOUR_MS as i64),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_goes_on_from_the_time_that_was_known() {
+    fn a_start_continues_from_the_last_known_time() {
         // The store was stopped for a minute, and for three days.
         let clock = StoreClock::new(NOW_MS - 60_000, NOW_MS, after(0));
         assert_eq!(clock.offset_ms(), None);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_that_nobody_confirms_ages_at_the_pace_of_real_time() {
+    fn after_an_unconfirmed_jump_time_passes_at_its_usual_pace() {
         let mut clock = StoreClock::new(0, NOW_MS, after(0));
         for hour in 1..=24 * 5 {
             let ms = hour * HOUR_MS;

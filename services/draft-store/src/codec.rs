@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lying_length_allocates_nothing() {
+    fn a_false_length_allocates_nothing() {
         // A correct envelope around a payload that claims 2^60 packed bytes.
         #[derive(Encode)]
         struct Liar(u32, u64);

@@ -14,17 +14,18 @@ use refrain_protocol::{DocumentId, Namespace};
 use refrain_speculation::Calibration;
 
 use crate::catalog::Catalog;
-use crate::codec::{self, PieceRecord};
+use crate::codec::PieceRecord;
 use crate::directory::{Loss, Manifest};
-use crate::log::Batch;
-use crate::log::journal::{self, Journal, JournalPosition};
+use crate::log::journal::{Journal, JournalPosition};
+use crate::log::{Batch, journal};
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, GONE,
     HeadRecord, MarksRecord, NamespaceRecord, RecordKind, STATIC, SegmentRecord, StateRecord,
     StoreRecord, TombstoneRecord, acceptance_statistics_key, document_key, erasure_key,
     finish_code, marks_key, namespace_key, piece_key, segment_key, store_key, tombstone_key,
 };
-use crate::segments::{self, SegmentEntry, SegmentFile};
+use crate::segments::{SegmentEntry, SegmentFile};
+use crate::{codec, segments};
 
 const SEGMENT: u64 = 7;
 
@@ -122,7 +123,10 @@ impl Records {
         self.each(document_key(RecordKind::State, key), state(600));
         self.each(document_key(RecordKind::Head, key), HeadRecord(head()));
         self.each(piece_key(key, 0), PieceRecord::new(&tokens()));
-        self.each(tombstone_key(namespace, 12), TombstoneRecord { document: 6 });
+        self.each(
+            tombstone_key(namespace, 12),
+            TombstoneRecord { document: 6 },
+        );
         let erasure = ErasureRecord {
             tenant: Some("acme".into()),
             model: None,
@@ -132,7 +136,9 @@ impl Records {
             at_ms: 1_700_000_010_000,
         };
         self.each(erasure_key(erasure.id()), erasure);
-        let erased = ErasedRecord { at_ms: 1_700_000_010_000 };
+        let erased = ErasedRecord {
+            at_ms: 1_700_000_010_000,
+        };
         self.each(document_key(RecordKind::Erased, key), erased);
         let segment = SegmentRecord {
             namespace: namespace.0,
@@ -241,7 +247,10 @@ fn a_segment_file_of_version_2_is_read() {
     fs::copy(&fixture, &path).unwrap();
     segments::check_versions(dir.path()).unwrap();
     let file = SegmentFile::open(dir.path(), SEGMENT).unwrap();
-    assert_eq!((file.namespace(), file.names()), (names().id(), Some(&names())));
+    assert_eq!(
+        (file.namespace(), file.names()),
+        (names().id(), Some(&names()))
+    );
     assert_eq!((file.documents(), file.tokens()), (2, 605));
     for (number, expected) in (0..).zip(entries()) {
         let read = file.entry(number).unwrap();

@@ -41,7 +41,8 @@ pub(crate) fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogErr
 
 /// A random number.
 pub(crate) fn random() -> Result<u64, LogError> {
-    getrandom::u64().map_err(|error| LogError::Refused(format!("the system gives no random numbers: {error}")))
+    getrandom::u64()
+        .map_err(|error| LogError::Refused(format!("the system gives no random numbers: {error}")))
 }
 
 /// Writes that become durable together or not at all. The last write to a key wins.

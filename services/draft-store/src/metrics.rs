@@ -84,7 +84,10 @@ impl StoreMetrics {
                 "reclaimed_bytes_total",
                 "Bytes on disk given back by rewrites.",
             )?,
-            unsealed_tokens: gauge("unsealed_tokens", "Tokens in the log that are not sealed yet.")?,
+            unsealed_tokens: gauge(
+                "unsealed_tokens",
+                "Tokens in the log that are not sealed yet.",
+            )?,
             segments: gauge("segments", "Segments in use.")?,
             segment_bytes: gauge("segment_bytes", "Bytes of the segments in use.")?,
             exports: gauge("exports", "Exports in progress.")?,

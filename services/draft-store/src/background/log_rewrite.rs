@@ -180,7 +180,9 @@ fn copy(
             let open = open
                 .as_ref()
                 .filter(|open| Arc::ptr_eq(&open.log, from))
-                .ok_or_else(|| LogError::Refused("the log was opened again during the rewrite".into()))?;
+                .ok_or_else(|| {
+                    LogError::Refused("the log was opened again during the rewrite".into())
+                })?;
             let started = Instant::now();
             let mut reached = Some(key);
             while let Some(key) = reached.take() {

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_hit_what_they_name_and_nothing_begun_later() {
+    fn marks_hit_their_scope_and_nothing_begun_later() {
         let key = DocumentKey {
             namespace: names("a", "m").id(),
             document: DocumentId(1),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_ends_by_age_and_by_number() {
+    fn erased_documents_are_forgotten_by_age_and_by_number() {
         let key = |document| DocumentKey {
             namespace: names("a", "m").id(),
             document: DocumentId(document),

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trims_reset_only_those_who_missed_something() {
+    fn trims_reset_only_followers_that_missed_something() {
         let mut feed = Feed::default();
         let early = cursor(7, feed.record(), 2);
         let late = cursor(7, feed.record(), 4);

@@ -32,7 +32,12 @@ impl Catalog {
     }
 
     /// Records the new position of a document, and the bytes that it takes there.
-    pub(crate) fn move_document(&mut self, key: DocumentKey, slot: Option<SegmentSlot>, bytes: u32) {
+    pub(crate) fn move_document(
+        &mut self,
+        key: DocumentKey,
+        slot: Option<SegmentSlot>,
+        bytes: u32,
+    ) {
         let Some(document) = self.document_mut(key) else {
             return;
         };

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_disk_is_used_to_its_last_twentieth() {
+    fn a_small_disk_is_used_down_to_its_last_twentieth() {
         let room = |free_bytes, all_bytes| DiskSpace {
             free_bytes,
             all_bytes,
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_can_always_be_opened_with_what_is_kept_free() {
+    fn the_reserve_is_always_enough_to_open_the_log() {
         let small = DiskSpace {
             free_bytes: 8 << 20,
             all_bytes: 40 << 20,

@@ -38,7 +38,10 @@ pub(crate) fn inspect(
         )));
     }
     if !has_journal && !was_begun {
-        return Err(LogError::Refused(format!("there is no draft store in {}", dir.display())));
+        return Err(LogError::Refused(format!(
+            "there is no draft store in {}",
+            dir.display()
+        )));
     }
     let log = MemoryLog::default();
     let mut damage = Vec::new();

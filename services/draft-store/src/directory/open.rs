@@ -223,7 +223,9 @@ fn open_once(
     }
     if manifest.is_some_and(|manifest| manifest.disagrees(store, &loaded)) {
         if is_strict {
-            return Err(LogError::Corrupt("the log holds less than its manifest says".into()));
+            return Err(LogError::Corrupt(
+                "the log holds less than its manifest says".into(),
+            ));
         }
         // Followers may hold what is gone here. A new generation makes them start over.
         tracing::error!("draft store log is older than its manifest; all followers start over");

@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_logs_the_manifest_names_the_one_that_counts() {
+    fn the_manifest_names_the_log_in_use_among_several() {
         let dir = tempfile::tempdir().unwrap();
         let store = filled(dir.path(), 10);
         let copied = |from: u64, to: u64| {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_cut_off_while_it_was_created_is_an_empty_one() {
+    fn a_store_interrupted_during_its_creation_counts_as_empty() {
         let dir = tempfile::tempdir().unwrap();
         let inspected = |was_begun| inspect(dir.path(), CACHE_BYTES, was_begun);
         assert!(matches!(inspected(false), Err(LogError::Refused(_))));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_held_once() {
+    fn a_directory_is_locked_once() {
         let dir = tempfile::tempdir().unwrap();
         let held = DirectoryLock::acquire(dir.path()).unwrap();
         assert!(matches!(

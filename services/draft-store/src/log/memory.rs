@@ -1,8 +1,9 @@
 //! Records in memory: a journal that is read without an index, and in tests a disk that can be told to refuse.
 
-use std::collections::BTreeMap;
 #[cfg(test)]
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::log::{Batch, LogError, RecordLog};

@@ -127,9 +127,7 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), codec::Damage> {
         RecordKind::Erased => codec::open::<ErasedRecord>(key, value).map(drop),
         RecordKind::Segment => codec::open::<SegmentRecord>(key, value).map(drop),
         RecordKind::Marks => codec::open::<MarksRecord>(key, value).map(drop),
-        RecordKind::Statistics => {
-            codec::open::<AcceptanceStatisticsRecord>(key, value).map(drop)
-        }
+        RecordKind::Statistics => codec::open::<AcceptanceStatisticsRecord>(key, value).map(drop),
     }
 }
 

@@ -53,9 +53,9 @@ pub(crate) fn find(
     }
     for (segment, record) in named {
         let opened = SegmentFile::open(dir, segment).and_then(|sealed| match record {
-            Some(record) if record != sealed.manifest() => {
-                Err(LogError::Corrupt("it is not the file that the log names".into()))
-            }
+            Some(record) if record != sealed.manifest() => Err(LogError::Corrupt(
+                "it is not the file that the log names".into(),
+            )),
             _ => Ok(sealed),
         });
         match opened {

@@ -105,7 +105,9 @@ impl SegmentFile {
             Err(_) => return Err(corrupt("the namespace's names do not decode")),
         };
         if segment.documents() != parts.documents || u32::try_from(parts.documents).is_err() {
-            return Err(corrupt("records and index have different numbers of documents"));
+            return Err(corrupt(
+                "records and index have different numbers of documents",
+            ));
         }
         let records = DocumentRecords::open(&map[parts.index..parts.names_at()], parts.documents)
             .map_err(|damage| corrupt(&format!("records: {damage}")))?;
@@ -126,7 +128,9 @@ impl SegmentFile {
     /// Checks the file again.
     pub(crate) fn check(&self) -> Result<(), LogError> {
         let Some(dir) = self.path.parent().and_then(Path::parent) else {
-            return Err(LogError::Refused("the segment file has no directory".into()));
+            return Err(LogError::Refused(
+                "the segment file has no directory".into(),
+            ));
         };
         let again = SegmentFile::open(dir, self.id)?;
         if again.parts.checksum != self.parts.checksum {

@@ -127,7 +127,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_name_takes_what_differs_from_the_one_before_it() {
+    fn a_name_is_stored_as_its_difference_from_the_one_before() {
         let all: Vec<String> = (0..1_000)
             .map(|n| format!("a-long-project-name/{n:04}"))
             .collect();

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_numbers_take_no_room() {
+    fn equal_numbers_take_no_space() {
         let mut bytes = Vec::new();
         pack(&mut bytes, [u64::MAX; 1_000].into_iter());
         assert_eq!(bytes.len(), HEADER_BYTES);

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn enough_at_rest_is_sealed_longest_unchanged_first() {
+    fn enough_ended_documents_are_sealed_the_longest_unchanged_first() {
         let sealed = |documents| POLICY.seal(candidates(documents), Urgency::Usual);
         assert_eq!(sealed(&[(1, 1, 50), (2, 2, 49)]), None);
         let enough = sealed(&[(9, 1, 80), (5, 2, 60), (7, 3, 60)]);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn little_is_sealed_when_it_is_old_or_room_is_wanted() {
+    fn little_is_sealed_if_it_is_old_or_the_log_is_crowded() {
         let policy = SegmentPolicy {
             seal_tokens: 10_000,
             segment_tokens_max: 10_000,
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_and_worn_segments_are_merged_large_ones_left_alone() {
+    fn too_many_and_worn_segments_are_merged_and_large_ones_are_not() {
         assert_eq!(merged(&[(100, 0), (100, 0), (100, 0)]), [0; 0]);
         assert_eq!(merged(&[(100, 0); 4]), [1, 2, 3, 4]);
         assert_eq!(merged(&[(100, 30), (100, 0)]), [1]);

@@ -52,7 +52,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn what_is_written_reads_back(entries in proptest::collection::vec(an_entry(), 1..20)) {
+    fn packed_records_read_back(entries in proptest::collection::vec(an_entry(), 1..20)) {
         let dir = tempfile::tempdir().unwrap();
         let mut expected: BTreeMap<DocumentId, (StateRecord, DocumentHead, Vec<u32>)> = BTreeMap::new();
         for entry in &entries {
@@ -121,7 +121,7 @@ fn bytes_per_token(document_tokens: u32, left: usize) -> f64 {
 }
 
 #[test]
-fn short_documents_take_little_beside_their_tokens() {
+fn short_documents_take_little_besides_their_tokens() {
     for (document_tokens, left, most) in [
         (30, 16, 12.0),
         (67, 16, 10.0),

@@ -24,8 +24,11 @@ pub(crate) fn write(
     at_rename: &mut dyn FnMut() -> Result<(), LogError>,
 ) -> Result<SegmentFile, LogError> {
     entries.sort_unstable_by_key(|entry| entry.document);
-    let records = document_records::pack(&entries)
-        .map_err(|damage| LogError::Refused(format!("the records of a segment cannot be packed: {damage}")))?;
+    let records = document_records::pack(&entries).map_err(|damage| {
+        LogError::Refused(format!(
+            "the records of a segment cannot be packed: {damage}"
+        ))
+    })?;
     let mut builder = SegmentBuilder::new();
     let documents = entries.len();
     for entry in entries {
@@ -37,14 +40,17 @@ pub(crate) fn write(
         } = entry;
         builder.add(IndexKey(document.0), head.left_context, tokens);
     }
-    let segment = builder
-        .build()
-        .map_err(|error| LogError::Refused(format!("the index of a segment cannot be built: {error}")))?;
+    let segment = builder.build().map_err(|error| {
+        LogError::Refused(format!("the index of a segment cannot be built: {error}"))
+    })?;
     let index = segment.to_bytes();
     drop(segment);
     let names = names.map(NamespaceRecord::from);
-    let names = bincode::encode_to_vec(names, layout::config())
-        .map_err(|error| LogError::Refused(format!("the names of a namespace cannot be encoded: {error}")))?;
+    let names = bincode::encode_to_vec(names, layout::config()).map_err(|error| {
+        LogError::Refused(format!(
+            "the names of a namespace cannot be encoded: {error}"
+        ))
+    })?;
     let lens = [index.len(), records.len(), names.len(), documents];
     let footer = layout::footer(id, namespace, lens, &[&records, &names]);
     let (target, directory) = (path(dir, id), directory(dir));

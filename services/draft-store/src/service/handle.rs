@@ -3,6 +3,7 @@
 mod acceptance_statistics;
 mod admin;
 mod append;
+mod calls;
 mod checks;
 mod erase;
 mod follow;
@@ -10,26 +11,13 @@ mod groups;
 mod lookup;
 mod segments;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix::Recipient;
-use actix::prelude::SendError;
-use async_trait::async_trait;
-use refrain_protocol::chances::{ChancesReply, ChancesRequest};
-use refrain_protocol::document::{
-    AppendReply, AppendRequest, FetchGroupsReply, FetchGroupsRequest, FollowReply, FollowRequest,
-    RegisterGroupRequest, StoreStats, TouchRequest,
-};
-use refrain_protocol::lookup::{LookupReply, LookupRequest};
-use refrain_protocol::segment::{
-    DocumentsReply, DocumentsRequest, SegmentPiece, SegmentPieceRequest, SegmentsReply,
-    SegmentsRequest,
-};
+use refrain_protocol::document::StoreStats;
 use refrain_protocol::{ApiError, ErrorKind};
-use refrain_rpc::DraftStore;
 use refrain_service_kit::drain::Drain;
 use refrain_service_kit::mesh::MeshAuth;
 use serde::Serialize;
@@ -37,21 +25,13 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::config::DraftStoreConfig;
 use crate::directory::Loss;
-use crate::metrics::{Limit, StoreMetrics};
-use crate::reading::feed::FeedName;
+use crate::metrics::StoreMetrics;
 use crate::reading::lookup::LookupViews;
-use crate::record::DocumentKey;
-use crate::service::handle::checks::overloaded;
-use crate::service::handle::follow::Waiter;
-use crate::shared_store::{SharedStore, unavailable};
+use crate::shared_store::SharedStore;
 use crate::writer::messages::WriterMessage;
-use crate::writer::requests::{Append, UpdateAuthor};
 
 /// Reads from disk that run at once. Others queue, since all share one disk.
 const READS_MAX: usize = 4;
-
-/// Longest wait of `follow`, whatever the caller asks for.
-const FOLLOW_WAIT_MS_MAX: u32 = 30_000;
 
 /// Most tokens of one answer, whatever the caller asks for.
 pub(super) const REPLY_TOKENS_MAX: u32 = 1 << 20;
@@ -179,7 +159,7 @@ impl DraftStoreHandle {
         let _ = closed.await;
     }
 
-    fn enter(&self) -> Result<refrain_service_kit::drain::Running, ApiError> {
+    pub(super) fn enter(&self) -> Result<refrain_service_kit::drain::Running, ApiError> {
         self.inner.drain.enter().ok_or_else(|| {
             ApiError::new(
                 ErrorKind::Unavailable,
@@ -187,124 +167,5 @@ impl DraftStoreHandle {
             )
             .with_retry_after_ms(1_000)
         })
-    }
-
-    fn send(&self, call: WriterMessage) -> Result<(), ApiError> {
-        self.inner
-            .writer
-            .try_send(call)
-            .map_err(|error| match error {
-                SendError::Full(_) => self.reject(
-                    Limit::Mailbox,
-                    overloaded("the writer's mailbox is full; retry", Limit::Mailbox),
-                ),
-                SendError::Closed(_) => unavailable().with_detail("the writer has stopped"),
-            })
-    }
-}
-
-#[async_trait]
-impl DraftStore for DraftStoreHandle {
-    async fn append(&self, request: AppendRequest) -> Result<AppendReply, ApiError> {
-        let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
-        self.check(&request.namespace.namespace, &request.updates)?;
-        self.store(Append {
-            namespace,
-            names: request.namespace.namespace,
-            updates: request.updates,
-            author: UpdateAuthor::Worker,
-        })
-        .await
-    }
-
-    async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ApiError> {
-        let _running = self.enter()?;
-        let inner = &*self.inner;
-        let namespace = inner.mesh.verify(&request.namespace)?;
-        let wait_ms = request.wait_ms.min(FOLLOW_WAIT_MS_MAX);
-        let deadline = Instant::now() + Duration::from_millis(u64::from(wait_ms));
-        let feed = FeedName::Namespace(namespace);
-        let read = || self.read(feed.clone(), request.after, request.max_tokens);
-        if wait_ms == 0 {
-            return read().await;
-        }
-        // Subscribe before the first read, so that no change falls between the read and the wait.
-        let mut changes = inner.shared.subscribe(namespace);
-        let mut waiter = None;
-        loop {
-            let reply = read().await?;
-            let left = deadline.saturating_duration_since(Instant::now());
-            let news = reply.reset || !reply.events.is_empty() || !reply.caught_up;
-            if news || left.is_zero() || inner.drain.is_draining() {
-                return Ok(reply);
-            }
-            if waiter.is_none() {
-                waiter = Waiter::enter(inner);
-                if waiter.is_none() {
-                    let error = overloaded("too many calls of follow wait", Limit::Waiters);
-                    return Err(self.reject(Limit::Waiters, error));
-                }
-            }
-            // Whatever ends the wait, the next read finds out.
-            tokio::select! {
-                () = changes.changed() => {}
-                () = inner.drain.begun() => {}
-                () = tokio::time::sleep(left) => {}
-            }
-        }
-    }
-
-    async fn touch(&self, request: TouchRequest) -> Result<(), ApiError> {
-        let _running = self.enter()?;
-        let namespace = self.inner.mesh.verify(&request.namespace)?;
-        if request.documents.len() > self.inner.config.tuning.updates_max {
-            let message = format!(
-                "more than {} documents in one call",
-                self.inner.config.tuning.updates_max
-            );
-            return Err(self.reject(Limit::Updates, ApiError::new(ErrorKind::TooLarge, message)));
-        }
-        let unique: HashSet<DocumentKey> = request
-            .documents
-            .iter()
-            .map(|document| DocumentKey {
-                namespace,
-                document: *document,
-            })
-            .collect();
-        self.send(WriterMessage::Touch(unique.into_iter().collect()))
-    }
-
-    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
-        self.register(request).await
-    }
-
-    async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
-        self.fetch(request).await
-    }
-
-    async fn stats(&self) -> Result<StoreStats, ApiError> {
-        Ok(self.inner.shared.stats())
-    }
-
-    async fn segments(&self, request: SegmentsRequest) -> Result<SegmentsReply, ApiError> {
-        self.list_segments(request).await
-    }
-
-    async fn segment_piece(&self, request: SegmentPieceRequest) -> Result<SegmentPiece, ApiError> {
-        self.read_piece(request).await
-    }
-
-    async fn lookup(&self, request: LookupRequest) -> Result<LookupReply, ApiError> {
-        self.look_up(request).await
-    }
-
-    async fn chances(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
-        self.exchange_statistics(request).await
-    }
-
-    async fn documents(&self, request: DocumentsRequest) -> Result<DocumentsReply, ApiError> {
-        self.read_documents(request).await
     }
 }

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_case_by_case() {
+    fn the_placement_rule_case_by_case() {
         use Placement::*;
         let nothing = Nothing { at_end: false };
         assert_eq!(

@@ -56,7 +56,7 @@ async fn chance(store: &Store, tenant: &str, node: &NodeFeatures) -> f32 {
 }
 
 #[tokio::test]
-async fn chances_are_shared_and_survive_a_restart_in_their_namespace() {
+async fn acceptance_statistics_are_shared_and_survive_a_restart_in_their_namespace() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let likely = node(4, 0.5);
@@ -86,7 +86,7 @@ async fn chances_are_shared_and_survive_a_restart_in_their_namespace() {
 
 /// Nobody can tell which counts came from a session or an hour, so every erasure of a tenant takes all of its counts.
 #[tokio::test]
-async fn an_erasure_takes_along_those_of_every_namespace_that_it_may_hit_and_no_other() {
+async fn an_erasure_removes_the_statistics_of_every_namespace_that_it_may_hit() {
     let of = |tenant: &str| EraseRequest {
         tenant: Some(tenant.into()),
         ..EraseRequest::default()
@@ -162,7 +162,7 @@ async fn an_erasure_takes_along_those_of_every_namespace_that_it_may_hit_and_no_
 }
 
 #[tokio::test]
-async fn they_are_salvaged_from_a_log_that_is_not_believed() {
+async fn acceptance_statistics_are_salvaged_from_a_damaged_log() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let likely = node(4, 0.5);
@@ -180,7 +180,7 @@ async fn they_are_salvaged_from_a_log_that_is_not_believed() {
 }
 
 #[tokio::test]
-async fn what_is_no_observation_or_not_signed_is_refused() {
+async fn invalid_or_unsigned_observations_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let ask = |namespace, observed| {
@@ -216,7 +216,7 @@ async fn what_is_no_observation_or_not_signed_is_refused() {
 }
 
 #[tokio::test]
-async fn over_http_it_is_the_same() {
+async fn the_same_over_http() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(DraftStoreConfig {
         listen: Some(([127, 0, 0, 1], 0).into()),

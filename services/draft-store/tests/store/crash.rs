@@ -23,7 +23,9 @@ fn token(document: u128, at: u32) -> TokenId {
 #[ignore = "the child process of other tests, which start it by name and kill it"]
 async fn child_that_appends_until_it_is_killed() {
     let (Ok(dir), Ok(round)) = (std::env::var(CHILD_DIR), std::env::var(CHILD_ROUND)) else {
-        panic!("this is the child process of nothing_acknowledged_is_lost_by_kill_9; run that test");
+        panic!(
+            "this is the child process of nothing_acknowledged_is_lost_by_kill_9; run that test"
+        );
     };
     let round: u128 = round.parse().unwrap();
     let store = std::sync::Arc::new(Store::start(sealing(Path::new(&dir))).await);

@@ -127,7 +127,7 @@ async fn a_log_of_an_earlier_version_without_its_identity_is_salvaged_and_its_qu
 }
 
 #[tokio::test]
-async fn what_the_index_misreads_the_journal_makes_good() {
+async fn the_journal_restores_what_the_index_misreads() {
     let dir = tempfile::tempdir().unwrap();
     let mut follower = filled(dir.path()).await;
     let db = sled::open(dir.path().join("data/log")).unwrap();
@@ -144,7 +144,7 @@ async fn what_the_index_misreads_the_journal_makes_good() {
 }
 
 #[tokio::test]
-async fn a_piece_that_a_reader_cannot_read_has_the_index_built_anew() {
+async fn a_piece_that_a_reader_cannot_read_causes_an_index_rebuild() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path()).await;
     let db = sled::open(dir.path().join("data/log")).unwrap();

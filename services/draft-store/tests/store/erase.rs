@@ -270,7 +270,7 @@ async fn nothing_erased_is_left_in_any_segment() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_goes_on_with_an_erased_document_does_not_bring_it_back() {
+async fn a_worker_that_continues_an_erased_document_does_not_bring_it_back() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let begun = of_session("s", update(1, 0, &[1; 50]));
@@ -312,7 +312,7 @@ async fn who_goes_on_with_an_erased_document_does_not_bring_it_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_models_and_times_are_erased_alone() {
+async fn sessions_models_and_time_ranges_are_erased_separately() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let put = async |tenant: &str, session: &str, document: u128| {
@@ -372,7 +372,7 @@ async fn sessions_models_and_times_are_erased_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_erasure_amid_appends_draws_a_clean_line() {
+async fn an_erasure_during_appends_separates_old_from_new_documents() {
     let dir = tempfile::tempdir().unwrap();
     let store = std::sync::Arc::new(Store::start(config(dir.path())).await);
     let writers: Vec<_> = (0..4u128)

@@ -46,7 +46,7 @@ fn budgeted(dir: &Path) -> DraftStoreConfig {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_export_tells_one_moment_whatever_happens_meanwhile() {
+async fn an_export_shows_one_moment_whatever_happens_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(Store::start(budgeted(dir.path())).await);
     store.finish("a", 0..30).await;
@@ -172,7 +172,7 @@ async fn an_erasure_ends_the_exports_of_its_tenant_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_export_may_hold_is_bounded() {
+async fn the_memory_and_disk_of_an_export_are_bounded() {
     let refused = async |change: fn(&mut DraftStoreConfig), limit: &str| {
         let dir = tempfile::tempdir().unwrap();
         let mut config = budgeted(dir.path());

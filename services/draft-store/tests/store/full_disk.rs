@@ -100,7 +100,7 @@ async fn check(store: &Store, documents: u128) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
+async fn a_disk_full_up_to_its_reserve_refuses_appends_and_nothing_else() {
     let Some(disk) = SmallDisk::mount(26) else {
         return;
     };
@@ -131,7 +131,7 @@ async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
 
 /// The reserve is enough to open the log again, even if imports alone filled the disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_used_up_to_its_reserve_has_room_for_an_open_with_a_new_index() {
+async fn a_disk_full_up_to_its_reserve_has_space_for_an_open_with_a_new_index() {
     for megabytes in [18, 40] {
         let Some(disk) = SmallDisk::mount(megabytes) else {
             return;
@@ -158,7 +158,7 @@ async fn a_disk_used_up_to_its_reserve_has_room_for_an_open_with_a_new_index() {
 
 /// A complete store was lost like this: sled takes a snapshot that it could not write for its newest one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_on_a_full_disk_that_fails_costs_nothing() {
+async fn a_failed_start_on_a_full_disk_loses_nothing() {
     let Some(disk) = SmallDisk::mount(40) else {
         return;
     };

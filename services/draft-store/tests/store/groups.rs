@@ -83,7 +83,7 @@ impl Group {
 }
 
 #[tokio::test]
-async fn a_groups_log_is_the_updates_of_its_documents() {
+async fn a_groups_log_consists_of_the_updates_of_its_documents() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(DraftStoreConfig {
         listen: Some("127.0.0.1:0".parse().unwrap()),
@@ -150,7 +150,7 @@ async fn a_groups_log_is_the_updates_of_its_documents() {
 }
 
 #[tokio::test]
-async fn weights_and_time_end_a_log_and_no_document() {
+async fn newer_weights_and_time_end_a_groups_log_but_no_document() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let handle = store.handle();

@@ -70,7 +70,7 @@ fn damage(random: &mut Random, path: &Path) -> (u64, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_lost_is_what_the_damage_touched() {
+async fn only_documents_touched_by_the_damage_are_lost() {
     let pristine = tempfile::tempdir().unwrap();
     let store = Store::start(config(pristine.path())).await;
     for document in 0..DOCUMENTS {

@@ -80,7 +80,7 @@ impl Peak {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn churn_takes_its_documents_twice_and_a_merge_and_no_more() {
+async fn under_churn_the_disk_holds_at_most_twice_the_documents_and_a_merge() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let store = Store::start(DraftStoreConfig {
@@ -159,7 +159,7 @@ async fn churn_takes_its_documents_twice_and_a_merge_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_demanded_rewrite_keeps_everything_and_a_close_ends_one() {
+async fn a_compaction_keeps_everything_and_a_close_interrupts_one() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let mut follower = Follower::default();

@@ -107,7 +107,7 @@ async fn sealed_documents_are_followed_exported_verified_and_outlive_restarts() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_evicted_from_segments_gives_its_space_back() {
+async fn evicting_sealed_documents_gives_their_space_back() {
     let dir = tempfile::tempdir().unwrap();
     let config = DraftStoreConfig {
         document_tokens_max: 1_000,
@@ -139,7 +139,7 @@ async fn what_is_evicted_from_segments_gives_its_space_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn compacting_takes_what_is_gone_out_of_segments_and_log() {
+async fn compacting_removes_gone_documents_from_segments_and_log() {
     let dir = tempfile::tempdir().unwrap();
     let config = DraftStoreConfig {
         document_tokens_max: 1_000,
@@ -169,7 +169,7 @@ async fn compacting_takes_what_is_gone_out_of_segments_and_log() {
 }
 
 #[tokio::test]
-async fn small_namespaces_are_sealed_by_age_and_for_room() {
+async fn small_namespaces_are_sealed_by_age_and_for_space() {
     let dir = tempfile::tempdir().unwrap();
     let base = DraftStoreConfig {
         seal_tokens: 1 << 20,

@@ -120,7 +120,7 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
 }
 
 #[tokio::test]
-async fn a_drain_releases_who_waits_and_keeps_what_was_sent() {
+async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
     let dir = tempfile::tempdir().unwrap();
     let slow = DraftStoreConfig {
         tuning: StoreTuning {
@@ -166,7 +166,7 @@ async fn a_drain_releases_who_waits_and_keeps_what_was_sent() {
 }
 
 #[tokio::test]
-async fn limits_refuse_and_count() {
+async fn limits_refuse_calls_and_count_them() {
     let dir = tempfile::tempdir().unwrap();
     let limited = DraftStoreConfig {
         document_tokens_max: 10,

@@ -76,7 +76,7 @@ fn whole(document: u128) -> DocumentUpdate {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn segments_documents_and_news_are_what_the_feed_tells() {
+async fn segments_documents_and_changes_add_up_to_the_feed() {
     let dir = tempfile::tempdir().unwrap();
     let store = std::sync::Arc::new(Store::start(sealing(dir.path())).await);
     let writer = tokio::spawn({
@@ -128,7 +128,7 @@ async fn segments_documents_and_news_are_what_the_feed_tells() {
 }
 
 #[tokio::test]
-async fn what_is_erased_or_evicted_is_masked_and_a_segment_that_is_gone_is_told() {
+async fn removed_documents_are_masked_and_a_removed_segment_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(DraftStoreConfig {
         document_tokens_max: 1_000,
@@ -210,7 +210,7 @@ impl Store {
 }
 
 #[tokio::test]
-async fn the_store_drafts_from_what_is_sealed_of_the_namespace_and_still_there() {
+async fn the_store_drafts_from_sealed_documents_of_the_namespace_that_still_exist() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(sealing(dir.path())).await;
     for document in 0..30u128 {
@@ -257,7 +257,7 @@ pub(super) fn deleted_files_held(dir: &Path) -> Vec<String> {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn what_is_looked_up_keeps_no_deleted_segment_on_the_disk() {
+async fn look_ups_keep_no_deleted_segment_on_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(sealing(dir.path())).await;
     let documents: Vec<DocumentUpdate> = (0..10).map(whole).collect();
@@ -280,7 +280,7 @@ async fn what_is_looked_up_keeps_no_deleted_segment_on_the_disk() {
 }
 
 #[tokio::test]
-async fn look_ups_find_what_is_sealed_later() {
+async fn look_ups_find_documents_sealed_later() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(sealing(dir.path())).await;
     let old = noise(0, 300);

@@ -86,7 +86,7 @@ async fn a_clock_that_jumps_ahead_evicts_nothing_until_it_is_confirmed() {
 }
 
 #[tokio::test]
-async fn a_store_that_lost_its_log_is_not_ready_until_that_is_confirmed() {
+async fn a_store_that_lost_its_log_is_not_ready_until_the_loss_is_confirmed() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     fill(&store, 0..40).await;
@@ -119,7 +119,7 @@ async fn a_store_that_lost_its_log_is_not_ready_until_that_is_confirmed() {
 }
 
 #[tokio::test]
-async fn a_directory_that_vanishes_ends_all_acknowledgements_and_is_not_made_anew() {
+async fn a_directory_that_vanishes_ends_all_acknowledgements_and_is_not_recreated() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     fill(&store, 0..5).await;
@@ -152,7 +152,7 @@ async fn a_directory_that_vanishes_ends_all_acknowledgements_and_is_not_made_ane
 }
 
 #[tokio::test]
-async fn nobody_else_may_read_the_directory() {
+async fn other_users_cannot_read_the_directory() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     for mode in [None, Some(0o755)] {
@@ -167,7 +167,7 @@ async fn nobody_else_may_read_the_directory() {
 }
 
 #[tokio::test]
-async fn a_read_only_directory_can_be_looked_at() {
+async fn a_read_only_directory_can_be_verified() {
     let Some(disk) = SmallDisk::mount(30) else {
         return;
     };

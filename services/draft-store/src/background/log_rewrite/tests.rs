@@ -72,7 +72,7 @@ fn change(store: &TestStore, round: u32) {
 }
 
 #[test]
-fn what_is_written_meanwhile_is_in_the_new_log() {
+fn writes_during_a_rewrite_are_in_the_new_log() {
     let dir = tempfile::tempdir().unwrap();
     let store = filled(dir.path());
     let rounds = RefCell::new(0);
@@ -95,7 +95,7 @@ fn what_is_written_meanwhile_is_in_the_new_log() {
 }
 
 #[test]
-fn broken_off_anywhere_the_store_opens_with_all_that_was_answered() {
+fn after_an_interruption_anywhere_the_store_has_everything_acknowledged() {
     for broken in [
         RewriteStep::Created,
         RewriteStep::Mirrored,
@@ -135,7 +135,7 @@ fn broken_off_anywhere_the_store_opens_with_all_that_was_answered() {
 }
 
 #[test]
-fn a_mirror_that_fails_costs_the_rewrite_and_no_commit() {
+fn a_failing_mirror_costs_the_rewrite_and_no_commit() {
     let dir = tempfile::tempdir().unwrap();
     let store = filled(dir.path());
     let plan = plan(&store);
@@ -154,7 +154,7 @@ fn a_mirror_that_fails_costs_the_rewrite_and_no_commit() {
 }
 
 #[test]
-fn records_without_a_document_stay_behind() {
+fn records_without_a_document_are_not_copied() {
     let dir = tempfile::tempdir().unwrap();
     let store = filled(dir.path());
     let orphan = crate::record::piece_key(key("a", 5_000), 0);
@@ -170,7 +170,7 @@ fn records_without_a_document_stay_behind() {
 }
 
 #[test]
-fn a_log_is_due_when_it_outgrew_what_a_fresh_one_takes() {
+fn a_rewrite_is_due_when_the_log_outgrew_a_fresh_one() {
     let due = |log_bytes: u64, live_bytes, held_bytes| {
         let sizes = LogSizes {
             log_bytes: log_bytes + 500,

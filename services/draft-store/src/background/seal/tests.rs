@@ -139,14 +139,14 @@ fn broken_off(merges: bool, broken: SealStep) {
 }
 
 #[test]
-fn a_seal_broken_off_anywhere_loses_nothing() {
+fn a_seal_interrupted_anywhere_loses_nothing() {
     for broken in STEPS {
         broken_off(false, broken);
     }
 }
 
 #[test]
-fn a_merge_broken_off_anywhere_loses_nothing() {
+fn a_merge_interrupted_anywhere_loses_nothing() {
     for broken in STEPS {
         broken_off(true, broken);
     }

@@ -1,7 +1,8 @@
 //! The journal read back: complete, cut off at every byte, and damaged everywhere.
 
-use crate::format_fixtures::{fixture, is_writing};
 use super::*;
+
+use crate::format_fixtures::{fixture, is_writing};
 
 const NAME: u64 = 7;
 
@@ -49,7 +50,7 @@ fn writes(batch: &Batch) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
 }
 
 #[test]
-fn what_was_appended_is_read_back_from_any_batch_on() {
+fn appended_batches_are_read_back_from_any_batch_on() {
     let dir = tempfile::tempdir().unwrap();
     let batches: Vec<_> = (0..20).map(|number| batch(number, 1 + number)).collect();
     let ends = written(dir.path(), &batches);
@@ -103,7 +104,7 @@ fn a_write_that_was_cut_off_is_dropped_whole_and_is_no_damage() {
 }
 
 #[test]
-fn each_damaged_byte_costs_one_record_and_is_told() {
+fn each_damaged_byte_costs_one_record_and_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let batches: Vec<_> = (0..3).map(|number| batch(number, 7)).collect();
     written(dir.path(), &batches);
@@ -132,7 +133,7 @@ fn each_damaged_byte_costs_one_record_and_is_told() {
 }
 
 #[test]
-fn holes_of_any_size_cost_what_lies_in_them() {
+fn holes_of_any_size_cost_only_what_was_in_them() {
     let dir = tempfile::tempdir().unwrap();
     let batches: Vec<_> = (0..40).map(|number| batch(number, 5)).collect();
     let ends = written(dir.path(), &batches);
@@ -155,7 +156,7 @@ fn holes_of_any_size_cost_what_lies_in_them() {
 }
 
 #[test]
-fn bytes_of_another_place_are_no_records() {
+fn bytes_from_another_position_are_no_records() {
     let dir = tempfile::tempdir().unwrap();
     let ends = written(dir.path(), &[batch(1, 3), batch(2, 3)]);
     let path = path_in(dir.path());
@@ -208,7 +209,7 @@ fn the_format_is_that_of_the_fixture() {
 }
 
 #[test]
-fn a_write_that_is_torn_in_its_midst_is_dropped_whole_and_is_no_damage() {
+fn a_write_torn_in_the_middle_is_dropped_whole_and_is_no_damage() {
     let dir = tempfile::tempdir().unwrap();
     let large = |number: u8| {
         let mut batch = Batch::default();
@@ -249,7 +250,7 @@ fn a_write_that_is_torn_in_its_midst_is_dropped_whole_and_is_no_damage() {
 }
 
 #[test]
-fn a_gap_tells_which_writes_may_be_lost() {
+fn a_gap_says_which_writes_may_be_lost() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path(), &[batch(1, 7), batch(2, 7)]);
     let path = path_in(dir.path());

@@ -50,7 +50,7 @@ fn copy_files(from: &Path, to: &Path) {
 }
 
 #[test]
-fn an_index_in_any_state_is_brought_to_what_the_journal_says() {
+fn an_index_in_any_state_is_brought_up_to_the_journal() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     let log = open(&path).unwrap();
@@ -92,7 +92,7 @@ fn an_index_in_any_state_is_brought_to_what_the_journal_says() {
 }
 
 #[test]
-fn an_index_of_another_journal_is_not_believed() {
+fn an_index_of_another_journal_is_not_trusted() {
     let dir = tempfile::tempdir().unwrap();
     let [path, other] = ["log", "other"].map(|name| dir.path().join(name));
     fill(&open(&other).unwrap(), 0, 3);
@@ -105,7 +105,7 @@ fn an_index_of_another_journal_is_not_believed() {
 }
 
 #[test]
-fn a_damaged_journal_is_written_anew_from_an_index_that_has_everything() {
+fn a_damaged_journal_is_rewritten_from_a_complete_index() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     let whole = fill(&open(&path).unwrap(), 0, 50);
@@ -129,7 +129,7 @@ fn a_damaged_journal_is_written_anew_from_an_index_that_has_everything() {
 }
 
 #[test]
-fn a_journal_that_is_missing_or_empty_beside_an_index_is_told() {
+fn a_missing_or_empty_journal_beside_an_index_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     fill(&open(&path).unwrap(), 0, 20);
@@ -144,7 +144,7 @@ fn a_journal_that_is_missing_or_empty_beside_an_index_is_told() {
 }
 
 #[test]
-fn damage_that_the_index_cannot_make_good_is_told_and_nothing_is_changed() {
+fn damage_that_the_index_cannot_repair_is_an_error_and_nothing_is_changed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     fill(&open(&path).unwrap(), 0, 50);

@@ -6,12 +6,15 @@ use refrain_speculation::{CALIBRATION_BYTES_MAX, CalibrationError, Observed};
 use tokio::sync::oneshot;
 
 use crate::service::handle::DraftStoreHandle;
-use crate::shared_store::unavailable;
+use crate::service::handle::checks::answer_of;
 use crate::writer::messages::WriterMessage;
 use crate::writer::requests::StatisticsReport;
 
 impl DraftStoreHandle {
-    pub(super) async fn exchange_statistics(&self, request: ChancesRequest) -> Result<ChancesReply, ApiError> {
+    pub(super) async fn exchange_statistics(
+        &self,
+        request: ChancesRequest,
+    ) -> Result<ChancesReply, ApiError> {
         let _running = self.enter()?;
         let namespace = self.inner.mesh.verify(&request.namespace)?;
         let names = request.namespace.namespace;
@@ -29,9 +32,7 @@ impl DraftStoreHandle {
                 reply,
             ),
         })?;
-        let tables = answer
-            .await
-            .map_err(|_| unavailable().with_detail("the writer dropped the call"))??;
+        let tables = answer_of(answer).await?;
         Ok(ChancesReply { tables })
     }
 }

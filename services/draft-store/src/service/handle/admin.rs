@@ -14,6 +14,7 @@ use crate::background::log_rewrite::RewriteReport;
 use crate::catalog::ExportLimits;
 use crate::directory::count_quarantines;
 use crate::reading::{export, verify};
+use crate::service::handle::checks::answer_of;
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::shared_store::{SharedStore, unavailable};
 use crate::writer::messages::{RewriteMessage, SealMessage, WriterMessage};
@@ -39,9 +40,7 @@ impl DraftStoreHandle {
     pub(super) async fn rewrite(&self) -> Result<RewriteReport, ApiError> {
         let (waiter, answer) = oneshot::channel();
         self.send(WriterMessage::Rewrite(RewriteMessage::Rewrite(waiter)))?;
-        answer
-            .await
-            .map_err(|_| unavailable().with_detail("the writer dropped the call"))?
+        answer_of(answer).await
     }
 
     fn segment_bytes(&self) -> Result<u64, ApiError> {
@@ -55,9 +54,7 @@ impl DraftStoreHandle {
     pub(super) async fn purge(&self, seals: bool) -> Result<(), ApiError> {
         let (waiter, answer) = oneshot::channel();
         self.send(WriterMessage::Seal(SealMessage::Purge { waiter, seals }))?;
-        answer
-            .await
-            .map_err(|_| unavailable().with_detail("the writer dropped the call"))?
+        answer_of(answer).await
     }
 }
 
@@ -136,8 +133,6 @@ impl StoreAdmin for DraftStoreHandle {
         let _running = self.enter()?;
         let (reply, answer) = oneshot::channel();
         self.send(WriterMessage::Confirm(request, reply))?;
-        answer
-            .await
-            .map_err(|_| unavailable().with_detail("the writer dropped the call"))?
+        answer_of(answer).await
     }
 }

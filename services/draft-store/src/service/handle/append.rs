@@ -26,7 +26,10 @@ impl DraftStoreHandle {
             .sum();
         let most = self.inner.config.pending_tokens_max;
         let Some(tokens) = PendingTokens::claim(&self.inner.pending_tokens, count, most) else {
-            let error = overloaded("too many tokens wait for a commit; retry", Limit::PendingTokens);
+            let error = overloaded(
+                "too many tokens wait for a commit; retry",
+                Limit::PendingTokens,
+            );
             return Err(self.reject(Limit::PendingTokens, error));
         };
         let (reply, answer) = oneshot::channel();

@@ -1,10 +1,14 @@
 //! Checks of requests, and refusals.
 
+use actix::prelude::SendError;
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{ApiError, ErrorKind, Namespace};
+use tokio::sync::oneshot;
 
 use crate::metrics::Limit;
 use crate::service::handle::DraftStoreHandle;
+use crate::shared_store::unavailable;
+use crate::writer::messages::WriterMessage;
 
 /// Longest session or group name, and part of a namespace's name. They are stored in one small record.
 pub(super) const NAME_BYTES_MAX: usize = 512;
@@ -18,9 +22,37 @@ pub(super) fn overloaded(what: &str, limit: Limit) -> ApiError {
 }
 
 impl DraftStoreHandle {
+    pub(super) fn send(&self, call: WriterMessage) -> Result<(), ApiError> {
+        self.inner
+            .writer
+            .try_send(call)
+            .map_err(|error| match error {
+                SendError::Full(_) => self.reject(
+                    Limit::Mailbox,
+                    overloaded("the writer's mailbox is full; retry", Limit::Mailbox),
+                ),
+                SendError::Closed(_) => unavailable().with_detail("the writer has stopped"),
+            })
+    }
+
     pub(super) fn reject(&self, limit: Limit, error: ApiError) -> ApiError {
         self.inner.metrics.reject(limit);
         error
+    }
+
+    /// Refuses a call with too many items.
+    pub(super) fn check_count(
+        &self,
+        count: usize,
+        most: usize,
+        items: &str,
+        limit: Limit,
+    ) -> Result<(), ApiError> {
+        if count <= most {
+            return Ok(());
+        }
+        let message = format!("more than {most} {items} in one call");
+        Err(self.reject(limit, ApiError::new(ErrorKind::TooLarge, message)))
     }
 
     /// Checks what no retry can correct.
@@ -29,14 +61,8 @@ impl DraftStoreHandle {
         names: &Namespace,
         updates: &[DocumentUpdate],
     ) -> Result<(), ApiError> {
-        let config = &self.inner.config;
-        if updates.len() > config.tuning.updates_max {
-            let message = format!(
-                "more than {} updates in one call",
-                config.tuning.updates_max
-            );
-            return Err(self.reject(Limit::Updates, ApiError::new(ErrorKind::TooLarge, message)));
-        }
+        let most = self.inner.config.tuning.updates_max;
+        self.check_count(updates.len(), most, "updates", Limit::Updates)?;
         for part in [&names.tenant, &names.model, &names.tokenizer] {
             self.check_name("namespace", part)?;
         }
@@ -72,4 +98,12 @@ impl DraftStoreHandle {
         let message = format!("a name in {param} is longer than {NAME_BYTES_MAX} bytes");
         Err(self.reject(Limit::Head, ApiError::invalid(param, message)))
     }
+}
+
+/// The writer's answer. It is missing if the writer was closed meanwhile.
+pub(super) async fn answer_of<T>(
+    answer: oneshot::Receiver<Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let answer = answer.await;
+    answer.map_err(|_| unavailable().with_detail("the writer dropped the call"))?
 }

@@ -11,7 +11,7 @@ use crate::directory::clear_quarantines;
 use crate::reading::selection;
 use crate::record::{DocumentKey, ErasureRecord};
 use crate::service::handle::DraftStoreHandle;
-use crate::service::handle::checks::NAME_BYTES_MAX;
+use crate::service::handle::checks::{NAME_BYTES_MAX, answer_of};
 use crate::shared_store::{SharedStore, unavailable};
 use crate::writer::messages::WriterMessage;
 
@@ -100,7 +100,7 @@ impl DraftStoreHandle {
         let openings = self.inner.shared.openings();
         let (reply, answer) = oneshot::channel();
         self.send(WriterMessage::Mark(mark, reply))?;
-        let mark = answer.await.map_err(|_| dropped())??;
+        let mark = answer_of(answer).await?;
         let erased_at_ms = mark.at_ms;
         let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
         let keys = tokio::task::spawn_blocking(move || documents_hit(&shared, &wanted))
@@ -113,7 +113,7 @@ impl DraftStoreHandle {
             self.inner
                 .writer
                 .do_send(WriterMessage::Erase(keys.to_vec(), reply));
-            documents += answer.await.map_err(|_| dropped())??;
+            documents += answer_of(answer).await?;
         }
         let dir = self.inner.config.data_dir.clone();
         let cleared =
@@ -154,8 +154,4 @@ impl DraftStoreHandle {
             quarantines_kept,
         })
     }
-}
-
-fn dropped() -> ApiError {
-    unavailable().with_detail("the writer dropped the call")
 }

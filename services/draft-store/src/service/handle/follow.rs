@@ -2,15 +2,21 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use refrain_protocol::ApiError;
-use refrain_protocol::document::{FeedCursor, FollowReply};
+use refrain_protocol::document::{FeedCursor, FollowReply, FollowRequest};
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::metrics::Limit;
 use crate::reading::feed::{FeedName, FeedRead, read_feed};
 use crate::record::DocumentKey;
+use crate::service::handle::checks::overloaded;
 use crate::service::handle::{DraftStoreHandle, Inner, REPLY_TOKENS_MAX};
 use crate::writer::messages::WriterMessage;
+
+/// Longest wait of `follow`, whatever the caller asks for.
+const FOLLOW_WAIT_MS_MAX: u32 = 30_000;
 
 /// Counts a waiting call while it exists.
 pub(super) struct Waiter<'a> {
@@ -35,6 +41,47 @@ impl Drop for Waiter<'_> {
 }
 
 impl DraftStoreHandle {
+    /// Reads the changes of a namespace, and waits for one if there is none.
+    pub(super) async fn follow_namespace(
+        &self,
+        request: FollowRequest,
+    ) -> Result<FollowReply, ApiError> {
+        let _running = self.enter()?;
+        let inner = &*self.inner;
+        let namespace = inner.mesh.verify(&request.namespace)?;
+        let wait_ms = request.wait_ms.min(FOLLOW_WAIT_MS_MAX);
+        let deadline = Instant::now() + Duration::from_millis(u64::from(wait_ms));
+        let feed = FeedName::Namespace(namespace);
+        let read = || self.read(feed.clone(), request.after, request.max_tokens);
+        if wait_ms == 0 {
+            return read().await;
+        }
+        // Subscribe before the first read, so that no change falls between the read and the wait.
+        let mut changes = inner.shared.subscribe(namespace);
+        let mut waiter = None;
+        loop {
+            let reply = read().await?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let news = reply.reset || !reply.events.is_empty() || !reply.caught_up;
+            if news || left.is_zero() || inner.drain.is_draining() {
+                return Ok(reply);
+            }
+            if waiter.is_none() {
+                waiter = Waiter::enter(inner);
+                if waiter.is_none() {
+                    let error = overloaded("too many calls of follow wait", Limit::Waiters);
+                    return Err(self.reject(Limit::Waiters, error));
+                }
+            }
+            // Whatever ends the wait, the next read finds out.
+            tokio::select! {
+                () = changes.changed() => {}
+                () = inner.drain.begun() => {}
+                () = tokio::time::sleep(left) => {}
+            }
+        }
+    }
+
     pub(super) async fn read_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let reads = self.inner.reads.clone();
         let permit = reads.acquire_owned().await;

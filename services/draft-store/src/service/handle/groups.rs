@@ -1,14 +1,15 @@
 //! Groups of samples: registered by the owner of a rollout, read by workers that draft.
 
+use refrain_protocol::ApiError;
 use refrain_protocol::document::{
     FeedCursor, FetchGroupsReply, FetchGroupsRequest, FollowReply, GroupLog, RegisterGroupRequest,
 };
-use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::oneshot;
 
 use crate::catalog::GroupKey;
 use crate::metrics::Limit;
 use crate::reading::feed::FeedName;
+use crate::service::handle::checks::answer_of;
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::shared_store::unavailable;
 use crate::writer::messages::WriterMessage;
@@ -29,9 +30,7 @@ impl DraftStoreHandle {
         };
         let (reply, answer) = oneshot::channel();
         self.send(WriterMessage::Register(registration, reply))?;
-        answer
-            .await
-            .map_err(|_| unavailable().with_detail("the writer dropped the call"))?
+        answer_of(answer).await
     }
 
     pub(super) async fn fetch(
@@ -41,10 +40,7 @@ impl DraftStoreHandle {
         let _running = self.enter()?;
         let namespace = self.inner.mesh.verify(&request.namespace)?;
         let most = self.inner.config.tuning.updates_max;
-        if request.groups.len() > most {
-            let message = format!("more than {most} groups in one call");
-            return Err(self.reject(Limit::Updates, ApiError::new(ErrorKind::TooLarge, message)));
-        }
+        self.check_count(request.groups.len(), most, "groups", Limit::Updates)?;
         let mut tokens_max = request.max_tokens.min(REPLY_TOKENS_MAX);
         let mut groups = Vec::with_capacity(request.groups.len());
         let mut is_spent = false;

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use prometheus::IntGauge;
+use refrain_protocol::ApiError;
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
-use refrain_protocol::{ApiError, ErrorKind};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::metrics::{Limit, StoreMetrics};
@@ -19,12 +19,12 @@ impl DraftStoreHandle {
         let _running = self.enter()?;
         let inner = &*self.inner;
         let namespace = inner.mesh.verify(&request.namespace)?;
-        let most = LOOKUP_CONTEXTS_MAX;
-        if request.contexts.len() > most {
-            let message = format!("more than {most} contexts in one call");
-            let error = ApiError::new(ErrorKind::TooLarge, message);
-            return Err(self.reject(Limit::LookupContexts, error));
-        }
+        self.check_count(
+            request.contexts.len(),
+            LOOKUP_CONTEXTS_MAX,
+            "contexts",
+            Limit::LookupContexts,
+        )?;
         let permits = inner.lookup_permits.clone();
         let Ok(permit) = permits.try_acquire_owned() else {
             let error = overloaded("too many look-ups run at once", Limit::Lookups);

@@ -106,8 +106,12 @@ fn piece(
             .find(|sealed| sealed.manifest().checksum == request.segment)
             .cloned()
     };
-    let sealed =
-        sealed.ok_or_else(|| ApiError::new(ErrorKind::NotFound, "no such segment; it may have been merged, so list the segments again"))?;
+    let sealed = sealed.ok_or_else(|| {
+        ApiError::new(
+            ErrorKind::NotFound,
+            "no such segment; it may have been merged, so list the segments again",
+        )
+    })?;
     Ok(SegmentPiece {
         words: sealed.index_piece(request.offset, words_max),
     })

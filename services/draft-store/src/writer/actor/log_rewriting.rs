@@ -44,7 +44,11 @@ impl WriterActor {
                 self.rewriting.waiters.push(waiter);
                 self.begin_next(ctx);
             }
-            RewriteMessage::Mirror { openings, to, reply } => {
+            RewriteMessage::Mirror {
+                openings,
+                to,
+                reply,
+            } => {
                 let outcome = match &mut self.core {
                     Some(core) if openings == self.openings && self.closing.is_none() => {
                         // The writer handles this message between two commits.
@@ -150,15 +154,20 @@ impl WriterActor {
             stop: stop.clone(),
         };
         self.rewriting.running = Some(RunningRewrite { stop, waiters });
-        let (shared, writer, openings) =
-            (self.shared.clone(), ctx.address().recipient(), self.openings);
+        let (shared, writer, openings) = (
+            self.shared.clone(),
+            ctx.address().recipient(),
+            self.openings,
+        );
         let spawned = std::thread::Builder::new()
             .name("draft-store-rewrite".to_owned())
             .spawn(move || {
                 let host = RewriteRequests { writer, openings };
                 // The writer must receive the end in any case, also after a panic.
                 let outcome = catch_unwind(AssertUnwindSafe(|| rewrite(&job, &shared, &host)))
-                    .unwrap_or_else(|_| Err(LogError::Refused("the rewrite of the log panicked".into())));
+                    .unwrap_or_else(|_| {
+                        Err(LogError::Refused("the rewrite of the log panicked".into()))
+                    });
                 host.writer
                     .do_send(WriterMessage::Rewrite(RewriteMessage::Ended(outcome)));
             });
@@ -244,7 +253,11 @@ impl RewriteRequests {
 impl RewriteHost for RewriteRequests {
     fn mirror(&self, to: Arc<dyn RecordLog>) -> Result<Arc<dyn RecordLog>, LogError> {
         let openings = self.openings;
-        self.ask(|reply| RewriteMessage::Mirror { openings, to, reply })
+        self.ask(|reply| RewriteMessage::Mirror {
+            openings,
+            to,
+            reply,
+        })
     }
 
     fn swap(&self, number: u64) -> Result<u64, LogError> {

@@ -30,7 +30,8 @@ impl WriterActor {
         }
         if self.is_shrinking() && self.log_bytes() > self.config.log_bytes_max {
             self.metrics.reject(Limit::LogBytes);
-            let message = "the draft store's log has reached log_bytes_max and is being made smaller; retry";
+            let message =
+                "the draft store's log has reached log_bytes_max and is being made smaller; retry";
             return Some(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(100));
         }
         None

@@ -130,8 +130,11 @@ impl WriterActor {
             from,
             segment: id,
         });
-        let (shared, writer, openings) =
-            (self.shared.clone(), ctx.address().recipient(), self.openings);
+        let (shared, writer, openings) = (
+            self.shared.clone(),
+            ctx.address().recipient(),
+            self.openings,
+        );
         let spawned = std::thread::Builder::new()
             .name("draft-store-seal".to_owned())
             .spawn(move || {

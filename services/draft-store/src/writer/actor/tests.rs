@@ -44,7 +44,7 @@ fn open(dir: &std::path::Path) -> (WriterActor, Arc<SharedStore>) {
 }
 
 #[test]
-fn who_waits_for_a_purge_hears_that_the_store_was_closed_meanwhile() {
+fn a_purge_fails_if_the_store_was_closed_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = open(dir.path());
     for reopens in [false, true] {
@@ -65,7 +65,7 @@ fn who_waits_for_a_purge_hears_that_the_store_was_closed_meanwhile() {
 }
 
 #[test]
-fn after_a_panic_nobody_sees_what_was_not_durable() {
+fn after_a_panic_only_durable_changes_are_visible() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, shared) = open(dir.path());
     let kept = [append(1)];

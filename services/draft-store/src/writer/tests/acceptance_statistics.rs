@@ -22,7 +22,7 @@ fn report(tenant: &str, context_tokens: u32) -> StatisticsReport {
 }
 
 #[test]
-fn one_commit_takes_in_what_many_tell_and_what_many_say() {
+fn one_commit_holds_appends_and_reports_of_many_callers() {
     let mut store = Store::new(small());
     let append = Append {
         namespace: names("a").id(),
@@ -49,7 +49,7 @@ fn one_commit_takes_in_what_many_tell_and_what_many_say() {
 }
 
 #[test]
-fn what_drafts_are_worth_is_erased_also_where_the_names_are_lost() {
+fn acceptance_statistics_are_erased_even_if_the_names_are_lost() {
     let mut store = Store::new(small());
     let now_ms = store.now_ms;
     store.run(|core, catalog| core.append(catalog, &[], &[report("a", 100)], now_ms));

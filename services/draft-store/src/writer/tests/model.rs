@@ -242,7 +242,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_store_is_the_plain_copy(ops in proptest::collection::vec(op(), 1..120)) {
+    fn the_store_equals_the_plain_model(ops in proptest::collection::vec(op(), 1..120)) {
         run(&ops, DraftStoreConfig::default(), false);
     }
 
@@ -261,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn any_order_of_pieces_ends_in_the_truth(
+    fn any_order_of_updates_ends_in_the_right_text(
         cuts in proptest::collection::vec(0u32..60, 1..4),
         garbage in proptest::collection::vec((0usize..4, 0u32..80, 1u32..30), 0..40),
         piece in 1u32..40,

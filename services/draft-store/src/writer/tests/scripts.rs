@@ -43,7 +43,7 @@ fn repeats_overlaps_gaps_and_epochs() {
 }
 
 #[test]
-fn a_first_piece_that_comes_late_corrects_what_stands_before_the_second() {
+fn a_late_first_update_of_an_epoch_corrects_the_text_before_the_second() {
     let mut store = Store::new(small());
     let mut follower = Follower::default();
     store.append("a", &[update(1, 1, 0, &[1, 2, 3, 4, 5])]);
@@ -134,7 +134,7 @@ fn cursors_and_order_outlive_a_restart() {
 }
 
 #[test]
-fn the_least_recently_used_go_first_and_followers_hear_of_it() {
+fn the_least_recently_used_are_evicted_first_and_followers_are_told() {
     let mut store = Store::new(DraftStoreConfig {
         tokens_max: 30,
         ..small()
@@ -166,7 +166,7 @@ fn the_least_recently_used_go_first_and_followers_hear_of_it() {
 }
 
 #[test]
-fn a_tenant_over_its_budget_pushes_out_its_own_documents_only() {
+fn a_tenant_over_its_budget_evicts_only_its_own_documents() {
     let mut store = Store::new(DraftStoreConfig {
         tenant_tokens_max: 25,
         ..small()
@@ -210,7 +210,7 @@ fn a_tenant_may_have_a_quota_of_its_own_in_tokens_or_bytes() {
 }
 
 #[test]
-fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
+fn static_documents_are_never_evicted_but_count_towards_the_budget() {
     let mut store = Store::new(DraftStoreConfig {
         tenant_tokens_max: 35,
         retention_days: 1,
@@ -251,7 +251,7 @@ fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
 }
 
 #[test]
-fn bytes_are_a_budget_too_and_eviction_goes_in_steps() {
+fn bytes_are_a_budget_too_and_evictions_go_in_steps() {
     let mut store = Store::new(DraftStoreConfig {
         tuning: StoreTuning {
             eviction_step: 2,
@@ -275,7 +275,7 @@ fn bytes_are_a_budget_too_and_eviction_goes_in_steps() {
 }
 
 #[test]
-fn documents_past_their_retention_go() {
+fn documents_beyond_their_retention_are_evicted() {
     let mut store = Store::new(DraftStoreConfig {
         retention_days: 2,
         ..small()
@@ -329,7 +329,7 @@ fn store_texts(store: &Store) -> BTreeMap<u128, Vec<TokenId>> {
 }
 
 #[test]
-fn namespaces_do_not_hear_of_each_other() {
+fn namespaces_do_not_see_each_other() {
     let mut store = Store::new(small());
     store.append("a", &[update(1, 1, 0, &[1, 2, 3])]);
     store.append("b", &[update(1, 1, 0, &[4])]);
@@ -342,7 +342,7 @@ fn namespaces_do_not_hear_of_each_other() {
 }
 
 #[test]
-fn a_damaged_record_costs_itself_alone() {
+fn a_damaged_record_costs_only_itself() {
     let mut store = Store::new(small());
     let mut follower = Follower::default();
     for document in 0..4 {
@@ -396,7 +396,7 @@ fn a_damaged_record_costs_itself_alone() {
 }
 
 #[test]
-fn a_lost_tombstone_makes_only_those_start_over_who_needed_it() {
+fn a_lost_tombstone_resets_only_the_followers_that_needed_it() {
     let mut store = Store::new(DraftStoreConfig {
         tokens_max: 10,
         ..small()
@@ -493,7 +493,7 @@ pub(super) fn erasure(tenant: &str) -> ErasureRecord {
 }
 
 #[test]
-fn exports_that_began_since_the_mark_are_ended_before_an_erasure_is_answered() {
+fn exports_that_began_since_the_mark_end_before_an_erasure_is_answered() {
     let mut store = Store::new(small());
     for tenant in ["a", "b"] {
         store.append(tenant, &[update(1, 1, 0, &[1, 2, 3])]);

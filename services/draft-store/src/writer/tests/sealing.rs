@@ -48,7 +48,7 @@ fn follows(store: &Store) -> BTreeMap<u128, Vec<TokenId>> {
 }
 
 #[test]
-fn what_is_sealed_leaves_the_log_and_is_told_as_before() {
+fn sealed_documents_leave_the_log_and_the_feed_is_unchanged() {
     let mut store = filled(0..10);
     let mut early = Follower::default();
     early.catch_up(&store, "a", 120);
@@ -80,7 +80,7 @@ fn what_is_sealed_leaves_the_log_and_is_told_as_before() {
 }
 
 #[test]
-fn a_sealed_document_can_go_on_be_repeated_and_be_shortened() {
+fn a_sealed_document_can_be_continued_repeated_and_shortened() {
     let mut store = filled(0..3);
     store.append("a", &[update(5, 1, 0, &text(5, 50))]);
     store.seal("a");
@@ -111,7 +111,7 @@ fn a_sealed_document_can_go_on_be_repeated_and_be_shortened() {
 }
 
 #[test]
-fn what_changes_while_it_is_sealed_stays_in_the_log() {
+fn a_document_that_changes_while_it_is_sealed_stays_in_the_log() {
     let mut store = filled(0..4);
     let documents: Vec<DocumentId> = (0..4).map(DocumentId).collect();
     let change = |core: &mut WriterCore, catalog: &mut Catalog| {
@@ -200,7 +200,7 @@ fn sealed_documents_are_used_evicted_and_grow_old() {
 }
 
 #[test]
-fn a_document_that_cannot_be_read_is_removed_and_the_others_sealed() {
+fn an_unreadable_document_is_removed_and_the_others_are_sealed() {
     let mut store = filled(0..3);
     let head = document_key(RecordKind::Head, key("a", 1));
     store.log.records().get_mut(&head).unwrap()[20] ^= 1;

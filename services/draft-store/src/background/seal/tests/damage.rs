@@ -22,7 +22,7 @@ fn sealed(dir: &Path) -> (TestStore, [SegmentId; 3]) {
 }
 
 #[test]
-fn a_damaged_or_missing_file_costs_itself_alone() {
+fn a_damaged_or_missing_file_costs_only_its_own_documents() {
     for case in [
         "missing", "empty", "short", "index", "records", "version", "footer",
     ] {
@@ -208,7 +208,7 @@ fn a_lost_log_finds_its_segments_again() {
 }
 
 #[test]
-fn every_byte_of_the_file_counts() {
+fn every_changed_byte_of_a_segment_file_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let store = TestStore::open(dir.path(), BTreeMap::new());
     append(&store, "a", 1, 20);
