@@ -138,7 +138,8 @@ async fn main() -> anyhow::Result<()> {
             .unwrap_or(0.0)
     };
     println!(
-        "{writers} writers, {elapsed_s:.1} s: {:.0} updates/s, {:.0} tokens/s, call p50 {:.1} ms, p99 {:.1} ms, max {:.1} ms",
+        "{writers} writers, {elapsed_s:.1} s: {:.0} updates/s, {:.0} tokens/s, \
+         call p50 {:.1} ms, p99 {:.1} ms, max {:.1} ms",
         updates / elapsed_s,
         updates * f64::from(UPDATE_TOKENS) / elapsed_s,
         at(0.5),

@@ -1,7 +1,7 @@
 //! One committed file of every format on disk. Today's code must read each of them with the same contents.
 //!
-//! If a test fails here, stores written by an earlier version can no longer be read. With `REFRAIN_WRITE_FIXTURES` set,
-//! the tests write the files instead. Use that for the file of a new format version only, under a new name.
+//! If a test fails here, stores written by an earlier version can no longer be read. With `REFRAIN_WRITE_FIXTURES`
+//! set, the tests write the files instead. Use that for the file of a new format version only, under a new name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -14,18 +14,17 @@ use refrain_protocol::{DocumentId, Namespace};
 use refrain_speculation::Calibration;
 
 use crate::catalog::Catalog;
-use crate::codec::PieceRecord;
+use crate::codec::{self, PieceRecord};
 use crate::directory::{Loss, Manifest};
-use crate::log::journal::{Journal, JournalPosition};
-use crate::log::{Batch, journal};
+use crate::log::Batch;
+use crate::log::journal::{self, Journal, JournalPosition};
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, GONE,
     HeadRecord, MarksRecord, NamespaceRecord, RecordKind, STATIC, SegmentRecord, StateRecord,
     StoreRecord, TombstoneRecord, acceptance_statistics_key, document_key, erasure_key,
     finish_code, marks_key, namespace_key, piece_key, segment_key, store_key, tombstone_key,
 };
-use crate::segments::{SegmentEntry, SegmentFile};
-use crate::{codec, segments};
+use crate::segments::{self, SegmentEntry, SegmentFile};
 
 const SEGMENT: u64 = 7;
 
@@ -103,10 +102,7 @@ impl Records {
     /// One record of each kind.
     fn all(&mut self) {
         let namespace = names().id();
-        let key = DocumentKey {
-            namespace,
-            document: DocumentId(5),
-        };
+        let key = DocumentKey::new(namespace, DocumentId(5));
         let store = StoreRecord {
             generation: 0x0123_4567_89ab_cdef,
             sequence_reserved: 65_536,
@@ -266,10 +262,7 @@ fn a_segment_file_of_version_2_is_read() {
 #[test]
 fn manifests_of_all_versions_are_read() {
     let mut catalog = Catalog::new(0xabcd, 40);
-    let key = DocumentKey {
-        namespace: names().id(),
-        document: DocumentId(5),
-    };
+    let key = DocumentKey::new(names().id(), DocumentId(5));
     catalog.put(key, state(600), None);
     let store = StoreRecord {
         generation: 0xabcd,

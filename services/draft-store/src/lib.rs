@@ -6,10 +6,10 @@
 //!
 //! # What a commit does
 //!
-//! 1. `service/handle/append.rs` checks a call and sends it to the writer's actor.
+//! 1. `service/handle/calls.rs` checks a call, and `append.rs` beside it sends the updates to the writer's actor.
 //! 2. `writer/actor/commits.rs` gathers appends for a few milliseconds.
 //! 3. `writer/core.rs` applies them to a `writer/edit.rs`, which changes the catalog and gathers log writes.
-//!   `writer/placement.rs` decides where each update belongs in its document.
+//!    `writer/placement.rs` decides where each update belongs in its document.
 //! 4. `log/journaled.rs` writes the batch to the journal, waits for `fdatasync`, and then applies it to sled.
 //! 5. The actor answers the callers and wakes the followers. `reading/feed.rs` reads what changed.
 //!
@@ -18,11 +18,12 @@
 //!
 //! # What a start does
 //!
-//! 1. `directory/open.rs` takes the lock, reads the manifest and opens the log that it names. A damaged index is
-//!   rebuilt from the journal; a damaged journal moves to quarantine.
-//! 2. `segments/discovery.rs` maps and checks the segments that the log names.
-//! 3. `catalog/load.rs` reads the catalog back from the log and the segments.
-//! 4. `service/server.rs` starts the writer's actor on a thread of its own, and the listener.
+//! 1. `service/server.rs` starts the writer's actor on a thread of its own, and `writer/actor.rs` locks the directory.
+//! 2. `directory/open.rs` reads the manifest and opens the log that it names. A damaged index is rebuilt from the
+//!    journal; a damaged journal moves to quarantine.
+//! 3. `segments/discovery.rs` maps and checks the segments that the log names.
+//! 4. `catalog/load.rs` reads the catalog back from the log and the segments.
+//! 5. `service/server.rs` starts the listener.
 //!
 //! # What to read first
 //!

@@ -15,51 +15,48 @@ pub(crate) struct DocumentKey {
     pub(crate) document: DocumentId,
 }
 
+impl DocumentKey {
+    pub(crate) fn new(namespace: NamespaceId, document: DocumentId) -> Self {
+        DocumentKey {
+            namespace,
+            document,
+        }
+    }
+}
+
 /// The kind of a record, which is the first byte of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum RecordKind {
     /// [`StoreRecord`], one.
-    Store,
+    Store = b'm',
     /// [`NamespaceRecord`], one per namespace.
-    Namespace,
+    Namespace = b'n',
     /// [`FeedRecord`], one per namespace whose tombstones were ever trimmed.
-    Feed,
+    Feed = b'f',
     /// [`StateRecord`], one per document.
-    State,
+    State = b'd',
     /// [`HeadRecord`], one per document.
-    Head,
+    Head = b'h',
     /// [`crate::codec::PieceRecord`], the text of a document in order.
-    Piece,
+    Piece = b'p',
     /// [`TombstoneRecord`], one per removal that followers may not have seen.
-    Tombstone,
+    Tombstone = b't',
     /// [`ErasureRecord`], one per thing that was erased.
-    Erasure,
+    Erasure = b'e',
     /// [`ErasedRecord`], one per document that was erased and that somebody may still send.
-    Erased,
+    Erased = b'x',
     /// [`SegmentRecord`], one per segment in use.
-    Segment,
+    Segment = b's',
     /// [`MarksRecord`], one per [`MARKS_DOCUMENTS`] documents of a segment in which something changed.
-    Marks,
+    Marks = b'k',
     /// [`AcceptanceStatisticsRecord`], a few per namespace in which drafts were verified.
-    Statistics,
+    Statistics = b'c',
 }
 
 impl RecordKind {
     pub(crate) const fn byte(self) -> u8 {
-        match self {
-            RecordKind::Store => b'm',
-            RecordKind::Namespace => b'n',
-            RecordKind::Feed => b'f',
-            RecordKind::State => b'd',
-            RecordKind::Head => b'h',
-            RecordKind::Piece => b'p',
-            RecordKind::Tombstone => b't',
-            RecordKind::Erasure => b'e',
-            RecordKind::Erased => b'x',
-            RecordKind::Segment => b's',
-            RecordKind::Marks => b'k',
-            RecordKind::Statistics => b'c',
-        }
+        self as u8
     }
 
     /// The kind of a key.
@@ -110,6 +107,16 @@ impl From<&Namespace> for NamespaceRecord {
             tenant: names.tenant.clone(),
             model: names.model.clone(),
             tokenizer: names.tokenizer.clone(),
+        }
+    }
+}
+
+impl From<NamespaceRecord> for Namespace {
+    fn from(names: NamespaceRecord) -> Self {
+        Namespace {
+            tenant: names.tenant,
+            model: names.model,
+            tokenizer: names.tokenizer,
         }
     }
 }
@@ -352,10 +359,7 @@ mod tests {
 
     #[test]
     fn keys_sort_by_position_and_read_back() {
-        let key = DocumentKey {
-            namespace: NamespaceId(7),
-            document: DocumentId(9),
-        };
+        let key = DocumentKey::new(NamespaceId(7), DocumentId(9));
         assert!(piece_key(key, 255) < piece_key(key, 256));
         assert_eq!(document_of(&piece_key(key, 3)), Some(key));
         assert_eq!(piece_start_of(&piece_key(key, 70_000)), Some(70_000));

@@ -33,10 +33,7 @@ pub(crate) fn names(tenant: &str) -> Namespace {
 }
 
 pub(crate) fn key(tenant: &str, document: u128) -> DocumentKey {
-    DocumentKey {
-        namespace: names(tenant).id(),
-        document: DocumentId(document),
-    }
+    DocumentKey::new(names(tenant).id(), DocumentId(document))
 }
 
 pub(crate) fn text(document: u128, len: u32) -> Vec<u32> {

@@ -2,8 +2,8 @@
 //!
 //! A commit runs in three layers:
 //!
-//! 1. `actor.rs` receives messages, gathers appends for one commit, supplies the clock, and reopens the store after an
-//!    error or a panic. It also starts the background jobs and installs their results.
+//! 1. `actor.rs` receives messages, gathers appends for one commit, supplies the clock, and reopens the store after
+//!    an error or a panic. It also starts the background jobs and installs their results.
 //! 2. `core.rs` is the writer without clock, threads or actor. It decides what one commit does: appends, evictions,
 //!    expiry, erasures.
 //! 3. `edit.rs` is one commit in the making. It changes the catalog and gathers the log writes that make the change

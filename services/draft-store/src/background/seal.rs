@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 use crate::log::LogError;
-use crate::reading::document_text;
-use crate::reading::document_text::TextError;
+use crate::reading::document_text::{self, TextError};
 use crate::record::{DocumentKey, SegmentId, SegmentSlot, StateRecord};
 use crate::segments::{
     SegmentEntry, SegmentFile, SegmentSource, delete_files, path, write as write_segment,
@@ -185,10 +184,7 @@ impl SealJob {
     }
 
     fn key(&self, document: DocumentId) -> DocumentKey {
-        DocumentKey {
-            namespace: self.namespace,
-            document,
-        }
+        DocumentKey::new(self.namespace, document)
     }
 }
 

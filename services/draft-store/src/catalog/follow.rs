@@ -3,8 +3,7 @@
 use refrain_protocol::NamespaceId;
 use refrain_protocol::document::FeedCursor;
 
-use crate::catalog::feed;
-use crate::catalog::feed::FeedChange;
+use crate::catalog::feed::{self, FeedChange};
 use crate::catalog::groups::GroupKey;
 use crate::catalog::state::Catalog;
 

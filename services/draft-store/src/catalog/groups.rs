@@ -230,10 +230,7 @@ impl Group {
             .members
             .iter()
             .filter(|(_, member)| member.weight_version < weight_version)
-            .map(|(document, _)| DocumentKey {
-                namespace,
-                document: *document,
-            })
+            .map(|(document, _)| DocumentKey::new(namespace, *document))
             .collect();
         old.sort_unstable();
         old

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
 use crate::catalog::state::Catalog;
+use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{
-    DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, MarksRecord, NamespaceRecord, RecordKind,
-    SegmentSlot, StateRecord, StoreRecord, TombstoneRecord,
+    self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, MarksRecord, NamespaceRecord,
+    RecordKind, SegmentSlot, StateRecord, StoreRecord, TombstoneRecord,
 };
 use crate::segments::{FoundSegments, Marks};
-use crate::{codec, record};
 
 /// The catalog as it was read, and what was damaged.
 pub(crate) struct LoadedCatalog {
@@ -55,50 +55,28 @@ pub(crate) fn load(
 fn each<T: bincode::Decode<()>>(
     log: &dyn RecordLog,
     kind: RecordKind,
-    visit: &mut dyn FnMut(&[u8], Option<T>),
-) -> Result<u64, LogError> {
+    loaded: &mut LoadedCatalog,
+    mut visit: impl FnMut(&mut LoadedCatalog, &[u8], Option<T>),
+) -> Result<(), LogError> {
     let (from, to) = kind.range();
-    let mut damaged = 0;
     log.scan(&from, &to, &mut |key, value| {
         let record = codec::open(key, value);
-        damaged += u64::from(record.is_err());
-        visit(key, record.ok());
+        loaded.damaged_records += u64::from(record.is_err());
+        visit(loaded, key, record.ok());
         true
-    })?;
-    Ok(damaged)
+    })
 }
 
 fn load_namespaces(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
-    let LoadedCatalog {
-        catalog,
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
-    *damaged_records += each::<NamespaceRecord>(log, RecordKind::Namespace, &mut |key, record| {
+    each::<NamespaceRecord>(log, RecordKind::Namespace, loaded, |loaded, key, record| {
         match (record::namespace_of(key), record) {
-            (
-                Some(id),
-                Some(NamespaceRecord {
-                    tenant,
-                    model,
-                    tokenizer,
-                }),
-            ) => {
-                catalog.introduce(
-                    id,
-                    &Namespace {
-                        tenant,
-                        model,
-                        tokenizer,
-                    },
-                );
+            (Some(id), Some(names)) => {
+                loaded.catalog.introduce(id, &Namespace::from(names));
             }
             // The next call for the namespace brings its names again.
-            _ => repairs.remove(key.to_vec()),
+            _ => loaded.repairs.remove(key.to_vec()),
         }
-    })?;
-    Ok(())
+    })
 }
 
 fn load_feeds(
@@ -106,15 +84,9 @@ fn load_feeds(
     loaded: &mut LoadedCatalog,
     random: u32,
 ) -> Result<(), LogError> {
-    let LoadedCatalog {
-        catalog,
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
-    *damaged_records += each::<FeedRecord>(log, RecordKind::Feed, &mut |key, record| {
+    each::<FeedRecord>(log, RecordKind::Feed, loaded, |loaded, key, record| {
         let Some(id) = record::namespace_of(key) else {
-            repairs.remove(key.to_vec());
+            loaded.repairs.remove(key.to_vec());
             return;
         };
         // Without the record nobody knows which tombstones were trimmed, so all followers start over.
@@ -124,11 +96,11 @@ fn load_feeds(
                 trims: 0,
                 era: random,
             };
-            repairs.put(key.to_vec(), codec::seal(key, &record));
+            loaded.repairs.put(key.to_vec(), codec::seal(key, &record));
             record
         });
-        catalog.head = catalog.head.max(record.floor);
-        catalog.feed_mut(id).restore(record);
+        loaded.catalog.head = loaded.catalog.head.max(record.floor);
+        loaded.catalog.feed_mut(id).restore(record);
     })?;
     Ok(())
 }
@@ -151,48 +123,44 @@ fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<()
 }
 
 fn load_erasures(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
-    let LoadedCatalog {
-        catalog,
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
-    *damaged_records +=
-        each::<ErasureRecord>(log, RecordKind::Erasure, &mut |key, record| match record {
-            Some(record) => catalog.erasures.mark(record),
-            None => repairs.remove(key.to_vec()),
-        })?;
-    *damaged_records += each::<ErasedRecord>(log, RecordKind::Erased, &mut |key, record| match (
-        record::document_of(key),
-        record,
-    ) {
-        (Some(id), Some(record)) => catalog.erasures.erase(id, record.at_ms),
-        _ => repairs.remove(key.to_vec()),
-    })?;
-    catalog.erasures.sort();
+    each::<ErasureRecord>(
+        log,
+        RecordKind::Erasure,
+        loaded,
+        |loaded, key, record| match record {
+            Some(record) => loaded.catalog.erasures.mark(record),
+            None => loaded.repairs.remove(key.to_vec()),
+        },
+    )?;
+    each::<ErasedRecord>(
+        log,
+        RecordKind::Erased,
+        loaded,
+        |loaded, key, record| match (record::document_of(key), record) {
+            (Some(id), Some(record)) => loaded.catalog.erasures.erase(id, record.at_ms),
+            _ => loaded.repairs.remove(key.to_vec()),
+        },
+    )?;
+    loaded.catalog.erasures.sort();
     Ok(())
 }
 
 /// Marks of all segments.
 fn load_marks(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<Marks, LogError> {
-    let LoadedCatalog {
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
     let mut marks = Marks::default();
-    *damaged_records += each::<MarksRecord>(log, RecordKind::Marks, &mut |key, record| match (
-        record::segment_of(key),
-        record::chunk_of(key),
-        record,
-    ) {
-        (Some(segment), Some(chunk), Some(MarksRecord(marked))) => {
-            marks.insert((segment, chunk), marked);
-        }
-        // Documents that were evicted come back, and are evicted again. Erased ones do not: their segment was
-        // rewritten before the erasure was answered.
-        _ => repairs.remove(key.to_vec()),
-    })?;
+    each::<MarksRecord>(
+        log,
+        RecordKind::Marks,
+        loaded,
+        |loaded, key, record| match (record::segment_of(key), record::chunk_of(key), record) {
+            (Some(segment), Some(chunk), Some(MarksRecord(marked))) => {
+                marks.insert((segment, chunk), marked);
+            }
+            // Documents that were evicted come back, and are evicted again. Erased ones do not: their segment was
+            // rewritten before the erasure was answered.
+            _ => loaded.repairs.remove(key.to_vec()),
+        },
+    )?;
     Ok(marks)
 }
 
@@ -252,10 +220,7 @@ fn sealed_documents<'a>(
                     record::GONE => return None,
                     used_s => used_s,
                 };
-                let key = DocumentKey {
-                    namespace: sealed.namespace(),
-                    document,
-                };
+                let key = DocumentKey::new(sealed.namespace(), document);
                 let used_ms = state.used_ms.max(u64::from(used_s) * 1_000);
                 Some((key, StateRecord { used_ms, ..state }, slot))
             })
@@ -275,22 +240,17 @@ fn load_documents(
         }
     }
     adopt_segments(&found, loaded, random);
-    let LoadedCatalog {
-        catalog,
-        repairs,
-        damaged_records,
-        damaged,
-        ..
-    } = loaded;
     let mut states: Vec<(DocumentKey, StateRecord, Option<SegmentSlot>)> = Vec::new();
-    *damaged_records += each::<StateRecord>(log, RecordKind::State, &mut |key, record| match (
-        record::document_of(key),
-        record,
-    ) {
-        (Some(id), Some(state)) => states.push((id, state, None)),
-        (Some(id), None) => damaged.push(id),
-        (None, _) => repairs.remove(key.to_vec()),
-    })?;
+    each::<StateRecord>(
+        log,
+        RecordKind::State,
+        loaded,
+        |loaded, key, record| match (record::document_of(key), record) {
+            (Some(id), Some(state)) => states.push((id, state, None)),
+            (Some(id), None) => loaded.damaged.push(id),
+            (None, _) => loaded.repairs.remove(key.to_vec()),
+        },
+    )?;
     let sealed = sealed_documents(&found, &marks);
     states.extend(sealed.map(|(key, state, slot)| (key, state, Some(slot))));
     // Only salvaged or adopted documents can occur twice. The later change wins. Of two copies of the same change,
@@ -306,13 +266,13 @@ fn load_documents(
     // The order of use, as far as it was stored.
     states.sort_unstable_by_key(|(_, state, _)| (state.used_ms, state.sequence));
     for (key, state, slot) in states {
-        catalog.head = catalog.head.max(state.sequence);
-        catalog.put(key, state, None);
+        loaded.catalog.head = loaded.catalog.head.max(state.sequence);
+        loaded.catalog.put(key, state, None);
         if slot.is_some() {
-            catalog.move_document(key, slot, state.bytes);
+            loaded.catalog.move_document(key, slot, state.bytes);
         }
         // Each document gets one feed entry, at its last change. The earlier ones are not needed.
-        let entry = catalog.introduce_nameless(key.namespace);
+        let entry = loaded.catalog.introduce_nameless(key.namespace);
         if let Some(document) = entry.documents.get_mut(&key.document) {
             document.boundaries = vec![(state.sequence, 0)];
             entry.feed.put(state.sequence, key.document, 0);
@@ -322,46 +282,36 @@ fn load_documents(
 }
 
 fn load_tombstones(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
-    let LoadedCatalog {
-        catalog,
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
     let mut lost: HashMap<NamespaceId, u64> = HashMap::new();
-    *damaged_records += each::<TombstoneRecord>(log, RecordKind::Tombstone, &mut |key, record| {
+    each::<TombstoneRecord>(log, RecordKind::Tombstone, loaded, |loaded, key, record| {
         let (Some(id), Some(sequence)) = (
             record::namespace_of(key),
             record::tombstone_sequence_of(key),
         ) else {
-            repairs.remove(key.to_vec());
+            loaded.repairs.remove(key.to_vec());
             return;
         };
-        catalog.head = catalog.head.max(sequence);
+        loaded.catalog.head = loaded.catalog.head.max(sequence);
         match record {
             Some(record) => {
                 let document = DocumentId(record.document);
-                catalog.add_tombstone(
-                    DocumentKey {
-                        namespace: id,
-                        document,
-                    },
-                    sequence,
-                );
+                loaded
+                    .catalog
+                    .add_tombstone(DocumentKey::new(id, document), sequence);
             }
             None => {
                 lost.insert(id, sequence);
-                repairs.remove(key.to_vec());
+                loaded.repairs.remove(key.to_vec());
             }
         }
     })?;
     // A follower that has not passed a lost tombstone starts over, as after a trim.
     for (namespace, sequence) in lost {
-        let feed = catalog.feed_mut(namespace);
+        let feed = loaded.catalog.feed_mut(namespace);
         feed.forget_until(sequence);
         let key = record::namespace_key(RecordKind::Feed, namespace);
         let value = codec::seal(&key, &feed.record());
-        repairs.put(key, value);
+        loaded.repairs.put(key, value);
     }
     Ok(())
 }

@@ -74,10 +74,7 @@ impl Catalog {
             .into_iter()
             .flatten()
             .filter_map(|&document| {
-                let known = self.document(DocumentKey {
-                    namespace,
-                    document,
-                })?;
+                let known = self.document(DocumentKey::new(namespace, document))?;
                 Some((known.state.sequence, document))
             })
             .collect();
@@ -92,10 +89,7 @@ impl Catalog {
         let documents = unsealed.flat_map(|unsealed| &unsealed.documents);
         let mut states: Vec<_> = documents
             .filter_map(|&document| {
-                let known = self.document(DocumentKey {
-                    namespace,
-                    document,
-                })?;
+                let known = self.document(DocumentKey::new(namespace, document))?;
                 Some((document, known.state))
             })
             .collect();
@@ -118,10 +112,7 @@ impl Catalog {
             .into_iter()
             .flatten()
             .filter_map(|document| {
-                let known = self.document(DocumentKey {
-                    namespace,
-                    document: *document,
-                })?;
+                let known = self.document(DocumentKey::new(namespace, *document))?;
                 let state = &known.state;
                 let rests = if state.finish == 0 {
                     state.used_ms < silent_ms

@@ -210,10 +210,7 @@ impl Catalog {
         let before = std::mem::replace(&mut entry.tenant, tenant.clone());
         if before != tenant {
             let documents = entry.documents.iter().map(|(document, known)| {
-                let key = DocumentKey {
-                    namespace: id,
-                    document: *document,
-                };
+                let key = DocumentKey::new(id, *document);
                 (key, StoredSize::new(known.state.len, known.state.bytes))
             });
             self.uses.move_to(&before, &tenant, documents);
@@ -376,10 +373,7 @@ impl Catalog {
                     continue;
                 }
                 if stored_ms < before_ms && expired.len() < limit {
-                    expired.push(DocumentKey {
-                        namespace: *namespace,
-                        document: *document,
-                    });
+                    expired.push(DocumentKey::new(*namespace, *document));
                 } else {
                     earliest = Some(earliest.map_or(stored_ms, |earliest| earliest.min(stored_ms)));
                 }

@@ -15,10 +15,7 @@ fn names(tenant: &str) -> Namespace {
 }
 
 fn key(namespace: NamespaceId, document: u128) -> DocumentKey {
-    DocumentKey {
-        namespace,
-        document: DocumentId(document),
-    }
+    DocumentKey::new(namespace, DocumentId(document))
 }
 
 fn state(catalog: &mut Catalog, len: u32) -> StateRecord {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::catalog::load;
+use crate::codec;
 use crate::directory::manifest::Manifest;
 use crate::directory::open::{OpenedDirectory, current};
 use crate::directory::paths::log_path;
@@ -10,8 +11,7 @@ use crate::directory::quarantine::without_uncertain;
 use crate::log::memory::MemoryLog;
 use crate::log::{LogError, RecordLog as _, journal};
 use crate::record::{StoreRecord, store_key};
-use crate::segments::find;
-use crate::{codec, segments};
+use crate::segments::{self, find};
 
 /// Opens the store in `dir` for reading only. Nothing is repaired, moved, deleted or written, so the directory may be
 /// read-only. The caller holds the lock, if there is one.

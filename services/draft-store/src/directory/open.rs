@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::catalog::{LoadedCatalog, load};
+use crate::codec;
 use crate::directory::manifest::{Loss, Manifest};
 use crate::directory::paths::{clear_leftovers, log_numbers, log_path};
 use crate::directory::quarantine::{Salvaged, quarantine, quarantine_files, salvage};
@@ -11,8 +12,7 @@ use crate::log::journaled::{IndexMode, JournaledLog};
 use crate::log::sled::SledLog;
 use crate::log::{Batch, LogError, RecordLog, journal, random, refused};
 use crate::record::{SegmentId, StoreRecord, store_key};
-use crate::segments::{SegmentFile, find};
-use crate::{codec, segments};
+use crate::segments::{self, SegmentFile, find};
 
 /// A data directory that was opened.
 pub(crate) struct OpenedDirectory {

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::codec;
-use crate::log::journal::{JournalPosition, ScannedBatch};
+use crate::log::journal::{self, JournalPosition, ScannedBatch};
 use crate::log::journaled::JournaledLog;
 use crate::log::sled::SledLog;
-use crate::log::{Batch, LogError, RecordLog as _, journal, refused, sync_directory};
+use crate::log::{Batch, LogError, RecordLog as _, refused, sync_directory};
 use crate::record::{DocumentKey, RecordKind, document_key, document_of};
 
 /// Prefix of the names of quarantine directories.

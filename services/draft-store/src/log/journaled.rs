@@ -15,9 +15,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::log::journal::{Journal, JournalPosition, ScanReport};
+use crate::log::journal::{self, Journal, JournalPosition, ScanReport};
 use crate::log::sled::SledLog;
-use crate::log::{Batch, LogError, RecordLog, journal, random};
+use crate::log::{Batch, LogError, RecordLog, random};
 
 /// Bytes of records that are applied or copied at once.
 const STEP_BYTES: u64 = 1 << 20;

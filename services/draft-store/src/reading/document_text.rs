@@ -4,8 +4,7 @@ use refrain_protocol::TokenId;
 use refrain_protocol::document::{DocumentHead, DocumentUpdate};
 
 use crate::catalog::Catalog;
-use crate::codec;
-use crate::codec::{Damage, PIECE_TOKENS_MAX, PieceRecord};
+use crate::codec::{self, Damage, PIECE_TOKENS_MAX, PieceRecord};
 use crate::log::{LogError, RecordLog};
 use crate::record::{
     DocumentKey, HeadRecord, RecordKind, document_key, finish_of, piece_key, piece_start_of,

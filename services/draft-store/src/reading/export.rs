@@ -186,10 +186,7 @@ fn unsealed(
     let Some((document, then)) = listed else {
         return Ok(Err(Damage::Short.into()));
     };
-    let key = DocumentKey {
-        namespace,
-        document,
-    };
+    let key = DocumentKey::new(namespace, document);
     // The lock for reading: a commit that cuts or removes the document runs before or after.
     let open = shared.read();
     let open = open.as_ref().ok_or_else(unavailable)?;

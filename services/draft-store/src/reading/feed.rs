@@ -7,8 +7,7 @@ use refrain_protocol::{ApiError, NamespaceId};
 
 use crate::catalog::{Catalog, FeedChange, GroupKey};
 use crate::log::RecordLog;
-use crate::reading::document_text;
-use crate::reading::document_text::TextError;
+use crate::reading::document_text::{self, TextError};
 use crate::record::{DocumentKey, finish_of};
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 
@@ -105,10 +104,7 @@ pub(crate) fn read_feed(
             Ok(None) => {}
             Err(TextError::Damaged(_)) => {
                 if let FeedChange::Range { document, .. } = change {
-                    damaged.insert(DocumentKey {
-                        namespace,
-                        document,
-                    });
+                    damaged.insert(DocumentKey::new(namespace, document));
                 }
             }
             Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
@@ -142,10 +138,7 @@ pub(crate) fn event(
             last,
         } => (document, start, end, last),
     };
-    let key = DocumentKey {
-        namespace,
-        document,
-    };
+    let key = DocumentKey::new(namespace, document);
     let Some(known) = catalog.document(key) else {
         return Ok(None);
     };

@@ -36,10 +36,7 @@ pub(crate) fn by_state(
     found.sort_unstable();
     Ok(found
         .into_iter()
-        .map(|(_, document)| DocumentKey {
-            namespace,
-            document,
-        })
+        .map(|(_, document)| DocumentKey::new(namespace, document))
         .collect())
 }
 

@@ -12,9 +12,8 @@ use refrain_protocol::document::DocumentHead;
 use crate::codec::Damage;
 use crate::record::StateRecord;
 use crate::segments::entry::SegmentEntry;
-use crate::segments::name_table::NameTable;
-use crate::segments::packed_columns::PackedColumn;
-use crate::segments::{name_table, packed_columns};
+use crate::segments::name_table::{self, NameTable};
+use crate::segments::packed_columns::{self, PackedColumn};
 
 const COLUMNS: usize = 11;
 

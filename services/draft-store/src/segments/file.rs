@@ -97,11 +97,7 @@ impl SegmentFile {
         let names = &map[parts.names_at()..][..parts.names];
         let names = match bincode::decode_from_slice::<Option<NamespaceRecord>, _>(names, config())
         {
-            Ok((names, _)) => names.map(|names| Namespace {
-                tenant: names.tenant,
-                model: names.model,
-                tokenizer: names.tokenizer,
-            }),
+            Ok((names, _)) => names.map(Namespace::from),
             Err(_) => return Err(corrupt("the namespace's names do not decode")),
         };
         if segment.documents() != parts.documents || u32::try_from(parts.documents).is_err() {

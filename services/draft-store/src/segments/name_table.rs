@@ -11,8 +11,7 @@
 use std::collections::BTreeSet;
 
 use crate::codec::Damage;
-use crate::segments::packed_columns;
-use crate::segments::packed_columns::PackedColumn;
+use crate::segments::packed_columns::{self, PackedColumn};
 
 const BLOCK_NAMES: usize = 16;
 

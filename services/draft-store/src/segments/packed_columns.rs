@@ -131,7 +131,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_refused_or_read(bytes in proptest::collection::vec(any::<u8>(), 0..60), len in any::<usize>()) {
+        fn any_bytes_are_refused_or_read(
+            bytes in proptest::collection::vec(any::<u8>(), 0..60),
+            len in any::<usize>(),
+        ) {
             if let Ok(column) = PackedColumn::open(&bytes, 0, len) {
                 prop_assert!(column.end() <= bytes.len());
                 let _ = (column.get(&bytes, 0), column.get(&bytes, len.wrapping_sub(1)), column.get(&bytes, len));

@@ -14,8 +14,7 @@ use refrain_rpc::StoreAdmin;
 
 use crate::catalog::ExportLimits;
 use crate::config::DraftStoreConfig;
-use crate::directory;
-use crate::directory::{DirectoryLock, OpenedDirectory};
+use crate::directory::{self, DirectoryLock, OpenedDirectory};
 use crate::reading::{export, verify};
 use crate::shared_store::{OpenStore, SharedStore};
 

@@ -132,8 +132,8 @@ impl DraftStoreHandle {
         }
         if let Some(Loss { expected, found }) = self.inner.shared.loss() {
             return Err(format!(
-                "the store came up with {found} of {expected} documents: put back a copy of data_dir, look at what is \
-                 in its quarantine-* folders, or confirm the loss (refrain store confirm --loss)"
+                "the draft store found only {found} of {expected} documents at its start: restore a copy of \
+                 data_dir, look into its quarantine-* directories, or confirm the loss (refrain store confirm --loss)"
             ));
         }
         self.inner.mesh.clocks().readiness()

@@ -1,8 +1,8 @@
 //! The HTTP routes: bincode for calls with tokens, JSON for statistics and administration. All of them require the
 //! mesh secret.
 
-use actix_web::web::{Data, Json};
-use actix_web::{HttpResponse, web};
+use actix_web::HttpResponse;
+use actix_web::web::{self, Data, Json};
 use refrain_protocol::admin::{
     CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, VerifyReply,
 };

@@ -38,12 +38,13 @@ use tokio::sync::oneshot;
 
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
-use crate::directory::{DirectoryLock, Loss, OpenedDirectory};
+use crate::directory::{self, DirectoryLock, Loss, OpenedDirectory};
 use crate::log::journaled::IndexMode;
 use crate::log::{LogError, RecordLog};
 use crate::metrics::{Limit, RemovalReason, StoreMetrics};
 use crate::reading::lookup::LookupViews;
 use crate::record::{DocumentKey, SegmentId};
+use crate::segments;
 use crate::shared_store::{OpenStore, SharedStore, unavailable};
 use crate::writer::actor::commit_queue::CommitQueue;
 use crate::writer::actor::errors::disk_refused;
@@ -52,7 +53,6 @@ use crate::writer::actor::seal_state::SealState;
 use crate::writer::core::WriterCore;
 use crate::writer::messages::WriterMessage;
 use crate::writer::outcome::CommitOutcome;
-use crate::{directory, segments};
 
 /// Messages that the mailbox holds. Beyond it callers get 429.
 const MAILBOX_MAX: usize = 1_024;

@@ -15,21 +15,20 @@ use refrain_protocol::document::{
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use tempfile::TempDir;
 
-use crate::background::seal;
-use crate::background::seal::{NewSegment, SealHost, SealJob, SealReport, SealStep};
+use crate::background::seal::{self, NewSegment, SealHost, SealJob, SealReport, SealStep};
 use crate::catalog::{Catalog, load};
+use crate::codec;
 use crate::config::DraftStoreConfig;
 use crate::log::LogError;
 use crate::log::memory::MemoryLog;
 use crate::reading::document_text;
 use crate::reading::feed::{FeedName, read_feed};
 use crate::record::{DocumentKey, SegmentId, StoreRecord, store_key};
-use crate::segments::{SegmentSource, find};
+use crate::segments::{self, SegmentSource, find};
 use crate::shared_store::{OpenStore, SharedStore};
 use crate::writer::core::WriterCore;
 use crate::writer::outcome::CommitOutcome;
 use crate::writer::requests::{Append, UpdateAuthor};
-use crate::{codec, segments};
 
 /// The core with a clock that tests move.
 struct Store {
@@ -264,10 +263,7 @@ impl SealHost for CoreHost<'_> {
 }
 
 fn key(tenant: &str, document: u128) -> DocumentKey {
-    DocumentKey {
-        namespace: names(tenant).id(),
-        document: DocumentId(document),
-    }
+    DocumentKey::new(names(tenant).id(), DocumentId(document))
 }
 
 /// A follower's copy of one document.

@@ -163,12 +163,7 @@ async fn a_piece_that_a_reader_cannot_read_causes_an_index_rebuild() {
         let reply = store.handle().follow(request).await;
         reply.map_or(0, |reply| reply.events.len())
     };
-    for _ in 0..500 {
-        if whole().await == 40 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually(async || whole().await == 40).await;
     assert_eq!(whole().await, 40);
     assert_eq!(
         store.metric("refrain_draft_store_evictions_total{reason=\"damage\"}"),

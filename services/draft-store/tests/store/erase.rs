@@ -395,9 +395,7 @@ async fn an_erasure_during_appends_separates_old_from_new_documents() {
             })
         })
         .collect();
-    while store.handle().stats().await.unwrap().documents < 40 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually(async || store.handle().stats().await.unwrap().documents >= 40).await;
     let erased_at_ms = erase(&store, tenant("a")).await.erased_at_ms;
     let mut expected = Vec::new();
     for writer in writers {

@@ -126,12 +126,7 @@ async fn an_export_shows_one_moment_whatever_happens_meanwhile() {
     let gone = store.page("a", after).await.unwrap_err();
     assert_eq!(gone.kind, ErrorKind::Conflict);
     let store = Arc::into_inner(store).unwrap();
-    let waited = tokio::time::timeout(Duration::from_secs(60), async {
-        while store.metric("refrain_draft_store_exports") > 0.0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    waited.await.unwrap();
+    eventually(async || store.metric("refrain_draft_store_exports") == 0.0).await;
     assert_eq!(store.metric("refrain_draft_store_export_held_bytes"), 0.0);
     store.stop().await;
 }

@@ -19,7 +19,7 @@ mod trust;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use refrain_draft_store::{
     DraftStoreConfig, DraftStoreHandle, DraftStoreServer, StoreTuning, start,
@@ -54,6 +54,15 @@ fn config(dir: &Path) -> DraftStoreConfig {
         data_dir: dir.join("data"),
         tuning: tuning(),
         ..DraftStoreConfig::default()
+    }
+}
+
+/// Waits until a condition holds. The store has clocks and threads of its own, so a paused clock cannot help.
+async fn eventually(is_so: impl AsyncFn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so().await {
+        assert!(Instant::now() < until, "the condition never holds");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -97,9 +97,7 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
         .unwrap();
     let (handle, request) = (store.handle(), follow(&store, "a", first.cursor, 20_000));
     let waiting = tokio::spawn(async move { handle.follow(request).await });
-    while store.handle().observe().waiters == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually(async || store.handle().observe().waiters > 0).await;
     store.append("b", vec![update(1, 0, &[1])]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!waiting.is_finished());
@@ -143,9 +141,11 @@ async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
         updates: vec![update(1, 0, &[1])],
     };
     let appending = tokio::spawn(async move { handle.append(request).await });
-    while store.handle().observe().pending_tokens == 0 || store.handle().observe().waiters == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually(async || {
+        let state = store.handle().observe();
+        state.pending_tokens > 0 && state.waiters > 0
+    })
+    .await;
     let (handle, late) = (store.handle(), store.sign("a"));
     let started = Instant::now();
     store.stop().await;
@@ -237,9 +237,7 @@ async fn limits_refuse_calls_and_count_them() {
     }
     let (handle, request) = (store.handle(), follow(&store, "a", cursor, 300));
     let waiting = tokio::spawn(async move { handle.follow(request).await });
-    while store.handle().observe().waiters == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually(async || store.handle().observe().waiters > 0).await;
     let second = store
         .handle()
         .follow(follow(&store, "a", cursor, 300))

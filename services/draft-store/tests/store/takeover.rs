@@ -290,12 +290,7 @@ async fn look_ups_find_documents_sealed_later() {
         tokio::time::sleep(Duration::from_millis(5)).await;
         store.handle().compact().await.unwrap();
         let text = noise(document, 300);
-        let found = tokio::time::timeout(Duration::from_secs(10), async {
-            while store.drafted("a", &text[80..100]).await.is_none() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        });
-        found.await.expect("the view is not made anew");
+        eventually(async || store.drafted("a", &text[80..100]).await.is_some()).await;
     }
     assert!(store.drafted("a", &old[80..100]).await.is_some());
     store.stop().await;

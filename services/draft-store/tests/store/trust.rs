@@ -45,12 +45,7 @@ async fn a_clock_that_jumps_ahead_evicts_nothing_until_it_is_confirmed() {
     let store = Store::start(retention.clone()).await;
     fill(&store, 30..34).await;
     let offset = || store.metric("refrain_draft_store_clock_offset_seconds");
-    for _ in 0..500 {
-        if offset() > 0.0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually(async || offset() > 0.0).await;
     assert!((offset() - 40.0 * 86_400.0).abs() < 600.0, "{}", offset());
     // Some ticks later all documents are there. The new ones are 40 days younger than the old ones seem to be.
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -74,12 +69,7 @@ async fn a_clock_that_jumps_ahead_evicts_nothing_until_it_is_confirmed() {
     );
     // By the confirmed time the documents of 40 days ago are too old, and those stored since are as old as they
     // seemed.
-    for _ in 0..500 {
-        if store.handle().stats().await.unwrap().documents == 30 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually(async || store.handle().stats().await.unwrap().documents == 30).await;
     assert_eq!(store.handle().stats().await.unwrap().documents, 30);
     assert_eq!(offset(), 0.0);
     store.stop().await;
@@ -96,12 +86,7 @@ async fn a_store_that_lost_its_log_is_not_ready_until_the_loss_is_confirmed() {
         let store = Store::start(config(dir.path())).await;
         let refused = store.ready().unwrap_err();
         assert!(refused.contains("0 of 40 documents"), "{refused}");
-        for _ in 0..500 {
-            if store.metric("refrain_draft_store_missing_documents") == 40.0 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually(async || store.metric("refrain_draft_store_missing_documents") == 40.0).await;
         assert_eq!(store.metric("refrain_draft_store_missing_documents"), 40.0);
         store.stop().await;
     }

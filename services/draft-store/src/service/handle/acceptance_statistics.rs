@@ -3,10 +3,8 @@
 use refrain_protocol::chances::{ChancesReply, ChancesRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_speculation::{CALIBRATION_BYTES_MAX, CalibrationError, Observed};
-use tokio::sync::oneshot;
 
 use crate::service::handle::DraftStoreHandle;
-use crate::service::handle::checks::answer_of;
 use crate::writer::messages::WriterMessage;
 use crate::writer::requests::StatisticsReport;
 
@@ -20,8 +18,7 @@ impl DraftStoreHandle {
         let names = request.namespace.namespace;
         self.check(&names, &[])?;
         let observed = observed(&request.observed)?;
-        let (reply, answer) = oneshot::channel();
-        self.send(match observed.is_empty() {
+        let ask = self.ask(|reply| match observed.is_empty() {
             true => WriterMessage::ReadStatistics(namespace, reply),
             false => WriterMessage::AddStatistics(
                 StatisticsReport {
@@ -31,8 +28,8 @@ impl DraftStoreHandle {
                 },
                 reply,
             ),
-        })?;
-        let tables = answer_of(answer).await?;
+        });
+        let tables = ask.await?;
         Ok(ChancesReply { tables })
     }
 }

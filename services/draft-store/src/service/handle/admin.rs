@@ -8,13 +8,11 @@ use refrain_protocol::admin::{
 };
 use refrain_protocol::document::{AppendReply, StoreStats};
 use refrain_rpc::StoreAdmin;
-use tokio::sync::oneshot;
 
 use crate::background::log_rewrite::RewriteReport;
 use crate::catalog::ExportLimits;
 use crate::directory::count_quarantines;
 use crate::reading::{export, verify};
-use crate::service::handle::checks::answer_of;
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::shared_store::{SharedStore, unavailable};
 use crate::writer::messages::{RewriteMessage, SealMessage, WriterMessage};
@@ -38,9 +36,8 @@ impl DraftStoreHandle {
 
     /// Rewrites the log. The rewrite begins after this call.
     pub(super) async fn rewrite(&self) -> Result<RewriteReport, ApiError> {
-        let (waiter, answer) = oneshot::channel();
-        self.send(WriterMessage::Rewrite(RewriteMessage::Rewrite(waiter)))?;
-        answer_of(answer).await
+        self.ask(|waiter| WriterMessage::Rewrite(RewriteMessage::Rewrite(waiter)))
+            .await
     }
 
     fn segment_bytes(&self) -> Result<u64, ApiError> {
@@ -52,9 +49,8 @@ impl DraftStoreHandle {
     /// Rewrites the segments that hold anything removed before this call. With `seals`, also seals the documents that
     /// have ended.
     pub(super) async fn purge(&self, seals: bool) -> Result<(), ApiError> {
-        let (waiter, answer) = oneshot::channel();
-        self.send(WriterMessage::Seal(SealMessage::Purge { waiter, seals }))?;
-        answer_of(answer).await
+        self.ask(|waiter| WriterMessage::Seal(SealMessage::Purge { waiter, seals }))
+            .await
     }
 }
 
@@ -131,8 +127,7 @@ impl StoreAdmin for DraftStoreHandle {
 
     async fn confirm(&self, request: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
         let _running = self.enter()?;
-        let (reply, answer) = oneshot::channel();
-        self.send(WriterMessage::Confirm(request, reply))?;
-        answer_of(answer).await
+        self.ask(|reply| WriterMessage::Confirm(request, reply))
+            .await
     }
 }

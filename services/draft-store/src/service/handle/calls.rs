@@ -49,10 +49,7 @@ impl DraftStore for DraftStoreHandle {
         let unique: HashSet<DocumentKey> = request
             .documents
             .iter()
-            .map(|document| DocumentKey {
-                namespace,
-                document: *document,
-            })
+            .map(|document| DocumentKey::new(namespace, *document))
             .collect();
         self.send(WriterMessage::Touch(unique.into_iter().collect()))
     }

@@ -40,6 +40,16 @@ impl DraftStoreHandle {
         error
     }
 
+    /// Sends a message to the writer, and waits for its answer.
+    pub(super) async fn ask<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<Result<T, ApiError>>) -> WriterMessage,
+    ) -> Result<T, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(message(reply))?;
+        answer_of(answer).await
+    }
+
     /// Refuses a call with too many items.
     pub(super) fn check_count(
         &self,

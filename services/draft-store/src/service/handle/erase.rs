@@ -98,9 +98,7 @@ impl DraftStoreHandle {
         }
         let _alone = self.inner.erasing.lock().await;
         let openings = self.inner.shared.openings();
-        let (reply, answer) = oneshot::channel();
-        self.send(WriterMessage::Mark(mark, reply))?;
-        let mark = answer_of(answer).await?;
+        let mark = self.ask(|reply| WriterMessage::Mark(mark, reply)).await?;
         let erased_at_ms = mark.at_ms;
         let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
         let keys = tokio::task::spawn_blocking(move || documents_hit(&shared, &wanted))

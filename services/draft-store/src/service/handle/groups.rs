@@ -4,12 +4,10 @@ use refrain_protocol::ApiError;
 use refrain_protocol::document::{
     FeedCursor, FetchGroupsReply, FetchGroupsRequest, FollowReply, GroupLog, RegisterGroupRequest,
 };
-use tokio::sync::oneshot;
 
 use crate::catalog::GroupKey;
 use crate::metrics::Limit;
 use crate::reading::feed::FeedName;
-use crate::service::handle::checks::answer_of;
 use crate::service::handle::{DraftStoreHandle, REPLY_TOKENS_MAX};
 use crate::shared_store::unavailable;
 use crate::writer::messages::WriterMessage;
@@ -28,9 +26,8 @@ impl DraftStoreHandle {
             ttl_ms: request.ttl_ms.min(GROUP_TTL_MS_MAX),
             weight_version: request.weight_version,
         };
-        let (reply, answer) = oneshot::channel();
-        self.send(WriterMessage::Register(registration, reply))?;
-        answer_of(answer).await
+        self.ask(|reply| WriterMessage::Register(registration, reply))
+            .await
     }
 
     pub(super) async fn fetch(

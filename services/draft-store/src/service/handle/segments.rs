@@ -127,10 +127,7 @@ fn documents(
     let (mut reply, mut damaged) = (DocumentsReply::default(), HashSet::new());
     let mut tokens = 0;
     for &document in documents {
-        let key = DocumentKey {
-            namespace,
-            document,
-        };
+        let key = DocumentKey::new(namespace, document);
         let open = shared.read();
         match whole(open.as_ref().ok_or_else(unavailable)?, key) {
             Ok(Some(update)) => {

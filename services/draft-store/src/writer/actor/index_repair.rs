@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::log::journaled::IndexMode;
-use crate::reading::document_text;
-use crate::reading::document_text::TextError;
+use crate::reading::document_text::{self, TextError};
 use crate::record::DocumentKey;
 use crate::writer::actor::WriterActor;
 

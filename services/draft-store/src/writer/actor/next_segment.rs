@@ -40,10 +40,8 @@ impl PlannedSegment {
             SegmentSource::Log(documents) => documents
                 .iter()
                 .filter_map(|document| {
-                    open.catalog.document(DocumentKey {
-                        namespace: self.namespace,
-                        document: *document,
-                    })
+                    open.catalog
+                        .document(DocumentKey::new(self.namespace, *document))
                 })
                 .map(|known| {
                     SEALED_DOCUMENT_BYTES + SEALED_TOKEN_BYTES * u64::from(known.state.len)

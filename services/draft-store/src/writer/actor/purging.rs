@@ -1,8 +1,7 @@
 //! Purges: rewriting every segment that still holds removed documents, at the request of an operator.
 
 use crate::log::LogError;
-use crate::segments;
-use crate::segments::{SegmentSource, Urgency};
+use crate::segments::{self, SegmentSource, Urgency};
 use crate::shared_store::unavailable;
 use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::{disk_refused, outdated};

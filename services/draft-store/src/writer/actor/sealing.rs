@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use actix::{AsyncContext as _, Context, Recipient};
 use tokio::sync::oneshot;
 
-use crate::background::seal;
-use crate::background::seal::{NewSegment, SealHost, SealJob, SealReport};
+use crate::background::seal::{self, NewSegment, SealHost, SealJob, SealReport};
 use crate::log::LogError;
 use crate::record::SegmentId;
 use crate::segments::{SegmentSource, Urgency};

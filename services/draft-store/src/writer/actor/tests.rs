@@ -75,10 +75,7 @@ fn after_a_panic_only_durable_changes_are_visible() {
     let error = writer
         .run(|_, catalog, _| {
             let sequence = catalog.advance();
-            let key = DocumentKey {
-                namespace: kept[0].namespace,
-                document: DocumentId(9),
-            };
+            let key = DocumentKey::new(kept[0].namespace, DocumentId(9));
             catalog.add_tombstone(key, sequence);
             std::panic::resume_unwind(Box::new("boom"))
         })

@@ -3,11 +3,9 @@
 use refrain_protocol::document::DocumentUpdate;
 
 use crate::background::seal::{IncludedDocument, NewSegment};
-use crate::codec;
-use crate::codec::Damage;
+use crate::codec::{self, Damage};
 use crate::log::LogError;
-use crate::reading::document_text;
-use crate::reading::document_text::TextError;
+use crate::reading::document_text::{self, TextError};
 use crate::record::{
     DocumentKey, GONE, HeadRecord, MARKS_DOCUMENTS, MarksRecord, RecordKind, SegmentId,
     SegmentSlot, StateRecord, document_key, finish_of, marks_key, piece_key, segment_key,
@@ -135,10 +133,7 @@ impl Edit<'_> {
             self.catalog.mount(sealed);
             for ((number, documents), bytes) in (0..).zip(&documents).zip(states) {
                 let slot = SegmentSlot { segment, number };
-                let key = DocumentKey {
-                    namespace,
-                    document: documents.document,
-                };
+                let key = DocumentKey::new(namespace, documents.document);
                 let mark = if self.moves(key, documents, &sources) {
                     self.move_document(key, documents, slot, bytes)
                 } else {

@@ -2,8 +2,7 @@
 
 use refrain_protocol::TokenId;
 
-use crate::codec;
-use crate::codec::{Damage, PIECE_TOKENS_MAX};
+use crate::codec::{self, Damage, PIECE_TOKENS_MAX};
 use crate::reading::document_text::{Piece, TextError, key_before};
 use crate::record::{DocumentKey, StateRecord, piece_key};
 use crate::writer::edit::Edit;

@@ -5,8 +5,7 @@ use std::cmp::Ordering;
 use refrain_protocol::TokenId;
 use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
 
-use crate::codec;
-use crate::codec::Damage;
+use crate::codec::{self, Damage};
 use crate::log::LogError;
 use crate::metrics::RemovalReason;
 use crate::reading::document_text::TextError;
@@ -26,10 +25,7 @@ impl Edit<'_> {
         append: &Append,
         update: &DocumentUpdate,
     ) -> Result<u32, LogError> {
-        let key = DocumentKey {
-            namespace: append.namespace,
-            document: update.document,
-        };
+        let key = DocumentKey::new(append.namespace, update.document);
         let known = self.catalog.document(key).is_some();
         let erasures = self.catalog.erasures();
         self.static_code = match append.author {
