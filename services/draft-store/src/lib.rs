@@ -55,8 +55,6 @@
 //! * An export shows one moment while the store goes on (`catalog/exports.rs`, `reading/export.rs`).
 //! * A worker that starts takes over segments as they are and the other documents one by one. It follows the feed
 //!   from there (`service/handle/segments.rs`).
-//! * A registered group of samples has a log of its own: the same updates, read by another cursor
-//!   (`catalog/groups.rs`). The group ends with its time to live or with newer weights; its documents stay.
 //!
 //! # Costs
 //!

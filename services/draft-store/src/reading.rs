@@ -6,7 +6,7 @@
 //!
 //! Read `document_text.rs` first: text and head of one document, from the log or from a segment. Then:
 //!
-//! * `feed.rs`: changes of a namespace or a group after a cursor
+//! * `feed.rs`: changes of a namespace after a cursor
 //! * `lookup.rs`: drafts from sealed documents, for workers that do not hold a namespace
 //! * `selection.rs`: documents by state or head
 //! * `export.rs`: pages of an export

@@ -10,7 +10,6 @@ use crate::catalog::document::{BOUNDARIES_MAX, Document, join};
 use crate::catalog::erasures::Erasures;
 use crate::catalog::exports::Exports;
 use crate::catalog::feed::Feed;
-use crate::catalog::groups::Groups;
 use crate::catalog::recency::{RecencyOrder, StoredSize};
 use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
 use crate::segments::{CountedDocument, Segments};
@@ -67,7 +66,6 @@ pub(crate) struct Catalog {
     pub(super) totals: Totals,
     pub(super) namespaces: HashMap<NamespaceId, NamespaceEntry>,
     pub(super) erasures: Erasures,
-    pub(super) groups: Groups,
     pub(super) segments: Segments,
     exports: Exports,
     pub(super) statistics: StatisticsSizes,
@@ -83,7 +81,6 @@ impl Catalog {
             totals: Totals::default(),
             namespaces: HashMap::new(),
             erasures: Erasures::default(),
-            groups: Groups::default(),
             segments: Segments::default(),
             exports: Exports::default(),
             statistics: StatisticsSizes::default(),
@@ -182,16 +179,6 @@ impl Catalog {
     /// Exports in progress. They end when the catalog is read again.
     pub(crate) fn exports(&self) -> &Exports {
         &self.exports
-    }
-
-    /// Groups of samples.
-    pub(crate) fn groups(&self) -> &Groups {
-        &self.groups
-    }
-
-    /// Groups of samples, to be changed.
-    pub(crate) fn groups_mut(&mut self) -> &mut Groups {
-        &mut self.groups
     }
 
     /// Records the names of a namespace. Returns whether they were unknown before.
@@ -306,8 +293,6 @@ impl Catalog {
         self.introduce_nameless(key.namespace)
             .feed
             .add_tombstone(sequence, key.document);
-        let gone = self.document(key).is_none();
-        self.groups.depart(key, sequence, gone);
     }
 
     /// The feed of a namespace, to be changed.

@@ -29,8 +29,6 @@ labels! {
         Namespaces => "namespaces_max",
         Waiters => "waiters_max",
         Erasures => "erasures_max",
-        Groups => "groups_max",
-        GroupTokens => "group_tokens_max",
         Disk => "disk_reserve_bytes",
         LogBytes => "log_bytes_max",
         Lookups => "lookups_max",

@@ -1,11 +1,11 @@
-//! Reading the changes of a namespace or a group.
+//! Reading the changes of a namespace.
 
 use std::collections::HashSet;
 
 use refrain_protocol::document::{DocumentUpdate, FeedCursor, FeedEvent, FollowReply};
 use refrain_protocol::{ApiError, NamespaceId};
 
-use crate::catalog::{Catalog, FeedChange, GroupKey};
+use crate::catalog::{Catalog, FeedChange};
 use crate::log::RecordLog;
 use crate::reading::document_text::{self, TextError};
 use crate::record::{DocumentKey, finish_of};
@@ -20,53 +20,16 @@ pub(crate) struct FeedRead {
     pub(crate) damaged: HashSet<DocumentKey>,
 }
 
-/// The feed that is read: of a namespace, or of a group.
-#[derive(Clone, Debug)]
-pub(crate) enum FeedName {
-    Namespace(NamespaceId),
-    Group(GroupKey),
-}
-
-impl FeedName {
-    fn namespace(&self) -> NamespaceId {
-        match self {
-            FeedName::Namespace(namespace) | FeedName::Group((namespace, _)) => *namespace,
-        }
-    }
-
-    fn position(&self, catalog: &Catalog, cursor: FeedCursor) -> Option<u64> {
-        match self {
-            FeedName::Namespace(namespace) => catalog.position(*namespace, cursor),
-            FeedName::Group(group) => catalog.group_position(group, cursor),
-        }
-    }
-
-    fn next_change(&self, catalog: &Catalog, after: u64) -> Option<(u64, FeedChange)> {
-        match self {
-            FeedName::Namespace(namespace) => catalog.next_change(*namespace, after),
-            FeedName::Group(group) => catalog.next_group_change(group, after),
-        }
-    }
-
-    fn cursor(&self, catalog: &Catalog, sequence: u64) -> FeedCursor {
-        match self {
-            FeedName::Namespace(namespace) => catalog.cursor(*namespace, sequence),
-            FeedName::Group(group) => catalog.group_cursor(group, sequence),
-        }
-    }
-}
-
-/// Reads the changes of a namespace or a group after a cursor. It returns at least one if there is one, and at most
+/// Reads the changes of a namespace after a cursor. It returns at least one if there is one, and at most
 /// `tokens_max` tokens unless the first change has more.
 ///
 /// Blocks on the disk and on the writer, so call it from blocking threads only.
 pub(crate) fn read_feed(
     shared: &SharedStore,
-    feed: &FeedName,
+    namespace: NamespaceId,
     after: FeedCursor,
     tokens_max: usize,
 ) -> Result<FeedRead, ApiError> {
-    let namespace = feed.namespace();
     let mut reset = false;
     let mut cursor = after;
     let mut events = Vec::new();
@@ -75,7 +38,7 @@ pub(crate) fn read_feed(
     let caught_up = loop {
         let open = shared.read();
         let OpenStore { catalog, log } = open.as_ref().ok_or_else(unavailable)?;
-        let position = match feed.position(catalog, cursor) {
+        let position = match catalog.position(namespace, cursor) {
             Some(position) => position,
             None if events.is_empty() => {
                 reset = true;
@@ -84,9 +47,9 @@ pub(crate) fn read_feed(
             // The feed was reset during the read. The next call handles it.
             None => break false,
         };
-        let Some((sequence, change)) = feed.next_change(catalog, position) else {
+        let Some((sequence, change)) = catalog.next_change(namespace, position) else {
             // The end of this feed. The store's last change would reveal activity in other namespaces.
-            cursor = feed.cursor(catalog, position);
+            cursor = catalog.cursor(namespace, position);
             break true;
         };
         let size = match &change {
@@ -109,7 +72,7 @@ pub(crate) fn read_feed(
             }
             Err(TextError::Log(error)) => return Err(unavailable().with_detail(error)),
         }
-        cursor = feed.cursor(catalog, sequence);
+        cursor = catalog.cursor(namespace, sequence);
     };
     Ok(FeedRead {
         reply: FollowReply {

@@ -7,7 +7,6 @@ mod calls;
 mod checks;
 mod erase;
 mod follow;
-mod groups;
 mod lookup;
 mod segments;
 

@@ -25,8 +25,6 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mes
             .route("/append", web::post().to(append))
             .route("/follow", web::post().to(follow))
             .route("/touch", web::post().to(touch))
-            .route("/groups/register", web::post().to(register_group))
-            .route("/groups/fetch", web::post().to(fetch_groups))
             .route("/segments", web::post().to(segments))
             .route("/segments/piece", web::post().to(segment_piece))
             .route("/documents", web::post().to(documents))
@@ -70,21 +68,6 @@ async fn follow(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<
 async fn touch(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {
     handle.touch(decode_bincode(&body)?).await?;
     answer(&())
-}
-
-async fn register_group(
-    handle: Data<DraftStoreHandle>,
-    Body(body): Body,
-) -> HttpResult<HttpResponse> {
-    handle.register_group(decode_bincode(&body)?).await?;
-    answer(&())
-}
-
-async fn fetch_groups(
-    handle: Data<DraftStoreHandle>,
-    Body(body): Body,
-) -> HttpResult<HttpResponse> {
-    answer(&handle.fetch_cst(decode_bincode(&body)?).await?)
 }
 
 async fn segments(handle: Data<DraftStoreHandle>, Body(body): Body) -> HttpResult<HttpResponse> {

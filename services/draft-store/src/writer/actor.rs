@@ -41,7 +41,7 @@ use crate::config::DraftStoreConfig;
 use crate::directory::{self, DirectoryLock, Loss, OpenedDirectory};
 use crate::log::journaled::IndexMode;
 use crate::log::{LogError, RecordLog};
-use crate::metrics::{Limit, RemovalReason, StoreMetrics};
+use crate::metrics::{RemovalReason, StoreMetrics};
 use crate::reading::lookup::LookupViews;
 use crate::record::{DocumentKey, SegmentId};
 use crate::segments;
@@ -262,9 +262,6 @@ impl WriterActor {
                 .with_label_values(&[removal.as_str()])
                 .inc();
         }
-        let full = Limit::GroupTokens.as_str();
-        let rejections = self.metrics.rejections.with_label_values(&[full]);
-        rejections.inc_by(outcome.group_rejections);
         self.evicted_documents += outcome.removed.len() as u64;
         self.delete_emptied(&outcome.emptied);
         if outcome.reserved {
@@ -344,9 +341,6 @@ impl Handler<WriterMessage> for WriterActor {
                 let _ = self.run(|core, catalog, now_ms| {
                     core.remove(catalog, &keys, RemovalReason::Damage, now_ms)
                 });
-            }
-            WriterMessage::Register(registration, reply) => {
-                let _ = reply.send(self.register_group(registration));
             }
             WriterMessage::Mark(mark, reply) => {
                 // Statistics reported before an erasure are erased by it.

@@ -18,7 +18,7 @@ use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
 use crate::writer::edit::acceptance_statistics::read;
 use crate::writer::edit::{Edit, EditLimits};
 use crate::writer::outcome::CommitOutcome;
-use crate::writer::requests::{Append, GroupRegistration, StatisticsReport};
+use crate::writer::requests::{Append, StatisticsReport};
 
 /// Erasures remembered at once. Further ones get 429.
 const ERASURES_MAX: usize = 1_024;
@@ -194,7 +194,6 @@ impl WriterCore {
         now_ms: u64,
     ) -> Result<CommitOutcome, LogError> {
         self.settle(catalog, now_ms);
-        catalog.groups_mut().expire(now_ms);
         let repairs = std::mem::take(&mut self.repairs);
         let damaged = std::mem::take(&mut self.damaged);
         let uses = std::mem::take(&mut self.uses);
@@ -214,23 +213,6 @@ impl WriterCore {
         let mut edit = self.without_expired(edit, now_ms)?;
         self.within_budgets(&mut edit)?;
         self.commit(edit, now_ms)
-    }
-
-    /// Registers a group, or renews it. `false` if no more groups can be registered.
-    pub(crate) fn register_group(
-        &mut self,
-        catalog: &mut Catalog,
-        registration: GroupRegistration,
-        now_ms: u64,
-    ) -> Result<(bool, CommitOutcome), LogError> {
-        let groups = catalog.groups_mut();
-        groups.expire(now_ms);
-        if groups.len() >= self.config.tuning.groups_max && !groups.contains(&registration.group) {
-            return Ok((false, CommitOutcome::default()));
-        }
-        let mut edit = self.edit(catalog, now_ms);
-        edit.register_group(registration);
-        Ok((true, self.commit(edit, now_ms)?))
     }
 
     /// Puts a new segment into use.
@@ -258,7 +240,6 @@ impl WriterCore {
             EditLimits {
                 rebuilt_for: self.rebuilt_for.clone(),
                 tombstones_max: self.config.tuning.tombstones_max,
-                group_tokens_max: self.config.tuning.group_tokens_max,
             },
             now_ms,
         )

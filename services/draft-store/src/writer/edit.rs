@@ -1,11 +1,10 @@
 //! One commit in the making. It changes the catalog, and gathers the log writes that make the change durable.
 //!
 //! This file has the state of an edit, and its end. `updates.rs` applies an update to a document, `text_pieces.rs`
-//! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments. `groups.rs`
-//! and `acceptance_statistics.rs` are one concern each.
+//! stores its text, `removal.rs` removes and erases, `sealed_documents.rs` handles documents in segments.
+//! `acceptance_statistics.rs` is a concern of its own.
 
 pub(super) mod acceptance_statistics;
-mod groups;
 mod removal;
 mod sealed_documents;
 mod text_pieces;
@@ -34,7 +33,6 @@ pub(super) struct EditLimits {
     /// Documents for which the log's index was rebuilt.
     pub(super) rebuilt_for: Arc<HashSet<DocumentKey>>,
     pub(super) tombstones_max: usize,
-    pub(super) group_tokens_max: u64,
 }
 
 /// A commit in the making.

@@ -12,7 +12,7 @@ use crate::background::log_rewrite::RewriteReport;
 use crate::background::seal::{NewSegment, SealReport};
 use crate::log::{LogError, RecordLog};
 use crate::record::{DocumentKey, ErasureRecord};
-use crate::writer::requests::{Append, GroupRegistration, StatisticsReport};
+use crate::writer::requests::{Append, StatisticsReport};
 
 /// A message to the writer.
 #[derive(Message)]
@@ -28,8 +28,6 @@ pub(crate) enum WriterMessage {
     Touch(Vec<DocumentKey>),
     /// Removes documents whose text is damaged.
     Forget(Vec<DocumentKey>),
-    /// Registers a group.
-    Register(GroupRegistration, oneshot::Sender<Result<(), ApiError>>),
     /// Remembers an erasure, and replies once that is durable.
     Mark(
         ErasureRecord,

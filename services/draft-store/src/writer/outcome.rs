@@ -18,8 +18,6 @@ pub(crate) struct CommitOutcome {
     pub(crate) changed: BTreeSet<NamespaceId>,
     pub(crate) appended_tokens: u64,
     pub(crate) removed: Vec<(DocumentKey, RemovalReason)>,
-    /// Updates for which their group had no room.
-    pub(crate) group_rejections: u64,
     /// More documents exceed a budget or the retention than one step may remove.
     pub(crate) more: bool,
     /// The sequence reservation moved, so the manifest must be written again.

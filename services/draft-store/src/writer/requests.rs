@@ -4,8 +4,6 @@ use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{Namespace, NamespaceId};
 use refrain_speculation::Observed;
 
-use crate::catalog::GroupKey;
-
 /// Updates of one caller, for one namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Append {
@@ -23,14 +21,6 @@ pub(crate) enum UpdateAuthor {
     /// An operator, who wants them stored regardless of erasures. With `is_static`, no budget and no age ever evicts
     /// them.
     Operator { is_static: bool },
-}
-
-/// The registration of a group.
-#[derive(Clone, Debug)]
-pub(crate) struct GroupRegistration {
-    pub(crate) group: GroupKey,
-    pub(crate) ttl_ms: u64,
-    pub(crate) weight_version: u64,
 }
 
 /// Observations of a worker, to be added to the acceptance statistics of a namespace.

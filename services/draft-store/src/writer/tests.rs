@@ -22,7 +22,7 @@ use crate::config::DraftStoreConfig;
 use crate::log::LogError;
 use crate::log::memory::MemoryLog;
 use crate::reading::document_text;
-use crate::reading::feed::{FeedName, read_feed};
+use crate::reading::feed::read_feed;
 use crate::record::{DocumentKey, SegmentId, StoreRecord, store_key};
 use crate::segments::{self, SegmentSource, find};
 use crate::shared_store::{OpenStore, SharedStore};
@@ -287,13 +287,7 @@ struct Follower {
 impl Follower {
     /// Reads once. Returns whether that was the end of the feed.
     fn poll(&mut self, store: &Store, namespace: NamespaceId, tokens_max: usize) -> bool {
-        let read = read_feed(
-            &store.shared,
-            &FeedName::Namespace(namespace),
-            self.cursor,
-            tokens_max,
-        )
-        .unwrap();
+        let read = read_feed(&store.shared, namespace, self.cursor, tokens_max).unwrap();
         assert!(read.damaged.is_empty());
         if read.reply.reset {
             self.resets += 1;

@@ -1,9 +1,7 @@
 //! Every route of the store, called by those who must not. They learn nothing, not even whether there is something.
 
 use actix_web::http::Method;
-use refrain_protocol::document::{
-    FetchGroupsRequest, FollowReply, GroupCursor, RegisterGroupRequest,
-};
+use refrain_protocol::document::FollowReply;
 use refrain_protocol::segment::{
     DocumentsRequest, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
 };
@@ -96,28 +94,8 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
         (
             "/internal/v1/touch",
             body(&TouchRequest {
-                namespace: namespace.clone(),
-                documents: vec![DocumentId(1)],
-            }),
-        ),
-        (
-            "/internal/v1/groups/register",
-            body(&RegisterGroupRequest {
-                namespace: namespace.clone(),
-                group: "g".into(),
-                ttl_ms: 1_000,
-                weight_version: 9,
-            }),
-        ),
-        (
-            "/internal/v1/groups/fetch",
-            body(&FetchGroupsRequest {
                 namespace,
-                groups: vec![GroupCursor {
-                    group: "g".into(),
-                    after: FeedCursor::default(),
-                }],
-                max_tokens: 1_000,
+                documents: vec![DocumentId(1)],
             }),
         ),
     ]
@@ -145,13 +123,6 @@ async fn listening(dir: &Path) -> Store {
 
 /// Gives tenant a something to hide, some of it in a segment. Returns the segment.
 async fn filled(store: &Store) -> u64 {
-    let register = RegisterGroupRequest {
-        namespace: store.sign("a"),
-        group: "g".into(),
-        ttl_ms: 60_000,
-        weight_version: 0,
-    };
-    store.handle().register_group(register).await.unwrap();
     for document in 1..30 {
         let mut secret = update(document, 0, &[4_242; 50]);
         secret.head.group = Some("g".into());
@@ -273,7 +244,7 @@ async fn another_tenant_sees_an_empty_store() {
         answers.push(of_store);
     }
     assert_eq!(answers[0], answers[1]);
-    // Uses, evictions and groups of b with the same names leave those of a unchanged.
+    // Uses and evictions of b leave those of a unchanged.
     let secret = &full.mesh.secret;
     let url = format!("http://{}", full.server.addr().unwrap());
     let http = HttpDraftStore::new(MeshClient::new(&url, secret, Duration::from_secs(5)).unwrap());

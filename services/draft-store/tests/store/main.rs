@@ -8,7 +8,6 @@ mod export;
 #[path = "../support/files.rs"]
 mod files;
 mod full_disk;
-mod groups;
 mod isolation;
 mod random_damage;
 mod rewrite;

@@ -6,8 +6,7 @@ use async_trait::async_trait;
 use refrain_protocol::ApiError;
 use refrain_protocol::chances::{ChancesReply, ChancesRequest};
 use refrain_protocol::document::{
-    AppendReply, AppendRequest, FetchGroupsReply, FetchGroupsRequest, FollowReply, FollowRequest,
-    RegisterGroupRequest, StoreStats, TouchRequest,
+    AppendReply, AppendRequest, FollowReply, FollowRequest, StoreStats, TouchRequest,
 };
 use refrain_protocol::lookup::{LookupReply, LookupRequest};
 use refrain_protocol::segment::{
@@ -52,14 +51,6 @@ impl DraftStore for DraftStoreHandle {
             .map(|document| DocumentKey::new(namespace, *document))
             .collect();
         self.send(WriterMessage::Touch(unique.into_iter().collect()))
-    }
-
-    async fn register_group(&self, request: RegisterGroupRequest) -> Result<(), ApiError> {
-        self.register(request).await
-    }
-
-    async fn fetch_cst(&self, request: FetchGroupsRequest) -> Result<FetchGroupsReply, ApiError> {
-        self.fetch(request).await
     }
 
     async fn stats(&self) -> Result<StoreStats, ApiError> {

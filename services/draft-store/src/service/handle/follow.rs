@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use refrain_protocol::ApiError;
 use refrain_protocol::document::{FeedCursor, FollowReply, FollowRequest};
+use refrain_protocol::{ApiError, NamespaceId};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::metrics::Limit;
-use crate::reading::feed::{FeedName, FeedRead, read_feed};
+use crate::reading::feed::{FeedRead, read_feed};
 use crate::record::DocumentKey;
 use crate::service::handle::checks::overloaded;
 use crate::service::handle::{DraftStoreHandle, Inner, REPLY_TOKENS_MAX};
@@ -51,8 +51,7 @@ impl DraftStoreHandle {
         let namespace = inner.mesh.verify(&request.namespace)?;
         let wait_ms = request.wait_ms.min(FOLLOW_WAIT_MS_MAX);
         let deadline = Instant::now() + Duration::from_millis(u64::from(wait_ms));
-        let feed = FeedName::Namespace(namespace);
-        let read = || self.read(feed.clone(), request.after, request.max_tokens);
+        let read = || self.read(namespace, request.after, request.max_tokens);
         if wait_ms == 0 {
             return read().await;
         }
@@ -91,7 +90,7 @@ impl DraftStoreHandle {
     /// Reads the feed on a blocking thread. Only a few reads run at once, since they share one disk.
     pub(super) async fn read(
         &self,
-        feed: FeedName,
+        namespace: NamespaceId,
         after: FeedCursor,
         tokens_max: u32,
     ) -> Result<FollowReply, ApiError> {
@@ -99,7 +98,7 @@ impl DraftStoreHandle {
         let shared = self.inner.shared.clone();
         let tokens_max = tokens_max.min(REPLY_TOKENS_MAX) as usize;
         let read = tokio::task::spawn_blocking(move || {
-            let read = read_feed(&shared, &feed, after, tokens_max);
+            let read = read_feed(&shared, namespace, after, tokens_max);
             drop(permit);
             read
         });

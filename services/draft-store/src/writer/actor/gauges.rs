@@ -13,14 +13,13 @@ impl WriterActor {
     /// Updates the gauges that are cheap enough for every commit.
     pub(super) fn observe(&self) {
         let before = self.shared.stats();
-        let Some((totals, marks, erased, groups, segments, unsealed_tokens)) =
+        let Some((totals, marks, erased, segments, unsealed_tokens)) =
             self.shared.read().as_ref().map(|open| {
                 let erasures = open.catalog.erasures();
                 (
                     open.catalog.totals(),
                     erasures.marks(),
                     erasures.documents(),
-                    open.catalog.groups().len(),
                     open.catalog.segments().len(),
                     open.catalog.segments().unsealed_tokens(),
                 )
@@ -28,7 +27,6 @@ impl WriterActor {
         else {
             return;
         };
-        self.metrics.groups.set(groups as i64);
         self.metrics.segments.set(segments as i64);
         self.metrics.unsealed_tokens.set(unsealed_tokens as i64);
         self.metrics.erasures.set(marks as i64);

@@ -12,7 +12,6 @@ use crate::writer::actor::WriterActor;
 use crate::writer::actor::errors::disk_refused;
 use crate::writer::core::WriterCore;
 use crate::writer::outcome::CommitOutcome;
-use crate::writer::requests::GroupRegistration;
 
 impl WriterActor {
     /// The error for appends if there is no space for them.
@@ -46,24 +45,6 @@ impl WriterActor {
     fn log_bytes(&self) -> u64 {
         let open = self.shared.read();
         open.as_ref().map_or(0, |open| open.log.disk_bytes())
-    }
-
-    pub(super) fn register_group(
-        &mut self,
-        registration: GroupRegistration,
-    ) -> Result<(), ApiError> {
-        let mut is_registered = false;
-        self.run(|core, catalog, now_ms| {
-            let (registered, outcome) = core.register_group(catalog, registration, now_ms)?;
-            is_registered = registered;
-            Ok(outcome)
-        })?;
-        if is_registered {
-            return Ok(());
-        }
-        self.metrics.reject(Limit::Groups);
-        let message = "too many groups are registered (groups_max); retry when some have expired";
-        Err(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000))
     }
 
     /// The error for a caller that would add one namespace too many.

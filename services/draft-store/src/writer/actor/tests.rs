@@ -4,7 +4,7 @@ use refrain_protocol::document::{DocumentHead, DocumentUpdate};
 use refrain_protocol::{DocumentId, ErrorKind, Namespace};
 use refrain_service_kit::telemetry::Metrics;
 
-use crate::reading::feed::{FeedName, read_feed};
+use crate::reading::feed::read_feed;
 use crate::record::DocumentKey;
 use crate::writer::requests::{Append, UpdateAuthor};
 
@@ -84,13 +84,7 @@ fn after_a_panic_only_durable_changes_are_visible() {
     assert!(!shared.is_open() && shared.read().is_none());
     assert!(writer.run(WriterCore::tick).is_err());
     writer.reopen().unwrap();
-    let read = read_feed(
-        &shared,
-        &FeedName::Namespace(kept[0].namespace),
-        Default::default(),
-        100,
-    )
-    .unwrap();
+    let read = read_feed(&shared, kept[0].namespace, Default::default(), 100).unwrap();
     assert_eq!(read.reply.events.len(), 1);
     assert_eq!(
         (

@@ -212,9 +212,6 @@ impl Edit<'_> {
         self.outcome.changed.insert(key.namespace);
         self.catalog.put(key, state, Some(to));
         self.states.insert(key);
-        if let Some(group) = &update.head.group {
-            self.enrol(key, group, update.head.weight_version, state.len);
-        }
         Ok(())
     }
 }
