@@ -9,7 +9,7 @@ use crate::catalog::state::Catalog;
 use crate::record::ErasureRecord;
 
 impl Catalog {
-    /// Begins an export of all namespaces whose names are wanted; see [`Exports::begin`].
+    /// Begins an export of all namespaces whose names are wanted; see `Exports::begin`.
     pub(crate) fn begin_export(
         &self,
         number: u64,

@@ -27,7 +27,7 @@ pub(crate) struct OpenedDirectory {
     pub(crate) loss: Option<Loss>,
     /// The last time that the store knew, in Unix milliseconds, or 0 if it is unknown.
     pub(crate) known_ms: u64,
-    /// Unreadable parts of the journal, as text. Only [`super::inspect`] fills it.
+    /// Unreadable parts of the journal, as text. Only [`super::inspect()`] fills it.
     pub(crate) damage: Vec<String>,
 }
 

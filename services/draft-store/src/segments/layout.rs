@@ -55,7 +55,7 @@ fn version_of(footer: &[u8]) -> u32 {
     u64_at(footer, 4) as u32
 }
 
-/// Refuses bytes that are a complete file of another version. Damaged bytes pass; [`SegmentFile::open`] detects them.
+/// Refuses bytes that are a complete file of another version. Damaged bytes pass; `SegmentFile::open` detects them.
 pub(super) fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
     let Some(footer) = bytes.last_chunk::<FOOTER_BYTES>() else {
         return Ok(());

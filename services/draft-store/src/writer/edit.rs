@@ -48,7 +48,7 @@ pub(super) struct Edit<'a> {
     states: BTreeSet<DocumentKey>,
     /// Marks of sealed documents after this commit.
     marks: Marks,
-    /// A bit that the current append adds to the finish code: [`STATIC`] or nothing.
+    /// A bit that the current append adds to the finish code: `STATIC` or nothing.
     static_code: u8,
 }
 

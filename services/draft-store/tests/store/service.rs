@@ -174,7 +174,7 @@ async fn limits_refuse_calls_and_count_them() {
         waiters_max: 1,
         tuning: StoreTuning {
             updates_max: 2,
-            commit_interval_ms: 200,
+            commit_interval_ms: 1_000,
             ..tuning()
         },
         ..config(dir.path())
@@ -194,8 +194,9 @@ async fn limits_refuse_calls_and_count_them() {
         ErrorKind::InvalidRequest
     );
     let mut calls = Vec::new();
+    let namespace = store.sign("a");
     for document in 0..200 {
-        let (handle, namespace) = (store.handle(), store.sign("a"));
+        let (handle, namespace) = (store.handle(), namespace.clone());
         let updates = vec![update(document, 0, &[1; 10])];
         calls.push(tokio::spawn(async move {
             handle.append(AppendRequest { namespace, updates }).await

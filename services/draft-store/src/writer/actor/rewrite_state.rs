@@ -39,7 +39,7 @@ impl RewriteState {
         }
     }
 
-    /// Ends the running rewrite soon. [`RewriteMessage::Ended`] follows.
+    /// Ends the running rewrite soon. `RewriteMessage::Ended` follows.
     pub(super) fn stop(&mut self) {
         self.waiters.clear();
         if let Some(running) = &self.running {

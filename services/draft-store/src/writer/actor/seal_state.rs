@@ -42,7 +42,7 @@ pub(super) struct SealState {
 }
 
 impl SealState {
-    /// Ends the running job soon. [`SealMessage::Ended`] follows.
+    /// Ends the running job soon. `SealMessage::Ended` follows.
     pub(super) fn stop(&mut self) {
         self.waiters.clear();
         self.purge = None;
