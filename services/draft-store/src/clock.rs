@@ -20,10 +20,10 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Time since the machine started, which nobody can set. It counts while the machine is suspended.
 pub(crate) fn since_boot() -> Duration {
-    let told = clock_gettime(ClockId::Boottime);
+    let time = clock_gettime(ClockId::Boottime);
     Duration::new(
-        told.tv_sec.unsigned_abs(),
-        u32::try_from(told.tv_nsec).unwrap_or(0),
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
     )
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct IncludedDocument {
 /// A segment that is durable, and not yet in use.
 pub(crate) struct NewSegment {
     /// `None` if nothing was left of the sources.
-    pub(crate) sealed: Option<Arc<SegmentFile>>,
+    pub(crate) file: Option<Arc<SegmentFile>>,
     /// Its documents, in order of their numbers.
     pub(crate) documents: Vec<IncludedDocument>,
     /// The segments that it replaces.
@@ -102,7 +102,7 @@ pub(crate) fn run(
     let (segment, replaced) = make(job, shared, at)?;
     at(SealStep::Renamed)?;
     let made = segment
-        .sealed
+        .file
         .as_ref()
         .map_or(SealReport::default(), |sealed| SealReport {
             documents: u64::from(sealed.documents()),
@@ -166,7 +166,7 @@ fn make(
         .map(|segment| path(&job.dir, *segment))
         .collect();
     let segment = NewSegment {
-        sealed,
+        file: sealed,
         documents,
         sources,
         namespace: job.namespace,
@@ -268,7 +268,7 @@ impl JobInput {
     ) -> Result<(), LogError> {
         let sealed = with_open(shared, |open| {
             let mounted = open.catalog.segments().get(segment);
-            Ok(mounted.map(|mounted| mounted.sealed.clone()))
+            Ok(mounted.map(|mounted| mounted.file.clone()))
         })?;
         // Its last document was removed since it was chosen.
         let Some(sealed) = sealed else { return Ok(()) };

@@ -24,19 +24,19 @@ impl Catalog {
     fn export_list(&self, is_wanted: impl Fn(&Namespace) -> bool) -> Vec<ExportedNamespace> {
         let namespaces = self.namespaces().into_iter();
         let wanted = namespaces.filter_map(|(id, names)| Some((id, names.filter(&is_wanted)?)));
-        let mut parts: Vec<_> = wanted
+        let mut listed: Vec<_> = wanted
             .map(|(namespace, names)| {
                 ExportedNamespace::new(namespace, names, self.unsealed_states(namespace))
             })
             .collect();
         for (_, mounted) in self.segments().iter() {
-            let namespace = mounted.sealed.namespace();
-            if let Ok(at) = parts.binary_search_by_key(&namespace, |part| part.namespace) {
-                let segment = (mounted.sealed.clone(), mounted.live.clone());
-                parts[at].sealed.push(segment);
+            let namespace = mounted.file.namespace();
+            if let Ok(at) = listed.binary_search_by_key(&namespace, |listed| listed.namespace) {
+                let segment = (mounted.file.clone(), mounted.live.clone());
+                listed[at].sealed.push(segment);
             }
         }
-        parts
+        listed
     }
 
     /// Ends the exports of all namespaces that an erasure hits. This includes documents that were evicted meanwhile,

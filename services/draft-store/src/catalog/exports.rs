@@ -146,7 +146,7 @@ impl ExportedNamespace {
 /// One moment of some namespaces.
 pub(crate) struct ExportSnapshot {
     /// In order of the namespaces.
-    pub(crate) parts: Vec<ExportedNamespace>,
+    pub(crate) namespaces: Vec<ExportedNamespace>,
     limits: ExportLimits,
     held: Mutex<ExportHoldings>,
 }
@@ -167,9 +167,9 @@ impl ExportSnapshot {
 
     fn part(&self, namespace: NamespaceId) -> Option<&ExportedNamespace> {
         let at = self
-            .parts
+            .namespaces
             .binary_search_by_key(&namespace, |part| part.namespace);
-        self.parts.get(at.ok()?)
+        self.namespaces.get(at.ok()?)
     }
 
     /// The copy of a document that was put aside.
@@ -202,7 +202,7 @@ impl ExportSnapshot {
     }
 
     fn unmounted(&self, segment: SegmentId, bytes: u64) -> Result<(), ExportEnd> {
-        let mut sealed = self.parts.iter().flat_map(|part| &part.sealed);
+        let mut sealed = self.namespaces.iter().flat_map(|part| &part.sealed);
         if !sealed.any(|(sealed, _)| sealed.id() == segment) {
             return Ok(());
         }
@@ -256,13 +256,13 @@ impl Exports {
         if self.sizes().0 >= limits.exports_max {
             return None;
         }
-        let parts = list();
-        let bytes = parts.iter().map(ExportedNamespace::bytes).sum();
+        let namespaces = list();
+        let bytes = namespaces.iter().map(ExportedNamespace::bytes).sum();
         if bytes > limits.held_bytes_max {
             return Some(Err(ExportEnd::List));
         }
         let snapshot = Arc::new(ExportSnapshot {
-            parts,
+            namespaces,
             limits,
             held: Mutex::new(ExportHoldings {
                 bytes,

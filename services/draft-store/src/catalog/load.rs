@@ -166,7 +166,7 @@ fn load_marks(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<Marks, 
 
 /// Prepares the repairs of the log's segment names: adopted segments are named, lost ones are not.
 fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32) {
-    for sealed in &found.sealed {
+    for sealed in &found.in_use {
         if let Some(names) = sealed.names()
             && loaded.catalog.introduce(sealed.namespace(), names)
         {
@@ -208,7 +208,7 @@ fn sealed_documents<'a>(
     found: &'a FoundSegments,
     marks: &'a Marks,
 ) -> impl Iterator<Item = (DocumentKey, StateRecord, SegmentSlot)> + 'a {
-    found.sealed.iter().flat_map(move |sealed| {
+    found.in_use.iter().flat_map(move |sealed| {
         sealed
             .states()
             .filter_map(move |(number, document, state)| {
@@ -235,7 +235,7 @@ fn load_documents(
 ) -> Result<(), LogError> {
     let marks = load_marks(log, loaded)?;
     for (segment, chunk) in marks.keys() {
-        if !found.sealed.iter().any(|sealed| sealed.id() == segment) {
+        if !found.in_use.iter().any(|sealed| sealed.id() == segment) {
             loaded.repairs.remove(record::marks_key(segment, chunk));
         }
     }

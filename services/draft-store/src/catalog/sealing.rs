@@ -18,7 +18,7 @@ impl Catalog {
     /// The segment and the position of a sealed document. `None` if it is in the log, or unknown.
     pub(crate) fn sealed(&self, key: DocumentKey) -> Option<(&SegmentFile, SegmentSlot)> {
         let slot = self.document(key)?.slot?;
-        Some((&*self.segments.get(slot.segment)?.sealed, slot))
+        Some((&*self.segments.get(slot.segment)?.file, slot))
     }
 
     /// Adds a segment, still without documents.
@@ -66,7 +66,7 @@ impl Catalog {
     ) -> (Vec<(&MountedSegment, Vec<u32>)>, Vec<DocumentId>) {
         let segments = self.segments.iter();
         let sealed = segments
-            .filter(|(_, mounted)| mounted.sealed.namespace() == namespace)
+            .filter(|(_, mounted)| mounted.file.namespace() == namespace)
             .map(|(_, mounted)| (mounted, mounted.gone()));
         let unsealed = self.segments.unsealed_of(namespace);
         let mut others: Vec<(u64, DocumentId)> = unsealed

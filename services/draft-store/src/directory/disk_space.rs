@@ -29,10 +29,10 @@ pub(crate) struct DiskSpace {
 impl DiskSpace {
     /// The disk of a directory. `None` if the system does not tell.
     pub(crate) fn of(dir: &Path) -> Option<DiskSpace> {
-        let told = rustix::fs::statvfs(dir).ok()?;
+        let stat = rustix::fs::statvfs(dir).ok()?;
         Some(DiskSpace {
-            free_bytes: told.f_bavail.saturating_mul(told.f_frsize),
-            all_bytes: told.f_blocks.saturating_mul(told.f_frsize),
+            free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+            all_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
         })
     }
 

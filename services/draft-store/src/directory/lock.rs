@@ -52,7 +52,7 @@ impl DirectoryLock {
     /// Whether the directory is still the one that was locked. A directory that was removed under a running store
     /// must not be created again: its data would seem never to have existed.
     pub(crate) fn check(&self) -> Result<(), LogError> {
-        let identity = |told: std::fs::Metadata| (told.dev(), told.ino());
+        let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
         let held = self.file.metadata().map(identity).ok();
         let there = std::fs::metadata(&self.path).map(identity).ok();
         if held.is_some() && held == there {

@@ -101,13 +101,13 @@ impl Journal {
     }
 
     fn over(path: PathBuf, file: File, name: u64, end: u64) -> Result<Self, LogError> {
-        let told = file
+        let metadata = file
             .metadata()
             .map_err(|error| refused("examine", &path, &error))?;
         Ok(Journal {
             path,
             file: Arc::new(file),
-            inode: (told.dev(), told.ino()),
+            inode: (metadata.dev(), metadata.ino()),
             name,
             end,
             synced_end: end,
@@ -181,8 +181,8 @@ impl Journal {
             return Err(refused("sync", &self.path, &error));
         }
         // If somebody removed or replaced the file, nothing may be acknowledged.
-        let is_there =
-            std::fs::metadata(&self.path).is_ok_and(|told| (told.dev(), told.ino()) == self.inode);
+        let is_there = std::fs::metadata(&self.path)
+            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.inode);
         if !is_there {
             self.broken = true;
             return Err(LogError::Refused(format!(

@@ -172,7 +172,7 @@ fn clear_unfinished(path: &Path) -> Result<(), LogError> {
         let is_unfinished = match &*name {
             "conf" => entry
                 .metadata()
-                .is_ok_and(|told| told.len() < CONF_BYTES_MIN),
+                .is_ok_and(|metadata| metadata.len() < CONF_BYTES_MIN),
             _ => name.starts_with(SNAPSHOT) && name.ends_with(".generating"),
         };
         if is_unfinished {

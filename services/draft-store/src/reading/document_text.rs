@@ -144,7 +144,10 @@ pub(crate) fn pieces(
 }
 
 /// The complete document, as the catalog knows it.
-pub(crate) fn whole(open: &OpenStore, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
+pub(crate) fn read_document(
+    open: &OpenStore,
+    key: DocumentKey,
+) -> Result<DocumentUpdate, TextError> {
     let known = open.catalog.document(key).ok_or(codec::Damage::Short)?;
     Ok(DocumentUpdate {
         document: key.document,

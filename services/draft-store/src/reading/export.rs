@@ -9,7 +9,7 @@ use refrain_protocol::{ApiError, DocumentId, ErrorKind, Namespace, NamespaceId};
 use crate::catalog::{ExportEnd, ExportLimits, ExportSnapshot, ExportSource, Exports, as_of};
 use crate::codec::Damage;
 use crate::metrics::Limit;
-use crate::reading::document_text::{TextError, whole};
+use crate::reading::document_text::{TextError, read_document};
 use crate::record::{DocumentKey, StateRecord, finish_of};
 use crate::shared_store::{SharedStore, unavailable};
 
@@ -71,17 +71,17 @@ pub(crate) fn page(
     let mut reply = ExportReply::default();
     let mut tokens = 0;
     let from = snapshot
-        .parts
-        .partition_point(|part| part.namespace < after.namespace);
-    'parts: for part in &snapshot.parts[from..] {
-        if part.namespace != after.namespace {
-            (after.namespace, after.sequence) = (part.namespace, 0);
+        .namespaces
+        .partition_point(|listed| listed.namespace < after.namespace);
+    'namespaces: for listed in &snapshot.namespaces[from..] {
+        if listed.namespace != after.namespace {
+            (after.namespace, after.sequence) = (listed.namespace, 0);
         }
-        let order = part.order();
+        let order = listed.order();
         let from = order.partition_point(|(sequence, _)| *sequence <= after.sequence);
         for &(sequence, source) in &order[from..] {
             let read = match source {
-                ExportSource::Sealed(segment, number) => part
+                ExportSource::Sealed(segment, number) => listed
                     .segment(segment)
                     .ok_or(Damage::Short)
                     .and_then(|sealed| sealed.entry(number))
@@ -95,18 +95,18 @@ pub(crate) fn page(
                     })
                     .map_err(TextError::from),
                 ExportSource::Unsealed(at) => {
-                    unsealed(shared, &snapshot, part.namespace, part.document(at))?
+                    unsealed(shared, &snapshot, listed.namespace, listed.document(at))?
                 }
             };
             match read {
                 Ok(update) => {
                     if !reply.documents.is_empty() && tokens + update.tokens.len() > tokens_max {
                         reply.next = Some(after);
-                        break 'parts;
+                        break 'namespaces;
                     }
                     tokens += update.tokens.len();
                     reply.documents.push(ExportedDocument {
-                        namespace: part.names.clone(),
+                        namespace: listed.names.clone(),
                         update,
                     });
                 }
@@ -193,5 +193,5 @@ fn unsealed(
     if let Some(update) = snapshot.put_aside(key) {
         return Ok(Ok(update));
     }
-    Ok(whole(open, key).map(|now| as_of(now, &then)))
+    Ok(read_document(open, key).map(|now| as_of(now, &then)))
 }

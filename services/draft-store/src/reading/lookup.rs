@@ -54,7 +54,7 @@ struct ViewCache {
 /// The segments of a namespace as one index.
 struct NamespaceView {
     index: Arc<Index>,
-    parts: Vec<ViewSegment>,
+    segments: Vec<ViewSegment>,
     /// When it was last known to agree with the store.
     compared: Instant,
     used: Instant,
@@ -99,7 +99,7 @@ impl LookupViews {
         let mut views = self.lock();
         let is_kept = |view: &NamespaceView| {
             now.saturating_duration_since(view.used) < VIEW_UNUSED_MAX
-                && view.parts.iter().all(|part| is_mounted(part.id))
+                && view.segments.iter().all(|segment| is_mounted(segment.id))
         };
         let gone = views.by_namespace.iter();
         let gone: Vec<NamespaceId> = gone
@@ -153,13 +153,13 @@ impl LookupViews {
     fn build(&self, shared: &SharedStore, namespace: NamespaceId) -> Result<Arc<Index>, ApiError> {
         let forgotten = self.lock().forgotten;
         let compared = Instant::now();
-        let parts = read_segments(shared, namespace, &[])?.unwrap_or_default();
-        let index = index(&parts);
+        let segments = read_segments(shared, namespace, &[])?.unwrap_or_default();
+        let index = index(&segments);
         let mut views = self.lock();
         if views.forgotten == forgotten {
             let made = NamespaceView {
                 index: index.clone(),
-                parts,
+                segments,
                 compared,
                 used: Instant::now(),
                 is_being_compared: false,
@@ -181,10 +181,10 @@ impl LookupViews {
             let Some(view) = views.by_namespace.peek(&namespace) else {
                 return;
             };
-            (view.parts.clone(), views.forgotten)
+            (view.segments.clone(), views.forgotten)
         };
         let seen = read_segments(shared, namespace, &before);
-        let made = seen.map(|parts| parts.map(|parts| (index(&parts), parts)));
+        let made = seen.map(|segments| segments.map(|segments| (index(&segments), segments)));
         let mut views = self.lock();
         if views.forgotten != forgotten {
             return;
@@ -198,9 +198,9 @@ impl LookupViews {
                     return;
                 };
                 view.compared = compared;
-                if let Some((index, parts)) = made {
+                if let Some((index, segments)) = made {
                     view.index = index;
-                    view.parts = parts;
+                    view.segments = segments;
                 }
             }
         }
@@ -233,54 +233,55 @@ fn read_segments(
         let segments = open.as_ref().ok_or_else(unavailable)?.catalog.segments();
         let of_namespace = segments
             .iter()
-            .filter(|(_, mounted)| mounted.sealed.namespace() == namespace);
+            .filter(|(_, mounted)| mounted.file.namespace() == namespace);
         Ok(of_namespace
             .map(|(segment, mounted)| (segment, mounted.live_documents))
             .collect())
     };
     let listed = read(&shared.read())?;
-    let is_same =
-        |part: &ViewSegment, listed: &(SegmentId, u64)| (part.id, part.live_documents) == *listed;
+    let is_same = |segment: &ViewSegment, listed: &(SegmentId, u64)| {
+        (segment.id, segment.live_documents) == *listed
+    };
     if cached.len() == listed.len() && cached.iter().zip(&listed).all(|(a, b)| is_same(a, b)) {
         return Ok(None);
     }
-    let mut parts = Vec::with_capacity(listed.len());
+    let mut segments = Vec::with_capacity(listed.len());
     for one in listed {
-        if let Some(part) = cached.iter().find(|part| is_same(part, &one)) {
-            parts.push(part.clone());
+        if let Some(segment) = cached.iter().find(|segment| is_same(segment, &one)) {
+            segments.push(segment.clone());
             continue;
         }
         let open = shared.read();
         let OpenStore { catalog, .. } = open.as_ref().ok_or_else(unavailable)?;
         if let Some(mounted) = catalog.segments().get(one.0) {
-            parts.push(part(mounted, mounted.gone()));
+            segments.push(view_segment(mounted, mounted.gone()));
         }
     }
-    Ok(Some(parts))
+    Ok(Some(segments))
 }
 
-fn part(mounted: &segments::MountedSegment, gone: Vec<u32>) -> ViewSegment {
+fn view_segment(mounted: &segments::MountedSegment, gone: Vec<u32>) -> ViewSegment {
     let mut gone = gone.into_iter().peekable();
     let mut masked = Vec::with_capacity(gone.len());
     // Most segments have no removed documents, and need no look at each document.
     if gone.peek().is_some() {
-        let numbered = (0u32..).zip(mounted.sealed.ids());
+        let numbered = (0u32..).zip(mounted.file.ids());
         let is_gone = numbered.filter(|(number, _)| gone.next_if_eq(number).is_some());
         masked.extend(is_gone.map(|(_, document)| DocumentKey(document.0)));
     }
     ViewSegment {
-        id: mounted.sealed.id(),
+        id: mounted.file.id(),
         live_documents: mounted.live_documents,
-        segment: mounted.sealed.index().clone(),
+        segment: mounted.file.index().clone(),
         masked: masked.into(),
     }
 }
 
 /// A live document is in one segment only, so the segments need not be compared with each other.
-fn index(parts: &[ViewSegment]) -> Arc<Index> {
-    let mounted = parts
+fn index(segments: &[ViewSegment]) -> Arc<Index> {
+    let mounted = segments
         .iter()
-        .map(|part| Mounted::without(part.segment.clone(), part.masked.iter().copied()));
+        .map(|segment| Mounted::without(segment.segment.clone(), segment.masked.iter().copied()));
     let mut index = Index::new(IndexConfig {
         pattern_tokens_max: PATTERN_TOKENS_MAX,
         ..IndexConfig::default()

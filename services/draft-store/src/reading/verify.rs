@@ -6,7 +6,7 @@ use refrain_protocol::admin::{DAMAGE_LISTED_MAX, Damage, VerifyReply};
 
 use crate::codec;
 use crate::log::LogError;
-use crate::reading::document_text::{Piece, TextError, whole};
+use crate::reading::document_text::{Piece, TextError, read_document};
 use crate::reading::selection;
 use crate::record::{
     AcceptanceStatisticsRecord, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, HeadRecord,
@@ -31,7 +31,7 @@ pub(crate) fn verify(shared: &SharedStore) -> Result<VerifyReply, ApiError> {
             if open.catalog.document(key).is_none() {
                 continue;
             }
-            match whole(open, key) {
+            match read_document(open, key) {
                 Ok(update) => {
                     reply.documents += 1;
                     reply.tokens += update.tokens.len() as u64;
@@ -49,7 +49,7 @@ fn verify_segments(shared: &SharedStore, reply: &mut VerifyReply) -> Result<(), 
     let segments: Vec<_> = {
         let open = shared.read();
         let open = open.as_ref().ok_or_else(unavailable)?;
-        open.catalog.segments().sealed().cloned().collect()
+        open.catalog.segments().files().cloned().collect()
     };
     for sealed in segments {
         match sealed.check() {

@@ -16,7 +16,7 @@ use crate::segments::paths::list;
 #[derive(Default)]
 pub(crate) struct FoundSegments {
     /// Segments in use.
-    pub(crate) sealed: Vec<Arc<SegmentFile>>,
+    pub(crate) in_use: Vec<Arc<SegmentFile>>,
     /// Segments among them that the log does not name.
     pub(crate) adopted: Vec<SegmentId>,
     /// Segments whose file is missing or damaged, with the namespace if the log tells it.
@@ -63,7 +63,7 @@ pub(crate) fn find(
                 if record.is_none() {
                     found.adopted.push(segment);
                 }
-                found.sealed.push(Arc::new(sealed));
+                found.in_use.push(Arc::new(sealed));
             }
             Err(LogError::Corrupt(why)) => {
                 tracing::error!(segment, why, "draft store segment lost");

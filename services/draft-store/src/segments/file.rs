@@ -71,7 +71,7 @@ pub(crate) struct SegmentFile {
     path: PathBuf,
     segment: Arc<Segment>,
     map: Arc<Mmap>,
-    parts: FileLayout,
+    layout: FileLayout,
     records: DocumentRecords,
     tokens: u64,
 }
@@ -87,26 +87,27 @@ impl SegmentFile {
         let map = map(&path)?;
         check_version(&map, &path)?;
         let corrupt = |why: &str| LogError::Corrupt(format!("{}: {why}", path.display()));
-        let (parts, namespace) = FileLayout::check(&map, id).map_err(|why| corrupt(&why))?;
+        let (layout, namespace) = FileLayout::check(&map, id).map_err(|why| corrupt(&why))?;
         let bytes = IndexBytes {
             map: map.clone(),
-            len: parts.index,
+            len: layout.index,
         };
         let segment = Segment::open(bytes).map_err(|error| corrupt(&error.to_string()))?;
         let segment = Arc::new(segment);
-        let names = &map[parts.names_at()..][..parts.names];
+        let names = &map[layout.names_at()..][..layout.names];
         let names = match bincode::decode_from_slice::<Option<NamespaceRecord>, _>(names, config())
         {
             Ok((names, _)) => names.map(Namespace::from),
             Err(_) => return Err(corrupt("the namespace's names do not decode")),
         };
-        if segment.documents() != parts.documents || u32::try_from(parts.documents).is_err() {
+        if segment.documents() != layout.documents || u32::try_from(layout.documents).is_err() {
             return Err(corrupt(
                 "records and index have different numbers of documents",
             ));
         }
-        let records = DocumentRecords::open(&map[parts.index..parts.names_at()], parts.documents)
-            .map_err(|damage| corrupt(&format!("records: {damage}")))?;
+        let records =
+            DocumentRecords::open(&map[layout.index..layout.names_at()], layout.documents)
+                .map_err(|damage| corrupt(&format!("records: {damage}")))?;
         let tokens = segment.iter().map(|document| document.output.len() as u64);
         Ok(SegmentFile {
             id,
@@ -116,7 +117,7 @@ impl SegmentFile {
             tokens: tokens.sum(),
             segment,
             map,
-            parts,
+            layout,
             records,
         })
     }
@@ -129,7 +130,7 @@ impl SegmentFile {
             ));
         };
         let again = SegmentFile::open(dir, self.id)?;
-        if again.parts.checksum != self.parts.checksum {
+        if again.layout.checksum != self.layout.checksum {
             let why = format!("{}: the file was replaced", self.path.display());
             return Err(LogError::Corrupt(why));
         }
@@ -149,7 +150,7 @@ impl SegmentFile {
     }
 
     pub(crate) fn documents(&self) -> u32 {
-        self.parts.documents as u32
+        self.layout.documents as u32
     }
 
     /// Tokens of output.
@@ -165,19 +166,19 @@ impl SegmentFile {
     pub(crate) fn manifest(&self) -> SegmentRecord {
         SegmentRecord {
             namespace: self.namespace.0,
-            checksum: self.parts.checksum,
+            checksum: self.layout.checksum,
         }
     }
 
     /// Length of the index in words of 32 bits, the unit in which workers take it over.
     pub(crate) fn index_words(&self) -> u64 {
-        self.parts.index as u64 / 4
+        self.layout.index as u64 / 4
     }
 
     /// A piece of the index.
     pub(crate) fn index_piece(&self, offset: u64, words_max: usize) -> Vec<u32> {
         let from = usize::try_from(offset.min(self.index_words())).unwrap_or_default() * 4;
-        let to = self.parts.index.min(from.saturating_add(words_max * 4));
+        let to = self.layout.index.min(from.saturating_add(words_max * 4));
         let words = self.map.get(from..to).unwrap_or_default().chunks_exact(4);
         words
             .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
@@ -202,7 +203,7 @@ impl SegmentFile {
     }
 
     fn record_bytes(&self) -> &[u8] {
-        let records = self.parts.index..self.parts.names_at();
+        let records = self.layout.index..self.layout.names_at();
         self.map.get(records).unwrap_or_default()
     }
 
@@ -247,7 +248,7 @@ impl SegmentFile {
         } = document;
         let text_bytes = left_context.len() as f64 * 4.0 + output.len() as f64 * TOKEN_BYTES;
         // Each document gets an equal share, whether it has names of its own or not.
-        let record_bytes = self.parts.records.div_ceil(self.parts.documents.max(1));
+        let record_bytes = self.layout.records.div_ceil(self.layout.documents.max(1));
         let len = output.len() as u32;
         let state = self
             .records

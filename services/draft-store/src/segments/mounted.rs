@@ -11,7 +11,7 @@ use crate::segments::file::SegmentFile;
 
 /// A segment in use, and how much of it is live.
 pub(crate) struct MountedSegment {
-    pub(crate) sealed: Arc<SegmentFile>,
+    pub(crate) file: Arc<SegmentFile>,
     /// Its documents that are live: neither removed nor moved back to the log.
     pub(crate) live: LiveDocuments,
     pub(crate) live_documents: u64,
@@ -47,21 +47,21 @@ impl MountedSegment {
         if !self.is_worn() {
             return Vec::new();
         }
-        let documents = 0..self.sealed.documents();
+        let documents = 0..self.file.documents();
         documents.filter(|number| !self.live.has(*number)).collect()
     }
 
     /// Whether some of its documents are not live.
     pub(crate) fn is_worn(&self) -> bool {
-        self.live_documents < u64::from(self.sealed.documents())
+        self.live_documents < u64::from(self.file.documents())
     }
 
     /// Its sizes, in tokens of output.
     pub(crate) fn stats(&self) -> SegmentStats {
-        let documents = self.sealed.documents() as usize;
+        let documents = self.file.documents() as usize;
         SegmentStats {
-            tokens: self.sealed.tokens(),
-            masked_tokens: self.sealed.tokens().saturating_sub(self.live_tokens),
+            tokens: self.file.tokens(),
+            masked_tokens: self.file.tokens().saturating_sub(self.live_tokens),
             documents,
             masked_documents: documents - self.live_documents as usize,
         }
@@ -109,14 +109,14 @@ impl Segments {
     pub(crate) fn by_namespace(&self) -> BTreeMap<NamespaceId, Vec<(SegmentId, SegmentStats)>> {
         let mut namespaces = BTreeMap::<_, Vec<_>>::new();
         for (segment, mounted) in self.iter() {
-            let segments = namespaces.entry(mounted.sealed.namespace()).or_default();
+            let segments = namespaces.entry(mounted.file.namespace()).or_default();
             segments.push((segment, mounted.stats()));
         }
         namespaces
     }
 
-    pub(crate) fn sealed(&self) -> impl Iterator<Item = &Arc<SegmentFile>> {
-        self.mounted.values().map(|mounted| &mounted.sealed)
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Arc<SegmentFile>> {
+        self.mounted.values().map(|mounted| &mounted.file)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -125,7 +125,7 @@ impl Segments {
 
     /// Bytes of all files.
     pub(crate) fn bytes(&self) -> u64 {
-        self.sealed().map(|sealed| sealed.file_bytes()).sum()
+        self.files().map(|file| file.file_bytes()).sum()
     }
 
     pub(crate) fn unsealed(&self) -> impl Iterator<Item = (NamespaceId, &Unsealed)> {
@@ -146,14 +146,14 @@ impl Segments {
         self.unsealed_tokens
     }
 
-    pub(crate) fn mount(&mut self, sealed: Arc<SegmentFile>) {
+    pub(crate) fn mount(&mut self, file: Arc<SegmentFile>) {
         let mounted = MountedSegment {
-            live: LiveDocuments::none_of(sealed.documents()),
+            live: LiveDocuments::none_of(file.documents()),
             live_documents: 0,
             live_tokens: 0,
-            sealed,
+            file,
         };
-        self.mounted.insert(mounted.sealed.id(), mounted);
+        self.mounted.insert(mounted.file.id(), mounted);
     }
 
     pub(crate) fn unmount(&mut self, segment: SegmentId) {

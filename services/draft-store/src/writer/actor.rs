@@ -359,7 +359,7 @@ impl Handler<WriterMessage> for WriterActor {
             WriterMessage::Confirm(what, reply) => {
                 let _ = reply.send(self.confirm(what));
             }
-            WriterMessage::AddStatistics(told, reply) => self.queue_report(told, reply, ctx),
+            WriterMessage::AddStatistics(report, reply) => self.queue_report(report, reply, ctx),
             WriterMessage::Rewrite(call) => self.handle_rewrite(call, ctx),
             WriterMessage::Seal(call) => self.handle_seal(call, ctx),
             WriterMessage::Close(reply) => {

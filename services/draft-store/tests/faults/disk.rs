@@ -152,16 +152,16 @@ fn on_path(path: *const c_char, grows: bool) -> Option<c_int> {
 
 fn keep_old(disk: &mut Disk, fd: RawFd, at: u64, count: u64) {
     let path = format!("/proc/self/fd/{fd}");
-    let Ok(told) = std::fs::metadata(&path) else {
+    let Ok(metadata) = std::fs::metadata(&path) else {
         return;
     };
-    let mut old = vec![0; told.len().saturating_sub(at).min(count) as usize];
+    let mut old = vec![0; metadata.len().saturating_sub(at).min(count) as usize];
     if let Ok(file) = std::fs::File::open(&path) {
         let _ = file.read_exact_at(&mut old, at);
     }
     disk.unsynced.push(Unsynced {
-        inode: told.ino(),
-        old_len: told.len(),
+        inode: metadata.ino(),
+        old_len: metadata.len(),
         at,
         old,
     });
@@ -213,7 +213,7 @@ extern "C" fn ftruncate64(fd: c_int, len: i64) -> c_int {
 }
 
 fn sync(fd: c_int, call: libc::c_long) -> c_int {
-    let inode = std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|told| told.ino());
+    let inode = std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|metadata| metadata.ino());
     let note = |disk: &mut Disk| {
         if let Ok(inode) = inode {
             disk.unsynced.retain(|write| write.inode != inode);

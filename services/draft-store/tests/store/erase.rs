@@ -195,7 +195,7 @@ async fn nothing_erased_is_left_in_any_file() {
     assert_eq!(
         (follower.texts.len(), follower.resets),
         (0, 1),
-        "told, not reset"
+        "followers are told, not reset"
     );
     assert_eq!(erase(&store, tenant("a")).await.documents, 0);
     store.stop().await;

@@ -109,8 +109,8 @@ async fn an_export_shows_one_moment_whatever_happens_meanwhile() {
     done.store(true, Ordering::Relaxed);
     writer.await.unwrap();
     let finishes = |document: u128| (100..120).contains(&document);
-    for told in &exported {
-        let update = &told.update;
+    for document in &exported {
+        let update = &document.update;
         assert_eq!((update.epoch, update.prev_len), (1, 0));
         assert_eq!(update.finish.is_none(), finishes(update.document.0));
         assert_eq!(update.head.left_context.len(), 16);
@@ -118,9 +118,9 @@ async fn an_export_shows_one_moment_whatever_happens_meanwhile() {
     let count = exported.len();
     let texts: BTreeMap<u128, Vec<TokenId>> = exported
         .into_iter()
-        .map(|told| (told.update.document.0, told.update.tokens))
+        .map(|document| (document.update.document.0, document.update.tokens))
         .collect();
-    assert_eq!(count, texts.len(), "something was told twice");
+    assert_eq!(count, texts.len(), "a document was exported twice");
     assert_eq!(texts, then.texts);
     // The export is complete, and holds nothing.
     let gone = store.page("a", after).await.unwrap_err();

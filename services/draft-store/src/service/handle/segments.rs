@@ -76,8 +76,8 @@ fn list(shared: &SharedStore, namespace: NamespaceId) -> Result<SegmentsReply, A
     let OpenStore { catalog, .. } = open.as_ref().ok_or_else(unavailable)?;
     let (sealed, unsealed) = catalog.sealed_and_others(namespace);
     let segments = sealed.into_iter().map(|(mounted, masked)| SegmentInfo {
-        segment: mounted.sealed.manifest().checksum,
-        words: mounted.sealed.index_words(),
+        segment: mounted.file.manifest().checksum,
+        words: mounted.file.index_words(),
         tokens: mounted.live_tokens,
         masked,
     });
@@ -100,7 +100,7 @@ fn piece(
         // A segment of another namespace is reported as missing.
         let mut of_namespace = catalog
             .segments()
-            .sealed()
+            .files()
             .filter(|sealed| sealed.namespace() == namespace);
         of_namespace
             .find(|sealed| sealed.manifest().checksum == request.segment)
@@ -129,7 +129,7 @@ fn documents(
     for &document in documents {
         let key = DocumentKey::new(namespace, document);
         let open = shared.read();
-        match whole(open.as_ref().ok_or_else(unavailable)?, key) {
+        match full_update(open.as_ref().ok_or_else(unavailable)?, key) {
             Ok(Some(update)) => {
                 tokens += update.tokens.len();
                 if tokens > tokens_max && !reply.updates.is_empty() {
@@ -149,7 +149,7 @@ fn documents(
 }
 
 /// The complete document as the feed would describe it.
-fn whole(open: &OpenStore, key: DocumentKey) -> Result<Option<DocumentUpdate>, TextError> {
+fn full_update(open: &OpenStore, key: DocumentKey) -> Result<Option<DocumentUpdate>, TextError> {
     let OpenStore { catalog, log } = open;
     let Some(known) = catalog.document(key) else {
         return Ok(None);

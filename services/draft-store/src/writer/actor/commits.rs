@@ -73,7 +73,7 @@ impl WriterActor {
             .unzip();
         let (report, reports): (Vec<StatisticsReport>, Vec<_>) = reports
             .into_iter()
-            .map(|teller| (teller.report, teller.reply))
+            .map(|waiting| (waiting.report, waiting.reply))
             .unzip();
         let outcome = match self.no_room() {
             None => {

@@ -36,7 +36,10 @@ impl WriterActor {
         if let Some(open) = self.shared.read().as_ref() {
             unreadable.retain(|key| {
                 open.catalog.document(*key).is_some()
-                    && matches!(document_text::whole(open, *key), Err(TextError::Damaged(_)))
+                    && matches!(
+                        document_text::read_document(open, *key),
+                        Err(TextError::Damaged(_))
+                    )
             });
             new.extend(unreadable.iter().copied().filter(|key| {
                 open.log.can_be_rebuilt()

@@ -35,7 +35,7 @@ impl PlannedSegment {
                 let mounted = segments
                     .iter()
                     .filter_map(|segment| open.catalog.segments().get(*segment));
-                mounted.map(|mounted| mounted.sealed.file_bytes()).sum()
+                mounted.map(|mounted| mounted.file.file_bytes()).sum()
             }
             SegmentSource::Log(documents) => documents
                 .iter()

@@ -166,11 +166,11 @@ impl WriterActor {
         let Some(running) = self.sealing.running.take() else {
             return;
         };
-        let told = if outcome.is_ok() { "done" } else { "failed" };
+        let result = if outcome.is_ok() { "done" } else { "failed" };
         let made = self
             .metrics
             .segments_made
-            .with_label_values(&[running.from, told]);
+            .with_label_values(&[running.from, result]);
         made.inc();
         match outcome {
             Ok(made) => tracing::info!(

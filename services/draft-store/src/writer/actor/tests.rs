@@ -56,8 +56,8 @@ fn a_purge_fails_if_the_store_was_closed_meanwhile() {
             writer.reopen().unwrap();
         }
         writer.go_on_purging();
-        let told = waits.try_recv().unwrap();
-        assert!(told.is_err(), "something may be left");
+        let answer = waits.try_recv().unwrap();
+        assert!(answer.is_err(), "something may be left");
         if !reopens {
             writer.reopen().unwrap();
         }

@@ -80,7 +80,7 @@ impl Edit<'_> {
         if !self.catalog.exports().want(key) {
             return Ok(());
         }
-        match self.whole(key) {
+        match self.current_document(key) {
             Ok(now) => self.catalog.exports().keep(key, &now),
             Err(TextError::Log(error)) => return Err(error),
             // A damaged document could not have been exported anyway.
@@ -90,7 +90,7 @@ impl Edit<'_> {
     }
 
     /// The complete document, including the writes of this commit.
-    fn whole(&self, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
+    fn current_document(&self, key: DocumentKey) -> Result<DocumentUpdate, TextError> {
         let state = self.state(key)?;
         let (tokens, head) = if self.catalog.sealed(key).is_some() {
             let tokens = document_text::read(self.catalog, &*self.log, key, 0, state.len)?;
@@ -118,24 +118,24 @@ impl Edit<'_> {
     /// Puts a segment into use, and forgets its sources. A document that changed since it was read stays where it is.
     pub(in crate::writer) fn install(&mut self, segment: NewSegment) -> Result<(), LogError> {
         let NewSegment {
-            sealed,
+            file,
             documents,
             sources,
             namespace,
             damaged: _,
         } = segment;
-        if let Some(sealed) = sealed {
-            let key = segment_key(sealed.id());
-            let value = codec::seal(&key, &sealed.manifest());
+        if let Some(file) = file {
+            let key = segment_key(file.id());
+            let value = codec::seal(&key, &file.manifest());
             self.batch.put(key, value);
-            let segment = sealed.id();
-            let states: Vec<u32> = sealed.states().map(|(.., state)| state.bytes).collect();
-            self.catalog.mount(sealed);
-            for ((number, documents), bytes) in (0..).zip(&documents).zip(states) {
+            let segment = file.id();
+            let states: Vec<u32> = file.states().map(|(.., state)| state.bytes).collect();
+            self.catalog.mount(file);
+            for ((number, included), bytes) in (0..).zip(&documents).zip(states) {
                 let slot = SegmentSlot { segment, number };
-                let key = DocumentKey::new(namespace, documents.document);
-                let mark = if self.moves(key, documents, &sources) {
-                    self.move_document(key, documents, slot, bytes)
+                let key = DocumentKey::new(namespace, included.document);
+                let mark = if self.moves(key, included, &sources) {
+                    self.move_document(key, included, slot, bytes)
                 } else {
                     Some(GONE)
                 };
@@ -151,11 +151,11 @@ impl Edit<'_> {
     }
 
     /// Whether a document is still as it was read.
-    fn moves(&self, key: DocumentKey, documents: &IncludedDocument, sources: &[SegmentId]) -> bool {
+    fn moves(&self, key: DocumentKey, included: &IncludedDocument, sources: &[SegmentId]) -> bool {
         let Some(known) = self.catalog.document(key) else {
             return false;
         };
-        let (now, then) = (&known.state, &documents.state);
+        let (now, then) = (&known.state, &included.state);
         let from = known.slot.map(|slot| slot.segment);
         let is_there = match from {
             None => sources.is_empty(),
@@ -181,12 +181,12 @@ impl Edit<'_> {
     fn move_document(
         &mut self,
         key: DocumentKey,
-        documents: &IncludedDocument,
+        included: &IncludedDocument,
         slot: SegmentSlot,
         bytes: u32,
     ) -> Option<u32> {
         if self.catalog.sealed(key).is_none() {
-            for start in &documents.pieces {
+            for start in &included.pieces {
                 self.batch.remove(piece_key(key, *start));
             }
             self.batch.remove(document_key(RecordKind::State, key));
@@ -196,7 +196,7 @@ impl Edit<'_> {
         let known = self.catalog.document_mut(key)?;
         let used_ms = known.state.used_ms;
         known.used_ms_stored = used_ms;
-        (used_ms != documents.state.used_ms).then(|| mark_of(used_ms))
+        (used_ms != included.state.used_ms).then(|| mark_of(used_ms))
     }
 
     /// Forgets the segments whose last document this commit removed. Their space comes back without a merge.
@@ -216,9 +216,9 @@ impl Edit<'_> {
 
     fn forget_segment(&mut self, segment: SegmentId) {
         let mounted = self.catalog.segments().get(segment);
-        let documents = mounted.map_or(0, |mounted| mounted.sealed.documents());
+        let documents = mounted.map_or(0, |mounted| mounted.file.documents());
         if let Some(mounted) = mounted {
-            let bytes = mounted.sealed.file_bytes();
+            let bytes = mounted.file.file_bytes();
             self.catalog.exports().unmounted(segment, bytes);
         }
         for chunk in 0..documents.div_ceil(MARKS_DOCUMENTS) {

@@ -176,7 +176,7 @@ fn sealed_documents_are_used_evicted_and_grow_old() {
     assert_eq!(store.documents("a"), [0, 1, 2, 3, 4, 7, 8, 9, 20]);
     follower.catch_up(&store, "a", 1_000);
     assert_eq!(follower.texts().len(), 9);
-    assert_eq!(follower.resets, 1, "told, not reset");
+    assert_eq!(follower.resets, 1, "followers are told, not reset");
     store = store.reopen();
     assert_eq!(store.documents("a"), [0, 1, 2, 3, 4, 7, 8, 9, 20]);
     let stats = |store: &Store| {

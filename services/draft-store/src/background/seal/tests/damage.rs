@@ -80,7 +80,7 @@ fn a_damaged_or_missing_file_costs_only_its_own_documents() {
 }
 
 /// The contents of all segment files, and the names in the data directory.
-fn lies(dir: &Path) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
+fn directory_content(dir: &Path) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
     let entries = |dir: &Path| {
         let entries = std::fs::read_dir(dir).unwrap().map(Result::unwrap);
         let mut entries: Vec<_> = entries
@@ -98,7 +98,7 @@ fn lies(dir: &Path) -> (BTreeMap<String, Vec<u8>>, Vec<String>) {
 #[test]
 fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
     // Also if the log, which would name it, is gone, and if the segment is an orphan.
-    for (version, loses) in [(1u32, "nothing"), (3, "log"), (3, "name")] {
+    for (version, lost) in [(1u32, "nothing"), (3, "log"), (3, "name")] {
         let dir = tempfile::tempdir().unwrap();
         let (store, [first, ..]) = sealed(dir.path());
         let open = store.shared.read().as_ref().unwrap().log.clone();
@@ -109,13 +109,13 @@ fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
             let manifest = Manifest::new(0, identity, catalog, true);
             manifest.write(dir.path()).unwrap();
         }
-        if loses == "name" {
+        if lost == "name" {
             let mut batch = crate::log::Batch::default();
             batch.remove(crate::record::segment_key(first));
             open.commit(&batch).unwrap();
         }
         drop((store, open));
-        if loses == "log" {
+        if lost == "log" {
             std::fs::remove_dir_all(dir.path().join("log")).unwrap();
         }
         // The file is complete with a correct checksum, as another program would write it.
@@ -132,7 +132,7 @@ fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
         let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[index as usize..footer + 64]);
         bytes[footer + 64..].copy_from_slice(&checksum.to_le_bytes());
         std::fs::write(&file, &bytes).unwrap();
-        let before = lies(dir.path());
+        let before = directory_content(dir.path());
         let refusals = [
             crate::directory::open(
                 dir.path(),
@@ -146,7 +146,7 @@ fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
         ];
         for refusal in refusals {
             let Err(LogError::Refused(why)) = refusal else {
-                panic!("{loses}: {refusal:?}");
+                panic!("{lost}: {refusal:?}");
             };
             let what = [
                 file.display().to_string(),
@@ -156,7 +156,10 @@ fn a_segment_of_another_version_is_refused_and_nothing_is_moved() {
             ];
             assert!(what.iter().all(|what| why.contains(what)), "{why}");
         }
-        assert!(lies(dir.path()) == before, "{loses}: something was moved");
+        assert!(
+            directory_content(dir.path()) == before,
+            "{lost}: something was moved"
+        );
     }
 }
 
