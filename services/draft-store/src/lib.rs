@@ -18,7 +18,7 @@
 //!
 //! # What a start does
 //!
-//! 1. `service/server.rs` starts the writer's actor on a thread of its own, and `writer/actor.rs` locks the directory.
+//! 1. `service/server.rs` starts the writer's actor on a thread of its own. `writer/actor.rs` locks the directory.
 //! 2. `directory/open.rs` reads the manifest and opens the log that it names. A damaged index is rebuilt from the
 //!    journal; a damaged journal moves to quarantine.
 //! 3. `segments/discovery.rs` maps and checks the segments that the log names.
