@@ -138,7 +138,7 @@ fn at(sorted: &[Duration], share: f64) -> Duration {
     sorted[((sorted.len() - 1) as f64 * share) as usize]
 }
 
-fn tell(what: &str, mut took: Vec<Duration>) {
+fn print_times(what: &str, mut took: Vec<Duration>) {
     took.sort_unstable();
     println!(
         "{what}: p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms ({} times)",
@@ -162,7 +162,7 @@ async fn append() -> anyhow::Result<()> {
     rates.sort_unstable_by(f64::total_cmp);
     let median = rates[rates.len() / 2];
     println!("append: {median:.0} documents of 4 KiB a second, median of {rates:.0?}");
-    tell("append: a call of 64", took);
+    print_times("append: a call of 64", took);
     let stats = store.client.stats().await?;
     println!(
         "append: {:.2} bytes of disk per token",
@@ -176,7 +176,7 @@ async fn insert() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let store = Store::start(dir.path()).await?;
     let (client, signed) = (store.client.clone(), store.signed.clone());
-    let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
     let follower = tokio::spawn(async move {
         let mut after = FeedCursor::default();
         loop {
@@ -190,7 +190,7 @@ async fn insert() -> anyhow::Result<()> {
                 return;
             };
             after = reply.cursor;
-            if said.send((reply.events.len(), Instant::now())).is_err() {
+            if sent.send((reply.events.len(), Instant::now())).is_err() {
                 return;
             }
         }
@@ -200,15 +200,15 @@ async fn insert() -> anyhow::Result<()> {
         let started = Instant::now();
         store.append(number..number + 1).await?;
         // A reply without events only sets the cursor.
-        while let Some((events, heard_at)) = heard.recv().await {
+        while let Some((events, received_at)) = received.recv().await {
             if events > 0 {
-                took.push(heard_at - started);
+                took.push(received_at - started);
                 break;
             }
         }
     }
     follower.abort();
-    tell("insert: sent by one, heard by another", took);
+    print_times("insert: from one worker to another", took);
     store.stop().await;
     Ok(())
 }
@@ -267,7 +267,7 @@ async fn take(tokens: u64) -> anyhow::Result<()> {
         took.push(started.elapsed());
     }
     println!("take: {segments} segments in {calls} calls");
-    tell("take: until they can be searched", took);
+    print_times("take: until they can be searched", took);
     store.stop().await;
     Ok(())
 }
@@ -282,7 +282,7 @@ async fn lookup(tokens: u64) -> anyhow::Result<()> {
     let mut calls = tokio::task::JoinSet::new();
     for number in 0..10_000u64 {
         every.tick().await;
-        let said = text(number.wrapping_mul(7_919) % documents, DOCUMENT_TOKENS);
+        let sent = text(number.wrapping_mul(7_919) % documents, DOCUMENT_TOKENS);
         let from = (number as usize * 31) % (DOCUMENT_TOKENS - 200);
         let request = LookupRequest {
             namespace: store.signed.clone(),
@@ -295,7 +295,7 @@ async fn lookup(tokens: u64) -> anyhow::Result<()> {
                 tree: true,
             },
             contexts: vec![LookupContext {
-                tokens: said[from..from + 64].to_vec(),
+                tokens: sent[from..from + 64].to_vec(),
                 draft_tokens_max: 16,
             }],
         };
@@ -319,7 +319,7 @@ async fn lookup(tokens: u64) -> anyhow::Result<()> {
         "lookup: of 10000 {} were answered, {found} with a draft",
         took.len()
     );
-    tell("lookup", took);
+    print_times("lookup", took);
     store.stop().await;
     Ok(())
 }
@@ -338,7 +338,7 @@ async fn open(tokens: u64) -> anyhow::Result<()> {
         took.push(started.elapsed());
         store.stop().await;
     }
-    tell("open", took);
+    print_times("open", took);
     Ok(())
 }
 

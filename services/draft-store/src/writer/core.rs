@@ -109,10 +109,10 @@ impl WriterCore {
     ) -> Result<CommitOutcome, LogError> {
         let namespaces_max = self.config.namespaces_max;
         let mut edit = self.edit(catalog, now_ms);
-        for reports in reports {
-            let has_room = edit.catalog.has_room_for(reports.namespace, namespaces_max);
+        for report in reports {
+            let has_room = edit.catalog.has_room_for(report.namespace, namespaces_max);
             let tables = match has_room {
-                true => Some(edit.add_report(reports)?),
+                true => Some(edit.add_report(report)?),
                 false => None,
             };
             edit.outcome.tables.push(tables);

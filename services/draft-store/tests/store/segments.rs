@@ -19,7 +19,10 @@ impl Store {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("never: {:?}", self.handle().stats().await);
+        panic!(
+            "the condition never holds: {:?}",
+            self.handle().stats().await
+        );
     }
 
     async fn fill(&self, documents: std::ops::Range<u128>) {

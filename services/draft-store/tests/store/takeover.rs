@@ -139,9 +139,9 @@ async fn removed_documents_are_masked_and_a_removed_segment_is_reported() {
     })
     .await;
     for document in 0..40u128 {
-        let mut said = whole(document);
-        said.head.session = Some(format!("s{}", document % 2));
-        store.append("a", vec![said]).await.unwrap();
+        let mut sent = whole(document);
+        sent.head.session = Some(format!("s{}", document % 2));
+        store.append("a", vec![sent]).await.unwrap();
     }
     store.handle().compact().await.unwrap();
     // Evicts the first document, which is too little for a rewrite of its segment.
@@ -214,9 +214,9 @@ async fn the_store_drafts_from_sealed_documents_of_the_namespace_that_still_exis
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(sealing(dir.path())).await;
     for document in 0..30u128 {
-        let mut said = whole(document);
-        said.head.session = Some(format!("s{}", document % 2));
-        store.append("a", vec![said]).await.unwrap();
+        let mut sent = whole(document);
+        sent.head.session = Some(format!("s{}", document % 2));
+        store.append("a", vec![sent]).await.unwrap();
     }
     store.append("b", vec![whole(100)]).await.unwrap();
     store.handle().compact().await.unwrap();
