@@ -26,7 +26,6 @@ const SETTINGS: &str = "
     [draft_store]
     document_tokens_max = 128
     tenant_tokens_max = 256
-    tick_ms = 100
 ";
 
 /// What Grafana's grid counts in: the width of a dashboard.

@@ -13,7 +13,6 @@ const SEALING: &str = "
     [draft_store]
     seal_after_s = 0
     seal_tokens = 200
-    tick_ms = 20
 ";
 
 fn chat(number: usize) -> Chat {

@@ -1,20 +1,22 @@
-//! What the store does in figures, over HTTP on loopback and on the disk of `TMPDIR`:
+//! Measures the store over HTTP on loopback, and on the disk of `TMPDIR`.
 //!
 //! ```text
 //! cargo bench -p refrain-draft-store --bench store              # all parts
 //! cargo bench -p refrain-draft-store --bench store -- take      # the parts whose names hold "take"
-//! cargo bench -p refrain-draft-store --bench store -- open 100  # with so many million tokens
+//! cargo bench -p refrain-draft-store --bench store -- open 100  # with this many million tokens
 //! ```
 //!
-//! `append`: documents of 1,024 tokens (4 KiB), durable, eight callers with 64 to a call. `insert`: from the append of
-//! a piece to another follower's hearing of it. `take`: a worker takes over sealed segments, until they can be searched.
-//! `lookup`: drafts for one context a call, a thousand calls a second, from segments of that many tokens. `open`: a start on a directory of sealed documents.
+//! * `append`: durable documents of 1,024 tokens (4 KiB), from eight callers with 64 documents per call.
+//! * `insert`: the time from an append to its arrival at another follower.
+//! * `take`: the time in which a worker takes over sealed segments, until they can be searched.
+//! * `lookup`: drafts for one context per call, a thousand calls a second, from segments of that many tokens.
+//! * `open`: a start on a directory of sealed documents.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_draft_store::{DraftStoreConfig, Running, start};
+use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, start};
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FinishReason, FollowRequest,
 };
@@ -32,7 +34,7 @@ const CALL_DOCUMENTS: usize = 64;
 const CALLERS: usize = 8;
 
 struct Store {
-    running: Running,
+    server: DraftStoreServer,
     client: Arc<HttpDraftStore>,
     signed: SignedNamespace,
 }
@@ -49,10 +51,8 @@ impl Store {
             bytes_max: u64::MAX,
             ..DraftStoreConfig::default()
         };
-        let running = start(config, MeshAuth::new(&mesh)?, &Metrics::new()?).await?;
-        let addr = running
-            .addr()
-            .ok_or_else(|| anyhow::anyhow!("no address"))?;
+        let server = start(config, MeshAuth::new(&mesh)?, &Metrics::new()?).await?;
+        let addr = server.addr().ok_or_else(|| anyhow::anyhow!("no address"))?;
         let patience = Duration::from_secs(60);
         let client = MeshClient::new(&format!("http://{addr}"), &mesh.secret, patience)?;
         let signed = NamespaceSigner::new(&mesh)?.sign(Namespace {
@@ -61,17 +61,17 @@ impl Store {
             tokenizer: "t".into(),
         });
         Ok(Store {
-            running,
+            server,
             client: Arc::new(HttpDraftStore::new(client)),
             signed,
         })
     }
 
     async fn stop(self) {
-        self.running.drain(Duration::from_secs(60)).await;
+        self.server.drain(Duration::from_secs(60)).await;
     }
 
-    /// Appends documents of these numbers; the time of each call.
+    /// Appends documents with these numbers. Returns the duration of each call.
     async fn append(&self, numbers: std::ops::Range<u64>) -> anyhow::Result<Vec<Duration>> {
         let calls = numbers.clone().step_by(CALL_DOCUMENTS);
         let calls: Vec<_> = calls
@@ -103,7 +103,7 @@ impl Store {
     }
 }
 
-/// Templated text: phrases that come again in another order, with something new in between.
+/// Templated text: phrases that recur in another order, with something new in between.
 fn text(number: u64, len: usize) -> Vec<TokenId> {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = move || {
@@ -138,7 +138,7 @@ fn at(sorted: &[Duration], share: f64) -> Duration {
     sorted[((sorted.len() - 1) as f64 * share) as usize]
 }
 
-fn tell(what: &str, mut took: Vec<Duration>) {
+fn print_times(what: &str, mut took: Vec<Duration>) {
     took.sort_unstable();
     println!(
         "{what}: p50 {:.2} ms, p99 {:.2} ms, most {:.2} ms ({} times)",
@@ -162,7 +162,7 @@ async fn append() -> anyhow::Result<()> {
     rates.sort_unstable_by(f64::total_cmp);
     let median = rates[rates.len() / 2];
     println!("append: {median:.0} documents of 4 KiB a second, median of {rates:.0?}");
-    tell("append: a call of 64", took);
+    print_times("append: a call of 64", took);
     let stats = store.client.stats().await?;
     println!(
         "append: {:.2} bytes of disk per token",
@@ -176,7 +176,7 @@ async fn insert() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let store = Store::start(dir.path()).await?;
     let (client, signed) = (store.client.clone(), store.signed.clone());
-    let (said, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
     let follower = tokio::spawn(async move {
         let mut after = FeedCursor::default();
         loop {
@@ -190,7 +190,7 @@ async fn insert() -> anyhow::Result<()> {
                 return;
             };
             after = reply.cursor;
-            if said.send((reply.events.len(), Instant::now())).is_err() {
+            if sent.send((reply.events.len(), Instant::now())).is_err() {
                 return;
             }
         }
@@ -200,20 +200,20 @@ async fn insert() -> anyhow::Result<()> {
         let started = Instant::now();
         store.append(number..number + 1).await?;
         // A reply without events only sets the cursor.
-        while let Some((events, heard_at)) = heard.recv().await {
+        while let Some((events, received_at)) = received.recv().await {
             if events > 0 {
-                took.push(heard_at - started);
+                took.push(received_at - started);
                 break;
             }
         }
     }
     follower.abort();
-    tell("insert: sent by one, heard by another", took);
+    print_times("insert: from one worker to another", took);
     store.stop().await;
     Ok(())
 }
 
-/// A directory with so many tokens in segments.
+/// A store with this many tokens in segments.
 async fn filled(dir: &Path, tokens: u64) -> anyhow::Result<Store> {
     let store = Store::start(dir).await?;
     let documents = tokens / DOCUMENT_TOKENS as u64;
@@ -221,7 +221,7 @@ async fn filled(dir: &Path, tokens: u64) -> anyhow::Result<Store> {
     for from in (0..documents).step_by(16_384) {
         store.append(from..documents.min(from + 16_384)).await?;
     }
-    store.running.handle().compact().await?;
+    store.server.handle().compact().await?;
     let stats = store.client.stats().await?;
     println!(
         "filled in {:.1} s: {} tokens, {:.2} bytes of disk per token",
@@ -239,7 +239,7 @@ async fn take(tokens: u64) -> anyhow::Result<()> {
     let (mut calls, mut segments) = (0, 0);
     let namespace = store.signed.clone();
     let request = SegmentsRequest { namespace };
-    // Until nothing is merged any more: a worker would begin again.
+    // Wait until merging has ended; otherwise a worker would have to start again.
     while store.client.segments(request.clone()).await?.segments.len() > 8 {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -267,7 +267,7 @@ async fn take(tokens: u64) -> anyhow::Result<()> {
         took.push(started.elapsed());
     }
     println!("take: {segments} segments in {calls} calls");
-    tell("take: until they can be searched", took);
+    print_times("take: until they can be searched", took);
     store.stop().await;
     Ok(())
 }
@@ -282,7 +282,7 @@ async fn lookup(tokens: u64) -> anyhow::Result<()> {
     let mut calls = tokio::task::JoinSet::new();
     for number in 0..10_000u64 {
         every.tick().await;
-        let said = text(number.wrapping_mul(7_919) % documents, DOCUMENT_TOKENS);
+        let sent = text(number.wrapping_mul(7_919) % documents, DOCUMENT_TOKENS);
         let from = (number as usize * 31) % (DOCUMENT_TOKENS - 200);
         let request = LookupRequest {
             namespace: store.signed.clone(),
@@ -295,7 +295,7 @@ async fn lookup(tokens: u64) -> anyhow::Result<()> {
                 tree: true,
             },
             contexts: vec![LookupContext {
-                tokens: said[from..from + 64].to_vec(),
+                tokens: sent[from..from + 64].to_vec(),
                 draft_tokens_max: 16,
             }],
         };
@@ -319,7 +319,7 @@ async fn lookup(tokens: u64) -> anyhow::Result<()> {
         "lookup: of 10000 {} were answered, {found} with a draft",
         took.len()
     );
-    tell("lookup", took);
+    print_times("lookup", took);
     store.stop().await;
     Ok(())
 }
@@ -338,7 +338,7 @@ async fn open(tokens: u64) -> anyhow::Result<()> {
         took.push(started.elapsed());
         store.stop().await;
     }
-    tell("open", took);
+    print_times("open", took);
     Ok(())
 }
 

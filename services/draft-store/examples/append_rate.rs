@@ -1,10 +1,10 @@
-//! How fast appends become durable, and what a token costs on disk.
+//! Measures how fast appends become durable, and what a token costs on disk.
 //!
 //! `cargo run --release -p refrain-draft-store --example append_rate [writers] [seconds] [rewrites] [seal_tokens]`
 //!
-//! With a fourth argument documents are sealed as soon as they end, so many tokens at a time. Without, none are.
-//! With a third argument other than 0 the log is rewritten all the while, one rewrite after the other: what
-//! that does to the time of a call is what a rewrite costs those who append.
+//! With a fourth argument documents are sealed as soon as they end, this many tokens at a time. Without it none are
+//! sealed. With a third argument other than 0 the log is rewritten all the time. The effect on the time of a call is
+//! the cost of a rewrite for those who append.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use refrain_rpc::{DraftStore as _, StoreAdmin as _};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig, NamespaceSigner};
 use refrain_service_kit::telemetry::Metrics;
 
-/// Tokens of one update, updates of one call, updates of one document.
+/// Tokens of one update, updates of one call, and updates of one document.
 const UPDATE_TOKENS: u32 = 32;
 const CALL_UPDATES: u128 = 16;
 const DOCUMENT_UPDATES: u32 = 20;
@@ -138,7 +138,8 @@ async fn main() -> anyhow::Result<()> {
             .unwrap_or(0.0)
     };
     println!(
-        "{writers} writers, {elapsed_s:.1} s: {:.0} updates/s, {:.0} tokens/s, call p50 {:.1} ms, p99 {:.1} ms, max {:.1} ms",
+        "{writers} writers, {elapsed_s:.1} s: {:.0} updates/s, {:.0} tokens/s, \
+         call p50 {:.1} ms, p99 {:.1} ms, max {:.1} ms",
         updates / elapsed_s,
         updates * f64::from(UPDATE_TOKENS) / elapsed_s,
         at(0.5),
@@ -172,8 +173,8 @@ async fn main() -> anyhow::Result<()> {
     let rate = read as f64 / started.elapsed().as_secs_f64();
     println!("a fresh follower: {read} tokens at {rate:.0} tokens/s");
 
-    // The figures of the disk are taken now and then.
-    tokio::time::sleep(Duration::from_millis(2 * config.tick_ms)).await;
+    // The disk is measured once per tick.
+    tokio::time::sleep(Duration::from_millis(2 * config.tuning.tick_ms)).await;
     let stats = store.handle().stats().await?;
     store.drain(Duration::from_secs(30)).await;
     let per_token = |bytes: u64| bytes as f64 / stats.tokens.max(1) as f64;

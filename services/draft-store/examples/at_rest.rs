@@ -1,4 +1,4 @@
-//! What documents at rest cost on disk, and how long a store of them takes to open: in the log, and sealed.
+//! Measures what documents at rest cost on disk, in the log and sealed, and how long a store of them takes to open.
 //!
 //! `cargo run --release -p refrain-draft-store --example at_rest -- [tokens] [tokens of a document]`
 
@@ -85,7 +85,7 @@ async fn main() -> anyhow::Result<()> {
             refrain_draft_store::start(config.clone(), auth.clone(), &Metrics::new()?).await?;
         anyhow::Ok((store, began.elapsed()))
     };
-    let follow = async |store: &refrain_draft_store::Running| {
+    let follow = async |store: &refrain_draft_store::DraftStoreServer| {
         let began = Instant::now();
         let (mut after, mut caught_up, mut read) = (FeedCursor::default(), false, 0);
         while !caught_up {
@@ -116,7 +116,7 @@ async fn main() -> anyhow::Result<()> {
         };
         store.handle().import(request).await?;
     }
-    tokio::time::sleep(Duration::from_millis(2 * unsealed.tick_ms)).await;
+    tokio::time::sleep(Duration::from_millis(2 * unsealed.tuning.tick_ms)).await;
     print("in the log, as it grew", &store.handle().stats().await?);
     store.handle().compact().await?;
     print("in the log, rewritten", &store.handle().stats().await?);
@@ -135,7 +135,7 @@ async fn main() -> anyhow::Result<()> {
     };
     let began = Instant::now();
     let (store, _) = start(&sealing).await?;
-    // What is less than one segment's worth stays in the log.
+    // Less than one segment's worth stays in the log.
     let mut last = (0, Instant::now());
     while last.1.elapsed() < Duration::from_secs(5) {
         let bytes = store.handle().stats().await?.segment_bytes;
@@ -148,7 +148,7 @@ async fn main() -> anyhow::Result<()> {
     println!("sealed and merged in {took_s:.1} s");
     print("sealed", &store.handle().stats().await?);
     store.handle().compact().await?;
-    tokio::time::sleep(Duration::from_millis(2 * sealing.tick_ms)).await;
+    tokio::time::sleep(Duration::from_millis(2 * sealing.tuning.tick_ms)).await;
     print("sealed, log rewritten", &store.handle().stats().await?);
     store.drain(Duration::from_secs(60)).await;
     let (store, took) = start(&sealing).await?;

@@ -1,37 +1,40 @@
-//! The store's own time, by which documents age: the wall clock, unless that jumps.
+//! The store's own time, by which documents age. It is the wall clock, unless that jumps.
 //!
-//! A wall clock that is 40 days ahead for a moment would make every document of a month too old, and what is evicted
-//! does not come back. So a step of more than an hour ([`STEP_MS_MAX`]) is ignored: against the time that the store last
-//! knew, or against the other services of the mesh. The store then counts on from its last time at the pace of the
-//! machine's monotonic clock. This ends when the wall clock is back, or when an operator confirms the step
-//! (`refrain store confirm --clock`). A store that was stopped for longer than an hour sees such a step, too: its
-//! documents then live that much longer, until somebody confirms.
+//! A wall clock that is 40 days ahead for a moment would expire every document of a month, and evicted documents do
+//! not come back. So a step of more than an hour ([`STEP_MS_MAX`]) is ignored, measured against the last time the
+//! store knew or against the other services of the mesh. The store then counts on from its last time at the pace of
+//! the machine's monotonic clock.
+//!
+//! This ends when the wall clock is back, or when an operator confirms the step (`refrain store confirm --clock`). A
+//! store that was stopped for longer than an hour sees such a step, too. Its documents then live that much longer,
+//! until somebody confirms.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The wall clock may move this far in one day, in sum, beside the time that passes. Beyond it is ignored.
+/// Most that the wall clock may deviate in one day, in sum, beside the time that passes. Larger steps are ignored.
 pub(crate) const STEP_MS_MAX: u64 = 3_600_000;
+
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Time since the machine started, which nobody sets. It counts while the machine is suspended.
+/// Time since the machine started, which nobody can set. It counts while the machine is suspended.
 pub(crate) fn since_boot() -> Duration {
-    let told = clock_gettime(ClockId::Boottime);
+    let time = clock_gettime(ClockId::Boottime);
     Duration::new(
-        told.tv_sec.unsigned_abs(),
-        u32::try_from(told.tv_nsec).unwrap_or(0),
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
     )
 }
 
-/// A moment: the store's time then, in Unix milliseconds, and the machine's.
+/// The store's time in Unix milliseconds at a moment of the machine's clock.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct ClockReading {
     unix_ms: u64,
     at: Duration,
 }
 
-impl Known {
+impl ClockReading {
     fn at(self, at: Duration) -> u64 {
         let passed = at.saturating_sub(self.at).as_millis();
         self.unix_ms
@@ -39,20 +42,20 @@ impl Known {
     }
 }
 
-/// See the module. A value: who asks brings both clocks.
+/// The store's clock as a value: the caller brings both the wall clock and the machine's clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreClock {
-    last: Known,
-    /// Where the day began whose steps are counted together.
-    day: Known,
-    /// How far the wall clock is ahead of the store's time, while that is not followed.
+    last: ClockReading,
+    /// The start of the current day. The steps of one day are counted together.
+    day: ClockReading,
+    /// How far the wall clock is ahead of the store's time, while the wall clock is ignored.
     offset_ms: Option<i64>,
 }
 
 impl StoreClock {
-    /// A clock that last knew `known_ms`, which was before now; 0 knows nothing, and believes the wall clock.
+    /// A clock that continues from `known_ms`, a time in the past. With 0 it starts from the wall clock.
     pub(crate) fn new(known_ms: u64, wall_ms: u64, since_boot: Duration) -> Self {
-        let known = Known {
+        let known = ClockReading {
             unix_ms: if known_ms == 0 { wall_ms } else { known_ms },
             at: since_boot,
         };
@@ -65,10 +68,10 @@ impl StoreClock {
         clock
     }
 
-    /// The store's time. `skew_ms`: how far the wall clock is ahead of the mesh's time, 0 where nobody told.
+    /// The store's time. `skew_ms` says how far the wall clock is ahead of the mesh's time; it is 0 if unknown.
     pub(crate) fn read(&mut self, wall_ms: u64, skew_ms: i64, since_boot: Duration) -> u64 {
         if since_boot.saturating_sub(self.day.at) >= DAY && self.offset_ms.is_none() {
-            self.day = Known {
+            self.day = ClockReading {
                 unix_ms: self.last.at(since_boot),
                 at: since_boot,
             };
@@ -78,7 +81,7 @@ impl StoreClock {
         let is_off = skew_ms.unsigned_abs() > STEP_MS_MAX;
         if expected_ms.abs_diff(wall_ms) <= STEP_MS_MAX && !is_off {
             self.offset_ms = None;
-            self.last = Known {
+            self.last = ClockReading {
                 unix_ms: wall_ms,
                 at: since_boot,
             };
@@ -89,12 +92,12 @@ impl StoreClock {
         own_ms
     }
 
-    /// How far the wall clock is ahead of the store's time, where that is too much to be believed.
+    /// How far the wall clock is ahead of the store's time, if that is too far to follow.
     pub(crate) fn offset_ms(&self) -> Option<i64> {
         self.offset_ms.filter(|ms| ms.unsigned_abs() > STEP_MS_MAX)
     }
 
-    /// Believes the wall clock: an operator says that it is right.
+    /// Follows the wall clock from now on: an operator says that it is right.
     pub(crate) fn confirm(&mut self, wall_ms: u64, since_boot: Duration) {
         *self = StoreClock::new(0, wall_ms, since_boot);
     }
@@ -113,10 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_runs_is_followed_with_its_small_steps() {
+    fn a_running_wall_clock_is_followed_with_its_small_steps() {
         let mut clock = StoreClock::new(0, NOW_MS, after(0));
         assert_eq!(clock.read(NOW_MS + 10, 0, after(10)), NOW_MS + 10);
-        // Set back by half an hour, and forward again.
+        // The clock is set back by half an hour, and forward again.
         let back = NOW_MS - HOUR_MS / 2;
         assert_eq!(clock.read(back, 0, after(20)), back);
         assert_eq!(clock.read(NOW_MS + 30, 0, after(30)), NOW_MS + 30);
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_is_not_followed_and_ends_with_the_wall_clock_s_return() {
+    fn a_jump_is_ignored_until_the_wall_clock_returns() {
         for jump in [
             40 * DAY_MS as i64,
             -(25 * HOUR_MS as i64),
@@ -172,8 +175,8 @@ mod tests {
     }
 
     #[test]
-    fn a_start_goes_on_from_the_time_that_was_known() {
-        // Stopped for a minute, and for three days.
+    fn a_start_continues_from_the_last_known_time() {
+        // The store was stopped for a minute, and for three days.
         let clock = StoreClock::new(NOW_MS - 60_000, NOW_MS, after(0));
         assert_eq!(clock.offset_ms(), None);
         let mut clock = StoreClock::new(NOW_MS - 3 * DAY_MS, NOW_MS, after(0));
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_that_nobody_confirms_ages_at_the_pace_of_real_time() {
+    fn after_an_unconfirmed_jump_time_passes_at_its_usual_pace() {
         let mut clock = StoreClock::new(0, NOW_MS, after(0));
         for hour in 1..=24 * 5 {
             let ms = hour * HOUR_MS;

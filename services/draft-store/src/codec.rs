@@ -1,12 +1,12 @@
-//! The one place where bytes on disk are made and read.
+//! The envelope of every value in the log: encoding, checksum and decoding.
 //!
-//! A value is an envelope: magic (2), version (1), flags (1), payload length (4), xxh3 of key, header and
-//! payload (8), payload. All four are checked before a byte of the payload is decoded, because most single
-//! bit flips in a bare bincode payload decode silently to a wrong value. The key is part of the checksum, so
-//! a value that lands under another key is damage too.
+//! A value consists of magic (2 bytes), version (1), flags (1), payload length (4), xxh3 of key, header and payload
+//! (8), and the payload. All of it is checked before a byte of the payload is decoded, because most single bit flips
+//! in a bare bincode payload decode silently to a wrong value. The key is part of the checksum, so a value under a
+//! wrong key is damage too.
 //!
-//! The payload is bincode with fixed-width little-endian integers (`legacy`, which other crates write byte
-//! for byte) under a size limit, then zstd where that makes it smaller.
+//! The payload is bincode with fixed-width little-endian integers (`legacy`, which other crates write byte for byte),
+//! under a size limit. It is compressed with zstd if that makes it smaller.
 
 use std::cell::RefCell;
 
@@ -24,11 +24,12 @@ const VERSION: u8 = 1;
 const FLAG_ZSTD: u8 = 1;
 const HEADER_BYTES: usize = 8;
 const ENVELOPE_BYTES: usize = HEADER_BYTES + 8;
-/// Below this zstd's own frame eats what it gains.
+
+/// Below this size the zstd frame costs more than compression gains.
 const COMPRESS_FROM_BYTES: usize = 48;
 const ZSTD_LEVEL: i32 = 3;
 
-/// Why a value cannot be believed.
+/// Why a value cannot be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Damage {
     #[error("shorter than an envelope")]
@@ -37,7 +38,7 @@ pub(crate) enum Damage {
     Magic,
     #[error("unknown version or flags")]
     Version,
-    #[error("length differs from the header's")]
+    #[error("length differs from the header")]
     Length,
     #[error("checksum differs")]
     Checksum,
@@ -50,7 +51,7 @@ fn config() -> impl bincode::config::Config {
 }
 
 thread_local! {
-    // Making a zstd context costs more than compressing a small value with it.
+    // Creating a zstd context costs more than compressing a small value with it.
     static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> = const { RefCell::new(None) };
 }
 
@@ -78,10 +79,10 @@ fn checksum(key: &[u8], header: &[u8], payload: &[u8]) -> [u8; 8] {
 
 /// Puts a record into an envelope that belongs to `key`.
 ///
-/// The caller keeps records small enough: see [`split`] for the only kind that grows.
+/// The caller keeps records small enough; see [`split`] for the only kind that grows.
 pub(crate) fn seal<T: Encode>(key: &[u8], record: &T) -> Vec<u8> {
-    // Records are plain structs far below the limit, so encoding cannot fail; should one ever, the empty
-    // payload decodes to damage, which costs that record alone.
+    // Records are plain structs far below the limit, so encoding cannot fail. If it ever did, the empty payload would
+    // decode to damage, which costs that record alone.
     let plain = bincode::encode_to_vec(record, config()).unwrap_or_default();
     let (flags, payload) = match compress(&plain) {
         Some(compressed) => (FLAG_ZSTD, compressed),
@@ -98,7 +99,7 @@ pub(crate) fn seal<T: Encode>(key: &[u8], record: &T) -> Vec<u8> {
     value
 }
 
-/// Checks an envelope without decoding what is in it.
+/// Checks an envelope without decoding its payload.
 pub(crate) fn check<'a>(key: &[u8], value: &'a [u8]) -> Result<(u8, &'a [u8]), Damage> {
     if value.len() < ENVELOPE_BYTES {
         return Err(Damage::Short);
@@ -137,8 +138,8 @@ pub(crate) fn open<T: Decode<()>>(key: &[u8], value: &[u8]) -> Result<T, Damage>
     }
 }
 
-/// A run of tokens, LEB128: two or three bytes each for real vocabularies, and zstd finds repeats in it as
-/// well as in fixed-width ids.
+/// A run of tokens in LEB128. A token takes two or three bytes for real vocabularies, and zstd finds repeats as well
+/// as in fixed-width ids.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct PieceRecord {
     count: u32,
@@ -165,7 +166,7 @@ impl PieceRecord {
         }
     }
 
-    /// The tokens, unless the bytes are no such run.
+    /// The tokens, or an error if the bytes are no valid run.
     pub(crate) fn tokens(&self) -> Result<Vec<TokenId>, Damage> {
         let mut tokens = Vec::with_capacity((self.count as usize).min(self.packed.len()));
         let (mut token, mut shift) = (0u64, 0u32);
@@ -187,8 +188,8 @@ impl PieceRecord {
     }
 }
 
-/// Seals tokens as pieces under the keys that `key_of(start)` gives, each within [`VALUE_BYTES_MAX`]
-/// whatever the ids are. Returns (start, key, value) in order.
+/// Splits tokens into sealed pieces under the keys that `key_of(start)` gives. Each piece stays within
+/// [`VALUE_BYTES_MAX`] for any ids. Returns (start, key, value) in order.
 pub(crate) fn split(
     start: u32,
     tokens: &[TokenId],
@@ -202,7 +203,7 @@ pub(crate) fn split(
             let piece_start = start + at as u32;
             let key = key_of(piece_start);
             let value = seal(&key, &PieceRecord::new(&tokens[at..end]));
-            // One token always fits, so halving ends.
+            // One token always fits, so the halving ends.
             if value.len() <= VALUE_BYTES_MAX || end - at == 1 {
                 pieces.push((piece_start, key, value));
                 break;
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lying_length_allocates_nothing() {
+    fn a_false_length_allocates_nothing() {
         // A correct envelope around a payload that claims 2^60 packed bytes.
         #[derive(Encode)]
         struct Liar(u32, u64);

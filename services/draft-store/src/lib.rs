@@ -1,17 +1,36 @@
 //! The draft store: the durable memory of outputs, and the feed by which workers follow it.
 //!
-//! Workers append pieces of outputs while they decode; every worker follows the namespaces it serves and
-//! builds its index from what it hears. The store itself drafts only for a worker that has no room for a namespace
-//! (`lookup.rs`).
+//! Workers append pieces of outputs while they decode. Every worker follows the namespaces it serves and builds its
+//! index from what the store sends. The store drafts by itself only for a worker that has no room for a namespace
+//! (`reading/lookup.rs`).
 //!
-//! Start reading at `placement.rs`, where a piece belongs in a document, then `writer.rs`, the core
-//! that turns calls into commits, and `catalog.rs` with `catalog/feed.rs`, what is known in memory and in
-//! which order it is told. `directory.rs` is how a damaged disk is survived, `directory/rewrite.rs` how disk
-//! space comes back while the store serves, `codec.rs` every byte of the log, `segments.rs` where documents go
-//! that are at their end. Around them: an actor with a thread of its own (`writer/actor.rs`), the handle for callers in
-//! this process ([`DraftStoreHandle`]), and HTTP routes for all others. Operators have calls of their own
-//! (`admin.rs`, `refrain_rpc::StoreAdmin`), which name tenants plainly and stand behind the mesh's secret;
-//! [`ClosedStore`] is a directory that they look at while nobody runs it.
+//! # What a commit does
+//!
+//! 1. `service/handle/calls.rs` checks a call, and `append.rs` beside it sends the updates to the writer's actor.
+//! 2. `writer/actor/commits.rs` gathers appends for a few milliseconds.
+//! 3. `writer/core.rs` applies them to a `writer/edit.rs`, which changes the catalog and gathers log writes.
+//!    `writer/placement.rs` decides where each update belongs in its document.
+//! 4. `log/journaled.rs` writes the batch to the journal, waits for `fdatasync`, and then applies it to sled.
+//! 5. The actor answers the callers and wakes the followers. `reading/feed.rs` reads what changed.
+//!
+//! Later, `background/seal.rs` moves documents that have ended from the log to an immutable segment file.
+//! `background/log_rewrite.rs` copies the log into a fresh one when it has outgrown its content.
+//!
+//! # What a start does
+//!
+//! 1. `service/server.rs` starts the writer's actor on a thread of its own. `writer/actor.rs` locks the directory.
+//! 2. `directory/open.rs` reads the manifest and opens the log that it names. A damaged index is rebuilt from the
+//!    journal; a damaged journal moves to quarantine.
+//! 3. `segments/discovery.rs` maps and checks the segments that the log names.
+//! 4. `catalog/load.rs` reads the catalog back from the log and the segments.
+//! 5. `service/server.rs` starts the listener.
+//!
+//! # What to read first
+//!
+//! `writer/placement.rs`, then `writer/core.rs`, then `catalog.rs` with `catalog/feed.rs`. `record.rs` and `codec.rs`
+//! define every byte of the log, `segments.rs` the sealed documents, `directory.rs` recovery from a damaged disk.
+//! Operators have calls of their own (`refrain_rpc::StoreAdmin`), which name tenants in plain text and require the
+//! mesh secret. [`ClosedStore`] opens a directory that no process uses.
 //!
 //! ```no_run
 //! # async fn example(mesh: refrain_service_kit::mesh::MeshAuth) -> anyhow::Result<()> {
@@ -25,58 +44,55 @@
 //! # }
 //! ```
 //!
-//! What it promises: an answered append survives a crash of the process and a loss of power (one fsync per
-//! group of updates). What it costs: some 370 bytes of memory per document, two to three bytes of storage
-//! per token. On disk a log takes 2.5 to 5 times what is in it when freshly written, and is written afresh
-//! when it has grown to twice that (`rewrite_factor`), or when what it wastes is an eighth of all that the store holds;
-//! for a while that needs the room once more; an empty one takes half a megabyte. The journal grows with every update until
-//! then: some fourteen bytes per token for outputs that arrive 32 tokens at a time. In segments a token takes nine bytes (of
-//! documents of less than thirty tokens more than twelve: `segments/file.rs`): more than in a log freshly written, for an
-//! index that needs no building. A segment goes with its last document, and is written afresh when a quarter
-//! of it is gone. Only one log or segment is written at a time, so under churn the disk holds at most twice what is alive,
-//! at rest, and one segment or log that is being made; a store that is filled faster than it can tidy up refuses for a
-//! while (`log_bytes_max`).
+//! # Promises
 //!
-//! A group of samples has a log of its own once it is registered: the same updates, read by another cursor
-//! (`catalog/groups.rs`). It ends with its time or with newer weights; the documents stay.
+//! * An answered append survives a crash of the process and a loss of power. One `fdatasync` serves a group of
+//!   updates.
+//! * Everything erased is gone from every file before the call is answered (`service/handle/erase.rs`).
+//!   `catalog/erasures.rs` keeps it gone while workers go on sending it. An erasure also deletes quarantined logs
+//!   that were salvaged in full. Others stay until an operator names them, since they may be the only copy of another
+//!   tenant's documents.
+//! * An export shows one moment while the store goes on (`catalog/exports.rs`, `reading/export.rs`).
+//! * A worker that starts takes over segments as they are and the other documents one by one. It follows the feed
+//!   from there (`service/handle/segments.rs`).
 //!
-//! What is erased is gone from every file before the call is answered: `handle/erase.rs`, and
-//! `catalog/erasures.rs` for how it stays gone while workers go on sending it. Logs in quarantine of which
-//! everything was salvaged go with any erasure. Those that hold something unreadable stay until they are named,
-//! since they may be the only copy of another tenant's documents.
+//! # Costs
 //!
-//! An export tells one moment while the store goes on (`catalog/exports.rs`, `export.rs`).
+//! A document takes about 370 bytes of memory. A token takes two to three bytes of records in the log. A freshly
+//! written log takes 2.5 to 5 times its records on disk; an empty one takes half a megabyte. The journal grows with
+//! every update, by some fourteen bytes per token for outputs that arrive 32 tokens at a time.
 //!
-//! A worker that starts takes over segments as they lie, what is in none as documents, and follows the feed from
-//! there (`handle/segments.rs`).
+//! The log is rewritten when it has grown to twice its fresh size, or when it wastes an eighth of all that the store
+//! holds. A rewrite needs the fresh size once more on disk.
+//!
+//! In a segment a token takes nine bytes, and more than twelve in documents of less than thirty tokens
+//! (`segments/file.rs`). That is more than in a fresh log, but the index needs no building. A segment goes with its
+//! last document, and is rewritten when a quarter of it is gone.
+//!
+//! Only one log or segment is written at a time. Under churn the disk therefore holds at most twice the live data at
+//! rest, plus one segment or log in the making. A store that is filled faster than it can tidy up refuses appends for
+//! a while (`log_bytes_max`).
 //!
 //! Not here: replication.
 
-mod admin;
+mod background;
 mod catalog;
 mod clock;
-mod closed;
 mod codec;
 mod config;
 mod directory;
-mod export;
-mod handle;
-mod http;
+#[cfg(test)]
+mod format_fixtures;
 mod log;
-mod lookup;
 mod metrics;
-mod placement;
+mod reading;
 mod record;
 mod segments;
-mod select;
 mod service;
-mod shared;
+mod shared_store;
 #[cfg(test)]
-mod testing;
-mod text;
+mod test_store;
 mod writer;
 
-pub use closed::ClosedStore;
-pub use config::{DraftStoreConfig, TenantQuota};
-pub use handle::{DraftStoreHandle, StoreState};
-pub use service::{Running, start};
+pub use config::{DraftStoreConfig, StoreTuning, TenantQuota};
+pub use service::{ClosedStore, DraftStoreHandle, DraftStoreServer, StoreState, start};

@@ -1,7 +1,7 @@
-//! Where records are kept: an ordered map with atomic, durable batches.
+//! The log: an ordered map of records with atomic, durable batches.
 //!
-//! `log/journaled.rs` is the one in use: a journal of our own, and sled as its index. The trait is the place to put
-//! another database, and where tests put a disk that refuses.
+//! [`journaled`] is the implementation in use: a journal, and sled as its index. Read it first, then [`journal`].
+//! [`RecordLog`] is the interface, which tests implement with a disk that refuses.
 
 pub(crate) mod journal;
 pub(crate) mod journaled;
@@ -9,36 +9,43 @@ pub(crate) mod memory;
 pub(crate) mod sled;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 
 use crate::record::DocumentKey;
 
-/// Why the log could not do it.
+/// Makes directory entries durable.
+pub(crate) fn sync_directory(path: &Path) -> std::io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Why an operation on the log failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum LogError {
-    /// The disk or the file system refused: full, no permission, in use by another process. What is stored
-    /// may be sound.
+    /// The disk or the file system refused: it is full, lacks a permission, or another process uses it. The stored
+    /// data may be sound.
     #[error("{0}")]
     Refused(String),
-    /// What is stored is not readable as a whole.
+    /// The stored data cannot be read in full.
     #[error("{0}")]
     Corrupt(String),
-    /// A document's text cannot be read from the index; the journal may have it.
+    /// A document's text cannot be read from the index. The journal may have it.
     #[error("document {} of namespace {} cannot be read from the index", .0.document, .0.namespace)]
     Unreadable(DocumentKey),
 }
 
-/// The error of a call to the file system that was refused.
+/// The error of a refused call to the file system.
 pub(crate) fn refused(what: &str, path: &Path, error: &std::io::Error) -> LogError {
     LogError::Refused(format!("cannot {what} {}: {error}", path.display()))
 }
 
 /// A random number.
 pub(crate) fn random() -> Result<u64, LogError> {
-    getrandom::u64().map_err(|error| LogError::Refused(format!("no random numbers: {error}")))
+    getrandom::u64()
+        .map_err(|error| LogError::Refused(format!("the system gives no random numbers: {error}")))
 }
 
-/// Writes that become durable together or not at all. The last write to a key counts.
+/// Writes that become durable together or not at all. The last write to a key wins.
 #[derive(Default)]
 pub(crate) struct Batch {
     writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
@@ -53,7 +60,7 @@ impl Batch {
         self.writes.insert(key, None);
     }
 
-    /// Takes back what was to happen to a key.
+    /// Removes the pending write to a key.
     pub(crate) fn forget(&mut self, key: &[u8]) {
         self.writes.remove(key);
     }
@@ -107,10 +114,10 @@ impl Batch {
 
 /// An ordered, durable map of records.
 pub(crate) trait RecordLog: Send + Sync {
-    /// Writes a batch, whole or not at all. It is durable after the next [`RecordLog::sync`].
+    /// Writes a batch atomically. It is durable after the next [`RecordLog::sync`].
     fn write(&self, batch: &Batch) -> Result<(), LogError>;
 
-    /// Makes durable what was written: it survives a crash of the process and a loss of power.
+    /// Makes durable what was written, so that it survives a crash of the process and a loss of power.
     fn sync(&self) -> Result<(), LogError>;
 
     /// Writes a batch, and makes it durable before it returns.
@@ -125,7 +132,7 @@ pub(crate) trait RecordLog: Send + Sync {
     /// One record.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError>;
 
-    /// Visits the records of `from..to` in order until `visit` says `false`.
+    /// Visits the records of `from..to` in order until `visit` returns `false`.
     fn scan(
         &self,
         from: &[u8],
@@ -133,18 +140,18 @@ pub(crate) trait RecordLog: Send + Sync {
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), LogError>;
 
-    /// Bytes it takes on disk.
+    /// Bytes on disk.
     fn disk_bytes(&self) -> u64;
 
-    /// Files in which it keeps values that are too large for its pages: an alarm unless 0.
+    /// Number of files with values that are too large for the index's pages: an alarm unless 0.
     fn blob_files(&self) -> u64;
 
-    /// Whether a record that is missing or damaged here may be found elsewhere once it is opened anew.
+    /// Whether a record that is missing or damaged here may come back when the log is opened with a rebuilt index.
     fn can_be_rebuilt(&self) -> bool {
         false
     }
 
-    /// Whether it could not read something that it holds, so that it is to be opened and repaired.
+    /// Whether it failed to read something that it holds, so that it should be reopened and repaired.
     fn is_suspect(&self) -> bool {
         false
     }

@@ -1,78 +1,13 @@
-//! The store in figures.
+//! The metrics of the store.
+
+mod labels;
+
+pub(crate) use labels::{Limit, RemovalReason};
 
 use prometheus::{Gauge, Histogram, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::Metrics;
 
-use crate::writer::Removal;
-
-/// Why calls are refused; the label of the rejections metric.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Limit {
-    Mailbox,
-    PendingTokens,
-    Updates,
-    DocumentTokens,
-    Head,
-    Namespaces,
-    Waiters,
-    Erasures,
-    Groups,
-    GroupTokens,
-    Disk,
-    LogBytes,
-    Lookups,
-    LookupContexts,
-    Exports,
-    ExportHeld,
-    ExportDisk,
-}
-
-impl Limit {
-    const ALL: [Limit; 17] = [
-        Limit::Mailbox,
-        Limit::PendingTokens,
-        Limit::Updates,
-        Limit::DocumentTokens,
-        Limit::Head,
-        Limit::Namespaces,
-        Limit::Waiters,
-        Limit::Erasures,
-        Limit::Groups,
-        Limit::GroupTokens,
-        Limit::Disk,
-        Limit::LogBytes,
-        Limit::Lookups,
-        Limit::LookupContexts,
-        Limit::Exports,
-        Limit::ExportHeld,
-        Limit::ExportDisk,
-    ];
-
-    /// The key in the configuration, or the name of a constant.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Limit::Mailbox => "mailbox_max",
-            Limit::PendingTokens => "pending_tokens_max",
-            Limit::Updates => "updates_max",
-            Limit::DocumentTokens => "document_tokens_max",
-            Limit::Head => "head",
-            Limit::Namespaces => "namespaces_max",
-            Limit::Waiters => "waiters_max",
-            Limit::Erasures => "erasures_max",
-            Limit::Groups => "groups_max",
-            Limit::GroupTokens => "group_tokens_max",
-            Limit::Disk => "disk_reserve_bytes",
-            Limit::LogBytes => "log_bytes_max",
-            Limit::Lookups => "lookups_max",
-            Limit::LookupContexts => "lookup_contexts_max",
-            Limit::Exports => "exports_max",
-            Limit::ExportHeld => "export_held_bytes_max",
-            Limit::ExportDisk => "export_disk_bytes_max",
-        }
-    }
-}
-
-/// From 0.5 ms to 10 s.
+/// Bucket bounds from 0.5 ms to 10 s.
 const COMMIT_SECONDS_BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -111,7 +46,6 @@ pub(crate) struct StoreMetrics {
     pub(crate) clock_offset_seconds: IntGauge,
     pub(crate) damaged_records: IntCounter,
     pub(crate) feed_waiters: IntGauge,
-    pub(crate) groups: IntGauge,
     pub(crate) erasures: IntGauge,
     pub(crate) erased_documents: IntGauge,
     pub(crate) pending_tokens: IntGauge,
@@ -124,38 +58,41 @@ impl StoreMetrics {
         let gauge = |key: &str, help: &str| metrics.gauge(&name(key), help);
         let counter = |key: &str, help: &str| metrics.counter(&name(key), help);
         let figures = StoreMetrics {
-            documents: gauge("documents", "Documents kept.")?,
-            tokens: gauge("tokens", "Output tokens kept.")?,
+            documents: gauge("documents", "Documents stored.")?,
+            tokens: gauge("tokens", "Output tokens stored.")?,
             logical_bytes: gauge("logical_bytes", "Bytes as stored, without sled's overhead.")?,
             disk_bytes: gauge("disk_bytes", "Bytes of the data directory.")?,
             disk_free_bytes: gauge(
                 "disk_free_bytes",
-                "Room that is left on the disk of the data directory.",
+                "Free bytes on the disk of the data directory.",
             )?,
             blob_files: gauge(
                 "blob_files",
-                "Values that are too large for the pages of the log's index. Alert unless 0.",
+                "Values too large for the pages of the log's index. Alert unless 0.",
             )?,
             live_ratio: metrics.float_gauge(
                 &name("live_ratio"),
-                "Bytes of the log's records per byte that it takes on disk.",
+                "Bytes of live records in the log, per byte of the log on disk.",
             )?,
             rewrites: metrics.counter_vec(
                 &name("rewrites_total"),
-                "Times the log was copied into a fresh one to give space back.",
+                "Rewrites of the log that give space back, by outcome.",
                 &["outcome"],
             )?,
             reclaimed_bytes: counter(
                 "reclaimed_bytes_total",
-                "Disk space given back by rewrites.",
+                "Bytes on disk given back by rewrites.",
             )?,
-            unsealed_tokens: gauge("unsealed_tokens", "Tokens in the log, in no segment yet.")?,
-            segments: gauge("segments", "Segments of sealed documents.")?,
-            segment_bytes: gauge("segment_bytes", "Bytes of segments.")?,
-            exports: gauge("exports", "Exports under way.")?,
+            unsealed_tokens: gauge(
+                "unsealed_tokens",
+                "Tokens in the log that are not sealed yet.",
+            )?,
+            segments: gauge("segments", "Segments in use.")?,
+            segment_bytes: gauge("segment_bytes", "Bytes of the segments in use.")?,
+            exports: gauge("exports", "Exports in progress.")?,
             export_held_bytes: gauge(
                 "export_held_bytes",
-                "Memory held for exports: their lists, and documents put aside for them.",
+                "Bytes of memory held for exports: their lists, and documents put aside for them.",
             )?,
             export_disk_bytes: gauge(
                 "export_disk_bytes",
@@ -163,7 +100,7 @@ impl StoreMetrics {
             )?,
             segments_made: metrics.counter_vec(
                 &name("segments_made_total"),
-                "Times documents were sealed, or segments merged.",
+                "Segments made, by source (log: sealed, segments: merged) and outcome.",
                 &["from", "outcome"],
             )?,
             segments_lost: counter(
@@ -172,60 +109,59 @@ impl StoreMetrics {
             )?,
             sent_segment_bytes: counter(
                 "sent_segment_bytes_total",
-                "Bytes of segments that workers took over.",
+                "Bytes of segments sent to workers that took them over.",
             )?,
             lookup_seconds: metrics.histogram(
                 &name("lookup_seconds"),
-                "Time to draft for all contexts of one call.",
+                "Seconds to draft for all contexts of one call.",
                 &[
                     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 0.1,
                 ],
             )?,
             lookup_contexts: metrics.counter_vec(
                 &name("lookup_contexts_total"),
-                "Contexts for which workers asked for a draft.",
+                "Contexts for which workers asked for a draft, by result.",
                 &["result"],
             )?,
-            lookups_running: gauge("lookups_running", "Calls for drafts under way.")?,
+            lookups_running: gauge("lookups_running", "Look-ups in flight.")?,
             lookup_views: gauge(
                 "lookup_views",
                 "Namespaces whose segments are held open for look-ups.",
             )?,
             append_seconds: metrics.histogram(
                 &name("append_seconds"),
-                "Time from the arrival of an append at the writer until it is durable.",
+                "Seconds from the arrival of an append at the writer until it is durable.",
                 COMMIT_SECONDS_BUCKETS,
             )?,
             appended_tokens: counter("appended_tokens_total", "Tokens made durable.")?,
             evictions: metrics.counter_vec(
                 &name("evictions_total"),
-                "Documents removed by the store itself.",
+                "Documents removed, by reason.",
                 &["reason"],
             )?,
             rejections: metrics.counter_vec(
                 &name("rejections_total"),
-                "Calls refused because a limit was reached.",
+                "Calls refused because a limit was reached, by limit.",
                 &["limit"],
             )?,
             quarantines: counter(
                 "quarantines_total",
-                "Logs that could not be read as a whole and were moved to a quarantine folder.",
+                "Logs moved to quarantine because they could not be read in full.",
             )?,
             quarantines_held: gauge(
                 "quarantines_held",
-                "Quarantine folders with something that could not be read. Alert unless 0.",
+                "Quarantine directories with unreadable content. Alert unless 0.",
             )?,
             missing_documents: gauge(
                 "missing_documents",
-                "Documents that the store had before its last start, until that is confirmed. Alert unless 0.",
+                "Documents lost before the last start, until an operator confirms the loss. Alert unless 0.",
             )?,
             clock_offset_seconds: gauge(
                 "clock_offset_seconds",
-                "How far the wall clock is ahead of the store's time after a jump. Alert unless 0.",
+                "Seconds that the wall clock is ahead of the store's time after a jump. Alert unless 0.",
             )?,
-            damaged_records: counter("damaged_records_total", "Records that did not decode.")?,
+            damaged_records: counter("damaged_records_total", "Damaged records found.")?,
             feed_waiters: gauge("feed_waiters", "Calls of follow that wait for a change.")?,
-            groups: gauge("groups", "Groups of samples that are registered.")?,
             erasures: gauge("erasures", "Erasures remembered.")?,
             erased_documents: gauge("erased_documents", "Erased documents remembered.")?,
             pending_tokens: gauge("pending_tokens", "Tokens that wait for a commit.")?,
@@ -234,8 +170,8 @@ impl StoreMetrics {
                 "Times the writer was rebuilt from disk after an error or a panic.",
             )?,
         };
-        // A rate over a counter that does not exist yet shows nothing; so they all exist from the start.
-        for removal in Removal::ALL {
+        // A rate over a counter that does not exist yet shows nothing, so all of them exist from the start.
+        for removal in RemovalReason::ALL {
             figures.evictions.with_label_values(&[removal.as_str()]);
         }
         for outcome in ["done", "failed"] {

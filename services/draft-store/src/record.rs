@@ -1,101 +1,99 @@
-//! What is stored: keys and records.
+//! The records of the log and their keys.
 //!
-//! One sled tree, so that every commit is one atomic batch (two trees need an optimistic transaction, which
-//! costs a third of the rate). The first byte of a key is the kind; integers are big-endian, so that a scan
-//! meets a document's pieces in order of position.
+//! All records live in one sled tree, so that every commit is one atomic batch. Two trees would need an optimistic
+//! transaction, which costs a third of the rate. The first byte of a key is the kind. Integers in keys are
+//! big-endian, so that a scan meets the pieces of a document in order of position.
 
 use bincode::{Decode, Encode};
 use refrain_protocol::document::{DocumentHead, FinishReason};
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
-/// Which document of which namespace.
+/// A document of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct DocumentKey {
     pub(crate) namespace: NamespaceId,
     pub(crate) document: DocumentId,
 }
 
-/// What a record is, told by the first byte of its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// [`StoreRecord`], one.
-    Store,
-    /// [`NamespaceRecord`], one per namespace.
-    Namespace,
-    /// [`FeedRecord`], one per namespace whose tombstones were ever trimmed.
-    Feed,
-    /// [`StateRecord`], one per document.
-    State,
-    /// [`HeadRecord`], one per document.
-    Head,
-    /// [`crate::codec::PieceRecord`], the text of a document in order.
-    Piece,
-    /// [`TombstoneRecord`], one per removal that followers may not have seen.
-    Tombstone,
-    /// [`ErasureRecord`], one per thing that was erased.
-    Erasure,
-    /// [`ErasedRecord`], one per document that was erased and that somebody may still send.
-    Erased,
-    /// [`SegmentRecord`], one per segment: the files that count.
-    Segment,
-    /// [`MarksRecord`], one per [`MARKS_DOCUMENTS`] documents of a segment of which something is to be told.
-    Marks,
-    /// [`ChancesRecord`], a few per namespace in which drafts were verified.
-    Chances,
+impl DocumentKey {
+    pub(crate) fn new(namespace: NamespaceId, document: DocumentId) -> Self {
+        DocumentKey {
+            namespace,
+            document,
+        }
+    }
 }
 
-impl Kind {
+/// The kind of a record, which is the first byte of its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum RecordKind {
+    /// [`StoreRecord`], one.
+    Store = b'm',
+    /// [`NamespaceRecord`], one per namespace.
+    Namespace = b'n',
+    /// [`FeedRecord`], one per namespace whose tombstones were ever trimmed.
+    Feed = b'f',
+    /// [`StateRecord`], one per document.
+    State = b'd',
+    /// [`HeadRecord`], one per document.
+    Head = b'h',
+    /// [`crate::codec::PieceRecord`], the text of a document in order.
+    Piece = b'p',
+    /// [`TombstoneRecord`], one per removal that followers may not have seen.
+    Tombstone = b't',
+    /// [`ErasureRecord`], one per thing that was erased.
+    Erasure = b'e',
+    /// [`ErasedRecord`], one per document that was erased and that somebody may still send.
+    Erased = b'x',
+    /// [`SegmentRecord`], one per segment in use.
+    Segment = b's',
+    /// [`MarksRecord`], one per [`MARKS_DOCUMENTS`] documents of a segment in which something changed.
+    Marks = b'k',
+    /// [`AcceptanceStatisticsRecord`], a few per namespace in which drafts were verified.
+    Statistics = b'c',
+}
+
+impl RecordKind {
     pub(crate) const fn byte(self) -> u8 {
-        match self {
-            Kind::Store => b'm',
-            Kind::Namespace => b'n',
-            Kind::Feed => b'f',
-            Kind::State => b'd',
-            Kind::Head => b'h',
-            Kind::Piece => b'p',
-            Kind::Tombstone => b't',
-            Kind::Erasure => b'e',
-            Kind::Erased => b'x',
-            Kind::Segment => b's',
-            Kind::Marks => b'k',
-            Kind::Chances => b'c',
-        }
+        self as u8
     }
 
     /// The kind of a key.
-    pub(crate) fn of(key: &[u8]) -> Option<Kind> {
+    pub(crate) fn of(key: &[u8]) -> Option<RecordKind> {
         let all = [
-            Kind::Store,
-            Kind::Namespace,
-            Kind::Feed,
-            Kind::State,
-            Kind::Head,
-            Kind::Piece,
-            Kind::Tombstone,
-            Kind::Erasure,
-            Kind::Erased,
-            Kind::Segment,
-            Kind::Marks,
-            Kind::Chances,
+            RecordKind::Store,
+            RecordKind::Namespace,
+            RecordKind::Feed,
+            RecordKind::State,
+            RecordKind::Head,
+            RecordKind::Piece,
+            RecordKind::Tombstone,
+            RecordKind::Erasure,
+            RecordKind::Erased,
+            RecordKind::Segment,
+            RecordKind::Marks,
+            RecordKind::Statistics,
         ];
         let byte = *key.first()?;
         all.into_iter().find(|kind| kind.byte() == byte)
     }
 
-    /// The key below all of this kind, and the one above all.
+    /// The lowest key of this kind, and a key above all of this kind.
     pub(crate) fn range(self) -> (Vec<u8>, Vec<u8>) {
         (vec![self.byte()], vec![self.byte() + 1])
     }
 }
 
-/// Identity and the sequence reservation: nothing at or above it was ever given to a follower.
+/// The store's identity and its sequence reservation. No sequence at or above the reservation was ever sent to a
+/// follower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct StoreRecord {
     pub(crate) generation: u64,
     pub(crate) sequence_reserved: u64,
 }
 
-/// Names, stored once for all documents of a namespace.
+/// The names of a namespace, stored once for all its documents.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct NamespaceRecord {
     pub(crate) tenant: String,
@@ -113,7 +111,17 @@ impl From<&Namespace> for NamespaceRecord {
     }
 }
 
-/// How far a namespace's tombstones reach back; see [`crate::catalog`].
+impl From<NamespaceRecord> for Namespace {
+    fn from(names: NamespaceRecord) -> Self {
+        Namespace {
+            tenant: names.tenant,
+            model: names.model,
+            tokenizer: names.tokenizer,
+        }
+    }
+}
+
+/// How far back a namespace's tombstones reach; see `catalog/feed.rs`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct FeedRecord {
     pub(crate) floor: u64,
@@ -121,37 +129,38 @@ pub(crate) struct FeedRecord {
     pub(crate) era: u32,
 }
 
-/// What changes with every append. Small, since it is written again each time.
+/// The part of a document that changes with every append. It is small, since it is written again each time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct StateRecord {
     pub(crate) epoch: u64,
-    /// From here on the text is known to be of `epoch`.
+    /// The first position from which all text is known to belong to `epoch`.
     pub(crate) epoch_start: u32,
     pub(crate) len: u32,
     pub(crate) finish: u8,
-    /// Of the last change.
+    /// Sequence of the last change.
     pub(crate) sequence: u64,
-    /// The store's own clock at the first append. Retention goes by it: a worker's clock may be wrong.
+    /// Time of the first append by the store's own clock, in Unix milliseconds. Retention uses it, since a worker's
+    /// clock may be wrong.
     pub(crate) stored_ms: u64,
     pub(crate) used_ms: u64,
-    /// Pieces from here on are small ones, not merged yet.
+    /// Pieces from this position on are small and not merged yet.
     pub(crate) tail_start: u32,
     pub(crate) tail_pieces: u16,
     /// Bytes of keys and values of the head and the pieces.
     pub(crate) bytes: u32,
 }
 
-/// What is known when a document starts; written once.
+/// The part of a document that is known when it starts. It is written once.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub(crate) struct HeadRecord(#[bincode(with_serde)] pub(crate) DocumentHead);
 
-/// A document is gone.
+/// A document was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct TombstoneRecord {
     pub(crate) document: u128,
 }
 
-/// What an erasure was to hit, and when; see [`crate::catalog`].
+/// The scope and the time of an erasure; see `catalog/erasures.rs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct ErasureRecord {
     pub(crate) tenant: Option<String>,
@@ -162,24 +171,24 @@ pub(crate) struct ErasureRecord {
     pub(crate) at_ms: u64,
 }
 
-/// When a document was erased.
+/// The time at which a document was erased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct ErasedRecord {
     pub(crate) at_ms: u64,
 }
 
-/// Number of a segment, never given twice while its file may exist.
+/// Number of a segment. A number is never reused while its file may exist.
 pub(crate) type SegmentId = u64;
 
-/// Where a sealed document stands.
+/// The position of a sealed document: a segment, and a number in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SegmentSlot {
     pub(crate) segment: SegmentId,
-    /// Among the segment's documents in order of their ids.
+    /// The document's number in the segment, in order of document ids.
     pub(crate) number: u32,
 }
 
-/// A segment's file counts, if it is the one meant.
+/// Names a segment that is in use. The checksum tells its file from any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct SegmentRecord {
     pub(crate) namespace: u128,
@@ -188,29 +197,30 @@ pub(crate) struct SegmentRecord {
 
 /// Documents that share a [`MarksRecord`].
 pub(crate) const MARKS_DOCUMENTS: u32 = 512;
-/// The mark of a document that is not in its segment any more.
+
+/// The mark of a document that is no longer in its segment.
 pub(crate) const GONE: u32 = u32::MAX;
 
-/// What changed of some documents of a segment since it was made: for each when it was last used, in Unix
-/// seconds, 0 for as recorded in the file, or [`GONE`].
+/// Changes of some documents of a segment since it was made. Each entry is the last use in Unix seconds, 0 for the
+/// time in the file, or [`GONE`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct MarksRecord(pub(crate) Vec<u32>);
 
-/// A part of what drafts are worth in a namespace, as `refrain_speculation` writes it.
+/// A part of the acceptance statistics of a namespace, as `refrain_speculation` encodes them.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub(crate) struct ChancesRecord(pub(crate) Vec<u8>);
+pub(crate) struct AcceptanceStatisticsRecord(pub(crate) Vec<u8>);
 
-/// Beside the reason: the document is part of a static corpus, which nothing but an erasure removes.
+/// A bit beside the finish reason: the document is part of a static corpus, which only an erasure removes.
 pub(crate) const STATIC: u8 = 0x80;
 
 impl StateRecord {
-    /// See [`STATIC`].
+    /// Whether the document is part of a static corpus; see [`STATIC`].
     pub(crate) fn is_static(&self) -> bool {
         self.finish & STATIC != 0
     }
 }
 
-/// The reason as stored; 0 is none.
+/// The stored code of a finish reason. 0 means none.
 pub(crate) fn finish_code(finish: Option<FinishReason>) -> u8 {
     match finish {
         None => 0,
@@ -221,7 +231,7 @@ pub(crate) fn finish_code(finish: Option<FinishReason>) -> u8 {
     }
 }
 
-/// The reason behind a stored code.
+/// The finish reason of a stored code.
 pub(crate) fn finish_of(code: u8) -> Option<FinishReason> {
     match code & !STATIC {
         1 => Some(FinishReason::Stop),
@@ -232,7 +242,7 @@ pub(crate) fn finish_of(code: u8) -> Option<FinishReason> {
     }
 }
 
-fn prefixed(kind: Kind, namespace: NamespaceId) -> Vec<u8> {
+fn prefixed(kind: RecordKind, namespace: NamespaceId) -> Vec<u8> {
     let mut key = Vec::with_capacity(37);
     key.push(kind.byte());
     key.extend_from_slice(&namespace.0.to_be_bytes());
@@ -241,16 +251,16 @@ fn prefixed(kind: Kind, namespace: NamespaceId) -> Vec<u8> {
 
 /// Key of the one [`StoreRecord`].
 pub(crate) fn store_key() -> Vec<u8> {
-    vec![Kind::Store.byte()]
+    vec![RecordKind::Store.byte()]
 }
 
 /// Key of a record of a namespace.
-pub(crate) fn namespace_key(kind: Kind, namespace: NamespaceId) -> Vec<u8> {
+pub(crate) fn namespace_key(kind: RecordKind, namespace: NamespaceId) -> Vec<u8> {
     prefixed(kind, namespace)
 }
 
 /// Key of a record of a document.
-pub(crate) fn document_key(kind: Kind, key: DocumentKey) -> Vec<u8> {
+pub(crate) fn document_key(kind: RecordKind, key: DocumentKey) -> Vec<u8> {
     let mut bytes = prefixed(kind, key.namespace);
     bytes.extend_from_slice(&key.document.0.to_be_bytes());
     bytes
@@ -258,28 +268,28 @@ pub(crate) fn document_key(kind: Kind, key: DocumentKey) -> Vec<u8> {
 
 /// Key of the piece that starts at `start`.
 pub(crate) fn piece_key(key: DocumentKey, start: u32) -> Vec<u8> {
-    let mut bytes = document_key(Kind::Piece, key);
+    let mut bytes = document_key(RecordKind::Piece, key);
     bytes.extend_from_slice(&start.to_be_bytes());
     bytes
 }
 
-/// Key of a part of what drafts are worth in a namespace.
-pub(crate) fn chances_key(namespace: NamespaceId, part: u8) -> Vec<u8> {
-    let mut bytes = prefixed(Kind::Chances, namespace);
+/// Key of a part of the acceptance statistics of a namespace.
+pub(crate) fn acceptance_statistics_key(namespace: NamespaceId, part: u8) -> Vec<u8> {
+    let mut bytes = prefixed(RecordKind::Statistics, namespace);
     bytes.push(part);
     bytes
 }
 
-/// The keys of all parts: from the first, to one above all.
-pub(crate) fn chances_range(namespace: NamespaceId) -> (Vec<u8>, Vec<u8>) {
-    let mut above = chances_key(namespace, u8::MAX);
+/// The first key of all parts, and a key above all of them.
+pub(crate) fn acceptance_statistics_range(namespace: NamespaceId) -> (Vec<u8>, Vec<u8>) {
+    let mut above = acceptance_statistics_key(namespace, u8::MAX);
     above.push(0);
-    (chances_key(namespace, 0), above)
+    (acceptance_statistics_key(namespace, 0), above)
 }
 
 /// Key of a tombstone.
 pub(crate) fn tombstone_key(namespace: NamespaceId, sequence: u64) -> Vec<u8> {
-    let mut bytes = prefixed(Kind::Tombstone, namespace);
+    let mut bytes = prefixed(RecordKind::Tombstone, namespace);
     bytes.extend_from_slice(&sequence.to_be_bytes());
     bytes
 }
@@ -290,21 +300,21 @@ fn u128_at(key: &[u8], at: usize) -> Option<u128> {
 
 /// Key of an erasure.
 pub(crate) fn erasure_key(id: u128) -> Vec<u8> {
-    let mut bytes = vec![Kind::Erasure.byte()];
+    let mut bytes = vec![RecordKind::Erasure.byte()];
     bytes.extend_from_slice(&id.to_be_bytes());
     bytes
 }
 
 /// Key of a segment.
 pub(crate) fn segment_key(segment: SegmentId) -> Vec<u8> {
-    let mut bytes = vec![Kind::Segment.byte()];
+    let mut bytes = vec![RecordKind::Segment.byte()];
     bytes.extend_from_slice(&segment.to_be_bytes());
     bytes
 }
 
-/// Key of the marks number `chunk` of a segment.
+/// Key of the marks in chunk `chunk` of a segment.
 pub(crate) fn marks_key(segment: SegmentId, chunk: u32) -> Vec<u8> {
-    let mut bytes = vec![Kind::Marks.byte()];
+    let mut bytes = vec![RecordKind::Marks.byte()];
     bytes.extend_from_slice(&segment.to_be_bytes());
     bytes.extend_from_slice(&chunk.to_be_bytes());
     bytes
@@ -315,7 +325,7 @@ pub(crate) fn segment_of(key: &[u8]) -> Option<SegmentId> {
     Some(u64::from_be_bytes(key.get(1..9)?.try_into().ok()?))
 }
 
-/// Which of its marks a key stands for.
+/// The chunk of marks in a key.
 pub(crate) fn chunk_of(key: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(key.get(9..13)?.try_into().ok()?))
 }
@@ -333,7 +343,7 @@ pub(crate) fn document_of(key: &[u8]) -> Option<DocumentKey> {
     })
 }
 
-/// Where a piece starts.
+/// The start position of the piece in a key.
 pub(crate) fn piece_start_of(key: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(key.get(33..37)?.try_into().ok()?))
 }
@@ -349,10 +359,7 @@ mod tests {
 
     #[test]
     fn keys_sort_by_position_and_read_back() {
-        let key = DocumentKey {
-            namespace: NamespaceId(7),
-            document: DocumentId(9),
-        };
+        let key = DocumentKey::new(NamespaceId(7), DocumentId(9));
         assert!(piece_key(key, 255) < piece_key(key, 256));
         assert_eq!(document_of(&piece_key(key, 3)), Some(key));
         assert_eq!(piece_start_of(&piece_key(key, 70_000)), Some(70_000));

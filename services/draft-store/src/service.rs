@@ -1,116 +1,14 @@
-//! Starting and stopping.
+//! The running service: its server, its handle for callers, its HTTP routes, and the read-only access for tools.
+//!
+//! Read `handle.rs` first: [`DraftStoreHandle`] implements `refrain_rpc::DraftStore` and `refrain_rpc::StoreAdmin`,
+//! one file per group of calls. `server.rs` starts and stops the service, `routes.rs` offers the handle over HTTP,
+//! and `closed_store.rs` opens a directory that no process uses.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+mod closed_store;
+mod handle;
+mod routes;
+mod server;
 
-use actix::Actor as _;
-use anyhow::Context as _;
-use refrain_service_kit::actor_thread::ActorThread;
-use refrain_service_kit::config::Validate as _;
-use refrain_service_kit::http::{ServeOptions, Server, serve};
-use refrain_service_kit::mesh::MeshAuth;
-use refrain_service_kit::telemetry::Metrics;
-
-use crate::config::DraftStoreConfig;
-use crate::handle::DraftStoreHandle;
-use crate::http;
-use crate::metrics::StoreMetrics;
-use crate::shared::Shared;
-use crate::writer::actor::Writer;
-
-/// A running draft store.
-pub struct Running {
-    handle: DraftStoreHandle,
-    server: Option<Server>,
-    writer: ActorThread,
-}
-
-/// Opens the store, starts its writer and, if the configuration says so, its listener.
-///
-/// # Errors
-/// A faulty configuration, a data directory that the disk refuses or another process holds, an address that
-/// cannot be bound, a metric name that is taken. Damaged data is no error: it goes to quarantine.
-pub async fn start(
-    config: DraftStoreConfig,
-    mesh: MeshAuth,
-    metrics: &Metrics,
-) -> anyhow::Result<Running> {
-    let faults = config.faults();
-    anyhow::ensure!(
-        faults.is_empty(),
-        "draft store configuration: {}",
-        faults.join("; ")
-    );
-    let store_metrics = StoreMetrics::new(metrics)?;
-    let shared = Arc::new(Shared::default());
-    shared.clocks.get_or_init(|| mesh.clocks().clone());
-    let pending_tokens = Arc::new(AtomicU64::new(0));
-    let (of_writer, shown) = (config.clone(), shared.clone());
-    let (counted, waiting) = (store_metrics.clone(), pending_tokens.clone());
-    let begin = move || {
-        let data_dir = of_writer.data_dir.clone();
-        let writer = Writer::open(of_writer, shown, counted, waiting)
-            .with_context(|| format!("draft store in {}", data_dir.display()))?;
-        Ok(writer.start().recipient())
-    };
-    let (writer, recipient) = ActorThread::start("draft-store-writer", begin).await?;
-    let handle = DraftStoreHandle::new(
-        recipient,
-        shared,
-        config.clone(),
-        store_metrics,
-        mesh.clone(),
-        pending_tokens,
-    );
-    let server = match config.listen {
-        None => None,
-        Some(listen) => {
-            let options = ServeOptions {
-                service: "draft-store",
-                listen,
-                threads: config.threads,
-                body_bytes_max: config.body_bytes_max,
-                connections_max: config.connections_max,
-            };
-            let (ready, routed) = (handle.clone(), handle.clone());
-            Some(serve(
-                options,
-                metrics,
-                Arc::new(move || ready.readiness()),
-                move |app| {
-                    http::routes(app, routed.clone(), mesh.clone());
-                },
-            )?)
-        }
-    };
-    Ok(Running {
-        handle,
-        server,
-        writer,
-    })
-}
-
-impl Running {
-    /// Where it listens, if it does.
-    pub fn addr(&self) -> Option<SocketAddr> {
-        self.server.as_ref().map(Server::addr)
-    }
-
-    /// The store for callers in this process.
-    pub fn handle(&self) -> DraftStoreHandle {
-        self.handle.clone()
-    }
-
-    /// Takes nothing new, answers what is under way for at most `grace`, makes the last updates durable and
-    /// closes the log.
-    pub async fn drain(self, grace: Duration) {
-        self.handle.drain(grace).await;
-        if let Some(server) = &self.server {
-            server.stop_within(grace).await;
-        }
-        self.handle.close().await;
-        self.writer.stop().await;
-    }
-}
+pub use closed_store::ClosedStore;
+pub use handle::{DraftStoreHandle, StoreState};
+pub use server::{DraftStoreServer, start};

@@ -27,7 +27,7 @@ pub struct Process {
     worker: Option<refrain_worker::WorkerServer>,
     scheduler: Option<refrain_scheduler::Running>,
     engine: Option<refrain_reference_engine::Running>,
-    draft_store: Option<refrain_draft_store::Running>,
+    draft_store: Option<refrain_draft_store::DraftStoreServer>,
     addr: Option<SocketAddr>,
     drain_grace: Duration,
 }

@@ -12,13 +12,18 @@ use crate::SignedNamespace;
 pub struct AcceptanceStatsRequest {
     /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// The table that takes the place of the kept one. Empty if the caller only asks.
+    /// The table that the statistics continue, as an answer named it; 0 if they continue none. A table that was erased
+    /// is not continued: the store refuses the call with the code `statistics_erased`.
+    pub table: u64,
+    /// The statistics that take the place of the kept ones. Empty if the caller only asks.
     pub statistics: Vec<u8>,
 }
 
 /// The answer to [`AcceptanceStatsRequest`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptanceStatsReply {
-    /// The kept table if the caller asked and there is one, else empty.
+    /// The table that the store keeps; 0 if it keeps none.
+    pub table: u64,
+    /// The kept statistics if the caller asked and there are any, else empty.
     pub statistics: Vec<u8>,
 }

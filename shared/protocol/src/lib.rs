@@ -3,7 +3,7 @@
 //! Plain data with serde and nothing else: no I/O, no clocks, no policy. Read [`engine`] for what an
 //! engine is asked, [`chunk`] for the unit of decoding, [`scheduling`] for leases, and [`document`] for
 //! what the draft store keeps; [`segment`] is how workers take over what it has sealed, [`lookup`] how it drafts for
-//! them, [`chances`] what they tell it of what drafts are worth, [`admin`] what operators ask
+//! them, [`acceptance`] the statistics that it keeps for them, [`admin`] what operators ask
 //! of it.
 
 pub mod acceptance;

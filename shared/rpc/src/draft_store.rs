@@ -109,7 +109,7 @@ fn not_offered(feature: &str) -> ApiError {
 }
 
 /// [`DraftStore`] over HTTP: `POST /internal/v1/{append,follow,touch,groups/register,groups/fetch,segments,
-/// segments/piece,documents,lookup,chances}` in bincode, `GET /internal/v1/stats` in JSON.
+/// segments/piece,documents,lookup,acceptance-stats}` in bincode, `GET /internal/v1/stats` in JSON.
 pub struct HttpDraftStore {
     client: MeshClient,
 }
@@ -181,6 +181,6 @@ impl DraftStore for HttpDraftStore {
         &self,
         request: AcceptanceStatsRequest,
     ) -> Result<AcceptanceStatsReply, ApiError> {
-        self.call("chances", &request).await
+        self.call("acceptance-stats", &request).await
     }
 }

@@ -1,26 +1,25 @@
-//! One document, and the ranges in which its feed tells of it.
+//! One document, and the feed entries that describe it.
 
 use refrain_protocol::DocumentId;
 
-use super::{Change, Feed};
-use crate::placement::Text;
-use crate::record::{Place, StateRecord};
+use crate::catalog::feed::{Feed, FeedChange};
+use crate::record::{SegmentSlot, StateRecord};
 
-/// Most feed entries of one document. A document that grows in more steps gives up the oldest half of its
-/// boundaries; who is behind them gets that part again, whole.
+/// Most feed entries of one document. A document that grows in more steps gives up the older half of its boundaries.
+/// A follower that is behind them gets that part again as a whole.
 pub(super) const BOUNDARIES_MAX: usize = 64;
 
-/// One document.
+/// A document in the catalog.
 #[derive(Clone, Debug)]
 pub(crate) struct Document {
     pub(crate) state: StateRecord,
-    /// `used_ms` as stored; the order of use is written only now and then.
+    /// The stored value of `used_ms`, which is written only now and then.
     pub(crate) used_ms_stored: u64,
-    /// Where it is sealed; `None` while it is in the log.
-    pub(crate) place: Option<Place>,
-    /// Feed entries, oldest first: (sequence, start). An entry reaches to the start of the next one, the
-    /// last one to the end; the last one's sequence is `state.sequence`. Sequences and starts both grow, so
-    /// a follower that reads in order of sequence never meets a gap.
+    /// Its position in a segment. `None` while it is in the log.
+    pub(crate) slot: Option<SegmentSlot>,
+    /// Feed entries, oldest first: (sequence, start). An entry reaches to the start of the next one, the last one to
+    /// the end of the text; its sequence is `state.sequence`. Sequences and starts both grow, so a follower that
+    /// reads in order of sequence never meets a gap.
     pub(super) boundaries: Vec<(u64, u32)>,
 }
 
@@ -29,21 +28,13 @@ impl Document {
         Document {
             used_ms_stored: state.used_ms,
             state,
-            place: None,
+            slot: None,
             boundaries: Vec::new(),
         }
     }
 
-    pub(crate) fn text(&self) -> Text {
-        Text {
-            epoch: self.state.epoch,
-            epoch_start: self.state.epoch_start,
-            len: self.state.len,
-        }
-    }
-
-    /// What its feed entry at `sequence` tells, which begins at `start`.
-    pub(super) fn range(&self, document: DocumentId, sequence: u64, start: u32) -> Change {
+    /// The change that its feed entry at `sequence` describes, which begins at `start`.
+    pub(super) fn range(&self, document: DocumentId, sequence: u64, start: u32) -> FeedChange {
         let at = self
             .boundaries
             .partition_point(|(other, _)| *other <= sequence);
@@ -51,7 +42,7 @@ impl Document {
             Some((_, next)) => (*next, false),
             None => (self.state.len, true),
         };
-        Change::Range {
+        FeedChange::Range {
             document,
             start,
             end,
@@ -59,7 +50,7 @@ impl Document {
         }
     }
 
-    /// Whether it has more feed entries than one.
+    /// Whether it has more than one feed entry.
     pub(crate) fn is_split(&self) -> bool {
         self.boundaries.len() > 1
     }

@@ -1,9 +1,9 @@
-//! What was erased, for as long as somebody may still send it.
+//! Erased documents and the scopes of erasures, remembered for as long as somebody may still send them.
 //!
-//! A worker that runs while its tenant is erased goes on sending: first the rest of the document, and when
-//! the store answers that it has nothing of it, the beginning again. So documents that were erased are
-//! remembered by id. And what had begun, but had not reached the store at that time, is told by the time of
-//! creation that every update carries, against a mark of what the erasure was to hit.
+//! A worker that runs while its tenant is erased goes on sending: first the rest of the document, then, when the
+//! store answers that it has nothing of it, the whole document again. So the ids of erased documents are remembered.
+//! Documents that had begun but not reached the store yet are recognised by their time of creation, which every
+//! update carries. It is compared with the scope and time of each erasure, its *mark*.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -14,17 +14,17 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::record::{DocumentKey, ErasureRecord};
 
 impl ErasureRecord {
-    /// The same for every erasure of the same things.
+    /// An id that is equal for all erasures of the same scope.
     pub(crate) fn id(&self) -> u128 {
         let scope = ErasureRecord {
             at_ms: 0,
             ..self.clone()
         };
-        // Debug output of a plain struct quotes its strings, so parts cannot run into each other.
+        // The debug output of a plain struct quotes its strings, so its parts cannot run into each other.
         xxh3_128(format!("{scope:?}").as_bytes())
     }
 
-    /// Whether a namespace is hit. One whose names are lost is: it cannot be told that it is not.
+    /// Whether a namespace is in the scope. A namespace whose names are lost is, since nobody can rule it out.
     pub(crate) fn hits_namespace(&self, names: Option<&Namespace>) -> bool {
         let same = |wanted: &Option<String>, name: fn(&Namespace) -> &String| {
             wanted
@@ -34,14 +34,14 @@ impl ErasureRecord {
         same(&self.tenant, |names| &names.tenant) && same(&self.model, |names| &names.model)
     }
 
-    /// Whether a document that began at this time is.
+    /// Whether a document that began at this time is in the scope.
     pub(crate) fn hits_time(&self, begun_ms: u64) -> bool {
         begun_ms <= self.at_ms
             && self.from_ms.is_none_or(|from_ms| begun_ms >= from_ms)
             && self.until_ms.is_none_or(|until_ms| begun_ms < until_ms)
     }
 
-    /// Whether a document of this session is.
+    /// Whether a document of this session is in the scope.
     pub(crate) fn hits_session(&self, session: Option<&str>) -> bool {
         self.session
             .as_deref()
@@ -49,17 +49,17 @@ impl ErasureRecord {
     }
 }
 
-/// See the module.
+/// What was erased lately.
 #[derive(Default)]
 pub(crate) struct Erasures {
     marks: BTreeMap<u128, ErasureRecord>,
     erased: HashSet<DocumentKey>,
-    /// The same in order of time.
+    /// The erased documents in order of time.
     order: VecDeque<(u64, DocumentKey)>,
 }
 
 impl Erasures {
-    /// Whether an update is of something that was erased. `known` says that the store has the document.
+    /// Whether an update belongs to something that was erased. `known` says that the store has the document.
     pub(crate) fn refuses(
         &self,
         key: DocumentKey,
@@ -90,25 +90,25 @@ impl Erasures {
         self.marks.contains_key(&id)
     }
 
-    /// Remembers an erasure, in the place of an earlier one of the same things.
+    /// Remembers an erasure, and replaces an earlier one of the same scope.
     pub(crate) fn mark(&mut self, mark: ErasureRecord) {
         self.marks.insert(mark.id(), mark);
     }
 
-    /// Remembers a document.
+    /// Remembers an erased document.
     pub(crate) fn erase(&mut self, key: DocumentKey, at_ms: u64) {
         if self.erased.insert(key) {
             self.order.push_back((at_ms, key));
         }
     }
 
-    /// Puts what was read in no order into that of time.
+    /// Sorts the documents by time, after they were read in any order.
     pub(super) fn sort(&mut self) {
         self.order.make_contiguous().sort_unstable();
     }
 
-    /// Forgets what is older than `before_ms`, and the oldest documents past `documents_max`. Answers with the
-    /// marks and the documents.
+    /// Forgets everything older than `before_ms`, and the oldest documents beyond `documents_max`. Returns the
+    /// forgotten marks and documents.
     pub(crate) fn expire(
         &mut self,
         before_ms: u64,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_hit_what_they_name_and_nothing_begun_later() {
+    fn marks_hit_their_scope_and_nothing_begun_later() {
         let key = DocumentKey {
             namespace: names("a", "m").id(),
             document: DocumentId(1),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_ends_by_age_and_by_number() {
+    fn erased_documents_are_forgotten_by_age_and_by_number() {
         let key = |document| DocumentKey {
             namespace: names("a", "m").id(),
             document: DocumentId(document),

@@ -1,15 +1,14 @@
-//! Exports under way: the one moment that each of them tells, whatever happens meanwhile.
+//! Exports in progress. Each shows one moment, whatever happens meanwhile.
 //!
-//! Naively one copies everything first, or holds everybody off. Here an export begins with a list, made under one
-//! lock: the segments, with a bit for each document that counts, and the state of each document that is in the log.
-//! Segments never change, so holding on to their files is enough for what is in them. A document in the log is read
-//! when its turn comes, and up to its length of then: what is appended later is beyond that, and sealing and merging
-//! change where a text stands and not the text. Only who cuts or removes such a document first puts its text of then
-//! aside, in the same commit.
+//! The naive way copies everything first, or blocks all writers. Here an export begins with a list, made under one
+//! lock: the segments with a bit for each live document, and the state of each document in the log. Segments never
+//! change, so keeping their files is enough. A document in the log is read when its turn comes, up to its listed
+//! length. Later appends are beyond that length, and sealing and merging move a text without changing it. Only a
+//! commit that cuts or removes such a document first puts a copy aside.
 //!
-//! What that may hold on to is bounded, in memory and in deleted files; past it the export ends. An erasure ends the
-//! exports of the namespaces that it hits, when it begins and once more before it is answered: nothing keeps what is
-//! erased, and no export is complete that tells it.
+//! Copies in memory and kept files of deleted segments are bounded; beyond the bounds the export ends. An erasure
+//! ends the exports of the namespaces that it hits, when it begins and again before it is answered. So nothing keeps
+//! erased text, and no complete export contains it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,11 +17,11 @@ use std::time::{Duration, Instant};
 use refrain_protocol::document::DocumentUpdate;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
-use super::Catalog;
-use crate::record::{DocumentKey, ErasureRecord, SegmentId, StateRecord, finish_of};
-use crate::segments::{Live, Sealed};
+use crate::config::DraftStoreConfig;
+use crate::record::{DocumentKey, SegmentId, StateRecord, finish_of};
+use crate::segments::{LiveDocuments, SegmentFile};
 
-/// The limits; see [`crate::DraftStoreConfig`].
+/// The limits of an export; see [`crate::DraftStoreConfig`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExportLimits {
     pub(crate) exports_max: usize,
@@ -31,8 +30,19 @@ pub(crate) struct ExportLimits {
     pub(crate) idle: Duration,
 }
 
+impl From<&DraftStoreConfig> for ExportLimits {
+    fn from(config: &DraftStoreConfig) -> Self {
+        ExportLimits {
+            exports_max: config.tuning.exports_max,
+            held_bytes_max: config.export_held_bytes_max,
+            disk_bytes_max: config.export_disk_bytes_max,
+            idle: Duration::from_secs(config.tuning.export_idle_s),
+        }
+    }
+}
+
 impl ExportLimits {
-    /// Of a store that nobody else uses, and that does not change.
+    /// No limits, for a store that nobody else uses and that does not change.
     pub(crate) const NONE: ExportLimits = ExportLimits {
         exports_max: usize::MAX,
         held_bytes_max: u64::MAX,
@@ -41,55 +51,72 @@ impl ExportLimits {
     };
 }
 
-/// Why an export ended before it was through.
+/// Why an export ended before it was complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// Something of it was erased.
+pub(crate) enum ExportEnd {
+    /// Part of it was erased.
     Erased,
-    /// Too much was put aside for it.
+    /// Too much had to be put aside for it.
     Held,
-    /// What it is to tell is a longer list than it may hold; it has not begun.
+    /// Its list is longer than it may hold, so it has not begun.
     List,
     /// Too many bytes of deleted segments were kept for it.
     Disk,
 }
 
-/// Where a document of an export stands.
+/// Where the export reads a document from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Source {
-    /// Which of the segments, and its number there.
+pub(crate) enum ExportSource {
+    /// Index of the segment in the list, and the document's number in it.
     Sealed(u32, u32),
-    /// Which of those that were in the log.
+    /// Index among the documents that were in the log.
     Unsealed(u32),
 }
 
-/// What an export tells of one namespace.
-pub(crate) struct Part {
+/// The documents of one namespace in an export.
+pub(crate) struct ExportedNamespace {
     pub(crate) namespace: NamespaceId,
     pub(crate) names: Namespace,
-    sealed: Vec<(Arc<Sealed>, Live)>,
-    /// In order of their ids.
+    pub(super) sealed: Vec<(Arc<SegmentFile>, LiveDocuments)>,
+    /// Documents that were in the log, in order of their ids.
     unsealed: Vec<(DocumentId, StateRecord)>,
-    order: OnceLock<Vec<(u64, Source)>>,
+    order: OnceLock<Vec<(u64, ExportSource)>>,
 }
 
-impl Part {
-    /// Its documents in order of their last change. Reads all records of its segments, the first time.
-    pub(crate) fn order(&self) -> &[(u64, Source)] {
+impl ExportedNamespace {
+    pub(super) fn new(
+        namespace: NamespaceId,
+        names: Namespace,
+        unsealed: Vec<(DocumentId, StateRecord)>,
+    ) -> Self {
+        ExportedNamespace {
+            namespace,
+            names,
+            sealed: Vec::new(),
+            unsealed,
+            order: OnceLock::new(),
+        }
+    }
+
+    /// Its documents in order of their last change. The first call reads all records of its segments.
+    pub(crate) fn order(&self) -> &[(u64, ExportSource)] {
         self.order.get_or_init(|| {
             let sealed = (0..).zip(&self.sealed).flat_map(|(at, (sealed, live))| {
                 let states = sealed.states().filter(|(number, ..)| live.has(*number));
-                states.map(move |(number, _, state)| (state.sequence, Source::Sealed(at, number)))
+                states.map(move |(number, _, state)| {
+                    (state.sequence, ExportSource::Sealed(at, number))
+                })
             });
             let unsealed = (0..).zip(&self.unsealed);
-            let unsealed = unsealed.map(|(at, (_, state))| (state.sequence, Source::Unsealed(at)));
+            let unsealed =
+                unsealed.map(|(at, (_, state))| (state.sequence, ExportSource::Unsealed(at)));
             let mut order: Vec<_> = sealed.chain(unsealed).collect();
             order.sort_unstable();
             order
         })
     }
 
-    pub(crate) fn segment(&self, at: u32) -> Option<&Sealed> {
+    pub(crate) fn segment(&self, at: u32) -> Option<&SegmentFile> {
         Some(&*self.sealed.get(at as usize)?.0)
     }
 
@@ -103,7 +130,7 @@ impl Part {
         Some(&self.unsealed.get(at.ok()?)?.1)
     }
 
-    /// Memory that it takes, its order included.
+    /// Memory that it takes, in bytes, including the order.
     fn bytes(&self) -> u64 {
         let live: u64 = self
             .sealed
@@ -111,41 +138,41 @@ impl Part {
             .map(|(sealed, _)| u64::from(sealed.documents()))
             .sum();
         let unsealed = self.unsealed.len() * size_of::<(DocumentId, StateRecord)>();
-        let order = (live + self.unsealed.len() as u64) * size_of::<(u64, Source)>() as u64;
+        let order = (live + self.unsealed.len() as u64) * size_of::<(u64, ExportSource)>() as u64;
         live / 8 + unsealed as u64 + order
     }
 }
 
 /// One moment of some namespaces.
-pub(crate) struct Snapshot {
+pub(crate) struct ExportSnapshot {
     /// In order of the namespaces.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) namespaces: Vec<ExportedNamespace>,
     limits: ExportLimits,
-    held: Mutex<Held>,
+    held: Mutex<ExportHoldings>,
 }
 
-/// What is kept for an export, beyond its list.
+/// What is kept for an export besides its list.
 #[derive(Default)]
-struct Held {
+struct ExportHoldings {
     texts: HashMap<DocumentKey, DocumentUpdate>,
     bytes: u64,
-    /// Of segments that do not count any more.
+    /// Bytes of segments that are no longer in use.
     disk_bytes: u64,
 }
 
-impl Snapshot {
-    fn held(&self) -> MutexGuard<'_, Held> {
+impl ExportSnapshot {
+    fn held(&self) -> MutexGuard<'_, ExportHoldings> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn part(&self, namespace: NamespaceId) -> Option<&Part> {
+    fn part(&self, namespace: NamespaceId) -> Option<&ExportedNamespace> {
         let at = self
-            .parts
+            .namespaces
             .binary_search_by_key(&namespace, |part| part.namespace);
-        self.parts.get(at.ok()?)
+        self.namespaces.get(at.ok()?)
     }
 
-    /// What was put aside of a document.
+    /// The copy of a document that was put aside.
     pub(crate) fn put_aside(&self, key: DocumentKey) -> Option<DocumentUpdate> {
         self.held().texts.get(&key).cloned()
     }
@@ -157,8 +184,8 @@ impl Snapshot {
         is_listed.is_some() && !self.held().texts.contains_key(&key)
     }
 
-    /// Puts aside what a document was, of what it is now.
-    fn keep(&self, key: DocumentKey, now: &DocumentUpdate) -> Result<(), Ended> {
+    /// Puts aside a document as it was when the export began, made from what it is now.
+    fn keep(&self, key: DocumentKey, now: &DocumentUpdate) -> Result<(), ExportEnd> {
         let part = self.part(key.namespace);
         let Some(then) = part.and_then(|part| part.unsealed(key.document)) else {
             return Ok(());
@@ -167,105 +194,86 @@ impl Snapshot {
         held.bytes += u64::from(then.len) * 4 + size_of::<DocumentUpdate>() as u64;
         held.texts
             .entry(key)
-            .or_insert_with(|| as_then(now.clone(), then));
+            .or_insert_with(|| as_of(now.clone(), then));
         match held.bytes > self.limits.held_bytes_max {
-            true => Err(Ended::Held),
+            true => Err(ExportEnd::Held),
             false => Ok(()),
         }
     }
 
-    fn unmounted(&self, segment: SegmentId, bytes: u64) -> Result<(), Ended> {
-        let mut sealed = self.parts.iter().flat_map(|part| &part.sealed);
+    fn unmounted(&self, segment: SegmentId, bytes: u64) -> Result<(), ExportEnd> {
+        let mut sealed = self.namespaces.iter().flat_map(|part| &part.sealed);
         if !sealed.any(|(sealed, _)| sealed.id() == segment) {
             return Ok(());
         }
         let mut held = self.held();
         held.disk_bytes += bytes;
         match held.disk_bytes > self.limits.disk_bytes_max {
-            true => Err(Ended::Disk),
+            true => Err(ExportEnd::Disk),
             false => Ok(()),
         }
     }
 }
 
-/// A document as it was in an earlier state, of what it has become by appends alone.
-pub(crate) fn as_then(mut update: DocumentUpdate, then: &StateRecord) -> DocumentUpdate {
+/// A document as it was in an earlier state, given what appends have made of it since.
+pub(crate) fn as_of(mut update: DocumentUpdate, then: &StateRecord) -> DocumentUpdate {
     update.tokens.truncate(then.len as usize);
     update.epoch = then.epoch;
     update.finish = finish_of(then.finish);
     update
 }
 
-struct Known {
-    snapshot: Result<Arc<Snapshot>, Ended>,
+struct ExportEntry {
+    snapshot: Result<Arc<ExportSnapshot>, ExportEnd>,
     used: Instant,
 }
 
-fn live(known: &BTreeMap<u64, Known>) -> impl Iterator<Item = &Arc<Snapshot>> {
+fn live(known: &BTreeMap<u64, ExportEntry>) -> impl Iterator<Item = &Arc<ExportSnapshot>> {
     let all = known.values();
     all.filter_map(|known| known.snapshot.as_ref().ok())
 }
 
-/// See the module.
+/// All exports in progress, and the reasons why others ended.
 #[derive(Default)]
 pub(crate) struct Exports {
-    known: Mutex<BTreeMap<u64, Known>>,
+    known: Mutex<BTreeMap<u64, ExportEntry>>,
 }
 
 impl Exports {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Known>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, ExportEntry>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins an export with this number: all namespaces whose names are wanted, as they are now. `None` when as many
-    /// are under way as may be, and [`Ended::List`] when the list alone is too long.
+    /// Begins an export with this number; `list` returns its namespaces in order, as they are now. `None` if the
+    /// limit of exports is reached, and [`ExportEnd::List`] if the list alone is too long.
     pub(crate) fn begin(
         &self,
         number: u64,
-        catalog: &Catalog,
-        is_wanted: impl Fn(&Namespace) -> bool,
+        list: impl FnOnce() -> Vec<ExportedNamespace>,
         limits: ExportLimits,
-    ) -> Option<Result<Arc<Snapshot>, Ended>> {
+    ) -> Option<Result<Arc<ExportSnapshot>, ExportEnd>> {
         self.expire(limits.idle);
         if self.sizes().0 >= limits.exports_max {
             return None;
         }
-        let namespaces = catalog.namespaces().into_iter();
-        let wanted = namespaces.filter_map(|(id, names)| Some((id, names.filter(&is_wanted)?)));
-        let mut parts: Vec<Part> = wanted
-            .map(|(namespace, names)| Part {
-                namespace,
-                names,
-                sealed: Vec::new(),
-                unsealed: catalog.unsealed_states(namespace),
-                order: OnceLock::new(),
-            })
-            .collect();
-        for (_, mounted) in catalog.segments().iter() {
-            let namespace = mounted.sealed.namespace();
-            if let Ok(at) = parts.binary_search_by_key(&namespace, |part| part.namespace) {
-                parts[at]
-                    .sealed
-                    .push((mounted.sealed.clone(), mounted.live.clone()));
-            }
-        }
-        let bytes = parts.iter().map(Part::bytes).sum();
+        let namespaces = list();
+        let bytes = namespaces.iter().map(ExportedNamespace::bytes).sum();
         if bytes > limits.held_bytes_max {
-            return Some(Err(Ended::List));
+            return Some(Err(ExportEnd::List));
         }
-        let snapshot = Arc::new(Snapshot {
-            parts,
+        let snapshot = Arc::new(ExportSnapshot {
+            namespaces,
             limits,
-            held: Mutex::new(Held {
+            held: Mutex::new(ExportHoldings {
                 bytes,
-                ..Held::default()
+                ..ExportHoldings::default()
             }),
         });
-        let known = Known {
+        let known = ExportEntry {
             snapshot: Ok(snapshot.clone()),
             used: Instant::now(),
         };
-        // Once more: others may have begun while this one was listed.
+        // Checks the limit again: others may have begun while this export was listed.
         let mut all = self.lock();
         if live(&all).count() >= limits.exports_max {
             return None;
@@ -274,25 +282,25 @@ impl Exports {
         Some(Ok(snapshot))
     }
 
-    /// An export under way, or why it ended; `None` when nobody knows it (any more).
-    pub(crate) fn get(&self, number: u64) -> Option<Result<Arc<Snapshot>, Ended>> {
+    /// An export in progress, or why it ended. `None` if it is unknown or forgotten.
+    pub(crate) fn get(&self, number: u64) -> Option<Result<Arc<ExportSnapshot>, ExportEnd>> {
         let mut known = self.lock();
         let known = known.get_mut(&number)?;
         known.used = Instant::now();
         Some(known.snapshot.clone())
     }
 
-    /// Forgets an export: it is through, or its caller has heard why it is not.
+    /// Forgets an export that is complete, or whose caller knows why it ended.
     pub(crate) fn forget(&self, number: u64) {
         self.lock().remove(&number);
     }
 
-    /// Forgets exports that nobody asks for.
+    /// Forgets exports that nobody asked for during `idle`.
     pub(crate) fn expire(&self, idle: Duration) {
         self.lock().retain(|_, known| known.used.elapsed() < idle);
     }
 
-    /// How many are under way, and the bytes of memory and of deleted files that are held for them.
+    /// Number of exports in progress, and the bytes of memory and of deleted files held for them.
     pub(crate) fn sizes(&self) -> (usize, u64, u64) {
         let known = self.lock();
         live(&known).fold((0, 0, 0), |(count, bytes, disk_bytes), snapshot| {
@@ -301,8 +309,8 @@ impl Exports {
         })
     }
 
-    /// Ends those for which it says so; what they hold is let go.
-    fn end(&self, ends: impl Fn(&Snapshot) -> Result<(), Ended>) {
+    /// Ends the exports for which `ends` returns an error, and frees what they hold.
+    fn end(&self, ends: impl Fn(&ExportSnapshot) -> Result<(), ExportEnd>) {
         for known in self.lock().values_mut() {
             if let Ok(snapshot) = &known.snapshot
                 && let Err(why) = ends(snapshot)
@@ -312,7 +320,7 @@ impl Exports {
         }
     }
 
-    /// Whether a document is to be put aside before it is cut or removed.
+    /// Whether a document must be put aside before it is cut or removed.
     pub(crate) fn want(&self, key: DocumentKey) -> bool {
         let known = self.lock();
         live(&known).any(|snapshot| snapshot.wants(key))
@@ -326,27 +334,16 @@ impl Exports {
         });
     }
 
-    /// Something of a namespace is erased.
+    /// Ends the exports of a namespace of which something is erased.
     pub(crate) fn erased(&self, namespace: NamespaceId) {
         self.end(|snapshot| match snapshot.part(namespace) {
-            Some(_) => Err(Ended::Erased),
+            Some(_) => Err(ExportEnd::Erased),
             None => Ok(()),
         });
     }
 
-    /// A segment of so many bytes does not count any more.
+    /// Counts a segment of `bytes` bytes that is no longer in use, and ends the exports for which that is too much.
     pub(crate) fn unmounted(&self, segment: SegmentId, bytes: u64) {
         self.end(|snapshot| snapshot.unmounted(segment, bytes));
-    }
-}
-
-impl Catalog {
-    /// Ends the exports of all namespaces that an erasure hits. Also of what was evicted: no removal will tell of that.
-    pub(crate) fn end_exports(&self, mark: &ErasureRecord) {
-        for (namespace, names) in self.namespaces() {
-            if mark.hits_namespace(names.as_ref()) {
-                self.exports().erased(namespace);
-            }
-        }
     }
 }

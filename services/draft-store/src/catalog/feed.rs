@@ -1,15 +1,15 @@
-//! A namespace's changes in order, without a log of changes.
+//! The changes of a namespace in order, without a log of changes.
 //!
-//! Naively a feed is a log that grows for ever, or a list of documents ordered by their last change, from
-//! which a running document is sent whole each time it grows. Here it is a list of *ranges*: each change of
-//! a document adds the range that it wrote, and the ranges of a document that has come to rest are joined
-//! into the last one. Joining moves text to a later place only, so whoever reads in order of sequence gets
-//! everything; he may get a part twice, which is harmless.
+//! A naive feed is a log that grows for ever, or a list of documents ordered by their last change, from which a
+//! running document is sent completely each time it grows. Here the feed is a list of *ranges*. Each change of a
+//! document adds the range that it wrote. Once the document rests, its ranges are joined into the last one. Joining
+//! only moves text to a later position, so a follower that reads in order of sequence gets everything. It may get a
+//! part twice, which is harmless.
 //!
-//! Removals are tombstones, at most a fixed number per namespace; past it the older half is *trimmed*. A
-//! follower may go on if it has passed all that was trimmed since its cursor was made. A follower that is
-//! still reading from the beginning has a low position and yet nothing to fear from old tombstones; for it a
-//! cursor also carries the number of trims so far. Both are packed into the wire cursor's sequence.
+//! Removals are tombstones, at most a fixed number per namespace. Beyond it the older half is *trimmed*. A follower
+//! may continue if it has passed everything that was trimmed since its cursor was made. A follower that still reads
+//! from the beginning has a low position, but nothing to fear from old tombstones. For that case a cursor also
+//! carries the number of trims so far. Both are packed into the sequence of the wire cursor.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,28 +18,28 @@ use refrain_protocol::document::FeedCursor;
 
 use crate::record::FeedRecord;
 
-/// Bits of the number of trims in a cursor's sequence. The other 48 last for nine years of a million changes
-/// a second.
+/// Bits for the number of trims in a cursor's sequence. The other 48 bits last for nine years of a million changes a
+/// second.
 const TRIM_BITS: u32 = 16;
 
-/// What changed.
+/// A change of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    /// Tokens `start..end` of a document; `last` if the document ends there.
+pub(crate) enum FeedChange {
+    /// Tokens `start..end` of a document. `last` says that the document ends there.
     Range {
         document: DocumentId,
         start: u32,
         end: u32,
         last: bool,
     },
-    /// A document is gone.
+    /// A document was removed.
     Removed(DocumentId),
 }
 
-/// See the module.
+/// The changes of one namespace.
 #[derive(Default)]
 pub(crate) struct Feed {
-    /// By sequence: the document, and where its range starts or `None` for a tombstone.
+    /// By sequence: the document, and the start of its range, or `None` for a tombstone.
     entries: BTreeMap<u64, (DocumentId, Option<u32>)>,
     /// Sequences of the tombstones, oldest first.
     tombstones: VecDeque<u64>,
@@ -63,7 +63,7 @@ impl Feed {
         self.entries.remove(&sequence);
     }
 
-    pub(super) fn bury(&mut self, sequence: u64, document: DocumentId) {
+    pub(super) fn add_tombstone(&mut self, sequence: u64, document: DocumentId) {
         self.entries.insert(sequence, (document, None));
         self.tombstones.push_back(sequence);
     }
@@ -77,7 +77,7 @@ impl Feed {
         Some((*sequence, *document, *start))
     }
 
-    /// The last change there is, 0 before the first.
+    /// Sequence of the last change, or 0 before the first.
     pub(super) fn last(&self) -> u64 {
         let last = self.entries.last_key_value();
         last.map_or(0, |(sequence, _)| *sequence)
@@ -100,7 +100,7 @@ impl Feed {
         trimmed
     }
 
-    /// Notes that tombstones up to `sequence` are lost.
+    /// Records that tombstones up to `sequence` are lost.
     pub(crate) fn forget_until(&mut self, sequence: u64) {
         self.record.floor = self.record.floor.max(sequence);
         match self.record.trims.checked_add(1) {
@@ -114,7 +114,7 @@ impl Feed {
     }
 }
 
-/// Packs a position.
+/// Packs a position into a cursor.
 pub(super) fn cursor(generation: u64, record: FeedRecord, sequence: u64) -> FeedCursor {
     FeedCursor {
         generation: generation.wrapping_add(u64::from(record.era)),
@@ -122,7 +122,7 @@ pub(super) fn cursor(generation: u64, record: FeedRecord, sequence: u64) -> Feed
     }
 }
 
-/// Unpacks a position, `None` when it means nothing (any more).
+/// Unpacks the position of a cursor. `None` if the cursor is not valid here, or no longer.
 pub(super) fn position(
     generation: u64,
     record: FeedRecord,
@@ -141,17 +141,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trims_reset_only_those_who_missed_something() {
+    fn trims_reset_only_followers_that_missed_something() {
         let mut feed = Feed::default();
         let early = cursor(7, feed.record(), 2);
         let late = cursor(7, feed.record(), 4);
         for sequence in 1..=5 {
-            feed.bury(sequence, DocumentId(u128::from(sequence)));
+            feed.add_tombstone(sequence, DocumentId(u128::from(sequence)));
         }
         assert_eq!(feed.trim(4), [1, 2, 3]);
         assert_eq!(position(7, feed.record(), 5, early), None);
         assert_eq!(position(7, feed.record(), 5, late), Some(4));
-        // A follower that starts over now reads from the beginning in peace.
+        // A follower that starts over now reads from the beginning undisturbed.
         let paging = cursor(7, feed.record(), 1);
         assert_eq!(position(7, feed.record(), 5, paging), Some(1));
         assert_eq!(position(8, feed.record(), 5, paging), None);

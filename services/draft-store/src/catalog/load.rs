@@ -4,37 +4,37 @@ use std::collections::HashMap;
 
 use refrain_protocol::{DocumentId, Namespace, NamespaceId};
 
-use super::Catalog;
+use crate::catalog::state::Catalog;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::{
-    self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, Kind, MarksRecord, NamespaceRecord,
-    Place, StateRecord, StoreRecord, TombstoneRecord,
+    self, DocumentKey, ErasedRecord, ErasureRecord, FeedRecord, MarksRecord, NamespaceRecord,
+    RecordKind, SegmentSlot, StateRecord, StoreRecord, TombstoneRecord,
 };
-use crate::segments::{Found, Marks};
+use crate::segments::{FoundSegments, Marks};
 
-/// What was read.
-pub(crate) struct Loaded {
+/// The catalog as it was read, and what was damaged.
+pub(crate) struct LoadedCatalog {
     pub(crate) catalog: Catalog,
-    /// Documents whose state could not be read: to be removed, and their followers told.
+    /// Documents whose state is damaged. They must be removed, and their followers told.
     pub(crate) damaged: Vec<DocumentKey>,
-    /// Records that could not be read, of any kind.
+    /// Damaged records of any kind.
     pub(crate) damaged_records: u64,
     /// Segments whose file is missing or damaged.
     pub(crate) lost_segments: usize,
-    /// Removals of what stands for damaged records, to go into the next commit.
+    /// Writes that repair or remove damaged records, for the next commit.
     pub(crate) repairs: Batch,
 }
 
-/// Reads everything but the text. `found` are the segments that count. `random` makes feed eras unlike any before
-/// it where one is lost.
+/// Reads everything but the text. `found` are the segments in use. `random` gives a damaged feed an era that no
+/// cursor has.
 pub(crate) fn load(
     log: &dyn RecordLog,
     store: StoreRecord,
-    found: Found,
+    found: FoundSegments,
     random: u32,
-) -> Result<Loaded, LogError> {
-    let mut loaded = Loaded {
+) -> Result<LoadedCatalog, LogError> {
+    let mut loaded = LoadedCatalog {
         catalog: Catalog::new(store.generation, 0),
         damaged: Vec::new(),
         damaged_records: found.damaged_records,
@@ -46,98 +46,74 @@ pub(crate) fn load(
     load_documents(log, found, &mut loaded, random)?;
     load_tombstones(log, &mut loaded)?;
     load_erasures(log, &mut loaded)?;
-    load_chances(log, &mut loaded)?;
+    load_statistics(log, &mut loaded)?;
     loaded.catalog.skip_to(store.sequence_reserved);
     Ok(loaded)
 }
 
-/// Reads all records of one kind; `visit` gets the key and the record, or `None` in place of a damaged one.
+/// Reads all records of one kind. `visit` gets the key and the record, or `None` for a damaged one.
 fn each<T: bincode::Decode<()>>(
     log: &dyn RecordLog,
-    kind: Kind,
-    visit: &mut dyn FnMut(&[u8], Option<T>),
-) -> Result<u64, LogError> {
+    kind: RecordKind,
+    loaded: &mut LoadedCatalog,
+    mut visit: impl FnMut(&mut LoadedCatalog, &[u8], Option<T>),
+) -> Result<(), LogError> {
     let (from, to) = kind.range();
-    let mut damaged = 0;
     log.scan(&from, &to, &mut |key, value| {
         let record = codec::open(key, value);
-        damaged += u64::from(record.is_err());
-        visit(key, record.ok());
+        loaded.damaged_records += u64::from(record.is_err());
+        visit(loaded, key, record.ok());
         true
-    })?;
-    Ok(damaged)
+    })
 }
 
-fn load_namespaces(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
-    let Loaded {
-        catalog,
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
-    *damaged_records += each::<NamespaceRecord>(log, Kind::Namespace, &mut |key, record| {
+fn load_namespaces(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    each::<NamespaceRecord>(log, RecordKind::Namespace, loaded, |loaded, key, record| {
         match (record::namespace_of(key), record) {
-            (
-                Some(id),
-                Some(NamespaceRecord {
-                    tenant,
-                    model,
-                    tokenizer,
-                }),
-            ) => {
-                catalog.introduce(
-                    id,
-                    &Namespace {
-                        tenant,
-                        model,
-                        tokenizer,
-                    },
-                );
+            (Some(id), Some(names)) => {
+                loaded.catalog.introduce(id, &Namespace::from(names));
             }
-            // The next call for it brings the names again.
-            _ => repairs.remove(key.to_vec()),
+            // The next call for the namespace brings its names again.
+            _ => loaded.repairs.remove(key.to_vec()),
         }
-    })?;
-    Ok(())
+    })
 }
 
-fn load_feeds(log: &dyn RecordLog, loaded: &mut Loaded, random: u32) -> Result<(), LogError> {
-    let Loaded {
-        catalog,
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
-    *damaged_records += each::<FeedRecord>(log, Kind::Feed, &mut |key, record| {
+fn load_feeds(
+    log: &dyn RecordLog,
+    loaded: &mut LoadedCatalog,
+    random: u32,
+) -> Result<(), LogError> {
+    each::<FeedRecord>(log, RecordKind::Feed, loaded, |loaded, key, record| {
         let Some(id) = record::namespace_of(key) else {
-            repairs.remove(key.to_vec());
+            loaded.repairs.remove(key.to_vec());
             return;
         };
-        // Without it nobody can tell which tombstones were trimmed: everybody starts over.
+        // Without the record nobody knows which tombstones were trimmed, so all followers start over.
         let record = record.unwrap_or_else(|| {
             let record = FeedRecord {
                 floor: 0,
                 trims: 0,
                 era: random,
             };
-            repairs.put(key.to_vec(), codec::seal(key, &record));
+            loaded.repairs.put(key.to_vec(), codec::seal(key, &record));
             record
         });
-        catalog.head = catalog.head.max(record.floor);
-        catalog.feed_mut(id).restore(record);
+        loaded.catalog.head = loaded.catalog.head.max(record.floor);
+        loaded.catalog.feed_mut(id).restore(record);
     })?;
     Ok(())
 }
 
-/// How much there is of what drafts are worth; what is damaged is found when it is read.
-fn load_chances(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
-    let (from, to) = Kind::Chances.range();
+/// Counts the records of acceptance statistics. Damage in them is found when they are read.
+fn load_statistics(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    let (from, to) = RecordKind::Statistics.range();
     log.scan(&from, &to, &mut |key, value| {
         match record::namespace_of(key) {
             Some(id) => {
                 let bytes = (key.len() + value.len()) as u64;
-                loaded.catalog.chances.found(id, bytes);
-                // Its names may be lost, and it may have no documents: an erasure is to find it all the same.
+                loaded.catalog.statistics.found(id, bytes);
+                // Its names may be lost, and it may have no documents. An erasure must find it all the same.
                 loaded.catalog.introduce_nameless(id);
             }
             None => loaded.repairs.remove(key.to_vec()),
@@ -146,59 +122,55 @@ fn load_chances(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError
     })
 }
 
-fn load_erasures(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
-    let Loaded {
-        catalog,
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
-    *damaged_records +=
-        each::<ErasureRecord>(log, Kind::Erasure, &mut |key, record| match record {
-            Some(record) => catalog.erasures.mark(record),
-            None => repairs.remove(key.to_vec()),
-        })?;
-    *damaged_records += each::<ErasedRecord>(log, Kind::Erased, &mut |key, record| match (
-        record::document_of(key),
-        record,
-    ) {
-        (Some(id), Some(record)) => catalog.erasures.erase(id, record.at_ms),
-        _ => repairs.remove(key.to_vec()),
-    })?;
-    catalog.erasures.sort();
+fn load_erasures(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
+    each::<ErasureRecord>(
+        log,
+        RecordKind::Erasure,
+        loaded,
+        |loaded, key, record| match record {
+            Some(record) => loaded.catalog.erasures.mark(record),
+            None => loaded.repairs.remove(key.to_vec()),
+        },
+    )?;
+    each::<ErasedRecord>(
+        log,
+        RecordKind::Erased,
+        loaded,
+        |loaded, key, record| match (record::document_of(key), record) {
+            (Some(id), Some(record)) => loaded.catalog.erasures.erase(id, record.at_ms),
+            _ => loaded.repairs.remove(key.to_vec()),
+        },
+    )?;
+    loaded.catalog.erasures.sort();
     Ok(())
 }
 
 /// Marks of all segments.
-fn load_marks(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<Marks, LogError> {
-    let Loaded {
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
+fn load_marks(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<Marks, LogError> {
     let mut marks = Marks::default();
-    *damaged_records += each::<MarksRecord>(log, Kind::Marks, &mut |key, record| match (
-        record::segment_of(key),
-        record::chunk_of(key),
-        record,
-    ) {
-        (Some(segment), Some(chunk), Some(MarksRecord(marked))) => {
-            marks.insert((segment, chunk), marked);
-        }
-        // What was evicted of these documents comes back, and is evicted again. What was erased does not: its
-        // segment was rewritten before that was answered.
-        _ => repairs.remove(key.to_vec()),
-    })?;
+    each::<MarksRecord>(
+        log,
+        RecordKind::Marks,
+        loaded,
+        |loaded, key, record| match (record::segment_of(key), record::chunk_of(key), record) {
+            (Some(segment), Some(chunk), Some(MarksRecord(marked))) => {
+                marks.insert((segment, chunk), marked);
+            }
+            // Documents that were evicted come back, and are evicted again. Erased ones do not: their segment was
+            // rewritten before the erasure was answered.
+            _ => loaded.repairs.remove(key.to_vec()),
+        },
+    )?;
     Ok(marks)
 }
 
-/// Names of segments in the log as they are to be: those taken in are, those lost are not.
-fn adopt_segments(found: &Found, loaded: &mut Loaded, random: u32) {
-    for sealed in &found.sealed {
+/// Prepares the repairs of the log's segment names: adopted segments are named, lost ones are not.
+fn adopt_segments(found: &FoundSegments, loaded: &mut LoadedCatalog, random: u32) {
+    for sealed in &found.in_use {
         if let Some(names) = sealed.names()
             && loaded.catalog.introduce(sealed.namespace(), names)
         {
-            let key = record::namespace_key(Kind::Namespace, sealed.namespace());
+            let key = record::namespace_key(RecordKind::Namespace, sealed.namespace());
             let value = codec::seal(&key, &NamespaceRecord::from(names));
             loaded.repairs.put(key, value);
         }
@@ -211,8 +183,8 @@ fn adopt_segments(found: &Found, loaded: &mut Loaded, random: u32) {
     }
     for (segment, namespace) in &found.lost {
         loaded.repairs.remove(record::segment_key(*segment));
-        // Its followers hold documents that nobody will tell them to drop: they start over. Where nobody knows whose
-        // they were, all do.
+        // The followers of a lost segment hold documents that nobody will tell them to drop, so they start over. If
+        // its namespace is unknown, all followers do.
         let namespaces: Vec<NamespaceId> = match namespace {
             Some(namespace) => vec![*namespace],
             None => loaded.catalog.namespaces.keys().copied().collect(),
@@ -224,76 +196,66 @@ fn adopt_segments(found: &Found, loaded: &mut Loaded, random: u32) {
                 ..feed.record()
             };
             feed.restore(record);
-            let key = record::namespace_key(Kind::Feed, namespace);
+            let key = record::namespace_key(RecordKind::Feed, namespace);
             let value = codec::seal(&key, &record);
             loaded.repairs.put(key, value);
         }
     }
 }
 
-/// Documents that are in a segment, by what is marked of them.
+/// The documents in segments, as their marks have changed them.
 fn sealed_documents<'a>(
-    found: &'a Found,
+    found: &'a FoundSegments,
     marks: &'a Marks,
-) -> impl Iterator<Item = (DocumentKey, StateRecord, Place)> + 'a {
-    found.sealed.iter().flat_map(move |sealed| {
+) -> impl Iterator<Item = (DocumentKey, StateRecord, SegmentSlot)> + 'a {
+    found.in_use.iter().flat_map(move |sealed| {
         sealed
             .states()
             .filter_map(move |(number, document, state)| {
-                let place = Place {
+                let slot = SegmentSlot {
                     segment: sealed.id(),
                     number,
                 };
-                let used_s = match marks.get(place) {
+                let used_s = match marks.get(slot) {
                     record::GONE => return None,
                     used_s => used_s,
                 };
-                let key = DocumentKey {
-                    namespace: sealed.namespace(),
-                    document,
-                };
+                let key = DocumentKey::new(sealed.namespace(), document);
                 let used_ms = state.used_ms.max(u64::from(used_s) * 1_000);
-                Some((key, StateRecord { used_ms, ..state }, place))
+                Some((key, StateRecord { used_ms, ..state }, slot))
             })
     })
 }
 
 fn load_documents(
     log: &dyn RecordLog,
-    found: Found,
-    loaded: &mut Loaded,
+    found: FoundSegments,
+    loaded: &mut LoadedCatalog,
     random: u32,
 ) -> Result<(), LogError> {
     let marks = load_marks(log, loaded)?;
     for (segment, chunk) in marks.keys() {
-        if !found.sealed.iter().any(|sealed| sealed.id() == segment) {
+        if !found.in_use.iter().any(|sealed| sealed.id() == segment) {
             loaded.repairs.remove(record::marks_key(segment, chunk));
         }
     }
     adopt_segments(&found, loaded, random);
-    let Loaded {
-        catalog,
-        repairs,
-        damaged_records,
-        damaged,
-        ..
-    } = loaded;
-    let mut states: Vec<(DocumentKey, StateRecord, Option<Place>)> = Vec::new();
-    *damaged_records += each::<StateRecord>(log, Kind::State, &mut |key, record| match (
-        record::document_of(key),
-        record,
-    ) {
-        (Some(id), Some(state)) => states.push((id, state, None)),
-        (Some(id), None) => damaged.push(id),
-        (None, _) => repairs.remove(key.to_vec()),
-    })?;
+    let mut states: Vec<(DocumentKey, StateRecord, Option<SegmentSlot>)> = Vec::new();
+    each::<StateRecord>(
+        log,
+        RecordKind::State,
+        loaded,
+        |loaded, key, record| match (record::document_of(key), record) {
+            (Some(id), Some(state)) => states.push((id, state, None)),
+            (Some(id), None) => loaded.damaged.push(id),
+            (None, _) => loaded.repairs.remove(key.to_vec()),
+        },
+    )?;
     let sealed = sealed_documents(&found, &marks);
-    states.extend(sealed.map(|(key, state, place)| (key, state, Some(place))));
-    // Only what was salvaged or taken in may be there twice. The later change counts, and of two copies of it the
-    // one in the newer segment, which a sort that keeps their order puts last.
-    states.sort_by_key(|(key, state, place)| {
-        (*key, state.sequence, place.map(|place| place.segment))
-    });
+    states.extend(sealed.map(|(key, state, slot)| (key, state, Some(slot))));
+    // Only salvaged or adopted documents can occur twice. The later change wins. Of two copies of the same change,
+    // the one in the newer segment wins, since a stable sort puts it last.
+    states.sort_by_key(|(key, state, slot)| (*key, state.sequence, slot.map(|slot| slot.segment)));
     states.dedup_by(|later, earlier| {
         let same = later.0 == earlier.0;
         if same {
@@ -303,14 +265,14 @@ fn load_documents(
     });
     // The order of use, as far as it was stored.
     states.sort_unstable_by_key(|(_, state, _)| (state.used_ms, state.sequence));
-    for (key, state, place) in states {
-        catalog.head = catalog.head.max(state.sequence);
-        catalog.put(key, state, None);
-        if place.is_some() {
-            catalog.settle_in(key, place, state.bytes);
+    for (key, state, slot) in states {
+        loaded.catalog.head = loaded.catalog.head.max(state.sequence);
+        loaded.catalog.put(key, state, None);
+        if slot.is_some() {
+            loaded.catalog.move_document(key, slot, state.bytes);
         }
-        // One entry each, at the last change: where the earlier ones were matters to nobody.
-        let entry = catalog.introduce_nameless(key.namespace);
+        // Each document gets one feed entry, at its last change. The earlier ones are not needed.
+        let entry = loaded.catalog.introduce_nameless(key.namespace);
         if let Some(document) = entry.documents.get_mut(&key.document) {
             document.boundaries = vec![(state.sequence, 0)];
             entry.feed.put(state.sequence, key.document, 0);
@@ -319,47 +281,37 @@ fn load_documents(
     Ok(())
 }
 
-fn load_tombstones(log: &dyn RecordLog, loaded: &mut Loaded) -> Result<(), LogError> {
-    let Loaded {
-        catalog,
-        repairs,
-        damaged_records,
-        ..
-    } = loaded;
+fn load_tombstones(log: &dyn RecordLog, loaded: &mut LoadedCatalog) -> Result<(), LogError> {
     let mut lost: HashMap<NamespaceId, u64> = HashMap::new();
-    *damaged_records += each::<TombstoneRecord>(log, Kind::Tombstone, &mut |key, record| {
+    each::<TombstoneRecord>(log, RecordKind::Tombstone, loaded, |loaded, key, record| {
         let (Some(id), Some(sequence)) = (
             record::namespace_of(key),
             record::tombstone_sequence_of(key),
         ) else {
-            repairs.remove(key.to_vec());
+            loaded.repairs.remove(key.to_vec());
             return;
         };
-        catalog.head = catalog.head.max(sequence);
+        loaded.catalog.head = loaded.catalog.head.max(sequence);
         match record {
             Some(record) => {
                 let document = DocumentId(record.document);
-                catalog.bury(
-                    DocumentKey {
-                        namespace: id,
-                        document,
-                    },
-                    sequence,
-                );
+                loaded
+                    .catalog
+                    .add_tombstone(DocumentKey::new(id, document), sequence);
             }
             None => {
                 lost.insert(id, sequence);
-                repairs.remove(key.to_vec());
+                loaded.repairs.remove(key.to_vec());
             }
         }
     })?;
-    // Who has not passed a lost tombstone starts over, as after a trim.
+    // A follower that has not passed a lost tombstone starts over, as after a trim.
     for (namespace, sequence) in lost {
-        let feed = catalog.feed_mut(namespace);
+        let feed = loaded.catalog.feed_mut(namespace);
         feed.forget_until(sequence);
-        let key = record::namespace_key(Kind::Feed, namespace);
+        let key = record::namespace_key(RecordKind::Feed, namespace);
         let value = codec::seal(&key, &feed.record());
-        repairs.put(key, value);
+        loaded.repairs.put(key, value);
     }
     Ok(())
 }

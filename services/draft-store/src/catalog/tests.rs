@@ -1,5 +1,11 @@
 use super::*;
 
+use refrain_protocol::{DocumentId, Namespace, NamespaceId};
+
+use crate::catalog::document::BOUNDARIES_MAX;
+use crate::catalog::state::Totals;
+use crate::record::{DocumentKey, StateRecord};
+
 fn names(tenant: &str) -> Namespace {
     Namespace {
         tenant: tenant.into(),
@@ -9,10 +15,7 @@ fn names(tenant: &str) -> Namespace {
 }
 
 fn key(namespace: NamespaceId, document: u128) -> DocumentKey {
-    DocumentKey {
-        namespace,
-        document: DocumentId(document),
-    }
+    DocumentKey::new(namespace, DocumentId(document))
 }
 
 fn state(catalog: &mut Catalog, len: u32) -> StateRecord {
@@ -34,7 +37,7 @@ fn changes(catalog: &Catalog, namespace: NamespaceId, mut after: u64) -> Vec<(u3
     let mut seen = Vec::new();
     while let Some((sequence, change)) = catalog.next_change(namespace, after) {
         after = sequence;
-        if let Change::Range {
+        if let FeedChange::Range {
             start, end, last, ..
         } = change
         {
@@ -45,7 +48,7 @@ fn changes(catalog: &Catalog, namespace: NamespaceId, mut after: u64) -> Vec<(u3
 }
 
 #[test]
-fn a_growing_document_is_told_in_steps_and_settles_into_one() {
+fn a_growing_document_has_a_range_per_step_and_settles_into_one() {
     let mut catalog = Catalog::new(1, 0);
     let id = names("a").id();
     catalog.introduce(id, &names("a"));
@@ -80,7 +83,7 @@ fn a_growing_document_is_told_in_steps_and_settles_into_one() {
 }
 
 #[test]
-fn victims_are_the_least_recently_used() {
+fn the_least_recently_used_documents_are_evicted_first() {
     let mut catalog = Catalog::new(1, 0);
     let (a, b) = (names("a").id(), names("b").id());
     catalog.introduce(a, &names("a"));

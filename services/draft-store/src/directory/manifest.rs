@@ -1,28 +1,27 @@
-//! Identity beside the log: which log counts, and what it must hold at least.
+//! The manifest: which log is in use, and the minimum that it must hold.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::catalog::{Catalog, Loaded};
-use crate::log::sled::sync_directory;
-use crate::log::{LogError, refused};
+use crate::catalog::{Catalog, LoadedCatalog};
+use crate::log::{LogError, refused, sync_directory};
 use crate::record::StoreRecord;
 
-/// What is known of the log without opening it.
+/// What is known about the log without opening it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
-    /// Which log counts: `log-<number>`, or `log` for 0. All others are leftovers.
+    /// Number of the log in use: `log-<number>`, or `log` for 0. All others are leftovers.
     #[serde(default)]
     log: u64,
     generation: u64,
     sequence_reserved: u64,
-    /// The last change at the time of writing.
+    /// Sequence of the last change at the time of writing.
     head: u64,
     documents: u64,
     /// Nothing was written to the log afterwards.
     closed: bool,
-    /// Documents that were lost, and that nobody has confirmed to be.
+    /// A loss of documents that no operator has confirmed.
     #[serde(default)]
     loss: Option<Loss>,
     /// The time of writing by the store's own clock, which does not jump, in Unix milliseconds.
@@ -30,16 +29,17 @@ pub(crate) struct Manifest {
     known_ms: u64,
 }
 
-/// Far fewer documents were there at a start than before it.
+/// A start found far fewer documents than there were before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Loss {
     pub(crate) expected: u64,
     pub(crate) found: u64,
 }
 
-/// Fewer documents than these are no loss to stop for: damage costs what it touches.
+/// Fewer missing documents than this do not stop the store, since damage costs what it touches.
 const LOSS_DOCUMENTS_MIN: u64 = 16;
-/// The same as one part in so many of what there was.
+
+/// The same limit as one part in this many of the documents before.
 const LOSS_SHARE: u64 = 10;
 
 impl Manifest {
@@ -56,7 +56,7 @@ impl Manifest {
         }
     }
 
-    /// With a loss that nobody has confirmed, and the time.
+    /// Adds an unconfirmed loss, and the time.
     pub(crate) fn with(self, loss: Option<Loss>, known_ms: u64) -> Self {
         Manifest {
             loss,
@@ -65,7 +65,7 @@ impl Manifest {
         }
     }
 
-    /// The time of writing, 0 where it was not noted.
+    /// The time of writing, or 0 if it is unknown.
     pub(super) fn known_ms(&self) -> u64 {
         self.known_ms
     }
@@ -75,8 +75,8 @@ impl Manifest {
         self.generation != store.generation
     }
 
-    /// The loss, with so many documents there now. `is_in_doubt` says that something could not be read: without that,
-    /// documents that are not there any more were removed.
+    /// The loss, given the number of documents now. `is_in_doubt` says that something could not be read; otherwise
+    /// the missing documents were removed on purpose.
     pub(super) fn loss(&self, documents: u64, is_in_doubt: bool) -> Option<Loss> {
         let missing = self.documents.saturating_sub(documents);
         let is_much = missing >= LOSS_DOCUMENTS_MIN.max(self.documents / LOSS_SHARE);
@@ -90,16 +90,16 @@ impl Manifest {
         }
     }
 
-    /// The number of the log that counts.
-    pub(super) fn log(&self) -> u64 {
+    /// The number of the log in use.
+    pub(crate) fn log(&self) -> u64 {
         self.log
     }
 
     /// Whether the log lacks something that was durable when this was written.
-    pub(super) fn disagrees(&self, store: StoreRecord, loaded: &Loaded) -> bool {
-        // Damaged states were told apart already: they are removed with a tombstone each.
+    pub(super) fn disagrees(&self, store: StoreRecord, loaded: &LoadedCatalog) -> bool {
+        // Documents with damaged states are handled already: they are removed with a tombstone each.
         let documents = loaded.catalog.totals().documents + loaded.damaged.len() as u64;
-        // What a lost segment held is gone, and the followers of its namespace start over in any case.
+        // The documents of a lost segment are gone, and the followers of its namespace start over in any case.
         let is_whole = loaded.lost_segments == 0;
         self.generation == store.generation
             && (self.sequence_reserved > store.sequence_reserved
@@ -107,7 +107,7 @@ impl Manifest {
                 || (self.closed && self.documents != documents && is_whole))
     }
 
-    /// Writes it, whole or not at all.
+    /// Writes it atomically.
     pub(crate) fn write(&self, dir: &Path) -> Result<(), LogError> {
         let (path, temporary) = (dir.join("manifest.json"), dir.join("manifest.json.new"));
         let write = || -> std::io::Result<()> {
@@ -120,8 +120,8 @@ impl Manifest {
         write().map_err(|error| refused("write", &path, &error))
     }
 
-    /// Reads it, `None` when there is none to be believed.
-    pub(super) fn read(dir: &Path) -> Option<Manifest> {
+    /// Reads it. `None` if there is none, or it is not readable.
+    pub(crate) fn read(dir: &Path) -> Option<Manifest> {
         let bytes = std::fs::read(dir.join("manifest.json")).ok()?;
         let manifest = serde_json::from_slice(&bytes);
         if let Err(error) = &manifest {

@@ -1,23 +1,25 @@
-//! Logs and segments that were not believed: moved aside, and read as far as they can be.
+//! Damaged logs and segments: moving them to quarantine, and salvaging what can still be read.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::codec;
-use crate::log::journal::{self, Position, Scanned};
+use crate::log::journal::{self, JournalPosition, ScannedBatch};
 use crate::log::journaled::JournaledLog;
-use crate::log::sled::{SledLog, sync_directory};
-use crate::log::{Batch, LogError, RecordLog, refused};
-use crate::record::{DocumentKey, Kind, document_key, document_of};
+use crate::log::sled::SledLog;
+use crate::log::{Batch, LogError, RecordLog as _, refused, sync_directory};
+use crate::record::{DocumentKey, RecordKind, document_key, document_of};
 
-/// What the names of such directories begin with.
+/// Prefix of the names of quarantine directories.
 const PREFIX: &str = "quarantine-";
-/// A file in those of which everything was salvaged.
+
+/// A file that marks a quarantine of which everything was salvaged.
 const WHOLE: &str = "salvaged-whole";
+
 /// Records copied in one commit.
 const COPY_BATCH: usize = 512;
 
-/// A directory that is not there yet.
+/// The path of a new quarantine directory.
 fn free_name(dir: &Path, now_ms: u64) -> PathBuf {
     let mut to = dir.join(format!("{PREFIX}{now_ms}"));
     let mut suffix = 1;
@@ -28,7 +30,7 @@ fn free_name(dir: &Path, now_ms: u64) -> PathBuf {
     to
 }
 
-/// Moves files aside.
+/// Moves files to a new quarantine.
 pub(super) fn quarantine_files(
     dir: &Path,
     files: &[PathBuf],
@@ -46,7 +48,7 @@ pub(super) fn quarantine_files(
     Ok(to)
 }
 
-/// Moves a log aside.
+/// Moves a log to a new quarantine.
 pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf, LogError> {
     let to = free_name(dir, now_ms);
     std::fs::rename(from, &to).map_err(|error| refused("move", from, &error))?;
@@ -54,32 +56,32 @@ pub(super) fn quarantine(dir: &Path, from: &Path, now_ms: u64) -> Result<PathBuf
     Ok(to)
 }
 
-/// A copy keeps documents, what was erased, and what drafts are worth. Followers start over, so nobody needs
-/// the feed. Text comes before the states that count on it: a copy that breaks off leaves no state without text.
-const KEPT: [Kind; 9] = [
-    Kind::Erasure,
-    Kind::Erased,
-    Kind::Namespace,
-    Kind::Segment,
-    Kind::Marks,
-    Kind::Piece,
-    Kind::Head,
-    Kind::State,
-    Kind::Chances,
+/// The kinds of records that are salvaged, in order. Followers start over, so nobody needs the feed. Text comes
+/// before the states that describe it, so an interrupted copy leaves no state without text.
+const KEPT: [RecordKind; 9] = [
+    RecordKind::Erasure,
+    RecordKind::Erased,
+    RecordKind::Namespace,
+    RecordKind::Segment,
+    RecordKind::Marks,
+    RecordKind::Piece,
+    RecordKind::Head,
+    RecordKind::State,
+    RecordKind::Statistics,
 ];
 
-/// The outcome of copying a quarantined log.
+/// The result of copying a quarantined log.
 pub(super) struct Salvaged {
     pub(super) records: u64,
-    /// Every record of it could be read.
+    /// Whether every record could be read.
     pub(super) is_whole: bool,
 }
 
-/// Copies every record that still decodes into a new log: what the index can read, and over it what the journal
-/// says. Damage ends neither.
+/// Copies every record that still decodes into a new log: first what the index can read, then what the journal says.
+/// Damage stops neither.
 ///
 /// # Errors
-/// The new log's disk refuses.
+/// The disk of the new log refuses.
 pub(super) fn salvage(
     from: &Path,
     to: &JournaledLog,
@@ -93,7 +95,7 @@ pub(super) fn salvage(
     let has_journal = journal::is_in(from)?;
     let position = salvage_index(from, to, cache_bytes, has_journal, &mut salvaged)?;
     if has_journal {
-        // A place in another journal says nothing of this one.
+        // A position in another journal means nothing here.
         let name = journal::scan(from, 0, &mut |_| Ok(()))
             .ok()
             .and_then(|found| found.name);
@@ -107,21 +109,22 @@ pub(super) fn salvage(
     Ok(salvaged)
 }
 
-/// Answers up to where in the journal the index was complete, if it could be read to its end.
+/// Copies what the index can read. Returns the position in the journal up to which the index was complete, if it
+/// could be read to its end.
 fn salvage_index(
     from: &Path,
     to: &JournaledLog,
     cache_bytes: u64,
     has_journal: bool,
     salvaged: &mut Salvaged,
-) -> Result<Option<Position>, LogError> {
+) -> Result<Option<JournalPosition>, LogError> {
     let opened = SledLog::open(from, cache_bytes)
         .or_else(|_| SledLog::open_without_snapshots(from, cache_bytes));
     let old = match opened {
         Ok(old) => old,
         Err(error) => {
-            tracing::warn!(%error, "quarantined index does not open");
-            // Without a journal this was all there is.
+            tracing::warn!(%error, "quarantined index cannot be opened");
+            // Without a journal the index was all there is.
             salvaged.is_whole = has_journal;
             return Ok(None);
         }
@@ -135,7 +138,7 @@ fn salvage_index(
             }
             Err(CopyError::From(error)) => {
                 is_whole = false;
-                tracing::warn!(%error, "quarantined index breaks off");
+                tracing::warn!(%error, "quarantined index cannot be read to its end");
             }
             Err(CopyError::To(error)) => return Err(error),
         }
@@ -144,42 +147,42 @@ fn salvage_index(
     Ok(old.position().ok().flatten().filter(|_| is_whole))
 }
 
-/// Takes the documents out of a batch of which some writes may be lost: the new text under the old state, or the other
-/// way round, would be a wrong text. A document of which the batch has nothing left is as it was before.
-pub(super) fn without_doubtful(mut scanned: Scanned) -> Batch {
-    // A head never changes: one that is lost is missed.
-    let kinds = [Kind::State, Kind::Piece];
-    let is_of_document = |key: &[u8]| Kind::of(key).is_some_and(|kind| kinds.contains(&kind));
+/// Removes the documents from a batch of which some writes may be lost. New text under an old state, or the reverse,
+/// would be a wrong text. A document that the batch no longer touches stays as it was before.
+pub(super) fn without_uncertain(mut scanned: ScannedBatch) -> Batch {
+    // A head never changes, so a lost one is noticed when it is missing.
+    let kinds = [RecordKind::State, RecordKind::Piece];
+    let is_of_document = |key: &[u8]| RecordKind::of(key).is_some_and(|kind| kinds.contains(&kind));
     let written = scanned.batch.writes().map(|(key, _)| key);
     let documents: BTreeSet<DocumentKey> = written
         .filter(|key| is_of_document(key))
         .filter_map(|key| document_of(key))
         .collect();
     for key in documents {
-        let may_lack = |kind: Kind| {
+        let may_lack = |kind: RecordKind| {
             let prefix = document_key(kind, key);
             scanned.gaps.iter().any(|gap| gap.may_hide(&prefix))
         };
         if kinds.into_iter().any(may_lack) {
-            scanned.batch.remove(document_key(Kind::State, key));
+            scanned.batch.remove(document_key(RecordKind::State, key));
         }
     }
     scanned.batch
 }
 
-/// Repeats what the journal says from `position` on, or all of it.
+/// Applies the journal from `position` on, or all of it.
 fn salvage_journal(
     from: &Path,
     to: &JournaledLog,
-    position: Option<Position>,
+    position: Option<JournalPosition>,
     salvaged: &mut Salvaged,
 ) -> Result<(), LogError> {
     let start = position.map_or(0, |position| position.end);
     let mut refused = None;
     let scanned = journal::scan(from, start, &mut |scanned| {
         let mut batch = Batch::default();
-        for (key, value) in without_doubtful(scanned).writes() {
-            let is_kept = Kind::of(key).is_some_and(|kind| KEPT.contains(&kind));
+        for (key, value) in without_uncertain(scanned).writes() {
+            let is_kept = RecordKind::of(key).is_some_and(|kind| KEPT.contains(&kind));
             match value {
                 Some(value) if is_kept && codec::check(key, value).is_ok() => {
                     batch.put(key.clone(), value.clone());
@@ -199,7 +202,7 @@ fn salvage_journal(
         (_, Some(error)) => return Err(error),
         (Ok(found), _) => salvaged.is_whole &= found.damage.is_empty(),
         (Err(error), None) => {
-            tracing::warn!(%error, "quarantined journal breaks off");
+            tracing::warn!(%error, "quarantined journal cannot be read to its end");
             salvaged.is_whole = false;
         }
     }
@@ -211,8 +214,8 @@ enum CopyError {
     To(LogError),
 }
 
-/// Copies the records of one kind whose checksums hold. Answers how many do, and how many do not.
-fn copy(from: &SledLog, to: &JournaledLog, kind: Kind) -> Result<(u64, u64), CopyError> {
+/// Copies the records of one kind whose checksums hold. Returns how many were copied, and how many are damaged.
+fn copy(from: &SledLog, to: &JournaledLog, kind: RecordKind) -> Result<(u64, u64), CopyError> {
     let (mut at, end) = kind.range();
     let (mut copied, mut damaged) = (0, 0);
     loop {
@@ -232,7 +235,7 @@ fn copy(from: &SledLog, to: &JournaledLog, kind: Kind) -> Result<(u64, u64), Cop
         copied += batch.len() as u64;
         scanned.map_err(CopyError::From)?;
         match last {
-            // The least key above the last one read.
+            // The lowest key above the last one read.
             Some(mut key) if batch.len() == COPY_BATCH => {
                 key.push(0);
                 at = key;
@@ -242,7 +245,7 @@ fn copy(from: &SledLog, to: &JournaledLog, kind: Kind) -> Result<(u64, u64), Cop
     }
 }
 
-/// Takes that back, for another try.
+/// Removes the mark, for another attempt.
 fn unmark_whole(quarantine: &Path) -> Result<(), LogError> {
     let mark = quarantine.join(WHOLE);
     match std::fs::remove_file(&mark) {
@@ -253,13 +256,13 @@ fn unmark_whole(quarantine: &Path) -> Result<(), LogError> {
     }
 }
 
-/// Says in the directory that all of it was salvaged.
+/// Marks a quarantine of which everything was salvaged.
 fn mark_whole(quarantine: &Path) -> Result<(), LogError> {
     let mark = quarantine.join(WHOLE);
     std::fs::write(&mark, []).map_err(|error| refused("create", &mark, &error))
 }
 
-/// The quarantines there are.
+/// All quarantine directories.
 fn quarantines(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -271,7 +274,7 @@ fn quarantines(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// How many of them hold something that could not be read.
+/// Number of quarantines that hold something unreadable.
 pub(crate) fn count_quarantines(dir: &Path) -> u64 {
     let found = quarantines(dir).unwrap_or_default();
     found
@@ -280,16 +283,16 @@ pub(crate) fn count_quarantines(dir: &Path) -> u64 {
         .count() as u64
 }
 
-/// The quarantines that an erasure deleted, and those that it kept.
+/// Numbers of quarantines that an erasure deleted and kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cleared {
     pub(crate) deleted: u64,
-    /// These hold something that could not be read, and are still there.
+    /// Quarantines with something unreadable, which still exist.
     pub(crate) kept: u64,
 }
 
-/// Deletes the quarantines of which everything was salvaged, and with `all` every other one, too. Nobody can tell by
-/// tenant what those hold that could not be read as a whole.
+/// Deletes the quarantines of which everything was salvaged, and with `all` every other one, too. What the others
+/// hold cannot be attributed to a tenant.
 pub(crate) fn clear_quarantines(dir: &Path, all: bool) -> Result<Cleared, LogError> {
     let failed = |error: std::io::Error| refused("clear", dir, &error);
     let mut cleared = Cleared::default();

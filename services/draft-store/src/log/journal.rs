@@ -1,9 +1,9 @@
-//! The journal: an append-only file in which every batch is written, and synced, before it is acknowledged.
+//! The journal: an append-only file. Every batch is written and synced here before it is acknowledged.
 //!
-//! The journal is the truth, and sled beside it is an index of it that can be thrown away and built anew. This
-//! exists because sled's own file cannot be read in part: one damaged page, or one file of its directory that a
-//! full disk left empty, makes all of it unreadable. A scan of sled's file for our envelopes was considered. It
-//! would cost no writes, but it would need a copy of sled's page format, and one page holds many documents.
+//! The journal is the truth, and sled beside it is an index that can be thrown away and rebuilt. The reason is that
+//! sled's own file cannot be read in part. One damaged page, or one file of its directory that a full disk left
+//! empty, makes all of it unreadable. Scanning sled's file for our envelopes was rejected: it would cost no writes,
+//! but it would need a copy of sled's page format, and one page holds many documents.
 //!
 //! ```text
 //! journal := record*                       batches one after the other; the first names the journal
@@ -11,86 +11,33 @@
 //!            checksum (8) key value        little-endian
 //! ```
 //!
-//! The checksum covers the record's offset, so bytes of another place are never taken for a record. Each
-//! record carries one, so damage costs the records that it touches: the scan goes on at the next one that is sound.
-//! The first record of a batch says how long the batch is. That tells a write that was cut off, which was never
-//! acknowledged and is dropped whole, from a batch that is complete and damaged.
+//! The checksum covers the record's offset, so bytes from another position are never taken for a record. Every record
+//! has one, so damage costs only the records that it touches: the scan continues at the next sound record.
+//!
+//! The first record of a batch holds the length of the batch. This distinguishes a write that was cut off, which was
+//! never acknowledged and is dropped whole, from a complete batch that is damaged.
+//!
+//! `format.rs` has the layout, `scan.rs` reads a journal past damage, and `record_reader.rs` reads single records for
+//! it.
 
+mod format;
+mod record_reader;
 mod scan;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use format::{JournalPosition, is_in, path_in, remove_unfinished};
+pub(crate) use scan::{ScanReport, ScannedBatch, scan};
+
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::Xxh3;
-
-pub(crate) use scan::{Scan, Scanned, scan};
-
-use super::{Batch, LogError, refused};
-
-/// The file's name in the directory of a log.
-const FILE: &str = "journal";
-/// A journal that is being made. It takes the name of the one that counts once it is whole.
-const FILE_NEW: &str = "journal.new";
-
-const MAGIC: [u8; 3] = *b"RfJ";
-const VERSION: u8 = 1;
-const HEADER_BYTES: usize = 24;
-const FLAG_REMOVE: u8 = 1;
-const FLAG_FIRST: u8 = 2;
-const FLAG_LAST: u8 = 4;
-/// Longest key and value that a record may claim; far above what is ever written.
-const KEY_BYTES_MAX: usize = 4 << 10;
-const VALUE_BYTES_MAX: usize = 1 << 20;
-
-/// Key of the record that names a journal, the first one in it. No other key begins with this byte.
-const NAME_KEY: [u8; 1] = [0];
-
-/// How far a journal was applied to the index beside it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Position {
-    /// The journal's name: a random number.
-    pub(crate) journal: u64,
-    /// Bytes up to the end of the last batch that was applied.
-    pub(crate) end: u64,
-}
-
-impl Position {
-    pub(crate) fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.journal.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.end.to_le_bytes());
-        bytes
-    }
-
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (journal, end) = bytes.split_at_checked(8)?;
-        Some(Position {
-            journal: u64::from_le_bytes(journal.try_into().ok()?),
-            end: u64::from_le_bytes(end.try_into().ok()?),
-        })
-    }
-}
-
-/// Where the journal of a log lies.
-pub(crate) fn path_in(log: &Path) -> PathBuf {
-    log.join(FILE)
-}
-
-/// Whether a log has a journal. A disk that does not say so is no answer.
-pub(crate) fn is_in(log: &Path) -> Result<bool, LogError> {
-    let path = path_in(log);
-    path.try_exists()
-        .map_err(|error| refused("look for", &path, &error))
-}
-
-/// Removes a journal that was begun and not installed.
-pub(crate) fn remove_unfinished(log: &Path) {
-    let _ = std::fs::remove_file(log.join(FILE_NEW));
-}
+use crate::log::journal::format::{
+    FILE, FILE_NEW, KEY_BYTES_MAX, NAME_KEY, VALUE_BYTES_MAX, encode,
+};
+use crate::log::{Batch, LogError, refused};
 
 /// An open journal. Only one thread appends.
 pub(crate) struct Journal {
@@ -100,13 +47,13 @@ pub(crate) struct Journal {
     name: u64,
     end: u64,
     synced_end: u64,
-    /// An append or a sync failed: nobody knows what the file holds until it is scanned again.
+    /// An append or a sync failed. The content of the file is unknown until it is scanned again.
     broken: bool,
     buffer: Vec<u8>,
 }
 
 impl Journal {
-    /// Makes an empty journal under a temporary name; see [`Journal::install`].
+    /// Creates an empty journal under a temporary name; see [`Journal::install`].
     pub(crate) fn create(log: &Path, name: u64) -> Result<Self, LogError> {
         let path = log.join(FILE_NEW);
         let file = File::options()
@@ -123,7 +70,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Makes the journal durable, and gives it the name of the one that counts.
+    /// Makes the journal durable, and gives it its final name.
     pub(crate) fn install(&mut self) -> Result<(), LogError> {
         self.sync()?;
         let path = self.path.with_file_name(FILE);
@@ -131,12 +78,12 @@ impl Journal {
             .map_err(|error| refused("rename", &self.path, &error))?;
         self.path = path;
         if let Some(log) = self.path.parent() {
-            super::sled::sync_directory(log).map_err(|error| refused("sync", log, &error))?;
+            crate::log::sync_directory(log).map_err(|error| refused("sync", log, &error))?;
         }
         Ok(())
     }
 
-    /// Opens a journal that was scanned. What stands behind its last whole batch is cut off.
+    /// Opens a journal that was scanned. Bytes after its last complete batch are cut off.
     pub(crate) fn open(log: &Path, name: u64, end: u64) -> Result<Self, LogError> {
         let path = path_in(log);
         let file = File::options()
@@ -148,19 +95,19 @@ impl Journal {
         if file.metadata().map_err(failed)?.len() > end {
             file.set_len(end).map_err(failed)?;
         }
-        // The bytes that were read may have been in the system's memory only.
+        // The bytes that were read may have been only in the system's memory.
         file.sync_all().map_err(failed)?;
         Journal::over(path, file, name, end)
     }
 
     fn over(path: PathBuf, file: File, name: u64, end: u64) -> Result<Self, LogError> {
-        let told = file
+        let metadata = file
             .metadata()
-            .map_err(|error| refused("look at", &path, &error))?;
+            .map_err(|error| refused("examine", &path, &error))?;
         Ok(Journal {
             path,
             file: Arc::new(file),
-            inode: (told.dev(), told.ino()),
+            inode: (metadata.dev(), metadata.ino()),
             name,
             end,
             synced_end: end,
@@ -170,23 +117,23 @@ impl Journal {
     }
 
     /// The end of the last batch.
-    pub(crate) fn position(&self) -> Position {
-        Position {
+    pub(crate) fn position(&self) -> JournalPosition {
+        JournalPosition {
             journal: self.name,
             end: self.end,
         }
     }
 
-    /// Writes a batch at the end. It is durable after [`Journal::sync`]. What fails is cut off again.
-    pub(crate) fn append(&mut self, batch: &Batch) -> Result<Position, LogError> {
+    /// Appends a batch. It is durable after [`Journal::sync`]. A failed write is cut off again.
+    pub(crate) fn append(&mut self, batch: &Batch) -> Result<JournalPosition, LogError> {
         self.check()?;
         let is_long = |(key, value): (&Vec<u8>, Option<&Vec<u8>>)| {
             key.len() > KEY_BYTES_MAX || value.is_some_and(|value| value.len() > VALUE_BYTES_MAX)
         };
         if batch.writes().any(is_long) {
-            // No scan would take it for a record.
+            // A scan would not accept it as a record.
             return Err(LogError::Refused(
-                "a record is too long for the journal".into(),
+                "a key or a value is longer than the journal accepts; this is a bug".into(),
             ));
         }
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -197,7 +144,7 @@ impl Journal {
         self.buffer.clear();
         self.buffer.shrink_to(1 << 20);
         if let Err(error) = written {
-            // Where even this fails, the scan at the next start drops the same bytes.
+            // If this fails too, the scan at the next start drops the same bytes.
             self.broken = self.file.set_len(self.end).is_err();
             return Err(refused("write", &self.path, &error));
         }
@@ -205,20 +152,21 @@ impl Journal {
         Ok(self.position())
     }
 
-    /// Makes durable what was appended.
+    /// Makes the appended batches durable.
     pub(crate) fn sync(&mut self) -> Result<(), LogError> {
         let (file, end) = self.begin_sync()?;
         let outcome = file.sync_data();
         self.end_sync(end, outcome)
     }
 
-    /// The file to sync, for who does not want to hold the journal meanwhile, and up to where that will be good.
+    /// The file to sync, and the position that the sync will make durable. For callers that do not want to hold the
+    /// journal meanwhile.
     pub(crate) fn begin_sync(&self) -> Result<(Arc<File>, u64), LogError> {
         self.check()?;
         Ok((self.file.clone(), self.end))
     }
 
-    /// Takes note of what came of a sync.
+    /// Records the result of a sync.
     pub(crate) fn end_sync(
         &mut self,
         end: u64,
@@ -226,19 +174,19 @@ impl Journal {
     ) -> Result<(), LogError> {
         self.check()?;
         if let Err(error) = outcome {
-            // The system may have dropped what it could not write, and show it all the same. Nothing of it was
-            // acknowledged, so nothing of it is kept.
+            // The system may have dropped what it could not write, and still show it. Nothing of it was acknowledged,
+            // so nothing of it is kept.
             self.broken = true;
             let _ = self.file.set_len(self.synced_end);
             return Err(refused("sync", &self.path, &error));
         }
-        // Whoever removes or replaces the file must not be told that anything is stored in it.
-        let is_there =
-            std::fs::metadata(&self.path).is_ok_and(|told| (told.dev(), told.ino()) == self.inode);
+        // If somebody removed or replaced the file, nothing may be acknowledged.
+        let is_there = std::fs::metadata(&self.path)
+            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.inode);
         if !is_there {
             self.broken = true;
             return Err(LogError::Refused(format!(
-                "{} was removed or replaced while the store ran",
+                "{} was removed or replaced while the store ran; put it back, or start the store again",
                 self.path.display()
             )));
         }
@@ -250,48 +198,9 @@ impl Journal {
         match self.broken {
             false => Ok(()),
             true => Err(LogError::Refused(format!(
-                "{} has to be opened again after a failed write",
+                "{} cannot be written after a failed write until it is opened again",
                 self.path.display()
             ))),
         }
-    }
-}
-
-fn checksum(offset: u64, header: &[u8], key: &[u8], value: &[u8]) -> u64 {
-    let mut hash = Xxh3::new();
-    hash.update(&offset.to_le_bytes());
-    hash.update(header);
-    hash.update(key);
-    hash.update(value);
-    hash.digest()
-}
-
-/// A batch as it stands at `offset`.
-fn encode(batch: &Batch, offset: u64, buffer: &mut Vec<u8>) {
-    let records = batch.len();
-    let bytes = batch.bytes() + (records * HEADER_BYTES) as u64;
-    for (number, (key, value)) in batch.writes().enumerate() {
-        let start = buffer.len();
-        let mut flags = 0;
-        if value.is_none() {
-            flags |= FLAG_REMOVE;
-        }
-        if number == 0 {
-            flags |= FLAG_FIRST;
-        }
-        if number + 1 == records {
-            flags |= FLAG_LAST;
-        }
-        let value = value.map_or(&[][..], Vec::as_slice);
-        buffer.extend_from_slice(&MAGIC);
-        buffer.extend_from_slice(&[VERSION, flags, 0]);
-        buffer.extend_from_slice(&(key.len() as u16).to_le_bytes());
-        buffer.extend_from_slice(&(value.len() as u32).to_le_bytes());
-        let batch_bytes = if number == 0 { bytes as u32 } else { 0 };
-        buffer.extend_from_slice(&batch_bytes.to_le_bytes());
-        let sum = checksum(offset + start as u64, &buffer[start..], key, value);
-        buffer.extend_from_slice(&sum.to_le_bytes());
-        buffer.extend_from_slice(key);
-        buffer.extend_from_slice(value);
     }
 }

@@ -1,38 +1,41 @@
 //! The log in use: a journal that is synced before anything is acknowledged, and sled as its index.
 //!
-//! Every batch goes to the journal first. Then it goes to sled, together with the place in the journal up to
-//! which sled is complete, in one atomic batch of sled's. Nobody waits for sled to sync: after a crash it may be behind,
-//! and what the journal has beyond that place is applied once more. Where sled does not open, has lost something or
-//! cannot read a page, its files are deleted and built anew from the journal.
+//! Every batch goes to the journal first. It then goes to sled in one atomic batch, together with the position in the
+//! journal up to which sled is complete. Nobody waits for sled to sync. After a crash sled may be behind, and the
+//! journal is replayed from that position. If sled does not open, has lost something or cannot read a page, its files
+//! are deleted and rebuilt from the journal.
 //!
-//! Syncing sled as well was left: it would take a second trip to the disk, and protect nothing that the journal does
-//! not have.
+//! Syncing sled as well was rejected: it would take a second trip to the disk and protect nothing that the journal
+//! does not have.
+
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::journal::{self, Journal, Position, Scan};
-use super::sled::SledLog;
-use super::{Batch, LogError, RecordLog, random};
+use crate::log::journal::{self, Journal, JournalPosition, ScanReport};
+use crate::log::sled::SledLog;
+use crate::log::{Batch, LogError, RecordLog, random};
 
 /// Bytes of records that are applied or copied at once.
 const STEP_BYTES: u64 = 1 << 20;
 
 /// How sled's files are treated when a log is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Index {
-    /// They are an index of the journal, as far as they say.
-    Believed,
-    /// They are deleted, and built anew from the journal.
-    Rebuilt,
+pub(crate) enum IndexMode {
+    /// Use them as the index, as far as they say they are complete.
+    Trust,
+    /// Delete them, and rebuild them from the journal.
+    Rebuild,
 }
 
-/// See the module.
+/// A journal and its index; see the module.
 pub(crate) struct JournaledLog {
     index: SledLog,
     journal: Mutex<Journal>,
-    /// The index could not read what it was asked for.
+    /// The index failed to read something, so it is to be reopened and repaired.
     is_suspect: AtomicBool,
 }
 
@@ -40,31 +43,31 @@ impl JournaledLog {
     /// Opens or creates the log in a directory.
     ///
     /// # Errors
-    /// `Refused` when the disk refuses. `Corrupt` when something is lost: the journal is damaged, and the index
-    /// does not have what was there; then nothing was changed.
-    pub(crate) fn open(path: &Path, cache_bytes: u64, index: Index) -> Result<Self, LogError> {
+    /// `Refused` if the disk refuses. `Corrupt` if something is lost: the journal is damaged, and the index does not
+    /// have what was there. Nothing was changed then.
+    pub(crate) fn open(path: &Path, cache_bytes: u64, index: IndexMode) -> Result<Self, LogError> {
         if !journal::is_in(path)? {
             // Without a journal sled is all there is: logs of earlier versions have none.
             let index = SledLog::open(path, cache_bytes)?;
             if index.position()?.is_some() {
                 return Err(LogError::Corrupt(format!(
-                    "{} is missing",
+                    "the journal {} is missing",
                     journal::path_in(path).display()
                 )));
             }
             return Self::with_new_journal(path, index);
         }
         let found = journal::scan(path, 0, &mut |_| Ok(()))?;
-        let believed = match index {
-            Index::Believed => open_index(path, cache_bytes, &found)?,
-            Index::Rebuilt => None,
+        let trusted = match index {
+            IndexMode::Trust => open_index(path, cache_bytes, &found)?,
+            IndexMode::Rebuild => None,
         };
-        let (index, from) = match believed {
+        let (index, from) = match trusted {
             Some((index, end)) if found.damage_end().is_none_or(|damage| damage <= end) => {
                 if !found.damage.is_empty() || end > found.end {
                     tracing::warn!(
                         damaged_ranges = found.damage.len(),
-                        "draft store journal is damaged; it is written anew from its index, which has everything"
+                        "draft store journal is damaged; rewriting it from its index, which is complete"
                     );
                     if end < found.end {
                         replay(path, &index, end)?;
@@ -76,29 +79,29 @@ impl JournaledLog {
             _ if !found.damage.is_empty() => {
                 let first = &found.damage[0];
                 return Err(LogError::Corrupt(format!(
-                    "{} is damaged in {} places, first at byte {}",
+                    "the journal {} is damaged in {} places, first at byte {}",
                     journal::path_in(path).display(),
                     found.damage.len(),
                     first.start
                 )));
             }
             None if found.name.is_none() => {
-                // A journal gets its place with its name in it.
+                // A journal is installed with its name in it, so this one has lost something.
                 return Err(LogError::Corrupt(format!(
-                    "{} is empty",
+                    "the journal {} is empty",
                     journal::path_in(path).display()
                 )));
             }
-            believed => {
-                tracing::warn!("draft store index is built anew from the journal");
-                drop(believed);
+            trusted => {
+                tracing::warn!("draft store index is being rebuilt from the journal");
+                drop(trusted);
                 SledLog::delete(path)?;
                 (SledLog::open(path, cache_bytes)?, 0)
             }
         };
         let name = match found.name {
             Some(name) => name,
-            // It was emptied, and the index has everything.
+            // The journal was emptied, and the index has everything.
             None => return Self::with_new_journal(path, index),
         };
         if from < found.end {
@@ -116,12 +119,12 @@ impl JournaledLog {
         }
     }
 
-    /// Writes all that an index has to a new journal, which then takes the place of the one there.
+    /// Copies an index into a new journal, which then replaces the existing one.
     fn with_new_journal(path: &Path, index: SledLog) -> Result<Self, LogError> {
         match Self::new_journal(path, &index) {
             Ok(journal) => Ok(Self::of(index, journal)),
             Err(error) => {
-                // Half of one takes room that the next try needs.
+                // A half-written journal takes space that the next attempt needs.
                 journal::remove_unfinished(path);
                 Err(error)
             }
@@ -152,35 +155,36 @@ impl JournaledLog {
     }
 
     fn journal(&self) -> MutexGuard<'_, Journal> {
-        // A panic in the midst of an append leaves a batch that was not acknowledged.
+        // A panic during an append leaves a batch that was not acknowledged.
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn noted<T>(&self, outcome: Result<T, LogError>) -> Result<T, LogError> {
+    fn note_damage<T>(&self, outcome: Result<T, LogError>) -> Result<T, LogError> {
         if let Err(LogError::Corrupt(_)) = &outcome {
             self.is_suspect.store(true, Ordering::Relaxed);
         }
         outcome
     }
 
-    /// Whether there is not a single record.
+    /// Whether there is no record at all.
     pub(crate) fn is_empty(&self) -> Result<bool, LogError> {
-        self.noted(self.index.is_empty())
+        self.note_damage(self.index.is_empty())
     }
 }
 
-/// The index, with the place in the journal up to which it is complete; `None` where it is not one of this journal.
+/// The index, and the position in the journal up to which it is complete. `None` if it does not belong to this
+/// journal.
 fn open_index(
     path: &Path,
     cache_bytes: u64,
-    found: &Scan,
+    found: &ScanReport,
 ) -> Result<Option<(SledLog, u64)>, LogError> {
     let opened = SledLog::open(path, cache_bytes).and_then(|index| {
         let position = index.position()?;
         Ok((index, position))
     });
     match opened {
-        Ok((index, Some(Position { journal, end })))
+        Ok((index, Some(JournalPosition { journal, end })))
             if found.name.is_none_or(|name| name == journal) =>
         {
             Ok(Some((index, end)))
@@ -190,12 +194,12 @@ fn open_index(
     }
 }
 
-/// Applies the journal from the beginning of a batch on.
+/// Applies the journal to the index from the beginning of a batch on.
 fn replay(path: &Path, index: &SledLog, from: u64) -> Result<(), LogError> {
     let mut gathered = Batch::default();
     let (mut bytes, mut end) = (0, from);
     let mut name = None;
-    // A scan from the middle on does not meet the record with the name.
+    // A scan that starts in the middle does not meet the record with the name.
     if from > 0 {
         name = index.position()?.map(|position| position.journal);
     }
@@ -203,7 +207,7 @@ fn replay(path: &Path, index: &SledLog, from: u64) -> Result<(), LogError> {
         let batch = std::mem::take(batch);
         index.write(
             &batch,
-            Position {
+            JournalPosition {
                 journal: name.unwrap_or_default(),
                 end,
             },
@@ -217,7 +221,7 @@ fn replay(path: &Path, index: &SledLog, from: u64) -> Result<(), LogError> {
             return Ok(());
         }
         bytes = 0;
-        // Without a name the place is not believed should this be cut off: then all of it is done again.
+        // Without a name the position is not trusted after an interruption, and the whole journal is applied again.
         apply(&mut gathered, name, end)
     })?;
     apply(&mut gathered, name.or(found.name), end)
@@ -227,11 +231,11 @@ impl RecordLog for JournaledLog {
     fn write(&self, batch: &Batch) -> Result<(), LogError> {
         let mut journal = self.journal();
         let position = journal.append(batch)?;
-        self.noted(self.index.write(batch, position))
+        self.note_damage(self.index.write(batch, position))
     }
 
     fn sync(&self) -> Result<(), LogError> {
-        // A rewrite syncs its copy while commits go on in it: none of them waits for the disk here.
+        // A rewrite syncs its copy while commits go on in it. No commit waits for that here.
         let (file, end) = self.journal().begin_sync()?;
         let outcome = file.sync_data();
         self.journal().end_sync(end, outcome)
@@ -245,11 +249,11 @@ impl RecordLog for JournaledLog {
         let position = journal.append(batch)?;
         // The index must not be ahead of what is durable.
         journal.sync()?;
-        self.noted(self.index.write(batch, position))
+        self.note_damage(self.index.write(batch, position))
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LogError> {
-        self.noted(self.index.get(key))
+        self.note_damage(self.index.get(key))
     }
 
     fn scan(
@@ -258,7 +262,7 @@ impl RecordLog for JournaledLog {
         to: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), LogError> {
-        self.noted(self.index.scan(from, to, visit))
+        self.note_damage(self.index.scan(from, to, visit))
     }
 
     fn disk_bytes(&self) -> u64 {
@@ -277,6 +281,3 @@ impl RecordLog for JournaledLog {
         true
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,13 +1,14 @@
-//! Records in memory: a journal read without an index, and in tests a disk that can be told to refuse.
+//! Records in memory: a journal that is read without an index, and in tests a disk that can be told to refuse.
 
-use std::collections::BTreeMap;
 #[cfg(test)]
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Batch, LogError, RecordLog};
+use crate::log::{Batch, LogError, RecordLog};
 
-/// See the module.
+/// An ordered map behind a lock.
 #[derive(Default)]
 pub(crate) struct MemoryLog {
     records: Mutex<BTreeMap<Vec<u8>, Vec<u8>>>,
@@ -22,7 +23,7 @@ impl MemoryLog {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is not a single record.
+    /// Whether there is no record at all.
     pub(crate) fn is_empty(&self) -> bool {
         self.records().is_empty()
     }
@@ -33,7 +34,7 @@ impl RecordLog for MemoryLog {
         #[cfg(test)]
         {
             if self.refuses.load(Ordering::Relaxed) {
-                return Err(LogError::Refused("told to".into()));
+                return Err(LogError::Refused("the test refuses writes".into()));
             }
             self.commits.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,15 +1,14 @@
 //! The index of the log, in sled 0.34.7.
 //!
-//! sled's files are never the only copy of anything: see `journaled.rs`. Values stay under 4 KiB, since larger ones
+//! sled's files are never the only copy of anything; see `journaled.rs`. Values stay under 4 KiB, since larger ones
 //! go to blob files. After any I/O error a sled handle is dead until it is opened again.
 
-use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::journal::Position;
-use super::{Batch, LogError, refused};
+use crate::log::journal::JournalPosition;
+use crate::log::{Batch, LogError, refused};
 
 /// An open sled directory.
 pub(crate) struct SledLog {
@@ -17,29 +16,27 @@ pub(crate) struct SledLog {
     path: PathBuf,
 }
 
-/// A dropped handle of this process gives its lock back a little later, when sled's threads let go of it.
+/// Attempts to get sled's lock. A dropped handle of this process gives it back a little later, when sled's threads
+/// end.
 const LOCK_ATTEMPTS: u32 = 100;
 const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often sled writes what it has gathered. Nobody waits for it: a crash in between costs a longer replay.
+/// How often sled writes its buffers. Nobody waits for it: a crash in between costs a longer replay.
 const FLUSH_INTERVAL_MS: u64 = 5_000;
 
-/// Key of the [`Position`]. No record's key begins with this byte.
+/// Key of the [`JournalPosition`]. No record's key begins with this byte.
 const POSITION_KEY: [u8; 1] = [0];
-/// sled takes a configuration of no more than this for damage.
-const CONF_BYTES_MIN: u64 = 9;
-/// How the names of sled's snapshots begin.
-const SNAPSHOT: &str = "snap.";
 
-/// Makes directory entries durable.
-pub(crate) fn sync_directory(path: &Path) -> std::io::Result<()> {
-    File::open(path)?.sync_all()
-}
+/// sled takes a shorter configuration file for damage.
+const CONF_BYTES_MIN: u64 = 9;
+
+/// Prefix of the names of sled's snapshots.
+const SNAPSHOT: &str = "snap.";
 
 impl SledLog {
     /// Opens or creates the directory.
     ///
-    /// sled panics on some damaged files; a panic is answered as [`LogError::Corrupt`].
+    /// sled panics on some damaged files. A panic is returned as [`LogError::Corrupt`].
     pub(crate) fn open(path: &Path, cache_bytes: u64) -> Result<Self, LogError> {
         std::fs::create_dir_all(path).map_err(|error| refused("create", path, &error))?;
         clear_unfinished(path)?;
@@ -79,7 +76,7 @@ impl SledLog {
         Ok(())
     }
 
-    /// Opens a directory that did not open as it is: without its snapshots, which sled can do without.
+    /// Opens a directory without its snapshots, which sled does not need, after it did not open with them.
     pub(crate) fn open_without_snapshots(path: &Path, cache_bytes: u64) -> Result<Self, LogError> {
         for entry in entries(path)? {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -92,7 +89,7 @@ impl SledLog {
         SledLog::open(path, cache_bytes)
     }
 
-    /// Whether there is not a single record.
+    /// Whether there is no record at all.
     pub(crate) fn is_empty(&self) -> Result<bool, LogError> {
         let mut is_empty = true;
         self.scan(&[], &[u8::MAX], &mut |_, _| {
@@ -102,15 +99,15 @@ impl SledLog {
         Ok(is_empty)
     }
 
-    /// How far the journal beside it was applied; `None` where that was never said.
-    pub(crate) fn position(&self) -> Result<Option<Position>, LogError> {
+    /// How far the journal was applied. `None` if that was never recorded.
+    pub(crate) fn position(&self) -> Result<Option<JournalPosition>, LogError> {
         Ok(self
             .get(&POSITION_KEY)?
-            .and_then(|bytes| Position::from_bytes(&bytes)))
+            .and_then(|bytes| JournalPosition::from_bytes(&bytes)))
     }
 
-    /// Applies a batch, which ends at `position` in the journal, whole or not at all.
-    pub(crate) fn write(&self, batch: &Batch, position: Position) -> Result<(), LogError> {
+    /// Applies a batch atomically. The batch ends at `position` in the journal.
+    pub(crate) fn write(&self, batch: &Batch, position: JournalPosition) -> Result<(), LogError> {
         let mut writes = sled::Batch::default();
         for (key, value) in batch.writes() {
             match value {
@@ -145,12 +142,12 @@ impl SledLog {
         })
     }
 
-    /// Bytes it takes on disk.
+    /// Bytes on disk.
     pub(crate) fn disk_bytes(&self) -> u64 {
         guarded(|| self.db.size_on_disk()).unwrap_or(0)
     }
 
-    /// Files in which it keeps values that are too large for its pages: an alarm unless 0.
+    /// Number of files with values that are too large for sled's pages: an alarm unless 0.
     pub(crate) fn blob_files(&self) -> u64 {
         std::fs::read_dir(self.path.join("blobs"))
             .map(|files| files.count() as u64)
@@ -164,8 +161,10 @@ fn entries(path: &Path) -> Result<Vec<std::fs::DirEntry>, LogError> {
         .map_err(|error| refused("list", path, &error))
 }
 
-/// Removes what an open that broke off has left. sled takes a snapshot that it began to write for its newest one, and
-/// a configuration that is empty for damage: both stay behind when a disk is full, or the power fails.
+/// Removes the leftovers of an interrupted open.
+///
+/// sled takes an unfinished snapshot for its newest one, and an empty configuration for damage. Both stay behind when
+/// a disk is full or the power fails.
 fn clear_unfinished(path: &Path) -> Result<(), LogError> {
     for entry in entries(path)? {
         let name = entry.file_name();
@@ -173,7 +172,7 @@ fn clear_unfinished(path: &Path) -> Result<(), LogError> {
         let is_unfinished = match &*name {
             "conf" => entry
                 .metadata()
-                .is_ok_and(|told| told.len() < CONF_BYTES_MIN),
+                .is_ok_and(|metadata| metadata.len() < CONF_BYTES_MIN),
             _ => name.starts_with(SNAPSHOT) && name.ends_with(".generating"),
         };
         if is_unfinished {
@@ -184,7 +183,7 @@ fn clear_unfinished(path: &Path) -> Result<(), LogError> {
     Ok(())
 }
 
-/// Runs a call of sled, and turns its errors and its panics into ours.
+/// Runs a call of sled, and turns its errors and panics into [`LogError`].
 fn guarded<T>(call: impl FnOnce() -> sled::Result<T>) -> Result<T, LogError> {
     // A log whose sled panicked is suspect, and the writer drops it at its next tick.
     match catch_unwind(AssertUnwindSafe(call)) {
@@ -194,10 +193,11 @@ fn guarded<T>(call: impl FnOnce() -> sled::Result<T>) -> Result<T, LogError> {
     }
 }
 
-/// EIO, EBADMSG and EUCLEAN: a place of the disk cannot be read. The index is built anew elsewhere.
+/// EIO, EBADMSG and EUCLEAN: a part of the disk cannot be read. The index is rebuilt elsewhere.
 const MEDIA_ERRORS: [i32; 3] = [5, 74, 117];
 
-/// A full disk or a held lock must never be taken for damage: what is stored would be thrown away.
+/// Classifies an error of sled. A full disk or a held lock must never be taken for damage: the stored data would be
+/// thrown away.
 fn classify(error: &sled::Error) -> LogError {
     use std::io::ErrorKind::{InvalidData, InvalidInput, Other, UnexpectedEof};
     match error {

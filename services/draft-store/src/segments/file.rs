@@ -2,24 +2,27 @@
 //!
 //! ```text
 //! index     as refrain-suffix-index writes it: text, suffix array, documents in order of their ids
-//! records   what else is known of them, in that order (`segments/records.rs`)
-//! names     the namespace's, so that a file can be taken in without the log
-//! footer    72 bytes: magic, version, segment, namespace, lengths of the above, documents, xxh3 of all behind the index
+//! records   what else is known about the documents, in the same order (`document_records.rs`)
+//! names     the namespace's names, so that a file can be adopted without the log
+//! footer    72 bytes: magic, version, segment, namespace, lengths of the above, documents, and xxh3 of
+//!           everything after the index
 //! ```
 //!
-//! The index comes first, since its words must be aligned, and checks itself. All integers are little-endian.
+//! The index comes first, since its words must be aligned, and it has its own checksum. All integers are
+//! little-endian.
 //!
-//! Beside its tokens a document takes 28 bytes in the index, 4 for each token of its left context, and some 8 to 20 of
-//! records: with a left context of 16 tokens, documents of 30 tokens and more take less than 12 bytes a token
-//! (`examples/at_rest.rs` tells it for any length). Left contexts stand whole, for each document its own. Cut to 8 tokens
-//! they would save 1.5 bytes a token where documents have 21 tokens; but `refrain replay --warm` of recorded calls of that
-//! length, with those of what is known from the start cut, found 2 % fewer tokens a step, and 4 % fewer where only half the
-//! output's length was kept.
+//! Besides its tokens a document takes 28 bytes in the index, 4 for each token of its left context, and about 8 to 20
+//! bytes of records. With a left context of 16 tokens, documents of 30 tokens and more take less than 12 bytes per
+//! token (`examples/at_rest.rs` measures it for any length).
 //!
-//! A file of another version (1 had a record of a hundred bytes for each document) is no damage: who finds one refuses to
-//! start, and leaves everything as it lies. So that every program can tell such a file from a damaged one, magic, version,
-//! length of the index and checksum stand in the same places of the footer in all versions. The index has a version of its
-//! own: a new one of it is a new one of the file.
+//! Each document has its own complete left context. Cutting it to 8 tokens was rejected. It would save 1.5 bytes per
+//! token for documents of 21 tokens. But `refrain replay --warm` of recorded calls of that length found 2 % fewer
+//! tokens per step with such contexts, and 4 % fewer if only half the output's length was kept.
+//!
+//! A file of another version is not damaged (version 1 had a record of a hundred bytes per document): the store
+//! refuses to start and leaves everything in place. Every program must be able to tell such a file from a damaged
+//! one. So magic, version, length of the index and checksum have the same positions in the footer in all versions. A
+//! new version of the index is a new version of the file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,88 +31,26 @@ use memmap2::Mmap;
 use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use refrain_suffix_index::{DocumentKey as IndexKey, SealedDocument, Segment};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::map::{IndexBytes, map};
-use super::records::Records;
-use super::write::Entry;
-use super::{list, path};
 use crate::codec::Damage;
 use crate::log::LogError;
 use crate::record::{NamespaceRecord, SegmentId, SegmentRecord, StateRecord};
+use crate::segments::document_records::DocumentRecords;
+use crate::segments::entry::SegmentEntry;
+use crate::segments::layout::{FileLayout, check_version, config};
+use crate::segments::mapped::{IndexBytes, map};
+use crate::segments::paths::{list, path};
 
-const MAGIC: [u8; 4] = *b"RFSD";
-const VERSION: u32 = 2;
-pub(super) const FOOTER_BYTES: usize = 72;
-/// Largest record of a namespace's names.
-const NAMES_BYTES_MAX: usize = 4_096;
-/// What a token of output takes in the index: itself, its entry, and its share of the fences.
+/// Bytes of the index per token of output: the token, its suffix array entry, and its share of the fences.
 const TOKEN_BYTES: f64 = 8.25;
-/// What a document takes there beside its tokens.
+
+/// Bytes of the index per document besides its tokens.
 const DOCUMENT_BYTES: u32 = 4 + 24;
-
-pub(super) fn config() -> impl bincode::config::Config {
-    bincode::config::legacy().with_limit::<NAMES_BYTES_MAX>()
-}
-
-/// The footer of a file with parts of these lengths; `parts` are those behind the index.
-pub(super) fn footer(
-    id: SegmentId,
-    namespace: NamespaceId,
-    lens: [usize; 4],
-    parts: &[&[u8]],
-) -> Vec<u8> {
-    let mut footer = Vec::with_capacity(FOOTER_BYTES);
-    footer.extend(MAGIC);
-    footer.extend(VERSION.to_le_bytes());
-    footer.extend(id.to_le_bytes());
-    footer.extend(namespace.0.to_le_bytes());
-    for len in lens {
-        footer.extend((len as u64).to_le_bytes());
-    }
-    let mut checksum = Xxh3::new();
-    for part in parts.iter().copied().chain([&footer[..]]) {
-        checksum.update(part);
-    }
-    footer.extend(checksum.digest().to_le_bytes());
-    footer
-}
-
-fn u64_at(footer: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&footer[at..at + 8]);
-    u64::from_le_bytes(word)
-}
-
-fn version_of(footer: &[u8]) -> u32 {
-    u64_at(footer, 4) as u32
-}
-
-/// Refuses bytes that are a whole file of another version. Damaged ones pass: they are for [`Sealed::open`].
-fn check_version(bytes: &[u8], path: &Path) -> Result<(), LogError> {
-    let Some(footer) = bytes.last_chunk::<FOOTER_BYTES>() else {
-        return Ok(());
-    };
-    let version = version_of(footer);
-    if footer[..4] != MAGIC || version == VERSION {
-        return Ok(());
-    }
-    let index = usize::try_from(u64_at(footer, 32)).unwrap_or(usize::MAX);
-    let checked = bytes.get(index..bytes.len() - 8);
-    if checked.is_none_or(|checked| xxh3_64(checked) != u64_at(footer, 64)) {
-        return Ok(());
-    }
-    Err(LogError::Refused(format!(
-        "{} is a segment of format version {version}, and this program reads {VERSION}: nothing was changed; run the \
-         binary that wrote it and `refrain store export`, then import into an empty directory with this one",
-        path.display()
-    )))
-}
 
 /// Refuses a directory that has a segment of another version.
 ///
 /// # Errors
-/// [`LogError::Refused`], also when the disk does. A missing or damaged file is no error.
+/// [`LogError::Refused`], also when the disk refuses. A missing or damaged file is no error.
 pub(crate) fn check_versions(dir: &Path) -> Result<(), LogError> {
     for segment in list(dir)?.0 {
         let path = path(dir, segment);
@@ -122,104 +63,53 @@ pub(crate) fn check_versions(dir: &Path) -> Result<(), LogError> {
     Ok(())
 }
 
-/// A segment's file, open.
-pub(crate) struct Sealed {
+/// An open segment file.
+pub(crate) struct SegmentFile {
     id: SegmentId,
     namespace: NamespaceId,
     names: Option<Namespace>,
     path: PathBuf,
     segment: Arc<Segment>,
     map: Arc<Mmap>,
-    parts: Parts,
-    records: Records,
+    layout: FileLayout,
+    records: DocumentRecords,
     tokens: u64,
 }
 
-/// Where things stand in the file.
-#[derive(Clone, Copy)]
-struct Parts {
-    index: usize,
-    records: usize,
-    names: usize,
-    documents: usize,
-    checksum: u64,
-}
-
-impl Parts {
-    fn names_at(&self) -> usize {
-        self.index + self.records
-    }
-
-    /// Reads the footer, and checks all behind the index.
-    fn check(bytes: &[u8], id: SegmentId) -> Result<(Parts, NamespaceId), String> {
-        let at = bytes.len().checked_sub(FOOTER_BYTES).ok_or("too short")?;
-        let footer = &bytes[at..];
-        if footer[..4] != MAGIC {
-            return Err("not the file of a segment".into());
-        }
-        if version_of(footer) != VERSION {
-            return Err("its format version is damaged".into());
-        }
-        let len_at = |at: usize| usize::try_from(u64_at(footer, at)).map_err(|_| "lengths");
-        let parts = Parts {
-            index: len_at(32)?,
-            records: len_at(40)?,
-            names: len_at(48)?,
-            documents: len_at(56)?,
-            checksum: u64_at(footer, 64),
-        };
-        let sum = [parts.records, parts.names]
-            .into_iter()
-            .try_fold(parts.index, |sum, len| sum.checked_add(len));
-        if sum != Some(at) {
-            return Err("lengths differ from the footer's".into());
-        }
-        if xxh3_64(&bytes[parts.index..bytes.len() - 8]) != parts.checksum {
-            return Err("checksum of the records differs".into());
-        }
-        if u64_at(footer, 8) != id {
-            return Err("of another segment".into());
-        }
-        let namespace = u128::from(u64_at(footer, 16)) | u128::from(u64_at(footer, 24)) << 64;
-        Ok((parts, NamespaceId(namespace)))
-    }
-}
-
-impl Sealed {
+impl SegmentFile {
     /// Opens the file of a segment, and checks all of it.
     ///
     /// # Errors
-    /// [`LogError::Corrupt`] when it is missing or damaged, [`LogError::Refused`] when it is of another version or the
-    /// disk refuses.
-    pub(crate) fn open(dir: &Path, id: SegmentId) -> Result<Sealed, LogError> {
+    /// [`LogError::Corrupt`] if it is missing or damaged, [`LogError::Refused`] if it has another version or the disk
+    /// refuses.
+    pub(crate) fn open(dir: &Path, id: SegmentId) -> Result<SegmentFile, LogError> {
         let path = path(dir, id);
         let map = map(&path)?;
         check_version(&map, &path)?;
         let corrupt = |why: &str| LogError::Corrupt(format!("{}: {why}", path.display()));
-        let (parts, namespace) = Parts::check(&map, id).map_err(|why| corrupt(&why))?;
+        let (layout, namespace) = FileLayout::check(&map, id).map_err(|why| corrupt(&why))?;
         let bytes = IndexBytes {
             map: map.clone(),
-            len: parts.index,
+            len: layout.index,
         };
         let segment = Segment::open(bytes).map_err(|error| corrupt(&error.to_string()))?;
         let segment = Arc::new(segment);
-        let names = &map[parts.names_at()..][..parts.names];
+        let names = &map[layout.names_at()..][..layout.names];
         let names = match bincode::decode_from_slice::<Option<NamespaceRecord>, _>(names, config())
         {
-            Ok((names, _)) => names.map(|names| Namespace {
-                tenant: names.tenant,
-                model: names.model,
-                tokenizer: names.tokenizer,
-            }),
-            Err(_) => return Err(corrupt("names do not decode")),
+            Ok((names, _)) => names.map(Namespace::from),
+            Err(_) => return Err(corrupt("the namespace's names do not decode")),
         };
-        if segment.documents() != parts.documents || u32::try_from(parts.documents).is_err() {
-            return Err(corrupt("records and index have different documents"));
+        if segment.documents() != layout.documents || u32::try_from(layout.documents).is_err() {
+            return Err(corrupt(
+                "records and index have different numbers of documents",
+            ));
         }
-        let records = Records::open(&map[parts.index..parts.names_at()], parts.documents)
-            .map_err(|damage| corrupt(&format!("records: {damage}")))?;
+        let records =
+            DocumentRecords::open(&map[layout.index..layout.names_at()], layout.documents)
+                .map_err(|damage| corrupt(&format!("records: {damage}")))?;
         let tokens = segment.iter().map(|document| document.output.len() as u64);
-        Ok(Sealed {
+        Ok(SegmentFile {
             id,
             namespace,
             names,
@@ -227,19 +117,21 @@ impl Sealed {
             tokens: tokens.sum(),
             segment,
             map,
-            parts,
+            layout,
             records,
         })
     }
 
-    /// Checks the file once more.
+    /// Checks the file again.
     pub(crate) fn check(&self) -> Result<(), LogError> {
         let Some(dir) = self.path.parent().and_then(Path::parent) else {
-            return Err(LogError::Refused("a segment outside a directory".into()));
+            return Err(LogError::Refused(
+                "the segment file has no directory".into(),
+            ));
         };
-        let again = Sealed::open(dir, self.id)?;
-        if again.parts.checksum != self.parts.checksum {
-            let why = format!("{}: another file", self.path.display());
+        let again = SegmentFile::open(dir, self.id)?;
+        if again.layout.checksum != self.layout.checksum {
+            let why = format!("{}: the file was replaced", self.path.display());
             return Err(LogError::Corrupt(why));
         }
         Ok(())
@@ -258,7 +150,7 @@ impl Sealed {
     }
 
     pub(crate) fn documents(&self) -> u32 {
-        self.parts.documents as u32
+        self.layout.documents as u32
     }
 
     /// Tokens of output.
@@ -270,23 +162,23 @@ impl Sealed {
         self.map.len() as u64
     }
 
-    /// What names it in the log.
+    /// The record that names this file in the log.
     pub(crate) fn manifest(&self) -> SegmentRecord {
         SegmentRecord {
             namespace: self.namespace.0,
-            checksum: self.parts.checksum,
+            checksum: self.layout.checksum,
         }
     }
 
-    /// The index: how many words of 32 bits it is, as workers take it over.
+    /// Length of the index in words of 32 bits, the unit in which workers take it over.
     pub(crate) fn index_words(&self) -> u64 {
-        self.parts.index as u64 / 4
+        self.layout.index as u64 / 4
     }
 
     /// A piece of the index.
     pub(crate) fn index_piece(&self, offset: u64, words_max: usize) -> Vec<u32> {
         let from = usize::try_from(offset.min(self.index_words())).unwrap_or_default() * 4;
-        let to = self.parts.index.min(from.saturating_add(words_max * 4));
+        let to = self.layout.index.min(from.saturating_add(words_max * 4));
         let words = self.map.get(from..to).unwrap_or_default().chunks_exact(4);
         words
             .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
@@ -298,7 +190,7 @@ impl Sealed {
         &self.segment
     }
 
-    /// All documents, by number.
+    /// The ids of all documents, in order of their numbers.
     pub(crate) fn ids(&self) -> impl Iterator<Item = DocumentId> {
         self.segment
             .iter()
@@ -311,7 +203,7 @@ impl Sealed {
     }
 
     fn record_bytes(&self) -> &[u8] {
-        let records = self.parts.index..self.parts.names_at();
+        let records = self.layout.index..self.layout.names_at();
         self.map.get(records).unwrap_or_default()
     }
 
@@ -336,11 +228,11 @@ impl Sealed {
         })
     }
 
-    /// The document with this number, whole.
-    pub(crate) fn entry(&self, number: u32) -> Result<Entry, Damage> {
+    /// The complete document with this number.
+    pub(crate) fn entry(&self, number: u32) -> Result<SegmentEntry, Damage> {
         let document = self.segment.document(number as usize);
         let document = document.ok_or(Damage::Short)?;
-        Ok(Entry {
+        Ok(SegmentEntry {
             document: DocumentId(document.key.0),
             state: self.state_of(number, &document)?,
             head: self.head_of(number, &document)?,
@@ -355,8 +247,8 @@ impl Sealed {
             ..
         } = document;
         let text_bytes = left_context.len() as f64 * 4.0 + output.len() as f64 * TOKEN_BYTES;
-        // Its share: who has a name to himself is not told from who has none.
-        let record_bytes = self.parts.records.div_ceil(self.parts.documents.max(1));
+        // Each document gets an equal share, whether it has names of its own or not.
+        let record_bytes = self.layout.records.div_ceil(self.layout.documents.max(1));
         let len = output.len() as u32;
         let state = self
             .records

@@ -1,63 +1,65 @@
-//! What is sealed, and what is merged. Pure.
+//! Which documents are sealed and which segments are merged, as pure functions.
 //!
-//! A namespace is sealed a piece at a time: when enough of its documents are at rest, the longest unchanged of
-//! them become one segment. So segments begin not too different in size, and merges make them larger by steps
-//! (`refrain_suffix_index::MergePolicy`). A segment too large to be built again with others is merged no more. Those
-//! of which much is gone are rewritten before others are merged. Sealing and merging take turns. A namespace with little to seal stays in the log until that is a day
-//! old, or until the log as a whole holds too much; what would not fill a file stays there for good.
+//! When enough documents of a namespace have ended, the ones unchanged for longest become one segment. So segments
+//! start with similar sizes, and merges make them larger step by step (`refrain_suffix_index::MergePolicy`). A
+//! segment that is too large to be rebuilt together with others is not merged any more. Segments that lost many
+//! documents are rewritten before others are merged.
+//!
+//! A namespace with little to seal stays in the log until its oldest document is a day old, or until the log as a
+//! whole holds too much. An amount that would not fill a file stays in the log for good.
 
-use refrain_protocol::{DocumentId, NamespaceId};
+use refrain_protocol::DocumentId;
 use refrain_suffix_index::{MergePolicy, SegmentStats};
 
 use crate::record::SegmentId;
 
-/// A segment is rewritten once more than this share of its tokens is gone.
+/// A segment is rewritten once more than this share of its tokens is removed.
 const MASKED_SHARE_MAX: f32 = 0.25;
-/// So many times what is enough for a segment may become one, where sealing has fallen behind: it catches up the faster.
+
+/// When sealing lags, one segment may hold up to this many times the usual size, to catch up faster.
 const SEAL_FACTOR: u64 = 8;
-/// Fewer tokens than these take less room in the log than in a file of their own.
+
+/// Fewer tokens than this take less space in the log than in a file of their own.
 const SEAL_TOKENS_MIN: u64 = 1_024;
 
-/// The limits; see [`crate::DraftStoreConfig`].
+/// The limits; see [`crate::DraftStoreConfig`] and [`crate::StoreTuning`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
+pub(crate) struct SegmentPolicy {
     pub(crate) seal_tokens: u64,
     pub(crate) seal_documents: usize,
     pub(crate) segments_max: usize,
     pub(crate) segment_tokens_max: u64,
 }
 
-/// The documents of a namespace that are at rest: last change, document, tokens.
-pub(crate) struct Candidates {
-    pub(crate) namespace: NamespaceId,
+/// The documents of a namespace that may be sealed: sequence of the last change, id, tokens.
+pub(crate) struct SealCandidates {
     pub(crate) documents: Vec<(u64, DocumentId, u32)>,
-    /// When the first of them was stored.
+    /// When the first of them was stored, in Unix milliseconds.
     pub(crate) oldest_ms: u64,
 }
 
-/// How much of a namespace must be at rest to be sealed.
+/// How many documents of a namespace must have ended before it is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
     /// Enough for a segment of the usual size.
     Usual,
-    /// What is worth a file, if some of it was stored before this time.
+    /// Enough to be worth a file, if some of it was stored before this time.
     Aged { before_ms: u64 },
-    /// What is worth a file: there is too much in the log, or somebody wants it small.
+    /// Enough to be worth a file: there is too much in the log, or an operator wants it small.
     Crowded,
 }
 
-/// What to do next.
+/// The documents or segments that a new segment is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Choice {
-    /// Seal these.
-    Seal(NamespaceId, Vec<DocumentId>),
-    /// Make one segment of these.
-    Merge(NamespaceId, Vec<SegmentId>),
-    Nothing,
+pub(crate) enum SegmentSource {
+    /// Documents in the log, which are sealed.
+    Log(Vec<DocumentId>),
+    /// Segments, which are merged.
+    Segments(Vec<SegmentId>),
 }
 
-impl Policy {
-    /// Whether a namespace with so much in the log is worth a look at its documents.
+impl SegmentPolicy {
+    /// Whether a namespace has enough in the log to look at its documents one by one.
     pub(crate) fn may_seal(&self, tokens: u64, documents: usize, urgency: Urgency) -> bool {
         self.is_enough(tokens, documents) || urgency != Urgency::Usual && tokens >= SEAL_TOKENS_MIN
     }
@@ -66,10 +68,13 @@ impl Policy {
         tokens >= self.seal_tokens || documents >= self.seal_documents
     }
 
-    /// What to seal of a namespace.
-    pub(crate) fn seal(&self, candidates: Candidates, urgency: Urgency) -> Choice {
-        let Candidates {
-            namespace,
+    /// The documents of a namespace to seal, if they are enough.
+    pub(crate) fn seal(
+        &self,
+        candidates: SealCandidates,
+        urgency: Urgency,
+    ) -> Option<Vec<DocumentId>> {
+        let SealCandidates {
             mut documents,
             oldest_ms,
         } = candidates;
@@ -88,29 +93,21 @@ impl Policy {
             tokens += u64::from(len);
             taken.push(document);
         }
-        if self.may_seal(tokens, taken.len(), urgency) {
-            Choice::Seal(namespace, taken)
-        } else {
-            Choice::Nothing
-        }
+        self.may_seal(tokens, taken.len(), urgency).then_some(taken)
     }
 
-    /// What to merge of a namespace's segments.
-    pub(crate) fn merge(
-        &self,
-        namespace: NamespaceId,
-        segments: &[(SegmentId, SegmentStats)],
-    ) -> Choice {
-        // What gives most room back for what it writes comes first.
+    /// The segments of a namespace to merge, if there are any.
+    pub(crate) fn merge(&self, segments: &[(SegmentId, SegmentStats)]) -> Option<Vec<SegmentId>> {
+        // The segment that frees most for what its rewrite costs comes first.
         let mut worn: Vec<_> = segments
             .iter()
             .filter(|(_, stats)| is_worn(stats))
             .collect();
         if !worn.is_empty() {
             worn.sort_by(|(_, a), (_, b)| masked_share(b).total_cmp(&masked_share(a)));
-            return self.merged(namespace, &worn);
+            return Some(self.merged(&worn));
         }
-        // Two that are each at most half of the largest fit into one.
+        // Two segments that are each at most half of the limit fit into one.
         let small: Vec<_> = segments
             .iter()
             .filter(|(_, stats)| live(stats) <= self.segment_tokens_max / 2)
@@ -120,16 +117,17 @@ impl Policy {
             segments_max: self.segments_max,
             masked_share_max: MASKED_SHARE_MAX,
         };
-        let Some(plan) = policy.plan(&stats) else {
-            return Choice::Nothing;
-        };
-        let mut plan: Vec<_> = plan.into_iter().map(|at| small[at]).collect();
+        let mut plan: Vec<_> = policy
+            .plan(&stats)?
+            .into_iter()
+            .map(|at| small[at])
+            .collect();
         plan.sort_by_key(|(id, stats)| (live(stats), *id));
-        self.merged(namespace, &plan)
+        Some(self.merged(&plan))
     }
 
-    /// The first of these, as many as make one segment.
-    fn merged(&self, namespace: NamespaceId, plan: &[&(SegmentId, SegmentStats)]) -> Choice {
+    /// As many of the first segments as fit into one.
+    fn merged(&self, plan: &[&(SegmentId, SegmentStats)]) -> Vec<SegmentId> {
         let mut tokens = 0;
         let fitting = plan
             .iter()
@@ -141,7 +139,7 @@ impl Policy {
         let fitting = &plan[..fitting.max(1)];
         let mut segments: Vec<SegmentId> = fitting.iter().map(|(id, _)| *id).collect();
         segments.sort_unstable();
-        Choice::Merge(namespace, segments)
+        segments
     }
 }
 
@@ -153,7 +151,7 @@ fn masked_share(stats: &SegmentStats) -> f32 {
     stats.masked_tokens as f32 / stats.tokens.max(1) as f32
 }
 
-/// Whether so much of a segment is gone that it is to be rewritten.
+/// Whether so much of a segment is removed that it should be rewritten.
 fn is_worn(stats: &SegmentStats) -> bool {
     masked_share(stats) > MASKED_SHARE_MAX || stats.masked_documents == stats.documents
 }
@@ -163,7 +161,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const POLICY: Policy = Policy {
+    const POLICY: SegmentPolicy = SegmentPolicy {
         seal_tokens: 100,
         seal_documents: 10,
         segments_max: 3,
@@ -179,12 +177,11 @@ mod tests {
         }
     }
 
-    fn candidates(documents: &[(u64, u128, u32)]) -> Candidates {
+    fn candidates(documents: &[(u64, u128, u32)]) -> SealCandidates {
         let documents = documents
             .iter()
             .map(|(at, id, len)| (*at, DocumentId(*id), *len));
-        Candidates {
-            namespace: NamespaceId(1),
+        SealCandidates {
             documents: documents.collect(),
             oldest_ms: 7,
         }
@@ -195,46 +192,36 @@ mod tests {
             .zip(segments)
             .map(|(id, (tokens, masked))| (id, stats(*tokens, *masked)))
             .collect();
-        match POLICY.merge(NamespaceId(1), &segments) {
-            Choice::Merge(NamespaceId(1), segments) => segments,
-            Choice::Nothing => Vec::new(),
-            other => panic!("{other:?}"),
-        }
+        POLICY.merge(&segments).unwrap_or_default()
     }
 
     #[test]
-    fn enough_at_rest_is_sealed_longest_unchanged_first() {
+    fn enough_ended_documents_are_sealed_the_longest_unchanged_first() {
         let sealed = |documents| POLICY.seal(candidates(documents), Urgency::Usual);
-        assert_eq!(sealed(&[(1, 1, 50), (2, 2, 49)]), Choice::Nothing);
+        assert_eq!(sealed(&[(1, 1, 50), (2, 2, 49)]), None);
         let enough = sealed(&[(9, 1, 80), (5, 2, 60), (7, 3, 60)]);
         let expected = vec![DocumentId(2), DocumentId(3), DocumentId(1)];
-        assert_eq!(enough, Choice::Seal(NamespaceId(1), expected));
+        assert_eq!(enough, Some(expected));
         let short: Vec<_> = (0..12).map(|id| (id, u128::from(id), 1)).collect();
-        let Choice::Seal(_, taken) = sealed(&short) else {
-            panic!("many short ones are not sealed");
-        };
-        assert_eq!(taken.len(), 10);
-        let behind = Policy {
+        assert_eq!(sealed(&short).unwrap().len(), 10);
+        let behind = SegmentPolicy {
             seal_documents: 100,
             ..POLICY
         };
         let many: Vec<_> = (0..40).map(|id| (id, u128::from(id), 60)).collect();
-        let Choice::Seal(_, taken) = behind.seal(candidates(&many), Urgency::Usual) else {
-            panic!("much is not sealed");
-        };
-        assert_eq!(taken.len(), 14, "eight times enough");
+        let taken = behind.seal(candidates(&many), Urgency::Usual);
+        assert_eq!(taken.unwrap().len(), 14, "eight times the usual size");
     }
 
     #[test]
-    fn little_is_sealed_when_it_is_old_or_room_is_wanted() {
-        let policy = Policy {
+    fn little_is_sealed_if_it_is_old_or_the_log_is_crowded() {
+        let policy = SegmentPolicy {
             seal_tokens: 10_000,
             segment_tokens_max: 10_000,
             ..POLICY
         };
         let all = |documents: &[(u64, u128, u32)], urgency| {
-            let sealed = policy.seal(candidates(documents), urgency);
-            sealed != Choice::Nothing
+            policy.seal(candidates(documents), urgency).is_some()
         };
         let little = [(1, 1, 1_000), (2, 2, 24)];
         let aged = |before_ms| Urgency::Aged { before_ms };
@@ -245,13 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn too_many_and_worn_segments_are_merged_large_ones_left_alone() {
+    fn too_many_and_worn_segments_are_merged_and_large_ones_are_not() {
         assert_eq!(merged(&[(100, 0), (100, 0), (100, 0)]), [0; 0]);
         assert_eq!(merged(&[(100, 0); 4]), [1, 2, 3, 4]);
         assert_eq!(merged(&[(100, 30), (100, 0)]), [1]);
         assert_eq!(merged(&[(900, 0), (900, 0), (900, 0), (900, 0)]), [0; 0]);
         assert_eq!(merged(&[(900, 0), (900, 300)]), [2]);
-        // What is worn goes first, most of all, as much as fits.
+        // Worn segments go first, the most worn before the others, as many as fit.
         assert_eq!(merged(&[(100, 30), (100, 0), (100, 0), (100, 90)]), [1, 4]);
         assert_eq!(merged(&[(900, 300), (900, 500), (900, 0)]), [1, 2]);
         assert_eq!(merged(&[(900, 300), (990, 400), (900, 800)]), [2, 3]);
@@ -267,7 +254,7 @@ mod tests {
                 .map(|(id, (tokens, share))| (id, stats(*tokens, tokens * share / 100)))
                 .collect();
             let mut steps = 0;
-            while let Choice::Merge(_, chosen) = POLICY.merge(NamespaceId(1), &segments) {
+            while let Some(chosen) = POLICY.merge(&segments) {
                 let (gone, mut left): (Vec<_>, Vec<_>) =
                     segments.into_iter().partition(|(id, _)| chosen.contains(id));
                 let tokens: u64 = gone.iter().map(|(_, one)| one.tokens - one.masked_tokens).sum();

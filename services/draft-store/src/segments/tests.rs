@@ -1,170 +1,137 @@
-//! Seals and merges on a real disk with a store that goes on meanwhile, broken off at every step.
-
-mod damage;
-mod records;
-
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-
-use refrain_protocol::DocumentId;
-use refrain_protocol::document::{DocumentHead, FinishReason};
+//! The records of a segment file, and the bytes they take.
 
 use super::*;
-use crate::testing::{Store, TOKENS, names, text};
+use proptest::prelude::*;
 
-/// A document of a store that is at its end.
-fn append(store: &Store, tenant: &str, document: u128, len: u32) {
-    store.append(tenant, document, len, Some(FinishReason::Stop));
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use refrain_protocol::DocumentId;
+use refrain_protocol::document::DocumentHead;
+
+use crate::record::StateRecord;
+use crate::test_store::{names, text};
+
+fn sealed(dir: &Path, entries: Vec<SegmentEntry>) -> SegmentFile {
+    let names = names("a");
+    write(dir, 1, names.id(), Some(&names), entries, &mut || Ok(())).unwrap()
 }
 
-/// What is sealed in a store.
-trait Seals {
-    fn plan(&self, tenant: &str, work: Option<Work>) -> Plan;
-    /// Seals all of a tenant's documents.
-    fn seal(&self, tenant: &str) -> SegmentId;
-    fn mounted(&self) -> Vec<SegmentId>;
+fn a_time() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        1_700_000_000_000u64..1_700_000_900_000,
+        any::<u64>(),
+        Just(0)
+    ]
 }
 
-impl Seals for Store {
-    fn plan(&self, tenant: &str, work: Option<Work>) -> Plan {
-        let open = self.shared.read();
-        let segments = open.as_ref().unwrap().catalog.segments();
-        let namespace = names(tenant).id();
-        let unsealed = segments.unsealed_of(namespace);
-        let all = || unsealed.iter().flat_map(|unsealed| &unsealed.documents);
-        Plan {
-            dir: self.dir.clone(),
-            id: segments.iter().map(|(id, _)| id).max().unwrap_or(0) + 1,
-            namespace,
-            names: Some(names(tenant)),
-            work: work.unwrap_or_else(|| Work::Seal(all().copied().collect())),
-            stop: Arc::default(),
+fn a_name() -> impl Strategy<Value = Option<String>> {
+    proptest::option::of("(session|group)-[0-9\u{e9}]{0,3}")
+}
+
+prop_compose! {
+    fn an_entry()(
+        document in any::<u128>(),
+        (epoch, epoch_start, finish, sequence) in (any::<u64>(), any::<u32>(), any::<u8>(), any::<u64>()),
+        [stored_ms, used_ms, created_ms] in [a_time(), a_time(), a_time()],
+        [session, group] in [a_name(), a_name()],
+        (choice, weight_version) in (any::<u32>(), any::<u64>()),
+        left_context in proptest::collection::vec(any::<u32>(), 0..17),
+        tokens in proptest::collection::vec(any::<u32>(), 0..30),
+    ) -> SegmentEntry {
+        let len = tokens.len() as u32;
+        let state = StateRecord {
+            epoch, epoch_start, len, finish, sequence, stored_ms, used_ms,
+            tail_start: len, tail_pieces: 0, bytes: 0,
+        };
+        let head = DocumentHead { session, group, choice, weight_version, created_ms, left_context };
+        SegmentEntry { document: DocumentId(document), state, head, tokens }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn packed_records_read_back(entries in proptest::collection::vec(an_entry(), 1..20)) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut expected: BTreeMap<DocumentId, (StateRecord, DocumentHead, Vec<u32>)> = BTreeMap::new();
+        for entry in &entries {
+            let SegmentEntry { document, state, head, tokens } = entry;
+            expected.insert(*document, (*state, head.clone(), tokens.clone()));
+        }
+        prop_assume!(expected.len() == entries.len());
+        let sealed = sealed(dir.path(), entries);
+        let states: Vec<_> = sealed.states().collect();
+        prop_assert_eq!(states.len(), expected.len());
+        for ((at, (document, (state, head, tokens))), (number, id, read)) in (0..).zip(expected).zip(states) {
+            prop_assert_eq!((number, id), (at, document));
+            prop_assert_eq!(StateRecord { bytes: 0, ..read }, state);
+            prop_assert_eq!(sealed.head(number).unwrap(), head);
+            prop_assert_eq!(sealed.text(document), Some(&tokens[..]));
+            let entry = sealed.entry(number).unwrap();
+            prop_assert_eq!((entry.document, entry.state), (document, read));
         }
     }
-
-    fn seal(&self, tenant: &str) -> SegmentId {
-        let plan = self.plan(tenant, None);
-        run(&plan, &self.shared, self, &|_| Ok(())).unwrap();
-        plan.id
-    }
-
-    fn mounted(&self) -> Vec<SegmentId> {
-        let open = self.shared.read();
-        let segments = open.as_ref().unwrap().catalog.segments();
-        segments.iter().map(|(id, _)| id).collect()
-    }
 }
 
-impl Host for Store {
-    fn install(&self, product: Product) -> Result<(), LogError> {
-        let mut open = self.shared.write();
-        let catalog = &mut open.as_mut().unwrap().catalog;
-        let mut core = self.core.lock().unwrap();
-        core.install(catalog, product, 1).map(drop)
-    }
-}
-
-fn filled(dir: &Path) -> Store {
-    let store = Store::open(dir, BTreeMap::new());
-    for document in 0..40 {
-        append(&store, "a", document, TOKENS + document as u32);
-    }
-    store
-}
-
-/// Changes at a step: documents go on, come and go.
-fn change(store: &Store, round: u128) {
-    let going_on = round * 3;
-    let len = store.expected.borrow().get(&going_on).copied();
-    if let Some(len) = len {
-        append(store, "a", going_on, len + 20);
-    }
-    append(store, "a", 100 + round, 40);
-    if store.expected.borrow().contains_key(&(39 - round)) {
-        store.remove(39 - round);
-    }
-}
-
-const STEPS: [Step; 5] = [
-    Step::Read,
-    Step::Written,
-    Step::Renamed,
-    Step::Installed,
-    Step::Deleted,
-];
-
-fn broken_off(merges: bool, broken: Step) {
-    let dir = tempfile::tempdir().unwrap();
-    let store = filled(dir.path());
-    let work = merges.then(|| {
-        let first = store.seal("a");
-        for document in 50..70 {
-            append(&store, "a", document, TOKENS);
+/// Bytes of the file per token, for documents like those of agents: eight to a session, within an hour, from a worker
+/// that has restarted.
+fn bytes_per_token(document_tokens: u32, left: usize) -> f64 {
+    let documents = 4_000u64;
+    let entries = (0..documents).map(|number| {
+        // Ids are random, so that they do not reveal the order of arrival.
+        let id = u128::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        let stored_ms = 1_700_000_000_000 + number * 900;
+        let state = StateRecord {
+            epoch: 1 + number % 2,
+            epoch_start: 0,
+            len: document_tokens,
+            finish: 1,
+            sequence: 1_000_000 + number * 3,
+            stored_ms,
+            used_ms: stored_ms + number % 7 * 1_000,
+            tail_start: document_tokens,
+            tail_pieces: 0,
+            bytes: 0,
+        };
+        let head = DocumentHead {
+            session: Some(format!("conversation-{:08x}", number / 8)),
+            group: (number % 4 == 0).then(|| format!("prompt-{:08x}", number / 8)),
+            choice: 0,
+            weight_version: 7,
+            created_ms: stored_ms - number % 5_000,
+            left_context: vec![1; left],
+        };
+        SegmentEntry {
+            document: DocumentId(id),
+            state,
+            head,
+            tokens: text(u128::from(number), document_tokens),
         }
-        Work::Merge(vec![first, store.seal("a")])
     });
-    let before = store.mounted();
-    let plan = store.plan("a", work);
-    let round = RefCell::new(0);
-    let outcome = run(&plan, &store.shared, &store, &|step| {
-        change(&store, *round.borrow());
-        *round.borrow_mut() += 1;
-        match step == broken {
-            true => Err(LogError::Refused("broken off".into())),
-            false => Ok(()),
-        }
-    });
-    assert!(outcome.is_err());
-    store.check();
-    // The process is gone before it could clear up.
-    let expected = store.expected.take();
-    drop(store);
-    let store = Store::open(dir.path(), expected);
-    assert_eq!((store.lost, &store.quarantined), (0, &None));
-    store.check();
-    let counts = matches!(broken, Step::Installed | Step::Deleted);
-    let mounted = if counts { vec![plan.id] } else { before };
-    assert_eq!(store.mounted(), mounted, "{broken:?}");
-    let (files, others) = list(dir.path()).unwrap();
-    assert_eq!((files, others.len()), (mounted.clone(), 0), "{broken:?}");
-    // And the next one succeeds.
-    store.seal("a");
-    let all = store.mounted();
-    let plan = store.plan("a", Some(Work::Merge(all)));
-    run(&plan, &store.shared, &store, &|_| Ok(())).unwrap();
-    store.check();
-    let expected = store.expected.take();
-    drop(store);
-    Store::open(dir.path(), expected).check();
-}
-
-#[test]
-fn a_seal_broken_off_anywhere_loses_nothing() {
-    for broken in STEPS {
-        broken_off(false, broken);
-    }
-}
-
-#[test]
-fn a_merge_broken_off_anywhere_loses_nothing() {
-    for broken in STEPS {
-        broken_off(true, broken);
-    }
-}
-
-#[test]
-fn a_seal_while_the_log_is_rewritten_is_in_both() {
     let dir = tempfile::tempdir().unwrap();
-    let store = filled(dir.path());
-    let to: Arc<dyn crate::log::RecordLog> = Arc::new(crate::log::memory::MemoryLog::default());
-    store.core.lock().unwrap().begin_mirror(to.clone());
-    let segment = store.seal("a");
-    store.remove(3);
-    let key = crate::record::segment_key(segment);
-    let marks = crate::record::marks_key(segment, 0);
-    for key in [key, marks] {
-        let log = store.shared.read().as_ref().unwrap().log.clone();
-        assert!(to.get(&key).unwrap().is_some());
-        assert_eq!(to.get(&key).unwrap(), log.get(&key).unwrap());
+    let sealed = sealed(dir.path(), entries.collect());
+    let claimed: u64 = sealed
+        .states()
+        .map(|(.., state)| u64::from(state.bytes))
+        .sum();
+    let file = sealed.file_bytes();
+    assert!(claimed.abs_diff(file) < file / 50, "{claimed} of {file}");
+    file as f64 / sealed.tokens() as f64
+}
+
+#[test]
+fn short_documents_take_little_besides_their_tokens() {
+    for (document_tokens, left, most) in [
+        (30, 16, 12.0),
+        (67, 16, 10.0),
+        (300, 16, 8.65),
+        (21, 0, 10.5),
+    ] {
+        let found = bytes_per_token(document_tokens, left);
+        assert!(
+            found < most,
+            "{document_tokens} tokens: {found:.2} bytes each"
+        );
     }
 }

@@ -1,45 +1,38 @@
-//! Writing the file of a segment, and deleting files.
+//! Writing the file of a segment.
 
 use std::fs::File;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use refrain_protocol::document::DocumentHead;
-use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
+use refrain_protocol::{Namespace, NamespaceId};
 use refrain_suffix_index::{DocumentKey as IndexKey, SegmentBuilder};
 
-use super::file;
-use super::{Sealed, directory, path, records};
-use crate::log::sled::sync_directory;
-use crate::log::{LogError, refused};
-use crate::record::{NamespaceRecord, SegmentId, StateRecord};
+use crate::log::{LogError, refused, sync_directory};
+use crate::record::{NamespaceRecord, SegmentId};
+use crate::segments::entry::SegmentEntry;
+use crate::segments::file::SegmentFile;
+use crate::segments::paths::{directory, path};
+use crate::segments::{document_records, layout};
 
-/// A document on its way into a segment.
-#[derive(Debug)]
-pub(crate) struct Entry {
-    pub(crate) document: DocumentId,
-    pub(crate) state: StateRecord,
-    pub(crate) head: DocumentHead,
-    pub(crate) tokens: Vec<TokenId>,
-}
-
-/// Writes the file of a segment under its final name, durably. `at_rename` is called between the two halves of
-/// that.
-pub(super) fn write(
+/// Writes the file of a segment durably under its final name. `at_rename` runs between the write and the rename.
+pub(crate) fn write(
     dir: &Path,
     id: SegmentId,
     namespace: NamespaceId,
     names: Option<&Namespace>,
-    mut entries: Vec<Entry>,
+    mut entries: Vec<SegmentEntry>,
     at_rename: &mut dyn FnMut() -> Result<(), LogError>,
-) -> Result<Sealed, LogError> {
+) -> Result<SegmentFile, LogError> {
     entries.sort_unstable_by_key(|entry| entry.document);
-    let records = records::pack(&entries)
-        .map_err(|damage| LogError::Refused(format!("records cannot be written: {damage}")))?;
+    let records = document_records::pack(&entries).map_err(|damage| {
+        LogError::Refused(format!(
+            "the records of a segment cannot be packed: {damage}"
+        ))
+    })?;
     let mut builder = SegmentBuilder::new();
     let documents = entries.len();
     for entry in entries {
-        let Entry {
+        let SegmentEntry {
             document,
             head,
             tokens,
@@ -47,16 +40,19 @@ pub(super) fn write(
         } = entry;
         builder.add(IndexKey(document.0), head.left_context, tokens);
     }
-    let segment = builder
-        .build()
-        .map_err(|error| LogError::Refused(format!("no segment can be made: {error}")))?;
+    let segment = builder.build().map_err(|error| {
+        LogError::Refused(format!("the index of a segment cannot be built: {error}"))
+    })?;
     let index = segment.to_bytes();
     drop(segment);
     let names = names.map(NamespaceRecord::from);
-    let names = bincode::encode_to_vec(names, file::config())
-        .map_err(|error| LogError::Refused(format!("names do not encode: {error}")))?;
+    let names = bincode::encode_to_vec(names, layout::config()).map_err(|error| {
+        LogError::Refused(format!(
+            "the names of a namespace cannot be encoded: {error}"
+        ))
+    })?;
     let lens = [index.len(), records.len(), names.len(), documents];
-    let footer = file::footer(id, namespace, lens, &[&records, &names]);
+    let footer = layout::footer(id, namespace, lens, &[&records, &names]);
     let (target, directory) = (path(dir, id), directory(dir));
     let temporary = target.with_extension("new");
     let failed = |error: std::io::Error| refused("write", &target, &error);
@@ -72,22 +68,5 @@ pub(super) fn write(
     at_rename()?;
     std::fs::rename(&temporary, &target).map_err(failed)?;
     sync_directory(&directory).map_err(failed)?;
-    Sealed::open(dir, id)
-}
-
-/// Deletes files, durably.
-pub(super) fn delete(dir: &Path, paths: &[PathBuf]) -> Result<(), LogError> {
-    for path in paths {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(refused("delete", path, &error));
-            }
-            _ => {}
-        }
-    }
-    if paths.is_empty() {
-        return Ok(());
-    }
-    let directory = directory(dir);
-    sync_directory(&directory).map_err(|error| refused("sync", &directory, &error))
+    SegmentFile::open(dir, id)
 }

@@ -1,15 +1,27 @@
-//! The writer's actor: gathers updates for a commit, gives the core its clock, and opens the store again
-//! after an error or a panic.
+//! The writer's actor. It gathers appends for a commit, gives the core its clock, and reopens the store after an
+//! error or a panic.
 //!
-//! It lives on a thread of its own, so a slow fsync stalls nobody but those who wait for it. The core is not
-//! in a `service_kit::guard`, since what rebuilds it reads a disk and may fail: then the store is closed, and
-//! opened again with the next tick.
+//! It lives on a thread of its own, so a slow `fdatasync` delays only those who wait for it. The core is not in a
+//! `service_kit::guard`, since rebuilding it reads the disk and may fail. The store is then closed, and opened again
+//! with the next tick.
+//!
+//! Read `commits.rs` first, the way of an append. Then `sealing.rs`, `purging.rs` and `log_rewriting.rs`, which start
+//! background jobs and install their results. `seal_state.rs`, `rewrite_state.rs` and `commit_queue.rs` hold what
+//! these files remember. `index_repair.rs`, `manifest.rs`, `requests.rs` and `gauges.rs` are one concern each.
 
-mod figures;
-mod gathering;
+mod commit_queue;
+mod commits;
+mod errors;
+mod gauges;
+mod index_repair;
+mod log_rewriting;
+mod manifest;
+mod next_segment;
+mod purging;
 mod requests;
-pub(crate) mod rewriting;
-pub(crate) mod sealing;
+mod rewrite_state;
+mod seal_state;
+mod sealing;
 #[cfg(test)]
 mod tests;
 
@@ -19,114 +31,114 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use actix::{Actor, AsyncContext, Context, Handler};
-use refrain_protocol::{ApiError, ErrorKind};
+use actix::{Actor, AsyncContext as _, Context, Handler};
+use refrain_protocol::ApiError;
 use refrain_service_kit::clock;
 use tokio::sync::oneshot;
 
-use super::call::Call;
-use super::{Core, Outcome, Removal};
-use crate::admin;
 use crate::catalog::Catalog;
 use crate::config::DraftStoreConfig;
-use crate::directory::{self, Hold, Loss, Manifest, Opened};
-use crate::log::journaled::Index;
+use crate::directory::{self, DirectoryLock, Loss, OpenedDirectory};
+use crate::log::journaled::IndexMode;
 use crate::log::{LogError, RecordLog};
-use crate::metrics::{Limit, StoreMetrics};
+use crate::metrics::{RemovalReason, StoreMetrics};
+use crate::reading::lookup::LookupViews;
 use crate::record::{DocumentKey, SegmentId};
 use crate::segments;
-use crate::shared::{Open, Shared, unavailable};
-use crate::text::TextError;
-use gathering::Gathered;
-use rewriting::Rewriting;
-use sealing::Sealing;
+use crate::shared_store::{OpenStore, SharedStore, unavailable};
+use crate::writer::actor::commit_queue::CommitQueue;
+use crate::writer::actor::errors::disk_refused;
+use crate::writer::actor::rewrite_state::RewriteState;
+use crate::writer::actor::seal_state::SealState;
+use crate::writer::core::WriterCore;
+use crate::writer::messages::WriterMessage;
+use crate::writer::outcome::CommitOutcome;
 
-/// Documents that are remembered at most for having had the index built anew.
-const REREAD_MAX: usize = 4_096;
-/// Between two indexes that are built anew; doubled each time, up to the most.
-const REBUILD_WAIT: Duration = Duration::from_secs(1);
-const REBUILD_WAIT_MAX: Duration = Duration::from_secs(600);
-/// How far the manifest may be behind.
-const MANIFEST_INTERVAL: Duration = Duration::from_secs(10);
-/// The same where nothing changed but the time, which a start goes on from.
-const MANIFEST_AGE_MAX: Duration = Duration::from_secs(600);
+/// Messages that the mailbox holds. Beyond it callers get 429.
+const MAILBOX_MAX: usize = 1_024;
 
-pub(crate) struct Writer {
-    shared: Arc<Shared>,
+pub(crate) struct WriterActor {
+    shared: Arc<SharedStore>,
+    lookup_views: Arc<LookupViews>,
     config: DraftStoreConfig,
     metrics: StoreMetrics,
     pending_tokens: Arc<AtomicU64>,
     /// `None` while the store is closed.
-    core: Option<Core>,
-    gathered: Gathered,
+    core: Option<WriterCore>,
+    commit_queue: CommitQueue,
     evicted_documents: u64,
     closed: bool,
-    /// Waits for the threads to end.
+    /// The caller of a close, while background threads still run.
     closing: Option<oneshot::Sender<()>>,
-    rewriting: Rewriting,
-    sealing: Sealing,
-    /// How often the store was opened: what is told of an earlier time is void.
-    opened: u64,
+    rewriting: RewriteState,
+    sealing: SealState,
+    /// How often the store was opened. Results of jobs from an earlier opening are refused.
+    openings: u64,
     log_number: u64,
-    /// How the log's index is treated when it is opened next.
-    index: Index,
-    /// Documents for which the index was built anew: those that are still unreadable are so in the journal.
-    reread: HashSet<DocumentKey>,
-    /// How often it was built anew, and from when on it may be once more.
+    /// How the log's index is treated at the next open.
+    index: IndexMode,
+    /// Documents for which the index was rebuilt. If they are still unreadable, the journal has lost them.
+    rebuilt_for: HashSet<DocumentKey>,
+    /// How often the index was rebuilt, and the earliest time of the next rebuild.
     rebuilds: u32,
     rebuild_not_before: Instant,
-    hold: Hold,
-    /// What the manifest says, and since when.
+    hold: DirectoryLock,
+    /// The last change in the manifest, and when it was written.
     manifest_head: u64,
     manifest_written: Instant,
 }
 
-/// How an index is treated after an error: one that could not read its own records is built anew.
-fn index_after(log: &dyn RecordLog) -> Index {
+/// How the index is treated after an error. An index that could not read its own records is rebuilt.
+fn index_after(log: &dyn RecordLog) -> IndexMode {
     match log.is_suspect() {
-        true => Index::Rebuilt,
-        false => Index::Believed,
+        true => IndexMode::Rebuild,
+        false => IndexMode::Trust,
     }
 }
 
-/// The store cannot be opened or written; the caller may try again.
-fn refuses(error: &LogError) -> ApiError {
-    ApiError::new(
-        ErrorKind::Unavailable,
-        "the draft store's disk refuses; try again",
-    )
-    .with_retry_after_ms(1_000)
-    .with_detail(error)
+impl Actor for WriterActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(MAILBOX_MAX);
+        self.observe_disk();
+        ctx.run_interval(
+            Duration::from_millis(self.config.tuning.tick_ms),
+            |writer, ctx| writer.tick(ctx),
+        );
+    }
 }
 
-impl Writer {
+impl WriterActor {
     /// Opens the store.
     ///
     /// # Errors
     /// The disk refuses, or another process holds the directory.
     pub(crate) fn open(
         config: DraftStoreConfig,
-        shared: Arc<Shared>,
+        shared: Arc<SharedStore>,
+        lookup_views: Arc<LookupViews>,
         metrics: StoreMetrics,
         pending_tokens: Arc<AtomicU64>,
     ) -> Result<Self, LogError> {
-        let hold = Hold::take(&config.data_dir)?;
-        let mut writer = Writer {
+        let hold = DirectoryLock::acquire(&config.data_dir)?;
+        let mut writer = WriterActor {
             shared,
+            lookup_views,
             config,
             metrics,
             pending_tokens,
             core: None,
-            gathered: Gathered::default(),
+            commit_queue: CommitQueue::default(),
             evicted_documents: 0,
             closed: false,
             closing: None,
-            rewriting: Rewriting::new(),
-            sealing: Sealing::default(),
-            opened: 0,
+            rewriting: RewriteState::new(),
+            sealing: SealState::default(),
+            openings: 0,
             log_number: 0,
-            index: Index::Believed,
-            reread: HashSet::new(),
+            index: IndexMode::Trust,
+            rebuilt_for: HashSet::new(),
             rebuilds: 0,
             rebuild_not_before: Instant::now(),
             hold,
@@ -139,7 +151,7 @@ impl Writer {
 
     fn reopen(&mut self) -> Result<(), LogError> {
         self.hold.check()?;
-        let Opened {
+        let OpenedDirectory {
             log,
             number,
             store,
@@ -154,8 +166,8 @@ impl Writer {
             clock::unix_ms(),
             self.index,
         )?;
-        self.index = Index::Believed;
-        // Where no manifest tells the time, the documents do.
+        self.index = IndexMode::Trust;
+        // Without a time in the manifest, the last use of a document is the best known time.
         self.shared.start_clock(match known_ms {
             0 => loaded.catalog.last_used_ms().unwrap_or(0),
             known_ms => known_ms,
@@ -174,23 +186,23 @@ impl Writer {
         if loaded.damaged_records > 0 {
             tracing::error!(
                 records = loaded.damaged_records,
-                "draft store records are damaged"
+                "draft store has damaged records"
             );
         }
-        let mut core = Core::new(
+        let mut core = WriterCore::new(
             log.clone(),
             self.config.clone(),
             store,
             loaded.repairs,
             loaded.damaged,
         );
-        core.set_reread(Arc::new(self.reread.clone()));
-        self.shared.set_open(Some(Open {
+        core.set_rebuilt_for(Arc::new(self.rebuilt_for.clone()));
+        self.shared.set_open(Some(OpenStore {
             catalog: loaded.catalog,
             log,
         }));
         self.core = Some(core);
-        self.opened += 1;
+        self.openings += 1;
         self.log_number = number;
         self.observe();
         Ok(())
@@ -199,25 +211,25 @@ impl Writer {
     /// Runs an action on the open store, under the lock. After an error or a panic the store is closed.
     fn run(
         &mut self,
-        action: impl FnOnce(&mut Core, &mut Catalog, u64) -> Result<Outcome, LogError>,
-    ) -> Result<Outcome, ApiError> {
+        action: impl FnOnce(&mut WriterCore, &mut Catalog, u64) -> Result<CommitOutcome, LogError>,
+    ) -> Result<CommitOutcome, ApiError> {
         let outcome = {
             let mut open = self.shared.write();
             let (Some(core), Some(store)) = (self.core.as_mut(), open.as_mut()) else {
                 return Err(unavailable());
             };
-            // Core and catalog are thrown away after a panic: that is what makes the unwind safe.
+            // The core and the catalog are discarded after a panic, which makes the unwind safe.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 action(core, &mut store.catalog, self.shared.now_ms())
             }));
             if !matches!(outcome, Ok(Ok(_))) {
                 self.index = index_after(&*store.log);
                 if let Ok(Err(LogError::Unreadable(key))) = &outcome {
-                    self.reread.insert(*key);
-                    self.index = Index::Rebuilt;
+                    self.rebuilt_for.insert(*key);
+                    self.index = IndexMode::Rebuild;
                 }
-                // Before anybody else gets the lock. Core and catalog both hold the log; sled gives its own
-                // lock back with the last of them.
+                // Close before anybody else gets the lock. The core and the catalog both hold the log, and sled gives
+                // its lock back with the last of them.
                 self.shared.note_closed();
                 *open = None;
                 self.core = None;
@@ -231,18 +243,18 @@ impl Writer {
             }
             Ok(Err(error)) => {
                 self.metrics.writer_restarts.inc();
-                tracing::error!(%error, "draft store log refused, opening it again");
-                Err(refuses(&error))
+                tracing::error!(%error, "draft store log failed; reopening it");
+                Err(disk_refused(&error))
             }
             Err(_) => {
                 self.metrics.writer_restarts.inc();
-                tracing::error!("draft store writer panicked, opening the log again");
+                tracing::error!("draft store writer panicked; reopening the log");
                 Err(ApiError::internal("the writer panicked"))
             }
         }
     }
 
-    fn publish(&mut self, outcome: &Outcome) {
+    fn publish(&mut self, outcome: &CommitOutcome) {
         self.metrics.appended_tokens.inc_by(outcome.appended_tokens);
         for (_, removal) in &outcome.removed {
             self.metrics
@@ -250,9 +262,6 @@ impl Writer {
                 .with_label_values(&[removal.as_str()])
                 .inc();
         }
-        let full = Limit::GroupTokens.as_str();
-        let rejections = self.metrics.rejections.with_label_values(&[full]);
-        rejections.inc_by(outcome.group_rejections);
         self.evicted_documents += outcome.removed.len() as u64;
         self.delete_emptied(&outcome.emptied);
         if outcome.reserved {
@@ -262,103 +271,17 @@ impl Writer {
         self.shared.wake(&outcome.changed);
     }
 
-    /// Deletes the files of segments that nothing is left of. What that fails at is an orphan, for the next start or
-    /// erasure.
+    /// Deletes the files of segments without documents. A file that cannot be deleted is an orphan, for the next
+    /// start or erasure.
     fn delete_emptied(&self, emptied: &[SegmentId]) {
         if emptied.is_empty() {
             return;
         }
-        // Views hold on to files: without this their room would not come back.
+        // Look-up views keep files open. Without this their space would not come back.
         self.drop_views();
         if let Err(error) = segments::delete(&self.config.data_dir, emptied) {
             tracing::warn!(%error, "draft store segment not deleted");
         }
-    }
-
-    /// Writes the manifest; while the store is closed there is none to write.
-    fn write_manifest(&mut self, closed: bool) -> Result<(), LogError> {
-        let open = self.shared.read();
-        let (Some(core), Some(open)) = (&self.core, open.as_ref()) else {
-            return Ok(());
-        };
-        let manifest = Manifest::new(self.log_number, core.store(), &open.catalog, closed)
-            .with(self.shared.loss(), self.shared.now_ms());
-        self.manifest_head = open.catalog.head();
-        self.manifest_written = Instant::now();
-        // Without a fresh one a rollback of sled would be noticed later or not at all; no reason to stop.
-        manifest
-            .write(&self.config.data_dir)
-            .inspect_err(|error| tracing::warn!(%error, "draft store manifest not written"))
-    }
-
-    /// Writes the manifest when it has been out of date for a while.
-    fn refresh_manifest(&mut self) {
-        let head = self.shared.read().as_ref().map(|open| open.catalog.head());
-        let age = self.manifest_written.elapsed();
-        let is_behind = head.is_some_and(|head| head != self.manifest_head);
-        if age >= MANIFEST_INTERVAL && is_behind || age >= MANIFEST_AGE_MAX {
-            let _ = self.write_manifest(false);
-        }
-    }
-
-    /// Closes a log whose index a reader could not read. The next tick opens it with an index built anew.
-    fn close_suspect(&mut self) -> bool {
-        let is_suspect = self
-            .shared
-            .read()
-            .as_ref()
-            .is_some_and(|open| open.log.is_suspect());
-        if is_suspect {
-            self.rebuild_index();
-        }
-        self.core.is_none()
-    }
-
-    /// Answers which of the documents that a reader could not read cannot be read now. `None`: for some of them the index is
-    /// to be built anew first.
-    fn still_unreadable(&mut self, keys: Vec<DocumentKey>) -> Option<Vec<DocumentKey>> {
-        let mut unreadable = keys;
-        let mut new = Vec::new();
-        if let Some(open) = self.shared.read().as_ref() {
-            unreadable.retain(|key| {
-                open.catalog.document(*key).is_some()
-                    && matches!(admin::whole(open, *key), Err(TextError::Damaged(_)))
-            });
-            new.extend(unreadable.iter().copied().filter(|key| {
-                open.log.can_be_rebuilt()
-                    && open.catalog.sealed(*key).is_none()
-                    && !self.reread.contains(key)
-            }));
-        }
-        if new.is_empty() {
-            return Some(unreadable);
-        }
-        self.note_reread(new);
-        None
-    }
-
-    /// Remembers for which documents the index is built anew. Past the bound one may be built in vain.
-    fn note_reread(&mut self, keys: impl IntoIterator<Item = DocumentKey>) {
-        if self.reread.len() >= REREAD_MAX {
-            self.reread.clear();
-        }
-        self.reread.extend(keys);
-    }
-
-    /// Closes the store, unless that was done a moment ago. The next tick opens it with an index built anew.
-    fn rebuild_index(&mut self) {
-        let now = Instant::now();
-        if now < self.rebuild_not_before {
-            return;
-        }
-        let wait = REBUILD_WAIT.saturating_mul(1 << self.rebuilds.min(10));
-        self.rebuild_not_before = now + wait.min(REBUILD_WAIT_MAX);
-        self.rebuilds = self.rebuilds.saturating_add(1);
-        tracing::error!("draft store index is damaged, building it anew");
-        self.metrics.writer_restarts.inc();
-        self.index = Index::Rebuilt;
-        self.shared.set_open(None);
-        self.core = None;
     }
 
     fn tick(&mut self, ctx: &mut Context<Self>) {
@@ -367,58 +290,46 @@ impl Writer {
         }
         if self.core.is_none() {
             match self.reopen() {
-                Ok(()) => tracing::info!("draft store log open again"),
-                Err(error) => tracing::error!(%error, "draft store log does not open"),
+                Ok(()) => tracing::info!("draft store log reopened"),
+                Err(error) => tracing::error!(%error, "draft store log cannot be openings"),
             }
             return;
         }
         if self.close_suspect() {
             return;
         }
-        let more = self.run(Core::tick).is_ok_and(|outcome| outcome.more);
+        let more = self.run(WriterCore::tick).is_ok_and(|outcome| outcome.more);
         self.drop_views();
         self.observe_disk();
         self.refresh_manifest();
         self.begin_next(ctx);
         if more {
-            // What waits in the mailbox goes first.
+            // Messages in the mailbox go first.
             ctx.run_later(Duration::from_millis(1), |writer, ctx| writer.tick(ctx));
         }
     }
 }
 
-impl Actor for Writer {
-    type Context = Context<Self>;
-
-    fn started(&mut self, ctx: &mut Self::Context) {
-        ctx.set_mailbox_capacity(self.config.mailbox_max);
-        self.observe_disk();
-        ctx.run_interval(Duration::from_millis(self.config.tick_ms), |writer, ctx| {
-            writer.tick(ctx)
-        });
-    }
-}
-
-impl Handler<Call> for Writer {
+impl Handler<WriterMessage> for WriterActor {
     type Result = ();
 
-    fn handle(&mut self, call: Call, ctx: &mut Self::Context) {
+    fn handle(&mut self, call: WriterMessage, ctx: &mut Self::Context) {
         match call {
-            Call::Append {
+            WriterMessage::Append {
                 append,
                 tokens,
                 reply,
-            } => self.gather_append(append, tokens, reply, ctx),
-            Call::Touch(keys) => {
-                // Advisory: while the store is closed there is nothing to touch.
+            } => self.queue_append(append, tokens, reply, ctx),
+            WriterMessage::Touch(keys) => {
+                // Times of use are advisory. While the store is closed there is nothing to touch.
                 let _ = self.run(|core, catalog, now_ms| {
                     core.touch(catalog, &keys, now_ms);
-                    Ok(Outcome::default())
+                    Ok(CommitOutcome::default())
                 });
             }
-            Call::Forget(keys) => {
+            WriterMessage::Forget(keys) => {
                 let Some(keys) = self.still_unreadable(keys) else {
-                    // Perhaps the index alone is damaged, and the journal has the text.
+                    // Perhaps only the index is damaged, and the journal has the text.
                     self.rebuild_index();
                     return;
                 };
@@ -426,35 +337,34 @@ impl Handler<Call> for Writer {
                     return;
                 }
                 self.metrics.damaged_records.inc_by(keys.len() as u64);
-                tracing::error!(documents = keys.len(), "documents are damaged and removed");
+                tracing::error!(documents = keys.len(), "damaged documents are removed");
                 let _ = self.run(|core, catalog, now_ms| {
-                    core.remove(catalog, &keys, Removal::Damage, now_ms)
+                    core.remove(catalog, &keys, RemovalReason::Damage, now_ms)
                 });
             }
-            Call::Register(registration, reply) => {
-                let _ = reply.send(self.register_group(registration));
-            }
-            Call::Mark(mark, reply) => {
-                // What was told before an erasure is erased by it.
+            WriterMessage::Mark(mark, reply) => {
+                // Statistics saved before an erasure are erased by it.
                 self.commit();
                 let _ = reply.send(self.mark(mark));
             }
-            Call::Erase(keys, reply) => {
+            WriterMessage::Erase(keys, reply) => {
                 let outcome = self.run(|core, catalog, now_ms| {
-                    core.remove(catalog, &keys, Removal::Erased, now_ms)
+                    core.remove(catalog, &keys, RemovalReason::Erased, now_ms)
                 });
                 let _ = reply.send(outcome.map(|outcome| outcome.removed.len() as u64));
             }
-            Call::Ask(namespace, reply) => {
-                let _ = reply.send(self.known_chances(namespace));
+            WriterMessage::ReadStatistics(namespace, reply) => {
+                let _ = reply.send(self.statistics(namespace));
             }
-            Call::Confirm(what, reply) => {
+            WriterMessage::Confirm(what, reply) => {
                 let _ = reply.send(self.confirm(what));
             }
-            Call::Tell(told, reply) => self.gather_told(told, reply, ctx),
-            Call::Rewrite(call) => self.handle_rewrite(call, ctx),
-            Call::Seal(call) => self.handle_seal(call, ctx),
-            Call::Close(reply) => {
+            WriterMessage::SaveStatistics(update, reply) => {
+                self.queue_statistics(update, reply, ctx);
+            }
+            WriterMessage::Rewrite(call) => self.handle_rewrite(call, ctx),
+            WriterMessage::Seal(call) => self.handle_seal(call, ctx),
+            WriterMessage::Close(reply) => {
                 self.commit();
                 self.rewriting.stop();
                 self.sealing.stop();

@@ -1,37 +1,37 @@
-//! A second log that gets every commit while it is being made; see [`crate::directory`].
+//! Mirroring: while the log is rewritten, a second log gets every commit, too; see `background/log_rewrite.rs`.
 
 use std::sync::Arc;
 
-use super::Core;
 use crate::codec;
 use crate::log::{Batch, LogError, RecordLog};
 use crate::record::store_key;
+use crate::writer::core::WriterCore;
 
-impl Core {
-    /// Repeats a commit in the log that is being made. What fails there costs the rewrite, not the commit.
+impl WriterCore {
+    /// Repeats a commit in the mirror. A failure costs the rewrite, not the commit.
     pub(super) fn mirror(&mut self, batch: &mut Batch) {
-        // The identity says that a log is complete.
+        // The identity says that a log is complete, so it comes last.
         batch.forget(&store_key());
         self.mirrored_bytes += batch.bytes();
         if let Some(mirror) = &self.mirror
             && let Err(error) = mirror.write(batch)
         {
-            tracing::warn!(%error, "draft store rewrite broken off");
+            tracing::warn!(%error, "draft store log rewrite aborted");
             self.mirror = None;
         }
     }
 
-    /// Has every commit written to `to` as well. Answers with the log that it repeats.
+    /// Writes every commit to `to` as well from now on. Returns the log that it mirrors.
     pub(crate) fn begin_mirror(&mut self, to: Arc<dyn RecordLog>) -> Arc<dyn RecordLog> {
         self.mirror = Some(to);
         self.mirrored_bytes = 0;
         self.log.clone()
     }
 
-    /// Completes the mirror: it has all records now, and they are durable.
+    /// Writes the identity to the mirror, which has all records now, and makes it durable.
     pub(crate) fn complete_mirror(&self) -> Result<Arc<dyn RecordLog>, LogError> {
         let Some(mirror) = &self.mirror else {
-            return Err(LogError::Refused("the rewrite was broken off".into()));
+            return Err(LogError::Refused("the rewrite was aborted".into()));
         };
         let mut batch = Batch::default();
         batch.put(store_key(), codec::seal(&store_key(), &self.store));
@@ -39,12 +39,12 @@ impl Core {
         Ok(mirror.clone())
     }
 
-    /// Bytes of keys and values that the mirror was given since it began.
+    /// Bytes of keys and values that were written to the mirror.
     pub(crate) fn mirrored_bytes(&self) -> u64 {
         self.mirrored_bytes
     }
 
-    /// Ends mirroring; with `to` that log counts from now on.
+    /// Ends mirroring. With `to`, that log is in use from now on.
     pub(crate) fn end_mirror(&mut self, to: Option<Arc<dyn RecordLog>>) {
         self.mirror = None;
         if let Some(to) = to {

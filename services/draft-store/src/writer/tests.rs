@@ -1,6 +1,6 @@
-//! The core on a log in memory: scripts, and random operations against a plain copy.
+//! The core on a log in memory: scripts of calls, and random operations compared with a plain model.
 
-mod chances;
+mod acceptance_statistics;
 mod model;
 mod scripts;
 mod sealing;
@@ -8,7 +8,6 @@ mod sealing;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use refrain_protocol::document::{
     DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
@@ -16,24 +15,30 @@ use refrain_protocol::document::{
 use refrain_protocol::{DocumentId, Namespace, NamespaceId, TokenId};
 use tempfile::TempDir;
 
-use super::*;
-use crate::catalog::load;
+use crate::background::seal::{self, NewSegment, SealHost, SealJob, SealReport, SealStep};
+use crate::catalog::{Catalog, load};
 use crate::codec;
+use crate::config::DraftStoreConfig;
+use crate::log::LogError;
 use crate::log::memory::MemoryLog;
-use crate::record::{SegmentId, store_key};
-use crate::segments::{self, Host, Plan, Product, Step, Work, find};
-use crate::shared::{FeedName, Open, Shared};
-use crate::text;
+use crate::reading::document_text;
+use crate::reading::feed::read_feed;
+use crate::record::{DocumentKey, SegmentId, StoreRecord, store_key};
+use crate::segments::{self, SegmentSource, find};
+use crate::shared_store::{OpenStore, SharedStore};
+use crate::writer::core::WriterCore;
+use crate::writer::outcome::CommitOutcome;
+use crate::writer::requests::{Append, UpdateAuthor};
 
 /// The core with a clock that tests move.
 struct Store {
     log: Arc<MemoryLog>,
     config: DraftStoreConfig,
-    shared: Shared,
-    core: Core,
+    shared: SharedStore,
+    core: WriterCore,
     now_ms: u64,
     damaged_records: u64,
-    /// Where segments lie.
+    /// Directory of the segments.
     dir: Arc<TempDir>,
     /// The last segment's number.
     segment: SegmentId,
@@ -85,15 +90,15 @@ impl Store {
         let stored = log.records()[&store_key()].clone();
         let store = codec::open::<StoreRecord>(&store_key(), &stored).unwrap();
         let loaded = load(&*log, store, find(dir.path(), &*log, false).unwrap(), 1).unwrap();
-        let core = Core::new(
+        let core = WriterCore::new(
             log.clone(),
             config.clone(),
             store,
             loaded.repairs,
             loaded.damaged,
         );
-        let shared = Shared::default();
-        *shared.write() = Some(Open {
+        let shared = SharedStore::default();
+        *shared.write() = Some(OpenStore {
             catalog: loaded.catalog,
             log: log.clone(),
         });
@@ -114,20 +119,20 @@ impl Store {
         Store::open(self.log, self.dir, self.config, self.now_ms)
     }
 
-    /// Makes a segment; `meanwhile` gets hold of the store when everything is read.
+    /// Makes a segment. `meanwhile` may change the store once everything is read.
     fn make(
         &mut self,
         tenant: &str,
-        work: Work,
-        meanwhile: impl Fn(&mut Core, &mut Catalog),
-    ) -> segments::Made {
+        source: SegmentSource,
+        meanwhile: impl Fn(&mut WriterCore, &mut Catalog),
+    ) -> SealReport {
         self.segment += 1;
-        let plan = Plan {
+        let plan = SealJob {
             dir: self.dir.path().to_owned(),
             id: self.segment,
             namespace: names(tenant).id(),
             names: Some(names(tenant)),
-            work,
+            source,
             stop: Arc::default(),
         };
         let host = CoreHost {
@@ -135,8 +140,8 @@ impl Store {
             shared: &self.shared,
             now_ms: self.now_ms,
         };
-        segments::run(&plan, &self.shared, &host, &|step| {
-            if step == Step::Read {
+        seal::run(&plan, &self.shared, &host, &|step| {
+            if step == SealStep::Read {
                 host.change(&meanwhile);
             }
             Ok(())
@@ -145,7 +150,7 @@ impl Store {
     }
 
     /// Seals all documents of a tenant that are in the log.
-    fn seal(&mut self, tenant: &str) -> segments::Made {
+    fn seal(&mut self, tenant: &str) -> SealReport {
         let documents = {
             let open = self.shared.read();
             let segments = open.as_ref().unwrap().catalog.segments();
@@ -155,13 +160,13 @@ impl Store {
                 .flat_map(|unsealed| unsealed.documents.iter().copied())
                 .collect()
         };
-        self.make(tenant, Work::Seal(documents), |_, _| {})
+        self.make(tenant, SegmentSource::Log(documents), |_, _| {})
     }
 
-    /// Makes one segment of all.
-    fn merge(&mut self, tenant: &str) -> segments::Made {
+    /// Merges all segments into one.
+    fn merge(&mut self, tenant: &str) -> SealReport {
         let all = self.segments();
-        self.make(tenant, Work::Merge(all), |_, _| {})
+        self.make(tenant, SegmentSource::Segments(all), |_, _| {})
     }
 
     fn segments(&self) -> Vec<SegmentId> {
@@ -175,23 +180,23 @@ impl Store {
             namespace: names(tenant).id(),
             names: names(tenant),
             updates: updates.to_vec(),
-            by: By::Worker,
+            author: UpdateAuthor::Worker,
         };
         let now_ms = self.now_ms;
-        let outcome = self.run(|core, catalog| core.take_in(catalog, &[append], &[], now_ms));
+        let outcome = self.run(|core, catalog| core.append(catalog, &[append], &[], now_ms));
         outcome.lengths[0].clone().unwrap()
     }
 
     fn run(
         &mut self,
-        action: impl FnOnce(&mut Core, &mut Catalog) -> Result<Outcome, LogError>,
-    ) -> Outcome {
+        action: impl FnOnce(&mut WriterCore, &mut Catalog) -> Result<CommitOutcome, LogError>,
+    ) -> CommitOutcome {
         let mut open = self.shared.write();
         let catalog = &mut open.as_mut().unwrap().catalog;
         action(&mut self.core, catalog).unwrap()
     }
 
-    fn tick(&mut self, elapsed_ms: u64) -> Outcome {
+    fn tick(&mut self, elapsed_ms: u64) -> CommitOutcome {
         self.now_ms += elapsed_ms;
         let mut open = self.shared.write();
         self.core
@@ -211,7 +216,7 @@ impl Store {
         let key = key(tenant, document);
         let catalog = &open.as_ref().unwrap().catalog;
         let len = catalog.document(key)?.state.len;
-        Some(text::read(catalog, &*self.log, key, 0, len).unwrap())
+        Some(document_text::read(catalog, &*self.log, key, 0, len).unwrap())
     }
 
     fn documents(&self, tenant: &str) -> Vec<u128> {
@@ -221,7 +226,8 @@ impl Store {
     }
 
     fn pieces(&self, tenant: &str, document: u128) -> usize {
-        let prefix = crate::record::document_key(crate::record::Kind::Piece, key(tenant, document));
+        let prefix =
+            crate::record::document_key(crate::record::RecordKind::Piece, key(tenant, document));
         self.log
             .records()
             .keys()
@@ -230,15 +236,15 @@ impl Store {
     }
 }
 
-/// The core of a store without its actor, for who makes a segment.
+/// The core without its actor, as the owner of the store for a seal job.
 struct CoreHost<'a> {
-    core: RefCell<&'a mut Core>,
-    shared: &'a Shared,
+    core: RefCell<&'a mut WriterCore>,
+    shared: &'a SharedStore,
     now_ms: u64,
 }
 
 impl CoreHost<'_> {
-    fn change(&self, change: impl Fn(&mut Core, &mut Catalog)) {
+    fn change(&self, change: impl Fn(&mut WriterCore, &mut Catalog)) {
         let mut open = self.shared.write();
         change(
             &mut self.core.borrow_mut(),
@@ -247,23 +253,20 @@ impl CoreHost<'_> {
     }
 }
 
-impl Host for CoreHost<'_> {
-    fn install(&self, product: Product) -> Result<(), LogError> {
+impl SealHost for CoreHost<'_> {
+    fn install(&self, segment: NewSegment) -> Result<(), LogError> {
         let mut open = self.shared.write();
         let catalog = &mut open.as_mut().unwrap().catalog;
         let mut core = self.core.borrow_mut();
-        core.install(catalog, product, self.now_ms).map(drop)
+        core.install(catalog, segment, self.now_ms).map(drop)
     }
 }
 
 fn key(tenant: &str, document: u128) -> DocumentKey {
-    DocumentKey {
-        namespace: names(tenant).id(),
-        document: DocumentId(document),
-    }
+    DocumentKey::new(names(tenant).id(), DocumentId(document))
 }
 
-/// What a follower holds of one document.
+/// A follower's copy of one document.
 #[derive(Clone, Debug, PartialEq)]
 struct Copy {
     epoch: u64,
@@ -271,7 +274,7 @@ struct Copy {
     finish: Option<FinishReason>,
 }
 
-/// A follower that applies events exactly as they are documented, and fails on any gap.
+/// A follower that applies events exactly as documented, and fails on any gap.
 #[derive(Default)]
 struct Follower {
     cursor: FeedCursor,
@@ -282,12 +285,9 @@ struct Follower {
 }
 
 impl Follower {
-    /// Asks once. Says whether that was the end of the feed.
+    /// Reads once. Returns whether that was the end of the feed.
     fn poll(&mut self, store: &Store, namespace: NamespaceId, tokens_max: usize) -> bool {
-        let read = store
-            .shared
-            .read_feed(&FeedName::Namespace(namespace), self.cursor, tokens_max)
-            .unwrap();
+        let read = read_feed(&store.shared, namespace, self.cursor, tokens_max).unwrap();
         assert!(read.damaged.is_empty());
         if read.reply.reset {
             self.resets += 1;

@@ -1,5 +1,7 @@
-//! A disk that fails at a chosen moment: this program's own `pwrite64`, `fsync` and others stand in the place of the
-//! system library's, since a program's own symbols come first. What they are not told to refuse they pass on.
+//! A disk that fails at a chosen moment.
+//!
+//! This program defines its own `pwrite64`, `fsync` and others. They replace those of the system library, since a
+//! program's own symbols come first. They pass on every call that they are not told to refuse.
 //!
 //! A power cut loses what was written and not synced, so old bytes are kept until their file is synced.
 
@@ -18,9 +20,9 @@ pub(crate) enum Fault {
     ErrorOnce,
     /// Every call fails from then on.
     Error,
-    /// The same, and nothing that was not synced is there afterwards.
+    /// Every call fails from then on, and everything that was not synced is lost.
     PowerCut,
-    /// The same, and every other write that was not synced is there afterwards.
+    /// Every call fails from then on, and every other write that was not synced is lost.
     PowerCutInPart,
 }
 
@@ -35,7 +37,7 @@ struct Unsynced {
 struct Disk {
     dir: PathBuf,
     fault: Fault,
-    /// Calls until it happens.
+    /// Calls until the fault happens.
     left: u64,
     calls: u64,
     has_failed: bool,
@@ -48,7 +50,7 @@ fn disk() -> MutexGuard<'static, Option<Disk>> {
     DISK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the disk under `dir` fail at the call after `calls` others.
+/// Makes the disk under `dir` fail at the call after `calls` others.
 pub(crate) fn arm(dir: &Path, fault: Fault, calls: u64) {
     *disk() = Some(Disk {
         dir: dir.to_owned(),
@@ -60,7 +62,7 @@ pub(crate) fn arm(dir: &Path, fault: Fault, calls: u64) {
     });
 }
 
-/// Mends the disk. Answers how many calls there were, and whether one of them failed.
+/// Repairs the disk. Returns how many calls there were, and whether one of them failed.
 pub(crate) fn disarm() -> (u64, bool) {
     let Some(disk) = disk().take() else {
         return (0, false);
@@ -71,7 +73,7 @@ pub(crate) fn disarm() -> (u64, bool) {
     (disk.calls, disk.has_failed)
 }
 
-/// Takes back what was not synced, the latest first.
+/// Undoes what was not synced, the latest first.
 fn lose(disk: &Disk) {
     for (number, write) in disk.unsynced.iter().enumerate().rev() {
         if disk.fault == Fault::PowerCutInPart && number % 2 == 0 {
@@ -104,7 +106,7 @@ fn path_of(fd: RawFd) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()
 }
 
-/// Whether a call is to fail, and how. `grows`: a full disk refuses it.
+/// Whether a call is to fail, and how. A full disk refuses calls with `grows`.
 fn refuses(disk: &mut Disk, grows: bool) -> Option<c_int> {
     disk.calls += 1;
     let is_due = disk.left == 0;
@@ -121,7 +123,7 @@ fn refuses(disk: &mut Disk, grows: bool) -> Option<c_int> {
     })
 }
 
-/// Asks the disk about a call on a file; `None` where it is none of its files, or nothing is to fail.
+/// The error for a call on a file. `None` if it is not on the failing disk, or is not to fail.
 fn on_file(fd: RawFd, grows: bool, note: impl FnOnce(&mut Disk)) -> Option<c_int> {
     if fd <= 2 {
         return None;
@@ -150,16 +152,16 @@ fn on_path(path: *const c_char, grows: bool) -> Option<c_int> {
 
 fn keep_old(disk: &mut Disk, fd: RawFd, at: u64, count: u64) {
     let path = format!("/proc/self/fd/{fd}");
-    let Ok(told) = std::fs::metadata(&path) else {
+    let Ok(metadata) = std::fs::metadata(&path) else {
         return;
     };
-    let mut old = vec![0; told.len().saturating_sub(at).min(count) as usize];
+    let mut old = vec![0; metadata.len().saturating_sub(at).min(count) as usize];
     if let Ok(file) = std::fs::File::open(&path) {
         let _ = file.read_exact_at(&mut old, at);
     }
     disk.unsynced.push(Unsynced {
-        inode: told.ino(),
-        old_len: told.len(),
+        inode: metadata.ino(),
+        old_len: metadata.len(),
         at,
         old,
     });
@@ -171,7 +173,7 @@ fn failed(errno: c_int) -> c_int {
     -1
 }
 
-/// Every function here ends with this.
+/// Returns its argument. Every function here ends with this call.
 fn passed_on(result: libc::c_long) -> libc::c_long {
     result
 }
@@ -189,7 +191,7 @@ extern "C" fn pwrite64(fd: c_int, bytes: *const c_void, count: usize, at: i64) -
 #[unsafe(no_mangle)]
 extern "C" fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize {
     let note = |disk: &mut Disk| {
-        // SAFETY: asks for the place in a file, and changes nothing.
+        // SAFETY: reads the position in a file, and changes nothing.
         let at = unsafe { libc::lseek(fd, 0, libc::SEEK_CUR) };
         keep_old(disk, fd, at.unsigned_abs(), count as u64);
     };
@@ -211,7 +213,7 @@ extern "C" fn ftruncate64(fd: c_int, len: i64) -> c_int {
 }
 
 fn sync(fd: c_int, call: libc::c_long) -> c_int {
-    let inode = std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|told| told.ino());
+    let inode = std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|metadata| metadata.ino());
     let note = |disk: &mut Disk| {
         if let Ok(inode) = inode {
             disk.unsynced.retain(|write| write.inode != inode);
@@ -234,7 +236,7 @@ extern "C" fn fdatasync(fd: c_int) -> c_int {
     sync(fd, libc::SYS_fdatasync)
 }
 
-/// Makes nothing durable: it neither waits for the drive nor writes lengths.
+/// It makes nothing durable: it neither waits for the drive nor writes lengths.
 #[unsafe(no_mangle)]
 extern "C" fn sync_file_range(fd: c_int, from: i64, count: i64, flags: u32) -> c_int {
     if let Some(errno) = on_file(fd, true, |_| {}) {

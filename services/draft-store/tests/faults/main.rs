@@ -1,4 +1,5 @@
-//! A start that is cut off at every call to the disk: whatever fails, the next start has all that was acknowledged.
+//! Starts that are interrupted at every call to the disk. Whatever fails, the next start has everything that was
+//! acknowledged.
 
 mod disk;
 #[path = "../support/files.rs"]
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use disk::{Fault, arm, disarm};
 use files::copy;
-use refrain_draft_store::{DraftStoreConfig, Running, start};
+use refrain_draft_store::{DraftStoreConfig, DraftStoreServer, StoreTuning, start};
 use refrain_protocol::admin::ImportRequest;
 use refrain_protocol::document::{
     DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason, FollowRequest,
@@ -46,7 +47,7 @@ fn text(document: u128) -> Vec<u32> {
 }
 
 struct Store {
-    running: Running,
+    server: DraftStoreServer,
     metrics: Metrics,
     mesh: MeshConfig,
 }
@@ -56,14 +57,17 @@ impl Store {
         let (mesh, metrics) = (MeshConfig::generate()?, Metrics::new()?);
         let config = DraftStoreConfig {
             data_dir: dir.to_owned(),
-            commit_interval_ms: 0,
-            tick_ms: 10,
             disk_reserve_bytes: 0,
+            tuning: StoreTuning {
+                commit_interval_ms: 0,
+                tick_ms: 10,
+                ..StoreTuning::default()
+            },
             ..DraftStoreConfig::default()
         };
-        let running = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
+        let server = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
         Ok(Store {
-            running,
+            server,
             metrics,
             mesh,
         })
@@ -82,7 +86,7 @@ impl Store {
             }],
             is_static: false,
         };
-        self.running.handle().import(request).await.is_ok()
+        self.server.handle().import(request).await.is_ok()
     }
 
     async fn texts(&self) -> BTreeMap<u128, Vec<u32>> {
@@ -93,7 +97,7 @@ impl Store {
             max_tokens: 1 << 20,
             wait_ms: 0,
         };
-        let reply = self.running.handle().follow(request).await.unwrap();
+        let reply = self.server.handle().follow(request).await.unwrap();
         assert!(reply.caught_up);
         let mut texts = BTreeMap::new();
         for event in reply.events {
@@ -110,18 +114,18 @@ impl Store {
     }
 
     async fn stop(self) {
-        self.running.drain(Duration::from_secs(5)).await;
+        self.server.drain(Duration::from_secs(5)).await;
     }
 }
 
-/// Directories in several states, by name.
+/// Data directories in several states, by name.
 async fn images(dir: &Path) -> Vec<(&'static str, PathBuf)> {
     let live = dir.join("live");
     let store = Store::start(&live).await.unwrap();
     for document in 0..DOCUMENTS {
         assert!(store.store(document).await);
     }
-    // As after a kill: sled has not written everything.
+    // The state after a kill: sled has not written everything.
     copy(&live, &dir.join("killed"));
     store.stop().await;
     copy(&live, &dir.join("closed"));
@@ -129,7 +133,7 @@ async fn images(dir: &Path) -> Vec<(&'static str, PathBuf)> {
     fs::write(dir.join("spoilt/log/db"), vec![0x5a; 300_000]).unwrap();
     copy(&live, &dir.join("earlier-version"));
     fs::remove_file(dir.join("earlier-version/log/journal")).unwrap();
-    // Nor did it say how far one was applied.
+    // An earlier version did not record how far the journal was applied.
     let index = sled::open(dir.join("earlier-version/log")).unwrap();
     index.remove([0u8]).unwrap();
     index.flush().unwrap();
@@ -168,11 +172,11 @@ async fn a_start_that_fails_anywhere_loses_nothing() {
                 assert!(is_there, "{case}: document {document}");
             }
             assert!(!store.quarantines(), "{case}");
-            assert_eq!(store.running.handle().readiness(), Ok(()), "{case}");
+            assert_eq!(store.server.handle().readiness(), Ok(()), "{case}");
             store.stop().await;
             fs::remove_dir_all(&data).unwrap();
             places += u64::from(has_failed);
-            // A full disk refuses only what grows; any other fault that did not come is past the end.
+            // A full disk refuses only calls that grow a file. Any other fault that did not happen is past the end.
             if !has_failed && fault != Fault::Full {
                 break;
             }

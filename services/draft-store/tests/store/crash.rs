@@ -1,4 +1,4 @@
-//! kill -9: a child process appends and says what was acknowledged, and dies in the middle of it.
+//! kill -9: a child process appends, prints what was acknowledged, and is killed in the middle of it.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -9,26 +9,29 @@ use super::*;
 
 const CHILD_DIR: &str = "REFRAIN_DRAFT_STORE_TEST_CHILD_DIR";
 const CHILD_ROUND: &str = "REFRAIN_DRAFT_STORE_TEST_CHILD_ROUND";
-/// Documents of one round that grow at once.
+/// Documents that grow at once in one round.
 const WRITERS: u128 = 8;
-/// Even, so that there are rewrites in the last one.
+/// Even, so that the last round has rewrites.
 const ROUNDS: usize = 8;
 
 fn token(document: u128, at: u32) -> TokenId {
     (document as u32).wrapping_mul(7919).wrapping_add(at * 31) % 50_000
 }
 
-/// The child's part; an ordinary run of the tests passes through it.
+/// The child process. It never ends by itself, so it is no test of its own: [`run_and_kill`] starts it by name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the child process of other tests, which start it by name and kill it"]
 async fn child_that_appends_until_it_is_killed() {
     let (Ok(dir), Ok(round)) = (std::env::var(CHILD_DIR), std::env::var(CHILD_ROUND)) else {
-        return;
+        panic!(
+            "this is the child process of nothing_acknowledged_is_lost_by_kill_9; run that test"
+        );
     };
     let round: u128 = round.parse().unwrap();
     let store = std::sync::Arc::new(Store::start(sealing(Path::new(&dir))).await);
     println!("ready");
     if round % 2 == 1 {
-        // Rewrites without a pause: the kill falls into one.
+        // Rewrite without a pause, so that the kill hits a rewrite.
         let handle = store.handle();
         tokio::spawn(async move {
             loop {
@@ -42,7 +45,7 @@ async fn child_that_appends_until_it_is_killed() {
         .map(|writer| {
             let store = store.clone();
             tokio::spawn(async move {
-                // Document after document, piece by piece.
+                // One document after the other, piece by piece.
                 for number in 0.. {
                     let document = round << 64 | writer << 32 | number;
                     let (mut len, goal) = (0, 40 + (number as u32 * 97) % 1500);
@@ -66,10 +69,11 @@ async fn child_that_appends_until_it_is_killed() {
     }
 }
 
-/// Answers how many rewrites were completed.
+/// Runs the child, kills it, and returns how many rewrites it completed.
 fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>) -> usize {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
+            "--ignored",
             "--exact",
             "crash::child_that_appends_until_it_is_killed",
             "--nocapture",
@@ -84,7 +88,7 @@ fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>
         lines.any(|line| line.unwrap().ends_with("ready")),
         "the child did not start"
     );
-    // The last one lives until it has completed a rewrite, which a busy machine may be slow to do.
+    // The last child lives until it has completed a rewrite, which may take long on a busy machine.
     let awaited = if round == ROUNDS - 1 {
         "rewritten"
     } else {
@@ -92,13 +96,13 @@ fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>
     };
     let (done, begun) = std::sync::mpsc::channel();
     let killer = std::thread::spawn(move || {
-        // In vain if the child has ended by itself, which the lack of acknowledgements tells.
+        // If the child ended by itself, the missing acknowledgements fail the test.
         let _ = begun.recv_timeout(Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(250 + 90 * round as u64));
         child.kill().unwrap();
         child.wait().unwrap();
     });
-    // All that it said before it died, which is no more than what was acknowledged.
+    // Everything it printed before it died had been acknowledged.
     let mut rewrites = 0;
     for line in lines.map_while(Result::ok) {
         rewrites += usize::from(line == "rewritten");
@@ -116,7 +120,7 @@ fn run_and_kill(dir: &Path, round: usize, acknowledged: &mut BTreeMap<u128, u32>
     rewrites
 }
 
-/// A directory whose store was killed; answers what it had acknowledged.
+/// Fills a directory with a store that is killed. Returns what was acknowledged.
 pub(super) fn filled_and_killed(data_dir: &Path) -> BTreeMap<u128, u32> {
     let mut acknowledged = BTreeMap::new();
     let dir = data_dir.parent().unwrap();

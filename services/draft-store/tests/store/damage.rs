@@ -1,4 +1,4 @@
-//! Damaged directories: into quarantine, and on with what can be read.
+//! Damaged directories: they move to quarantine, and the store goes on with what can be read.
 
 use super::files::copy;
 use super::*;
@@ -20,7 +20,7 @@ fn quarantined(dir: &Path) -> usize {
         .count()
 }
 
-/// A stopped store with some documents, and a follower that has them all.
+/// Makes a stopped store with some documents, and a follower that has them all.
 async fn filled(dir: &Path) -> Follower {
     let store = Store::start(config(dir)).await;
     for document in 0..40 {
@@ -36,7 +36,7 @@ async fn filled(dir: &Path) -> Follower {
     follower
 }
 
-/// Starts after damage: it must start, and its follower must end with what the store has.
+/// Starts after damage. The start must succeed, and the follower must end with what the store has.
 async fn recovers(dir: &Path, follower: &mut Follower) -> (usize, f64) {
     let store = Store::start(config(dir)).await;
     store
@@ -106,7 +106,7 @@ async fn a_log_of_an_earlier_version_without_its_identity_is_salvaged_and_its_qu
     let mut follower = filled(dir.path()).await;
     fs::remove_file(dir.path().join("data/log/journal")).unwrap();
     let db = sled::open(dir.path().join("data/log")).unwrap();
-    // How far the journal was applied, which earlier versions did not say.
+    // An earlier version did not record how far the journal was applied.
     db.remove([0u8]).unwrap();
     db.remove(b"m").unwrap();
     db.flush().unwrap();
@@ -114,7 +114,7 @@ async fn a_log_of_an_earlier_version_without_its_identity_is_salvaged_and_its_qu
     let (left, quarantines) = recovers(dir.path(), &mut follower).await;
     assert_eq!((left, quarantines, quarantined(dir.path())), (40, 1.0, 1));
     assert_eq!(follower.resets, 2);
-    // Everything of it was salvaged, so an erasure takes it along.
+    // Everything in it was salvaged, so an erasure deletes it.
     let store = Store::start(config(dir.path())).await;
     assert_eq!(store.handle().verify().await.unwrap().quarantines, 0);
     let other = refrain_protocol::admin::EraseRequest {
@@ -127,7 +127,7 @@ async fn a_log_of_an_earlier_version_without_its_identity_is_salvaged_and_its_qu
 }
 
 #[tokio::test]
-async fn what_the_index_misreads_the_journal_makes_good() {
+async fn the_journal_restores_what_the_index_misreads() {
     let dir = tempfile::tempdir().unwrap();
     let mut follower = filled(dir.path()).await;
     let db = sled::open(dir.path().join("data/log")).unwrap();
@@ -144,7 +144,7 @@ async fn what_the_index_misreads_the_journal_makes_good() {
 }
 
 #[tokio::test]
-async fn a_piece_that_a_reader_cannot_read_has_the_index_built_anew() {
+async fn a_piece_that_a_reader_cannot_read_causes_an_index_rebuild() {
     let dir = tempfile::tempdir().unwrap();
     filled(dir.path()).await;
     let db = sled::open(dir.path().join("data/log")).unwrap();
@@ -163,12 +163,7 @@ async fn a_piece_that_a_reader_cannot_read_has_the_index_built_anew() {
         let reply = store.handle().follow(request).await;
         reply.map_or(0, |reply| reply.events.len())
     };
-    for _ in 0..500 {
-        if whole().await == 40 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually(async || whole().await == 40).await;
     assert_eq!(whole().await, 40);
     assert_eq!(
         store.metric("refrain_draft_store_evictions_total{reason=\"damage\"}"),
@@ -177,14 +172,14 @@ async fn a_piece_that_a_reader_cannot_read_has_the_index_built_anew() {
     store.stop().await;
 }
 
-/// A text that was written over: half of that commit must not be taken for the whole of it.
+/// A text that was overwritten: half of that commit must not be taken for all of it.
 #[tokio::test]
 async fn a_text_is_never_mixed_from_two_commits() {
     let pristine = tempfile::tempdir().unwrap();
     let store = Store::start(config(pristine.path())).await;
     let text = |epoch: u32, document: u128| vec![epoch * 1_000 + document as u32; 300];
     for epoch in 1..3 {
-        // One commit for all of them.
+        // All updates are in one commit.
         let all = (0..20).map(|document| {
             let mut sent = finished(update(document, 0, &text(epoch, document)));
             sent.epoch = u64::from(epoch);
@@ -223,7 +218,7 @@ async fn a_text_is_never_mixed_from_two_commits() {
                 "record at {record}: document {document} is mixed"
             );
         }
-        // The records beside the damaged one are in doubt with it.
+        // The records beside the damaged one are in doubt, too.
         assert!(follower.texts.len() >= 17, "{}", follower.texts.len());
         *left.entry(follower.texts.len()).or_insert(0) += 1;
         store.stop().await;
@@ -272,7 +267,7 @@ async fn verify_names_what_is_damaged_and_changes_nothing() {
     for _ in 0..2 {
         let store = ClosedStore::open(data.clone()).unwrap();
         let found = store.verify().await.unwrap();
-        // The place in the journal; the document that was there is left out.
+        // The damaged position in the journal is reported; the document that was there is left out.
         assert_eq!((found.documents, found.damaged), (39, 1));
         let [place] = &found.damage[..] else {
             panic!("{:?}", found.damage)

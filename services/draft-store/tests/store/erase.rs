@@ -1,4 +1,4 @@
-//! Erasing, and the proof of it: every file is taken apart and searched.
+//! Erasing, and the proof of it: every file is unpacked and searched.
 
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::{EraseReply, EraseRequest};
@@ -7,7 +7,7 @@ use refrain_rpc::StoreAdmin as _;
 use super::rewrite::noise;
 use super::*;
 
-/// The tokens that are planted and looked for, as they may stand in a file.
+/// The planted tokens, in the forms in which they may be in a file.
 struct Planted {
     tokens: Vec<TokenId>,
     forms: [Vec<u8>; 2],
@@ -38,7 +38,7 @@ impl Planted {
             .any(|form| bytes.windows(form.len()).any(|window| window == form))
     }
 
-    /// Files that hold it, plainly or in anything that can be unpacked.
+    /// Files that hold them, plainly or in anything that can be unpacked.
     fn find(&self, dir: &Path) -> Vec<std::path::PathBuf> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(dir).unwrap() {
@@ -61,7 +61,7 @@ impl Planted {
     }
 }
 
-/// What stands behind every zstd magic, whole or not.
+/// The content after every zstd magic number, complete or not.
 fn unpacked(bytes: &[u8]) -> Vec<Vec<u8>> {
     use std::io::Read as _;
     let magic = [0x28, 0xb5, 0x2f, 0xfd];
@@ -75,7 +75,7 @@ fn unpacked(bytes: &[u8]) -> Vec<Vec<u8>> {
             let mut out = Vec::new();
             let mut chunk = [0; 512];
             if let Ok(mut decoder) = zstd::stream::read::Decoder::new(&bytes[at..]) {
-                // To the end of the frame, or to where it breaks off.
+                // Up to the end of the frame, or to where it breaks off.
                 while let Ok(read @ 1..) = decoder.read(&mut chunk) {
                     out.extend_from_slice(&chunk[..read]);
                     if out.len() > 1 << 20 {
@@ -124,7 +124,7 @@ fn with_quarantines(request: EraseRequest) -> EraseRequest {
     }
 }
 
-/// A store with planted tokens of tenant a in documents of several kinds and in a quarantined log, and
+/// Starts a store with planted tokens of tenant a, in several kinds of documents and in a quarantined log, and with
 /// documents of tenant b.
 async fn planted(dir: &Path, planted: &Planted) -> Store {
     let store = Store::start(config(dir)).await;
@@ -139,7 +139,7 @@ async fn planted(dir: &Path, planted: &Planted) -> Store {
         store.append("b", vec![theirs]).await.unwrap();
         let text = with(document, 100 * document as u32);
         let ours = of_session("s", update(document, 0, &text));
-        // Some run, some are at their end, some grew in pieces.
+        // Some run, some have ended, some grew in pieces.
         let ours = if document % 3 == 0 {
             finished(ours)
         } else {
@@ -151,13 +151,13 @@ async fn planted(dir: &Path, planted: &Planted) -> Store {
             store.append("a", vec![more]).await.unwrap();
         }
     }
-    // As left context alone, and compressible.
+    // Only in the left context, and compressible.
     let mut context = of_session("s", update(30, 0, &[5; 500]));
     context.head.left_context = planted.tokens.clone();
     store.append("a", vec![context]).await.unwrap();
     store.stop().await;
     assert!(!planted.find(&dir.join("data/log")).is_empty());
-    // A log that cannot be read as a whole is salvaged and put aside.
+    // A log that cannot be read in full is salvaged and moved to quarantine.
     spoil_log(dir, 5);
     let store = Store::start(config(dir)).await;
     assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 1.0);
@@ -177,7 +177,7 @@ async fn nothing_erased_is_left_in_any_file() {
     let mut follower = Follower::default();
     follower.catch_up(&store, "a").await;
     assert_eq!(follower.texts.len(), 21);
-    // A quarantine may be the only copy of somebody else's documents: it goes when it is named.
+    // A quarantine may be the only copy of somebody else's documents, so it is deleted only when it is named.
     let reply = erase(&store, tenant("a")).await;
     let counts = (reply.quarantines, reply.quarantines_kept);
     assert_eq!((reply.documents, counts), (21, (0, 1)));
@@ -195,7 +195,7 @@ async fn nothing_erased_is_left_in_any_file() {
     assert_eq!(
         (follower.texts.len(), follower.resets),
         (0, 1),
-        "told, not reset"
+        "followers are told, not reset"
     );
     assert_eq!(erase(&store, tenant("a")).await.documents, 0);
     store.stop().await;
@@ -226,7 +226,7 @@ async fn nothing_erased_is_left_in_any_segment() {
     }
     store.sealed(|stats| stats.segment_bytes > 100_000).await;
     store.stop().await;
-    // One of them cannot be believed any more, and is put aside with what is planted in it.
+    // One segment becomes unreadable, and moves to quarantine with what is planted in it.
     let broken = planted.find(&data.join("segments")).remove(0);
     let mut bytes = std::fs::read(&broken).unwrap();
     let last = bytes.len() - 1;
@@ -237,7 +237,7 @@ async fn nothing_erased_is_left_in_any_segment() {
     let found = planted.find(&data);
     let in_quarantine = |path: &&std::path::PathBuf| path.display().to_string().contains("quarant");
     assert_eq!(found.iter().filter(in_quarantine).count(), 1, "{found:?}");
-    // It may have held all of the session that was sealed.
+    // It may have held all sealed documents of the session.
     let more = finished(of_session("s", update(64, 0, &planted.tokens)));
     store.append("a", vec![more]).await.unwrap();
     let (ours, theirs) = (texts(&store, "a").await, texts(&store, "b").await);
@@ -257,7 +257,7 @@ async fn nothing_erased_is_left_in_any_segment() {
     let store = Store::start(sealing(dir.path())).await;
     assert_eq!(texts(&store, "a").await, kept);
     assert_eq!(texts(&store, "b").await, theirs);
-    // And the others with their tenant.
+    // The others are erased with their tenant.
     erase(&store, tenant("a")).await;
     store.stop().await;
     assert!(planted.find(&data).is_empty());
@@ -270,16 +270,16 @@ async fn nothing_erased_is_left_in_any_segment() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_goes_on_with_an_erased_document_does_not_bring_it_back() {
+async fn a_worker_that_continues_an_erased_document_does_not_bring_it_back() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let begun = of_session("s", update(1, 0, &[1; 50]));
     store.append("a", vec![begun.clone()]).await.unwrap();
-    // Its worker's clock is ahead: only the document's id tells.
+    // The clock of its worker is ahead, so only the document's id tells.
     let mut ahead = of_session("s", update(2, 0, &[2; 50]));
     ahead.head.created_ms += 3_600_000;
     store.append("a", vec![ahead.clone()]).await.unwrap();
-    // Begun before, and still on its way.
+    // It began before the erasure, and was still on its way.
     let late = of_session("s", update(3, 0, &[3; 50]));
     tokio::time::sleep(Duration::from_millis(5)).await;
     erase(&store, tenant("a")).await;
@@ -296,7 +296,7 @@ async fn who_goes_on_with_an_erased_document_does_not_bring_it_back() {
             "answered, so that nobody tries again"
         );
         assert_eq!(store.handle().stats().await.unwrap().documents, 0);
-        // All of this outlives a restart.
+        // All of this survives a restart.
         store.stop().await;
         store = Store::start(config(dir.path())).await;
     }
@@ -312,7 +312,7 @@ async fn who_goes_on_with_an_erased_document_does_not_bring_it_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_models_and_times_are_erased_alone() {
+async fn sessions_models_and_time_ranges_are_erased_separately() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let put = async |tenant: &str, session: &str, document: u128| {
@@ -372,7 +372,7 @@ async fn sessions_models_and_times_are_erased_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_erasure_amid_appends_draws_a_clean_line() {
+async fn an_erasure_during_appends_separates_old_from_new_documents() {
     let dir = tempfile::tempdir().unwrap();
     let store = std::sync::Arc::new(Store::start(config(dir.path())).await);
     let writers: Vec<_> = (0..4u128)
@@ -395,9 +395,7 @@ async fn an_erasure_amid_appends_draws_a_clean_line() {
             })
         })
         .collect();
-    while store.handle().stats().await.unwrap().documents < 40 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually(async || store.handle().stats().await.unwrap().documents >= 40).await;
     let erased_at_ms = erase(&store, tenant("a")).await.erased_at_ms;
     let mut expected = Vec::new();
     for writer in writers {

@@ -1,4 +1,4 @@
-//! Exports: one moment, whatever happens meanwhile.
+//! Exports show one moment, whatever happens meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ impl Store {
         self.handle().export(request).await
     }
 
-    /// Documents of 400 tokens that are at their end, in one call.
+    /// Stores finished documents of 400 tokens in one call.
     async fn finish(&self, tenant: &str, documents: std::ops::Range<u128>) {
         let updates = documents.map(|document| {
             let mut sent = finished(update(document, 0, &noise(document, 400)));
@@ -46,12 +46,12 @@ fn budgeted(dir: &Path) -> DraftStoreConfig {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_export_tells_one_moment_whatever_happens_meanwhile() {
+async fn an_export_shows_one_moment_whatever_happens_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(Store::start(budgeted(dir.path())).await);
     store.finish("a", 0..30).await;
     store.handle().compact().await.unwrap();
-    // These are in a segment, those stay in the log, and some of them end there.
+    // These are in a segment. The others stay in the log, and some of them end there.
     store.running(100..120).await;
     store.finish("a", 200..210).await;
     let mut then = Follower::default();
@@ -61,7 +61,7 @@ async fn an_export_tells_one_moment_whatever_happens_meanwhile() {
     let mut after = first.next.unwrap();
     assert!(after.snapshot != 0);
     let mut exported = first.documents;
-    // Grown, cut, and overwritten.
+    // Documents grow, are cut, and are overwritten.
     let more = noise(7, 50);
     let grown = (100..110).map(|document| update(document, 100, &more));
     let cut = (110..113).map(|document| DocumentUpdate {
@@ -77,7 +77,7 @@ async fn an_export_tells_one_moment_whatever_happens_meanwhile() {
     let second = store.page("a", after).await.unwrap();
     exported.extend(second.documents);
     after = second.next.unwrap();
-    // All of them evicted or sealed, and all segments merged or gone.
+    // All of them are evicted or sealed, and all segments are merged or gone.
     for from in (1_000..1_200).step_by(20) {
         store.finish("a", from..from + 20).await;
     }
@@ -85,7 +85,7 @@ async fn an_export_tells_one_moment_whatever_happens_meanwhile() {
     let mut now = Follower::default();
     now.catch_up(&store, "a").await;
     assert!(now.texts.keys().all(|document| *document >= 1_000));
-    // And so it goes on.
+    // The store goes on like this.
     let done = Arc::new(AtomicBool::new(false));
     let writer = tokio::spawn({
         let (store, done) = (store.clone(), done.clone());
@@ -109,8 +109,8 @@ async fn an_export_tells_one_moment_whatever_happens_meanwhile() {
     done.store(true, Ordering::Relaxed);
     writer.await.unwrap();
     let finishes = |document: u128| (100..120).contains(&document);
-    for told in &exported {
-        let update = &told.update;
+    for document in &exported {
+        let update = &document.update;
         assert_eq!((update.epoch, update.prev_len), (1, 0));
         assert_eq!(update.finish.is_none(), finishes(update.document.0));
         assert_eq!(update.head.left_context.len(), 16);
@@ -118,20 +118,15 @@ async fn an_export_tells_one_moment_whatever_happens_meanwhile() {
     let count = exported.len();
     let texts: BTreeMap<u128, Vec<TokenId>> = exported
         .into_iter()
-        .map(|told| (told.update.document.0, told.update.tokens))
+        .map(|document| (document.update.document.0, document.update.tokens))
         .collect();
-    assert_eq!(count, texts.len(), "something was told twice");
+    assert_eq!(count, texts.len(), "a document was exported twice");
     assert_eq!(texts, then.texts);
-    // It is through, and holds nothing.
+    // The export is complete, and holds nothing.
     let gone = store.page("a", after).await.unwrap_err();
     assert_eq!(gone.kind, ErrorKind::Conflict);
     let store = Arc::into_inner(store).unwrap();
-    let waited = tokio::time::timeout(Duration::from_secs(60), async {
-        while store.metric("refrain_draft_store_exports") > 0.0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    waited.await.unwrap();
+    eventually(async || store.metric("refrain_draft_store_exports") == 0.0).await;
     assert_eq!(store.metric("refrain_draft_store_export_held_bytes"), 0.0);
     store.stop().await;
 }
@@ -149,7 +144,7 @@ async fn an_erasure_ends_the_exports_of_its_tenant_and_no_others() {
         page.next.unwrap()
     };
     let (ours, theirs) = (begun("a").await, begun("b").await);
-    // Nobody holds what is not there any more: not even what went before it could be erased.
+    // Nobody holds what was removed, not even what was evicted before it could be erased.
     let session = EraseRequest {
         tenant: Some("a".into()),
         session: Some("s19".into()),
@@ -172,7 +167,7 @@ async fn an_erasure_ends_the_exports_of_its_tenant_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_export_may_hold_is_bounded() {
+async fn the_memory_and_disk_of_an_export_are_bounded() {
     let refused = async |change: fn(&mut DraftStoreConfig), limit: &str| {
         let dir = tempfile::tempdir().unwrap();
         let mut config = budgeted(dir.path());
@@ -197,7 +192,7 @@ async fn what_an_export_may_hold_is_bounded() {
         assert_eq!(store.metric(&rejections), 1.0);
         store.stop().await;
     };
-    // The list is some 13 KB, and the texts of fifty documents twice that.
+    // The list takes about 13 KB, and the texts of fifty documents twice that.
     refused(
         |config| config.export_held_bytes_max = 20_000,
         "export_held_bytes_max",
@@ -222,8 +217,11 @@ async fn what_an_export_may_hold_is_bounded() {
     let start = async |idle_s: u64| {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::start(DraftStoreConfig {
-            exports_max: 1,
-            export_idle_s: idle_s,
+            tuning: StoreTuning {
+                exports_max: 1,
+                export_idle_s: idle_s,
+                ..sealing(dir.path()).tuning
+            },
             ..sealing(dir.path())
         })
         .await;

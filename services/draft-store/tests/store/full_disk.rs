@@ -1,4 +1,5 @@
-//! A small disk that fills up: a clear refusal, everything acknowledged is there, and it goes on when there is room.
+//! A small disk that fills up. Appends are refused clearly, everything acknowledged is there, and the store goes on
+//! once there is space.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,13 +10,13 @@ use refrain_rpc::StoreAdmin as _;
 use super::rewrite::noise;
 use super::*;
 
-/// A disk of its own in memory. Unmounted when dropped.
+/// A disk in memory. It is unmounted when dropped.
 pub(super) struct SmallDisk {
     dir: tempfile::TempDir,
 }
 
 impl SmallDisk {
-    /// `None`, with the reason on standard error, where nothing can be mounted.
+    /// Mounts it. `None`, with the reason on standard error, if nothing can be mounted.
     pub(super) fn mount(megabytes: u32) -> Option<Self> {
         let disk = SmallDisk {
             dir: tempfile::tempdir().unwrap(),
@@ -46,7 +47,7 @@ impl SmallDisk {
         assert!(self.run("mount", &["-o", "remount,ro"]));
     }
 
-    /// Fills it with something that is not the store's.
+    /// Fills it with a file that is not the store's.
     fn fill(&self) -> PathBuf {
         let path = self.dir.path().join("foreign");
         let mut file = std::fs::File::create(&path).unwrap();
@@ -69,13 +70,16 @@ fn size(megabytes: u32) -> String {
 
 fn config_on(disk: &SmallDisk) -> DraftStoreConfig {
     DraftStoreConfig {
-        // Nothing is rewritten or sealed meanwhile.
-        rewrite_bytes_min: 1 << 30,
+        tuning: StoreTuning {
+            // Nothing is rewritten meanwhile.
+            rewrite_bytes_min: 1 << 30,
+            ..tuning()
+        },
         ..config(disk.dir.path())
     }
 }
 
-/// Appends until that is refused; what was acknowledged, and why not more.
+/// Appends until that is refused. Returns how many appends were acknowledged, and the refusal.
 async fn append_until_refused(store: &Store, from: u128) -> (u128, ApiError) {
     for document in from.. {
         let sent = finished(update(document, 0, &noise(document, 4_000)));
@@ -96,7 +100,7 @@ async fn check(store: &Store, documents: u128) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
+async fn a_disk_full_up_to_its_reserve_refuses_appends_and_nothing_else() {
     let Some(disk) = SmallDisk::mount(26) else {
         return;
     };
@@ -106,7 +110,7 @@ async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
     assert!(error.message.contains("disk_reserve_bytes"), "{error:?}");
     assert!(error.retry_after_ms.is_some() && acknowledged > 50);
     check(&store, acknowledged).await;
-    // The store was not closed by it, and what makes room still works.
+    // The store is still open, and operations that free space still work.
     assert_eq!(
         store.metric("refrain_draft_store_writer_restarts_total"),
         0.0
@@ -115,7 +119,7 @@ async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
     assert!(store.metric(rejections) >= 1.0);
     assert_eq!(store.handle().verify().await.unwrap().damaged, 0);
     store.stop().await;
-    // It opens as it is, and goes on when there is room.
+    // The store opens as it is, and goes on once there is space.
     let store = Store::start(config_on(&disk)).await;
     check(&store, acknowledged).await;
     disk.resize(40);
@@ -125,9 +129,9 @@ async fn a_disk_used_up_to_its_reserve_refuses_appends_and_nothing_else() {
     store.stop().await;
 }
 
-/// The reserve is enough to open the log again, also where nothing but imports filled the disk.
+/// The reserve is enough to open the log again, even if imports alone filled the disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_used_up_to_its_reserve_has_room_for_an_open_with_a_new_index() {
+async fn a_disk_full_up_to_its_reserve_has_space_for_an_open_with_a_new_index() {
     for megabytes in [18, 40] {
         let Some(disk) = SmallDisk::mount(megabytes) else {
             return;
@@ -138,7 +142,7 @@ async fn a_disk_used_up_to_its_reserve_has_room_for_an_open_with_a_new_index() {
         for _ in 0..3 {
             let store = Store::start(config_on(&disk)).await;
             check(&store, acknowledged).await;
-            // There is no room for a copy of everything, and what there is must not be filled by half of one.
+            // There is no space for a complete copy, and half a copy must not fill what is left.
             let refused = store.handle().compact().await.unwrap_err();
             assert_eq!(refused.kind, ErrorKind::Unavailable);
             store.stop().await;
@@ -152,9 +156,9 @@ async fn a_disk_used_up_to_its_reserve_has_room_for_an_open_with_a_new_index() {
     }
 }
 
-/// The whole of a store was lost like this: sled takes a snapshot that it could not write for its newest.
+/// A complete store was lost like this: sled takes a snapshot that it could not write for its newest one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_on_a_full_disk_that_fails_costs_nothing() {
+async fn a_failed_start_on_a_full_disk_loses_nothing() {
     let Some(disk) = SmallDisk::mount(40) else {
         return;
     };
@@ -197,7 +201,7 @@ async fn a_disk_that_others_fill_costs_nothing_acknowledged() {
     let foreign = disk.fill();
     let (acknowledged, error) = append_until_refused(&store, 50).await;
     assert_eq!(error.kind, ErrorKind::Unavailable, "{error:?}");
-    // The service answers, if only that it cannot.
+    // The service answers, even if only to say that it cannot.
     store.handle().stats().await.unwrap();
     std::fs::remove_file(foreign).unwrap();
     let mut tries = 0;

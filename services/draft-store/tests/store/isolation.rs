@@ -1,9 +1,7 @@
-//! Every route of the store, tried by those who must not: nothing is told, not even whether there is something.
+//! Every route of the store, called by those who must not. They learn nothing, not even whether there is something.
 
 use actix_web::http::Method;
-use refrain_protocol::document::{
-    FetchGroupsRequest, FollowReply, GroupCursor, RegisterGroupRequest,
-};
+use refrain_protocol::document::FollowReply;
 use refrain_protocol::segment::{
     DocumentsRequest, SegmentPieceRequest, SegmentsReply, SegmentsRequest,
 };
@@ -18,7 +16,7 @@ use serde::Serialize;
 use super::takeover::lookup;
 use super::*;
 
-/// What a route answers: status and body, and no header that a content could show in.
+/// The answer of a route: status and body, without headers that could reveal content.
 async fn answer(
     store: &Store,
     method: &Method,
@@ -26,7 +24,7 @@ async fn answer(
     secret: Option<&str>,
     body: Vec<u8>,
 ) -> (u16, Vec<u8>) {
-    let url = format!("http://{}{path}", store.running.addr().unwrap());
+    let url = format!("http://{}{path}", store.server.addr().unwrap());
     let method = reqwest::Method::from_bytes(method.as_str().as_bytes()).unwrap();
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let mut request = client
@@ -45,7 +43,7 @@ fn body(message: &impl Serialize) -> Vec<u8> {
     encode_bincode(message).unwrap()
 }
 
-/// The calls that name a namespace, in that name, and a segment, whosesoever it is.
+/// The calls that name a namespace, for this namespace and this segment, whoever it belongs to.
 fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, Vec<u8>)> {
     let mut grouped = update(1, 0, &[6; 10]);
     grouped.head.group = Some("g".into());
@@ -96,28 +94,8 @@ fn named_calls(namespace: SignedNamespace, segment: u64) -> Vec<(&'static str, V
         (
             "/internal/v1/touch",
             body(&TouchRequest {
-                namespace: namespace.clone(),
-                documents: vec![DocumentId(1)],
-            }),
-        ),
-        (
-            "/internal/v1/groups/register",
-            body(&RegisterGroupRequest {
-                namespace: namespace.clone(),
-                group: "g".into(),
-                ttl_ms: 1_000,
-                weight_version: 9,
-            }),
-        ),
-        (
-            "/internal/v1/groups/fetch",
-            body(&FetchGroupsRequest {
                 namespace,
-                groups: vec![GroupCursor {
-                    group: "g".into(),
-                    after: FeedCursor::default(),
-                }],
-                max_tokens: 1_000,
+                documents: vec![DocumentId(1)],
             }),
         ),
     ]
@@ -143,15 +121,8 @@ async fn listening(dir: &Path) -> Store {
     .await
 }
 
-/// Gives tenant a something to hide, some of it in a segment, which is named.
+/// Gives tenant a something to hide, some of it in a segment. Returns the segment.
 async fn filled(store: &Store) -> u64 {
-    let register = RegisterGroupRequest {
-        namespace: store.sign("a"),
-        group: "g".into(),
-        ttl_ms: 60_000,
-        weight_version: 0,
-    };
-    store.handle().register_group(register).await.unwrap();
     for document in 1..30 {
         let mut secret = update(document, 0, &[4_242; 50]);
         secret.head.group = Some("g".into());
@@ -260,7 +231,7 @@ async fn another_tenant_sees_an_empty_store() {
                 } else if path.ends_with("/follow") {
                     let mut reply: FollowReply = decode_bincode(&answer).unwrap();
                     assert!(reply.events.is_empty() && reply.caught_up);
-                    // Random, and all else is as in an empty store.
+                    // This is random. All else is as in an empty store.
                     reply.cursor.generation = 0;
                     of_store.push((path, body(&reply)));
                 } else if path.ends_with("/fetch") {
@@ -273,9 +244,9 @@ async fn another_tenant_sees_an_empty_store() {
         answers.push(of_store);
     }
     assert_eq!(answers[0], answers[1]);
-    // b's use, eviction and group of the same names leave a's as they are.
+    // Uses and evictions of b leave those of a unchanged.
     let secret = &full.mesh.secret;
-    let url = format!("http://{}", full.running.addr().unwrap());
+    let url = format!("http://{}", full.server.addr().unwrap());
     let http = HttpDraftStore::new(MeshClient::new(&url, secret, Duration::from_secs(5)).unwrap());
     let theirs = AppendRequest {
         namespace: full.sign("b"),

@@ -1,6 +1,6 @@
 //! The draft store through its public interface, on a real disk.
 
-mod chances;
+mod acceptance_statistics;
 mod crash;
 mod damage;
 mod erase;
@@ -8,7 +8,6 @@ mod export;
 #[path = "../support/files.rs"]
 mod files;
 mod full_disk;
-mod groups;
 mod isolation;
 mod random_damage;
 mod rewrite;
@@ -19,9 +18,11 @@ mod trust;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use refrain_draft_store::{DraftStoreConfig, DraftStoreHandle, Running, start};
+use refrain_draft_store::{
+    DraftStoreConfig, DraftStoreHandle, DraftStoreServer, StoreTuning, start,
+};
 use refrain_protocol::document::{
     AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent, FinishReason,
     FollowRequest, TouchRequest,
@@ -33,31 +34,51 @@ use refrain_service_kit::telemetry::Metrics;
 
 /// A running store, and a gateway's key to sign namespaces with.
 struct Store {
-    running: Running,
+    server: DraftStoreServer,
     metrics: Metrics,
     mesh: MeshConfig,
+}
+
+/// Short intervals, so that tests wait for little.
+fn tuning() -> StoreTuning {
+    StoreTuning {
+        commit_interval_ms: 1,
+        tick_ms: 20,
+        ..StoreTuning::default()
+    }
 }
 
 fn config(dir: &Path) -> DraftStoreConfig {
     DraftStoreConfig {
         data_dir: dir.join("data"),
-        commit_interval_ms: 1,
-        tick_ms: 20,
+        tuning: tuning(),
         ..DraftStoreConfig::default()
     }
 }
 
-/// A store that seals what ended at once, a few documents to a segment.
+/// Waits until a condition holds. The store has clocks and threads of its own, so a paused clock cannot help.
+async fn eventually(is_so: impl AsyncFn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so().await {
+        assert!(Instant::now() < until, "the condition never holds");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A store that seals documents as soon as they end, a few to a segment.
 fn sealing(dir: &Path) -> DraftStoreConfig {
     DraftStoreConfig {
         seal_after_s: 0,
         seal_tokens: 4_000,
-        segments_max: 2,
+        tuning: StoreTuning {
+            segments_max: 2,
+            ..tuning()
+        },
         ..config(dir)
     }
 }
 
-/// Takes away the index of a closed store's log, and flips a bit of its journal. The first record there is the
+/// Destroys the index of a closed store's log, and flips a bit of its journal. The first record there is the
 /// journal's name, which costs no document.
 fn spoil_log(dir: &Path, at: usize) {
     let log = dir.join("data/log");
@@ -77,25 +98,25 @@ impl Store {
     async fn try_start(config: DraftStoreConfig) -> anyhow::Result<Store> {
         let mesh = MeshConfig::generate()?;
         let metrics = Metrics::new()?;
-        let running = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
+        let server = start(config, MeshAuth::new(&mesh)?, &metrics).await?;
         Ok(Store {
-            running,
+            server,
             metrics,
             mesh,
         })
     }
 
-    /// Whether it is ready, or why not.
+    /// Whether the store is ready, or why not.
     fn ready(&self) -> Result<(), String> {
         self.handle().readiness()
     }
 
     async fn stop(self) {
-        self.running.drain(Duration::from_secs(5)).await;
+        self.server.drain(Duration::from_secs(5)).await;
     }
 
     fn handle(&self) -> DraftStoreHandle {
-        self.running.handle()
+        self.server.handle()
     }
 
     fn sign(&self, tenant: &str) -> SignedNamespace {
@@ -118,7 +139,7 @@ impl Store {
         Ok(self.handle().append(request).await?.lengths)
     }
 
-    /// The value of a metric line, labels included in its name.
+    /// The value of a metric. The name includes the labels.
     fn metric(&self, name: &str) -> f64 {
         let text = String::from_utf8(self.metrics.render()).unwrap();
         let line = text
@@ -168,7 +189,7 @@ impl Follower {
         self.try_catch_up(store, tenant).await.unwrap();
     }
 
-    /// The same with a store that may be closed meanwhile.
+    /// Catches up with a store that may be closed meanwhile.
     async fn try_catch_up(&mut self, store: &Store, tenant: &str) -> Result<(), ApiError> {
         loop {
             let request = FollowRequest {

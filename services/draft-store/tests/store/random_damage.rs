@@ -1,4 +1,4 @@
-//! Two hundred random damages to the log of a closed store: what is lost is what the damage touched.
+//! Two hundred random damages to the log of a closed store. Only what the damage touched is lost.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ fn text(document: u128) -> Vec<TokenId> {
         .collect()
 }
 
-/// Damages one file at one place. Answers how many bytes, and what was done.
+/// Damages one file at one place. Returns how many bytes, and a description.
 fn damage(random: &mut Random, path: &Path) -> (u64, String) {
     let mut bytes = fs::read(path).unwrap();
     let len = bytes.len() as u64;
@@ -41,7 +41,7 @@ fn damage(random: &mut Random, path: &Path) -> (u64, String) {
             most as u64
         }
         3 => {
-            // An end that is missing, as long as a few documents.
+            // The end of the file is missing, as long as a few documents.
             let cut = random.below(3_000.min(len + 1));
             bytes.truncate((len - cut) as usize);
             cut
@@ -70,7 +70,7 @@ fn damage(random: &mut Random, path: &Path) -> (u64, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_lost_is_what_the_damage_touched() {
+async fn only_documents_touched_by_the_damage_are_lost() {
     let pristine = tempfile::tempdir().unwrap();
     let store = Store::start(config(pristine.path())).await;
     for document in 0..DOCUMENTS {
@@ -102,11 +102,11 @@ async fn what_is_lost_is_what_the_damage_touched() {
         } else {
             fs::write(log.join("db"), vec![0x3c; 100_000]).unwrap();
             let (touched, what) = damage(&mut random, &log.join("journal"));
-            // The documents in it, one that it cuts on each side, and a neighbour.
+            // The documents in it, one cut on each side, and a neighbour.
             (touched / document_bytes + 3, what)
         };
         let store = Store::start(config(dir.path())).await;
-        // Documents of which a part is lost are removed by the writer, once a reader has found them.
+        // The writer removes partly lost documents once a reader has found them.
         let mut follower = Follower::default();
         for _ in 0..500 {
             follower = Follower::default();

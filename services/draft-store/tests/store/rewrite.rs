@@ -22,7 +22,7 @@ fn disk_bytes(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Of all logs, the one that is used and the one that is written.
+/// Bytes of all logs: the one in use, and the one in the making.
 fn log_bytes(data: &Path) -> u64 {
     let entries = std::fs::read_dir(data).into_iter().flatten().flatten();
     let logs = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("log"));
@@ -42,15 +42,15 @@ pub(super) fn noise(document: u128, len: u32) -> Vec<TokenId> {
         .collect()
 }
 
-/// What sled takes for itself, however little is in it: eight of its segments of 512 KiB.
+/// Bytes that an empty sled takes: eight of its segments of 512 KiB.
 const OWN_BYTES: u64 = 4 << 20;
 
-/// What was on the disk when there was most of it.
+/// The largest sizes seen on disk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Peak {
     logs: u64,
     segments: u64,
-    /// Of all segments that were ever there.
+    /// The largest segment that ever existed.
     largest_segment: u64,
 }
 
@@ -80,7 +80,7 @@ impl Peak {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn churn_takes_its_documents_twice_and_a_merge_and_no_more() {
+async fn under_churn_the_disk_holds_at_most_twice_the_documents_and_a_merge() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let store = Store::start(DraftStoreConfig {
@@ -89,9 +89,12 @@ async fn churn_takes_its_documents_twice_and_a_merge_and_no_more() {
         tenant_tokens_max: 2_000_000,
         seal_after_s: 0,
         seal_tokens: 100_000,
-        segments_max: 4,
-        segment_tokens_max: 500_000,
-        rewrite_bytes_min: 1 << 20,
+        tuning: StoreTuning {
+            segments_max: 4,
+            segment_tokens_max: 500_000,
+            rewrite_bytes_min: 1 << 20,
+            ..tuning()
+        },
         log_bytes_max: 6 << 20,
         ..config(dir.path())
     })
@@ -115,13 +118,13 @@ async fn churn_takes_its_documents_twice_and_a_merge_and_no_more() {
                 finished(update(document, 0, &noise(document, 1_000)))
             })
             .collect::<Vec<_>>();
-        // A store that is behind refuses for a while.
+        // A store that lags refuses for a while.
         while let Err(error) = store.append("a", updates.clone()).await {
             assert_eq!(error.kind, ErrorKind::Overloaded);
             refused += 1;
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // Some are used again and stay, so that segments wear in places.
+        // Some documents are used again and stay, so that segments wear unevenly.
         let used = noise(call, 20)
             .into_iter()
             .map(|at| DocumentId((call * 50).saturating_sub(u128::from(at) % 2_000)));
@@ -137,7 +140,7 @@ async fn churn_takes_its_documents_twice_and_a_merge_and_no_more() {
     assert!(stats.documents <= 2_000 && stats.evicted_documents >= 10_000);
     let rewrites = store.metric("refrain_draft_store_rewrites_total{outcome=\"done\"}");
     assert!(rewrites >= 2.0, "{rewrites}");
-    // What these documents take at rest.
+    // The size of these documents at rest.
     store.handle().compact().await.unwrap();
     let live_bytes = store.handle().stats().await.unwrap().logical_bytes;
     let most = 2 * live_bytes + peak.largest_segment + OWN_BYTES;
@@ -156,7 +159,7 @@ async fn churn_takes_its_documents_twice_and_a_merge_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_demanded_rewrite_keeps_everything_and_a_close_ends_one() {
+async fn a_compaction_keeps_everything_and_a_close_interrupts_one() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     let mut follower = Follower::default();
@@ -183,8 +186,12 @@ async fn a_demanded_rewrite_keeps_everything_and_a_close_ends_one() {
     );
     let handle = store.handle();
     let cut_off = tokio::spawn(async move { handle.compact().await });
-    store.stop().await;
-    let _ = cut_off.await.unwrap();
+    // No grace: the close interrupts the compaction unless that has ended already.
+    store.server.drain(Duration::ZERO).await;
+    match cut_off.await.unwrap() {
+        Ok(reply) => assert!(reply.after_bytes > 0),
+        Err(error) => assert_eq!(error.kind, ErrorKind::Unavailable, "{error:?}"),
+    }
     let store = Store::start(config(dir.path())).await;
     let mut fresh = Follower::default();
     fresh.catch_up(&store, "a").await;

@@ -10,7 +10,7 @@ use super::rewrite::noise;
 use super::*;
 
 impl Store {
-    /// Waits until the store's figures are such.
+    /// Waits until the statistics fulfil a condition.
     pub(super) async fn sealed(&self, is_so: impl Fn(&StoreStats) -> bool) -> StoreStats {
         for _ in 0..6_000 {
             let stats = self.handle().stats().await.unwrap();
@@ -19,7 +19,10 @@ impl Store {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("never: {:?}", self.handle().stats().await);
+        panic!(
+            "the condition never holds: {:?}",
+            self.handle().stats().await
+        );
     }
 
     async fn fill(&self, documents: std::ops::Range<u128>) {
@@ -64,14 +67,9 @@ async fn sealed_documents_are_followed_exported_verified_and_outlive_restarts() 
         let labels = format!("{{from=\"{from}\",outcome=\"done\"}}");
         store.metric(&format!("refrain_draft_store_segments_made_total{labels}"))
     };
-    // How many it takes depends on how far sealing falls behind.
+    // The number of seals depends on how far sealing lags.
     assert!(done("log") >= 1.0);
-    let waited = tokio::time::timeout(Duration::from_secs(60), async {
-        while store.metric("refrain_draft_store_segments") > 2.0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    });
-    waited.await.unwrap();
+    eventually(async || store.metric("refrain_draft_store_segments") <= 2.0).await;
     assert!(done("log") <= 2.0 || done("segments") >= 1.0);
     let mut follower = Follower::default();
     follower.catch_up(&store, "a").await;
@@ -107,7 +105,7 @@ async fn sealed_documents_are_followed_exported_verified_and_outlive_restarts() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_evicted_from_segments_gives_its_space_back() {
+async fn evicting_sealed_documents_gives_their_space_back() {
     let dir = tempfile::tempdir().unwrap();
     let config = DraftStoreConfig {
         document_tokens_max: 1_000,
@@ -124,7 +122,7 @@ async fn what_is_evicted_from_segments_gives_its_space_back() {
         assert_eq!(texts, (part * 50..part * 50 + 50).collect::<Vec<_>>());
         store.sealed(|stats| stats.segment_bytes > 25_000 * 6).await;
     }
-    // 25,000 live tokens at nine bytes each, a quarter of which may be gone and not be given back yet.
+    // 25,000 live tokens at nine bytes each. A quarter of them may be removed and not given back yet.
     let stats = store
         .sealed(|stats| stats.segment_bytes < 25_000 * 9 * 4 / 3 + 10_000)
         .await;
@@ -139,7 +137,7 @@ async fn what_is_evicted_from_segments_gives_its_space_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn compacting_takes_what_is_gone_out_of_segments_and_log() {
+async fn compacting_removes_gone_documents_from_segments_and_log() {
     let dir = tempfile::tempdir().unwrap();
     let config = DraftStoreConfig {
         document_tokens_max: 1_000,
@@ -149,11 +147,11 @@ async fn compacting_takes_what_is_gone_out_of_segments_and_log() {
     let store = Store::start(config).await;
     store.fill(0..100).await;
     store.handle().compact().await.unwrap();
-    // Less than what has a segment rewritten by itself.
+    // Too few to make the store rewrite a segment on its own.
     store.fill(100..110).await;
     store.handle().compact().await.unwrap();
-    // Nothing is left of the ten that made room. What was at rest before the last of them came may have been sealed
-    // on its own, and then as many stay in the log as do not fill a file.
+    // Nothing is left of the ten that were evicted. Documents that ended before the last of them came may have been
+    // sealed separately, and then as many stay in the log as do not fill a file.
     let namespace = store.sign("a");
     let request = SegmentsRequest { namespace };
     let listed = store.handle().segments(request).await.unwrap();
@@ -169,14 +167,17 @@ async fn compacting_takes_what_is_gone_out_of_segments_and_log() {
 }
 
 #[tokio::test]
-async fn small_namespaces_are_sealed_by_age_and_for_room() {
+async fn small_namespaces_are_sealed_by_age_and_for_space() {
     let dir = tempfile::tempdir().unwrap();
     let base = DraftStoreConfig {
         seal_tokens: 1 << 20,
         ..sealing(dir.path())
     };
     let store = Store::start(DraftStoreConfig {
-        unsealed_tokens_max: 4_000,
+        tuning: StoreTuning {
+            unsealed_tokens_max: 4_000,
+            ..base.tuning.clone()
+        },
         ..base.clone()
     })
     .await;
@@ -190,9 +191,12 @@ async fn small_namespaces_are_sealed_by_age_and_for_room() {
     store.fill(9..12).await;
     assert_eq!(store.metric("refrain_draft_store_unsealed_tokens"), 1_500.0);
     store.stop().await;
-    // Old enough as soon as it is looked at.
+    // Old enough at the first check.
     let store = Store::start(DraftStoreConfig {
-        seal_age_s: 0,
+        tuning: StoreTuning {
+            seal_age_s: 0,
+            ..base.tuning
+        },
         ..base
     })
     .await;
@@ -207,7 +211,10 @@ async fn small_namespaces_are_sealed_by_age_and_for_room() {
 async fn verify_names_the_damaged_segment() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(DraftStoreConfig {
-        segments_max: 100,
+        tuning: StoreTuning {
+            segments_max: 100,
+            ..tuning()
+        },
         ..sealing(dir.path())
     })
     .await;

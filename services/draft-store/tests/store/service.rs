@@ -1,4 +1,4 @@
-//! The shell: HTTP, long polling, limits, restart.
+//! The service around the core: HTTP, long polling, limits, restart.
 
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ async fn all_calls_work_over_http_and_need_the_secret_and_the_signature() {
         ..config(dir.path())
     })
     .await;
-    let url = format!("http://{}", store.running.addr().unwrap());
+    let url = format!("http://{}", store.server.addr().unwrap());
     let client = |secret: &str| {
         HttpDraftStore::new(MeshClient::new(&url, secret, Duration::from_secs(5)).unwrap())
     };
@@ -97,9 +97,7 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
         .unwrap();
     let (handle, request) = (store.handle(), follow(&store, "a", first.cursor, 20_000));
     let waiting = tokio::spawn(async move { handle.follow(request).await });
-    while store.handle().observe().waiters == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually(async || store.handle().observe().waiters > 0).await;
     store.append("b", vec![update(1, 0, &[1])]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(!waiting.is_finished());
@@ -107,7 +105,7 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
     let reply = waiting.await.unwrap().unwrap();
     assert_eq!((reply.events.len(), reply.reset), (1, false));
     assert_eq!(store.handle().observe().namespaces_awaited, 0);
-    // The wait ends by itself, too.
+    // The wait also ends by itself.
     let started = Instant::now();
     let reply = store
         .handle()
@@ -120,10 +118,13 @@ async fn a_waiting_follower_is_woken_by_its_own_namespace_only() {
 }
 
 #[tokio::test]
-async fn a_drain_releases_who_waits_and_keeps_what_was_sent() {
+async fn a_drain_releases_waiting_calls_and_keeps_what_was_sent() {
     let dir = tempfile::tempdir().unwrap();
     let slow = DraftStoreConfig {
-        commit_interval_ms: 1_000,
+        tuning: StoreTuning {
+            commit_interval_ms: 1_000,
+            ..tuning()
+        },
         ..config(dir.path())
     };
     let store = Store::start(slow).await;
@@ -140,13 +141,15 @@ async fn a_drain_releases_who_waits_and_keeps_what_was_sent() {
         updates: vec![update(1, 0, &[1])],
     };
     let appending = tokio::spawn(async move { handle.append(request).await });
-    while store.handle().observe().pending_tokens == 0 || store.handle().observe().waiters == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually(async || {
+        let state = store.handle().observe();
+        state.pending_tokens > 0 && state.waiters > 0
+    })
+    .await;
     let (handle, late) = (store.handle(), store.sign("a"));
     let started = Instant::now();
     store.stop().await;
-    // The one that waits would do so for 20.
+    // The waiting call alone would wait for 20 s.
     assert!(started.elapsed() < Duration::from_secs(15));
     assert!(waiting.await.unwrap().is_ok());
     assert_eq!(appending.await.unwrap().unwrap().lengths, [1]);
@@ -163,14 +166,17 @@ async fn a_drain_releases_who_waits_and_keeps_what_was_sent() {
 }
 
 #[tokio::test]
-async fn limits_refuse_and_count() {
+async fn limits_refuse_calls_and_count_them() {
     let dir = tempfile::tempdir().unwrap();
     let limited = DraftStoreConfig {
-        updates_max: 2,
         document_tokens_max: 10,
         pending_tokens_max: 1_024,
         waiters_max: 1,
-        commit_interval_ms: 200,
+        tuning: StoreTuning {
+            updates_max: 2,
+            commit_interval_ms: 1_000,
+            ..tuning()
+        },
         ..config(dir.path())
     };
     let store = Store::start(limited).await;
@@ -188,8 +194,9 @@ async fn limits_refuse_and_count() {
         ErrorKind::InvalidRequest
     );
     let mut calls = Vec::new();
+    let namespace = store.sign("a");
     for document in 0..200 {
-        let (handle, namespace) = (store.handle(), store.sign("a"));
+        let (handle, namespace) = (store.handle(), namespace.clone());
         let updates = vec![update(document, 0, &[1; 10])];
         calls.push(tokio::spawn(async move {
             handle.append(AppendRequest { namespace, updates }).await
@@ -231,9 +238,7 @@ async fn limits_refuse_and_count() {
     }
     let (handle, request) = (store.handle(), follow(&store, "a", cursor, 300));
     let waiting = tokio::spawn(async move { handle.follow(request).await });
-    while store.handle().observe().waiters == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually(async || store.handle().observe().waiters > 0).await;
     let second = store
         .handle()
         .follow(follow(&store, "a", cursor, 300))

@@ -1,4 +1,4 @@
-//! Segments as a worker takes them over, while the store goes on.
+//! Workers take over segments while the store goes on.
 
 use refrain_protocol::ErrorKind;
 use refrain_protocol::admin::EraseRequest;
@@ -30,7 +30,7 @@ impl Store {
         Ok(Segment::open(bytes).unwrap())
     }
 
-    /// A follower that takes over what is sealed; the number of segments, and of documents that came one by one.
+    /// A follower that takes over the segments. Also the number of segments, and of documents that came one by one.
     async fn taken_over(&self, tenant: &str) -> Result<(Follower, usize, usize), ApiError> {
         let namespace = self.sign(tenant);
         let listed = self
@@ -76,7 +76,7 @@ fn whole(document: u128) -> DocumentUpdate {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn segments_documents_and_news_are_what_the_feed_tells() {
+async fn segments_documents_and_changes_add_up_to_the_feed() {
     let dir = tempfile::tempdir().unwrap();
     let store = std::sync::Arc::new(Store::start(sealing(dir.path())).await);
     let writer = tokio::spawn({
@@ -84,7 +84,7 @@ async fn segments_documents_and_news_are_what_the_feed_tells() {
         async move {
             for number in 0..150u128 {
                 store.append("a", vec![whole(number)]).await.unwrap();
-                // One runs, grows, and is gone on with after it was sealed.
+                // One document runs, grows, and continues after it was sealed.
                 let len = number as u32 * 4;
                 let grown = update(1_000, len, &noise(7, 604)[len as usize..len as usize + 4]);
                 let grown = if number % 20 == 0 {
@@ -101,7 +101,7 @@ async fn segments_documents_and_news_are_what_the_feed_tells() {
     });
     let (mut taken, mut most_segments) = (0, 0);
     while !writer.is_finished() || most_segments == 0 {
-        // Merged away in the middle of it: to be begun again.
+        // The segment was merged away during the take-over, which must start again.
         let Ok((mut follower, segments, _)) = store.taken_over("a").await else {
             continue;
         };
@@ -128,23 +128,23 @@ async fn segments_documents_and_news_are_what_the_feed_tells() {
 }
 
 #[tokio::test]
-async fn what_is_erased_or_evicted_is_masked_and_a_segment_that_is_gone_is_told() {
+async fn removed_documents_are_masked_and_a_removed_segment_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(DraftStoreConfig {
         document_tokens_max: 1_000,
         tokens_max: 12_000,
-        // Sealed when it is asked for, all of it: a last one alone would stay in the log.
+        // Sealed completely on request: otherwise a last document alone would stay in the log.
         seal_tokens: 1_000_000,
         ..sealing(dir.path())
     })
     .await;
     for document in 0..40u128 {
-        let mut said = whole(document);
-        said.head.session = Some(format!("s{}", document % 2));
-        store.append("a", vec![said]).await.unwrap();
+        let mut sent = whole(document);
+        sent.head.session = Some(format!("s{}", document % 2));
+        store.append("a", vec![sent]).await.unwrap();
     }
     store.handle().compact().await.unwrap();
-    // Pushes out the first, less than what has a segment rewritten.
+    // Evicts the first document, which is too little for a rewrite of its segment.
     store.append("a", vec![whole(40)]).await.unwrap();
     let namespace = store.sign("a");
     let request = SegmentsRequest { namespace };
@@ -164,7 +164,7 @@ async fn what_is_erased_or_evicted_is_masked_and_a_segment_that_is_gone_is_told(
         ..EraseRequest::default()
     };
     store.handle().erase(session).await.unwrap();
-    // The segments were rewritten without it.
+    // The segments were rewritten without them.
     let gone = store.segment("a", &listed.segments[0]).await.unwrap_err();
     assert_eq!(gone.kind, ErrorKind::NotFound);
     follower.catch_up(&store, "a").await;
@@ -175,7 +175,7 @@ async fn what_is_erased_or_evicted_is_masked_and_a_segment_that_is_gone_is_told(
     store.stop().await;
 }
 
-/// Asks for a draft of at most ten tokens.
+/// A request for a draft of at most ten tokens.
 pub(super) fn lookup(namespace: SignedNamespace, tokens: Vec<TokenId>) -> LookupRequest {
     LookupRequest {
         namespace,
@@ -195,7 +195,7 @@ pub(super) fn lookup(namespace: SignedNamespace, tokens: Vec<TokenId>) -> Lookup
 }
 
 impl Store {
-    /// What the store would draft, and from which document.
+    /// The draft of the store, and the document that it comes from.
     async fn drafted(&self, tenant: &str, tokens: &[TokenId]) -> Option<(Vec<TokenId>, u128)> {
         let request = lookup(self.sign(tenant), tokens.to_vec());
         let reply = self.handle().lookup(request).await.unwrap();
@@ -210,13 +210,13 @@ impl Store {
 }
 
 #[tokio::test]
-async fn the_store_drafts_from_what_is_sealed_of_the_namespace_and_still_there() {
+async fn the_store_drafts_from_sealed_documents_of_the_namespace_that_still_exist() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(sealing(dir.path())).await;
     for document in 0..30u128 {
-        let mut said = whole(document);
-        said.head.session = Some(format!("s{}", document % 2));
-        store.append("a", vec![said]).await.unwrap();
+        let mut sent = whole(document);
+        sent.head.session = Some(format!("s{}", document % 2));
+        store.append("a", vec![sent]).await.unwrap();
     }
     store.append("b", vec![whole(100)]).await.unwrap();
     store.handle().compact().await.unwrap();
@@ -226,7 +226,7 @@ async fn the_store_drafts_from_what_is_sealed_of_the_namespace_and_still_there()
         assert_eq!(drafted, Some((text[100..110].to_vec(), document)));
         assert_eq!(store.drafted("b", &text[80..100]).await, None);
     }
-    // What is erased is not drafted from once that is answered, however new the view is.
+    // Erased documents are not drafted from once the erasure is answered, however new the view is.
     let session = EraseRequest {
         tenant: Some("a".into()),
         session: Some("s1".into()),
@@ -245,7 +245,7 @@ async fn the_store_drafts_from_what_is_sealed_of_the_namespace_and_still_there()
     store.stop().await;
 }
 
-/// Files of the store that are deleted, and whose blocks the disk still holds for this process.
+/// Deleted files of the store whose blocks the disk still holds for this process.
 #[cfg(target_os = "linux")]
 pub(super) fn deleted_files_held(dir: &Path) -> Vec<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -257,7 +257,7 @@ pub(super) fn deleted_files_held(dir: &Path) -> Vec<String> {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn what_is_looked_up_keeps_no_deleted_segment_on_the_disk() {
+async fn look_ups_keep_no_deleted_segment_on_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(sealing(dir.path())).await;
     let documents: Vec<DocumentUpdate> = (0..10).map(whole).collect();
@@ -266,13 +266,13 @@ async fn what_is_looked_up_keeps_no_deleted_segment_on_the_disk() {
     let text = noise(7, 310);
     let expected = Some((text[100..110].to_vec(), 7));
     assert_eq!(store.drafted("a", &text[80..100]).await, expected);
-    // Gone on with: taken out of its segment, which is made anew without it.
+    // The document continues, so it leaves its segment, which is rewritten without it.
     store
         .append("a", vec![update(3, 300, &[1, 2, 3])])
         .await
         .unwrap();
     store.handle().compact().await.unwrap();
-    // By then the file is gone, sooner than a view goes for want of use.
+    // The file is gone by then, sooner than a view is dropped for lack of use.
     assert_eq!(deleted_files_held(dir.path()), [""; 0]);
     assert_eq!(store.metric("refrain_draft_store_lookup_views"), 0.0);
     assert_eq!(store.drafted("a", &text[80..100]).await, expected);
@@ -280,7 +280,7 @@ async fn what_is_looked_up_keeps_no_deleted_segment_on_the_disk() {
 }
 
 #[tokio::test]
-async fn look_ups_find_what_is_sealed_later() {
+async fn look_ups_find_documents_sealed_later() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(sealing(dir.path())).await;
     let old = noise(0, 300);
@@ -290,12 +290,7 @@ async fn look_ups_find_what_is_sealed_later() {
         tokio::time::sleep(Duration::from_millis(5)).await;
         store.handle().compact().await.unwrap();
         let text = noise(document, 300);
-        let found = tokio::time::timeout(Duration::from_secs(10), async {
-            while store.drafted("a", &text[80..100]).await.is_none() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        });
-        found.await.expect("the view is not made anew");
+        eventually(async || store.drafted("a", &text[80..100]).await.is_some()).await;
     }
     assert!(store.drafted("a", &old[80..100]).await.is_some());
     store.stop().await;

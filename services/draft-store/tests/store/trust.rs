@@ -1,4 +1,4 @@
-//! A store does not take for granted its clock, its directory, or that all is there.
+//! The store does not trust its clock, its directory, or that everything is there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ async fn fill(store: &Store, documents: std::ops::Range<u128>) {
     }
 }
 
-/// Has a closed store believe that it last ran so long ago: for it, the clock then jumps ahead.
+/// Makes a closed store believe that it last ran long ago. Its clock then jumps ahead.
 fn age(dir: &Path, by_ms: u64) {
     let path = dir.join("data/manifest.json");
     let mut manifest: serde_json::Value =
@@ -45,14 +45,9 @@ async fn a_clock_that_jumps_ahead_evicts_nothing_until_it_is_confirmed() {
     let store = Store::start(retention.clone()).await;
     fill(&store, 30..34).await;
     let offset = || store.metric("refrain_draft_store_clock_offset_seconds");
-    for _ in 0..500 {
-        if offset() > 0.0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually(async || offset() > 0.0).await;
     assert!((offset() - 40.0 * 86_400.0).abs() < 600.0, "{}", offset());
-    // Some ticks later all are there. The new ones are 40 days younger than the old ones seem to be.
+    // Some ticks later all documents are there. The new ones are 40 days younger than the old ones seem to be.
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(store.handle().stats().await.unwrap().documents, 34);
     // The meaning of a time is in doubt.
@@ -72,20 +67,16 @@ async fn a_clock_that_jumps_ahead_evicts_nothing_until_it_is_confirmed() {
             .clock_offset_ms
             .is_some_and(|ms| ms.abs_diff(40 * DAY_MS as i64) < 600_000)
     );
-    // By the confirmed time those of 40 days ago are too old, and those stored since are as old as they seemed.
-    for _ in 0..500 {
-        if store.handle().stats().await.unwrap().documents == 30 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    // By the confirmed time the documents of 40 days ago are too old, and those stored since are as old as they
+    // seemed.
+    eventually(async || store.handle().stats().await.unwrap().documents == 30).await;
     assert_eq!(store.handle().stats().await.unwrap().documents, 30);
     assert_eq!(offset(), 0.0);
     store.stop().await;
 }
 
 #[tokio::test]
-async fn a_store_that_lost_its_log_is_not_ready_until_that_is_confirmed() {
+async fn a_store_that_lost_its_log_is_not_ready_until_the_loss_is_confirmed() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     fill(&store, 0..40).await;
@@ -95,12 +86,7 @@ async fn a_store_that_lost_its_log_is_not_ready_until_that_is_confirmed() {
         let store = Store::start(config(dir.path())).await;
         let refused = store.ready().unwrap_err();
         assert!(refused.contains("0 of 40 documents"), "{refused}");
-        for _ in 0..500 {
-            if store.metric("refrain_draft_store_missing_documents") == 40.0 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually(async || store.metric("refrain_draft_store_missing_documents") == 40.0).await;
         assert_eq!(store.metric("refrain_draft_store_missing_documents"), 40.0);
         store.stop().await;
     }
@@ -118,7 +104,7 @@ async fn a_store_that_lost_its_log_is_not_ready_until_that_is_confirmed() {
 }
 
 #[tokio::test]
-async fn a_directory_that_vanishes_ends_all_acknowledgements_and_is_not_made_anew() {
+async fn a_directory_that_vanishes_ends_all_acknowledgements_and_is_not_recreated() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::start(config(dir.path())).await;
     fill(&store, 0..5).await;
@@ -131,7 +117,7 @@ async fn a_directory_that_vanishes_ends_all_acknowledgements_and_is_not_made_ane
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(store.ready().is_err() && !data.exists());
-    // It goes on where the directory comes back.
+    // The store goes on when the directory comes back.
     fs::rename(&aside, &data).unwrap();
     let mut stored = store.append("a", vec![sent(10)]).await;
     for _ in 0..500 {
@@ -151,7 +137,7 @@ async fn a_directory_that_vanishes_ends_all_acknowledgements_and_is_not_made_ane
 }
 
 #[tokio::test]
-async fn nobody_else_may_read_the_directory() {
+async fn other_users_cannot_read_the_directory() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     for mode in [None, Some(0o755)] {
@@ -166,7 +152,7 @@ async fn nobody_else_may_read_the_directory() {
 }
 
 #[tokio::test]
-async fn a_read_only_directory_can_be_looked_at() {
+async fn a_read_only_directory_can_be_verified() {
     let Some(disk) = SmallDisk::mount(30) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! A data directory copied, for tests that spoil the copy.
+//! Copying a data directory, for tests that damage the copy.
 
 use std::fs;
 use std::path::Path;

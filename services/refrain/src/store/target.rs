@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use refrain_draft_store::{ClosedStore, DraftStoreConfig, Running};
+use refrain_draft_store::{ClosedStore, DraftStoreConfig, DraftStoreServer};
 use refrain_rpc::{HttpStoreAdmin, StoreAdmin};
 use refrain_service_kit::http::MeshClient;
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
@@ -47,7 +47,7 @@ pub(super) enum Access {
 /// An open store.
 pub(super) struct Target {
     store: Box<dyn StoreAdmin>,
-    running: Option<Running>,
+    running: Option<DraftStoreServer>,
 }
 
 impl Target {

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use refrain_draft_store::{DraftStoreConfig, Running};
+use refrain_draft_store::{DraftStoreConfig, DraftStoreServer};
 use refrain_service_kit::mesh::{MeshAuth, MeshConfig};
 use refrain_service_kit::telemetry::Metrics;
 
@@ -104,7 +104,7 @@ async fn what_is_imported_is_exported_and_imported_again() {
     assert!(String::from_utf8(first).unwrap().contains(prompt));
 }
 
-async fn running(dir: &Path) -> (Running, TargetArgs) {
+async fn running(dir: &Path) -> (DraftStoreServer, TargetArgs) {
     install_crypto_provider();
     let mesh = MeshConfig::generate().unwrap();
     let config = DraftStoreConfig {

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
-use refrain_protocol::acceptance::AcceptanceStatsRequest;
+use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
+use refrain_protocol::error::code;
 use refrain_protocol::{ApiError, NamespaceId, SignedNamespace};
 use refrain_rpc::DraftStore;
 use refrain_speculation::router::Router;
@@ -43,23 +44,23 @@ pub(super) struct StatisticsKeeper {
 struct Turn {
     namespace: SignedNamespace,
     due: Instant,
-    /// Observations in the table that the store has; `None` before the store was asked.
+    /// Observations in the statistics that the store has; `None` before the store was asked.
     saved: Option<u64>,
+    /// The store's table that these continue; 0 for none.
+    table: u64,
 }
 
-/// A call to the store: an empty table only asks.
+/// A call to the store.
 struct Call {
     id: NamespaceId,
-    namespace: SignedNamespace,
-    statistics: Vec<u8>,
+    request: AcceptanceStatsRequest,
 }
 
 /// The outcome of a call.
 struct Answer {
     id: NamespaceId,
     asked: bool,
-    /// The kept table, if the call asked and there is one.
-    outcome: Result<Option<AcceptanceStatistics>, ApiError>,
+    reply: Result<AcceptanceStatsReply, ApiError>,
 }
 
 impl StatisticsKeeper {
@@ -94,6 +95,7 @@ impl StatisticsKeeper {
             namespace: namespace.clone(),
             due: now,
             saved: None,
+            table: 0,
         };
         // Signatures expire, so the latest one is kept.
         self.namespaces
@@ -128,21 +130,30 @@ impl StatisticsKeeper {
     }
 
     fn take(&mut self, answer: Answer, router: &mut Router<NamespaceId>) {
-        match answer.outcome {
-            Ok(Some(statistics)) => {
-                let own = router.statistics(answer.id);
-                // A worker that has learnt more in the meantime keeps its own table.
-                if statistics.observations() > own.observations() {
-                    *own = statistics;
+        let Some(turn) = self.namespaces.peek_mut(&answer.id) else {
+            return;
+        };
+        let own = router.statistics(answer.id);
+        match answer.reply {
+            Ok(reply) => {
+                turn.table = reply.table;
+                // A worker that has learnt more in the meantime keeps its own statistics.
+                if let Some(kept) = read(&reply.statistics)
+                    && kept.observations() > own.observations()
+                {
+                    *own = kept;
                 }
             }
-            Ok(None) => {}
             Err(error) => {
                 tracing::debug!(%error, "acceptance statistics were not exchanged with the store");
-                if let Some(turn) = self.namespaces.peek_mut(&answer.id) {
-                    // The next turn makes the call again.
-                    turn.saved = (!answer.asked).then_some(0);
+                if error.has_code(code::STATISTICS_ERASED) {
+                    // The counts from before the erasure are forgotten here, too.
+                    *own = AcceptanceStatistics::new();
+                    turn.table = 0;
                 }
+                // The next turn makes the call again.
+                let asks = answer.asked || turn.table == 0;
+                turn.saved = (!asks).then_some(0);
             }
         }
     }
@@ -180,15 +191,16 @@ impl StatisticsKeeper {
 }
 
 impl Turn {
-    /// The next call: it asks, if the store was never asked and nothing was observed, and else it saves.
+    /// The next call: it asks, if the store was not asked yet, and else it saves.
     fn call(&mut self, id: NamespaceId, own: &AcceptanceStatistics) -> Call {
         let asks = self.saved.is_none();
         self.saved = Some(if asks { 0 } else { own.observations() });
-        Call {
-            id,
+        let request = AcceptanceStatsRequest {
             namespace: self.namespace.clone(),
+            table: self.table,
             statistics: if asks { Vec::new() } else { own.to_bytes() },
-        }
+        };
+        Call { id, request }
     }
 }
 
@@ -198,25 +210,16 @@ async fn make_calls(
     store: Arc<dyn DraftStore>,
     metrics: WorkerMetrics,
 ) {
-    while let Some(call) = queue.recv().await {
-        let asked = call.statistics.is_empty();
-        let request = AcceptanceStatsRequest {
-            namespace: call.namespace,
-            statistics: call.statistics,
-        };
+    while let Some(Call { id, request }) = queue.recv().await {
+        let asked = request.statistics.is_empty();
         let reply = store.acceptance_stats(request).await;
         metrics.statistics_call(reply.is_ok());
-        let answer = Answer {
-            id: call.id,
-            asked,
-            outcome: reply.map(|reply| if asked { read(&reply.statistics) } else { None }),
-        };
         // A worker that stops does not listen.
-        let _ = answers.send(answer).await;
+        let _ = answers.send(Answer { id, asked, reply }).await;
     }
 }
 
-/// The table that the store keeps. Bytes of another version are as good as none: statistics are learnt again.
+/// The statistics in an answer. Bytes of another version are as good as none: statistics are learnt again.
 fn read(bytes: &[u8]) -> Option<AcceptanceStatistics> {
     if bytes.is_empty() {
         return None;

@@ -380,9 +380,13 @@ impl DraftStore for FakeStore {
         if !request.statistics.is_empty() {
             kept.statistics = request.statistics;
             kept.saved += 1;
-            return Ok(AcceptanceStatsReply::default());
+            return Ok(AcceptanceStatsReply {
+                table: 1,
+                statistics: Vec::new(),
+            });
         }
         Ok(AcceptanceStatsReply {
+            table: u64::from(kept.saved > 0),
             statistics: kept.statistics.clone(),
         })
     }

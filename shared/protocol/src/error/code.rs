@@ -49,3 +49,6 @@ pub const REQUEST_TOO_LARGE: &str = "request_too_large";
 
 /// The body is not JSON.
 pub const INVALID_JSON: &str = "invalid_json";
+
+/// The acceptance statistics that a worker continues were erased.
+pub const STATISTICS_ERASED: &str = "statistics_erased";

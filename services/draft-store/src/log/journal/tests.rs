@@ -1,6 +1,8 @@
-//! The journal read back: whole, cut off at every byte, and damaged everywhere.
+//! The journal read back: complete, cut off at every byte, and damaged everywhere.
 
 use super::*;
+
+use crate::format_fixtures::{fixture, is_writing};
 
 const NAME: u64 = 7;
 
@@ -20,7 +22,7 @@ fn batch(number: u8, records: u8) -> Batch {
     batch
 }
 
-/// A closed journal of some batches; answers where each of them ends.
+/// Writes a closed journal of some batches, and returns where each of them ends.
 fn written(dir: &Path, batches: &[Batch]) -> Vec<u64> {
     let mut journal = Journal::create(dir, NAME).unwrap();
     let ends = batches
@@ -31,7 +33,7 @@ fn written(dir: &Path, batches: &[Batch]) -> Vec<u64> {
     ends
 }
 
-fn scanned(dir: &Path) -> (Scan, Vec<Scanned>) {
+fn scanned(dir: &Path) -> (ScanReport, Vec<ScannedBatch>) {
     let mut batches = Vec::new();
     let found = scan(dir, 0, &mut |batch| {
         batches.push(batch);
@@ -48,7 +50,7 @@ fn writes(batch: &Batch) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
 }
 
 #[test]
-fn what_was_appended_is_read_back_from_any_batch_on() {
+fn appended_batches_are_read_back_from_any_batch_on() {
     let dir = tempfile::tempdir().unwrap();
     let batches: Vec<_> = (0..20).map(|number| batch(number, 1 + number)).collect();
     let ends = written(dir.path(), &batches);
@@ -81,7 +83,7 @@ fn a_write_that_was_cut_off_is_dropped_whole_and_is_no_damage() {
         for zeros in [0, (ends[3] - len) as usize] {
             let mut bytes = whole[..len as usize].to_vec();
             bytes.extend(vec![0; zeros]);
-            // Fewer zeros than a value may end with are taken for damage, which costs a quarantine and no more.
+            // Zeros that a value may end with are taken for damage, which costs a quarantine and no more.
             if zeros > 0 && zeros < 8 {
                 continue;
             }
@@ -102,7 +104,7 @@ fn a_write_that_was_cut_off_is_dropped_whole_and_is_no_damage() {
 }
 
 #[test]
-fn each_damaged_byte_costs_one_record_and_is_told() {
+fn each_damaged_byte_costs_one_record_and_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let batches: Vec<_> = (0..3).map(|number| batch(number, 7)).collect();
     written(dir.path(), &batches);
@@ -113,7 +115,7 @@ fn each_damaged_byte_costs_one_record_and_is_told() {
             let mut bytes = whole.clone();
             bytes[at] ^= mask;
             std::fs::write(&path, &bytes).unwrap();
-            // A journal in which the version of all records differs is another matter.
+            // A journal in which all records have another version is a different case.
             let (found, read) = scanned(dir.path());
             assert_eq!(found.damage.len(), 1, "byte {at}");
             assert!(found.damage[0].contains(&(at as u64)));
@@ -131,7 +133,7 @@ fn each_damaged_byte_costs_one_record_and_is_told() {
 }
 
 #[test]
-fn holes_of_any_size_cost_what_lies_in_them() {
+fn holes_of_any_size_cost_only_what_was_in_them() {
     let dir = tempfile::tempdir().unwrap();
     let batches: Vec<_> = (0..40).map(|number| batch(number, 5)).collect();
     let ends = written(dir.path(), &batches);
@@ -143,7 +145,7 @@ fn holes_of_any_size_cost_what_lies_in_them() {
         std::fs::write(&path, &bytes).unwrap();
         let (found, read) = scanned(dir.path());
         assert_eq!(found.damage_end().map(|end| end >= to as u64), Some(true));
-        // All batches that lie beyond are whole.
+        // All batches beyond the hole are complete.
         let beyond = ends.iter().filter(|end| **end > to as u64).count() - 1;
         let whole_ones = read
             .iter()
@@ -154,7 +156,7 @@ fn holes_of_any_size_cost_what_lies_in_them() {
 }
 
 #[test]
-fn bytes_of_another_place_are_no_records() {
+fn bytes_from_another_position_are_no_records() {
     let dir = tempfile::tempdir().unwrap();
     let ends = written(dir.path(), &[batch(1, 3), batch(2, 3)]);
     let path = path_in(dir.path());
@@ -196,21 +198,18 @@ fn a_journal_that_was_removed_acknowledges_nothing() {
 fn the_format_is_that_of_the_fixture() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path(), &[batch(1, 5), batch(2, 1)]);
-    let fixture = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/src/log/journal/journal_v1.bin"
-    );
-    if std::env::var_os("REFRAIN_WRITE_FIXTURES").is_some() {
-        std::fs::copy(path_in(dir.path()), fixture).unwrap();
+    let fixture = fixture("journal_v1.bin");
+    if is_writing() {
+        std::fs::copy(path_in(dir.path()), &fixture).unwrap();
     }
     assert_eq!(
         std::fs::read(path_in(dir.path())).unwrap(),
-        std::fs::read(fixture).unwrap()
+        std::fs::read(&fixture).unwrap()
     );
 }
 
 #[test]
-fn a_write_that_is_torn_in_its_midst_is_dropped_whole_and_is_no_damage() {
+fn a_write_torn_in_the_middle_is_dropped_whole_and_is_no_damage() {
     let dir = tempfile::tempdir().unwrap();
     let large = |number: u8| {
         let mut batch = Batch::default();
@@ -237,7 +236,7 @@ fn a_write_that_is_torn_in_its_midst_is_dropped_whole_and_is_no_damage() {
             "{sector}"
         );
     }
-    // In a batch that another one follows the same is damage: it was acknowledged.
+    // In a batch that another one follows, the same hole is damage: the batch was acknowledged.
     for sector in sectors(100, ends[0] - 512) {
         let (found, read) = scanned_with_hole(sector);
         assert_eq!(
@@ -251,7 +250,7 @@ fn a_write_that_is_torn_in_its_midst_is_dropped_whole_and_is_no_damage() {
 }
 
 #[test]
-fn a_gap_tells_which_writes_may_be_lost() {
+fn a_gap_says_which_writes_may_be_lost() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path(), &[batch(1, 7), batch(2, 7)]);
     let path = path_in(dir.path());

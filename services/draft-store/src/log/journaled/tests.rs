@@ -1,16 +1,16 @@
-//! The log with its index lost, behind, ahead, of another journal, and damaged.
+//! The log with an index that is lost, behind, ahead, damaged, or of another journal.
+
+use super::*;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-
-use super::*;
 
 const CACHE_BYTES: u64 = 4 << 20;
 
 type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn open(path: &Path) -> Result<JournaledLog, LogError> {
-    JournaledLog::open(path, CACHE_BYTES, Index::Believed)
+    JournaledLog::open(path, CACHE_BYTES, IndexMode::Trust)
 }
 
 fn records(log: &JournaledLog) -> Records {
@@ -23,7 +23,7 @@ fn records(log: &JournaledLog) -> Records {
     records
 }
 
-/// Commits some batches; answers what must be there.
+/// Commits some batches, and returns the records that must be there.
 fn fill(log: &JournaledLog, from: u32, to: u32) -> Records {
     for number in from..to {
         let mut batch = Batch::default();
@@ -50,7 +50,7 @@ fn copy_files(from: &Path, to: &Path) {
 }
 
 #[test]
-fn an_index_in_any_state_is_brought_to_what_the_journal_says() {
+fn an_index_in_any_state_is_brought_up_to_the_journal() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     let log = open(&path).unwrap();
@@ -92,7 +92,7 @@ fn an_index_in_any_state_is_brought_to_what_the_journal_says() {
 }
 
 #[test]
-fn an_index_of_another_journal_is_not_believed() {
+fn an_index_of_another_journal_is_not_trusted() {
     let dir = tempfile::tempdir().unwrap();
     let [path, other] = ["log", "other"].map(|name| dir.path().join(name));
     fill(&open(&other).unwrap(), 0, 3);
@@ -105,7 +105,7 @@ fn an_index_of_another_journal_is_not_believed() {
 }
 
 #[test]
-fn a_damaged_journal_is_written_anew_from_an_index_that_has_everything() {
+fn a_damaged_journal_is_rewritten_from_a_complete_index() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     let whole = fill(&open(&path).unwrap(), 0, 50);
@@ -120,7 +120,7 @@ fn a_damaged_journal_is_written_anew_from_an_index_that_has_everything() {
         let found = journal::scan(&path, 0, &mut |_| Ok(())).unwrap();
         assert!(found.damage.is_empty() && found.name.is_some());
     }
-    // Emptied, or cut short.
+    // The journal is emptied, or cut short.
     for len in [0, 700] {
         let file = std::fs::File::options().write(true).open(&journal).unwrap();
         file.set_len(len).unwrap();
@@ -129,14 +129,14 @@ fn a_damaged_journal_is_written_anew_from_an_index_that_has_everything() {
 }
 
 #[test]
-fn a_journal_that_is_missing_or_empty_beside_an_index_is_told() {
+fn a_missing_or_empty_journal_beside_an_index_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     fill(&open(&path).unwrap(), 0, 20);
     let journal = journal::path_in(&path);
     std::fs::rename(&journal, dir.path().join("aside")).unwrap();
     assert!(matches!(open(&path), Err(LogError::Corrupt(_))));
-    // Where neither can be read, the index is not deleted: some of it may be salvaged.
+    // If neither can be read, the index is not deleted: some of it may be salvaged.
     std::fs::write(&journal, []).unwrap();
     std::fs::write(path.join("conf"), vec![0xa5; 40]).unwrap();
     assert!(matches!(open(&path), Err(LogError::Corrupt(_))));
@@ -144,7 +144,7 @@ fn a_journal_that_is_missing_or_empty_beside_an_index_is_told() {
 }
 
 #[test]
-fn damage_that_the_index_cannot_make_good_is_told_and_nothing_is_changed() {
+fn damage_that_the_index_cannot_repair_is_an_error_and_nothing_is_changed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
     fill(&open(&path).unwrap(), 0, 50);
@@ -156,7 +156,7 @@ fn damage_that_the_index_cannot_make_good_is_told_and_nothing_is_changed() {
     for name in ["db", "conf"] {
         std::fs::write(path.join(name), vec![0xa5; 5_000]).unwrap();
     }
-    for index in [Index::Believed, Index::Rebuilt] {
+    for index in [IndexMode::Trust, IndexMode::Rebuild] {
         let refused = JournaledLog::open(&path, CACHE_BYTES, index).err().unwrap();
         assert!(matches!(refused, LogError::Corrupt(_)), "{refused}");
     }

@@ -1,79 +1,70 @@
-//! Calls that are answered with more than a length.
+//! Messages that are neither appends nor about background jobs.
 
 use refrain_protocol::admin::{ConfirmReply, ConfirmRequest};
 use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
-
 use tokio::sync::oneshot;
 
-use super::{Writer, refuses};
-use crate::directory::Room;
+use crate::directory::DiskSpace;
 use crate::metrics::Limit;
 use crate::record::ErasureRecord;
-use crate::shared::unavailable;
-use crate::writer::{Core, Outcome, Registration};
+use crate::shared_store::unavailable;
+use crate::writer::actor::WriterActor;
+use crate::writer::actor::errors::disk_refused;
+use crate::writer::core::WriterCore;
+use crate::writer::outcome::CommitOutcome;
+use crate::writer::requests::KeptStatistics;
 
-impl Writer {
-    /// Why nothing can be stored, if there is no room for it.
+impl WriterActor {
+    /// The error for appends if there is no space for them.
     pub(super) fn no_room(&self) -> Option<ApiError> {
-        let room = Room::of(&self.config.data_dir);
+        let room = DiskSpace::of(&self.config.data_dir);
         if room
             .is_some_and(|room| room.is_used_up(self.config.disk_reserve_bytes, self.log_bytes()))
         {
             self.metrics.reject(Limit::Disk);
             let message = "the draft store's disk is full up to its reserve (disk_reserve_bytes): \
-                           nothing is stored until there is room";
+                           nothing is stored until space is freed";
             return Some(
                 ApiError::new(ErrorKind::Unavailable, message).with_retry_after_ms(10_000),
             );
         }
         if self.is_shrinking() && self.log_bytes() > self.config.log_bytes_max {
             self.metrics.reject(Limit::LogBytes);
-            let message = "the draft store's log is as large as it may be (log_bytes_max), and being made smaller";
+            let message =
+                "the draft store's log has reached log_bytes_max and is being made smaller; retry";
             return Some(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(100));
         }
         None
     }
 
-    /// Whether a job is under way that lets the log shrink, now or by the next.
+    /// Whether a job is running that lets the log shrink, directly or with the next job.
     fn is_shrinking(&self) -> bool {
         self.rewriting.is_running() || self.sealing.is_running()
     }
 
-    /// What the log takes on disk now.
+    /// Bytes of the log on disk.
     fn log_bytes(&self) -> u64 {
         let open = self.shared.read();
         open.as_ref().map_or(0, |open| open.log.disk_bytes())
     }
 
-    pub(super) fn register_group(&mut self, registration: Registration) -> Result<(), ApiError> {
-        let mut is_registered = false;
-        self.run(|core, catalog, now_ms| {
-            let (registered, outcome) = core.register_group(catalog, registration, now_ms)?;
-            is_registered = registered;
-            Ok(outcome)
-        })?;
-        if is_registered {
-            return Ok(());
-        }
-        self.metrics.reject(Limit::Groups);
-        let message = "as many groups are registered as may be (groups_max)";
-        Err(ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(10_000))
-    }
-
-    /// What a caller with one namespace too many is told.
+    /// The error for a caller that would add one namespace too many.
     pub(super) fn too_many_namespaces(&self) -> ApiError {
         self.metrics.reject(Limit::Namespaces);
-        let message = "the draft store knows as many namespaces as it may (namespaces_max)";
+        let message = "the draft store has too many namespaces (namespaces_max); raise the limit";
         ApiError::new(ErrorKind::Overloaded, message).with_retry_after_ms(60_000)
     }
 
-    pub(super) fn known_chances(&mut self, namespace: NamespaceId) -> Result<Vec<u8>, ApiError> {
-        let mut tables = Vec::new();
+    pub(super) fn statistics(
+        &mut self,
+        namespace: NamespaceId,
+    ) -> Result<Option<KeptStatistics>, ApiError> {
+        let mut kept = None;
         self.run(|core, _, _| {
-            tables = core.known_chances(namespace)?;
-            Ok(Outcome::default())
+            kept = core.statistics(namespace)?;
+            Ok(CommitOutcome::default())
         })?;
-        Ok(tables)
+        Ok(kept)
     }
 
     pub(super) fn mark(&mut self, mark: ErasureRecord) -> Result<ErasureRecord, ApiError> {
@@ -87,16 +78,16 @@ impl Writer {
             self.metrics.reject(Limit::Erasures);
             ApiError::new(
                 ErrorKind::Overloaded,
-                "as many erasures are remembered as may be (erasures_max)",
+                "too many erasures are remembered (erasures_max); retry later",
             )
             .with_retry_after_ms(3_600_000)
         })
     }
 
-    /// Takes the word of an operator that a loss is to be lived with, or that the wall clock is right.
+    /// Accepts an operator's confirmation that a loss is acceptable, or that the wall clock is right.
     ///
     /// # Errors
-    /// The store is closed, or its manifest cannot be written: after a restart nothing would be confirmed.
+    /// The store is closed, or its manifest cannot be written. The confirmation would then be lost with a restart.
     pub(super) fn confirm(&mut self, what: ConfirmRequest) -> Result<ConfirmReply, ApiError> {
         if self.core.is_none() {
             return Err(unavailable());
@@ -116,12 +107,12 @@ impl Writer {
             self.shared.confirm_clock();
         }
         self.write_manifest(false)
-            .map_err(|error| refuses(&error))?;
+            .map_err(|error| disk_refused(&error))?;
         tracing::warn!(?confirmed, "draft store state confirmed by an operator");
         Ok(confirmed)
     }
 
-    /// Closes the store when that was asked for and no thread is at work any more.
+    /// Closes the store if that was requested and no background thread runs any more.
     pub(super) fn close_if_quiet(&mut self) {
         if !self.rewriting.is_running()
             && !self.sealing.is_running()
@@ -133,7 +124,7 @@ impl Writer {
 
     fn close(&mut self, reply: oneshot::Sender<()>) {
         // Writes the times of use.
-        let _ = self.run(Core::tick);
+        let _ = self.run(WriterCore::tick);
         let _ = self.write_manifest(true);
         self.closed = true;
         self.shared.set_open(None);

@@ -1,12 +1,12 @@
+use super::*;
+
 use refrain_protocol::document::{DocumentHead, DocumentUpdate};
-use refrain_protocol::{DocumentId, Namespace};
+use refrain_protocol::{DocumentId, ErrorKind, Namespace};
 use refrain_service_kit::telemetry::Metrics;
 
-use super::*;
+use crate::reading::feed::read_feed;
 use crate::record::DocumentKey;
-use crate::shared::FeedName;
-use crate::writer::Append;
-use crate::writer::By;
+use crate::writer::requests::{Append, UpdateAuthor};
 
 fn append(document: u128) -> Append {
     let names = Namespace {
@@ -26,36 +26,38 @@ fn append(document: u128) -> Append {
         namespace: names.id(),
         names,
         updates: vec![update],
-        by: By::Worker,
+        author: UpdateAuthor::Worker,
     }
 }
 
-fn open(dir: &std::path::Path) -> (Writer, Arc<Shared>) {
+fn open(dir: &std::path::Path) -> (WriterActor, Arc<SharedStore>) {
     let config = DraftStoreConfig {
         data_dir: dir.join("data"),
         ..DraftStoreConfig::default()
     };
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(SharedStore::default());
     let metrics = StoreMetrics::new(&Metrics::new().unwrap()).unwrap();
     let pending = Arc::new(AtomicU64::new(0));
-    let writer = Writer::open(config, shared.clone(), metrics, pending).unwrap();
+    let writer =
+        WriterActor::open(config, shared.clone(), Arc::default(), metrics, pending).unwrap();
     (writer, shared)
 }
 
 #[test]
-fn who_waits_for_a_purge_hears_that_the_store_was_closed_meanwhile() {
+fn a_purge_fails_if_the_store_was_closed_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = open(dir.path());
     for reopens in [false, true] {
         let mut waits = writer.purge_in_progress();
-        let boom = |_: &mut Core, _: &mut Catalog, _| std::panic::resume_unwind(Box::new("boom"));
+        let boom =
+            |_: &mut WriterCore, _: &mut Catalog, _| std::panic::resume_unwind(Box::new("boom"));
         assert!(writer.run(boom).is_err());
         if reopens {
             writer.reopen().unwrap();
         }
         writer.go_on_purging();
-        let told = waits.try_recv().unwrap();
-        assert!(told.is_err(), "something may be left");
+        let answer = waits.try_recv().unwrap();
+        assert!(answer.is_err(), "something may be left");
         if !reopens {
             writer.reopen().unwrap();
         }
@@ -63,35 +65,26 @@ fn who_waits_for_a_purge_hears_that_the_store_was_closed_meanwhile() {
 }
 
 #[test]
-fn after_a_panic_nobody_sees_what_was_not_durable() {
+fn after_a_panic_only_durable_changes_are_visible() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, shared) = open(dir.path());
     let kept = [append(1)];
     writer
-        .run(|core, catalog, now_ms| core.take_in(catalog, &kept, &[], now_ms))
+        .run(|core, catalog, now_ms| core.append(catalog, &kept, &[], now_ms))
         .unwrap();
     let error = writer
         .run(|_, catalog, _| {
             let sequence = catalog.advance();
-            let key = DocumentKey {
-                namespace: kept[0].namespace,
-                document: DocumentId(9),
-            };
-            catalog.bury(key, sequence);
+            let key = DocumentKey::new(kept[0].namespace, DocumentId(9));
+            catalog.add_tombstone(key, sequence);
             std::panic::resume_unwind(Box::new("boom"))
         })
         .unwrap_err();
     assert_eq!(error.kind, ErrorKind::Internal);
     assert!(!shared.is_open() && shared.read().is_none());
-    assert!(writer.run(Core::tick).is_err());
+    assert!(writer.run(WriterCore::tick).is_err());
     writer.reopen().unwrap();
-    let read = shared
-        .read_feed(
-            &FeedName::Namespace(kept[0].namespace),
-            Default::default(),
-            100,
-        )
-        .unwrap();
+    let read = read_feed(&shared, kept[0].namespace, Default::default(), 100).unwrap();
     assert_eq!(read.reply.events.len(), 1);
     assert_eq!(
         (
@@ -102,7 +95,7 @@ fn after_a_panic_nobody_sees_what_was_not_durable() {
     );
     let more = [append(2)];
     writer
-        .run(|core, catalog, now_ms| core.take_in(catalog, &more, &[], now_ms))
+        .run(|core, catalog, now_ms| core.append(catalog, &more, &[], now_ms))
         .unwrap();
     assert_eq!(shared.stats().documents, 2);
 }

@@ -1,8 +1,9 @@
-//! Random operations against a plain copy, and followers against the store.
-
-use proptest::prelude::*;
+//! Random operations compared with a plain model, and followers compared with the store.
 
 use super::*;
+use proptest::prelude::*;
+
+use crate::config::{DraftStoreConfig, StoreTuning};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -13,7 +14,7 @@ enum Op {
         count: u32,
         finish: bool,
     },
-    /// Goes on where the document ends, as a worker does.
+    /// Continues where the document ends, as a worker does.
     Grow {
         document: u128,
         count: u32,
@@ -28,9 +29,9 @@ enum Op {
     Tick {
         elapsed_ms: u64,
     },
-    /// Everything that is in the log.
+    /// Seals everything in the log.
     Seal,
-    /// Everything that is not.
+    /// Merges all segments.
     Merge,
     Reopen,
 }
@@ -53,8 +54,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What an epoch of a document says at each position: one truth per epoch, as with a real request. Every
-/// third position is the same in all epochs.
+/// The tokens of a document's epoch: one text per epoch, as with a real request. Every third position is equal in all
+/// epochs.
 fn truth(document: u128, epoch: u64, from: u32, count: u32) -> Vec<TokenId> {
     (from..from + count)
         .map(|at| {
@@ -204,7 +205,7 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
         follower.catch_up(&store, "a", 70);
         assert_eq!(follower.documents, fresh.documents);
     }
-    // Sums are what the documents are.
+    // The sums equal those of the documents.
     let open = store.shared.read();
     let totals = open.as_ref().unwrap().catalog.totals();
     let tokens: usize = fresh.documents.values().map(|copy| copy.tokens.len()).sum();
@@ -225,7 +226,7 @@ fn run(ops: &[Op], config: DraftStoreConfig, evicts: bool) {
     let (mut sealed, mut sealed_bytes) = (0, 0);
     for (document, _) in catalog.documents(names("a").id()) {
         let known = catalog.document(key("a", document.0)).unwrap();
-        if known.place.is_some() {
+        if known.slot.is_some() {
             sealed += 1;
             sealed_bytes += u64::from(known.state.bytes);
         }
@@ -241,7 +242,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_store_is_the_plain_copy(ops in proptest::collection::vec(op(), 1..120)) {
+    fn the_store_equals_the_plain_model(ops in proptest::collection::vec(op(), 1..120)) {
         run(&ops, DraftStoreConfig::default(), false);
     }
 
@@ -249,15 +250,18 @@ proptest! {
     fn followers_equal_the_store_under_eviction(ops in proptest::collection::vec(op(), 1..200)) {
         let config = DraftStoreConfig {
             tokens_max: 300,
-            eviction_step: 2,
-            tombstones_max: 4,
+            tuning: StoreTuning {
+                eviction_step: 2,
+                tombstones_max: 4,
+                ..StoreTuning::default()
+            },
             ..DraftStoreConfig::default()
         };
         run(&ops, config, true);
     }
 
     #[test]
-    fn any_order_of_pieces_ends_in_the_truth(
+    fn any_order_of_updates_ends_in_the_right_text(
         cuts in proptest::collection::vec(0u32..60, 1..4),
         garbage in proptest::collection::vec((0usize..4, 0u32..80, 1u32..30), 0..40),
         piece in 1u32..40,

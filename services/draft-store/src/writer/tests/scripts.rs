@@ -1,14 +1,23 @@
-//! One behaviour at a time.
+//! One behaviour per test.
 
 use super::*;
-use crate::catalog::{Ended, ExportLimits};
-use crate::config::TenantQuota;
+
+use std::sync::atomic::Ordering;
+
+use crate::catalog::{ExportEnd, ExportLimits};
+use crate::config::{DraftStoreConfig, StoreTuning, TenantQuota};
+use crate::metrics::RemovalReason;
+use crate::record::ErasureRecord;
+use crate::writer::requests::{Append, UpdateAuthor};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
 pub(super) fn small() -> DraftStoreConfig {
     DraftStoreConfig {
-        tombstones_max: 8,
+        tuning: StoreTuning {
+            tombstones_max: 8,
+            ..StoreTuning::default()
+        },
         ..DraftStoreConfig::default()
     }
 }
@@ -34,12 +43,12 @@ fn repeats_overlaps_gaps_and_epochs() {
 }
 
 #[test]
-fn a_first_piece_that_comes_late_corrects_what_stands_before_the_second() {
+fn a_late_first_update_of_an_epoch_corrects_the_text_before_the_second() {
     let mut store = Store::new(small());
     let mut follower = Follower::default();
     store.append("a", &[update(1, 1, 0, &[1, 2, 3, 4, 5])]);
     follower.catch_up(&store, "a", 100);
-    // Epoch 2 cut at 2, but its second piece came first.
+    // Epoch 2 cut at 2, but its second update arrived first.
     store.append("a", &[update(1, 2, 3, &[23, 24])]);
     follower.catch_up(&store, "a", 100);
     assert_eq!(store.text("a", 1), Some(vec![1, 2, 3, 23, 24]));
@@ -83,7 +92,7 @@ fn a_follower_gets_each_token_once_while_a_document_grows() {
         follower.documents[&DocumentId(1)].finish,
         Some(FinishReason::Stop)
     );
-    // At rest it is one entry for whoever comes new, and nothing for who has it.
+    // A settled document is one entry for a new follower, and nothing for one that has it.
     store.tick(200_000);
     let events = follower.events;
     follower.catch_up(&store, "a", 1000);
@@ -103,7 +112,7 @@ fn cursors_and_order_outlive_a_restart() {
         store.now_ms += 1000;
     }
     follower.catch_up(&store, "a", 1000);
-    // A time of use is written again only when the stored one has become old.
+    // A time of use is written again only if the stored one is old.
     store.tick(400_000);
     store.touch("a", 0);
     store.tick(1000);
@@ -125,7 +134,7 @@ fn cursors_and_order_outlive_a_restart() {
 }
 
 #[test]
-fn the_least_recently_used_go_first_and_followers_hear_of_it() {
+fn the_least_recently_used_are_evicted_first_and_followers_are_told() {
     let mut store = Store::new(DraftStoreConfig {
         tokens_max: 30,
         ..small()
@@ -147,7 +156,7 @@ fn the_least_recently_used_go_first_and_followers_hear_of_it() {
         .filter(|key| key[0] == b'p')
         .count();
     assert_eq!(left, 3);
-    // The tombstone is there after a restart, for who was away.
+    // The tombstone survives a restart, for followers that were away.
     let mut away = Follower::default();
     away.catch_up(&store, "a", 1000);
     store.append("a", &[update(4, 1, 0, &[1; 10])]);
@@ -157,7 +166,7 @@ fn the_least_recently_used_go_first_and_followers_hear_of_it() {
 }
 
 #[test]
-fn a_tenant_over_its_budget_pushes_out_its_own_documents_only() {
+fn a_tenant_over_its_budget_evicts_only_its_own_documents() {
     let mut store = Store::new(DraftStoreConfig {
         tenant_tokens_max: 25,
         ..small()
@@ -194,14 +203,14 @@ fn a_tenant_may_have_a_quota_of_its_own_in_tokens_or_bytes() {
     assert_eq!(store.documents("other"), [4, 5]);
     let kept = store.documents("small");
     assert_eq!(kept, [5], "one of some 200 bytes each");
-    // What is sealed counts with what it takes in its segment.
+    // A sealed document counts with its size in the segment.
     store.seal("large");
     store.tick(1);
     assert_eq!(store.documents("large"), [2, 3, 4, 5]);
 }
 
 #[test]
-fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
+fn static_documents_are_never_evicted_but_count_towards_the_budget() {
     let mut store = Store::new(DraftStoreConfig {
         tenant_tokens_max: 35,
         retention_days: 1,
@@ -212,21 +221,21 @@ fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
             namespace: names("a").id(),
             names: names("a"),
             updates: vec![finished(update(document, 1, 0, &[1; 10]))],
-            by: By::Operator { is_static },
+            author: UpdateAuthor::Operator { is_static },
         };
         let now_ms = store.now_ms;
-        store.run(|core, catalog| core.take_in(catalog, &[append], &[], now_ms));
+        store.run(|core, catalog| core.append(catalog, &[append], &[], now_ms));
     };
     import(&mut store, 0, true);
     import(&mut store, 1, false);
     store.seal("a");
-    // What is there and sealed is made static by importing it so.
+    // Importing a sealed document as static makes it static.
     import(&mut store, 1, true);
     for document in 2..6 {
         store.append("a", &[finished(update(document, 1, 0, &[1; 10]))]);
     }
     assert_eq!(store.documents("a"), [0, 1, 5]);
-    // It is known after a restart and a seal, and a use leaves it where it is.
+    // It stays static after a restart and a seal, and a use does not change that.
     store.touch("a", 0);
     store.seal("a");
     let mut store = store.reopen();
@@ -237,14 +246,17 @@ fn static_documents_are_pushed_out_by_nothing_and_count_all_the_same() {
     store.append("a", &[finished(update(7, 1, 0, &[1; 10]))]);
     assert_eq!(store.documents("a"), [0, 1, 7]);
     let now_ms = store.now_ms;
-    store.run(|core, catalog| core.remove(catalog, &[key("a", 0)], Removal::Erased, now_ms));
+    store.run(|core, catalog| core.remove(catalog, &[key("a", 0)], RemovalReason::Erased, now_ms));
     assert_eq!(store.documents("a"), [1, 7]);
 }
 
 #[test]
-fn bytes_are_a_budget_too_and_eviction_goes_in_steps() {
+fn bytes_are_a_budget_too_and_evictions_go_in_steps() {
     let mut store = Store::new(DraftStoreConfig {
-        eviction_step: 2,
+        tuning: StoreTuning {
+            eviction_step: 2,
+            ..StoreTuning::default()
+        },
         ..small()
     });
     for document in 0..8 {
@@ -263,7 +275,7 @@ fn bytes_are_a_budget_too_and_eviction_goes_in_steps() {
 }
 
 #[test]
-fn documents_past_their_retention_go() {
+fn documents_beyond_their_retention_are_evicted() {
     let mut store = Store::new(DraftStoreConfig {
         retention_days: 2,
         ..small()
@@ -276,7 +288,7 @@ fn documents_past_their_retention_go() {
     let gone = store.tick(2).removed;
     assert_eq!(
         gone,
-        [(key("a", 0), Removal::Age)],
+        [(key("a", 0), RemovalReason::Age)],
         "use does not make it younger"
     );
     store.tick(DAY_MS);
@@ -298,11 +310,11 @@ fn a_follower_behind_the_tombstones_starts_over() {
     let mut store = store.reopen();
     away.catch_up(&store, "a", 1000);
     assert_eq!((away.resets, away.texts().len()), (2, 2));
-    // One that starts fresh reads page by page without being sent back for old tombstones.
+    // A new follower reads page by page, and old tombstones do not reset it.
     let mut paging = Follower::default();
     paging.catch_up(&store, "a", 1);
     assert_eq!((paging.resets, paging.texts().len()), (1, 2));
-    // And its cursor holds while later removals are remembered.
+    // Its cursor stays valid while later removals are remembered.
     store.append("a", &[update(30, 1, 0, &[1; 10])]);
     paging.catch_up(&store, "a", 1);
     assert_eq!((paging.resets, paging.texts()), (1, store_texts(&store)));
@@ -317,7 +329,7 @@ fn store_texts(store: &Store) -> BTreeMap<u128, Vec<TokenId>> {
 }
 
 #[test]
-fn namespaces_do_not_hear_of_each_other() {
+fn namespaces_do_not_see_each_other() {
     let mut store = Store::new(small());
     store.append("a", &[update(1, 1, 0, &[1, 2, 3])]);
     store.append("b", &[update(1, 1, 0, &[4])]);
@@ -330,17 +342,18 @@ fn namespaces_do_not_hear_of_each_other() {
 }
 
 #[test]
-fn a_damaged_record_costs_itself_alone() {
+fn a_damaged_record_costs_only_itself() {
     let mut store = Store::new(small());
     let mut follower = Follower::default();
     for document in 0..4 {
         store.append("a", &[update(document, 1, 0, &[1; 30])]);
     }
     follower.catch_up(&store, "a", 1000);
-    // A state is noticed at start.
-    let state = crate::record::document_key(crate::record::Kind::State, key("a", 1));
+    // A damaged state is noticed at start.
+    let state = crate::record::document_key(crate::record::RecordKind::State, key("a", 1));
     store.log.records().get_mut(&state).unwrap()[20] ^= 4;
-    let names_key = crate::record::namespace_key(crate::record::Kind::Namespace, names("a").id());
+    let names_key =
+        crate::record::namespace_key(crate::record::RecordKind::Namespace, names("a").id());
     store.log.records().get_mut(&names_key).unwrap()[17] ^= 1;
     let mut store = store.reopen();
     assert_eq!(store.damaged_records, 2);
@@ -348,17 +361,10 @@ fn a_damaged_record_costs_itself_alone() {
     assert_eq!(store.documents("a"), [0, 2, 3]);
     follower.catch_up(&store, "a", 1000);
     assert_eq!(follower.texts().len(), 3);
-    // A piece is noticed by a reader.
+    // A damaged piece is noticed by a reader.
     let piece = crate::record::piece_key(key("a", 2), 0);
     store.log.records().get_mut(&piece).unwrap()[20] ^= 4;
-    let read = store
-        .shared
-        .read_feed(
-            &FeedName::Namespace(names("a").id()),
-            FeedCursor::default(),
-            1000,
-        )
-        .unwrap();
+    let read = read_feed(&store.shared, names("a").id(), FeedCursor::default(), 1000).unwrap();
     assert_eq!(read.damaged.iter().collect::<Vec<_>>(), [&key("a", 2)]);
     assert_eq!(read.reply.events.len(), 3, "two documents and a tombstone");
     let keys: Vec<_> = read.damaged.into_iter().collect();
@@ -368,13 +374,13 @@ fn a_damaged_record_costs_itself_alone() {
         .remove(
             &mut open.as_mut().unwrap().catalog,
             &keys,
-            Removal::Damage,
+            RemovalReason::Damage,
             store.now_ms,
         )
         .unwrap();
     drop(open);
     assert_eq!(store.documents("a"), [0, 3]);
-    // Or by the writer, which asks for all of it again.
+    // Or by the writer, which then wants the whole text again.
     let piece = crate::record::piece_key(key("a", 3), 0);
     store.log.records().remove(&piece);
     assert_eq!(store.append("a", &[finished(update(3, 1, 30, &[1]))]), [0]);
@@ -384,7 +390,7 @@ fn a_damaged_record_costs_itself_alone() {
 }
 
 #[test]
-fn a_lost_tombstone_makes_only_those_start_over_who_needed_it() {
+fn a_lost_tombstone_resets_only_the_followers_that_needed_it() {
     let mut store = Store::new(DraftStoreConfig {
         tokens_max: 10,
         ..small()
@@ -417,14 +423,14 @@ fn a_refusing_disk_acknowledges_nothing() {
         namespace: names("a").id(),
         names: names("a"),
         updates: vec![update(1, 1, 1, &[2])],
-        by: By::Worker,
+        author: UpdateAuthor::Worker,
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;
     assert!(
         store
             .core
-            .take_in(catalog, &[append], &[], store.now_ms)
+            .append(catalog, &[append], &[], store.now_ms)
             .is_err()
     );
     drop(open);
@@ -462,13 +468,13 @@ fn one_namespace_too_many_is_refused() {
         namespace: names("b").id(),
         names: names("b"),
         updates: vec![update(1, 1, 0, &[2])],
-        by: By::Worker,
+        author: UpdateAuthor::Worker,
     };
     let mut open = store.shared.write();
     let catalog = &mut open.as_mut().unwrap().catalog;
     let outcome = store
         .core
-        .take_in(catalog, &[append], &[], store.now_ms)
+        .append(catalog, &[append], &[], store.now_ms)
         .unwrap();
     assert_eq!(outcome.lengths, [None]);
 }
@@ -481,7 +487,7 @@ pub(super) fn erasure(tenant: &str) -> ErasureRecord {
 }
 
 #[test]
-fn exports_that_began_since_the_mark_are_ended_before_an_erasure_is_answered() {
+fn exports_that_began_since_the_mark_end_before_an_erasure_is_answered() {
     let mut store = Store::new(small());
     for tenant in ["a", "b"] {
         store.append(tenant, &[update(1, 1, 0, &[1, 2, 3])]);
@@ -497,20 +503,21 @@ fn exports_that_began_since_the_mark_are_ended_before_an_erasure_is_answered() {
         let open = store.shared.read();
         let catalog = &open.as_ref().unwrap().catalog;
         let is_wanted = |names: &Namespace| names.tenant == tenant;
-        let begun = catalog
-            .exports()
-            .begin(number, catalog, is_wanted, ExportLimits::NONE);
+        let begun = catalog.begin_export(number, is_wanted, ExportLimits::NONE);
         assert!(begun.is_some_and(|begun| begun.is_ok()));
     };
     begin(&store, 1, "a");
     begin(&store, 2, "b");
-    // Evicted before it is erased: the export has put it aside, and no removal will tell that it was to be erased.
-    store.run(|core, catalog| core.remove(catalog, &[key("a", 1)], Removal::Tokens, now_ms));
+    // It was evicted before it could be erased: the export has a copy, and no removal will report it as erased.
+    store.run(|core, catalog| core.remove(catalog, &[key("a", 1)], RemovalReason::Tokens, now_ms));
     let open = store.shared.read();
     let catalog = &open.as_ref().unwrap().catalog;
     let ours = catalog.exports().get(1).unwrap().ok().unwrap();
     assert_eq!(ours.put_aside(key("a", 1)).unwrap().tokens, [1, 2, 3]);
     catalog.end_exports(&marked.unwrap());
-    assert!(matches!(catalog.exports().get(1), Some(Err(Ended::Erased))));
+    assert!(matches!(
+        catalog.exports().get(1),
+        Some(Err(ExportEnd::Erased))
+    ));
     assert!(matches!(catalog.exports().get(2), Some(Ok(_))));
 }

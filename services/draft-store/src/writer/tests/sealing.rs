@@ -1,9 +1,16 @@
-//! Sealed documents are documents as all others, whatever happens to them.
+//! Sealed documents behave like all others, whatever happens to them.
+
+use super::*;
 
 use refrain_protocol::document::DocumentHead;
 
-use super::*;
-use crate::record::{Kind, document_key};
+use crate::catalog::Catalog;
+use crate::config::{DraftStoreConfig, StoreTuning};
+use crate::metrics::RemovalReason;
+use crate::record::{RecordKind, document_key};
+use crate::segments::SegmentSource;
+use crate::writer::core::{DAY_MS, WriterCore};
+use crate::writer::requests::{Append, UpdateAuthor};
 
 fn text(document: u128, len: u32) -> Vec<TokenId> {
     (0..len).map(|at| at * 31 + document as u32).collect()
@@ -25,11 +32,11 @@ fn places(store: &Store) -> Vec<Option<SegmentId>> {
     let catalog = &open.as_ref().unwrap().catalog;
     (0..100)
         .filter_map(|document| catalog.document(key("a", document)))
-        .map(|known| known.place.map(|place| place.segment))
+        .map(|known| known.slot.map(|slot| slot.segment))
         .collect()
 }
 
-fn records(store: &Store, kind: Kind) -> usize {
+fn records(store: &Store, kind: RecordKind) -> usize {
     let records = store.log.records();
     records.keys().filter(|key| key[0] == kind.byte()).count()
 }
@@ -41,14 +48,14 @@ fn follows(store: &Store) -> BTreeMap<u128, Vec<TokenId>> {
 }
 
 #[test]
-fn what_is_sealed_leaves_the_log_and_is_told_as_before() {
+fn sealed_documents_leave_the_log_and_the_feed_is_unchanged() {
     let mut store = filled(0..10);
     let mut early = Follower::default();
     early.catch_up(&store, "a", 120);
     let before = follows(&store);
     let made = store.seal("a");
     assert_eq!((made.documents, made.tokens), (10, 500));
-    for kind in [Kind::State, Kind::Head, Kind::Piece] {
+    for kind in [RecordKind::State, RecordKind::Head, RecordKind::Piece] {
         assert_eq!(records(&store, kind), 0, "{kind:?}");
     }
     for round in 0..2 {
@@ -59,7 +66,7 @@ fn what_is_sealed_leaves_the_log_and_is_told_as_before() {
         assert_eq!(early.events, events, "sealing is no news, round {round}");
         let open = store.shared.read();
         let catalog = &open.as_ref().unwrap().catalog;
-        let head = crate::text::head(catalog, &*store.log, key("a", 3)).unwrap();
+        let head = crate::reading::document_text::head(catalog, &*store.log, key("a", 3)).unwrap();
         let expected = DocumentHead {
             session: Some("s".into()),
             group: Some("g3".into()),
@@ -73,7 +80,7 @@ fn what_is_sealed_leaves_the_log_and_is_told_as_before() {
 }
 
 #[test]
-fn a_sealed_document_can_go_on_be_repeated_and_be_shortened() {
+fn a_sealed_document_can_be_continued_repeated_and_shortened() {
     let mut store = filled(0..3);
     store.append("a", &[update(5, 1, 0, &text(5, 50))]);
     store.seal("a");
@@ -96,32 +103,32 @@ fn a_sealed_document_can_go_on_be_repeated_and_be_shortened() {
     assert_eq!(places(&store), [Some(1), Some(2), Some(2), Some(2)]);
     let made = store.merge("a");
     assert_eq!((made.documents, made.tokens), (4, 50 + 52 + 11 + 50));
-    assert_eq!(records(&store, Kind::Segment), 1);
-    assert_eq!(records(&store, Kind::Marks), 0);
+    assert_eq!(records(&store, RecordKind::Segment), 1);
+    assert_eq!(records(&store, RecordKind::Marks), 0);
     assert_eq!(segments::list(store.dir.path()).unwrap().0, [3]);
     let texts = follows(&store);
     assert_eq!(follows(&store.reopen()), texts);
 }
 
 #[test]
-fn what_changes_while_it_is_sealed_stays_in_the_log() {
+fn a_document_that_changes_while_it_is_sealed_stays_in_the_log() {
     let mut store = filled(0..4);
     let documents: Vec<DocumentId> = (0..4).map(DocumentId).collect();
-    let change = |core: &mut Core, catalog: &mut Catalog| {
+    let change = |core: &mut WriterCore, catalog: &mut Catalog| {
         let append = Append {
             namespace: names("a").id(),
             names: names("a"),
             updates: vec![update(1, 1, 50, &[9])],
-            by: By::Worker,
+            author: UpdateAuthor::Worker,
         };
-        core.take_in(catalog, &[append], &[], 1_000_000_000_500)
+        core.append(catalog, &[append], &[], 1_000_000_000_500)
             .unwrap();
         let erased = [key("a", 2)];
-        core.remove(catalog, &erased, Removal::Erased, 1_000_000_000_500)
+        core.remove(catalog, &erased, RemovalReason::Erased, 1_000_000_000_500)
             .unwrap();
         core.touch(catalog, &[key("a", 3)], 1_000_000_900_000);
     };
-    store.make("a", Work::Seal(documents), change);
+    store.make("a", SegmentSource::Log(documents), change);
     for _ in 0..2 {
         assert_eq!(places(&store), [Some(1), None, Some(1)]);
         let texts = follows(&store);
@@ -146,7 +153,10 @@ fn what_changes_while_it_is_sealed_stays_in_the_log() {
 fn sealed_documents_are_used_evicted_and_grow_old() {
     let config = DraftStoreConfig {
         tokens_max: 500,
-        use_interval_s: 10,
+        tuning: StoreTuning {
+            use_interval_s: 10,
+            ..StoreTuning::default()
+        },
         retention_days: 1,
         ..DraftStoreConfig::default()
     };
@@ -166,7 +176,7 @@ fn sealed_documents_are_used_evicted_and_grow_old() {
     assert_eq!(store.documents("a"), [0, 1, 2, 3, 4, 7, 8, 9, 20]);
     follower.catch_up(&store, "a", 1_000);
     assert_eq!(follower.texts().len(), 9);
-    assert_eq!(follower.resets, 1, "told, not reset");
+    assert_eq!(follower.resets, 1, "followers are told, not reset");
     store = store.reopen();
     assert_eq!(store.documents("a"), [0, 1, 2, 3, 4, 7, 8, 9, 20]);
     let stats = |store: &Store| {
@@ -179,20 +189,20 @@ fn sealed_documents_are_used_evicted_and_grow_old() {
     };
     assert_eq!(stats(&store)[0].masked_documents, 2);
     assert_eq!(stats(&store)[0].masked_tokens, 100);
-    // The segment goes with its last document.
+    // The segment is removed with its last document.
     assert_eq!(store.tick(DAY_MS + 1_000).emptied, [1]);
     assert_eq!(store.documents("a"), [0; 0]);
     assert_eq!(store.segments(), [0; 0]);
     assert_eq!(
-        records(&store, Kind::Segment) + records(&store, Kind::Marks),
+        records(&store, RecordKind::Segment) + records(&store, RecordKind::Marks),
         0
     );
 }
 
 #[test]
-fn a_document_that_cannot_be_read_is_removed_and_the_others_sealed() {
+fn an_unreadable_document_is_removed_and_the_others_are_sealed() {
     let mut store = filled(0..3);
-    let head = document_key(Kind::Head, key("a", 1));
+    let head = document_key(RecordKind::Head, key("a", 1));
     store.log.records().get_mut(&head).unwrap()[20] ^= 1;
     store.seal("a");
     assert_eq!(places(&store), [Some(1), Some(1)]);

@@ -1,0 +1,380 @@
+//! The catalog itself: documents by namespace, and the changes that a commit makes to them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use refrain_protocol::{DocumentId, Namespace, NamespaceId};
+
+use crate::catalog::acceptance_statistics::StatisticsSizes;
+use crate::catalog::document::{BOUNDARIES_MAX, Document, join};
+use crate::catalog::erasures::Erasures;
+use crate::catalog::exports::Exports;
+use crate::catalog::feed::Feed;
+use crate::catalog::recency::{RecencyOrder, StoredSize};
+use crate::record::{DocumentKey, MARKS_DOCUMENTS, StateRecord};
+use crate::segments::{CountedDocument, Segments};
+
+/// Approximate bytes of the key and value of records that are not counted one by one.
+const STATE_BYTES: u64 = 100;
+const TOMBSTONE_BYTES: u64 = 57;
+const NAMESPACE_BYTES: u64 = 150;
+const SEGMENT_BYTES: u64 = 50;
+const MARKS_BYTES: u64 = 80;
+
+/// The documents and the feed of one namespace.
+pub(super) struct NamespaceEntry {
+    /// `None` if the record of its names was damaged, and nobody has called for the namespace since.
+    pub(super) names: Option<Namespace>,
+    pub(super) tenant: Arc<str>,
+    pub(super) documents: HashMap<DocumentId, Document>,
+    pub(super) feed: Feed,
+}
+
+/// The sizes of a document, for the sums in [`Segments`].
+pub(super) fn counted(key: DocumentKey, document: &Document) -> CountedDocument {
+    CountedDocument {
+        slot: document.slot,
+        namespace: key.namespace,
+        document: key.document,
+        len: document.state.len,
+        bytes: document.state.bytes,
+    }
+}
+
+/// Sums over all documents.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) documents: u64,
+    pub(crate) tokens: u64,
+    pub(crate) bytes: u64,
+    /// Namespaces that have documents.
+    pub(crate) namespaces: u64,
+}
+
+/// Everything the store knows about its documents in memory; see the folder's root.
+pub(crate) struct Catalog {
+    pub(super) generation: u64,
+    /// The last sequence in use. One counter serves all namespaces: the numbers of a feed have gaps, and one
+    /// reservation on disk covers them all.
+    ///
+    /// The record of the last change is replaced only by that of a later one. So a cursor above the highest sequence
+    /// on disk means that the disk has lost something.
+    pub(super) head: u64,
+    /// Sequences up to here are not used any more.
+    skipped: u64,
+    pub(super) uses: RecencyOrder,
+    pub(super) totals: Totals,
+    pub(super) namespaces: HashMap<NamespaceId, NamespaceEntry>,
+    pub(super) erasures: Erasures,
+    pub(super) segments: Segments,
+    exports: Exports,
+    pub(super) statistics: StatisticsSizes,
+}
+
+impl Catalog {
+    pub(crate) fn new(generation: u64, head: u64) -> Self {
+        Catalog {
+            generation,
+            head,
+            skipped: 0,
+            uses: RecencyOrder::default(),
+            totals: Totals::default(),
+            namespaces: HashMap::new(),
+            erasures: Erasures::default(),
+            segments: Segments::default(),
+            exports: Exports::default(),
+            statistics: StatisticsSizes::default(),
+        }
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Approximate bytes of all records in the log.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        let tombstones: usize = self
+            .namespaces
+            .values()
+            .map(|entry| entry.feed.tombstones())
+            .sum();
+        let (documents, bytes) = self.segments.unsealed_totals();
+        let sealed_documents = self.totals.documents - documents;
+        bytes
+            + self.statistics.bytes()
+            + documents * STATE_BYTES
+            + self.segments.len() as u64 * SEGMENT_BYTES
+            + sealed_documents / u64::from(MARKS_DOCUMENTS) * MARKS_BYTES
+            + tombstones as u64 * TOMBSTONE_BYTES
+            + self.namespaces.len() as u64 * NAMESPACE_BYTES
+    }
+
+    /// Whether a namespace is known, or there is room for one more.
+    pub(crate) fn has_room_for(&self, namespace: NamespaceId, namespaces_max: usize) -> bool {
+        self.namespaces.len() < namespaces_max || self.namespaces.contains_key(&namespace)
+    }
+
+    pub(crate) fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Skips all sequences up to `sequence`: some of them may have been used, and lost.
+    pub(super) fn skip_to(&mut self, sequence: u64) {
+        self.skipped = sequence;
+    }
+
+    /// The next sequence.
+    pub(crate) fn advance(&mut self) -> u64 {
+        self.head = self.head.max(self.skipped) + 1;
+        self.head
+    }
+
+    pub(crate) fn document(&self, key: DocumentKey) -> Option<&Document> {
+        self.namespaces
+            .get(&key.namespace)?
+            .documents
+            .get(&key.document)
+    }
+
+    pub(crate) fn document_mut(&mut self, key: DocumentKey) -> Option<&mut Document> {
+        self.namespaces
+            .get_mut(&key.namespace)?
+            .documents
+            .get_mut(&key.document)
+    }
+
+    /// All namespaces, with their names if those are known.
+    pub(crate) fn namespaces(&self) -> Vec<(NamespaceId, Option<Namespace>)> {
+        let mut all: Vec<_> = self
+            .namespaces
+            .iter()
+            .map(|(id, entry)| (*id, entry.names.clone()))
+            .collect();
+        all.sort_unstable_by_key(|(id, _)| *id);
+        all
+    }
+
+    /// The documents of a namespace, in no particular order.
+    pub(crate) fn documents(
+        &self,
+        namespace: NamespaceId,
+    ) -> impl Iterator<Item = (DocumentId, &Document)> {
+        self.namespaces
+            .get(&namespace)
+            .into_iter()
+            .flat_map(|entry| &entry.documents)
+            .map(|(id, document)| (*id, document))
+    }
+
+    /// Erased documents and scopes.
+    pub(crate) fn erasures(&self) -> &Erasures {
+        &self.erasures
+    }
+
+    /// Erased documents and scopes, to be changed.
+    pub(crate) fn erasures_mut(&mut self) -> &mut Erasures {
+        &mut self.erasures
+    }
+
+    /// Exports in progress. They end when the catalog is read again.
+    pub(crate) fn exports(&self) -> &Exports {
+        &self.exports
+    }
+
+    /// Records the names of a namespace. Returns whether they were unknown before.
+    pub(crate) fn introduce(&mut self, id: NamespaceId, names: &Namespace) -> bool {
+        let tenant: Arc<str> = names.tenant.as_str().into();
+        let entry = self.namespaces.entry(id).or_insert_with(|| NamespaceEntry {
+            names: None,
+            tenant: tenant.clone(),
+            documents: HashMap::new(),
+            feed: Feed::default(),
+        });
+        if entry.names.is_some() {
+            return false;
+        }
+        entry.names = Some(names.clone());
+        let before = std::mem::replace(&mut entry.tenant, tenant.clone());
+        if before != tenant {
+            let documents = entry.documents.iter().map(|(document, known)| {
+                let key = DocumentKey::new(id, *document);
+                (key, StoredSize::new(known.state.len, known.state.bytes))
+            });
+            self.uses.move_to(&before, &tenant, documents);
+        }
+        true
+    }
+
+    /// A namespace whose names are unknown so far. Its documents count for a tenant without a name.
+    pub(super) fn introduce_nameless(&mut self, id: NamespaceId) -> &mut NamespaceEntry {
+        self.namespaces.entry(id).or_insert_with(|| NamespaceEntry {
+            names: None,
+            tenant: "".into(),
+            documents: HashMap::new(),
+            feed: Feed::default(),
+        })
+    }
+
+    pub(super) fn tenant_of(&mut self, namespace: NamespaceId) -> Arc<str> {
+        self.introduce_nameless(namespace).tenant.clone()
+    }
+
+    /// Stores the state of a document, new or known, and makes it the most recently used. `changed_from` is the
+    /// position where its text changed, or `None` if followers need not be told.
+    pub(crate) fn put(&mut self, key: DocumentKey, state: StateRecord, changed_from: Option<u32>) {
+        let entry = self.introduce_nameless(key.namespace);
+        let before = entry.documents.get(&key.document).map(|known| known.state);
+        let document = entry
+            .documents
+            .entry(key.document)
+            .or_insert_with(|| Document::new(state));
+        document.state = state;
+        if let Some(start) = changed_from {
+            while document
+                .boundaries
+                .last()
+                .is_some_and(|(_, at)| *at >= start)
+            {
+                if let Some((sequence, _)) = document.boundaries.pop() {
+                    entry.feed.withdraw(sequence);
+                }
+            }
+            document.boundaries.push((state.sequence, start));
+            entry.feed.put(state.sequence, key.document, start);
+            if document.boundaries.len() > BOUNDARIES_MAX {
+                join(&mut entry.feed, key.document, document, BOUNDARIES_MAX / 2);
+            }
+        }
+        let counted = counted(key, document);
+        let is_first = before.is_none() && entry.documents.len() == 1;
+        let (tokens, bytes) = before.map_or((0, 0), |state| (state.len, state.bytes));
+        if before.is_some() {
+            let before = CountedDocument {
+                len: tokens,
+                bytes,
+                ..counted
+            };
+            self.segments.count(before, false);
+        }
+        self.segments.count(counted, true);
+        self.totals.namespaces += u64::from(is_first);
+        self.totals.documents += u64::from(before.is_none());
+        self.totals.tokens = self.totals.tokens + u64::from(state.len) - u64::from(tokens);
+        self.totals.bytes = self.totals.bytes + u64::from(state.bytes) - u64::from(bytes);
+        let tenant = self.tenant_of(key.namespace);
+        let (before, after) = (
+            StoredSize::new(tokens, bytes),
+            StoredSize::new(state.len, state.bytes),
+        );
+        self.uses
+            .put(&tenant, key, (before, after), state.is_static());
+    }
+
+    /// Removes a document. This alone does not tell followers; see [`Self::add_tombstone`].
+    pub(crate) fn take(&mut self, key: DocumentKey) -> Option<Document> {
+        let entry = self.namespaces.get_mut(&key.namespace)?;
+        let document = entry.documents.remove(&key.document)?;
+        for (sequence, _) in &document.boundaries {
+            entry.feed.withdraw(*sequence);
+        }
+        self.segments.count(counted(key, &document), false);
+        self.totals.namespaces -= u64::from(entry.documents.is_empty());
+        self.totals.documents -= 1;
+        self.totals.tokens -= u64::from(document.state.len);
+        self.totals.bytes -= u64::from(document.state.bytes);
+        let tenant = self.tenant_of(key.namespace);
+        let sizes = StoredSize::new(document.state.len, document.state.bytes);
+        self.uses.take(&tenant, key, sizes);
+        Some(document)
+    }
+
+    /// Tells followers that a document is gone, as the change numbered `sequence`.
+    pub(crate) fn add_tombstone(&mut self, key: DocumentKey, sequence: u64) {
+        self.introduce_nameless(key.namespace)
+            .feed
+            .add_tombstone(sequence, key.document);
+    }
+
+    /// The feed of a namespace, to be changed.
+    pub(crate) fn feed_mut(&mut self, namespace: NamespaceId) -> &mut Feed {
+        &mut self.introduce_nameless(namespace).feed
+    }
+
+    /// Makes a document the most recently used. Returns whether its stored time of use is older than `before_ms`.
+    pub(crate) fn touch(&mut self, key: DocumentKey, now_ms: u64, before_ms: u64) -> bool {
+        let Some(document) = self.document_mut(key) else {
+            return false;
+        };
+        document.state.used_ms = now_ms;
+        let stale = document.used_ms_stored < before_ms;
+        let is_static = document.state.is_static();
+        let tenant = self.tenant_of(key.namespace);
+        let unchanged = (StoredSize::default(), StoredSize::default());
+        self.uses.put(&tenant, key, unchanged, is_static);
+        stale
+    }
+
+    /// Joins a document's feed entries into the last one. A follower that has all but the last entry gets the
+    /// document again as a whole; nobody misses anything.
+    pub(crate) fn settle(&mut self, key: DocumentKey) {
+        if let Some(entry) = self.namespaces.get_mut(&key.namespace)
+            && let Some(document) = entry.documents.get_mut(&key.document)
+        {
+            let count = document.boundaries.len();
+            join(&mut entry.feed, key.document, document, count);
+        }
+    }
+
+    /// The least recently used document of a tenant above its `quota`, and whether it is above it in tokens.
+    pub(crate) fn tenant_victim(
+        &self,
+        quota: impl Fn(&str) -> (u64, u64),
+    ) -> Option<(DocumentKey, bool)> {
+        self.uses.victim(quota)
+    }
+
+    /// The least recently used document of all.
+    pub(crate) fn oldest(&self) -> Option<DocumentKey> {
+        self.uses.oldest()
+    }
+
+    /// When a document was last used, in Unix milliseconds.
+    pub(crate) fn last_used_ms(&self) -> Option<u64> {
+        let documents = self
+            .namespaces
+            .values()
+            .flat_map(|entry| entry.documents.values());
+        documents.map(|known| known.state.used_ms).max()
+    }
+
+    /// Documents first stored before `before_ms`, at most `limit`, and the earliest time of the others.
+    pub(crate) fn expired(&self, before_ms: u64, limit: usize) -> (Vec<DocumentKey>, Option<u64>) {
+        let mut expired = Vec::new();
+        let mut earliest: Option<u64> = None;
+        for (namespace, entry) in &self.namespaces {
+            for (document, known) in &entry.documents {
+                let stored_ms = known.state.stored_ms;
+                if known.state.is_static() {
+                    continue;
+                }
+                if stored_ms < before_ms && expired.len() < limit {
+                    expired.push(DocumentKey::new(*namespace, *document));
+                } else {
+                    earliest = Some(earliest.map_or(stored_ms, |earliest| earliest.min(stored_ms)));
+                }
+            }
+        }
+        (expired, earliest)
+    }
+
+    /// Number of records with acceptance statistics of a namespace.
+    pub(crate) fn statistics_parts(&self, namespace: NamespaceId) -> usize {
+        let kept = self.statistics.namespaces.get(&namespace);
+        kept.map_or(0, |(parts, _)| *parts)
+    }
+
+    /// Records how many such records a namespace has now, and their bytes.
+    pub(crate) fn note_statistics(&mut self, namespace: NamespaceId, parts: usize, bytes: u64) {
+        self.statistics.note(namespace, parts, bytes);
+    }
+}

@@ -1,0 +1,20 @@
+//! The read side: everything that reads documents without changing them.
+//!
+//! Readers take the store's lock for reading, for one document or a few at a time, so that the writer continues
+//! meanwhile. They see only what is durable. The functions block on the disk and on the writer, so call them from
+//! blocking threads only.
+//!
+//! Read `document_text.rs` first: text and head of one document, from the log or from a segment. Then:
+//!
+//! * `feed.rs`: changes of a namespace after a cursor
+//! * `lookup.rs`: drafts from sealed documents, for workers that do not hold a namespace
+//! * `selection.rs`: documents by state or head
+//! * `export.rs`: pages of an export
+//! * `verify.rs`: a check of everything that is stored
+
+pub(crate) mod document_text;
+pub(crate) mod export;
+pub(crate) mod feed;
+pub(crate) mod lookup;
+pub(crate) mod selection;
+pub(crate) mod verify;

@@ -1,0 +1,170 @@
+//! The store for callers: in this process directly, for all others through the HTTP routes.
+
+mod acceptance_statistics;
+mod admin;
+mod append;
+mod calls;
+mod checks;
+mod erase;
+mod follow;
+mod lookup;
+mod segments;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use actix::Recipient;
+use refrain_protocol::document::StoreStats;
+use refrain_protocol::{ApiError, ErrorKind};
+use refrain_service_kit::drain::Drain;
+use refrain_service_kit::mesh::MeshAuth;
+use serde::Serialize;
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::config::DraftStoreConfig;
+use crate::directory::Loss;
+use crate::metrics::StoreMetrics;
+use crate::reading::lookup::LookupViews;
+use crate::shared_store::SharedStore;
+use crate::writer::messages::WriterMessage;
+
+/// Reads from disk that run at once. Others queue, since all share one disk.
+const READS_MAX: usize = 4;
+
+/// Most tokens of one answer, whatever the caller asks for.
+pub(super) const REPLY_TOKENS_MAX: u32 = 1 << 20;
+
+/// A handle of the draft store. It is cheap to clone.
+#[derive(Clone)]
+pub struct DraftStoreHandle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    writer: Recipient<WriterMessage>,
+    shared: Arc<SharedStore>,
+    lookup_views: Arc<LookupViews>,
+    config: DraftStoreConfig,
+    metrics: StoreMetrics,
+    mesh: MeshAuth,
+    drain: Drain,
+    pending_tokens: Arc<AtomicU64>,
+    waiters: AtomicI64,
+    reads: Arc<Semaphore>,
+    /// Look-ups that may still start.
+    lookup_permits: Arc<Semaphore>,
+    /// Only one erasure runs at a time.
+    erasing: tokio::sync::Mutex<()>,
+}
+
+/// The state of the store, for debugging.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct StoreState {
+    /// Whether the log is open.
+    pub open: bool,
+    /// Whether the store accepts no new calls.
+    pub draining: bool,
+    /// The statistics of the store.
+    pub stats: StoreStats,
+    /// Tokens that wait for a commit.
+    pub pending_tokens: u64,
+    /// Calls of `follow` that wait for a change.
+    pub waiters: i64,
+    /// Namespaces that these calls wait for.
+    pub namespaces_awaited: usize,
+}
+
+impl DraftStoreHandle {
+    pub(crate) fn new(
+        writer: Recipient<WriterMessage>,
+        shared: Arc<SharedStore>,
+        lookup_views: Arc<LookupViews>,
+        config: DraftStoreConfig,
+        metrics: StoreMetrics,
+        mesh: MeshAuth,
+        pending_tokens: Arc<AtomicU64>,
+    ) -> Self {
+        let reads = Arc::new(Semaphore::new(READS_MAX));
+        let lookup_permits = Arc::new(Semaphore::new(config.lookups_max));
+        DraftStoreHandle {
+            inner: Arc::new(Inner {
+                writer,
+                shared,
+                lookup_views,
+                config,
+                metrics,
+                mesh,
+                drain: Drain::new(),
+                pending_tokens,
+                waiters: AtomicI64::new(0),
+                reads,
+                lookup_permits,
+                erasing: tokio::sync::Mutex::new(()),
+            }),
+        }
+    }
+
+    /// The state of the store.
+    pub fn observe(&self) -> StoreState {
+        let inner = &*self.inner;
+        StoreState {
+            open: inner.shared.is_open(),
+            draining: inner.drain.is_draining(),
+            stats: inner.shared.stats(),
+            pending_tokens: inner.pending_tokens.load(Ordering::Relaxed),
+            waiters: inner.waiters.load(Ordering::Relaxed),
+            namespaces_awaited: inner.shared.namespaces_awaited(),
+        }
+    }
+
+    /// Whether the store can work. `Err` says why not.
+    pub fn readiness(&self) -> Result<(), String> {
+        if self.inner.drain.is_draining() {
+            return Err("draining".to_owned());
+        }
+        if !self.inner.writer.connected() {
+            return Err("the writer has stopped; restart the draft store".to_owned());
+        }
+        if !self.inner.shared.is_open() {
+            return Err("the draft store is opening its log".to_owned());
+        }
+        if let Some(Loss { expected, found }) = self.inner.shared.loss() {
+            return Err(format!(
+                "the draft store found only {found} of {expected} documents at its start: restore a copy of \
+                 data_dir, look into its quarantine-* directories, or confirm the loss (refrain store confirm --loss)"
+            ));
+        }
+        self.inner.mesh.clocks().readiness()
+    }
+
+    /// Accepts no new calls, releases waiting ones, and lets running ones finish.
+    pub(crate) async fn drain(&self, grace: Duration) {
+        self.inner.drain.begin();
+        let left = self.inner.drain.finished(grace).await;
+        if left > 0 {
+            tracing::warn!(
+                left,
+                "draft store calls were cut off at the end of the grace period"
+            );
+        }
+    }
+
+    /// Commits what waits, and closes the log.
+    pub(crate) async fn close(&self) {
+        let (reply, closed) = oneshot::channel();
+        // The last message must arrive: the mailbox takes it even when it is full.
+        self.inner.writer.do_send(WriterMessage::Close(reply));
+        let _ = closed.await;
+    }
+
+    pub(super) fn enter(&self) -> Result<refrain_service_kit::drain::InFlight, ApiError> {
+        self.inner.drain.enter().ok_or_else(|| {
+            ApiError::new(
+                ErrorKind::Unavailable,
+                "the draft store is shutting down; retry after its restart",
+            )
+            .with_retry_after_ms(1_000)
+        })
+    }
+}

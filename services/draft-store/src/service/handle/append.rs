@@ -1,0 +1,52 @@
+//! Storing updates.
+
+use std::time::Duration;
+
+use refrain_protocol::document::AppendReply;
+use refrain_protocol::{ApiError, ErrorKind};
+use tokio::sync::oneshot;
+
+use crate::metrics::Limit;
+use crate::service::handle::DraftStoreHandle;
+use crate::service::handle::checks::overloaded;
+use crate::shared_store::unavailable;
+use crate::writer::messages::{PendingTokens, WriterMessage};
+use crate::writer::requests::Append;
+
+/// How long a caller waits for its commit. After that it gets 504, and the commit may still happen.
+const COMMIT_WAIT_MAX: Duration = Duration::from_secs(10);
+
+impl DraftStoreHandle {
+    /// Stores checked updates, and waits until they are durable.
+    pub(super) async fn store(&self, append: Append) -> Result<AppendReply, ApiError> {
+        let count = append
+            .updates
+            .iter()
+            .map(|update| update.tokens.len() as u64)
+            .sum();
+        let most = self.inner.config.pending_tokens_max;
+        let Some(tokens) = PendingTokens::claim(&self.inner.pending_tokens, count, most) else {
+            let error = overloaded(
+                "too many tokens wait for a commit; retry",
+                Limit::PendingTokens,
+            );
+            return Err(self.reject(Limit::PendingTokens, error));
+        };
+        let (reply, answer) = oneshot::channel();
+        self.send(WriterMessage::Append {
+            append,
+            tokens,
+            reply,
+        })?;
+        let wait = COMMIT_WAIT_MAX;
+        match tokio::time::timeout(wait, answer).await {
+            Ok(Ok(lengths)) => Ok(AppendReply { lengths: lengths? }),
+            Ok(Err(_)) => Err(unavailable().with_detail("the writer dropped the call")),
+            Err(_) => Err(ApiError::new(
+                ErrorKind::Timeout,
+                "the disk is slow: the updates may or may not be stored; retry, since repeats are harmless",
+            )
+            .with_retry_after_ms(1_000)),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Checks of requests, and refusals.
+
+use actix::prelude::SendError;
+use refrain_protocol::document::DocumentUpdate;
+use refrain_protocol::{ApiError, ErrorKind, Namespace};
+use tokio::sync::oneshot;
+
+use crate::metrics::Limit;
+use crate::service::handle::DraftStoreHandle;
+use crate::shared_store::unavailable;
+use crate::writer::messages::WriterMessage;
+
+/// Longest session or group name, and part of a namespace's name. They are stored in one small record.
+pub(super) const NAME_BYTES_MAX: usize = 512;
+
+pub(super) fn overloaded(what: &str, limit: Limit) -> ApiError {
+    ApiError::new(
+        ErrorKind::Overloaded,
+        format!("{what} ({})", limit.as_str()),
+    )
+    .with_retry_after_ms(100)
+}
+
+impl DraftStoreHandle {
+    pub(super) fn send(&self, call: WriterMessage) -> Result<(), ApiError> {
+        self.inner
+            .writer
+            .try_send(call)
+            .map_err(|error| match error {
+                SendError::Full(_) => self.reject(
+                    Limit::Mailbox,
+                    overloaded("the writer's mailbox is full; retry", Limit::Mailbox),
+                ),
+                SendError::Closed(_) => unavailable().with_detail("the writer has stopped"),
+            })
+    }
+
+    pub(super) fn reject(&self, limit: Limit, error: ApiError) -> ApiError {
+        self.inner.metrics.reject(limit);
+        error
+    }
+
+    /// Sends a message to the writer, and waits for its answer.
+    pub(super) async fn ask<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<Result<T, ApiError>>) -> WriterMessage,
+    ) -> Result<T, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(message(reply))?;
+        answer_of(answer).await
+    }
+
+    /// Refuses a call with too many items.
+    pub(super) fn check_count(
+        &self,
+        count: usize,
+        most: usize,
+        items: &str,
+        limit: Limit,
+    ) -> Result<(), ApiError> {
+        if count <= most {
+            return Ok(());
+        }
+        let message = format!("more than {most} {items} in one call");
+        Err(self.reject(limit, ApiError::new(ErrorKind::TooLarge, message)))
+    }
+
+    /// Checks what no retry can correct.
+    pub(super) fn check(
+        &self,
+        names: &Namespace,
+        updates: &[DocumentUpdate],
+    ) -> Result<(), ApiError> {
+        let most = self.inner.config.tuning.updates_max;
+        self.check_count(updates.len(), most, "updates", Limit::Updates)?;
+        for part in [&names.tenant, &names.model, &names.tokenizer] {
+            self.check_name("namespace", part)?;
+        }
+        for update in updates {
+            self.check_update(update)?;
+        }
+        Ok(())
+    }
+
+    fn check_update(&self, update: &DocumentUpdate) -> Result<(), ApiError> {
+        let end = u64::from(update.prev_len) + update.tokens.len() as u64;
+        let most = self.inner.config.document_tokens_max;
+        if end > u64::from(most) {
+            let message = format!("document {} has more than {most} tokens", update.document);
+            return Err(self.reject(
+                Limit::DocumentTokens,
+                ApiError::new(ErrorKind::TooLarge, message),
+            ));
+        }
+        for name in [&update.head.session, &update.head.group]
+            .into_iter()
+            .flatten()
+        {
+            self.check_name("head", name)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_name(&self, param: &str, name: &str) -> Result<(), ApiError> {
+        if name.len() <= NAME_BYTES_MAX {
+            return Ok(());
+        }
+        let message = format!("a name in {param} is longer than {NAME_BYTES_MAX} bytes");
+        Err(self.reject(Limit::Head, ApiError::invalid(param, message)))
+    }
+}
+
+/// The writer's answer. It is missing if the writer was closed meanwhile.
+pub(super) async fn answer_of<T>(
+    answer: oneshot::Receiver<Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    let answer = answer.await;
+    answer.map_err(|_| unavailable().with_detail("the writer dropped the call"))?
+}

@@ -1,0 +1,155 @@
+//! Erasing documents.
+//!
+//! First a mark is stored, so that nothing that began before it is accepted any more. Then the documents are removed,
+//! each with a tombstone for followers. Finally the files that still hold their text are rewritten.
+
+use refrain_protocol::admin::{EraseReply, EraseRequest};
+use refrain_protocol::{ApiError, ErrorKind};
+use tokio::sync::oneshot;
+
+use crate::directory::clear_quarantines;
+use crate::reading::selection;
+use crate::record::{DocumentKey, ErasureRecord};
+use crate::service::handle::DraftStoreHandle;
+use crate::service::handle::checks::{NAME_BYTES_MAX, answer_of};
+use crate::shared_store::{SharedStore, unavailable};
+use crate::writer::messages::WriterMessage;
+
+/// Checks that a request says what to erase.
+fn check_request(request: EraseRequest) -> Result<ErasureRecord, ApiError> {
+    let EraseRequest {
+        tenant,
+        model,
+        session,
+        from_ms,
+        until_ms,
+        quarantines: _,
+    } = request;
+    for (param, name) in [
+        ("tenant", &tenant),
+        ("model", &model),
+        ("session", &session),
+    ] {
+        if name
+            .as_ref()
+            .is_some_and(|name| name.len() > NAME_BYTES_MAX)
+        {
+            let message = format!("longer than {NAME_BYTES_MAX} bytes");
+            return Err(ApiError::invalid(param, message));
+        }
+    }
+    if session.is_some() && tenant.is_none() {
+        return Err(ApiError::invalid(
+            "tenant",
+            "a session belongs to a tenant; name the tenant",
+        ));
+    }
+    if tenant.is_none() && from_ms.is_none() && until_ms.is_none() {
+        return Err(ApiError::invalid(
+            "tenant",
+            "name what to erase: a tenant, a tenant's session, or a time range (from_ms, until_ms)",
+        ));
+    }
+    if let (Some(from_ms), Some(until_ms)) = (from_ms, until_ms)
+        && from_ms >= until_ms
+    {
+        return Err(ApiError::invalid("until_ms", "must be later than from_ms"));
+    }
+    Ok(ErasureRecord {
+        tenant,
+        model,
+        session,
+        from_ms,
+        until_ms,
+        at_ms: 0,
+    })
+}
+
+/// The documents that an erasure hits.
+fn documents_hit(shared: &SharedStore, mark: &ErasureRecord) -> Result<Vec<DocumentKey>, ApiError> {
+    let mut found = Vec::new();
+    for (namespace, names) in selection::namespaces(shared)? {
+        if !mark.hits_namespace(names.as_ref()) {
+            continue;
+        }
+        let keys = selection::by_state(shared, namespace, |state| mark.hits_time(state.stored_ms))?;
+        found.extend(match mark.session {
+            None => keys,
+            // A head that cannot be read may belong to that session.
+            Some(_) => selection::by_head(shared, keys, |head| {
+                head.is_none_or(|head| mark.hits_session(head.session.as_deref()))
+            })?,
+        });
+    }
+    Ok(found)
+}
+
+impl DraftStoreHandle {
+    pub(super) async fn erase_all(&self, request: EraseRequest) -> Result<EraseReply, ApiError> {
+        let with_quarantines = request.quarantines;
+        let mark = check_request(request)?;
+        if let Some(offset_ms) = self.inner.shared.clock_offset_ms() {
+            // The erasure selects documents, and later refuses updates, by the time of this call.
+            let message = format!(
+                "the wall clock is {offset_ms} ms ahead of the store's time, so the scope of an erasure is \
+                 unclear; set the clock, or confirm it first (refrain store confirm --clock)"
+            );
+            return Err(ApiError::new(ErrorKind::Conflict, message));
+        }
+        let _alone = self.inner.erasing.lock().await;
+        let openings = self.inner.shared.openings();
+        let mark = self.ask(|reply| WriterMessage::Mark(mark, reply)).await?;
+        let erased_at_ms = mark.at_ms;
+        let (shared, wanted) = (self.inner.shared.clone(), mark.clone());
+        let keys = tokio::task::spawn_blocking(move || documents_hit(&shared, &wanted))
+            .await
+            .map_err(ApiError::internal)??;
+        let mut documents = 0;
+        for keys in keys.chunks(self.inner.config.tuning.eviction_step) {
+            let (reply, answer) = oneshot::channel();
+            // One erasure at a time, and one message at a time: a full mailbox must not stop it half way.
+            self.inner
+                .writer
+                .do_send(WriterMessage::Erase(keys.to_vec(), reply));
+            documents += answer_of(answer).await?;
+        }
+        let dir = self.inner.config.data_dir.clone();
+        let cleared =
+            tokio::task::spawn_blocking(move || clear_quarantines(&dir, with_quarantines))
+                .await
+                .map_err(ApiError::internal)?
+                .map_err(|error| unavailable().with_detail(error))?;
+        // The text of removed documents is still in files: in segments, and in the log.
+        self.purge(false).await?;
+        self.rewrite().await?;
+        self.inner.lookup_views.forget();
+        if self.inner.shared.openings() != openings {
+            // What was quarantined then, or came back from a log that was rolled back, was not searched.
+            let message = "the store was reopened during the erasure; repeat the erasure";
+            return Err(unavailable().with_detail(message));
+        }
+        // Exports that began since the mark may hold documents that were evicted before they could be erased.
+        let shared = self.inner.shared.clone();
+        tokio::task::spawn_blocking(move || {
+            let open = shared.read();
+            let catalog = &open.as_ref().ok_or_else(unavailable)?.catalog;
+            catalog.end_exports(&mark);
+            Ok(())
+        })
+        .await
+        .map_err(ApiError::internal)??;
+        let (quarantines, quarantines_kept) = (cleared.deleted, cleared.kept);
+        tracing::info!(
+            documents,
+            quarantines,
+            quarantines_kept,
+            "draft store documents erased"
+        );
+        Ok(EraseReply {
+            erased_at_ms,
+            documents,
+            quarantines,
+            quarantines_kept,
+        })
+    }
+}

@@ -1,0 +1,160 @@
+//! The HTTP routes: bincode for calls with tokens, JSON for statistics and administration. All of them require the
+//! mesh secret.
+
+use actix_web::HttpResponse;
+use actix_web::web::{self, Data, Json};
+use refrain_protocol::admin::{
+    CompactReply, ConfirmReply, ConfirmRequest, EraseReply, EraseRequest, VerifyReply,
+};
+use refrain_protocol::document::StoreStats;
+use refrain_rpc::{
+    BINCODE_CONTENT_TYPE, DraftStore as _, StoreAdmin as _, decode_bincode, encode_bincode,
+};
+use refrain_service_kit::http::{HttpResult, RawBody, get, mesh_only, post};
+use refrain_service_kit::mesh::MeshAuth;
+use serde::Serialize;
+
+use crate::service::handle::{DraftStoreHandle, StoreState};
+
+/// Adds the routes.
+pub(crate) fn routes(app: &mut web::ServiceConfig, handle: DraftStoreHandle, mesh: MeshAuth) {
+    app.app_data(Data::new(handle));
+    app.service(
+        web::scope("/internal/v1")
+            .wrap(mesh_only(mesh.clone()))
+            .service(post("/append", append))
+            .service(post("/follow", follow))
+            .service(post("/touch", touch))
+            .service(post("/segments", segments))
+            .service(post("/segments/piece", segment_piece))
+            .service(post("/documents", documents))
+            .service(post("/lookup", lookup))
+            .service(post("/acceptance-stats", acceptance_stats))
+            .service(get("/stats", stats)),
+    );
+    app.service(
+        web::scope("/admin/v1")
+            .wrap(mesh_only(mesh.clone()))
+            .service(get("/stats", store_stats))
+            .service(post("/import", import))
+            .service(post("/export", export))
+            .service(post("/verify", verify))
+            .service(post("/compact", compact))
+            .service(post("/erase", erase))
+            .service(post("/confirm", confirm)),
+    );
+    app.service(
+        web::resource("/debug/state")
+            .wrap(mesh_only(mesh))
+            .route(web::get().to(observe)),
+    );
+}
+
+fn answer(message: &impl Serialize) -> HttpResult<HttpResponse> {
+    let body = encode_bincode(message)?;
+    Ok(HttpResponse::Ok()
+        .content_type(BINCODE_CONTENT_TYPE)
+        .body(body))
+}
+
+async fn append(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.append(decode_bincode(&body)?).await?)
+}
+
+async fn follow(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.follow(decode_bincode(&body)?).await?)
+}
+
+async fn touch(handle: Data<DraftStoreHandle>, RawBody(body): RawBody) -> HttpResult<HttpResponse> {
+    handle.touch(decode_bincode(&body)?).await?;
+    answer(&())
+}
+
+async fn segments(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.segments(decode_bincode(&body)?).await?)
+}
+
+async fn segment_piece(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.segment_piece(decode_bincode(&body)?).await?)
+}
+
+async fn documents(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.documents(decode_bincode(&body)?).await?)
+}
+
+async fn lookup(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.lookup(decode_bincode(&body)?).await?)
+}
+
+async fn acceptance_stats(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.acceptance_stats(decode_bincode(&body)?).await?)
+}
+
+async fn stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
+    Ok(Json(handle.stats().await?))
+}
+
+async fn store_stats(handle: Data<DraftStoreHandle>) -> HttpResult<Json<StoreStats>> {
+    Ok(Json(handle.store_stats().await?))
+}
+
+async fn import(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.import(decode_bincode(&body)?).await?)
+}
+
+async fn export(
+    handle: Data<DraftStoreHandle>,
+    RawBody(body): RawBody,
+) -> HttpResult<HttpResponse> {
+    answer(&handle.export(decode_bincode(&body)?).await?)
+}
+
+async fn verify(handle: Data<DraftStoreHandle>) -> HttpResult<Json<VerifyReply>> {
+    Ok(Json(handle.verify().await?))
+}
+
+async fn compact(handle: Data<DraftStoreHandle>) -> HttpResult<Json<CompactReply>> {
+    Ok(Json(handle.compact().await?))
+}
+
+async fn erase(
+    handle: Data<DraftStoreHandle>,
+    request: Json<EraseRequest>,
+) -> HttpResult<Json<EraseReply>> {
+    Ok(Json(handle.erase(request.into_inner()).await?))
+}
+
+async fn confirm(
+    handle: Data<DraftStoreHandle>,
+    request: Json<ConfirmRequest>,
+) -> HttpResult<Json<ConfirmReply>> {
+    Ok(Json(handle.confirm(request.into_inner()).await?))
+}
+
+async fn observe(handle: Data<DraftStoreHandle>) -> Json<StoreState> {
+    Json(handle.observe())
+}

@@ -1,0 +1,211 @@
+//! The open store as the writer and the readers share it: the catalog and its log behind one lock, and the followers
+//! that wait for a namespace.
+//!
+//! The writer holds the lock for a whole commit, `fdatasync` included. A reader holds it for one change at a time. So
+//! readers see only what is durable, and never a text that is half rewritten.
+//!
+//! A durable watermark with readers outside the lock was rejected. A document whose next change was in flight was
+//! invisible meanwhile, and a crash at that moment made followers miss it for good.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
+
+use refrain_protocol::document::StoreStats;
+use refrain_protocol::{ApiError, ErrorKind, NamespaceId};
+use refrain_service_kit::clock::unix_ms;
+use refrain_service_kit::clocks::Clocks;
+use tokio::sync::watch;
+
+use crate::catalog::Catalog;
+use crate::clock::{StoreClock, since_boot};
+use crate::directory::Loss;
+use crate::log::RecordLog;
+
+/// The catalog and its log.
+pub(crate) struct OpenStore {
+    pub(crate) catalog: Catalog,
+    pub(crate) log: Arc<dyn RecordLog>,
+}
+
+/// The state that the writer and all readers share.
+#[derive(Default)]
+pub(crate) struct SharedStore {
+    /// `None` while the writer opens the store.
+    open: RwLock<Option<OpenStore>>,
+    /// Whether the store is open, for callers that must not wait for a commit.
+    is_open: AtomicBool,
+    /// How often the store was opened.
+    openings: AtomicU64,
+    waiting: Mutex<HashMap<NamespaceId, watch::Sender<u64>>>,
+    stats: Mutex<StoreStats>,
+    /// `None` until the store was opened.
+    clock: Mutex<Option<StoreClock>>,
+    /// The clocks of the other services, to detect a wrong wall clock here.
+    pub(crate) clocks: OnceLock<Clocks>,
+    /// A loss that an operator must confirm before the store is ready.
+    loss: Mutex<Option<Loss>>,
+}
+
+/// The answer while the log is closed.
+pub(crate) fn unavailable() -> ApiError {
+    ApiError::new(
+        ErrorKind::Unavailable,
+        "the draft store is opening its log; retry",
+    )
+    .with_retry_after_ms(1_000)
+}
+
+/// A follower that waits for changes of a namespace. Dropping it ends the subscription.
+pub(crate) struct Subscription {
+    shared: Arc<SharedStore>,
+    namespace: NamespaceId,
+    receiver: Option<watch::Receiver<u64>>,
+}
+
+impl Subscription {
+    /// Waits for a change after the last one seen.
+    pub(crate) async fn changed(&mut self) {
+        if let Some(receiver) = &mut self.receiver {
+            // The sender stays in the map as long as a receiver lives.
+            let _ = receiver.changed().await;
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut waiting = self.shared.waiting();
+        self.receiver = None;
+        if waiting
+            .get(&self.namespace)
+            .is_some_and(|sender| sender.receiver_count() == 0)
+        {
+            waiting.remove(&self.namespace);
+        }
+    }
+}
+
+impl SharedStore {
+    /// The store for reading. After a panic of the writer the slot is empty, so a poisoned lock is harmless.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Option<OpenStore>> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store for the writer.
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Option<OpenStore>> {
+        self.open.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the log is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed)
+    }
+
+    /// How often the store was opened so far. An operation in several steps is complete only if this did not change
+    /// meanwhile.
+    pub(crate) fn openings(&self) -> u64 {
+        self.openings.load(Ordering::Relaxed)
+    }
+
+    /// Puts in the store that the writer has opened, or takes it out.
+    pub(crate) fn set_open(&self, open: Option<OpenStore>) {
+        let mut slot = self.write();
+        self.is_open.store(open.is_some(), Ordering::Relaxed);
+        self.openings
+            .fetch_add(u64::from(open.is_some()), Ordering::Relaxed);
+        *slot = open;
+    }
+
+    /// Records that the store is closed. The caller holds the lock and takes the store out.
+    pub(crate) fn note_closed(&self) {
+        self.is_open.store(false, Ordering::Relaxed);
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Option<StoreClock>> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the store's clock, which continues from the last known time.
+    pub(crate) fn start_clock(&self, known_ms: u64) {
+        self.clock()
+            .get_or_insert_with(|| StoreClock::new(known_ms, unix_ms(), since_boot()));
+    }
+
+    /// The store's time, in Unix milliseconds.
+    pub(crate) fn now_ms(&self) -> u64 {
+        match self.clock().as_mut() {
+            Some(clock) => {
+                let skew_ms = self.clocks.get().map_or(0, Clocks::skew_ms);
+                clock.read(unix_ms(), skew_ms, since_boot())
+            }
+            None => unix_ms(),
+        }
+    }
+
+    /// How far the wall clock is ahead of the store's time, while the wall clock is ignored.
+    pub(crate) fn clock_offset_ms(&self) -> Option<i64> {
+        self.clock().and_then(|clock| clock.offset_ms())
+    }
+
+    /// Follows the wall clock from now on.
+    pub(crate) fn confirm_clock(&self) {
+        if let Some(clock) = self.clock().as_mut() {
+            clock.confirm(unix_ms(), since_boot());
+        }
+    }
+
+    /// A loss that nobody has confirmed.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        *self.loss.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records a loss, or with `None` that it was confirmed.
+    pub(crate) fn set_loss(&self, loss: Option<Loss>) {
+        *self.loss.lock().unwrap_or_else(PoisonError::into_inner) = loss;
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<NamespaceId, watch::Sender<u64>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The statistics after the last commit.
+    pub(crate) fn stats(&self) -> StoreStats {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_stats(&self, stats: StoreStats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    /// Subscribes to changes of a namespace from now on.
+    pub(crate) fn subscribe(self: &Arc<Self>, namespace: NamespaceId) -> Subscription {
+        let receiver = self
+            .waiting()
+            .entry(namespace)
+            .or_insert_with(|| watch::Sender::new(0))
+            .subscribe();
+        Subscription {
+            shared: self.clone(),
+            namespace,
+            receiver: Some(receiver),
+        }
+    }
+
+    /// Wakes the followers that wait for these namespaces.
+    pub(crate) fn wake<'a>(&self, namespaces: impl IntoIterator<Item = &'a NamespaceId>) {
+        let waiting = self.waiting();
+        for namespace in namespaces {
+            if let Some(sender) = waiting.get(namespace) {
+                sender.send_modify(|changes| *changes += 1);
+            }
+        }
+    }
+
+    /// Number of namespaces with a waiting follower.
+    pub(crate) fn namespaces_awaited(&self) -> usize {
+        self.waiting().len()
+    }
+}

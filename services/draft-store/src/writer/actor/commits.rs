@@ -1,0 +1,131 @@
+//! Gathering appends and statistics updates for a commit. One `fdatasync` serves all of them.
+
+use std::time::{Duration, Instant};
+
+use actix::{AsyncContext as _, Context};
+use refrain_protocol::ApiError;
+use tokio::sync::oneshot;
+
+use crate::shared_store::unavailable;
+use crate::writer::actor::WriterActor;
+use crate::writer::actor::commit_queue::{WaitingAppend, WaitingStatistics};
+use crate::writer::messages::PendingTokens;
+use crate::writer::requests::{Append, SavedStatistics, StatisticsUpdate};
+
+/// Updates that are enough to commit at once, before the interval is over.
+const COMMIT_UPDATES_MAX: usize = 512;
+
+impl WriterActor {
+    pub(super) fn queue_append(
+        &mut self,
+        append: Append,
+        tokens: PendingTokens,
+        reply: oneshot::Sender<Result<Vec<u32>, ApiError>>,
+        ctx: &mut Context<Self>,
+    ) {
+        if self.core.is_none() {
+            let _ = reply.send(Err(unavailable()));
+            return;
+        }
+        self.commit_queue.updates += append.updates.len();
+        self.commit_queue.pending.push(WaitingAppend {
+            append,
+            reply,
+            arrived: Instant::now(),
+            _tokens: tokens,
+        });
+        self.commit_soon(ctx);
+    }
+
+    pub(super) fn queue_statistics(
+        &mut self,
+        update: StatisticsUpdate,
+        reply: oneshot::Sender<Result<SavedStatistics, ApiError>>,
+        ctx: &mut Context<Self>,
+    ) {
+        if self.core.is_none() {
+            let _ = reply.send(Err(unavailable()));
+            return;
+        }
+        self.commit_queue.updates += 1;
+        self.commit_queue
+            .statistics
+            .push(WaitingStatistics { update, reply });
+        self.commit_soon(ctx);
+    }
+
+    /// Commits everything that is queued.
+    pub(super) fn commit(&mut self) {
+        let pending = std::mem::take(&mut self.commit_queue.pending);
+        let updates = std::mem::take(&mut self.commit_queue.statistics);
+        self.commit_queue.updates = 0;
+        if pending.is_empty() && updates.is_empty() {
+            return;
+        }
+        let (appends, waiting): (Vec<Append>, Vec<_>) = pending
+            .into_iter()
+            .map(|pending| {
+                (
+                    pending.append,
+                    (pending.reply, pending.arrived, pending._tokens),
+                )
+            })
+            .unzip();
+        let (statistics, savers): (Vec<StatisticsUpdate>, Vec<_>) = updates
+            .into_iter()
+            .map(|waiting| (waiting.update, waiting.reply))
+            .unzip();
+        let outcome = match self.no_room() {
+            None => self
+                .run(|core, catalog, now_ms| core.append(catalog, &appends, &statistics, now_ms)),
+            Some(error) => Err(error),
+        };
+        let (lengths, saved) = match outcome {
+            Ok(outcome) => (Ok(outcome.lengths), Ok(outcome.statistics)),
+            Err(error) => (Err(error.clone()), Err(error)),
+        };
+        let answers = self.answers(lengths, waiting.len());
+        let saved = self.answers(saved, savers.len());
+        // A caller that is gone needs no answer.
+        for (reply, saved) in savers.into_iter().zip(saved) {
+            let _ = reply.send(saved);
+        }
+        for ((reply, arrived, _tokens), answer) in waiting.into_iter().zip(answers) {
+            self.metrics
+                .append_seconds
+                .observe(arrived.elapsed().as_secs_f64());
+            let _ = reply.send(answer);
+        }
+    }
+
+    /// The answers for `count` callers of a commit.
+    fn answers<T>(
+        &self,
+        outcome: Result<Vec<Option<T>>, ApiError>,
+        count: usize,
+    ) -> Vec<Result<T, ApiError>> {
+        match outcome {
+            Ok(found) => found
+                .into_iter()
+                .map(|found| found.ok_or_else(|| self.too_many_namespaces()))
+                .collect(),
+            Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    /// Commits the queue: at once if it is long enough, otherwise after the interval, with what arrives until then.
+    fn commit_soon(&mut self, ctx: &mut Context<Self>) {
+        if self.commit_queue.updates >= COMMIT_UPDATES_MAX {
+            if let Some(timer) = self.commit_queue.timer.take() {
+                ctx.cancel_future(timer);
+            }
+            self.commit();
+        } else if self.commit_queue.timer.is_none() {
+            let wait = Duration::from_millis(self.config.tuning.commit_interval_ms);
+            self.commit_queue.timer = Some(ctx.run_later(wait, |writer, _| {
+                writer.commit_queue.timer = None;
+                writer.commit();
+            }));
+        }
+    }
+}

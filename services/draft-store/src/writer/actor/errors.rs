@@ -1,0 +1,26 @@
+//! Errors that the writer returns.
+
+use refrain_protocol::{ApiError, ErrorKind};
+
+use crate::log::LogError;
+
+/// The disk refuses, so the store cannot be opened or written. The caller may try again.
+pub(super) fn disk_refused(error: &LogError) -> ApiError {
+    ApiError::new(
+        ErrorKind::Unavailable,
+        "the draft store cannot read or write its disk; retry",
+    )
+    .with_retry_after_ms(1_000)
+    .with_detail(error)
+}
+
+/// A copy that an operator requested was not begun, for lack of space.
+pub(super) fn no_room_for_a_copy() -> LogError {
+    LogError::Refused(
+        "the disk has no space for a copy of what is to be rewritten; free some space first".into(),
+    )
+}
+
+pub(super) fn outdated() -> LogError {
+    LogError::Refused("the store was closed or reopened meanwhile".into())
+}

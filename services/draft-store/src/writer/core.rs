@@ -1,0 +1,345 @@
+//! The writer's core: what one commit does, without clock, threads or actor.
+//!
+//! It does use the log. A change of the catalog is seen only by those who get the catalog's lock after the commit is
+//! durable.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use refrain_protocol::NamespaceId;
+
+use crate::background::seal::NewSegment;
+use crate::catalog::Catalog;
+use crate::config::DraftStoreConfig;
+use crate::log::{Batch, LogError, RecordLog};
+use crate::metrics::RemovalReason;
+use crate::record::{DocumentKey, ErasureRecord, StoreRecord};
+use crate::writer::edit::acceptance_statistics::read;
+use crate::writer::edit::{Edit, EditLimits};
+use crate::writer::outcome::CommitOutcome;
+use crate::writer::requests::{Append, KeptStatistics, StatisticsUpdate};
+
+/// Erasures remembered at once. Further ones get 429.
+const ERASURES_MAX: usize = 1_024;
+
+/// Erased documents remembered, so that no worker brings them back. Beyond it the earliest are forgotten.
+const ERASED_DOCUMENTS_MAX: usize = 1_000_000;
+
+/// How long erasures and erased documents are remembered: longer than any request runs.
+const ERASURE_MEMORY_MS: u64 = 48 * HOUR_MS;
+
+/// A document that is unchanged for this long is described to new followers by one event.
+const SETTLE_MS: u64 = 60 * 1_000;
+
+/// Most documents that wait to be settled. Beyond it the oldest are settled at once.
+const SETTLING_MAX: usize = 100_000;
+
+/// Most times of use that wait to be written with the next tick.
+const USES_MAX: usize = 4_096;
+
+pub(super) const HOUR_MS: u64 = 3600 * 1000;
+
+pub(super) const DAY_MS: u64 = 24 * HOUR_MS;
+
+/// How long after its end a document may be sent again by a worker that got no answer.
+const REPEATS_MS: u64 = HOUR_MS;
+
+/// The writer's state; see the module.
+pub(crate) struct WriterCore {
+    pub(super) log: Arc<dyn RecordLog>,
+    /// A log that will replace `log`. It gets every commit, too.
+    pub(super) mirror: Option<Arc<dyn RecordLog>>,
+    pub(super) mirrored_bytes: u64,
+    pub(super) config: DraftStoreConfig,
+    pub(super) store: StoreRecord,
+    /// Documents with several feed entries, and since when they have them.
+    settling: VecDeque<(DocumentKey, u64)>,
+    /// Touched documents whose time of use is to be written.
+    uses: HashSet<DocumentKey>,
+    /// No document was stored before this time, in Unix milliseconds.
+    earliest_ms: u64,
+    /// Repairs prepared when the store was opened, for the first commit.
+    repairs: Batch,
+    damaged: Vec<DocumentKey>,
+    /// Documents for which the log's index was rebuilt. If they are unreadable now, they are lost.
+    rebuilt_for: Arc<HashSet<DocumentKey>>,
+}
+
+impl WriterCore {
+    pub(crate) fn new(
+        log: Arc<dyn RecordLog>,
+        config: DraftStoreConfig,
+        store: StoreRecord,
+        repairs: Batch,
+        damaged: Vec<DocumentKey>,
+    ) -> Self {
+        WriterCore {
+            log,
+            mirror: None,
+            mirrored_bytes: 0,
+            config,
+            store,
+            settling: VecDeque::new(),
+            uses: HashSet::new(),
+            earliest_ms: 0,
+            repairs,
+            damaged,
+            rebuilt_for: Arc::default(),
+        }
+    }
+
+    /// Sets the documents for which the log's index was rebuilt.
+    pub(crate) fn set_rebuilt_for(&mut self, rebuilt_for: Arc<HashSet<DocumentKey>>) {
+        self.rebuilt_for = rebuilt_for;
+    }
+
+    /// The store's identity and reservation, for the manifest.
+    pub(crate) fn store(&self) -> StoreRecord {
+        self.store
+    }
+
+    /// Stores updates and statistics updates of any number of callers in one commit. It is durable when this returns.
+    pub(crate) fn append(
+        &mut self,
+        catalog: &mut Catalog,
+        appends: &[Append],
+        statistics: &[StatisticsUpdate],
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let namespaces_max = self.config.namespaces_max;
+        let mut edit = self.edit(catalog, now_ms);
+        for update in statistics {
+            let has_room = edit.catalog.has_room_for(update.namespace, namespaces_max);
+            let saved = match has_room {
+                true => Some(edit.save_statistics(update)?),
+                false => None,
+            };
+            edit.outcome.statistics.push(saved);
+        }
+        for append in appends {
+            if !edit.catalog.has_room_for(append.namespace, namespaces_max) {
+                edit.outcome.lengths.push(None);
+                continue;
+            }
+            edit.introduce(append.namespace, &append.names);
+            let mut lengths = Vec::with_capacity(append.updates.len());
+            for update in &append.updates {
+                lengths.push(edit.apply(append, update)?);
+            }
+            edit.outcome.lengths.push(Some(lengths));
+        }
+        self.within_budgets(&mut edit)?;
+        self.commit(edit, now_ms)
+    }
+
+    /// Removes the given documents, as far as they exist.
+    pub(crate) fn remove(
+        &mut self,
+        catalog: &mut Catalog,
+        keys: &[DocumentKey],
+        removal: RemovalReason,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for key in keys {
+            let Some(document) = edit.catalog.document(*key) else {
+                continue;
+            };
+            let state = document.state;
+            edit.remove(*key, removal)?;
+            // A worker may still be writing it, or repeat an append that was not answered.
+            let awaited = state.finish == 0 || state.used_ms + REPEATS_MS > now_ms;
+            if removal == RemovalReason::Erased && awaited {
+                edit.remember_erased(*key);
+            }
+        }
+        self.commit(edit, now_ms)
+    }
+
+    /// Remembers an erasure: its scope is refused from now on. `None` if no more erasures can be remembered.
+    pub(crate) fn mark(
+        &mut self,
+        catalog: &mut Catalog,
+        mut mark: ErasureRecord,
+        now_ms: u64,
+    ) -> Result<(Option<ErasureRecord>, CommitOutcome), LogError> {
+        let erasures = catalog.erasures();
+        if erasures.marks() >= ERASURES_MAX && !erasures.has_mark(mark.id()) {
+            return Ok((None, CommitOutcome::default()));
+        }
+        mark.at_ms = now_ms;
+        catalog.end_exports(&mark);
+        let mut edit = self.edit(catalog, now_ms);
+        edit.erase_statistics(|names| mark.hits_namespace(names));
+        edit.mark(mark.clone());
+        Ok((Some(mark), self.commit(edit, now_ms)?))
+    }
+
+    /// Marks documents as used. The time is written later, and only if the stored one is old.
+    pub(crate) fn touch(&mut self, catalog: &mut Catalog, keys: &[DocumentKey], now_ms: u64) {
+        let before_ms = now_ms.saturating_sub(self.config.tuning.use_interval_s * 1000);
+        for key in keys {
+            // Beyond the limit a restart loses some of the order of use, which is harmless.
+            if catalog.touch(*key, now_ms, before_ms) && self.uses.len() < USES_MAX {
+                self.uses.insert(*key);
+            }
+        }
+    }
+
+    /// Does what is due over time: repairs, retention, budgets, settling, times of use.
+    pub(crate) fn tick(
+        &mut self,
+        catalog: &mut Catalog,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        self.settle(catalog, now_ms);
+        let repairs = std::mem::take(&mut self.repairs);
+        let damaged = std::mem::take(&mut self.damaged);
+        let uses = std::mem::take(&mut self.uses);
+        let mut edit = self.edit(catalog, now_ms);
+        edit.adopt(repairs);
+        for key in damaged {
+            edit.remove(key, RemovalReason::Damage)?;
+        }
+        for key in uses {
+            edit.write_state(key);
+        }
+        edit.forget_erased(
+            now_ms.saturating_sub(ERASURE_MEMORY_MS),
+            ERASED_DOCUMENTS_MAX,
+            self.config.tuning.eviction_step,
+        );
+        let mut edit = self.without_expired(edit, now_ms)?;
+        self.within_budgets(&mut edit)?;
+        self.commit(edit, now_ms)
+    }
+
+    /// Puts a new segment into use.
+    pub(crate) fn install(
+        &mut self,
+        catalog: &mut Catalog,
+        segment: NewSegment,
+        now_ms: u64,
+    ) -> Result<CommitOutcome, LogError> {
+        let mut edit = self.edit(catalog, now_ms);
+        for key in &segment.damaged {
+            if edit.catalog.document(*key).is_some() {
+                edit.remove_damaged(*key)?;
+            }
+        }
+        edit.install(segment)?;
+        self.commit(edit, now_ms)
+    }
+
+    fn edit<'a>(&self, catalog: &'a mut Catalog, now_ms: u64) -> Edit<'a> {
+        Edit::new(
+            catalog,
+            self.log.clone(),
+            self.store,
+            EditLimits {
+                rebuilt_for: self.rebuilt_for.clone(),
+                tombstones_max: self.config.tuning.tombstones_max,
+            },
+            now_ms,
+        )
+    }
+
+    fn commit(&mut self, edit: Edit<'_>, now_ms: u64) -> Result<CommitOutcome, LogError> {
+        let (mut batch, store, split, mut outcome) = edit.finish()?;
+        if !batch.is_empty() {
+            self.log.commit(&batch)?;
+            self.mirror(&mut batch);
+        }
+        outcome.reserved = store != self.store;
+        self.store = store;
+        self.settling
+            .extend(split.into_iter().map(|key| (key, now_ms)));
+        Ok(outcome)
+    }
+
+    /// Evicts the least recently used documents while a budget is exceeded, at most one step of them.
+    fn within_budgets(&self, edit: &mut Edit<'_>) -> Result<(), LogError> {
+        let config = &self.config;
+        while let Some((key, removal)) = {
+            let totals = edit.catalog.totals();
+            let quota = |tenant: &str| config.quota(tenant);
+            if let Some((key, in_tokens)) = edit.catalog.tenant_victim(quota) {
+                let removal = match in_tokens {
+                    true => RemovalReason::TenantTokens,
+                    false => RemovalReason::TenantBytes,
+                };
+                Some((key, removal))
+            } else if totals.tokens > config.tokens_max {
+                edit.catalog
+                    .oldest()
+                    .map(|key| (key, RemovalReason::Tokens))
+            } else if totals.bytes > config.bytes_max {
+                edit.catalog.oldest().map(|key| (key, RemovalReason::Bytes))
+            } else {
+                None
+            }
+        } {
+            if edit.outcome.removed.len() >= config.tuning.eviction_step {
+                edit.outcome.more = true;
+                break;
+            }
+            edit.remove(key, removal)?;
+        }
+        Ok(())
+    }
+
+    fn without_expired<'a>(
+        &mut self,
+        mut edit: Edit<'a>,
+        now_ms: u64,
+    ) -> Result<Edit<'a>, LogError> {
+        let before_ms = now_ms.saturating_sub(u64::from(self.config.retention_days) * DAY_MS);
+        // This looks at all documents, so it runs only if one of them is due.
+        if self.earliest_ms < before_ms {
+            let room = self
+                .config
+                .tuning
+                .eviction_step
+                .saturating_sub(edit.outcome.removed.len());
+            let (expired, earliest_ms) = edit.catalog.expired(before_ms, room);
+            for key in expired {
+                edit.remove(key, RemovalReason::Age)?;
+            }
+            self.earliest_ms = earliest_ms.unwrap_or(now_ms);
+            edit.outcome.more |= self.earliest_ms < before_ms;
+        }
+        Ok(edit)
+    }
+
+    fn settle(&mut self, catalog: &mut Catalog, now_ms: u64) {
+        let settle_ms = SETTLE_MS;
+        for _ in 0..self.settling.len() {
+            let overfull = self.settling.len() > SETTLING_MAX;
+            let Some((key, since_ms)) = self.settling.front().copied() else {
+                break;
+            };
+            if since_ms + settle_ms > now_ms && !overfull {
+                break;
+            }
+            self.settling.pop_front();
+            let Some(document) = catalog.document(key) else {
+                continue;
+            };
+            let running = document.state.finish == 0
+                && document.state.used_ms.saturating_add(settle_ms) > now_ms;
+            if running && !overfull {
+                self.settling.push_back((key, now_ms));
+            } else {
+                catalog.settle(key);
+            }
+        }
+    }
+
+    /// The acceptance statistics of a namespace as bytes. Empty if there are none.
+    pub(crate) fn statistics(
+        &self,
+        namespace: NamespaceId,
+    ) -> Result<Option<KeptStatistics>, LogError> {
+        read(&Batch::default(), &*self.log, namespace)
+    }
+}

@@ -1,0 +1,100 @@
+//! Removals and erasures in a commit.
+
+use crate::codec;
+use crate::log::LogError;
+use crate::metrics::RemovalReason;
+use crate::record::{
+    DocumentKey, ErasedRecord, ErasureRecord, GONE, RecordKind, TombstoneRecord, document_key,
+    erasure_key, namespace_key, piece_key, tombstone_key,
+};
+use crate::writer::edit::Edit;
+
+impl Edit<'_> {
+    /// Removes a document with all its records, and tells followers.
+    pub(in crate::writer) fn remove(
+        &mut self,
+        key: DocumentKey,
+        removal: RemovalReason,
+    ) -> Result<(), LogError> {
+        if removal == RemovalReason::Erased {
+            self.catalog.exports().erased(key.namespace);
+        } else {
+            self.keep_for_exports(key)?;
+        }
+        let slot = self.catalog.document(key).and_then(|known| known.slot);
+        if let Some(slot) = slot {
+            self.mark_sealed(slot, GONE)?;
+        } else {
+            let (from, to) = (piece_key(key, 0), piece_key(key, u32::MAX));
+            for piece_key in self.batch.scan_over(&*self.log, &from, &to)?.into_keys() {
+                self.batch.remove(piece_key);
+            }
+            self.batch.remove(document_key(RecordKind::State, key));
+            self.batch.remove(document_key(RecordKind::Head, key));
+        }
+        self.catalog.take(key);
+        self.add_tombstone(key);
+        self.outcome.removed.push((key, removal));
+        Ok(())
+    }
+
+    pub(in crate::writer) fn add_tombstone(&mut self, key: DocumentKey) {
+        let sequence = self.next_sequence();
+        self.catalog.add_tombstone(key, sequence);
+        self.outcome.changed.insert(key.namespace);
+        let tombstone = tombstone_key(key.namespace, sequence);
+        let value = codec::seal(
+            &tombstone,
+            &TombstoneRecord {
+                document: key.document.0,
+            },
+        );
+        self.batch.put(tombstone, value);
+        let feed = self.catalog.feed_mut(key.namespace);
+        let trimmed = feed.trim(self.limits.tombstones_max);
+        if !trimmed.is_empty() {
+            let feed_key = namespace_key(RecordKind::Feed, key.namespace);
+            let value = codec::seal(&feed_key, &feed.record());
+            self.batch.put(feed_key, value);
+            for sequence in trimmed {
+                self.batch.remove(tombstone_key(key.namespace, sequence));
+            }
+        }
+    }
+
+    /// Remembers an erasure.
+    pub(in crate::writer) fn mark(&mut self, mark: ErasureRecord) {
+        let key = erasure_key(mark.id());
+        let value = codec::seal(&key, &mark);
+        self.batch.put(key, value);
+        self.catalog.erasures_mut().mark(mark);
+    }
+
+    /// Remembers that a document was erased.
+    pub(in crate::writer) fn remember_erased(&mut self, key: DocumentKey) {
+        let at_ms = self.now_ms;
+        let erased_key = document_key(RecordKind::Erased, key);
+        let value = codec::seal(&erased_key, &ErasedRecord { at_ms });
+        self.batch.put(erased_key, value);
+        self.catalog.erasures_mut().erase(key, at_ms);
+    }
+
+    /// Forgets erasures before a time, and the documents beyond the limit.
+    pub(in crate::writer) fn forget_erased(
+        &mut self,
+        before_ms: u64,
+        documents_max: usize,
+        limit: usize,
+    ) {
+        let (marks, keys) = self
+            .catalog
+            .erasures_mut()
+            .expire(before_ms, documents_max, limit);
+        for id in marks {
+            self.batch.remove(erasure_key(id));
+        }
+        for key in keys {
+            self.batch.remove(document_key(RecordKind::Erased, key));
+        }
+    }
+}

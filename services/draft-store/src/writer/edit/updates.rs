@@ -1,0 +1,217 @@
+//! Applying one update to a document.
+
+use std::cmp::Ordering;
+
+use refrain_protocol::TokenId;
+use refrain_protocol::document::{DocumentUpdate, LEFT_CONTEXT_TOKENS};
+
+use crate::codec::{self, Damage};
+use crate::log::LogError;
+use crate::metrics::RemovalReason;
+use crate::reading::document_text::TextError;
+use crate::record::{
+    DocumentKey, HeadRecord, RecordKind, STATIC, StateRecord, document_key, finish_code, finish_of,
+    piece_key,
+};
+use crate::writer::edit::Edit;
+use crate::writer::placement::{Placement, TextState, place};
+use crate::writer::requests::{Append, UpdateAuthor};
+
+impl Edit<'_> {
+    /// Applies an update. Returns the document's new length. A document whose stored text turns out to be damaged is
+    /// removed, and has length 0.
+    pub(in crate::writer) fn apply(
+        &mut self,
+        append: &Append,
+        update: &DocumentUpdate,
+    ) -> Result<u32, LogError> {
+        let key = DocumentKey::new(append.namespace, update.document);
+        let known = self.catalog.document(key).is_some();
+        let erasures = self.catalog.erasures();
+        self.static_code = match append.author {
+            UpdateAuthor::Operator { is_static: true } => STATIC,
+            _ => 0,
+        };
+        if append.author == UpdateAuthor::Worker
+            && erasures.refuses(key, known, &append.names, &update.head)
+        {
+            // The answer pretends that it was stored. Otherwise the worker would send all of it again, for ever.
+            let added = u32::try_from(update.tokens.len()).unwrap_or(u32::MAX);
+            return Ok(update.prev_len.saturating_add(added));
+        }
+        match self.try_apply(key, update) {
+            Ok(()) => {}
+            Err(TextError::Log(error)) => return Err(error),
+            Err(TextError::Damaged(_)) => self.remove_damaged(key)?,
+        }
+        Ok(self
+            .catalog
+            .document(key)
+            .map_or(0, |document| document.state.len))
+    }
+
+    /// Removes a document that cannot be read.
+    ///
+    /// # Errors
+    /// `Unreadable` if the log's index must be rebuilt first, since only the index may be damaged.
+    pub(in crate::writer) fn remove_damaged(&mut self, key: DocumentKey) -> Result<(), LogError> {
+        let is_sealed = self.catalog.sealed(key).is_some();
+        if self.log.can_be_rebuilt() && !is_sealed && !self.limits.rebuilt_for.contains(&key) {
+            return Err(LogError::Unreadable(key));
+        }
+        self.remove(key, RemovalReason::Damage)
+    }
+
+    fn try_apply(&mut self, key: DocumentKey, update: &DocumentUpdate) -> Result<(), TextError> {
+        let known = self.catalog.document(key);
+        match place(known.map(|document| TextState::of(&document.state)), update) {
+            Placement::Nothing { at_end } => {
+                if let Some(document) = known
+                    && at_end
+                    && document.state.finish == 0
+                    && update.finish.is_some()
+                {
+                    self.unseal(key)?;
+                    let state = self.state(key)?;
+                    self.write(key, state, update, state.len, &[])?;
+                } else if at_end && known.is_some_and(|known| !known.state.is_static()) {
+                    self.make_static(key)?;
+                }
+                Ok(())
+            }
+            Placement::Write {
+                to,
+                skip,
+                epoch_start,
+            } => {
+                let state = match known.map(|known| known.state.len) {
+                    Some(len) => {
+                        if to < len {
+                            self.keep_for_exports(key)?;
+                        }
+                        self.unseal(key)?;
+                        self.state(key)?
+                    }
+                    None => self.create(key, update),
+                };
+                let state = StateRecord {
+                    epoch: update.epoch,
+                    epoch_start,
+                    ..state
+                };
+                self.write(
+                    key,
+                    state,
+                    update,
+                    to,
+                    update.tokens.get(skip..).unwrap_or_default(),
+                )
+            }
+            Placement::Overwrite { epoch_start } => {
+                self.keep_for_exports(key)?;
+                self.overwrite(key, update, epoch_start)
+            }
+        }
+    }
+
+    /// Makes an existing document static, if the append asks for it.
+    fn make_static(&mut self, key: DocumentKey) -> Result<(), TextError> {
+        if self.static_code == 0 {
+            return Ok(());
+        }
+        // The records of a segment do not change, so the document moves to the log and is sealed again.
+        self.unseal(key)?;
+        let mut state = self.state(key)?;
+        state.finish |= self.static_code;
+        self.catalog.put(key, state, None);
+        self.states.insert(key);
+        Ok(())
+    }
+
+    fn create(&mut self, key: DocumentKey, update: &DocumentUpdate) -> StateRecord {
+        let mut head = update.head.clone();
+        let surplus = head.left_context.len().saturating_sub(LEFT_CONTEXT_TOKENS);
+        head.left_context.drain(..surplus);
+        let head_key = document_key(RecordKind::Head, key);
+        let value = codec::seal(&head_key, &HeadRecord(head));
+        let bytes = (head_key.len() + value.len()) as u32;
+        self.batch.put(head_key, value);
+        StateRecord {
+            epoch: update.epoch,
+            epoch_start: 0,
+            len: 0,
+            finish: 0,
+            sequence: 0,
+            stored_ms: self.now_ms,
+            used_ms: self.now_ms,
+            tail_start: 0,
+            tail_pieces: 0,
+            bytes,
+        }
+    }
+
+    /// Applies a late update of the document's own epoch. The update is right; the text there may belong to an older
+    /// epoch.
+    fn overwrite(
+        &mut self,
+        key: DocumentKey,
+        update: &DocumentUpdate,
+        epoch_start: u32,
+    ) -> Result<(), TextError> {
+        self.unseal(key)?;
+        let mut state = self.state(key)?;
+        let pieces = self.pieces(key, piece_key(key, 0), state.len)?;
+        let text: Vec<TokenId> = pieces.into_iter().flat_map(|piece| piece.tokens).collect();
+        let start = update.prev_len as usize;
+        let stands = text.get(start..).ok_or(Damage::Length)?;
+        let common = stands.len().min(update.tokens.len());
+        state.epoch_start = epoch_start;
+        if stands[..common] == update.tokens[..common] {
+            let new = &update.tokens[common..];
+            if new.is_empty() && (update.finish.is_none() || common < stands.len()) {
+                // Followers would not notice any difference.
+                self.catalog.put(key, state, None);
+                self.states.insert(key);
+                return Ok(());
+            }
+            return self.write(key, state, update, state.len, new);
+        }
+        let mut tokens = update.tokens.clone();
+        tokens.extend_from_slice(&stands[common..]);
+        // Within an epoch followers only ever append. So they are told to drop the document, and get it again.
+        self.add_tombstone(key);
+        let stored = finish_of(state.finish);
+        let finish = match update.tokens.len().cmp(&stands.len()) {
+            Ordering::Less => stored,
+            Ordering::Equal => update.finish.or(stored),
+            Ordering::Greater => update.finish,
+        };
+        let update = DocumentUpdate {
+            finish,
+            ..update.clone()
+        };
+        self.write(key, state, &update, update.prev_len, &tokens)?;
+        self.catalog.settle(key);
+        Ok(())
+    }
+
+    /// Cuts the text to `to`, adds tokens, and tells followers.
+    fn write(
+        &mut self,
+        key: DocumentKey,
+        mut state: StateRecord,
+        update: &DocumentUpdate,
+        to: u32,
+        tokens: &[TokenId],
+    ) -> Result<(), TextError> {
+        self.store_text(key, &mut state, to, tokens, update.finish.is_some())?;
+        state.finish = finish_code(update.finish) | state.finish & STATIC | self.static_code;
+        state.used_ms = self.now_ms;
+        state.sequence = self.next_sequence();
+        self.outcome.appended_tokens += tokens.len() as u64;
+        self.outcome.changed.insert(key.namespace);
+        self.catalog.put(key, state, Some(to));
+        self.states.insert(key);
+        Ok(())
+    }
+}

@@ -1,0 +1,28 @@
+//! The result of a commit.
+
+use crate::writer::requests::SavedStatistics;
+use std::collections::BTreeSet;
+
+use refrain_protocol::NamespaceId;
+
+use crate::metrics::RemovalReason;
+use crate::record::{DocumentKey, SegmentId};
+
+/// What a commit did.
+#[derive(Debug, Default)]
+pub(crate) struct CommitOutcome {
+    /// Per append and update: the new length of the document. `None` if the append would add one namespace too many.
+    pub(crate) lengths: Vec<Option<Vec<u32>>>,
+    /// Per statistics update: its outcome. `None` if it would add one namespace too many.
+    pub(crate) statistics: Vec<Option<SavedStatistics>>,
+    /// Namespaces whose feeds have new entries.
+    pub(crate) changed: BTreeSet<NamespaceId>,
+    pub(crate) appended_tokens: u64,
+    pub(crate) removed: Vec<(DocumentKey, RemovalReason)>,
+    /// More documents exceed a budget or the retention than one step may remove.
+    pub(crate) more: bool,
+    /// The sequence reservation moved, so the manifest must be written again.
+    pub(crate) reserved: bool,
+    /// Segments without documents, whose files must be deleted.
+    pub(crate) emptied: Vec<SegmentId>,
+}

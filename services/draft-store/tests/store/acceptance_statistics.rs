@@ -1,0 +1,264 @@
+//! Acceptance statistics: kept with the namespace, given to all of its workers, gone when it is erased.
+
+use refrain_protocol::ErrorKind;
+use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
+use refrain_protocol::admin::EraseRequest;
+use refrain_protocol::error::code;
+use refrain_rpc::{HttpDraftStore, StoreAdmin as _};
+use refrain_service_kit::http::MeshClient;
+use refrain_speculation::draft::{Scope, Source};
+use refrain_speculation::statistics::{AcceptanceStatistics, NodeFeatures};
+
+use super::*;
+
+fn node(depth: u32, share: f32) -> NodeFeatures {
+    NodeFeatures {
+        source: Source::Suffix,
+        scope: Scope::Tenant,
+        match_len: 1 + depth * 3,
+        depth,
+        count: 2,
+        share,
+    }
+}
+
+/// Observes nodes of so many depths and all shares, accepted by parity.
+fn learn(statistics: &mut AcceptanceStatistics, depths: u32) {
+    for depth in 1..=depths {
+        for share in 0..10 {
+            let node = node(depth, 0.05 + share as f32 / 10.0);
+            for _ in 0..20 {
+                statistics.observe_node(&node, depth % 2 == 0);
+            }
+        }
+    }
+}
+
+async fn exchange(
+    client: &dyn DraftStore,
+    namespace: SignedNamespace,
+    table: u64,
+    statistics: Vec<u8>,
+) -> Result<AcceptanceStatsReply, ApiError> {
+    let request = AcceptanceStatsRequest {
+        namespace,
+        table,
+        statistics,
+    };
+    client.acceptance_stats(request).await
+}
+
+/// Saves statistics that continue a table. Returns the table.
+async fn save(
+    client: &dyn DraftStore,
+    namespace: SignedNamespace,
+    table: u64,
+    statistics: &AcceptanceStatistics,
+) -> u64 {
+    let reply = exchange(client, namespace, table, statistics.to_bytes()).await;
+    reply.unwrap().table
+}
+
+/// The probability of a node that a new worker expects once it has asked the store.
+async fn probability(store: &Store, tenant: &str, node: &NodeFeatures) -> f32 {
+    let reply = exchange(&store.handle(), store.sign(tenant), 0, Vec::new()).await;
+    let bytes = reply.unwrap().statistics;
+    let statistics = match bytes.is_empty() {
+        true => AcceptanceStatistics::new(),
+        false => AcceptanceStatistics::from_bytes(&bytes).unwrap(),
+    };
+    statistics.node_probability(node)
+}
+
+#[tokio::test]
+async fn acceptance_statistics_survive_a_restart_in_their_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let likely = node(4, 0.5);
+    assert_eq!(probability(&store, "a", &likely).await, 0.5);
+    let mut learnt = AcceptanceStatistics::new();
+    // Enough for more than one record.
+    learn(&mut learnt, 100);
+    let table = save(&store.handle(), store.sign("a"), 0, &learnt).await;
+    let known = probability(&store, "a", &likely).await;
+    assert!(known > 0.8, "{known}");
+    assert_eq!(probability(&store, "b", &likely).await, 0.5);
+    store.stop().await;
+    let store = Store::start(config(dir.path())).await;
+    assert_eq!(probability(&store, "a", &likely).await, known);
+    // A worker goes on with what it knows, and all later ones begin there.
+    for _ in 0..500 {
+        learnt.observe_node(&likely, false);
+    }
+    assert_eq!(
+        save(&store.handle(), store.sign("a"), table, &learnt).await,
+        table
+    );
+    assert!(probability(&store, "a", &likely).await < 0.5);
+    assert!(store.handle().verify().await.unwrap().damaged == 0);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_does_not_bring_back_erased_statistics() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let mut learnt = AcceptanceStatistics::new();
+    learn(&mut learnt, 5);
+    let table = save(&store.handle(), store.sign("a"), 0, &learnt).await;
+    let everything = EraseRequest {
+        tenant: Some("a".into()),
+        ..EraseRequest::default()
+    };
+    store.handle().erase(everything).await.unwrap();
+    let again = exchange(&store.handle(), store.sign("a"), table, learnt.to_bytes()).await;
+    let refused = again.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Conflict);
+    assert!(refused.has_code(code::STATISTICS_ERASED));
+    assert_eq!(probability(&store, "a", &node(4, 0.5)).await, 0.5);
+    store.stop().await;
+}
+
+/// It is unknown which counts came from a session or an hour, so every erasure of a tenant takes all of its counts.
+#[tokio::test]
+async fn an_erasure_removes_the_statistics_of_every_namespace_that_it_may_hit() {
+    let of = |tenant: &str| EraseRequest {
+        tenant: Some(tenant.into()),
+        ..EraseRequest::default()
+    };
+    let cases = [
+        ("a tenant", of("a"), false),
+        (
+            "a session of the tenant that never was",
+            EraseRequest {
+                session: Some("s".into()),
+                ..of("a")
+            },
+            false,
+        ),
+        (
+            "a time of the tenant that is long past",
+            EraseRequest {
+                until_ms: Some(1),
+                ..of("a")
+            },
+            false,
+        ),
+        (
+            "another model of the tenant",
+            EraseRequest {
+                model: Some("another".into()),
+                ..of("a")
+            },
+            true,
+        ),
+        ("another tenant", of("c"), true),
+        (
+            "a session of another tenant",
+            EraseRequest {
+                session: Some("s".into()),
+                ..of("c")
+            },
+            true,
+        ),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::start(config(dir.path())).await;
+    let likely = node(4, 0.5);
+    let tell = async |store: &Store, tenant: &str| {
+        let mut learnt = AcceptanceStatistics::new();
+        learn(&mut learnt, 10);
+        save(&store.handle(), store.sign(tenant), 0, &learnt).await;
+        probability(store, tenant, &likely).await
+    };
+    let theirs = tell(&store, "b").await;
+    assert!(theirs > 0.8);
+    for (what, request, stays) in cases {
+        let ours = tell(&store, "a").await;
+        store.handle().erase(request).await.unwrap();
+        for _ in 0..2 {
+            let left = probability(&store, "a", &likely).await;
+            assert_eq!(left, if stays { ours } else { 0.5 }, "{what}");
+            assert_eq!(probability(&store, "b", &likely).await, theirs, "{what}");
+            store.stop().await;
+            store = Store::start(config(dir.path())).await;
+        }
+    }
+    tell(&store, "a").await;
+    let everybody = EraseRequest {
+        until_ms: Some(1),
+        ..EraseRequest::default()
+    };
+    store.handle().erase(everybody).await.unwrap();
+    for tenant in ["a", "b"] {
+        assert_eq!(probability(&store, tenant, &likely).await, 0.5);
+    }
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn acceptance_statistics_are_salvaged_from_a_damaged_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let likely = node(4, 0.5);
+    let mut learnt = AcceptanceStatistics::new();
+    learn(&mut learnt, 60);
+    save(&store.handle(), store.sign("a"), 0, &learnt).await;
+    store.stop().await;
+    spoil_log(dir.path(), 5);
+    let store = Store::start(config(dir.path())).await;
+    assert_eq!(store.metric("refrain_draft_store_quarantines_total"), 1.0);
+    let known = probability(&store, "a", &likely).await;
+    assert!(
+        (known - learnt.node_probability(&likely)).abs() < 1e-3,
+        "{known}"
+    );
+    assert!(known > 0.8);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn invalid_or_unsigned_statistics_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(config(dir.path())).await;
+    let ask = async |namespace, statistics| {
+        let reply = exchange(&store.handle(), namespace, 0, statistics).await;
+        reply.map_err(|error| error.kind)
+    };
+    let mut learnt = AcceptanceStatistics::new();
+    learn(&mut learnt, 2);
+    let bytes = learnt.to_bytes();
+    for wrong in [b"nonsense".to_vec(), bytes[1..].to_vec()] {
+        let refused = ask(store.sign("a"), wrong).await;
+        assert_eq!(refused, Err(ErrorKind::InvalidRequest));
+    }
+    let refused = ask(store.sign("a"), vec![0; 1 << 20]).await;
+    assert_eq!(refused, Err(ErrorKind::TooLarge));
+    let mut forged = store.sign("a");
+    forged.namespace.tenant = "b".into();
+    assert!(ask(forged, bytes).await.is_err());
+    let nothing = ask(store.sign("b"), Vec::new()).await;
+    assert_eq!(nothing, Ok(AcceptanceStatsReply::default()));
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn acceptance_statistics_travel_over_http() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::start(DraftStoreConfig {
+        listen: Some(([127, 0, 0, 1], 0).into()),
+        ..config(dir.path())
+    })
+    .await;
+    let url = format!("http://{}", store.server.addr().unwrap());
+    let client = MeshClient::new(&url, &store.mesh.secret, Duration::from_secs(5)).unwrap();
+    let client = HttpDraftStore::new(client);
+    let mut learnt = AcceptanceStatistics::new();
+    learn(&mut learnt, 10);
+    let table = save(&client, store.sign("a"), 0, &learnt).await;
+    let reply = exchange(&client, store.sign("a"), 0, Vec::new())
+        .await
+        .unwrap();
+    assert_eq!((reply.table, reply.statistics), (table, learnt.to_bytes()));
+    store.stop().await;
+}
