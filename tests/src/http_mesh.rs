@@ -278,12 +278,11 @@ impl HttpMesh {
                 ("engine", url(Service::Engine(number))),
             ],
         );
-        // A lost worker should be noticed soon here.
+        // A lost worker is noticed sooner than by default, so that the tests are fast.
         set(
             "scheduler",
             vec![
                 ("listen", listen(Service::Scheduler)),
-                ("heartbeat_interval_ms", 200.into()),
                 ("worker_ttl_ms", 2_000.into()),
             ],
         );

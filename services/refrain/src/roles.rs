@@ -26,7 +26,7 @@ use crate::local::{LocalEngine, LocalWorkers};
 pub struct Process {
     gateway: Option<refrain_gateway::Running>,
     worker: Option<refrain_worker::RunningWorker>,
-    scheduler: Option<refrain_scheduler::Running>,
+    scheduler: Option<refrain_scheduler::SchedulerServer>,
     engine: Option<refrain_reference_engine::Running>,
     draft_store: Option<refrain_draft_store::Running>,
     addr: Option<SocketAddr>,

@@ -1,4 +1,4 @@
-//! Starting and stopping.
+//! Starts and drains the scheduler.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use refrain_service_kit::http::{ServeOptions, Server, serve};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
 
+use crate::actor::DispatchActor;
 use crate::config::SchedulerConfig;
-use crate::dispatch::actor::DispatchActor;
 use crate::handle::SchedulerHandle;
 use crate::http;
 use crate::metrics::SchedulerMetrics;
@@ -20,25 +20,27 @@ use crate::metrics::SchedulerMetrics;
 #[cfg(test)]
 mod tests;
 
-/// Threads of the listener. Calls wait on the dispatcher, not on these.
+/// Threads of the listener. Calls wait for the dispatcher, not for these threads, so two are enough.
 const HTTP_THREADS: usize = 2;
+/// Largest body of a call. The largest one is a heartbeat that names some thousand leases.
+const BODY_BYTES_MAX: usize = 1 << 20;
 
 /// A running scheduler.
-pub struct Running {
+pub struct SchedulerServer {
     handle: SchedulerHandle,
-    server: Option<Server>,
+    listener: Option<Server>,
     dispatch: ActorThread,
 }
 
-/// Starts the dispatcher and, if the configuration says so, its listener.
+/// Starts the dispatcher and, if `config.listen` is set, its listener.
 ///
 /// # Errors
-/// A faulty configuration, an address that cannot be bound, a metric name that is taken.
+/// Fails if the configuration is invalid, the address cannot be bound, or a metric name is taken.
 pub async fn start(
     config: SchedulerConfig,
     mesh: MeshAuth,
     metrics: &Metrics,
-) -> anyhow::Result<Running> {
+) -> anyhow::Result<SchedulerServer> {
     let faults = config.faults();
     anyhow::ensure!(
         faults.is_empty(),
@@ -47,21 +49,20 @@ pub async fn start(
     );
     let scheduler_metrics = SchedulerMetrics::new(metrics)?;
     let (core_config, core_metrics) = (config.clone(), scheduler_metrics.clone());
-    let begin = move || {
+    let start_actor = move || {
         let actor = DispatchActor::new(core_config, core_metrics);
         Ok(actor.start().recipient())
     };
-    let (dispatch, recipient) = ActorThread::start("scheduler-dispatch", begin).await?;
+    let (dispatch, recipient) = ActorThread::start("scheduler-dispatch", start_actor).await?;
     let handle = SchedulerHandle::new(recipient, mesh.clone(), scheduler_metrics);
-    let server = match config.listen {
+    let listener = match config.listen {
         None => None,
         Some(listen) => {
             let options = ServeOptions {
                 service: "scheduler",
                 listen,
                 threads: HTTP_THREADS,
-                body_bytes_max: config.body_bytes_max,
-                // Per thread, and connections are not spread evenly: each may hold them all.
+                body_bytes_max: BODY_BYTES_MAX,
                 connections_max: config.connections_max,
             };
             let ready = handle.clone();
@@ -76,17 +77,17 @@ pub async fn start(
             )?)
         }
     };
-    Ok(Running {
+    Ok(SchedulerServer {
         handle,
-        server,
+        listener,
         dispatch,
     })
 }
 
-impl Running {
-    /// Where it listens, if it does.
+impl SchedulerServer {
+    /// The address it listens on, if it has a listener.
     pub fn addr(&self) -> Option<SocketAddr> {
-        self.server.as_ref().map(Server::addr)
+        self.listener.as_ref().map(Server::addr)
     }
 
     /// The scheduler for callers in this process.
@@ -94,12 +95,13 @@ impl Running {
         self.handle.clone()
     }
 
-    /// Tells those who wait to go elsewhere, answers what is under way for at most `grace`, and stops.
-    /// Chunks that run need no scheduler to end, so it does not wait for them.
+    /// Refuses all waiting calls, answers calls in flight for at most `grace`, and stops.
+    ///
+    /// Running chunks end without the scheduler, so the drain does not wait for them.
     pub async fn drain(self, grace: Duration) {
         self.handle.drain().await;
-        if let Some(server) = &self.server {
-            server.stop_within(grace).await;
+        if let Some(listener) = &self.listener {
+            listener.stop_within(grace).await;
         }
         self.dispatch.stop().await;
     }

@@ -1,11 +1,11 @@
-//! The core under scripts of events. Each line is an instant and an event:
+//! Tests of the core by scripts of events. Each line is an instant in milliseconds and an event:
 //!
 //! * `beat <worker> [slots=n] [inc=n] [context=n] [model=m] [runs=1,2] [drains] [eagle3=accepted length]
-//!   [fallback=worker]`: `runs` names requests, whose
-//!   newest leases are meant;
-//! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m]`: the nth `ask` has ticket n;
-//! * `done|continues|failed <request> [tokens] [ended=ms ago]`: gives the request's newest lease back;
-//! * `withdraw <ticket>`, `undelivered <request>`, `tick`, `drain`.
+//!   [fallback=worker]` is a heartbeat. `runs` names requests and means their newest leases.
+//! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m]` asks for a lease. The nth `ask`
+//!   is call n.
+//! * `done|continues|failed <request> [tokens] [ended=ms ago]` gives back the request's newest lease.
+//! * `withdraw <call>`, `undelivered <request>`, `tick` and `drain` are the other events.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -19,13 +19,13 @@ use super::*;
 
 mod cases;
 
-/// Scripts count from here, so that instants are short and epochs are those of a real clock.
+/// Scripts count from this time, so that instants are short and epochs are those of a real clock.
 const START_MS: u64 = 1_700_000_000_000;
 
 struct Script {
     dispatch: Dispatch,
     newest_lease: HashMap<u128, LeaseId>,
-    tickets: u64,
+    calls: u64,
     log: String,
 }
 
@@ -42,7 +42,7 @@ impl Script {
         Script {
             dispatch: Dispatch::new(config, START_MS, 0),
             newest_lease: HashMap::new(),
-            tickets: 0,
+            calls: 0,
             log: String::new(),
         }
     }
@@ -54,13 +54,13 @@ impl Script {
             .unwrap_or(LeaseId(7))
     }
 
-    fn event(&mut self, words: &[&str]) -> Event {
+    fn event(&mut self, words: &[&str]) -> DispatchEvent {
         let given = options(words);
         let number =
             |key: &str, default: u32| given.get(key).map_or(default, |n| n.parse().unwrap());
         let model = given.get("model").copied().unwrap_or("m").to_owned();
         match words[0] {
-            "beat" => Event::Heartbeat(Heartbeat {
+            "beat" => DispatchEvent::Heartbeat(Heartbeat {
                 worker: WorkerId(words[1].to_owned()),
                 incarnation: number("inc", 1).into(),
                 url: format!("http://{}", words[1]),
@@ -81,9 +81,9 @@ impl Script {
                     .map(|worker| WorkerId((*worker).to_owned())),
             }),
             "ask" => {
-                self.tickets += 1;
-                Event::Submit {
-                    ticket: Ticket(self.tickets),
+                self.calls += 1;
+                DispatchEvent::Submit {
+                    call: LeaseCallId(self.calls),
                     request: LeaseRequest {
                         request: RequestId(words[1].parse().unwrap()),
                         namespace: SignedNamespace {
@@ -112,15 +112,15 @@ impl Script {
                     },
                 }
             }
-            "withdraw" => Event::Withdraw {
-                ticket: Ticket(words[1].parse().unwrap()),
+            "withdraw" => DispatchEvent::Withdraw {
+                call: LeaseCallId(words[1].parse().unwrap()),
             },
-            "undelivered" => Event::Undelivered {
+            "undelivered" => DispatchEvent::Undelivered {
                 lease: self.lease_of(words[1]),
             },
-            "tick" => Event::Tick,
-            "drain" => Event::Drain,
-            outcome => Event::Finish(LeaseFinish {
+            "tick" => DispatchEvent::Tick,
+            "drain" => DispatchEvent::Drain,
+            outcome => DispatchEvent::Finish(LeaseFinish {
                 lease: self.lease_of(words[1]),
                 outcome: match outcome {
                     "done" => LeaseOutcome::Done,
@@ -149,60 +149,61 @@ impl Script {
         self
     }
 
-    fn note(&mut self, at_ms: u64, effects: Vec<Effect>) {
+    fn note(&mut self, at_ms: u64, effects: Vec<DispatchEffect>) {
         for effect in effects {
             let text = match effect {
-                Effect::Grant {
-                    ticket,
+                DispatchEffect::Grant {
+                    call,
                     lease,
                     waited_ms,
                 } => {
                     let request = lease.lease.0 & u128::from(u64::MAX);
                     self.newest_lease.insert(request, lease.lease);
-                    format!(
-                        "grant #{} on {} after {waited_ms} ms",
-                        ticket.0, lease.worker
-                    )
+                    format!("grant #{} on {} after {waited_ms} ms", call.0, lease.worker)
                 }
-                Effect::Reject {
-                    ticket,
+                DispatchEffect::Reject {
+                    call,
                     error,
                     refusal: _,
                 } => format!(
                     "reject #{}: {} {}{}",
-                    ticket.0,
+                    call.0,
                     error.kind.status(),
                     error.message,
                     error
                         .retry_after_ms
                         .map_or(String::new(), |ms| format!(" [retry in {ms} ms]"))
                 ),
-                Effect::Beat(Ok(HeartbeatReply {
+                DispatchEffect::HeartbeatAnswer(Ok(HeartbeatReply {
                     fallback: Some(report),
                     ..
-                })) => format!("its fallback accepts {}", report.accepted_length),
-                Effect::Beat(Ok(reply)) if !reply.give_way.is_empty() => {
+                })) => format!("fallback accepts {}", report.accepted_length),
+                DispatchEffect::HeartbeatAnswer(Ok(reply)) if !reply.give_way.is_empty() => {
                     let requests = reply.give_way.iter();
                     let requests: Vec<String> = requests
                         .map(|lease| (lease.0 & u128::from(u64::MAX)).to_string())
                         .collect();
                     let (next, requests) = (reply.next_in_ms, requests.join(", "));
-                    format!("to give way: {requests}; again in {next} ms")
+                    format!("preempt {requests}; next heartbeat in {next} ms")
                 }
-                Effect::Beat(Ok(_)) => continue,
-                Effect::Beat(Err(error)) => {
-                    format!("refuse beat: {} {}", error.kind.status(), error.message)
+                DispatchEffect::HeartbeatAnswer(Ok(_)) => continue,
+                DispatchEffect::HeartbeatAnswer(Err(error)) => {
+                    format!(
+                        "refuse heartbeat: {} {}",
+                        error.kind.status(),
+                        error.message
+                    )
                 }
-                Effect::LeaseEnded { lease, worker, end } => {
+                DispatchEffect::LeaseEnded { lease, worker, end } => {
                     format!(
                         "end of {} on {worker}: {}",
                         lease.0 & u128::from(u64::MAX),
                         end.as_str()
                     )
                 }
-                Effect::WorkerJoined(worker) => format!("{worker} joined"),
-                Effect::WorkerRestarted(worker) => format!("{worker} restarted"),
-                Effect::WorkerLost(worker) => format!("{worker} lost"),
+                DispatchEffect::WorkerJoined(worker) => format!("{worker} joined"),
+                DispatchEffect::WorkerRestarted(worker) => format!("{worker} restarted"),
+                DispatchEffect::WorkerLost(worker) => format!("{worker} lost"),
             };
             writeln!(self.log, "{at_ms} {text}").unwrap();
         }

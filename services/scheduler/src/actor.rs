@@ -1,7 +1,7 @@
-//! The actix shell of [`Dispatch`]: gives it the time, carries out its effects, and outlives its panics.
+//! The actix actor around [`Dispatch`]. It supplies the time, carries out effects, and survives panics of the core.
 //!
-//! A panic in the core loses the queue, the leases and the worker table. Waiting calls are told to try again,
-//! which the gateway does; the next heartbeats fill the table again, running chunks included.
+//! A panic in the core loses the queue, the leases and the worker table. Waiting calls get an error on which the
+//! gateway tries again. The next heartbeats refill the worker table, including the running chunks.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,26 +17,30 @@ use refrain_service_kit::clock;
 use refrain_service_kit::guard::Guarded;
 use tokio::sync::oneshot;
 
-use super::refusal::try_soon;
-use super::{Dispatch, DispatchState, Effect, Event, LeaseEnd, Ticket};
 use crate::config::SchedulerConfig;
+use crate::dispatch::{
+    Dispatch, DispatchEffect, DispatchEvent, DispatchState, LeaseCallId, LeaseEnd,
+    scheduler_unavailable,
+};
 use crate::metrics::SchedulerMetrics;
 
-/// What those are told whose call went down with a core.
+/// Messages that the mailbox holds. It only absorbs bursts, since the core has the queue. Further messages get 503.
+const MAILBOX_MAX: usize = 4_096;
+
+/// The error for calls that were lost in a panic of the core.
 pub(crate) const QUEUE_LOST: &str = "the scheduler lost its queue; try again";
 
-/// What the dispatcher is asked, with the way back for the answer. A way back that is dropped unused means
-/// that the core panicked over it.
+/// A message to the dispatcher. A `reply` that is dropped unused means that the core panicked over the message.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(crate) enum Call {
+pub(crate) enum DispatchMessage {
     Submit {
-        ticket: Ticket,
+        call: LeaseCallId,
         request: Box<LeaseRequest>,
         reply: oneshot::Sender<Result<Lease, ApiError>>,
     },
     Withdraw {
-        ticket: Ticket,
+        call: LeaseCallId,
     },
     Undelivered {
         lease: Lease,
@@ -59,7 +63,7 @@ pub(crate) enum Call {
     Panic,
 }
 
-/// Milliseconds since 1970 that never step back: the system's clock is read once, the rest is elapsed time.
+/// A clock of milliseconds since 1970 that never steps back. It reads the system's clock once and adds elapsed time.
 #[derive(Clone, Copy)]
 struct Clock {
     start_unix_ms: u64,
@@ -84,22 +88,22 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The dispatcher: the core and the calls that wait for its answers.
 pub(crate) struct DispatchActor {
     core: Guarded<Dispatch>,
     clock: Clock,
     /// Calls that wait for a lease.
-    waiting: HashMap<Ticket, oneshot::Sender<Result<Lease, ApiError>>>,
+    waiting: HashMap<LeaseCallId, oneshot::Sender<Result<Lease, ApiError>>>,
     /// The newest epoch granted, for the core that follows a panic.
     epoch_last: Arc<AtomicU64>,
     draining: bool,
     metrics: SchedulerMetrics,
-    mailbox_max: usize,
-    /// The tick that is on its way.
-    tick: Option<Tick>,
+    /// The timer for the next tick, if one is set.
+    tick: Option<TickTimer>,
 }
 
 /// A timer that is set.
-struct Tick {
+struct TickTimer {
     due_ms: u64,
     timer: SpawnHandle,
 }
@@ -108,7 +112,6 @@ impl DispatchActor {
     pub(crate) fn new(config: SchedulerConfig, metrics: SchedulerMetrics) -> Self {
         let clock = Clock::new();
         let epoch_last = Arc::new(AtomicU64::new(0));
-        let mailbox_max = config.mailbox_max;
         let rebuild = {
             let epoch_last = epoch_last.clone();
             move || {
@@ -126,38 +129,37 @@ impl DispatchActor {
             epoch_last,
             draining: false,
             metrics,
-            mailbox_max,
             tick: None,
         }
     }
 
-    /// Runs an event and whatever follows from it. Returns the answer to a heartbeat, if it was one.
-    fn apply(&mut self, event: Event) -> Option<Result<HeartbeatReply, ApiError>> {
-        let mut beat = None;
+    /// Applies an event and all events that follow from it. Returns the answer if the event was a heartbeat.
+    fn apply(&mut self, event: DispatchEvent) -> Option<Result<HeartbeatReply, ApiError>> {
+        let mut heartbeat_answer = None;
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let now_ms = self.clock.now_ms();
             let Ok(effects) = self.core.run(|core| core.apply(event, now_ms)) else {
-                self.rebuilt();
+                self.after_rebuild();
                 break;
             };
             for effect in effects {
-                self.carry_out(effect, &mut events, &mut beat);
+                self.carry_out(effect, &mut events, &mut heartbeat_answer);
             }
         }
         self.metrics.observe(self.core.core());
-        beat
+        heartbeat_answer
     }
 
     fn carry_out(
         &mut self,
-        effect: Effect,
-        events: &mut VecDeque<Event>,
-        beat: &mut Option<Result<HeartbeatReply, ApiError>>,
+        effect: DispatchEffect,
+        events: &mut VecDeque<DispatchEvent>,
+        heartbeat_answer: &mut Option<Result<HeartbeatReply, ApiError>>,
     ) {
         match effect {
-            Effect::Grant {
-                ticket,
+            DispatchEffect::Grant {
+                call,
                 lease,
                 waited_ms,
             } => {
@@ -166,43 +168,43 @@ impl DispatchActor {
                 let id = lease.lease;
                 let delivered = self
                     .waiting
-                    .remove(&ticket)
+                    .remove(&call)
                     .is_some_and(|reply| reply.send(Ok(lease)).is_ok());
                 if !delivered {
-                    events.push_back(Event::Undelivered { lease: id });
+                    events.push_back(DispatchEvent::Undelivered { lease: id });
                 }
             }
-            Effect::Reject {
-                ticket,
+            DispatchEffect::Reject {
+                call,
                 error,
                 refusal,
             } => {
                 self.metrics.rejected(refusal.as_str());
-                if let Some(reply) = self.waiting.remove(&ticket) {
-                    // A caller that is gone needs no answer.
+                if let Some(reply) = self.waiting.remove(&call) {
+                    // Sending fails only if the caller is gone.
                     let _ = reply.send(Err(error));
                 }
             }
-            Effect::Beat(answer) => {
+            DispatchEffect::HeartbeatAnswer(answer) => {
                 if let Err(error) = &answer {
                     tracing::warn!(%error, "heartbeat refused");
                 }
-                *beat = Some(answer);
+                *heartbeat_answer = Some(answer);
             }
-            Effect::LeaseEnded { lease, worker, end } => {
+            DispatchEffect::LeaseEnded { lease, worker, end } => {
                 self.metrics.ended(end);
                 if !matches!(end, LeaseEnd::Finished(_) | LeaseEnd::Undelivered) {
                     tracing::info!(%lease, %worker, end = end.as_str(), "lease ended without a finish");
                 }
             }
-            Effect::WorkerJoined(worker) => tracing::info!(%worker, "worker joined"),
-            Effect::WorkerRestarted(worker) => tracing::warn!(%worker, "worker restarted"),
-            Effect::WorkerLost(worker) => tracing::warn!(%worker, "worker lost"),
+            DispatchEffect::WorkerJoined(worker) => tracing::info!(%worker, "worker joined"),
+            DispatchEffect::WorkerRestarted(worker) => tracing::warn!(%worker, "worker restarted"),
+            DispatchEffect::WorkerLost(worker) => tracing::warn!(%worker, "worker lost"),
         }
     }
 
-    /// Sees to it that the core gets its next tick in time. What puts a deadline off moves no timer: the tick comes too early
-    /// then, and the next one is set by it.
+    /// Sets the timer so that the core gets its next tick in time. An event that postpones a deadline does not move the
+    /// timer: the tick then comes early, and sets the timer again.
     fn set_tick(&mut self, ctx: &mut Context<Self>) {
         let core = self.core.core();
         let pending_ms = self.tick.as_ref().map(|tick| tick.due_ms);
@@ -221,22 +223,24 @@ impl DispatchActor {
         let wait_ms = due_ms.saturating_sub(self.clock.now_ms()).max(1);
         let timer = ctx.run_later(Duration::from_millis(wait_ms), |actor, ctx| {
             actor.tick = None;
-            actor.apply(Event::Tick);
+            actor.apply(DispatchEvent::Tick);
             actor.set_tick(ctx);
         });
-        self.tick = Some(Tick { due_ms, timer });
+        self.tick = Some(TickTimer { due_ms, timer });
     }
 
-    /// The core panicked and is a fresh one: tells those who waited in the old one.
-    fn rebuilt(&mut self) {
+    /// Cleans up after a panic, when the core is a fresh one: fails the calls that waited in the old core.
+    fn after_rebuild(&mut self) {
         for (_, reply) in self.waiting.drain() {
             self.metrics.rejected("restarted");
-            let _ = reply.send(Err(try_soon(QUEUE_LOST)));
+            let _ = reply.send(Err(scheduler_unavailable(QUEUE_LOST)));
         }
         if self.draining {
             let now_ms = self.clock.now_ms();
-            // A second panic here leaves a scheduler that grants leases while it goes away, no more.
-            let _ = self.core.run(|core| core.apply(Event::Drain, now_ms));
+            // If the core panics here as well, the scheduler merely grants leases while it shuts down.
+            let _ = self
+                .core
+                .run(|core| core.apply(DispatchEvent::Drain, now_ms));
         }
     }
 }
@@ -245,73 +249,73 @@ impl Actor for DispatchActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
-        ctx.set_mailbox_capacity(self.mailbox_max);
+        ctx.set_mailbox_capacity(MAILBOX_MAX);
     }
 }
 
-impl Handler<Call> for DispatchActor {
+impl Handler<DispatchMessage> for DispatchActor {
     type Result = ();
 
-    fn handle(&mut self, call: Call, ctx: &mut Self::Context) {
-        self.answer(call);
+    fn handle(&mut self, message: DispatchMessage, ctx: &mut Self::Context) {
+        self.answer(message);
         self.set_tick(ctx);
     }
 }
 
 impl DispatchActor {
-    fn answer(&mut self, call: Call) {
-        // Answers to callers that are gone go nowhere, on purpose.
-        match call {
-            Call::Submit {
-                ticket,
+    fn answer(&mut self, message: DispatchMessage) {
+        // Replies fail only for callers that are gone, so their results are ignored.
+        match message {
+            DispatchMessage::Submit {
+                call,
                 request,
                 reply,
             } => {
-                self.waiting.insert(ticket, reply);
-                self.apply(Event::Submit {
-                    ticket,
+                self.waiting.insert(call, reply);
+                self.apply(DispatchEvent::Submit {
+                    call,
                     request: *request,
                 });
             }
-            Call::Withdraw { ticket } => {
-                self.waiting.remove(&ticket);
-                self.apply(Event::Withdraw { ticket });
+            DispatchMessage::Withdraw { call } => {
+                self.waiting.remove(&call);
+                self.apply(DispatchEvent::Withdraw { call });
             }
-            Call::Undelivered { lease } => {
-                self.apply(Event::Undelivered { lease: lease.lease });
+            DispatchMessage::Undelivered { lease } => {
+                self.apply(DispatchEvent::Undelivered { lease: lease.lease });
             }
-            Call::Finish(finish) => {
-                self.apply(Event::Finish(finish));
+            DispatchMessage::Finish(finish) => {
+                self.apply(DispatchEvent::Finish(finish));
             }
-            Call::Heartbeat { heartbeat, reply } => {
-                if let Some(answer) = self.apply(Event::Heartbeat(*heartbeat)) {
+            DispatchMessage::Heartbeat { heartbeat, reply } => {
+                if let Some(answer) = self.apply(DispatchEvent::Heartbeat(*heartbeat)) {
                     let _ = reply.send(answer);
                 }
             }
-            Call::Models { reply } => {
+            DispatchMessage::Models { reply } => {
                 if let Ok(models) = self.core.run(|core| core.models()) {
                     let _ = reply.send(models);
                 } else {
-                    self.rebuilt();
+                    self.after_rebuild();
                 }
             }
-            Call::Observe { reply } => {
+            DispatchMessage::Observe { reply } => {
                 let now_ms = self.clock.now_ms();
                 if let Ok(state) = self.core.run(|core| core.observe(now_ms)) {
                     let _ = reply.send(state);
                 } else {
-                    self.rebuilt();
+                    self.after_rebuild();
                 }
             }
-            Call::Drain { reply } => {
+            DispatchMessage::Drain { reply } => {
                 self.draining = true;
-                self.apply(Event::Drain);
+                self.apply(DispatchEvent::Drain);
                 let _ = reply.send(());
             }
             #[cfg(test)]
-            Call::Panic => {
-                if self.core.run(|_| panic!("asked to")).is_err() {
-                    self.rebuilt();
+            DispatchMessage::Panic => {
+                if self.core.run(|_| panic!("a test asked for it")).is_err() {
+                    self.after_rebuild();
                 }
             }
         }

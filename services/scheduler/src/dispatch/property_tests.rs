@@ -1,4 +1,4 @@
-//! What holds under any sequence of events whatsoever.
+//! Properties that hold under any sequence of events.
 
 use std::collections::HashSet;
 
@@ -43,7 +43,7 @@ enum Op {
         ms: u64,
     },
     RestartScheduler {
-        /// The process goes on, only the core is new.
+        /// The process goes on, and only the core is new.
         in_place: bool,
     },
 }
@@ -56,7 +56,7 @@ fn ops() -> impl Strategy<Value = Op> {
     ];
     prop_oneof![
         8 => (
-            // Few ids, so that requests ask again while they wait or run.
+            // Few ids, so that requests often ask again while they wait or run.
             0..40u128,
             0..TENANTS.len(),
             0..1_200u32,
@@ -128,15 +128,15 @@ fn beat(worker: &str, incarnation: u64, max_running: u32, running: Vec<LeaseId>)
     }
 }
 
-/// What an observer of events and effects can know.
+/// The state as an observer of events and effects knows it.
 struct World {
     dispatch: Dispatch,
     now_ms: u64,
-    tickets: u64,
-    waiting: HashSet<Ticket>,
-    /// Lease -> (request, worker).
+    calls: u64,
+    waiting: HashSet<LeaseCallId>,
+    /// Request and worker of each lease.
     running: HashMap<LeaseId, (RequestId, WorkerId)>,
-    /// Slots and draining of each worker by its last accepted heartbeat.
+    /// Slots of each worker and whether it drains, by its last accepted heartbeat.
     slots: HashMap<WorkerId, (u32, bool)>,
     incarnations: [u64; WORKERS.len()],
     epoch_last: u64,
@@ -147,7 +147,7 @@ impl World {
         World {
             dispatch: Dispatch::new(config(), START_MS, 0),
             now_ms: START_MS,
-            tickets: 0,
+            calls: 0,
             waiting: HashSet::new(),
             running: HashMap::new(),
             slots: HashMap::new(),
@@ -171,11 +171,11 @@ impl World {
                 prefer,
                 exclude,
             } => {
-                self.tickets += 1;
-                self.waiting.insert(Ticket(self.tickets));
+                self.calls += 1;
+                self.waiting.insert(LeaseCallId(self.calls));
                 let named = |worker: usize| WorkerId(WORKERS[worker].into());
-                Event::Submit {
-                    ticket: Ticket(self.tickets),
+                DispatchEvent::Submit {
+                    call: LeaseCallId(self.calls),
                     request: LeaseRequest {
                         prefer: prefer.map(named),
                         handed_over: false,
@@ -185,21 +185,20 @@ impl World {
                 }
             }
             Op::Withdraw { nth } => {
-                let mut waiting: Vec<Ticket> = self.waiting.iter().copied().collect();
+                let mut waiting: Vec<LeaseCallId> = self.waiting.iter().copied().collect();
                 waiting.sort_unstable();
-                let Some(ticket) = (!waiting.is_empty()).then(|| waiting[nth % waiting.len()])
-                else {
+                let Some(call) = (!waiting.is_empty()).then(|| waiting[nth % waiting.len()]) else {
                     return;
                 };
-                self.waiting.remove(&ticket);
-                Event::Withdraw { ticket }
+                self.waiting.remove(&call);
+                DispatchEvent::Withdraw { call }
             }
             Op::Finish {
                 nth,
                 outcome,
                 emitted_tokens,
             } => match self.nth_lease(nth) {
-                Some(lease) => Event::Finish(LeaseFinish {
+                Some(lease) => DispatchEvent::Finish(LeaseFinish {
                     lease,
                     outcome,
                     emitted_tokens,
@@ -207,14 +206,14 @@ impl World {
                 }),
                 None => return,
             },
-            Op::FinishUnknown => Event::Finish(LeaseFinish {
+            Op::FinishUnknown => DispatchEvent::Finish(LeaseFinish {
                 lease: LeaseId(1),
                 outcome: LeaseOutcome::Done,
                 emitted_tokens: u32::MAX,
                 worker_ended_ms_ago: Some(u64::MAX),
             }),
             Op::Undelivered { nth } => match self.nth_lease(nth) {
-                Some(lease) => Event::Undelivered { lease },
+                Some(lease) => DispatchEvent::Undelivered { lease },
                 None => return,
             },
             Op::Beat {
@@ -238,14 +237,14 @@ impl World {
                 }
                 self.slots.insert(name, (slots, draining));
                 let heartbeat = beat(WORKERS[worker], self.incarnations[worker], slots, running);
-                Event::Heartbeat(Heartbeat {
+                DispatchEvent::Heartbeat(Heartbeat {
                     draining,
                     ..heartbeat
                 })
             }
             Op::Wait { ms } => {
                 self.now_ms += ms;
-                Event::Tick
+                DispatchEvent::Tick
             }
             Op::RestartScheduler { in_place } => {
                 self.now_ms += u64::from(!in_place);
@@ -259,8 +258,8 @@ impl World {
         self.apply(event);
     }
 
-    fn apply(&mut self, event: Event) {
-        // While somebody waits the next tick is near, and no other deadline is looked at.
+    fn apply(&mut self, event: DispatchEvent) {
+        // While a request waits, the next tick is near and no other deadline matters.
         let is_idle = self.dispatch.queue_length() == 0;
         let due_before_ms = self.dispatch.due_ms().filter(|_| is_idle);
         let effects = self.dispatch.apply(event, self.now_ms);
@@ -268,12 +267,15 @@ impl World {
             && is_idle
             && due_before_ms.is_none_or(|before_ms| due_ms < before_ms)
         {
-            assert!(due_ms >= self.dispatch.due_ms_min(), "sooner than it said");
+            assert!(
+                due_ms >= self.dispatch.due_ms_min(),
+                "due before the lower bound"
+            );
         }
         for effect in effects {
             match effect {
-                Effect::Grant { ticket, lease, .. } => {
-                    assert!(self.waiting.remove(&ticket), "answered twice: {ticket:?}");
+                DispatchEffect::Grant { call, lease, .. } => {
+                    assert!(self.waiting.remove(&call), "answered twice: {call:?}");
                     assert!(
                         lease.epoch > self.epoch_last,
                         "epoch {} is not new",
@@ -291,31 +293,33 @@ impl World {
                     let running = self.running.values().filter(on_worker).count();
                     assert!(
                         running < slots as usize,
-                        "{running} of {slots} slots are taken"
+                        "{running} of {slots} slots were taken before the grant"
                     );
                     self.running.insert(lease.lease, (request, lease.worker));
                 }
-                Effect::Reject { ticket, error, .. } => {
-                    assert!(self.waiting.remove(&ticket), "answered twice: {ticket:?}");
+                DispatchEffect::Reject { call, error, .. } => {
+                    assert!(self.waiting.remove(&call), "answered twice: {call:?}");
                     let hinted = error
                         .retry_after_ms
                         .is_none_or(|ms| (1..=30_000).contains(&ms));
                     assert!(hinted, "{error}");
                 }
-                Effect::LeaseEnded { lease, .. } => {
+                DispatchEffect::LeaseEnded { lease, .. } => {
                     assert!(
                         self.running.remove(&lease).is_some(),
                         "ended twice: {lease:?}"
                     );
                 }
-                Effect::Beat(Ok(reply)) => {
+                DispatchEffect::HeartbeatAnswer(Ok(reply)) => {
                     for lease in reply.give_way {
                         assert!(self.running.contains_key(&lease), "{lease:?} has ended");
                     }
                     assert!((1..=1_000).contains(&reply.next_in_ms));
                 }
-                Effect::Beat(Err(error)) => panic!("{error}"),
-                Effect::WorkerJoined(_) | Effect::WorkerRestarted(_) | Effect::WorkerLost(_) => {}
+                DispatchEffect::HeartbeatAnswer(Err(error)) => panic!("{error}"),
+                DispatchEffect::WorkerJoined(_)
+                | DispatchEffect::WorkerRestarted(_)
+                | DispatchEffect::WorkerLost(_) => {}
             }
         }
         assert_eq!(self.dispatch.queue_length(), self.waiting.len());
@@ -326,7 +330,7 @@ impl World {
             assert_eq!(
                 self.dispatch.next_grant(&pool),
                 None,
-                "somebody waits beside a free slot"
+                "a request waits although a slot is free"
             );
         }
     }
@@ -336,23 +340,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn promises_hold_under_any_events(ops in proptest::collection::vec(ops(), 1..200)) {
+    fn invariants_hold_under_any_events(ops in proptest::collection::vec(ops(), 1..200)) {
         let mut world = World::new();
         for op in ops {
             world.step(op);
         }
-        // In the end everybody gets an answer, whatever came before: nothing lies forgotten in a queue.
-        let deadline_ms = world.now_ms + config().queue_wait_ms_max + config().tick_ms;
+        // In the end every call gets an answer: none is forgotten in a queue.
+        let deadline_ms = world.now_ms + config().queue_wait_ms_max + TICK_MS;
         while world.now_ms < deadline_ms && !world.waiting.is_empty() {
             world.step(Op::Wait { ms: 1_000 });
         }
         prop_assert!(world.waiting.is_empty(), "{:#?}", world.dispatch.observe(world.now_ms));
-        // And without heartbeats nothing stays.
+        // Without heartbeats no lease and no worker stays.
         world.step(Op::Wait { ms: config().worker_ttl_ms });
         prop_assert_eq!((world.dispatch.leases_running(), world.dispatch.workers()), (0, 0));
     }
 
-    /// Tenants that always wait are served alike, however their requests differ in number and size.
+    /// Tenants that always wait are served equally, whatever the number and size of their requests.
     #[test]
     fn backlogged_tenants_get_equal_shares(
         asks in proptest::collection::vec((0..TENANTS.len(), 1..400u32), 30..120),
@@ -360,41 +364,40 @@ proptest! {
     ) {
         let config = SchedulerConfig { queue_wait_ms_max: u64::MAX, ..SchedulerConfig::default() };
         let mut dispatch = Dispatch::new(config, START_MS, 0);
-        dispatch.apply(Event::Heartbeat(beat("a", 1, 1, Vec::new())), START_MS);
+        dispatch.apply(DispatchEvent::Heartbeat(beat("a", 1, 1, Vec::new())), START_MS);
         let mut outputs = outputs.into_iter().cycle();
         let mut tenant_of = HashMap::new();
         let mut left = [0usize; TENANTS.len()];
         let mut granted = Vec::new();
         for (request, (tenant, context_tokens)) in (0u64..).zip(&asks) {
-            tenant_of.insert(Ticket(request), (*tenant, *context_tokens));
+            tenant_of.insert(LeaseCallId(request), (*tenant, *context_tokens));
             left[*tenant] += 1;
             let request_ = ask(request.into(), TENANTS[*tenant], *context_tokens);
-            granted.extend(dispatch.apply(Event::Submit { ticket: Ticket(request), request: request_ }, START_MS));
+            granted.extend(dispatch.apply(DispatchEvent::Submit { call: LeaseCallId(request), request: request_ }, START_MS));
         }
         let mut served = [0i64; TENANTS.len()];
         let mut grants = 0;
         while let Some(effect) = granted.pop() {
-            let Effect::Grant { ticket, lease, .. } = effect else { continue };
+            let DispatchEffect::Grant { call, lease, .. } = effect else { continue };
             grants += 1;
-            let (tenant, context_tokens) = tenant_of[&ticket];
+            let (tenant, context_tokens) = tenant_of[&call];
             let emitted_tokens = outputs.next().unwrap();
             left[tenant] -= 1;
             served[tenant] += i64::from(context_tokens) + 2 * i64::from(emitted_tokens);
             let finish = LeaseFinish { lease: lease.lease, outcome: LeaseOutcome::Done, emitted_tokens, worker_ended_ms_ago: None };
-            granted.extend(dispatch.apply(Event::Finish(finish), START_MS));
+            granted.extend(dispatch.apply(DispatchEvent::Finish(finish), START_MS));
             if left.iter().all(|left| *left > 0) {
                 let spread = served.iter().max().unwrap() - served.iter().min().unwrap();
-                // Two chunks of the largest kind: the one that ran first, and the one that runs now.
+                // Two of the largest chunks: the one that ran first, and the one that runs now.
                 prop_assert!(spread <= 2 * (400 + 2 * 400), "{served:?}");
             }
         }
         prop_assert_eq!(grants, asks.len());
     }
 
-    /// Whoever comes gets a slot though all outputs are without end, and nobody has to give way for whom there is no
-    /// more.
+    /// Every newcomer gets a slot even if no output ever ends, and no chunk is preempted once all shares are equal.
     #[test]
-    fn slots_are_shared_alike_among_tenants_whose_outputs_never_end(
+    fn tenants_get_equal_slots_although_outputs_never_end(
         workers in 1..4usize,
         slots in 1..6u32,
         wants in proptest::collection::vec(0..30u32, TENANTS.len()),
@@ -402,39 +405,39 @@ proptest! {
         let mut dispatch = Dispatch::new(SchedulerConfig::default(), START_MS, 0);
         let mut now_ms = START_MS;
         let mut running: HashMap<LeaseId, (WorkerId, usize, u128)> = HashMap::new();
-        let mut tickets = HashMap::new();
+        let mut calls = HashMap::new();
         let mut asked = 0;
         let total = workers as u32 * slots;
-        // The first tenant has everything before the second comes, and so on.
-        let mut gave_way_late = 0;
+        // The first tenant has all slots before the second one comes, and so on.
+        let mut preempted_late = 0;
         for tenant in 0..TENANTS.len() {
             let mut asks: Vec<(usize, u128)> = (0..wants[tenant]).map(|nth| (tenant, (tenant as u128) << 32 | u128::from(nth))).collect();
             for round in 0..60 {
                 let mut effects = Vec::new();
                 for (tenant, request) in asks.drain(..) {
                     asked += 1;
-                    tickets.insert(Ticket(asked), (tenant, request));
+                    calls.insert(LeaseCallId(asked), (tenant, request));
                     let request = ask(request, TENANTS[tenant], 10);
-                    effects.extend(dispatch.apply(Event::Submit { ticket: Ticket(asked), request }, now_ms));
+                    effects.extend(dispatch.apply(DispatchEvent::Submit { call: LeaseCallId(asked), request }, now_ms));
                 }
                 now_ms += 100;
                 for worker in &WORKERS[..workers] {
                     let on_it = running.iter().filter(|(_, (on, ..))| on.0 == *worker);
                     let named = on_it.map(|(lease, _)| *lease).collect();
-                    effects.extend(dispatch.apply(Event::Heartbeat(beat(worker, 1, slots, named)), now_ms));
+                    effects.extend(dispatch.apply(DispatchEvent::Heartbeat(beat(worker, 1, slots, named)), now_ms));
                 }
                 while let Some(effect) = effects.pop() {
                     match effect {
-                        Effect::Grant { ticket, lease, .. } => {
-                            let (tenant, request) = tickets[&ticket];
+                        DispatchEffect::Grant { call, lease, .. } => {
+                            let (tenant, request) = calls[&call];
                             running.insert(lease.lease, (lease.worker, tenant, request));
                         }
-                        Effect::Beat(Ok(reply)) => for lease in reply.give_way {
+                        DispatchEffect::HeartbeatAnswer(Ok(reply)) => for lease in reply.give_way {
                             let (_, tenant, request) = running.remove(&lease).unwrap();
-                            gave_way_late += u32::from(round > 40);
+                            preempted_late += u32::from(round > 40);
                             asks.push((tenant, request));
                             let finish = LeaseFinish { lease, outcome: LeaseOutcome::Continues, emitted_tokens: 20, worker_ended_ms_ago: None };
-                            effects.extend(dispatch.apply(Event::Finish(finish), now_ms));
+                            effects.extend(dispatch.apply(DispatchEvent::Finish(finish), now_ms));
                         },
                         _ => {}
                     }
@@ -442,15 +445,15 @@ proptest! {
             }
             let here = &wants[..=tenant];
             let active = here.iter().filter(|wants| **wants > 0).count() as u32;
-            for (of, wants) in here.iter().enumerate() {
-                let has = running.values().filter(|(_, whose, _)| *whose == of).count() as u32;
-                // Where there are fewer slots than tenants, some have none yet.
+            for (nth, wants) in here.iter().enumerate() {
+                let has = running.values().filter(|(_, owner, _)| *owner == nth).count() as u32;
+                // With fewer slots than tenants, some tenants have none yet.
                 let share = total.checked_div(active).unwrap_or(0);
-                prop_assert!(has >= share.min(*wants), "{has} of {total} for {of}: {wants}, of {here:?}");
+                prop_assert!(has >= share.min(*wants), "tenant {nth} of {here:?} wants {wants} of {total} slots and has {has}");
             }
             let wanted: u32 = here.iter().sum();
             prop_assert_eq!(running.len() as u32, wanted.min(total));
         }
-        prop_assert_eq!(gave_way_late, 0);
+        prop_assert_eq!(preempted_late, 0);
     }
 }

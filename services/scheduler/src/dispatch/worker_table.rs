@@ -1,4 +1,4 @@
-//! The table of live workers, made of nothing but their heartbeats.
+//! The table of live workers, built from their heartbeats alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,29 +6,32 @@ use refrain_protocol::scheduling::{Eagle3Report, Heartbeat, LeaseRequest, Served
 use refrain_protocol::{ApiError, ErrorKind, LeaseId, WorkerId};
 use serde::Serialize;
 
-use super::queue::PoolKey;
+use super::pool_key::PoolKey;
 use crate::config::SchedulerConfig;
 use crate::placement::Candidate;
 
-/// Longest name of a worker, a model or a tokenizer.
+/// Longest name of a worker, a model or a tokenizer, bytes.
 const NAME_BYTES_MAX: usize = 512;
-/// Longest URL of a worker.
+/// Longest URL of a worker, bytes.
 const URL_BYTES_MAX: usize = 2_048;
+/// Most chunks that a worker may run at once. It bounds the leases of one heartbeat; engines run far fewer.
+const WORKER_RUNNING_MAX: u32 = 4_096;
 
-/// One worker.
+/// A live worker.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) heartbeat: Heartbeat,
-    /// The process before this one: its stragglers are refused.
+    /// The incarnation of the process before this one. Its late heartbeats are refused.
     previous_incarnation: Option<u64>,
     registered_ms: u64,
-    heard_ms: u64,
-    /// Leases of this table, granted but perhaps not yet named by a heartbeat.
+    /// Time of the last heartbeat.
+    reported_ms: u64,
+    /// Leases that were granted on it. A heartbeat may not have named them yet.
     pub(super) leases: BTreeSet<LeaseId>,
-    /// Leases it named that this table does not know: grants of an earlier life of the scheduler, or chunks
-    /// it has not let go of. They take slots like any other.
+    /// Leases that it named and that the lease table does not hold: grants of an earlier process of the scheduler, or
+    /// chunks that it has not ended yet. They take slots like all others.
     foreign: BTreeSet<LeaseId>,
-    /// When somebody last failed to reach it, if nothing has been heard of it since.
+    /// When a chunk last failed there, if the worker has neither reported nor completed a chunk since.
     suspect_since_ms: Option<u64>,
 }
 
@@ -52,23 +55,23 @@ impl Worker {
     }
 }
 
-/// What a heartbeat turned out to be.
+/// The effect of a heartbeat on the table.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Beat {
-    /// A worker nobody knew.
+pub(super) enum Registration {
+    /// The worker was unknown.
     Joined,
-    /// The same process as before.
-    Same,
-    /// A new process of a known worker; these leases went down with the old one.
+    /// The worker is known, and is the same process as before.
+    Renewed,
+    /// The worker is known, and is a new process. These leases were lost with the old one.
     Restarted(Vec<LeaseId>),
 }
 
-/// What of a pool can take a chunk.
+/// The capacity of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Headroom {
-    /// Longest context among the workers that take new chunks, full or not; 0 if there is none.
+    /// Longest context among the workers that take new chunks, full or not. 0 if there is no such worker.
     pub(super) open_context_max: u32,
-    /// The same among those with a free slot.
+    /// Longest context among those of them that have a free slot. 0 if there is no such worker.
     pub(super) free_context_max: u32,
     /// Slots of all workers that take new chunks.
     pub(super) slots: u64,
@@ -95,15 +98,15 @@ impl WorkerTable {
             .map(|worker| worker.heartbeat.url.as_str())
     }
 
-    /// Takes a heartbeat in, all but its list of leases.
-    pub(super) fn beat(
+    /// Stores a heartbeat, except for its list of leases.
+    pub(super) fn register(
         &mut self,
         heartbeat: &Heartbeat,
         config: &SchedulerConfig,
         now_ms: u64,
-    ) -> Result<Beat, ApiError> {
-        check(heartbeat, config)?;
-        // The list lives on in `leases` and `foreign`.
+    ) -> Result<Registration, ApiError> {
+        check(heartbeat)?;
+        // `leases` and `foreign` hold the list.
         let heartbeat = Heartbeat {
             running: Vec::new(),
             ..heartbeat.clone()
@@ -113,7 +116,7 @@ impl WorkerTable {
                 return Err(ApiError::new(
                     ErrorKind::Overloaded,
                     format!(
-                        "the scheduler knows {} workers, its limit (workers_max); raise it or stop some",
+                        "the scheduler has {} workers, its limit; raise scheduler.workers_max or stop some workers",
                         self.workers.len()
                     ),
                 )
@@ -123,20 +126,20 @@ impl WorkerTable {
             let worker = Worker {
                 previous_incarnation: None,
                 registered_ms: now_ms,
-                heard_ms: now_ms,
+                reported_ms: now_ms,
                 leases: BTreeSet::new(),
                 foreign: BTreeSet::new(),
                 suspect_since_ms: None,
                 heartbeat,
             };
             self.workers.insert(worker.heartbeat.worker.clone(), worker);
-            return Ok(Beat::Joined);
+            return Ok(Registration::Joined);
         };
         if known.previous_incarnation == Some(heartbeat.incarnation) {
             return Err(ApiError::new(
                 ErrorKind::Conflict,
                 format!(
-                    "a newer process reports as worker {}; stop this one or give it a name of its own",
+                    "a newer process reports as worker {}; stop this process or give it another id",
                     heartbeat.worker
                 ),
             )
@@ -150,38 +153,39 @@ impl WorkerTable {
             known.foreign.clear();
             lost.extend(known.leases.iter().copied());
         }
-        known.heard_ms = now_ms;
+        known.reported_ms = now_ms;
         known.suspect_since_ms = None;
         known.heartbeat = heartbeat;
         Ok(if restarted {
-            Beat::Restarted(lost)
+            Registration::Restarted(lost)
         } else {
-            Beat::Same
+            Registration::Renewed
         })
     }
 
-    /// Replaces what a worker runs beyond the leases of this table.
+    /// Replaces the leases that a worker runs and the lease table does not hold.
     pub(super) fn set_foreign(&mut self, worker: &WorkerId, foreign: BTreeSet<LeaseId>) {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.foreign = foreign;
         }
     }
 
-    /// Strikes an unknown lease off whichever worker named it. `false`: nobody did.
+    /// Removes a foreign lease from the worker that named it. Returns `false` if no worker did.
     pub(super) fn end_foreign(&mut self, lease: LeaseId) -> bool {
         self.workers
             .values_mut()
             .any(|worker| worker.foreign.remove(&lease))
     }
 
-    /// Somebody failed to reach it: no new chunks until it reports again, or brings one to its end after this.
+    /// Marks a worker on which a chunk failed. It gets no new chunks until it reports again or completes a chunk.
     pub(super) fn suspect(&mut self, worker: &WorkerId, now_ms: u64) {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.suspect_since_ms = Some(now_ms);
         }
     }
 
-    /// It brought a chunk to its end at `ended_ms`. Before it became suspect, or in that very millisecond, that says nothing.
+    /// Clears the mark of a worker that completed a chunk at `ended_ms`. A chunk that ended before the failure, or in
+    /// the same millisecond, proves nothing.
     pub(super) fn trust(&mut self, worker: &WorkerId, ended_ms: u64) {
         if let Some(worker) = self.workers.get_mut(worker)
             && worker
@@ -192,12 +196,12 @@ impl WorkerTable {
         }
     }
 
-    /// When the worker was last heard that has been silent for longest.
-    pub(super) fn heard_first_ms(&self) -> Option<u64> {
-        self.workers.values().map(|worker| worker.heard_ms).min()
+    /// The oldest of all workers' last heartbeats.
+    pub(super) fn oldest_heartbeat_ms(&self) -> Option<u64> {
+        self.workers.values().map(|worker| worker.reported_ms).min()
     }
 
-    /// Removes the workers silent for `ttl_ms`, with the leases they took along.
+    /// Removes the workers that have been silent for `ttl_ms`. Returns them with the leases that are lost.
     pub(super) fn remove_silent(
         &mut self,
         now_ms: u64,
@@ -205,7 +209,7 @@ impl WorkerTable {
     ) -> Vec<(WorkerId, Vec<LeaseId>)> {
         let mut silent = Vec::new();
         self.workers.retain(|name, worker| {
-            let live = now_ms < worker.heard_ms.saturating_add(ttl_ms);
+            let live = now_ms < worker.reported_ms.saturating_add(ttl_ms);
             if !live {
                 silent.push((name.clone(), worker.leases.iter().copied().collect()));
             }
@@ -237,21 +241,22 @@ impl WorkerTable {
         headroom
     }
 
-    /// How the EAGLE-3 head of a worker's fallback does, if a request of the worker could go on there.
-    pub(super) fn fallback(&self, of: &WorkerId) -> Option<Eagle3Report> {
-        let own = &self.workers.get(of)?.heartbeat;
-        let named = own.fallback.as_ref().filter(|name| *name != of)?;
-        let there = self.workers.get(named)?;
-        let same_text = there.heartbeat.model == own.model
-            && there.heartbeat.tokenizer == own.tokenizer
-            && there.heartbeat.max_context >= own.max_context;
-        // A full one would send the request back here, after a prefill for nothing.
-        let has_room = there.running() < there.heartbeat.max_running;
-        let takes = !there.heartbeat.draining && there.suspect_since_ms.is_none() && has_room;
-        there.heartbeat.eagle3.filter(|_| same_text && takes)
+    /// The report on the EAGLE-3 head of a worker's fallback, if a request of the worker could go on there.
+    pub(super) fn fallback(&self, worker: &WorkerId) -> Option<Eagle3Report> {
+        let own = &self.workers.get(worker)?.heartbeat;
+        let named = own.fallback.as_ref().filter(|name| *name != worker)?;
+        let fallback = self.workers.get(named)?;
+        let same_text = fallback.heartbeat.model == own.model
+            && fallback.heartbeat.tokenizer == own.tokenizer
+            && fallback.heartbeat.max_context >= own.max_context;
+        // A full worker would send the request back here, after a wasted prefill.
+        let has_room = fallback.running() < fallback.heartbeat.max_running;
+        let is_open =
+            !fallback.heartbeat.draining && fallback.suspect_since_ms.is_none() && has_room;
+        fallback.heartbeat.eagle3.filter(|_| same_text && is_open)
     }
 
-    /// Whether it would take chunks if it had a slot.
+    /// Whether a worker would take chunks but has no free slot.
     pub(super) fn is_full(&self, worker: &WorkerId) -> bool {
         self.workers.get(worker).is_some_and(|known| {
             let candidate = known.candidate(worker);
@@ -262,13 +267,10 @@ impl WorkerTable {
 
     pub(super) fn pool_of(&self, worker: &WorkerId) -> Option<PoolKey> {
         let heartbeat = &self.workers.get(worker)?.heartbeat;
-        Some(PoolKey {
-            model: heartbeat.model.clone(),
-            tokenizer: heartbeat.tokenizer.clone(),
-        })
+        Some(PoolKey::of_worker(heartbeat))
     }
 
-    /// Whether a request of its pool could be placed on it if it had a slot.
+    /// Whether a request of the worker's pool could be placed on it if it had a free slot.
     pub(super) fn fits(&self, worker: &WorkerId, request: &LeaseRequest) -> bool {
         self.workers.get(worker).is_some_and(|known| {
             known.heartbeat.max_context > request.context_tokens
@@ -282,8 +284,8 @@ impl WorkerTable {
         })
     }
 
-    /// The models served now. A draining worker still counts: its successor is on the way, and a model that
-    /// vanished from the list during a restart would turn a wait into a "no such model".
+    /// The models that are served now. A draining worker still counts, because its successor will start soon. A model
+    /// that left the list during a restart would turn a short wait into a "no such model" error.
     pub(super) fn models(&self) -> Vec<ServedModel> {
         let mut models: BTreeMap<(&str, &str), ServedModel> = BTreeMap::new();
         for worker in self.workers.values() {
@@ -313,13 +315,14 @@ impl WorkerTable {
             max_running: worker.heartbeat.max_running,
             draining: worker.heartbeat.draining,
             suspect: worker.suspect_since_ms.is_some(),
-            silent_ms: now_ms.saturating_sub(worker.heard_ms),
+            silent_ms: now_ms.saturating_sub(worker.reported_ms),
         };
         self.workers.iter().map(state).collect()
     }
 }
 
-fn check(heartbeat: &Heartbeat, config: &SchedulerConfig) -> Result<(), ApiError> {
+/// Refuses a heartbeat with values out of range.
+fn check(heartbeat: &Heartbeat) -> Result<(), ApiError> {
     for (param, text, bytes_max) in [
         ("worker", &heartbeat.worker.0, NAME_BYTES_MAX),
         ("model", &heartbeat.model, NAME_BYTES_MAX),
@@ -347,24 +350,23 @@ fn check(heartbeat: &Heartbeat, config: &SchedulerConfig) -> Result<(), ApiError
             ),
         ));
     }
-    let running_max = config.worker_running_max;
-    if heartbeat.max_running == 0 || heartbeat.max_running > running_max {
+    if heartbeat.max_running == 0 || heartbeat.max_running > WORKER_RUNNING_MAX {
         return Err(ApiError::invalid(
             "max_running",
             format!(
-                "heartbeat: max_running is {}; send 1 to {running_max} (worker_running_max)",
+                "heartbeat: max_running is {}; send 1 to {WORKER_RUNNING_MAX}",
                 heartbeat.max_running
             ),
         ));
     }
-    // A worker may still be letting go of chunks while their successors start, hence twice.
-    if heartbeat.running.len() > 2 * running_max as usize {
+    // A worker may still be ending chunks while their successors start, hence twice the number.
+    if heartbeat.running.len() > 2 * WORKER_RUNNING_MAX as usize {
         return Err(ApiError::invalid(
             "running",
             format!(
-                "heartbeat: {} running leases; at most {}",
+                "heartbeat: {} running leases; send at most {}",
                 heartbeat.running.len(),
-                2 * running_max
+                2 * WORKER_RUNNING_MAX
             ),
         ));
     }
@@ -373,25 +375,21 @@ fn check(heartbeat: &Heartbeat, config: &SchedulerConfig) -> Result<(), ApiError
 
 /// A worker in a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct WorkerState {
-    /// Who.
-    pub worker: WorkerId,
-    /// Where.
-    pub url: String,
-    /// Public model name.
-    pub model: String,
-    /// Tokenizer identity.
-    pub tokenizer: String,
-    /// Leases granted on it.
-    pub leases: usize,
-    /// Leases it named that this scheduler did not grant, or ended a while ago.
-    pub foreign: usize,
-    /// Chunks it takes at once.
-    pub max_running: u32,
-    /// Takes no new chunks.
-    pub draining: bool,
-    /// Somebody failed to reach it, and it has neither reported nor ended a chunk since.
-    pub suspect: bool,
-    /// Since its last heartbeat.
-    pub silent_ms: u64,
+pub(crate) struct WorkerState {
+    worker: WorkerId,
+    url: String,
+    model: String,
+    tokenizer: String,
+    /// Leases that are held on it.
+    pub(crate) leases: usize,
+    /// Leases that it named and that this scheduler does not hold.
+    pub(crate) foreign: usize,
+    /// Most chunks at once.
+    max_running: u32,
+    /// It takes no new chunks.
+    draining: bool,
+    /// A chunk failed there, and it has neither reported nor completed a chunk since.
+    suspect: bool,
+    /// Time since its last heartbeat.
+    pub(crate) silent_ms: u64,
 }

@@ -1,32 +1,33 @@
-//! Which leases run, and which ended a moment ago.
+//! The leases that are held, and those that ended a moment ago.
 
 use std::collections::{HashMap, VecDeque};
 
 use refrain_protocol::scheduling::LeaseOutcome;
 use refrain_protocol::{LeaseId, RequestId, WorkerId};
 
-use super::queue::{Charge, PoolKey};
+use super::fair_queue::Charge;
+use super::pool_key::PoolKey;
 
-/// Why a lease ended: the `outcome` label of `refrain_scheduler_leases_total`.
+/// The reason why a lease ended: the `outcome` label of `refrain_scheduler_leases_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaseEnd {
-    /// Its holder said so.
+pub(crate) enum LeaseEnd {
+    /// Its holder gave it back.
     Finished(LeaseOutcome),
-    /// No heartbeat named it for its whole life.
+    /// No heartbeat named it for `lease_ttl_ms`.
     Expired,
-    /// The worker does not run it any more, and the finish did not arrive.
+    /// The worker no longer runs it, and its `finish` did not arrive.
     Healed,
-    /// The worker went silent or came back as another process.
+    /// The worker fell silent or came back as another process.
     WorkerLost,
-    /// The request asked again, so nobody holds this one.
+    /// The request asked again, so nobody holds this lease any more.
     Superseded,
-    /// The caller was gone when the grant came.
+    /// The caller was gone when the grant arrived.
     Undelivered,
 }
 
 impl LeaseEnd {
-    /// The label's value.
-    pub fn as_str(self) -> &'static str {
+    /// The value of the label.
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             LeaseEnd::Finished(LeaseOutcome::Done) => "done",
             LeaseEnd::Finished(LeaseOutcome::Continues) => "continues",
@@ -40,7 +41,7 @@ impl LeaseEnd {
     }
 }
 
-/// A lease somebody holds.
+/// A lease that is held.
 #[derive(Clone, Debug)]
 pub(super) struct RunningLease {
     pub(super) request: RequestId,
@@ -49,27 +50,28 @@ pub(super) struct RunningLease {
     pub(super) tenant: String,
     pub(super) charge: Charge,
     pub(super) granted_ms: u64,
-    /// When it was granted or last named by a heartbeat.
-    pub(super) seen_ms: u64,
-    /// Its worker was told to end it, as others wait for its slot.
-    pub(super) gives_way: bool,
+    /// When it was granted, or last named by a heartbeat.
+    pub(super) last_seen_ms: u64,
+    /// Its worker has been asked to end it, because another tenant waits for the slot.
+    pub(super) preempted: bool,
 }
 
-/// A lease that ended: what a late `finish` and a late heartbeat need to know of it.
+/// The facts about an ended lease that a late `finish` or heartbeat needs.
 #[derive(Debug)]
-pub(super) struct EndedLease {
-    pub(super) ended_ms: u64,
-    /// Whose tokens a late `finish` counts; `None` once counted, or never known.
-    pub(super) unsettled: Option<(PoolKey, String, Charge)>,
+struct EndedLease {
+    ended_ms: u64,
+    /// The pool, tenant and charge that a late `finish` corrects. `None` if that has happened, or if this table did not
+    /// grant the lease.
+    unsettled: Option<(PoolKey, String, Charge)>,
 }
 
-/// Running leases by id and by request, and a bounded memory of ended ones.
+/// Running leases by id and by request, and a bounded number of ended ones.
 #[derive(Debug)]
 pub(super) struct LeaseTable {
     running: HashMap<LeaseId, RunningLease>,
     by_request: HashMap<RequestId, LeaseId>,
     ended: HashMap<LeaseId, EndedLease>,
-    /// The ended ones, oldest first.
+    /// The ended leases, oldest first.
     ended_order: VecDeque<LeaseId>,
     ended_max: usize,
 }
@@ -121,7 +123,7 @@ impl LeaseTable {
         self.running.insert(lease, running);
     }
 
-    /// Takes a running lease out and remembers it as ended.
+    /// Ends a running lease and remembers it as ended.
     pub(super) fn end(
         &mut self,
         lease: LeaseId,
@@ -144,7 +146,7 @@ impl LeaseTable {
         Some(running)
     }
 
-    /// Remembers the end of a lease that this table did not grant.
+    /// Remembers as ended a lease that this table did not grant.
     pub(super) fn end_foreign(&mut self, lease: LeaseId, now_ms: u64) {
         self.remember(
             lease,
@@ -166,37 +168,40 @@ impl LeaseTable {
         }
     }
 
-    /// Whose tokens a late `finish` counts; answers once.
+    /// The pool, tenant and charge that a late `finish` of this lease corrects. Only the first call returns them.
     pub(super) fn settle_ended(&mut self, lease: LeaseId) -> Option<(PoolKey, String, Charge)> {
         self.ended.get_mut(&lease)?.unsettled.take()
     }
 
-    /// Whether a lease ended less than `grace_ms` ago: a heartbeat may still name it.
+    /// Whether a lease ended less than `grace_ms` ago, so that a heartbeat may still name it.
     pub(super) fn ended_within(&self, lease: LeaseId, now_ms: u64, grace_ms: u64) -> bool {
         self.ended
             .get(&lease)
             .is_some_and(|ended| now_ms < ended.ended_ms.saturating_add(grace_ms))
     }
 
-    /// A heartbeat of its worker names the lease. `false`: it is no running lease of that worker.
+    /// Renews a lease that a heartbeat of its worker named. Returns `false` if that worker has no such running lease.
     pub(super) fn renew(&mut self, lease: LeaseId, worker: &WorkerId, now_ms: u64) -> bool {
         match self.running.get_mut(&lease) {
             Some(running) if running.worker == *worker => {
-                running.seen_ms = now_ms;
+                running.last_seen_ms = now_ms;
                 true
             }
             _ => false,
         }
     }
 
-    /// When the lease was last heard of that has been silent for longest.
-    pub(super) fn seen_first_ms(&self) -> Option<u64> {
-        self.running.values().map(|running| running.seen_ms).min()
+    /// The oldest `last_seen_ms` of all running leases.
+    pub(super) fn oldest_seen_ms(&self) -> Option<u64> {
+        self.running
+            .values()
+            .map(|running| running.last_seen_ms)
+            .min()
     }
 
-    /// Leases that nothing was heard of for `ttl_ms`, in order of their ids.
+    /// Running leases that no heartbeat has named for `ttl_ms`, in order of their ids.
     pub(super) fn silent_for(&self, now_ms: u64, ttl_ms: u64) -> Vec<LeaseId> {
-        let silent = |running: &RunningLease| now_ms >= running.seen_ms.saturating_add(ttl_ms);
+        let silent = |running: &RunningLease| now_ms >= running.last_seen_ms.saturating_add(ttl_ms);
         let mut leases: Vec<LeaseId> = self
             .running
             .iter()

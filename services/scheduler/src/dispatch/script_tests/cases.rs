@@ -1,11 +1,11 @@
-//! What the dispatcher does, case by case.
+//! The behaviour of the dispatcher, case by case.
 
 use expect_test::expect;
 
 use super::*;
 
 #[test]
-fn a_slot_given_back_goes_to_the_next_in_line() {
+fn a_freed_slot_goes_to_the_next_in_line() {
     check(
         "0 beat a slots=1
          1 ask 1 acme
@@ -51,7 +51,7 @@ fn tenants_take_turns_by_tokens_served_and_not_by_arrival() {
 fn a_tenant_back_from_idling_has_saved_nothing_up() {
     let mut script = Script::new(SchedulerConfig::default());
     script.run("0 beat a slots=1");
-    // `busy` has been served a lot before `fresh` shows up with a burst.
+    // `busy` has been served many tokens before `fresh` arrives with a burst.
     for request in 1..=20 {
         script.run(&format!("1 ask {request} busy\n1 continues {request} 500"));
     }
@@ -94,8 +94,8 @@ fn past_the_limits_the_answer_is_429_with_a_hint() {
         expect![[r#"
             0 a joined
             1 grant #1 on a after 0 ms
-            4 reject #4: 429 2 of your requests wait already; send fewer at once or try again later [retry in 3000 ms]
-            7 reject #7: 429 4 requests wait already; try again later [retry in 5000 ms]
+            4 reject #4: 429 2 of your requests are already waiting; send fewer at once or try again later [retry in 3000 ms]
+            7 reject #7: 429 4 requests are already waiting; try again later [retry in 5000 ms]
             7 b joined
             8 grant #8 on b after 0 ms
             120002 a lost
@@ -151,13 +151,13 @@ fn an_excluded_worker_is_avoided_until_it_restarts() {
             6 grant #2 on a after 3 ms
             10007 a lost
             10007 end of 1 on a: worker_lost
-            10007 reject #4: 503 no live worker of model m can take a context of 100 tokens, leaving out 1 that failed this request; try again later [retry in 10000 ms]
+            10007 reject #4: 503 no live worker of model m can take a context of 100 tokens, not counting 1 on which this request failed; try again later [retry in 10000 ms]
         "#]],
     );
 }
 
 #[test]
-fn a_worker_that_failed_somebody_takes_nothing_until_it_reports() {
+fn a_worker_that_failed_a_request_gets_none_until_it_reports() {
     check(
         "0 beat a slots=4
          1 ask 1 acme
@@ -176,7 +176,7 @@ fn a_worker_that_failed_somebody_takes_nothing_until_it_reports() {
 }
 
 #[test]
-fn a_worker_that_brings_a_chunk_to_its_end_is_trusted_again() {
+fn a_worker_that_completes_a_chunk_is_trusted_again() {
     check(
         "0 beat a slots=4
          1 ask 1 acme
@@ -204,9 +204,9 @@ fn a_worker_that_brings_a_chunk_to_its_end_is_trusted_again() {
 }
 
 #[test]
-fn a_worker_is_not_trusted_for_what_says_nothing_of_it() {
-    // One whose client left, without and with output; one without output; and one that ended before the failure, or with it,
-    // and was read later.
+fn a_worker_is_not_trusted_for_chunks_that_prove_nothing() {
+    // Two chunks whose client left, with and without output; one without output; and two that ended before the failure
+    // or in the same millisecond.
     check(
         "0 beat a slots=9
          1 ask 1 acme
@@ -243,21 +243,21 @@ fn a_worker_is_not_trusted_for_what_says_nothing_of_it() {
 }
 
 #[test]
-fn a_tick_is_due_when_something_can_run_out() {
+fn a_tick_is_due_when_something_can_time_out() {
     let mut script = Script::new(SchedulerConfig::default());
     let mut due = |line: &str| {
         script.run(line);
         script.dispatch.due_ms().map(|due_ms| due_ms - START_MS)
     };
     assert_eq!(due("0 tick"), None);
-    // A worker's silence.
+    // When the worker has been silent for too long.
     assert_eq!(due("0 beat a slots=1"), Some(5_000));
     assert_eq!(due("1 ask 1 acme"), Some(5_000));
     assert_eq!(due("900 beat a slots=1 runs=1"), Some(5_900));
-    // Somebody waits.
+    // At the next tick, because a request waits.
     assert_eq!(due("901 ask 2 acme"), Some(1_001));
     assert_eq!(due("902 withdraw 2"), Some(5_900));
-    // A lease that no heartbeat names.
+    // A lease that no heartbeat names does not expire before its worker.
     assert_eq!(due("903 done 1"), Some(5_900));
     assert_eq!(due("904 ask 3 acme"), Some(5_900));
     assert_eq!(due("905 tick"), Some(5_900));
@@ -273,7 +273,7 @@ fn a_tick_is_due_when_something_can_run_out() {
 }
 
 #[test]
-fn leases_live_as_long_as_heartbeats_name_them() {
+fn leases_live_while_heartbeats_name_them() {
     check(
         "0 beat a slots=4
          1 ask 1 acme
@@ -304,9 +304,7 @@ fn leases_live_as_long_as_heartbeats_name_them() {
 #[test]
 fn an_unnamed_lease_expires_even_while_its_worker_reports() {
     let config = SchedulerConfig {
-        lease_grace_ms: 4_000,
-        lease_ttl_ms: 4_000,
-        heartbeat_interval_ms: 2_000,
+        lease_ttl_ms: 3_000,
         ..SchedulerConfig::default()
     };
     let mut script = Script::new(config);
@@ -314,13 +312,13 @@ fn an_unnamed_lease_expires_even_while_its_worker_reports() {
         "0 beat a slots=1
          1 ask 1 acme
          2000 beat a slots=1
-         4000 tick
-         4001 tick",
+         3000 tick
+         3001 tick",
     );
     expect![[r#"
         0 a joined
         1 grant #1 on a after 0 ms
-        4001 end of 1 on a: expired
+        3001 end of 1 on a: expired
     "#]]
     .assert_eq(&script.log);
 }
@@ -340,7 +338,7 @@ fn a_new_process_of_a_worker_ends_the_old_ones_leases() {
             500 a restarted
             500 end of 1 on a: worker_lost
             500 grant #2 on a after 498 ms
-            501 refuse beat: 409 a newer process reports as worker a; stop this one or give it a name of its own
+            501 refuse heartbeat: 409 a newer process reports as worker a; stop this process or give it another id
         "#]],
     );
 }
@@ -366,7 +364,7 @@ fn a_draining_worker_keeps_what_it_has_and_gets_nothing_new() {
 }
 
 #[test]
-fn a_worker_hears_of_its_fallback_while_a_request_could_go_on_there() {
+fn a_worker_gets_its_fallbacks_report_while_a_request_could_go_on_there() {
     check(
         "0 beat e slots=1 eagle3=3.5
          1 beat a fallback=e
@@ -385,14 +383,14 @@ fn a_worker_hears_of_its_fallback_while_a_request_could_go_on_there() {
         expect![[r#"
             0 e joined
             1 a joined
-            1 its fallback accepts 3.5
+            1 fallback accepts 3.5
             2 b joined
             3 c joined
             4 d joined
             5 f joined
             6 grant #1 on e after 0 ms
             8 end of 1 on e: done
-            9 its fallback accepts 3.5
+            9 fallback accepts 3.5
         "#]],
     );
 }
@@ -411,7 +409,7 @@ fn a_request_that_asks_again_replaces_its_earlier_call_and_lease() {
             1 grant #1 on a after 0 ms
             2 end of 1 on a: superseded
             2 grant #2 on a after 0 ms
-            4 reject #3: 409 the same request asked for a lease again; the newer call waits on
+            4 reject #3: 409 the same request asked for a lease again; only the newer call goes on waiting
             5 end of 1 on a: undelivered
             5 grant #4 on a after 1 ms
         "#]],
@@ -422,7 +420,7 @@ fn a_request_that_asks_again_replaces_its_earlier_call_and_lease() {
 fn a_restarted_scheduler_counts_the_chunks_that_still_run() {
     let mut before = Script::new(small());
     before.run("0 beat a slots=2\n1 ask 1 acme\n1 ask 2 acme");
-    // The new scheduler knows nothing but what the heartbeat says.
+    // The new scheduler knows only the content of the heartbeat.
     let mut after = Script::new(small());
     after.newest_lease = before.newest_lease.clone();
     after.run(
@@ -444,7 +442,7 @@ fn a_restarted_scheduler_counts_the_chunks_that_still_run() {
 }
 
 #[test]
-fn draining_refuses_those_who_wait_and_those_who_come() {
+fn draining_refuses_waiting_and_new_requests() {
     check(
         "0 beat a slots=1
          1 ask 1 acme
@@ -456,15 +454,15 @@ fn draining_refuses_those_who_wait_and_those_who_come() {
         expect![[r#"
             0 a joined
             1 grant #1 on a after 0 ms
-            3 reject #2: 503 the scheduler is going away; try again [retry in 1000 ms]
-            4 reject #3: 503 the scheduler is going away; try again [retry in 1000 ms]
+            3 reject #2: 503 the scheduler is shutting down; try again [retry in 1000 ms]
+            4 reject #3: 503 the scheduler is shutting down; try again [retry in 1000 ms]
             5 end of 1 on a: done
         "#]],
     );
 }
 
 #[test]
-fn senseless_heartbeats_and_too_many_workers_are_refused() {
+fn invalid_heartbeats_and_too_many_workers_are_refused() {
     let mut script = Script::new(SchedulerConfig {
         workers_max: 1,
         ..small()
@@ -478,19 +476,19 @@ fn senseless_heartbeats_and_too_many_workers_are_refused() {
          5003 beat b",
     );
     expect![[r#"
-        0 refuse beat: 400 heartbeat: max_running is 0; send 1 to 4096 (worker_running_max)
-        1 refuse beat: 400 heartbeat: max_running is 5000; send 1 to 4096 (worker_running_max)
+        0 refuse heartbeat: 400 heartbeat: max_running is 0; send 1 to 4096
+        1 refuse heartbeat: 400 heartbeat: max_running is 5000; send 1 to 4096
         2 a joined
-        3 refuse beat: 429 the scheduler knows 1 workers, its limit (workers_max); raise it or stop some
+        3 refuse heartbeat: 429 the scheduler has 1 workers, its limit; raise scheduler.workers_max or stop some workers
         5002 a lost
         5003 b joined
     "#]].assert_eq(&script.log);
 }
 
 #[test]
-fn a_newcomer_gets_a_slot_of_a_tenant_that_has_more_than_its_share() {
-    // With its next report the full worker is told which chunk has had its turn. Tenants share alike and no more: the
-    // second request of the newcomer gets a slot as well, the third waits until one is free.
+fn a_newcomer_gets_a_slot_of_a_tenant_above_its_share() {
+    // The reply to its next heartbeat tells the full worker which chunk to end. Tenants get equal shares and no more:
+    // the second request of the newcomer gets a slot as well, and the third waits until one is free.
     check(
         "0 beat a slots=4
          1 ask 1 acme
@@ -517,11 +515,11 @@ fn a_newcomer_gets_a_slot_of_a_tenant_that_has_more_than_its_share() {
             1 grant #2 on a after 0 ms
             2 grant #3 on a after 0 ms
             2 grant #4 on a after 0 ms
-            300 to give way: 1; again in 100 ms
-            310 to give way: 1; again in 100 ms
+            300 preempt 1; next heartbeat in 100 ms
+            310 preempt 1; next heartbeat in 100 ms
             320 end of 1 on a: continues
             320 grant #6 on a after 110 ms
-            400 to give way: 2; again in 100 ms
+            400 preempt 2; next heartbeat in 100 ms
             410 end of 2 on a: continues
             410 grant #7 on a after 80 ms
             700 end of 6 on a: done
@@ -531,8 +529,8 @@ fn a_newcomer_gets_a_slot_of_a_tenant_that_has_more_than_its_share() {
 }
 
 #[test]
-fn a_chunk_that_gave_way_and_is_not_given_back_frees_its_slot_all_the_same() {
-    // Its reader stands still, so nobody says that it has ended but the worker, which names it no more.
+fn a_preempted_chunk_frees_its_slot_without_a_finish() {
+    // The reader has stalled, so no `finish` comes. Only the worker shows that the chunk has ended: it no longer names it.
     check(
         "0 beat a slots=2
          1 ask 1 acme
@@ -545,7 +543,7 @@ fn a_chunk_that_gave_way_and_is_not_given_back_frees_its_slot_all_the_same() {
             0 a joined
             1 grant #1 on a after 0 ms
             1 grant #2 on a after 0 ms
-            200 to give way: 1; again in 100 ms
+            200 preempt 1; next heartbeat in 100 ms
             300 end of 1 on a: healed
             300 grant #3 on a after 298 ms
         "#]],
@@ -553,7 +551,7 @@ fn a_chunk_that_gave_way_and_is_not_given_back_frees_its_slot_all_the_same() {
 }
 
 #[test]
-fn nobody_gives_way_to_the_same_tenant_or_from_less_than_a_share() {
+fn no_tenant_preempts_itself_or_one_below_its_share() {
     check(
         "0 beat a slots=2
          1 ask 1 acme
@@ -573,7 +571,7 @@ fn nobody_gives_way_to_the_same_tenant_or_from_less_than_a_share() {
             1 grant #2 on a after 0 ms
             600 end of 1 on a: done
             600 grant #3 on a after 598 ms
-            900 to give way: 2; again in 100 ms
+            900 preempt 2; next heartbeat in 100 ms
             910 end of 2 on a: continues
             910 grant #4 on a after 300 ms
         "#]],
