@@ -18,7 +18,7 @@ use refrain_protocol::lookup::{
 };
 use refrain_protocol::{ApiError, DocumentId, NamespaceId};
 use refrain_speculation::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
-use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig, Mounted, Segment};
+use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig, MountedSegment, Segment};
 
 use crate::record::SegmentId;
 use crate::segments;
@@ -274,7 +274,7 @@ fn part(mounted: &segments::Mounted, gone: Vec<u32>) -> Part {
 fn index(parts: &[Part]) -> Arc<Index> {
     let mounted = parts
         .iter()
-        .map(|part| Mounted::without(part.segment.clone(), part.masked.iter().copied()));
+        .map(|part| MountedSegment::without(part.segment.clone(), part.masked.iter().copied()));
     let mut index = Index::new(IndexConfig {
         pattern_tokens_max: PATTERN_TOKENS_MAX,
         ..IndexConfig::default()

@@ -203,8 +203,8 @@ impl DispatchActor {
         }
     }
 
-    /// Sets the timer so that the core gets its next tick in time. An event that postpones a deadline does not move the
-    /// timer: the tick then comes early, and sets the timer again.
+    /// Sets the timer so that the core gets its next tick in time. An event that postpones a deadline does not move
+    /// the timer: the tick then comes early, and sets the timer again.
     fn set_tick(&mut self, ctx: &mut Context<Self>) {
         let core = self.core.core();
         let pending_ms = self.tick.as_ref().map(|tick| tick.due_ms);

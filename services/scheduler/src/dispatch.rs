@@ -1,7 +1,7 @@
 //! The core of the scheduler: queue, leases and worker table, changed by one event at a time.
 //!
-//! [`Dispatch::apply`] takes an event and the time, and returns the effects that the caller has to carry out. It has no
-//! clock and does no I/O, so a test is a list of events with made-up instants. Between two calls, these invariants
+//! [`Dispatch::apply`] takes an event and the time, and returns the effects that the caller has to carry out. It has
+//! no clock and does no I/O, so a test is a list of events with made-up instants. Between two calls, these invariants
 //! hold:
 //!
 //! * No waiting request could be placed: every event that frees a slot also fills it.
@@ -10,8 +10,8 @@
 //! * A request has at most one lease, and waits at most once.
 //! * Every submitted call still waits, was answered exactly once, or was withdrawn.
 //!
-//! `fair_queue` keeps the order of waiting requests, and [`crate::placement`] chooses a worker. `granting`, `refusing`
-//! and `preemption` are further methods of [`Dispatch`]. `lease_table` and `worker_table` are its state.
+//! `fair_queue` keeps the order of waiting requests, and [`crate::placement`] chooses a worker. `granting`,
+//! `refusing` and `preemption` are further methods of [`Dispatch`]. `lease_table` and `worker_table` are its state.
 
 mod events;
 mod fair_queue;
@@ -230,11 +230,11 @@ impl Dispatch {
                 emitted_tokens,
             );
             if outcome == LeaseOutcome::WorkerFailed {
-                // The worker's slot is free on paper. Without this mark, the next request would be sent there to fail as
-                // well, since an idle worker is preferred to busy ones. Requests wait for it even if there is no other
-                // worker: a dead worker comes back later than a request's attempts last. Its next heartbeat clears
-                // the mark, and so does a chunk that it completes from now on. So a request on which the engine always
-                // fails delays the other requests by one heartbeat at most.
+                // The worker's slot is free on paper. Without this mark, the next request would be sent there to fail
+                // as well, since an idle worker is preferred to busy ones. Requests wait for it even if there is no
+                // other worker: a dead worker comes back later than a request's attempts last. Its next heartbeat
+                // clears the mark, and so does a chunk that it completes from now on. So a request on which the
+                // engine always fails delays the other requests by one heartbeat at most.
                 self.workers.suspect(&running.worker, self.now_ms);
             } else {
                 if let Some(ended_ms_ago) = worker_ended_ms_ago

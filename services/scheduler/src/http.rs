@@ -1,8 +1,8 @@
 //! The HTTP routes for other processes: JSON, for callers that hold the mesh secret.
 //!
-//! A `lease` call stays open until its turn comes. Meanwhile the scheduler sends a line feed every second, so that the
-//! caller can tell a long queue from a dead scheduler. When the caller hangs up, the listener drops the handler or the
-//! body, which drops the pending call and so withdraws the request.
+//! A `lease` call stays open until its turn comes. Meanwhile the scheduler sends a line feed every second, so that
+//! the caller can tell a long queue from a dead scheduler. When the caller hangs up, the listener drops the handler
+//! or the body, which drops the pending call and so withdraws the request.
 
 use std::convert::Infallible;
 

@@ -1,41 +1,46 @@
-//! The live part of an index: documents that grow, and the automaton over them.
+//! The live part of an index: documents that may grow, and the automaton over them.
 
-pub(crate) mod automaton;
-pub(crate) mod document;
-pub(crate) mod edges;
+mod automaton;
+mod cursor;
+mod document;
+mod edges;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use self::automaton::{Automaton, Place, ROOT, STATES_MAX, Spot};
-use self::document::Document;
-use self::edges::StateId;
-use crate::{Cursor, DocumentKey, IndexConfig, IndexError, Origin, Token};
+use self::automaton::{Automaton, ROOT, STATES_MAX};
+use crate::{DocumentKey, IndexConfig, IndexError, Origin, Token};
 
-/// Every automaton ever made in this process has its own generation, so a cursor is never mistaken for one
-/// of another index or of an index before its rebuild.
+#[cfg(test)]
+pub(crate) use self::automaton::WorkCounts;
+pub(crate) use self::automaton::{DocumentPosition, StatePoint};
+pub use self::cursor::Cursor;
+pub(crate) use self::document::Document;
+pub(crate) use self::edges::StateId;
+
+/// The next generation. Every automaton in this process has its own generation, so a cursor of another index, or of
+/// an index before its rebuild, is never mistaken for a current one.
 static GENERATIONS: AtomicU64 = AtomicU64::new(1);
 
-/// Removed documents that are put up with whatever the number of those left.
+/// Number of removed documents that never calls for a rebuild by itself.
 const REMOVED_DOCUMENTS_MAX: usize = 1024;
 
-/// Documents that may grow. What is offered stands in a document that is there now: not in a removed one, not in a
-/// tail that was cut off.
-pub(crate) struct Live {
+/// Documents that may grow. Removed documents and cut-off tails are never offered.
+pub(crate) struct LivePart {
     pub(crate) generation: u64,
     pub(crate) automaton: Automaton,
-    /// By slot. Slots are not reused within a generation: places in the automaton name them.
+    /// The documents by slot. A slot is not reused within a generation, because positions in the automaton name it.
     pub(crate) documents: Vec<Document>,
-    /// Slots of the documents that are there.
+    /// The slots of the documents that are not removed.
     slots: HashMap<DocumentKey, u32>,
     tokens: u64,
     dead_tokens: u64,
     pattern_tokens_max: u32,
 }
 
-impl Live {
+impl LivePart {
     pub(crate) fn new(config: &IndexConfig) -> Self {
-        Live {
+        LivePart {
             automaton: Automaton::new(config.count_cap),
             generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
             documents: Vec::new(),
@@ -88,9 +93,9 @@ impl Live {
         }
         self.tokens -= cut;
         self.dead_tokens += cut;
-        // The automaton has the state of each prefix, but not the way back to it.
+        // The automaton has a state for each prefix, but no way back to it, so the text is walked from the root.
         let mut last = ROOT;
-        let mut tip = Spot::default();
+        let mut tip = StatePoint::default();
         for token in document.live() {
             last = self.automaton.next(last, token).unwrap_or(ROOT);
             tip = self.automaton.step(tip, token, pattern_tokens_max);
@@ -101,7 +106,7 @@ impl Live {
         Ok(())
     }
 
-    /// Returns whether it was there.
+    /// Removes a document. Returns whether it was there.
     pub(crate) fn remove(&mut self, key: DocumentKey) -> bool {
         let Some(slot) = self.slots.remove(&key) else {
             return false;
@@ -123,7 +128,7 @@ impl Live {
         self.slots.len()
     }
 
-    /// Tokens alive, left contexts included.
+    /// Live tokens, left contexts included.
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens
     }
@@ -133,7 +138,7 @@ impl Live {
     }
 
     pub(crate) fn needs_rebuild(&self, dead_share_max: f32) -> bool {
-        // Removed documents keep a slot even if they were empty.
+        // Removed documents keep their slot, even if they were empty.
         if self.documents.len() > 2 * self.slots.len() + REMOVED_DOCUMENTS_MAX {
             return true;
         }
@@ -141,7 +146,7 @@ impl Live {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        // A slot of the standard map is the pair and one control byte; capacity is 7/8 of the slots.
+        // A slot of the standard map takes the pair and one control byte. The capacity is 7/8 of the slots.
         let slots = self.slots.capacity() * 8 / 7 * (size_of::<(DocumentKey, u32)>() + 1);
         self.automaton.bytes()
             + self.documents.capacity() * size_of::<Document>()
@@ -160,9 +165,9 @@ impl Live {
 
     pub(crate) fn advance(&self, cursor: &mut Cursor, token: Token) {
         let from = if self.is_current(cursor) {
-            cursor.spot
+            cursor.point
         } else {
-            Spot::default()
+            StatePoint::default()
         };
         *cursor = self.cursor(self.automaton.step(from, token, self.pattern_tokens_max));
     }
@@ -171,10 +176,10 @@ impl Live {
         cursor.generation == self.generation
     }
 
-    pub(crate) fn cursor(&self, spot: Spot) -> Cursor {
+    pub(crate) fn cursor(&self, point: StatePoint) -> Cursor {
         Cursor {
             generation: self.generation,
-            spot,
+            point,
         }
     }
 
@@ -182,15 +187,15 @@ impl Live {
         Some(&self.documents[*self.slots.get(&key)? as usize])
     }
 
-    /// Slots and documents that are there, in the order in which they were opened.
+    /// The slots and documents that are not removed, in the order in which they were opened.
     pub(crate) fn present(&self) -> impl Iterator<Item = (u32, &Document)> {
         (0u32..)
             .zip(&self.documents)
             .filter(|(_, document)| !document.removed)
     }
 
-    /// Transitions of a state: token, target, and how often that may be offered. Not at all: it is left context, or
-    /// its newest occurrence, the only one whose place is known, was removed.
+    /// The transitions of a state: token, target, and the count that may be offered. The count is 0 for left context,
+    /// and if the newest occurrence was removed. No other occurrence's position is known.
     pub(crate) fn transitions(
         &self,
         state: StateId,
@@ -203,7 +208,7 @@ impl Live {
         })
     }
 
-    pub(crate) fn origin(&self, place: Place) -> Option<Origin> {
+    pub(crate) fn origin(&self, place: DocumentPosition) -> Option<Origin> {
         let document = self.documents.get(place.slot as usize)?;
         document.is_live(place.position).then(|| Origin {
             document: document.key,
@@ -211,9 +216,9 @@ impl Live {
         })
     }
 
-    /// Whether an occurrence may be shown.
-    fn is_live(&self, place: Place) -> bool {
-        // Nearly always nothing is dead, and then this spares the look at the document.
+    /// Whether an occurrence is neither removed nor cut off.
+    fn is_live(&self, place: DocumentPosition) -> bool {
+        // Usually nothing is dead, and this check spares the look at the document.
         self.dead_tokens == 0
             || self
                 .documents
@@ -228,7 +233,7 @@ impl Live {
             .ok_or(IndexError::UnknownDocument(key))
     }
 
-    /// Refuses what would need numbers beyond 32 bits. A token makes at most two states.
+    /// Refuses tokens that would need numbers beyond 32 bits. A token makes at most two states.
     pub(crate) fn check_room(&self, positions: usize, tokens: usize) -> Result<(), IndexError> {
         let states = self.automaton.len();
         let fits = states.saturating_add(tokens.saturating_mul(2)) <= STATES_MAX
@@ -246,11 +251,11 @@ impl Live {
             let position = document.push(token);
             document.last = self.automaton.extend(document.last, token);
             self.automaton
-                .record(document.last, Place { slot, position }, counted);
+                .record(document.last, DocumentPosition { slot, position }, counted);
             let last = self.automaton.state(document.last);
             document.tip = if self.automaton.state(last.link).len < pattern_tokens_max {
-                // The usual case, without a look-up: the longest pattern is a string of the last state.
-                Spot {
+                // The usual case needs no look-up: the longest pattern is a string of the last state.
+                StatePoint {
                     state: document.last,
                     len: last.len.min(pattern_tokens_max),
                 }

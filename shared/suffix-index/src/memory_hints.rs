@@ -1,35 +1,36 @@
-//! What a search asks of the machine: places that come before they are read, and pages that are found at once.
+//! Hints to the machine: prefetching, and huge pages.
 
-/// From this size on memory is asked for on huge pages: the size of one on most machines.
+/// Smallest memory for which huge pages are requested: the size of one on most machines.
 pub(crate) const HUGE_FROM_BYTES: usize = 2 << 20;
 
-/// Asks for a place, if there is one of that number, and does not wait for it. Who asks for several waits for one of them
-/// and not for each.
+/// Prefetches the element at an index, if there is one. Several prefetches wait for memory together, where several
+/// reads would wait one after the other.
 #[inline]
-pub(crate) fn fetch<T>(places: &[T], at: usize) {
+pub(crate) fn prefetch<T>(elements: &[T], at: usize) {
     #[cfg(target_arch = "x86_64")]
-    if let Some(place) = places.get(at) {
+    if let Some(element) = elements.get(at) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint that changes nothing the program sees and faults nowhere. Every x86-64 processor has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(place).cast()) }
+        // SAFETY: the instruction is a hint that never faults and changes nothing that the program sees. Every x86-64
+        // processor has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(element).cast()) }
     }
-    // Elsewhere a place is waited for when it is read.
+    // On other machines, the program waits when it reads the element.
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (places, at);
+    let _ = (elements, at);
 }
 
-/// Makes room in a list that is read all over, on huge pages once it fills one.
+/// Reserves room in a list that is read at random, on huge pages once the list fills one.
 ///
-/// A look-up reads some dozens of places of it. With pages of 4 KiB nearly every one misses the processor's table of
-/// pages as well, which costs about as much as the look itself.
-pub(crate) fn make_room<T>(list: &mut Vec<T>, more: usize) {
+/// A look-up reads some dozens of elements. With pages of 4 KiB, nearly every read misses the processor's TLB as
+/// well, which costs about as much as the read itself.
+pub(crate) fn reserve_huge<T>(list: &mut Vec<T>, more: usize) {
     if list.capacity() - list.len() < more {
         list.reserve(more);
         prefer_huge(list);
     }
 }
 
-/// Asks the system for huge pages under a list. A wish: where it is refused everything works, more slowly.
+/// Asks the system for huge pages under a list. If it refuses, everything still works, but more slowly.
 #[cfg(target_os = "linux")]
 fn prefer_huge<T>(list: &mut Vec<T>) {
     let bytes = list.capacity() * size_of::<T>();
@@ -38,7 +39,7 @@ fn prefer_huge<T>(list: &mut Vec<T>) {
     let whole = bytes.saturating_sub(before) / HUGE_FROM_BYTES * HUGE_FROM_BYTES;
     if whole > 0 {
         let first = start.wrapping_add(before);
-        // SAFETY: whole pages inside of what the list has allocated. The hint changes their size and nothing that is read.
+        // SAFETY: these are whole pages inside the list's allocation. The hint changes their size, not their content.
         unsafe { libc::madvise(first.cast(), whole, libc::MADV_HUGEPAGE) };
     }
 }
@@ -51,17 +52,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_keeps_what_it_holds_while_it_moves_to_huge_pages() {
+    fn a_list_keeps_its_content_while_it_moves_to_huge_pages() {
         let mut list = Vec::new();
         for item in 0..3 * (HUGE_FROM_BYTES / size_of::<u64>()) {
-            make_room(&mut list, 1);
+            reserve_huge(&mut list, 1);
             assert!(list.capacity() > list.len());
             list.push(item as u64);
         }
-        fetch(&list, 0);
-        fetch(&list, list.len());
+        prefetch(&list, 0);
+        prefetch(&list, list.len());
         assert!(list.iter().zip(0..).all(|(item, at)| *item == at));
-        make_room(&mut list, 1000);
+        reserve_huge(&mut list, 1000);
         assert!(list.capacity() - list.len() >= 1000);
     }
 }

@@ -1,14 +1,14 @@
-//! A segment in its place in an index: which of its documents are still there.
+//! A segment in an index, with a mask over its removed documents.
 
 use std::sync::Arc;
 
 use crate::{DocumentKey, Origin, Segment};
 
-/// A segment, and a mask over its documents. The segment never changes; removing a document sets its bit.
+/// A segment and a mask over its documents. The segment never changes: removing a document sets its bit in the mask.
 #[derive(Clone)]
-pub struct Mounted {
+pub struct MountedSegment {
     pub(crate) segment: Arc<Segment>,
-    /// A bit for each document that is gone. Empty while none is.
+    /// One bit per document, set for masked ones. Empty while no document is masked.
     masked: Vec<u64>,
     masked_documents: usize,
     masked_tokens: u64,
@@ -19,7 +19,7 @@ pub struct Mounted {
 pub struct SegmentStats {
     /// Tokens, masked ones and left contexts included.
     pub tokens: u64,
-    /// Tokens of documents that were removed and leave when the segment is merged.
+    /// Tokens of removed documents. A merge of the segment drops them.
     pub masked_tokens: u64,
     /// Documents, masked ones included.
     pub documents: usize,
@@ -27,9 +27,9 @@ pub struct SegmentStats {
     pub masked_documents: usize,
 }
 
-impl Mounted {
+impl MountedSegment {
     pub(crate) fn new(segment: Arc<Segment>) -> Self {
-        Mounted {
+        MountedSegment {
             segment,
             masked: Vec::new(),
             masked_documents: 0,
@@ -37,9 +37,9 @@ impl Mounted {
         }
     }
 
-    /// A segment without its `masked` documents. Costs a look for each of these.
+    /// Creates a segment without its `masked` documents. The cost is one look-up for each of them.
     pub fn without(segment: Arc<Segment>, masked: impl IntoIterator<Item = DocumentKey>) -> Self {
-        let mut mounted = Mounted::new(segment);
+        let mut mounted = MountedSegment::new(segment);
         for key in masked {
             mounted.mask(key);
         }
@@ -62,13 +62,13 @@ impl Mounted {
         self.is_masked(self.segment.view().document_at(position))
     }
 
-    /// Number of the document of this key, if it is there and not masked.
+    /// The number of the document with this key, if it exists and is not masked.
     pub(crate) fn find(&self, key: DocumentKey) -> Option<usize> {
         let number = self.segment.view().find(key)?;
         (!self.is_masked(number)).then_some(number)
     }
 
-    /// Masks a document; returns whether it was there.
+    /// Masks a document. Returns whether it was there.
     pub(crate) fn mask(&mut self, key: DocumentKey) -> bool {
         let Some(number) = self.find(key) else {
             return false;
@@ -82,7 +82,7 @@ impl Mounted {
         true
     }
 
-    /// Keys of the documents that are there, or of those that are gone.
+    /// The keys of the masked documents, or of the other ones.
     pub(crate) fn keys(&self, masked: bool) -> impl Iterator<Item = DocumentKey> + '_ {
         let view = self.segment.view();
         (0..view.documents())
@@ -112,6 +112,6 @@ impl Mounted {
         self.segment.len_bytes() as usize
             + self.segment.overhead_bytes()
             + self.masked.capacity() * size_of::<u64>()
-            + size_of::<Mounted>()
+            + size_of::<MountedSegment>()
     }
 }

@@ -1,14 +1,15 @@
 //! The order of waiting requests: first come, first served within a tenant, and fair between tenants.
 //!
 //! The naive queue is one list in order of arrival. A tenant with a thousand requests then makes everybody else wait
-//! for all of them. This queue is the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models",
-//! OSDI 2024) in its plain form. Each tenant has a weighted count of the tokens that it was served, input and output,
-//! and the waiting tenant with the smallest count goes first. When a tenant returns from idling, its count is raised to
-//! the smallest one among the waiting tenants, so that nobody saves up claims. Counts are kept per pool, because a
-//! token of one model says nothing about the cost of another model's.
+//! for all of them. This queue is the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language
+//! Models", OSDI 2024) in its plain form. Each tenant has a weighted count of the tokens that it was served, input
+//! and output, and the waiting tenant with the smallest count goes first. When a tenant returns from idling, its
+//! count is raised to the smallest one among the waiting tenants, so that nobody saves up claims. Counts are kept per
+//! pool, because a token of one model says nothing about the cost of another model's.
 //!
-//! The output of a chunk is known only when it ends. By then, a burst of the same tenant could have taken all slots. So
-//! a grant charges the expected output, a moving average over the pool, and the end of the chunk corrects the charge.
+//! The output of a chunk is known only when it ends. By then, a burst of the same tenant could have taken all slots.
+//! So a grant charges the expected output, a moving average over the pool, and the end of the chunk corrects the
+//! charge.
 //!
 //! This order decides about free slots only. `slot_claims` decides which tenant has to give one up.
 

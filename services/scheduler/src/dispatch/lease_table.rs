@@ -60,8 +60,8 @@ pub(super) struct RunningLease {
 #[derive(Debug)]
 struct EndedLease {
     ended_ms: u64,
-    /// The pool, tenant and charge that a late `finish` corrects. `None` if that has happened, or if this table did not
-    /// grant the lease.
+    /// The pool, tenant and charge that a late `finish` corrects. `None` if that has happened, or if this table did
+    /// not grant the lease.
     unsettled: Option<(PoolKey, String, Charge)>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! * `beat <worker> [slots=n] [inc=n] [context=n] [model=m] [runs=1,2] [drains] [eagle3=accepted length]
 //!   [fallback=worker]` is a heartbeat. `runs` names requests and means their newest leases.
-//! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m]` asks for a lease. The nth `ask`
-//!   is call n.
+//! * `ask <request> <tenant> [context=n] [max=n] [prefer=w] [over] [not=w,v] [model=m]` asks for a lease. The nth
+//!   `ask` is call n.
 //! * `done|continues|failed <request> [tokens] [ended=ms ago]` gives back the request's newest lease.
 //! * `withdraw <call>`, `undelivered <request>`, `tick` and `drain` are the other events.
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use refrain_protocol::DocumentId;
 use refrain_protocol::document::DocumentUpdate;
 use refrain_suffix_index::{
-    Cursor, DocumentKey, Index, IndexConfig, IndexError, IndexSizes, Mounted, Rebuild, Rebuilt,
+    Cursor, DocumentKey, Index, IndexConfig, IndexError, IndexSizes, MountedSegment, Rebuild, Rebuilt,
     Retired, Segment,
 };
 
@@ -47,7 +47,7 @@ struct Live {
 /// Segments that are to be taken in, and what is noted of their documents: made ready beside the lock.
 #[derive(Default)]
 pub(super) struct Arrivals {
-    segments: Vec<Mounted>,
+    segments: Vec<MountedSegment>,
     held: HashMap<DocumentId, Held>,
     order: BTreeMap<u64, DocumentId>,
 }
@@ -70,7 +70,7 @@ impl Arrivals {
             }
         }
         self.segments
-            .push(Mounted::without(Arc::new(segment), gone));
+            .push(MountedSegment::without(Arc::new(segment), gone));
         masked.next().is_none()
     }
 }
@@ -159,7 +159,7 @@ impl Drafts {
         let is_newer = known.is_some_and(|epoch| update.epoch > epoch);
         if (is_newer || compares) && update.prev_len < len {
             // What is the same stays: to compare costs less than to cut it off and append it again.
-            let agreeing = self.index.agreeing(key, update.prev_len, &update.tokens);
+            let agreeing = self.index.matching_prefix(key, update.prev_len, &update.tokens);
             let kept = update.prev_len + agreeing as u32;
             if kept < len && (is_newer || agreeing < update.tokens.len()) {
                 self.index.shorten(key, kept)?;

@@ -1,32 +1,33 @@
-//! The generalised suffix automaton: states, suffix links, counts. Knows tokens and places, not documents.
+//! The generalised suffix automaton: states, suffix links and counts. It knows tokens and positions, not documents.
 //!
-//! A state stands for all strings that end at the same set of places. The longest of them has `len`
-//! tokens; the others are its suffixes, down to one token more than the `len` of the state's `link`.
+//! A state represents all strings that end at the same set of positions. The longest of them has `len` tokens. The
+//! others are its suffixes, down to one token more than the `len` of the state's `link`.
 
 use std::mem::size_of;
 
 use super::edges::{Edge, Edges, Fan, StateId};
 use crate::Token;
-use crate::memory::{fetch, make_room};
+use crate::memory_hints::{prefetch, reserve_huge};
 
 /// The state of the empty string.
 pub(crate) const ROOT: StateId = 0;
 
-/// Keeps state numbers and slab offsets within 32 bits (an automaton has at most 1.5 transitions per
-/// state, and blocks at most double that, with as much again given up while growing).
+/// Most states, so that state numbers and slab offsets fit into 32 bits. An automaton has at most 1.5 transitions per
+/// state, blocks at most double that, and blocks given up while growing may take as much again.
 pub(crate) const STATES_MAX: usize = 1 << 28;
 
-/// "More than one": how often a string occurs is only asked to tell one from several.
+/// The saturated value of [`State::occurrences`], which only tells one occurrence from several.
 const SEVERAL: u8 = 2;
 
-/// Where an occurrence ends: a document's slot and the position of the last token in it.
+/// The end of an occurrence: the slot of a document, and the position of the last token in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct DocumentPosition {
     pub(crate) slot: u32,
     pub(crate) position: u32,
 }
 
-const NOWHERE: Place = Place {
+/// The position of a state without a counted occurrence.
+const NOWHERE: DocumentPosition = DocumentPosition {
     slot: u32::MAX,
     position: u32::MAX,
 };
@@ -34,33 +35,33 @@ const NOWHERE: Place = Place {
 pub(crate) struct State {
     /// Length of the longest string of the state.
     pub(crate) len: u32,
-    /// State of the longest suffix that ends at more places. The root's is the root.
+    /// State of the longest suffix that ends at more positions. The root's link is the root itself.
     pub(crate) link: StateId,
-    /// End of an occurrence that was counted: the newest, or for a saturated state a recent one.
-    pub(crate) place: Place,
-    /// Counted occurrences, saturating at the automaton's cap. Never smaller at `link`.
+    /// End of a counted occurrence: the newest one, or a recent one if the state is saturated.
+    pub(crate) place: DocumentPosition,
+    /// Counted occurrences, saturating at the automaton's cap. The count at `link` is never smaller.
     pub(crate) count: u16,
-    /// Occurrences, counted or not, saturating at `SEVERAL`. Never smaller at `link`.
+    /// Occurrences, counted or not, saturating at [`SEVERAL`]. The value at `link` is never smaller.
     occurrences: u8,
     fan: Fan,
 }
 
-/// How much was done so far, for tests and gauges that reason about work rather than seconds.
+/// Counters of the work done so far. Tests assert these instead of seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub(crate) struct WorkCounts {
     /// Tokens appended.
-    pub tokens: u64,
+    pub(crate) tokens: u64,
     /// States visited to add an occurrence to their count.
-    pub climbs: u64,
+    pub(crate) climbs: u64,
     /// States visited to add or redirect a transition.
-    pub links: u64,
+    pub(crate) links: u64,
     /// States split in two.
-    pub clones: u64,
+    pub(crate) clones: u64,
 }
 
-/// A state and how many tokens of its string are meant; kept for contexts and healed on use.
+/// A string of the automaton: its state and its length. It may be out of date, and [`Automaton::fit`] corrects it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Spot {
+pub(crate) struct StatePoint {
     pub(crate) state: StateId,
     pub(crate) len: u32,
 }
@@ -69,11 +70,12 @@ pub(crate) struct Automaton {
     states: Vec<State>,
     edges: Edges,
     count_cap: u16,
-    pub(crate) work: Work,
+    pub(crate) work: WorkCounts,
 }
 
 impl Automaton {
-    /// `count_cap` is at least 2, so that a saturated state is known to occur more than once.
+    /// Creates an empty automaton. The cap is raised to at least 2, so that a saturated state surely occurs more than
+    /// once.
     pub(crate) fn new(count_cap: u16) -> Self {
         let root = State {
             len: 0,
@@ -87,7 +89,7 @@ impl Automaton {
             states: vec![root],
             edges: Edges::default(),
             count_cap: count_cap.max(2),
-            work: Work::default(),
+            work: WorkCounts::default(),
         }
     }
 
@@ -95,25 +97,25 @@ impl Automaton {
         &self.states[id as usize]
     }
 
-    /// Asks for a state.
-    pub(crate) fn fetch(&self, id: StateId) {
-        fetch(&self.states, id as usize);
+    /// Prefetches a state.
+    pub(crate) fn prefetch(&self, id: StateId) {
+        prefetch(&self.states, id as usize);
     }
 
-    /// Asks for the link of a state that is at hand.
-    pub(crate) fn fetch_link(&self, id: StateId) {
-        self.fetch(self.state(id).link);
+    /// Prefetches the link of a state that is in the cache.
+    pub(crate) fn prefetch_link(&self, id: StateId) {
+        self.prefetch(self.state(id).link);
     }
 
-    /// Asks for the transitions of a state that is at hand.
-    pub(crate) fn fetch_edges(&self, id: StateId) {
-        self.edges.fetch(&self.state(id).fan);
+    /// Prefetches the transitions of a state that is in the cache.
+    pub(crate) fn prefetch_edges(&self, id: StateId) {
+        self.edges.prefetch(&self.state(id).fan);
     }
 
-    /// The longest string at the state's link.
-    pub(crate) fn link_of(&self, state: StateId) -> Spot {
+    /// The longest string of the state's link.
+    pub(crate) fn link_of(&self, state: StateId) -> StatePoint {
         let link = self.state(state).link;
-        Spot {
+        StatePoint {
             state: link,
             len: self.state(link).len,
         }
@@ -144,17 +146,16 @@ impl Automaton {
         self.states.capacity() * size_of::<State>() + self.edges.bytes()
     }
 
-    /// Appends `token` to the text that ends in `last`; returns the state of the longer text.
+    /// Appends `token` to the text that ends in `last`. Returns the state of the longer text.
     ///
-    /// The text of a document starts at the root, so nothing stands to the left of it and it is the longest
-    /// string of its state. A clone takes the shorter strings of a state, so `last` of any document stays
-    /// right whatever other documents append: this is what makes interleaved appends work (Blumer et
-    /// al. 1985; Takagi et al., "Fully-Online Suffix Tree and Directed Acyclic Word Graph Construction for
-    /// Multiple Texts").
+    /// The text of a document starts at the root, so nothing is to the left of it, and it is the longest string of
+    /// its state. A clone takes the shorter strings of a state, so `last` of any document stays right whatever other
+    /// documents append. This makes interleaved appends work (Blumer et al. 1985; Takagi et al., "Fully-Online Suffix
+    /// Tree and Directed Acyclic Word Graph Construction for Multiple Texts").
     pub(crate) fn extend(&mut self, last: StateId, token: Token) -> StateId {
         self.work.tokens += 1;
         let len = self.state(last).len + 1;
-        // Another document went this way before: no new state, but perhaps a split.
+        // Another document has the same text so far. No state is added, but perhaps one is split.
         if let Some(next) = self.next(last, token) {
             return self.split_to(last, token, next, len);
         }
@@ -183,8 +184,8 @@ impl Automaton {
         new
     }
 
-    /// The state whose longest string has `len` tokens and is reached from `from` by `token`: the state that
-    /// is there, or, where that one holds longer strings as well, a clone that takes the shorter ones.
+    /// Returns the state that is reached from `from` by `token` and that has a longest string of `len` tokens. That
+    /// is `whole`, or, if `whole` has longer strings as well, a new clone that takes the shorter ones.
     fn split_to(&mut self, from: StateId, token: Token, whole: StateId, len: u32) -> StateId {
         if self.state(whole).len == len {
             return whole;
@@ -198,8 +199,8 @@ impl Automaton {
             fan,
             ..
         } = *self.state(whole);
-        // What ended in one state until now ended at the same places, so the clone starts with the same
-        // count and place. The climb that follows adds the new occurrence to it.
+        // All strings of the state ended at the same positions until now, so the clone starts with the same count and
+        // position. The climb that follows adds the new occurrence.
         let clone = self.push(State {
             len,
             link,
@@ -225,24 +226,25 @@ impl Automaton {
 
     fn push(&mut self, state: State) -> StateId {
         let id = self.states.len() as StateId;
-        make_room(&mut self.states, 1);
+        reserve_huge(&mut self.states, 1);
         self.states.push(state);
         id
     }
 
-    /// Records that the text of `state`, and so each of its suffixes, occurs once more, ending at `place`.
-    /// `counted` is false for left context, which matches but must never be offered.
+    /// Records one more occurrence of the text of `state`, and so of each of its suffixes. The occurrence ends at
+    /// `place`. `counted` is false for left context, which is matched but must never be offered.
     ///
-    /// Counts only grow towards the root, so the climb ends at the first saturated state: all beyond are
-    /// saturated too. A state is therefore visited at most `count_cap` times and the work is at most
-    /// 2 * `count_cap` per token whatever the text (in practice a handful).
-    pub(crate) fn record(&mut self, state: StateId, place: Place, counted: bool) {
+    /// Counts only grow towards the root, so the climb ends at the first saturated state: all states beyond it are
+    /// saturated too. A state is therefore visited at most `count_cap` times, and the work is at most 2 * `count_cap`
+    /// per token for any text, and in practice far less.
+    pub(crate) fn record(&mut self, state: StateId, place: DocumentPosition, counted: bool) {
         let mut at = state;
         while at != ROOT {
             self.work.climbs += 1;
             let state = &mut self.states[at as usize];
             if counted {
-                // Also where the climb ends: the newest place is the one least likely to be evicted.
+                // The position is stored even where the climb ends: the newest document is the last one to be
+                // evicted.
                 state.place = place;
                 if state.count >= self.count_cap {
                     break;
@@ -256,33 +258,33 @@ impl Automaton {
         }
     }
 
-    /// Follows `token` from the longest match `spot` of a context to that of the context and the token, at
-    /// most `len_max` tokens of it. Amortised O(1): a step adds at most one to the length, and each link
-    /// takes at least one away.
-    pub(crate) fn step(&self, spot: Spot, token: Token, len_max: u32) -> Spot {
-        let Spot { mut state, mut len } = self.fit(spot);
+    /// Follows `token` from the longest match of a context to the longest match of the context and the token, of at
+    /// most `len_max` tokens. The cost is amortised O(1): a step adds at most one token to the match, and each link
+    /// removes at least one.
+    pub(crate) fn step(&self, point: StatePoint, token: Token, len_max: u32) -> StatePoint {
+        let StatePoint { mut state, mut len } = self.fit(point);
         loop {
             if let Some(next) = self.next(state, token) {
-                return self.fit(Spot {
+                return self.fit(StatePoint {
                     state: next,
                     len: (len + 1).min(len_max),
                 });
             }
             if state == ROOT {
-                return Spot::default();
+                return StatePoint::default();
             }
             state = self.state(state).link;
             len = self.state(state).len;
         }
     }
 
-    /// Moves to the state that holds the string of `len` tokens. A state may have been split since the spot
-    /// was taken, and its shorter strings then live in the clone, one link away.
-    pub(crate) fn fit(&self, spot: Spot) -> Spot {
-        let Spot { mut state, len } = spot;
+    /// Moves to the state that has the string of `len` tokens. If the state was split since the point was taken, its
+    /// shorter strings are in the clone, one link away.
+    pub(crate) fn fit(&self, point: StatePoint) -> StatePoint {
+        let StatePoint { mut state, len } = point;
         while state != ROOT && len <= self.state(self.state(state).link).len {
             state = self.state(state).link;
         }
-        Spot { state, len }
+        StatePoint { state, len }
     }
 }

@@ -1,28 +1,28 @@
-//! One document's text, and what of it is still alive.
+//! The text of a live document, and its dead ranges.
 
 use std::ops::Range;
 
-use super::automaton::Spot;
+use super::automaton::StatePoint;
 use super::edges::StateId;
 use crate::{DocumentKey, Token};
 
-/// A text that only grows. Tokens that were cut off stay where they are, as a dead range, and later tokens
-/// come after them: a position once handed to the automaton never comes to mean another token.
+/// A text that only grows. Tokens that are cut off stay in place as a dead range, and later tokens come after them.
+/// So a position in the automaton always means the same token.
 pub(crate) struct Document {
     pub(crate) key: DocumentKey,
-    /// Left context, output, dead ranges.
+    /// Left context and output, dead ranges included.
     text: Vec<Token>,
-    /// Length of the left context, at the start of the text.
+    /// Length of the left context, which is the beginning of the text.
     left: u32,
-    /// Dead ranges of positions, ascending, disjoint, never empty. Nearly always there are none.
+    /// Dead ranges of positions, ascending, disjoint and not empty. Usually there are none.
     dead: Vec<Range<u32>>,
-    /// How often something was cut off.
+    /// How often the document was shortened.
     pub(crate) cuts: u32,
-    /// State of the whole living text.
+    /// The state of the whole live text.
     pub(crate) last: StateId,
-    /// Longest suffix of the living text, up to the index's pattern length.
-    pub(crate) tip: Spot,
-    /// Removed documents keep their slot, so that places naming it are known to be dead.
+    /// The longest suffix of the live text, up to the index's longest pattern.
+    pub(crate) tip: StatePoint,
+    /// A removed document keeps its slot, so that positions that name it are known to be dead.
     pub(crate) removed: bool,
 }
 
@@ -35,19 +35,19 @@ impl Document {
             dead: Vec::new(),
             cuts: 0,
             last: super::automaton::ROOT,
-            tip: Spot::default(),
+            tip: StatePoint::default(),
             removed: false,
         }
     }
 
-    /// Appends; returns the position of the token.
+    /// Appends a token. Returns its position.
     pub(crate) fn push(&mut self, token: Token) -> u32 {
         let position = self.text.len() as u32;
         self.text.push(token);
         position
     }
 
-    /// Ends the left context: what is there so far is matched but never drafted.
+    /// Ends the left context. All tokens so far are matched but never offered.
     pub(crate) fn end_left_context(&mut self) {
         self.left = self.text.len() as u32;
     }
@@ -60,7 +60,7 @@ impl Document {
         self.text.len()
     }
 
-    /// Tokens alive, left context included.
+    /// Number of live tokens, left context included.
     pub(crate) fn live_len(&self) -> u32 {
         self.text.len() as u32
             - self
@@ -78,33 +78,33 @@ impl Document {
         self.live_len() - self.left
     }
 
-    /// The living tokens in order, left context first.
+    /// The live tokens in order, left context first.
     pub(crate) fn live(&self) -> impl Iterator<Item = Token> + '_ {
         self.live_from(0)
     }
 
-    /// The same without the first `skipped`, at no cost for those.
+    /// The live tokens without the first `skipped` ones. Skipped tokens cost nothing.
     pub(crate) fn live_from(&self, skipped: u32) -> impl Iterator<Item = Token> + '_ {
-        let mut position = self.living_at_or_after(self.position_of(skipped));
+        let mut position = self.live_at_or_after(self.position_of(skipped));
         std::iter::from_fn(move || {
             let at = position?;
-            position = self.living_at_or_after(at + 1);
+            position = self.live_at_or_after(at + 1);
             Some(self.text[at as usize])
         })
     }
 
-    /// Whether the token at `position` may be shown.
+    /// Whether the token at `position` is neither removed nor cut off.
     pub(crate) fn is_live(&self, position: u32) -> bool {
-        !self.removed && self.living_at_or_after(position) == Some(position)
+        !self.removed && self.live_at_or_after(position) == Some(position)
     }
 
-    /// Position and token that follow `position` in the living text.
+    /// The position and token that follow `position` in the live text.
     pub(crate) fn after(&self, position: u32) -> Option<(u32, Token)> {
-        let next = self.living_at_or_after(position + 1)?;
+        let next = self.live_at_or_after(position + 1)?;
         Some((next, self.text[next as usize]))
     }
 
-    /// How many living output tokens stand before `position`.
+    /// Number of live output tokens before `position`.
     pub(crate) fn output_offset(&self, position: u32) -> u32 {
         let gone: u32 = self
             .dead
@@ -115,7 +115,7 @@ impl Document {
         (position - gone).saturating_sub(self.left)
     }
 
-    /// Cuts the living text to `live_len` tokens; returns how many were cut.
+    /// Cuts the live text to `live_len` tokens. Returns how many tokens were cut.
     pub(crate) fn shorten(&mut self, live_len: u32) -> u32 {
         let cut = self.live_len() - live_len;
         if cut == 0 {
@@ -123,7 +123,7 @@ impl Document {
         }
         self.cuts += 1;
         let mut start = self.position_of(live_len);
-        // A range that ends where the cut starts, or lies behind it, becomes part of the new one.
+        // A range that touches the cut or lies behind its start becomes part of the new range.
         while let Some(range) = self.dead.pop_if(|range| range.end >= start) {
             start = start.min(range.start);
         }
@@ -131,7 +131,7 @@ impl Document {
         cut
     }
 
-    /// Forgets the text.
+    /// Marks the document as removed and drops its text.
     pub(crate) fn remove(&mut self) {
         self.removed = true;
         self.text = Vec::new();
@@ -143,7 +143,7 @@ impl Document {
         self.text.capacity() * size_of::<Token>() + self.dead.capacity() * size_of::<Range<u32>>()
     }
 
-    /// Position of living token number `live`, or the end of the text.
+    /// The position of live token number `live`, or the end of the text.
     fn position_of(&self, live: u32) -> u32 {
         let mut position = live;
         for range in &self.dead {
@@ -154,13 +154,13 @@ impl Document {
         position
     }
 
-    fn living_at_or_after(&self, position: u32) -> Option<u32> {
+    fn live_at_or_after(&self, position: u32) -> Option<u32> {
         let position = self
             .dead
             .iter()
             .find(|range| range.contains(&position))
             .map_or(position, |range| range.end);
-        // Ranges never touch, so the end of one is alive or is the end of the text.
+        // Ranges never touch, so the end of one is a live token or the end of the text.
         ((position as usize) < self.text.len()).then_some(position)
     }
 }
@@ -190,11 +190,11 @@ mod tests {
         assert_eq!(document.after(2), Some((5, 5)));
         assert_eq!(document.output_offset(5), 2);
         assert!(document.is_live(2) && !document.is_live(3) && document.is_live(5));
-        // A second cut that falls together with the first makes one range of the two.
+        // A second cut that touches the first one makes one range of both.
         assert_eq!(document.shorten(3), 1);
         assert_eq!(document.push(6), 6);
         assert_eq!(document.live().collect::<Vec<_>>(), [9, 1, 2, 6]);
-        // And one before it swallows it.
+        // A cut before it absorbs it.
         assert_eq!(document.shorten(2), 2);
         document.push(7);
         assert_eq!(document.live().collect::<Vec<_>>(), [9, 1, 7]);

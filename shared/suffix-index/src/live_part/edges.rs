@@ -1,23 +1,24 @@
-//! Outgoing transitions of all states, packed.
+//! The outgoing transitions of all states, packed.
 //!
-//! Most states of an automaton over text have one transition, so one lives inside the state. More go to a
-//! block of a shared slab (capacity: the next power of two), scanned linearly while short. A wide fan
-//! keeps its block, for iteration, and finds tokens through one hash map shared by all wide states. A map
-//! per state was rejected: the table header alone is larger than everything kept here for a usual state.
-//! Sorted blocks were rejected too: the root's fan reaches the size of the vocabulary, and insertion into
-//! the middle of a megabyte is not amortised by anything.
+//! Most states of an automaton over text have one transition, so a single transition is stored inside the state. More
+//! transitions go to a block of a shared slab, with the next power of two as capacity. Short blocks are scanned. A
+//! wide fan keeps its block for iteration, and finds tokens through one hash map that all wide states share.
+//!
+//! A map per state was rejected: the table header alone is larger than everything that a usual state stores here.
+//! Sorted blocks were rejected too: the root's fan reaches the size of the vocabulary, and nothing amortises an
+//! insertion into the middle of a megabyte.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::mem::size_of;
 
 use crate::Token;
-use crate::memory::{fetch, make_room};
+use crate::memory_hints::{prefetch, reserve_huge};
 
-/// Number of a state; 0 is the root.
+/// The number of a state. 0 is the root.
 pub(crate) type StateId = u32;
 
-/// Longest block that is scanned rather than looked up: 16 edges are two cache lines.
+/// Longest block that is scanned instead of looked up in the map. 16 edges are two cache lines.
 const SCAN_MAX: u32 = 16;
 
 /// One transition.
@@ -27,13 +28,13 @@ pub(crate) struct Edge {
     pub(crate) target: StateId,
 }
 
-/// A state's handle on its transitions: nothing, one edge inline, or a block of the slab.
+/// A state's transitions: none, one that is stored inline, or a block of the slab.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fan {
     len: u32,
-    /// With `len == 1` the token, beyond that the offset of the block.
+    /// The token if `len == 1`, and the offset of the block if `len` is larger.
     token_or_offset: u32,
-    /// With `len == 1` the target, otherwise unused.
+    /// The target if `len == 1`, and unused otherwise.
     target: StateId,
 }
 
@@ -47,18 +48,18 @@ impl Fan {
     }
 }
 
-/// The blocks of all fans.
+/// The transitions of all fans.
 #[derive(Default)]
 pub(crate) struct Edges {
     slab: Vec<Edge>,
-    /// Offsets of given-up blocks by log2 of their capacity.
+    /// Offsets of free blocks, by log2 of their capacity.
     free: Vec<Vec<u32>>,
-    /// (state, token) -> index within the block, for fans longer than `SCAN_MAX`.
-    wide: HashMap<(StateId, Token), u32, BuildHasherDefault<Mix>>,
+    /// The index within the block by (state, token), for fans longer than [`SCAN_MAX`].
+    wide: HashMap<(StateId, Token), u32, BuildHasherDefault<StateTokenHasher>>,
 }
 
 impl Edges {
-    /// Target of `owner`'s transition on `token`.
+    /// The target of `owner`'s transition on `token`.
     pub(crate) fn get(&self, owner: StateId, fan: &Fan, token: Token) -> Option<StateId> {
         if fan.len == 1 {
             return (fan.token_or_offset == token).then_some(fan.target);
@@ -67,7 +68,7 @@ impl Edges {
             .map(|position| self.slab[position].target)
     }
 
-    /// Adds a transition that is not there yet.
+    /// Adds a transition. `owner` must not have one on the same token.
     pub(crate) fn insert(&mut self, owner: StateId, fan: &mut Fan, token: Token, target: StateId) {
         debug_assert!(
             self.get(owner, fan, token).is_none(),
@@ -100,7 +101,7 @@ impl Edges {
         }
     }
 
-    /// Points an existing transition elsewhere.
+    /// Changes the target of an existing transition.
     pub(crate) fn redirect(
         &mut self,
         owner: StateId,
@@ -116,7 +117,7 @@ impl Edges {
         }
     }
 
-    /// A copy of `fan` for the state `owner`.
+    /// Copies `fan` for the state `owner`.
     pub(crate) fn copy(&mut self, owner: StateId, fan: Fan) -> Fan {
         if fan.len <= 1 {
             return fan;
@@ -143,18 +144,18 @@ impl Edges {
         inline.into_iter().chain(self.block(fan).iter().copied())
     }
 
-    /// Asks for a block of transitions, or as much of it as fits into two lines of the cache.
-    pub(crate) fn fetch(&self, fan: &Fan) {
+    /// Prefetches a block of transitions, or as much of it as fits into two cache lines.
+    pub(crate) fn prefetch(&self, fan: &Fan) {
         if fan.len >= 2 {
             let last = fan.len.min(SCAN_MAX) - 1;
-            fetch(&self.slab, fan.offset());
-            fetch(&self.slab, fan.offset() + last as usize);
+            prefetch(&self.slab, fan.offset());
+            prefetch(&self.slab, fan.offset() + last as usize);
         }
     }
 
-    /// Bytes on the heap.
+    /// Estimate of the heap memory, bytes.
     pub(crate) fn bytes(&self) -> usize {
-        // A slot of the standard map is the pair and one control byte; capacity is 7/8 of the slots.
+        // A slot of the standard map takes the pair and one control byte. The capacity is 7/8 of the slots.
         let slots = self.wide.capacity() * 8 / 7;
         self.slab.capacity() * size_of::<Edge>()
             + self
@@ -212,7 +213,7 @@ impl Edges {
             return offset;
         }
         let offset = self.slab.len();
-        make_room(&mut self.slab, capacity as usize);
+        reserve_huge(&mut self.slab, capacity as usize);
         self.slab.resize(
             offset + capacity as usize,
             Edge {
@@ -224,12 +225,12 @@ impl Edges {
     }
 }
 
-/// Multiply and fold, for keys of two numbers that are already spread out. The default hasher's
-/// resistance to chosen keys buys nothing here: state numbers are not the caller's to choose.
+/// A hasher for keys of two numbers that are already spread out: multiply and fold. The default hasher resists chosen
+/// keys, which is not needed here, because callers cannot choose state numbers.
 #[derive(Default)]
-pub(crate) struct Mix(u64);
+pub(crate) struct StateTokenHasher(u64);
 
-impl Hasher for Mix {
+impl Hasher for StateTokenHasher {
     fn finish(&self) -> u64 {
         self.0 ^ (self.0 >> 32)
     }

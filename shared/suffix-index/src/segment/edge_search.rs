@@ -1,52 +1,55 @@
-//! A search for where the interval of a pattern begins or ends.
+//! The search for the place where the interval of a pattern starts or ends.
 
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use super::look::{Look, compare};
-use super::{FENCE_ENTRIES, FENCE_TOKENS};
-use crate::memory::fetch;
+use super::comparison::{ContextComparison, compare};
+use super::format::{FENCE_ENTRIES, FENCE_TOKENS};
+use crate::memory_hints::prefetch;
 
-/// Entries that a step looks at: two steps get from between two fences to the edge, and the loads of one are few enough
-/// to be under way together.
+/// Number of entries that a step looks at. Two steps are enough between two fences, and the loads of one step are few
+/// enough to be in flight together.
 const STEP_ENTRIES: usize = 12;
 
-/// A search for an edge of a pattern's interval, in steps of three parts, [`fetch`](Self::fetch), [`load`](Self::load) and
-/// [`step`](Self::step), so that several searches wait for memory together.
-pub(super) struct Narrow {
-    /// The edge is at one of these or at their end.
+/// A search for one edge of a pattern's interval.
+///
+/// Each round has three parts, [`prefetch`](Self::prefetch), [`load`](Self::load) and [`step`](Self::step), so that
+/// several searches wait for memory together.
+pub(super) struct EdgeSearch {
+    /// The edge is at one of these entries, or at the end of the range.
     range: Range<usize>,
     /// Length of the pattern.
     len: usize,
     edge: Edge,
-    /// How much of the pattern the entries around the range end with: at least so much all of it does as well.
+    /// How many tokens the entry before the range, and the one after it, share with the pattern. All entries of the
+    /// range share at least the smaller number.
     below: usize,
     above: usize,
-    /// The edge is known well enough.
+    /// The edge is known exactly enough.
     done: bool,
-    /// The entries looked at.
+    /// The text positions of the entries that are looked at.
     ends: [u32; STEP_ENTRIES],
 }
 
-/// What is behind an interval.
+/// The entry beyond an interval.
 enum Beyond {
     Nothing,
-    /// A fence has all of it that matters.
+    /// This fence repeats everything of the entry that matters.
     Fence(usize),
     Entry(usize),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Edge {
-    /// The first entry that is not less than the pattern.
+    /// The start is the first entry that is not less than the pattern.
     Start,
-    /// The first entry that is greater.
+    /// The end is the first entry that is greater than the pattern.
     End,
 }
 
-impl Narrow {
+impl EdgeSearch {
     pub(super) fn new(range: Range<usize>, len: usize, edge: Edge) -> Self {
-        Narrow {
+        EdgeSearch {
             range: range.start..range.end.max(range.start),
             len,
             edge,
@@ -57,53 +60,58 @@ impl Narrow {
         }
     }
 
-    /// The same where the entries around the range are known to have so much of the pattern.
+    /// Sets how many tokens the entries around the range share with the pattern.
     pub(super) fn between(self, below: usize, above: usize) -> Self {
-        Narrow {
+        EdgeSearch {
             below,
             above,
             ..self
         }
     }
 
-    /// The edge, once it is known: exactly, or, if the interval has more than `exact_max` entries between the range and
-    /// the context's `place`, when these are much against what is left of the range. The interval is then short by
-    /// at most a fifth.
+    /// The edge, once it is known exactly enough.
+    ///
+    /// If the interval has at least `exact_max` entries between the range and the context's `place`, it is enough
+    /// that the rest of the range is small compared with these. The interval is then too short by at most a fifth.
     pub(super) fn found(&self, place: usize, exact_max: usize) -> Option<usize> {
         let (near, left) = (self.nearest(), self.range.len());
         let inside = place.abs_diff(near);
         (left == 0 || inside >= exact_max && left * 4 <= inside).then_some(near)
     }
 
-    /// Common length with the context of the entry on the far side of the range, which is not in the interval; 0 if
-    /// there is none.
-    pub(super) fn beyond(&self, look: &Look<'_>) -> usize {
+    /// How many tokens the context shares with the entry on the far side of the range, which is not in the interval.
+    /// It is 0 if there is no such entry.
+    pub(super) fn beyond(&self, comparison: &ContextComparison<'_>) -> usize {
         match self.beyond_at() {
             Beyond::Nothing => 0,
             Beyond::Fence(at) => {
-                let fence = look.view.fences.get(at);
-                let pattern = look.pattern(self.len);
+                let fence = comparison.view.fences.get(at);
+                let pattern = comparison.pattern(self.len);
                 fence.map_or(0, |fence| compare(fence.iter(), pattern.iter().rev()).0)
             }
-            Beyond::Entry(at) => look.view.ends.get(at).map_or(0, |&end| look.common(end)),
+            Beyond::Entry(at) => comparison
+                .view
+                .ends
+                .get(at)
+                .map_or(0, |&end| comparison.common(end)),
         }
     }
 
-    /// Asks for that entry.
-    pub(super) fn fetch_beyond(&self, look: &Look<'_>) {
+    /// Prefetches that entry.
+    pub(super) fn prefetch_beyond(&self, comparison: &ContextComparison<'_>) {
         match self.beyond_at() {
             Beyond::Nothing => {}
-            Beyond::Fence(at) => fetch(look.view.fences, at),
-            Beyond::Entry(at) => fetch(look.view.ends, at),
+            Beyond::Fence(at) => prefetch(comparison.view.fences, at),
+            Beyond::Entry(at) => prefetch(comparison.view.ends, at),
         }
     }
 
-    /// Asks for the text that it leads to.
-    pub(super) fn fetch_text_beyond(&self, look: &Look<'_>) {
+    /// Prefetches the text to which that entry points.
+    pub(super) fn prefetch_text_beyond(&self, comparison: &ContextComparison<'_>) {
         if let Beyond::Entry(at) = self.beyond_at()
-            && let Some(&end) = look.view.ends.get(at)
+            && let Some(&end) = comparison.view.ends.get(at)
         {
-            fetch(look.view.text, end as usize);
+            prefetch(comparison.view.text, end as usize);
         }
     }
 
@@ -113,17 +121,17 @@ impl Narrow {
             Edge::End => Some(self.range.end),
         };
         match entry {
-            // A fence repeats what is needed of it.
+            // A fence repeats the tokens that are needed.
             Some(at) if self.len > 1 && at % FENCE_ENTRIES == 0 && self.len <= FENCE_TOKENS => {
                 Beyond::Fence(at / FENCE_ENTRIES)
             }
-            // Nothing is shorter than one token.
+            // A pattern of one token has no shorter one, so the next entry does not matter.
             Some(at) if self.len > 1 => Beyond::Entry(at),
             _ => Beyond::Nothing,
         }
     }
 
-    /// The end of the range that the interval begins from: the edge, once that is found.
+    /// The end of the range that is nearer to the context's place. It is the edge once that is found.
     pub(super) fn nearest(&self) -> usize {
         match self.edge {
             Edge::Start => self.range.end,
@@ -131,38 +139,43 @@ impl Narrow {
         }
     }
 
-    /// Asks for the entries of the next step; returns whether there is one. `place` and `exact_max` are as for
+    /// Prefetches the entries of the next step. Returns whether there is one. `place` and `exact_max` are as for
     /// [`found`](Self::found).
-    pub(super) fn fetch(&mut self, look: &Look<'_>, place: usize, exact_max: usize) -> bool {
+    pub(super) fn prefetch(
+        &mut self,
+        comparison: &ContextComparison<'_>,
+        place: usize,
+        exact_max: usize,
+    ) -> bool {
         self.done = self.found(place, exact_max).is_some();
         for at in 0..self.count() {
-            fetch(look.view.ends, entry(&self.range, at));
+            prefetch(comparison.view.ends, entry(&self.range, at));
         }
         !self.done
     }
 
-    /// Reads them and asks for what they lead to; returns their number.
-    pub(super) fn load(&mut self, look: &Look<'_>) -> usize {
+    /// Reads these entries and prefetches the text to which they point. Returns their number.
+    pub(super) fn load(&mut self, comparison: &ContextComparison<'_>) -> usize {
         let count = self.count();
         for (at, slot) in (0..count).zip(&mut self.ends) {
-            *slot = look.view.ends[entry(&self.range, at)];
+            *slot = comparison.view.ends[entry(&self.range, at)];
         }
-        look.fetch(&self.ends[..count], self.known());
+        comparison.prefetch(&self.ends[..count], self.known());
         count
     }
 
-    /// Looks at them and keeps the range between two of them.
-    pub(super) fn step(&mut self, look: &Look<'_>) {
+    /// Compares that text, and keeps the range between two neighbouring entries.
+    pub(super) fn step(&mut self, comparison: &ContextComparison<'_>) {
         if self.done {
             return;
         }
-        let pattern = look.pattern(self.len);
+        let pattern = comparison.pattern(self.len);
         let count = self.count();
         let known = self.known();
         let (mut before, mut behind) = (0, count);
         while before < behind {
             let middle = before.midpoint(behind);
-            let (common, order) = look.compare(self.ends[middle], pattern, known);
+            let (common, order) = comparison.compare(self.ends[middle], pattern, known);
             if order == Ordering::Less || self.edge == Edge::End && order == Ordering::Equal {
                 before = middle + 1;
                 self.below = common;
@@ -182,7 +195,7 @@ impl Narrow {
         self.range = start..end;
     }
 
-    /// How much of the pattern all of the range ends with, at least.
+    /// How many tokens all entries of the range share with the pattern, at least.
     fn known(&self) -> usize {
         self.below.min(self.above)
     }
@@ -195,7 +208,7 @@ impl Narrow {
     }
 }
 
-/// The entries looked at divide the range evenly, or are all of it.
+/// The entry with number `at` of a step. The entries divide the range evenly, or are all of it.
 fn entry(range: &Range<usize>, at: usize) -> usize {
     match range.len() <= STEP_ENTRIES {
         true => range.start + at,

@@ -1,29 +1,29 @@
 //! The entries on one side of a context's place in a segment, nearest first.
 
-use super::look::Look;
-use super::narrow::Narrow;
+use super::comparison::ContextComparison;
+use super::edge_search::EdgeSearch;
 
-/// Entries that are looked at together.
+/// Number of entries that are loaded together.
 const GROUP: usize = 8;
 
-/// How far from the context's place entries are looked at in their order; beyond, the end of an interval is searched
-/// for. The nearest and one group behind it: a second group would be waited for on its own.
+/// How many entries from the context's place are read one after the other. Beyond that, the end of the interval is
+/// searched for. These are the nearest entry and one group, since a second group would be another wait for memory.
 pub(super) const STEPS_MAX: usize = 1 + GROUP;
 
-/// The entries on one side of the context's place, by their distance from it. The further, the less they have in common
-/// with the context.
-pub(super) struct Side {
+/// The entries on one side of the context's place, by distance. The further away an entry is, the less it shares with
+/// the context.
+pub(super) struct IntervalSide {
     direction: Direction,
-    /// Entries that end with the pattern.
+    /// Number of entries that end with the pattern.
     pub(super) len: usize,
-    /// Common length of the entry behind those; 0 at the end.
+    /// How many tokens the next entry beyond those shares with the context, or 0 if there is none.
     pub(super) next: usize,
-    /// Text positions of the entries from distance `loaded_from` on.
+    /// Text positions of `loaded_len` entries, from distance `loaded_from` on.
     loaded: [u32; GROUP],
     loaded_from: usize,
     loaded_len: usize,
-    /// A search for the end of the interval.
-    pub(super) search: Option<Narrow>,
+    /// The search for the end of the interval, while one is needed.
+    pub(super) search: Option<EdgeSearch>,
     pub(super) entries_read: usize,
 }
 
@@ -33,9 +33,9 @@ pub(super) enum Direction {
     Behind,
 }
 
-impl Side {
+impl IntervalSide {
     pub(super) fn new(direction: Direction) -> Self {
-        Side {
+        IntervalSide {
             direction,
             len: 0,
             next: 0,
@@ -47,59 +47,66 @@ impl Side {
         }
     }
 
-    /// Reads the entries behind those that end with the pattern, and asks for what they lead to.
-    pub(super) fn expect(&mut self, look: &Look<'_>, place: usize) {
-        self.load(look, place, self.len + 1);
-        look.fetch(&self.loaded[..self.loaded_len], 0);
+    /// Loads the entries beyond those that end with the pattern, and prefetches the text to which they point.
+    pub(super) fn prefetch_next(&mut self, comparison: &ContextComparison<'_>, place: usize) {
+        self.load(comparison, place, self.len + 1);
+        comparison.prefetch(&self.loaded[..self.loaded_len], 0);
     }
 
-    /// Takes in what ends with the pattern of `len` tokens, group by group; begins a search where there are many.
-    pub(super) fn walk(&mut self, look: &Look<'_>, place: usize, len: usize, exact_max: usize) {
+    /// Adds the entries that end with the pattern of `len` tokens, one group at a time. Begins a search if there are
+    /// many.
+    pub(super) fn walk(
+        &mut self,
+        comparison: &ContextComparison<'_>,
+        place: usize,
+        len: usize,
+        exact_max: usize,
+    ) {
         if self.next < len || self.search.is_some() {
             return;
         }
         self.len += 1;
         while self.len < STEPS_MAX {
-            self.load(look, place, self.len);
+            self.load(comparison, place, self.len);
             let skipped = self.len - self.loaded_from.min(self.len);
             let loaded = &self.loaded[..self.loaded_len];
             let Some(rest) = loaded.get(skipped..).filter(|rest| !rest.is_empty()) else {
                 self.next = 0;
                 return;
             };
-            // What holds of the furthest holds of all.
-            let holds = |end: &u32| look.ends_with(*end, len);
+            // If the furthest entry ends with the pattern, all of them do.
+            let holds = |end: &u32| comparison.ends_with(*end, len);
             if rest.last().is_some_and(holds) {
                 self.len += rest.len();
                 continue;
             }
             let within = rest[..rest.len() - 1].partition_point(holds);
-            self.next = look.common(rest[within]);
+            self.next = comparison.common(rest[within]);
             self.len += within;
             return;
         }
-        self.search = Some(self.begin(look, place, len, self.len, exact_max));
+        self.search = Some(self.begin(comparison, place, len, self.len, exact_max));
     }
 
-    /// A search for the end of a pattern's interval, which so many entries are known to belong to.
+    /// Begins a search for the end of a pattern's interval. The nearest `known` entries are known to belong to it.
     pub(super) fn begin(
         &self,
-        look: &Look<'_>,
+        comparison: &ContextComparison<'_>,
         place: usize,
         len: usize,
         known: usize,
         exact_max: usize,
-    ) -> Narrow {
+    ) -> EdgeSearch {
         match self.direction {
-            Direction::Before => look.start(len, place - known, place, exact_max),
-            Direction::Behind => look.end(len, place + known, place, exact_max),
+            Direction::Before => comparison.start(len, place - known, place, exact_max),
+            Direction::Behind => comparison.end(len, place + known, place, exact_max),
         }
     }
 
-    /// Common length of the entry nearest to the place; 0 if there is none.
-    pub(super) fn common(&mut self, look: &Look<'_>, place: usize) -> usize {
-        self.load(look, place, 0);
-        self.loaded(0).map_or(0, |end| look.common(end))
+    /// How many tokens the nearest entry shares with the context, or 0 if there is none.
+    pub(super) fn common(&mut self, comparison: &ContextComparison<'_>, place: usize) -> usize {
+        self.load(comparison, place, 0);
+        self.loaded(0).map_or(0, |end| comparison.common(end))
     }
 
     fn loaded(&self, distance: usize) -> Option<u32> {
@@ -107,13 +114,13 @@ impl Side {
         loaded.get(distance.checked_sub(self.loaded_from)?).copied()
     }
 
-    /// Reads the entry at a distance, and those behind it along with it.
-    fn load(&mut self, look: &Look<'_>, place: usize, distance: usize) {
+    /// Loads the entry at a distance, and those beyond it.
+    fn load(&mut self, comparison: &ContextComparison<'_>, place: usize, distance: usize) {
         if self.loaded(distance).is_some() {
             return;
         }
-        let all = look.view.ends;
-        // The nearest is often the only one that is asked for, and the search has just been there.
+        let all = comparison.view.ends;
+        // The nearest entry is often the only one that is needed, and the search has just read its neighbourhood.
         let wanted = if distance == 0 { 1 } else { GROUP };
         let count = match self.direction {
             Direction::Before => {

@@ -1,50 +1,53 @@
-//! What single tokens and pairs of them say of a text, before anything is searched for: where the entries of a token
-//! stand, whether a pair occurs at all, and what follows some of the entries.
+//! Tables that answer some questions without a search: the entries of a single token, whether a pair of tokens
+//! occurs, and the token after every sixteenth entry.
 //!
-//! None of it is part of a segment's bytes. It is made in one pass over the text, and one look at every sixteenth entry.
+//! They are not part of a segment's bytes. They take one pass over the text and one look at every sixteenth entry.
 
 use std::ops::Range;
 
-use super::{SEPARATOR, View};
+use super::format::SEPARATOR;
 use crate::Token;
-use crate::memory::{fetch, make_room};
+use crate::memory_hints::{prefetch, reserve_huge};
 
-/// Every so many entries the token that follows is at hand.
+/// The token that follows is stored for every entry whose number is a multiple of this.
 pub(crate) const NEXT_ENTRIES: usize = 16;
 
-/// Text positions to a word of the set of pairs: one bit each.
+/// Text positions per word of the set of pairs, one bit each.
 const PAIRS_POSITIONS: usize = 64;
 
-/// Where entries of a token stand is kept if it takes no more than a byte for so many positions of the text.
+/// The table of entries by token is built only if it takes at most one byte per this many text positions.
 const STARTS_POSITIONS: usize = 16;
 
-/// See the module.
-pub(super) struct Grams {
-    /// How many entries end with a lower token, by token up to the highest and one more. Empty where token ids reach far
-    /// beyond the length of the text.
+/// Tables of single tokens and pairs.
+pub(super) struct NgramTables {
+    /// The number of entries that end with a lower token, by token, up to the highest token and one more. Empty if
+    /// token ids are much larger than the text is long.
     starts: Vec<u32>,
-    /// The pairs of tokens that entries end with, a Bloom filter: each sets two bits of one word.
+    /// The pairs of tokens with which entries end, as a Bloom filter: each pair sets two bits of one word.
     pairs: Vec<u64>,
-    /// The token that follows every `NEXT_ENTRIES`th entry.
+    /// The token after every `NEXT_ENTRIES`th entry.
     next: Vec<Token>,
 }
 
-impl Grams {
-    pub(super) fn new(view: &View<'_>) -> Self {
-        let highest = view.text.iter().filter(|&&token| token != SEPARATOR).max();
+impl NgramTables {
+    /// Builds the tables. `outputs` are the text positions of each document that are followed by its own output.
+    pub(super) fn new(
+        text: &[Token],
+        ends: &[u32],
+        outputs: impl Iterator<Item = Range<usize>>,
+    ) -> Self {
+        let highest = text.iter().filter(|&&token| token != SEPARATOR).max();
         let tokens = highest.map_or(0, |&highest| highest as usize + 2);
-        let is_dense =
-            tokens.saturating_mul(size_of::<u32>() * STARTS_POSITIONS) <= view.text.len();
+        let is_dense = tokens.saturating_mul(size_of::<u32>() * STARTS_POSITIONS) <= text.len();
         let mut starts = vec![0; if is_dense { tokens } else { 0 }];
-        let words = view.text.len().div_ceil(PAIRS_POSITIONS);
-        let mut pairs = roomy(words);
+        let words = text.len().div_ceil(PAIRS_POSITIONS);
+        let mut pairs = with_room(words);
         pairs.resize(words, 0);
-        for number in 0..view.documents() {
-            let document = view.output_ends(number);
-            for position in document {
+        for positions in outputs {
+            for position in positions {
                 let [before, last, next] =
-                    [position - 1, position, position + 1].map(|at| view.text[at]);
-                // A token of that value ends a match wherever it stands.
+                    [position - 1, position, position + 1].map(|at| text[at]);
+                // A separator ends a match, wherever it is.
                 if last == SEPARATOR || next == SEPARATOR {
                     continue;
                 }
@@ -62,11 +65,11 @@ impl Grams {
             sum += *start;
             *start = sum;
         }
-        let marked = view.ends.iter().step_by(NEXT_ENTRIES);
-        let mut next = roomy(marked.len());
-        // The last separator of a text is no end.
-        next.extend(marked.map(|&end| view.text[end as usize + 1]));
-        Grams {
+        let marked = ends.iter().step_by(NEXT_ENTRIES);
+        let mut next = with_room(marked.len());
+        // The last separator of a text is not an entry, so there always is a next token.
+        next.extend(marked.map(|&end| text[end as usize + 1]));
+        NgramTables {
             starts,
             pairs,
             next,
@@ -79,8 +82,8 @@ impl Grams {
             + self.next.capacity() * size_of::<Token>()
     }
 
-    /// The entries that end with a token, if that is known. A segment whose array is not what it should be has others
-    /// there, and perhaps fewer.
+    /// The interval of entries that end with a token, if the table exists. In a segment with a wrong suffix array,
+    /// other entries may be there, or fewer.
     pub(super) fn interval(&self, token: Token) -> Option<Range<usize>> {
         if self.starts.is_empty() {
             return None;
@@ -90,38 +93,38 @@ impl Grams {
         Some(*start as usize..*end as usize)
     }
 
-    /// Asks for what [`interval`](Self::interval) and [`may_have`](Self::may_have) read.
-    pub(super) fn fetch(&self, last_but_one: Token, last: Token) {
-        fetch(&self.pairs, pair(self.pairs.len(), last_but_one, last).0);
-        fetch(&self.starts, last as usize);
+    /// Prefetches the memory that [`interval`](Self::interval) and [`may_have`](Self::may_have) read.
+    pub(super) fn prefetch(&self, last_but_one: Token, last: Token) {
+        prefetch(&self.pairs, pair(self.pairs.len(), last_but_one, last).0);
+        prefetch(&self.starts, last as usize);
     }
 
-    /// Whether an entry may end with the pair.
+    /// Whether some entry may end with the pair.
     pub(super) fn may_have(&self, last_but_one: Token, last: Token) -> bool {
         let (word, bits) = pair(self.pairs.len(), last_but_one, last);
         self.pairs.get(word).is_some_and(|word| word & bits == bits)
     }
 
-    /// The token that follows an entry, a multiple of `NEXT_ENTRIES`.
+    /// The token after an entry. The entry's number is a multiple of [`NEXT_ENTRIES`].
     pub(super) fn next(&self, entry: usize) -> Token {
         self.next[entry / NEXT_ENTRIES]
     }
 }
 
-/// Room for so many, where a search finds them fastest.
-fn roomy<T>(count: usize) -> Vec<T> {
+/// An empty list with room for this many elements, on huge pages if it fills one.
+fn with_room<T>(count: usize) -> Vec<T> {
     let mut list = Vec::new();
-    make_room(&mut list, count);
+    reserve_huge(&mut list, count);
     list
 }
 
-/// The word of a pair, of so many, and its bits there.
+/// The word of a pair among `words` words, and its bits there.
 fn pair(words: usize, last_but_one: Token, last: Token) -> (usize, u64) {
     let both = (u64::from(last_but_one) << 32) | u64::from(last);
     let mixed = (both ^ (both >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let hash = (mixed ^ (mixed >> 32)).wrapping_mul(0x94d0_49bb_1331_11eb);
     let word = ((u128::from(hash) * words as u128) >> 64) as usize;
-    // The word is told by the highest bits, so the lowest are still free.
+    // The highest bits of the hash choose the word, so the lowest ones are still free to choose bits.
     (word, (1 << (hash & 63)) | (1 << ((hash >> 6) & 63)))
 }
 
@@ -130,7 +133,7 @@ mod tests {
     use super::*;
     use crate::{DocumentKey, Segment, SegmentBuilder};
 
-    /// Documents with left contexts, of tokens below `alphabet` that are `spread` apart.
+    /// A segment of documents with left contexts. Their tokens are multiples of `spread`, `alphabet` different ones.
     fn segment(alphabet: u32, spread: u32) -> Segment {
         let mut builder = SegmentBuilder::new();
         for number in 0..40 {
@@ -144,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_without_a_search_is_so() {
+    fn tables_agree_with_the_entries() {
         for (alphabet, spread) in [(1, 1), (60, 1), (300, 1), (60, 1 << 20)] {
             let segment = segment(alphabet, spread);
             let view = segment.view();
@@ -156,7 +159,7 @@ mod tests {
                     assert_eq!(view.next(entry), Some(view.text[end + 1]));
                 }
             }
-            // A table by token that would be longer than the text is not made.
+            // The table by token is not built where it would be longer than the text.
             let is_dense = spread == 1 && alphabet < 80;
             for token in (0..alphabet + 2).map(|token| token * spread) {
                 let truth: Vec<usize> = (0..view.ends.len())
@@ -172,11 +175,11 @@ mod tests {
     }
 
     #[test]
-    fn most_pairs_that_never_were_are_known_not_to_be() {
-        // Every pair occurs some fifteen times, as many do in text of models.
+    fn the_filter_excludes_most_pairs_that_never_occur() {
+        // Every pair occurs about fifteen times, as many pairs do in outputs of models.
         let segment = segment(20, 1);
         let view = segment.view();
-        let never = (0..1000).filter(|&token| view.may_have_pair(&[token + 1000, token % 20]));
-        assert!(never.count() < 150);
+        let passed = (0..1000).filter(|&token| view.may_have_pair(&[token + 1000, token % 20]));
+        assert!(passed.count() < 150);
     }
 }

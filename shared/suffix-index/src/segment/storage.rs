@@ -1,62 +1,62 @@
-//! Where a segment's words are.
+//! The memory of a segment's words.
 
 use memmap2::MmapMut;
 
-use crate::memory::{HUGE_FROM_BYTES, make_room};
+use crate::memory_hints::{HUGE_FROM_BYTES, reserve_huge};
 
 /// The words of a segment.
-pub(super) enum Words {
+pub(super) enum SegmentStorage {
     /// On the heap.
     Owned(Vec<u32>),
-    /// On huge pages, if the system has some. A whole number of words.
+    /// On huge pages, if the system has some. The size is a whole number of words.
     Huge(MmapMut),
-    /// Somebody else's. Aligned, and a whole number of words, when it was opened.
+    /// Memory of the caller. When the segment was opened, it was aligned and a whole number of words.
     Shared(Box<dyn AsRef<[u8]> + Send + Sync>),
 }
 
-impl Words {
-    /// Keeps words where a search finds them fastest.
+impl SegmentStorage {
+    /// Stores words where a search reads them fastest: on huge pages, if possible.
     ///
-    /// A search looks at some dozens of places all over a segment. With pages of 4 KiB nearly every one misses the
-    /// processor's table of pages as well, which costs about as much as the look itself. Copying once, when
-    /// a segment is made, is the price; at that time the memory that sorting took is free again.
-    pub(super) fn new(mut words: Vec<u32>) -> Words {
+    /// A search reads some dozens of places all over a segment. With pages of 4 KiB, nearly every read misses the
+    /// processor's TLB as well, which costs about as much as the read itself. The price is one copy when a segment is
+    /// built. By then the memory for sorting is free again.
+    pub(super) fn new(mut words: Vec<u32>) -> SegmentStorage {
         match huge(bytemuck::cast_slice(&words)) {
-            Some(map) => Words::Huge(map),
+            Some(map) => SegmentStorage::Huge(map),
             None => {
                 words.shrink_to_fit();
-                Words::Owned(words)
+                SegmentStorage::Owned(words)
             }
         }
     }
 
     pub(super) fn get(&self) -> &[u32] {
         match self {
-            Words::Owned(words) => words,
-            Words::Huge(map) => bytemuck::cast_slice(map),
-            Words::Shared(bytes) => {
+            SegmentStorage::Owned(words) => words,
+            SegmentStorage::Huge(map) => bytemuck::cast_slice(map),
+            SegmentStorage::Shared(bytes) => {
                 bytemuck::try_cast_slice(bytes.as_ref().as_ref()).unwrap_or_default()
             }
         }
     }
 }
 
-/// The words of a segment that come from elsewhere, piece by piece. They are put where a search finds them fastest, which bytes
-/// of somebody else's are not: on huge pages, if the system has some.
+/// The words of a segment that arrives in pieces, for instance from the network. They are stored where a search reads
+/// them fastest: on huge pages, if the system has some.
 #[derive(Debug, Default)]
 pub struct SegmentWords(pub(super) Vec<u32>);
 
 impl SegmentWords {
-    /// Room for so many words.
+    /// Reserves room for this number of words.
     pub fn with_capacity(words: usize) -> Self {
         let mut all = Vec::new();
-        make_room(&mut all, words);
+        reserve_huge(&mut all, words);
         SegmentWords(all)
     }
 
     /// Adds the next words.
     pub fn extend(&mut self, words: &[u32]) {
-        make_room(&mut self.0, words.len());
+        reserve_huge(&mut self.0, words.len());
         self.0.extend_from_slice(words);
     }
 
@@ -71,12 +71,12 @@ impl SegmentWords {
     }
 }
 
-/// A copy on huge pages, if it is large enough to fill one.
+/// A copy on huge pages, if it is large enough to fill one page.
 fn huge(bytes: &[u8]) -> Option<MmapMut> {
     let mut map = (bytes.len() >= HUGE_FROM_BYTES)
         .then(|| MmapMut::map_anon(bytes.len()).ok())
         .flatten()?;
-    // A wish: where it is refused everything works, more slowly.
+    // If the system refuses, everything still works, but more slowly.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     map.copy_from_slice(bytes);

@@ -135,8 +135,8 @@ impl PoolQueue {
         self.service_ms += AVERAGE_STEP * (held_ms as f64 - self.service_ms);
     }
 
-    /// Forgets idle tenants beyond `tenants_max`. The least served ones go first, since their counts would be raised on
-    /// their return anyway.
+    /// Forgets idle tenants beyond `tenants_max`. The least served ones go first, since their counts would be raised
+    /// on their return anyway.
     pub(super) fn forget_idle_past(&mut self, tenants_max: usize) {
         while self.tenants.len() > tenants_max {
             let idle = self

@@ -28,8 +28,8 @@ pub(crate) struct PreemptibleLeases {
 }
 
 impl PoolQueue {
-    /// Claims slots of tenants above their share for requests of tenants below theirs. Returns the leases to end. Each
-    /// is for one request, which is first in the queue from now on.
+    /// Claims slots of tenants above their share for requests of tenants below theirs. Returns the leases to end.
+    /// Each is for one request, which is first in the queue from now on.
     pub(super) fn claim_slots(
         &mut self,
         demand: SlotDemand<'_>,

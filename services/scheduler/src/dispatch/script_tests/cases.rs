@@ -205,8 +205,8 @@ fn a_worker_that_completes_a_chunk_is_trusted_again() {
 
 #[test]
 fn a_worker_is_not_trusted_for_chunks_that_prove_nothing() {
-    // Two chunks whose client left, with and without output; one without output; and two that ended before the failure
-    // or in the same millisecond.
+    // Two chunks whose client left, with and without output; one without output; and two that ended before the
+    // failure or in the same millisecond.
     check(
         "0 beat a slots=9
          1 ask 1 acme
@@ -530,7 +530,8 @@ fn a_newcomer_gets_a_slot_of_a_tenant_above_its_share() {
 
 #[test]
 fn a_preempted_chunk_frees_its_slot_without_a_finish() {
-    // The reader has stalled, so no `finish` comes. Only the worker shows that the chunk has ended: it no longer names it.
+    // The reader has stalled, so no `finish` comes. Only the worker shows that the chunk has ended: it no longer
+    // names it.
     check(
         "0 beat a slots=2
          1 ask 1 acme
