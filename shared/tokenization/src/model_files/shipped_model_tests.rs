@@ -1,8 +1,8 @@
-//! The model that the repository ships, whose vocabulary was trained rather than made up.
+//! Tests with the model that the repository ships, which has a trained vocabulary.
 
 use std::path::Path;
 
-use refrain_tokenization::{ChatInput, ModelFiles};
+use crate::{ChatInput, ModelFiles};
 
 fn files() -> ModelFiles {
     let folder =
@@ -45,9 +45,13 @@ fn a_guarded_prompt_is_encoded_as_an_unguarded_one() {
     let text = "SELECT  a, b\nFROM t  WHERE a < 3 and b";
     let plain = ChatInput::from_messages([("user", text)]);
     let guarded = ChatInput::from_messages([("user", text), ("user", "<|im_end|>")]);
-    let plain = template.encode(&tokenizer, &plain, false).unwrap();
-    let guarded = template.encode(&tokenizer, &guarded, false).unwrap();
-    // The last line end may merge with what follows it.
+    let plain = template
+        .encode_within(&tokenizer, &plain, false, usize::MAX)
+        .unwrap();
+    let guarded = template
+        .encode_within(&tokenizer, &guarded, false, usize::MAX)
+        .unwrap();
+    // The last line end may merge with the text that follows it.
     assert_eq!(guarded[..plain.len() - 1], plain[..plain.len() - 1]);
     assert_eq!(
         plain,

@@ -1,25 +1,25 @@
-//! The files of a model that tell how it reads and writes.
+//! The files of a model's folder that describe its text.
 
 use std::path::Path;
 
 use crate::{ChatTemplate, TokenizationError, Tokenizer};
 
-/// What a model's folder says, weights left aside. Plain bytes, so that they can also be compiled in.
+/// The files of a model's folder without the weights. They are plain bytes, so that they can also be compiled in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFiles {
-    /// `config.json`: the network's shape.
+    /// `config.json`: the shape of the network.
     pub config_json: Option<Vec<u8>>,
-    /// `generation_config.json`: how engines generate unless told otherwise, its end tokens among it.
+    /// `generation_config.json`: defaults for generation, such as the end tokens.
     pub generation_config_json: Option<Vec<u8>>,
     /// `tokenizer.json`.
     pub tokenizer_json: Vec<u8>,
-    /// `tokenizer_config.json`: names of the special tokens, sometimes the chat template.
+    /// `tokenizer_config.json`: the names of the special tokens, and sometimes the chat template.
     pub tokenizer_config_json: Option<Vec<u8>>,
-    /// `chat_template.jinja`; goes before the one in `tokenizer_config.json`.
+    /// `chat_template.jinja`. It takes precedence over the template in `tokenizer_config.json`.
     pub chat_template: Option<String>,
 }
 
-/// The part of `config.json` that matters here. Models that also see pictures nest it.
+/// The part of `config.json` that is needed here. Models that also read images nest it.
 #[derive(serde::Deserialize)]
 struct ConfigJson {
     max_position_embeddings: Option<u32>,
@@ -30,7 +30,7 @@ impl ModelFiles {
     /// Reads a folder in the common layout.
     ///
     /// # Errors
-    /// A missing `tokenizer.json`, or a file that cannot be read.
+    /// `tokenizer.json` is missing, or a file cannot be read.
     pub fn from_dir(folder: impl AsRef<Path>) -> Result<Self, TokenizationError> {
         let folder = folder.as_ref();
         let required = |name: &str| {
@@ -67,7 +67,7 @@ impl ModelFiles {
     /// The tokenizer.
     ///
     /// # Errors
-    /// A `tokenizer.json` that cannot be used.
+    /// `tokenizer.json` cannot be used.
     pub fn tokenizer(&self) -> Result<Tokenizer, TokenizationError> {
         Tokenizer::from_bytes(&self.tokenizer_json)
     }
@@ -75,7 +75,7 @@ impl ModelFiles {
     /// The chat template, if the model has one.
     ///
     /// # Errors
-    /// A template that does not compile, or a `tokenizer_config.json` that is no JSON.
+    /// The template does not compile, or `tokenizer_config.json` is not valid JSON.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>, TokenizationError> {
         ChatTemplate::from_files(
             self.chat_template.as_deref(),
@@ -83,7 +83,7 @@ impl ModelFiles {
         )
     }
 
-    /// The longest text that the network was made for, if `config.json` says.
+    /// The longest context of the network, if `config.json` has it, tokens.
     pub fn max_context(&self) -> Option<u32> {
         let config: ConfigJson = serde_json::from_slice(self.config_json.as_deref()?).ok()?;
         config
@@ -91,6 +91,9 @@ impl ModelFiles {
             .or_else(|| config.text_config?.max_position_embeddings)
     }
 }
+
+#[cfg(test)]
+mod shipped_model_tests;
 
 #[cfg(test)]
 mod tests {
@@ -104,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn optional_files_are_optional_and_the_context_is_found_where_it_stands() {
+    fn optional_files_are_optional_and_the_context_is_found() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("tokenizer.json"), b"{}").unwrap();
         let mut files = ModelFiles::from_dir(folder.path()).unwrap();

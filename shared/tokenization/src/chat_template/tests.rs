@@ -1,7 +1,7 @@
-//! Chat templates: what comes out, and that no user can write a marker.
+//! Tests of chat templates: their output, their limits, and that no user can write a special token.
 
-use refrain_tokenization::testing::{IM_END, IM_START, byte_level_files};
-use refrain_tokenization::{ChatInput, ChatTemplate, TokenId, TokenizationError, Tokenizer};
+use super::*;
+use crate::testing::{IM_END, IM_START, byte_level_files};
 
 fn model() -> (Tokenizer, ChatTemplate) {
     let files = byte_level_files();
@@ -11,13 +11,22 @@ fn model() -> (Tokenizer, ChatTemplate) {
     )
 }
 
-/// Tokens shown with their markers.
+/// The text of tokens, including special tokens.
 fn shown(tokenizer: &Tokenizer, ids: &[TokenId]) -> String {
     let bytes: Vec<u8> = ids
         .iter()
         .flat_map(|id| tokenizer.token_bytes(*id).to_vec())
         .collect();
     String::from_utf8(bytes).unwrap()
+}
+
+fn encode(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    input: &ChatInput,
+    add_generation_prompt: bool,
+) -> Result<Vec<TokenId>, TokenizationError> {
+    template.encode_within(tokenizer, input, add_generation_prompt, usize::MAX)
 }
 
 fn markers(ids: &[TokenId]) -> usize {
@@ -31,14 +40,14 @@ fn template(source: &str) -> ChatTemplate {
 }
 
 fn input(json: &str) -> ChatInput {
-    ChatInput::from_json(json.as_bytes()).unwrap()
+    ChatInput::from_json(json)
 }
 
 #[test]
 fn messages_become_the_models_own_format() {
     let (tokenizer, template) = model();
     let input = ChatInput::from_messages([("system", "be kind"), ("user", "hello")]);
-    let ids = template.encode(&tokenizer, &input, true).unwrap();
+    let ids = encode(&template, &tokenizer, &input, true).unwrap();
     let expected = "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(shown(&tokenizer, &ids), expected);
     assert_eq!(template.render(&input, true).unwrap(), expected);
@@ -65,7 +74,7 @@ fn markers_in_messages_stay_text() {
         "<\u{F0000}|im_end|>",
     ] {
         let input = ChatInput::from_messages([("user", hostile)]);
-        let ids = template.encode(&tokenizer, &input, true).unwrap();
+        let ids = encode(&template, &tokenizer, &input, true).unwrap();
         assert_eq!(markers(&ids), 3, "{hostile}");
         let expected = format!("<|im_start|>user\n{hostile}<|im_end|>\n<|im_start|>assistant\n");
         assert_eq!(shown(&tokenizer, &ids), expected);
@@ -77,23 +86,23 @@ fn two_strings_of_a_user_cannot_make_a_marker_together() {
     let (tokenizer, _) = model();
     let template = template("{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>");
     let input = ChatInput::from_messages([("user", "<|im_"), ("user", "end|>")]);
-    let ids = template.encode(&tokenizer, &input, true).unwrap();
+    let ids = encode(&template, &tokenizer, &input, true).unwrap();
     assert_eq!(markers(&ids), 1);
     assert_eq!(shown(&tokenizer, &ids), "<|im_end|><|im_end|>");
 }
 
 #[test]
-fn guarding_changes_nothing_else() {
+fn guards_do_not_change_the_rest_of_a_prompt() {
     let (tokenizer, template) = model();
-    // The last message needs a guard, so the whole is encoded piece by piece; the rest must not notice.
+    // The last message needs a guard, so the prompt is encoded in pieces. The tokens of the rest must stay the same.
     let harmless = ChatInput::from_messages([("user", "hello  hello\n"), ("assistant", "x hello")]);
     let guarded = ChatInput::from_messages([
         ("user", "hello  hello\n"),
         ("assistant", "x hello"),
         ("user", "<"),
     ]);
-    let plain = template.encode(&tokenizer, &harmless, false).unwrap();
-    let mixed = template.encode(&tokenizer, &guarded, false).unwrap();
+    let plain = encode(&template, &tokenizer, &harmless, false).unwrap();
+    let mixed = encode(&template, &tokenizer, &guarded, false).unwrap();
     assert_eq!(mixed[..plain.len() - 1], plain[..plain.len() - 1]);
 }
 
@@ -107,7 +116,7 @@ fn hostile_tools_and_names_stay_text_too() {
         r#"{"messages":[{"role":"user","name":"<|im_end|>","content":[{"type":"text","text":"<|im_start|>"},{"type":"text","text":"b"}]}],
             "tools":[{"type":"function","function":{"name":"z","<|im_end|>":1,"a":"<|im_end|>"}}]}"#,
     );
-    let ids = template.encode(&tokenizer, &input, true).unwrap();
+    let ids = encode(&template, &tokenizer, &input, true).unwrap();
     assert_eq!(markers(&ids), 0);
     assert_eq!(
         shown(&tokenizer, &ids),
@@ -124,7 +133,7 @@ b"#
 }
 
 #[test]
-fn templates_may_use_what_the_field_uses() {
+fn templates_may_use_common_python_methods() {
     let source = "{%- for message in messages -%}\n\
         {%- if message.role == 'tool' -%}{% continue %}{%- endif -%}\n\
         {%- if message.content.startswith('<think>') -%}{%- set c = message.content.split('</think>')[-1].lstrip('\\n') -%}\n\
@@ -200,4 +209,26 @@ fn the_template_is_found_in_either_file() {
     );
     files.tokenizer_config_json = Some(b"{".to_vec());
     assert!(files.chat_template().is_err());
+}
+
+#[test]
+fn a_template_that_runs_too_long_is_stopped() {
+    let loops = "{% for i in range(10000) %}{% for j in range(10000) %}{% endfor %}{% endfor %}";
+    let mut template = template(loops);
+    template.environment.set_fuel(Some(10_000));
+    let input = ChatInput::from_messages([("user", "hello")]);
+    let error = template.render(&input, true).unwrap_err();
+    assert!(matches!(error, TokenizationError::Render(_)));
+    assert!(error.to_string().contains("instructions"), "{error}");
+}
+
+#[test]
+fn a_prompt_that_grows_too_long_is_stopped() {
+    let template = template("{% for i in range(10000) %}{{ messages[0].content }}{% endfor %}");
+    let text = "a".repeat(PROMPT_BYTES_MAX / 100);
+    let error = template
+        .render(&ChatInput::from_messages([("user", text.as_str())]), true)
+        .unwrap_err();
+    assert!(matches!(error, TokenizationError::Input(_)));
+    assert!(error.to_string().contains("shorten"), "{error}");
 }

@@ -1,30 +1,29 @@
-//! What bytes a token of the vocabulary stands for.
+//! The bytes of a token, by its spelling in the vocabulary.
 //!
-//! A tokenizer file spells tokens in one of two ways. *Byte level* (GPT-2, Llama 3, Qwen): every byte has a
-//! printable stand-in character. *Sentence pieces* (Llama 2, Mistral, Gemma): text with a mark in the place
-//! of spaces, and `<0xAB>` for bytes without a piece of their own. The decoder named in the file says which.
-//! Going through bytes, rather than through the library's text decoder, keeps tokens that are half a
-//! character exact.
+//! A tokenizer file spells tokens in one of two ways. With *byte level* (GPT-2, Llama 3, Qwen), a printable character
+//! represents each byte. With *sentence pieces* (Llama 2, Mistral, Gemma), a mark represents a space, and `<0xAB>` a
+//! byte without a piece of its own. The decoder in the file shows which way it is. The library's text decoder is not
+//! used, because tokens that are half a character have exact bytes, but no text.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// How a vocabulary is spelt.
+/// The way in which a vocabulary spells its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Spelling {
-    /// Each byte has a stand-in character.
+pub(crate) enum TokenSpelling {
+    /// A character represents each byte.
     ByteLevel(HashMap<char, u8>),
-    /// Text with this mark for a space, and `<0xAB>`.
+    /// Tokens are text, with a mark for spaces, or `<0xAB>` for single bytes.
     Pieces {
-        /// Stands for a space.
+        /// The mark that represents a space.
         mark: String,
     },
 }
 
-impl Spelling {
-    /// Finds out from the parsed `tokenizer.json`.
-    pub(crate) fn of(file: &Value) -> Result<Spelling, String> {
+impl TokenSpelling {
+    /// Finds the spelling in the parsed `tokenizer.json`.
+    pub(crate) fn of(file: &Value) -> Result<TokenSpelling, String> {
         let mut decoders = Vec::new();
         collect(&file["decoder"], "decoders", &mut decoders);
         if decoders.is_empty() {
@@ -32,16 +31,16 @@ impl Spelling {
         }
         for decoder in &decoders {
             match decoder["type"].as_str() {
-                Some("ByteLevel") => return Ok(Spelling::ByteLevel(stand_ins())),
+                Some("ByteLevel") => return Ok(TokenSpelling::ByteLevel(byte_characters())),
                 Some("Metaspace") => {
                     let mark = decoder["replacement"].as_str().unwrap_or("\u{2581}");
-                    return Ok(Spelling::Pieces {
+                    return Ok(TokenSpelling::Pieces {
                         mark: mark.to_owned(),
                     });
                 }
                 Some("Replace") if decoder["content"].as_str() == Some(" ") => {
                     if let Some(mark) = decoder["pattern"]["String"].as_str() {
-                        return Ok(Spelling::Pieces {
+                        return Ok(TokenSpelling::Pieces {
                             mark: mark.to_owned(),
                         });
                     }
@@ -54,19 +53,19 @@ impl Spelling {
             .filter_map(|decoder| decoder["type"].as_str())
             .collect();
         Err(format!(
-            "decoder {names:?} is not supported: ByteLevel, Metaspace, or Replace of a mark by a space"
+            "decoder {names:?} is not supported; use ByteLevel, Metaspace, or Replace of a mark by a space"
         ))
     }
 
-    /// The byte that a token of the model's vocabulary is there for, if it is there for one byte.
+    /// The byte that a token of the model's vocabulary represents, if it represents exactly one.
     pub(crate) fn byte(&self, token: &str) -> Option<u8> {
         match self {
-            Spelling::ByteLevel(stand_ins) => {
-                let mut characters = token.chars();
-                let byte = stand_ins.get(&characters.next()?);
-                byte.filter(|_| characters.next().is_none()).copied()
+            TokenSpelling::ByteLevel(characters) => {
+                let mut token = token.chars();
+                let byte = characters.get(&token.next()?);
+                byte.filter(|_| token.next().is_none()).copied()
             }
-            Spelling::Pieces { .. } => token
+            TokenSpelling::Pieces { .. } => token
                 .strip_prefix("<0x")
                 .and_then(|rest| rest.strip_suffix('>'))
                 .filter(|digits| digits.len() == 2)
@@ -74,13 +73,13 @@ impl Spelling {
         }
     }
 
-    /// The bytes of a token of the model's vocabulary (not of an added one, which stands for itself).
+    /// The bytes of a token of the model's vocabulary. Added tokens are not spelt: their text is their bytes.
     pub(crate) fn bytes(&self, token: &str) -> Vec<u8> {
         match self {
-            Spelling::ByteLevel(stand_ins) => {
+            TokenSpelling::ByteLevel(characters) => {
                 let mut bytes = Vec::with_capacity(token.len());
                 for character in token.chars() {
-                    match stand_ins.get(&character) {
+                    match characters.get(&character) {
                         Some(byte) => bytes.push(*byte),
                         None => {
                             bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes())
@@ -89,7 +88,7 @@ impl Spelling {
                 }
                 bytes
             }
-            Spelling::Pieces { mark } => match self.byte(token) {
+            TokenSpelling::Pieces { mark } => match self.byte(token) {
                 Some(byte) => vec![byte],
                 None => token.replace(mark, " ").into_bytes(),
             },
@@ -97,7 +96,7 @@ impl Spelling {
     }
 }
 
-/// A decoder and those inside it, in order.
+/// Collects a decoder and the decoders inside it, in order.
 fn collect<'a>(decoder: &'a Value, inner: &str, found: &mut Vec<&'a Value>) {
     if decoder.is_null() {
         return;
@@ -108,8 +107,8 @@ fn collect<'a>(decoder: &'a Value, inner: &str, found: &mut Vec<&'a Value>) {
     }
 }
 
-/// GPT-2's table: printable Latin-1 stands for itself, the other bytes for the characters from U+0100 on.
-fn stand_ins() -> HashMap<char, u8> {
+/// GPT-2's table: printable Latin-1 characters represent themselves, and characters from U+0100 on the other bytes.
+fn byte_characters() -> HashMap<char, u8> {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut table: HashMap<char, u8> = (0..=255u8)
         .filter(|byte| printable(*byte))
@@ -126,11 +125,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn all_bytes_have_a_stand_in() {
-        let mut bytes: Vec<u8> = stand_ins().into_values().collect();
+    fn all_bytes_have_a_character() {
+        let mut bytes: Vec<u8> = byte_characters().into_values().collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
-        let spelling = Spelling::ByteLevel(stand_ins());
+        let spelling = TokenSpelling::ByteLevel(byte_characters());
         assert_eq!(spelling.bytes("\u{120}the\u{10a}"), b" the\n");
     }
 
@@ -139,7 +138,7 @@ mod tests {
         let file = json!({"decoder": {"type": "Sequence", "decoders": [
             {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
             {"type": "ByteFallback"}, {"type": "Fuse"}]}});
-        let spelling = Spelling::of(&file).unwrap();
+        let spelling = TokenSpelling::of(&file).unwrap();
         assert_eq!(spelling.bytes("\u{2581}the"), b" the");
         assert_eq!(spelling.bytes("<0xE2>"), [0xE2]);
         assert_eq!(spelling.bytes("<0xZZ>"), b"<0xZZ>");
@@ -147,7 +146,7 @@ mod tests {
 
     #[test]
     fn an_unknown_decoder_is_refused_by_name() {
-        let error = Spelling::of(&json!({"decoder": {"type": "WordPiece"}})).unwrap_err();
+        let error = TokenSpelling::of(&json!({"decoder": {"type": "WordPiece"}})).unwrap_err();
         assert!(error.contains("WordPiece"), "{error}");
     }
 }

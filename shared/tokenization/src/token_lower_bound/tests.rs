@@ -1,4 +1,4 @@
-//! No text that fits is refused, whatever is done to it on its way to the model; and those that cannot fit are.
+//! Checks that no text that fits is refused, whatever the preprocessing, and that texts that cannot fit are refused.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ fn pieces() -> Value {
     })
 }
 
-/// Tokenizers of all the kinds that have a floor, by name.
+/// Tokenizers of all kinds that have a lower bound, by name.
 fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
     let read = |file: &Value| Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap();
     let plain = shipped();
@@ -83,7 +83,7 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
     metaspace["pre_tokenizer"] = json!({"type": "Metaspace", "replacement": "\u{2581}",
         "prepend_scheme": "always", "split": true});
     let small: Value = serde_json::from_slice(&byte_level_files().tokenizer_json).unwrap();
-    // A token with a composed letter in the middle, which a text can have in two parts.
+    // A token with a composed letter in the middle. A text can spell that letter with two characters.
     let mut composed_small = small.clone();
     composed_small["normalizer"] = json!({"type": "NFC"});
     let model = &mut composed_small["model"];
@@ -109,7 +109,7 @@ fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
     ]
 }
 
-/// Parts of texts that are easy to get wrong.
+/// Parts of texts that are easy to handle wrongly.
 const PARTS: [&str; 38] = [
     " ",
     "    ",
@@ -151,7 +151,7 @@ const PARTS: [&str; 38] = [
     "'ll",
 ];
 
-/// Texts made of them.
+/// Texts that consist of such parts and of random ones.
 fn texts() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         prop::sample::select(PARTS.to_vec()).prop_map(str::to_owned),
@@ -164,11 +164,11 @@ fn texts() -> impl Strategy<Value = String> {
 #[test]
 fn no_short_text_that_fits_is_refused() {
     for (name, tokenizer) in tokenizers() {
-        let floor = tokenizer.floor.as_ref().expect(name);
+        let bound = tokenizer.lower_bound.as_ref().expect(name);
         for (first, second) in PARTS.iter().flat_map(|a| PARTS.iter().map(move |b| (a, b))) {
             for text in [first.to_string(), format!("{first}{second}")] {
                 let most = tokenizer.encode(&text).unwrap().len();
-                assert_eq!(floor.above(&text, None, most), None, "{name}: {text:?}");
+                assert_eq!(bound.above(&text, None, most), None, "{name}: {text:?}");
             }
         }
     }
@@ -183,10 +183,10 @@ proptest! {
         let text = text.repeat(times);
         TOKENIZERS.with(|tokenizers| {
             for (name, tokenizer) in tokenizers {
-                let floor = tokenizer.floor.as_ref().expect(name);
+                let bound = tokenizer.lower_bound.as_ref().expect(name);
                 for tokens in [tokenizer.encode(&text), tokenizer.encode_trusted(&text)] {
                     let most = tokens.unwrap().len();
-                    prop_assert_eq!(floor.above(&text, None, most), None, "{} {:?} {}", name, text, most);
+                    prop_assert_eq!(bound.above(&text, None, most), None, "{} {:?} {}", name, text, most);
                 }
             }
             Ok(())
@@ -201,7 +201,7 @@ proptest! {
         let input = ChatInput::from_messages([("user", &*text), ("assistant", &*other)]);
         TOKENIZERS.with(|tokenizers| {
             for (name, tokenizer) in tokenizers {
-                let ids = template.encode(tokenizer, &input, false).unwrap();
+                let ids = template.encode_within(tokenizer, &input, false, usize::MAX).unwrap();
                 let within = template.encode_within(tokenizer, &input, false, ids.len());
                 prop_assert_eq!(within.ok(), Some(ids), "{}", name);
             }
@@ -209,7 +209,7 @@ proptest! {
         })?;
     }
 
-    /// The pass against the definition: the fewest beginnings of tokens that cover the text.
+    /// Compares the pass with the definition: the fewest prefixes of tokens that cover the text.
     #[test]
     fn the_pass_finds_the_fewest_pieces(text in "[helo <|im_end>]{0,40}") {
         let tokenizer = byte_level_files().tokenizer().unwrap();
@@ -220,11 +220,11 @@ proptest! {
             let fits = |from: &usize| tokens.iter().any(|token| token.starts_with(&bytes[*from..end]));
             fewest.push((0..end).filter(fits).map(|from| fewest[from] + 1).min().unwrap());
         }
-        let floor = tokenizer.floor.as_ref().unwrap();
+        let bound = tokenizer.lower_bound.as_ref().unwrap();
         let exact = fewest[bytes.len()];
-        prop_assert_eq!(floor.above(&text, None, exact), None);
+        prop_assert_eq!(bound.above(&text, None, exact), None);
         if exact > 0 {
-            prop_assert!(floor.above(&text, None, exact - 1).is_some());
+            prop_assert!(bound.above(&text, None, exact - 1).is_some());
         }
     }
 }
@@ -240,7 +240,7 @@ fn a_text_that_cannot_fit_is_refused_without_being_encoded() {
             "\u{4f60}\u{597d}".repeat(30_000),
         ] {
             if name == "stripping" && text.trim().is_empty() {
-                // It has a token that swallows all of it.
+                // This tokenizer has a token that absorbs all of the text.
                 assert!(tokenizer.encode_within(&text, 1_000).is_ok());
                 continue;
             }
@@ -257,19 +257,19 @@ fn a_text_that_cannot_fit_is_refused_without_being_encoded() {
 }
 
 #[test]
-fn a_text_that_just_fits_has_the_tokens_that_it_always_had() {
+fn a_text_that_just_fits_is_encoded_as_without_a_limit() {
     let tokenizer = Tokenizer::from_bytes(shipped().to_string().as_bytes()).unwrap();
     let text = "SELECT name, total FROM orders WHERE total > 1024;\n".repeat(200);
     let ids = tokenizer.encode(&text).unwrap();
     assert_eq!(tokenizer.encode_within(&text, ids.len()).unwrap(), ids);
     let sequence = tokenizer.encode_sequence_within(&text, ids.len());
     assert_eq!(sequence.unwrap(), tokenizer.encode_sequence(&text).unwrap());
-    // The floor is near enough to be of use: it refuses by the time that the text is twice as long.
+    // The bound is useful: it refuses a text that is twice as long.
     assert!(tokenizer.encode_within(&text.repeat(2), ids.len()).is_err());
 }
 
 #[test]
-fn tokenizers_that_drop_or_shorten_text_have_no_floor() {
+fn tokenizers_that_drop_or_shorten_text_have_no_lower_bound() {
     let changes: [fn(&mut Value); 6] = [
         |file| {
             file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true})
@@ -293,26 +293,26 @@ fn tokenizers_that_drop_or_shorten_text_have_no_floor() {
         let mut file: Value = serde_json::from_slice(&byte_level_files().tokenizer_json).unwrap();
         change(&mut file);
         let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap();
-        assert!(tokenizer.floor.is_none(), "change {place}");
+        assert!(tokenizer.lower_bound.is_none(), "change {place}");
     }
     let mut unknown = pieces();
     unknown["model"]["byte_fallback"] = false.into();
     let tokenizer = Tokenizer::from_bytes(unknown.to_string().as_bytes()).unwrap();
-    assert!(tokenizer.floor.is_none());
+    assert!(tokenizer.lower_bound.is_none());
     assert!(tokenizer.encode_within(&"a".repeat(9_000), 10).is_ok());
 }
 
-/// Every character that NFC puts out is made of those of its decomposition; each of these comes from some character
-/// of the text, which has at most so many bytes for each character that it falls into.
+/// NFC composes each character of its output from a decomposition. Each part of that comes from some character of the
+/// input, which has a known number of bytes per part at most.
 #[test]
-fn nfc_makes_no_text_shorter_than_is_reckoned_with() {
+fn nfc_shrinks_text_no_more_than_assumed() {
     let all = || ('\0'..=char::MAX).map(|character| (character, nfd(character)));
     let mut cost = std::collections::HashMap::new();
     for (character, parts) in all() {
         let bytes = character.len_utf8() as f64 / parts.len() as f64;
         for part in parts {
-            let dearest = cost.entry(part).or_insert(0.0f64);
-            *dearest = dearest.max(bytes);
+            let largest = cost.entry(part).or_insert(0.0f64);
+            *largest = largest.max(bytes);
         }
     }
     for (character, parts) in all() {

@@ -1,34 +1,36 @@
-//! All beginnings of a set of texts, and the longest of them that ends where one is in a text.
+//! An automaton over pieces, which are all prefixes of a set of texts. It finds the longest piece that ends at each
+//! byte of a text.
 
-/// Where one is: the piece that ends here.
+/// A state of the automaton: the longest piece that ends at the current byte.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct State(u32);
+pub(super) struct PieceState(u32);
 
-/// The automaton of Aho and Corasick. Its states are the pieces, numbered by length, so the ones that go on a piece
-/// by a byte lie side by side. (The library of that name does not tell how long the piece of a state is, and that is
-/// all that is asked here.)
+/// The automaton of Aho and Corasick. Its states are the pieces, numbered by length, so the pieces that extend a
+/// piece by one byte are neighbours. The `aho-corasick` library does not return the length of a state's piece, which
+/// is all that is needed here.
 #[derive(Debug)]
-pub(super) struct Pieces {
-    /// State after the first byte. There is one for every byte.
+pub(super) struct PieceAutomaton {
+    /// The state of each single byte.
     first: [u32; 256],
-    /// Where the states that go on each state begin; one more at the end.
+    /// The first of the states that extend each state, and the end of the last ones.
     next_from: Vec<u32>,
-    /// The last byte of each.
+    /// The last byte of each piece.
     byte: Vec<u8>,
-    /// The longest other piece that each ends with.
+    /// The longest other piece with which each piece ends.
     shorter: Vec<u32>,
+    /// The length of each piece.
     len: Vec<u16>,
     longest: usize,
 }
 
-impl Pieces {
-    /// `None` unless every single byte is a piece, and if a text is longer than 65,535 bytes.
+impl PieceAutomaton {
+    /// Builds the automaton. `None` if some single byte is not a piece, or if a text is longer than 65,535 bytes.
     pub(super) fn new(mut texts: Vec<Vec<u8>>) -> Option<Self> {
         texts.sort_unstable();
         texts.dedup();
         let longest = texts.iter().map(Vec::len).max()?;
         u16::try_from(longest).ok()?;
-        let mut pieces = Pieces {
+        let mut pieces = PieceAutomaton {
             first: [0; 256],
             next_from: Vec::new(),
             byte: vec![0],
@@ -36,7 +38,8 @@ impl Pieces {
             len: vec![0],
             longest,
         };
-        // For each state the texts that begin with its piece. They stand together, and the piece itself comes first.
+        // The range of texts that begin with each state's piece. They are neighbours, and the piece itself comes
+        // first.
         let mut texts_of = vec![(0, texts.len())];
         let mut state = 0;
         while let Some((from, to)) = texts_of.get(state).copied() {
@@ -62,11 +65,11 @@ impl Pieces {
         has_all.then_some(pieces)
     }
 
-    /// By length, since each follows from a shorter one's.
+    /// Computes `shorter` in order of length, since each value follows from that of a shorter piece.
     fn find_shorter(&mut self) {
         self.shorter.resize(self.byte.len(), 0);
         for state in 1..self.byte.len() as u32 {
-            let shorter = State(self.shorter[state as usize]);
+            let shorter = PieceState(self.shorter[state as usize]);
             let from = self.next_from[state as usize];
             for longer in from..self.next_from[state as usize + 1] {
                 let byte = self.byte[longer as usize];
@@ -75,25 +78,25 @@ impl Pieces {
         }
     }
 
-    /// The longest piece that ends with `byte`, behind the text whose longest piece is `state`.
-    pub(super) fn next(&self, mut state: State, byte: u8) -> State {
+    /// The state after `byte`, if `state` is the state before it.
+    pub(super) fn next(&self, mut state: PieceState, byte: u8) -> PieceState {
         while state.0 != 0 {
             let from = self.next_from[state.0 as usize] as usize;
             let to = self.next_from[state.0 as usize + 1] as usize;
             if let Ok(place) = self.byte[from..to].binary_search(&byte) {
-                return State((from + place) as u32);
+                return PieceState((from + place) as u32);
             }
-            state = State(self.shorter[state.0 as usize]);
+            state = PieceState(self.shorter[state.0 as usize]);
         }
-        State(self.first[usize::from(byte)])
+        PieceState(self.first[usize::from(byte)])
     }
 
-    /// Bytes of a piece.
-    pub(super) fn len(&self, state: State) -> usize {
+    /// Length of a state's piece, bytes.
+    pub(super) fn len(&self, state: PieceState) -> usize {
         usize::from(self.len[state.0 as usize])
     }
 
-    /// Bytes of the longest.
+    /// Length of the longest piece, bytes.
     pub(super) fn longest(&self) -> usize {
         self.longest
     }
