@@ -1,4 +1,5 @@
-//! Every query of the dashboards, asked of a real Prometheus that scrapes a live mesh, and an engine with drafts inside.
+//! Every query of the dashboards, asked of a real Prometheus that scrapes a live mesh, and an engine with drafts
+//! inside.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

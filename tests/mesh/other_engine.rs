@@ -1,5 +1,5 @@
-//! A mesh in front of an engine of another maker, which speaks text only. Another mesh plays that engine: its gateway is a
-//! server with OpenAI's completions like any other.
+//! A mesh in front of an engine of another maker, which speaks text only. Another mesh plays that engine: its gateway
+//! is a server with OpenAI's completions like any other.
 
 use anyhow::ensure;
 use e2e::{Client, KEY, TINY_MODEL, UpMesh, wait_until};

@@ -15,8 +15,8 @@ const DOCUMENTS: u32 = 6_000;
 const KILLS: u32 = 20;
 /// Kills of imports that nobody waits for: most of these come before anything is acknowledged.
 const EARLY_KILLS: u32 = 3;
-/// How long an import may go on at most before it is killed: some of the time that the whole trace takes. Nothing depends
-/// on how far it gets.
+/// How long an import may go on at most before it is killed: some of the time that the whole trace takes. Nothing
+/// depends on how far it gets.
 const MOMENT: Duration = Duration::from_millis(200);
 /// Documents of a batch, and batches that travel while no acknowledgement is waited for.
 const BATCH: u32 = 512;
@@ -43,15 +43,15 @@ fn trace() -> String {
     (0..DOCUMENTS).map(line).collect()
 }
 
-/// How many documents an import surely acknowledges that was sent so many lines and no end of them: a batch is sent with
-/// the line behind it, and awaited when it is one too many.
+/// How many documents an import surely acknowledges that was sent so many lines and no end of them: a batch is sent
+/// with the line behind it, and awaited when it is one too many.
 fn surely_acknowledged(lines: u32) -> u32 {
     let sent = lines.saturating_sub(1) / BATCH;
     sent.saturating_sub(UNDER_WAY) * BATCH
 }
 
-/// Writes the first lines of a trace, and the others once it is told to. Its end comes with that of the returned sender,
-/// so an import is never finished before.
+/// Writes the first lines of a trace, and the others once it is told to. Its end comes with that of the returned
+/// sender, so an import is never finished before.
 fn feed(mut stdin: ChildStdin, trace: Arc<str>, first: u32) -> (mpsc::Sender<()>, JoinHandle<()>) {
     let (go_on, told) = mpsc::channel();
     let feeder = thread::spawn(move || {
@@ -177,7 +177,8 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
             let said = BufReader::new(stdout).lines().map_while(Result::ok);
             acknowledged(said, |documents| _ = progress.send(documents))
         });
-        // What was surely acknowledged when the rest of the trace is let go, between the first batch and the last one.
+        // What was surely acknowledged when the rest of the trace is let go, between the first batch and the last
+        // one.
         let waited_for = round.checked_sub(EARLY_KILLS).map(|later| {
             let first = BATCH * (UNDER_WAY + 1) + 1;
             first + (DOCUMENTS - first) * later / (KILLS - EARLY_KILLS)

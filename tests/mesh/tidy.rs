@@ -1,4 +1,8 @@
-//! What depends on what, and how long a file may be.
+//! Rules for the repository itself: the direction of dependencies, the length of files, circles of modules, comments.
+
+mod comments;
+mod module_circles;
+mod rust_source;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -11,7 +11,8 @@
 //! | `dispatch.rs` | **Read this first.** The core that decides, as a pure function of events and instants. |
 //! | `dispatch/fair_queue.rs` | The order of waiting requests: fair between tenants. |
 //! | `placement.rs` | The choice of a worker for a request. |
-//! | `dispatch/granting.rs`, `refusing.rs`, `preemption.rs` | How waiting requests get a lease, an error, or another tenant's slot. |
+//! | `dispatch/granting.rs`, `refusing.rs` | How waiting requests get a lease or an error. |
+//! | `dispatch/preemption.rs` | How waiting requests get another tenant's slot. |
 //! | `dispatch/lease_table.rs`, `worker_table.rs` | The state behind these decisions. |
 //! | `actor.rs` | The actix actor around the core: clock, replies, recovery from panics. |
 //! | `handle.rs`, `http.rs` | The ways in: for callers in this process, and for all others. |
