@@ -16,7 +16,7 @@ pub enum TokenizationError {
     Model {
         /// The name of the file.
         file: &'static str,
-        /// What is wrong with it.
+        /// The fault in its content.
         reason: String,
     },
     /// The model has no chat template.
