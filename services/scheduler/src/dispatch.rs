@@ -38,7 +38,7 @@ use refrain_protocol::{ApiError, LeaseId, RequestId};
 pub(crate) use self::events::{DispatchEffect, DispatchEvent, DispatchState};
 pub(crate) use self::fair_queue::LeaseCallId;
 pub(crate) use self::lease_table::LeaseEnd;
-pub(crate) use self::refusal::{Refusal, scheduler_unavailable};
+pub(crate) use self::refusal::{LeaseRefusal, scheduler_unavailable};
 
 use self::fair_queue::{FairQueue, WaitingRequest};
 use self::lease_table::{LeaseTable, RunningLease};
@@ -177,17 +177,17 @@ impl Dispatch {
         effects: &mut Vec<DispatchEffect>,
     ) {
         if self.draining {
-            return effects.push(self.refuse(call, &request, Refusal::Draining));
+            return effects.push(self.refuse(call, &request, LeaseRefusal::Draining));
         }
         if request.exclude.len() > EXCLUDE_MAX {
-            return effects.push(self.refuse(call, &request, Refusal::ExcludeLimit));
+            return effects.push(self.refuse(call, &request, LeaseRefusal::ExcludeLimit));
         }
         // A request is in one place at a time. If it asks again, its earlier caller or holder is gone: either the
         // answer was lost, or the `finish` is still on its way.
         if let Some(earlier) = self.waiting_by_request.get(&request.request).copied()
             && let Some(waiting) = self.take_out(earlier)
         {
-            effects.push(self.refuse(earlier, &waiting.request, Refusal::Superseded));
+            effects.push(self.refuse(earlier, &waiting.request, LeaseRefusal::Superseded));
         }
         if let Some(lease) = self.leases.of_request(request.request) {
             self.end(lease, LeaseEnd::Superseded, false, effects);
@@ -206,9 +206,9 @@ impl Dispatch {
         // The limits are checked last: a full queue of one model must not refuse a request that an idle worker of
         // another model can take.
         let refusal = if self.queue.len() > self.config.queue_max {
-            Refusal::QueueFull
+            LeaseRefusal::QueueFull
         } else if self.queue.waiting_of_tenant(&tenant) > self.config.tenant_queue_max {
-            Refusal::TenantQueueFull
+            LeaseRefusal::TenantQueueFull
         } else {
             return;
         };
@@ -331,7 +331,7 @@ impl Dispatch {
     fn drain(&mut self, effects: &mut Vec<DispatchEffect>) {
         self.draining = true;
         for call in self.queue.calls() {
-            self.refuse_waiting(call, Refusal::Draining, effects);
+            self.refuse_waiting(call, LeaseRefusal::Draining, effects);
         }
     }
 

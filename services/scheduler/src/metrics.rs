@@ -3,7 +3,7 @@
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
-use crate::dispatch::{Dispatch, LeaseEnd, Refusal};
+use crate::dispatch::{Dispatch, LeaseEnd, LeaseRefusal};
 
 /// Gauges and counters. They are cheap to clone.
 #[derive(Clone)]
@@ -26,7 +26,7 @@ impl SchedulerMetrics {
             &["limit"],
         )?;
         // A rate over a missing counter is empty, so all limits are registered at the start.
-        let limits = Refusal::ALL.map(Refusal::as_str);
+        let limits = LeaseRefusal::ALL.map(LeaseRefusal::as_str);
         for limit in limits
             .iter()
             .chain(&["mailbox_max", "signature", "restarted"])

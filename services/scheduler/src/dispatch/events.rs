@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::fair_queue::{LeaseCallId, PoolState};
 use super::lease_table::LeaseEnd;
-use super::refusal::Refusal;
+use super::refusal::LeaseRefusal;
 use super::worker_table::WorkerState;
 
 /// Something that happened.
@@ -44,7 +44,7 @@ pub(crate) enum DispatchEffect {
     Reject {
         call: LeaseCallId,
         error: ApiError,
-        refusal: Refusal,
+        refusal: LeaseRefusal,
     },
     /// Answer a heartbeat. Each heartbeat gets exactly one answer.
     HeartbeatAnswer(Result<HeartbeatReply, ApiError>),

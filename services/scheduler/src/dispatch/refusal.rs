@@ -14,7 +14,7 @@ const UNAVAILABLE_RETRY_AFTER_MS: u64 = 1_000;
 
 /// The limit that a request reached: the `limit` label of `refrain_scheduler_rejections_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Refusal {
+pub(crate) enum LeaseRefusal {
     /// `queue_max` requests wait already.
     QueueFull,
     /// `tenant_queue_max` requests of the tenant wait already.
@@ -31,28 +31,28 @@ pub(crate) enum Refusal {
     Draining,
 }
 
-impl Refusal {
+impl LeaseRefusal {
     /// All values, so that metrics can register them.
-    pub(crate) const ALL: [Refusal; 7] = [
-        Refusal::QueueFull,
-        Refusal::TenantQueueFull,
-        Refusal::QueueWait,
-        Refusal::NoWorker,
-        Refusal::ExcludeLimit,
-        Refusal::Superseded,
-        Refusal::Draining,
+    pub(crate) const ALL: [LeaseRefusal; 7] = [
+        LeaseRefusal::QueueFull,
+        LeaseRefusal::TenantQueueFull,
+        LeaseRefusal::QueueWait,
+        LeaseRefusal::NoWorker,
+        LeaseRefusal::ExcludeLimit,
+        LeaseRefusal::Superseded,
+        LeaseRefusal::Draining,
     ];
 
     /// The value of the label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Refusal::QueueFull => "queue_max",
-            Refusal::TenantQueueFull => "tenant_queue_max",
-            Refusal::QueueWait => "queue_wait_ms_max",
-            Refusal::NoWorker => "worker_wait_ms",
-            Refusal::ExcludeLimit => "exclude_max",
-            Refusal::Superseded => "superseded",
-            Refusal::Draining => "draining",
+            LeaseRefusal::QueueFull => "queue_max",
+            LeaseRefusal::TenantQueueFull => "tenant_queue_max",
+            LeaseRefusal::QueueWait => "queue_wait_ms_max",
+            LeaseRefusal::NoWorker => "worker_wait_ms",
+            LeaseRefusal::ExcludeLimit => "exclude_max",
+            LeaseRefusal::Superseded => "superseded",
+            LeaseRefusal::Draining => "draining",
         }
     }
 
@@ -65,7 +65,7 @@ impl Refusal {
     ) -> ApiError {
         let model = &request.namespace.namespace.model;
         match self {
-            Refusal::QueueFull => ApiError::new(
+            LeaseRefusal::QueueFull => ApiError::new(
                 ErrorKind::Overloaded,
                 format!(
                     "{} requests are already waiting; try again later",
@@ -74,7 +74,7 @@ impl Refusal {
             )
             .with_code("queue_full")
             .with_retry_after_ms(turn_in_ms),
-            Refusal::TenantQueueFull => ApiError::new(
+            LeaseRefusal::TenantQueueFull => ApiError::new(
                 ErrorKind::Overloaded,
                 format!(
                     "{} of your requests are already waiting; send fewer at once or try again later",
@@ -83,7 +83,7 @@ impl Refusal {
             )
             .with_code("tenant_queue_full")
             .with_retry_after_ms(turn_in_ms),
-            Refusal::QueueWait => ApiError::new(
+            LeaseRefusal::QueueWait => ApiError::new(
                 ErrorKind::Overloaded,
                 format!(
                     "no worker of model {model} had a free slot for {} ms; try again later",
@@ -92,7 +92,7 @@ impl Refusal {
             )
             .with_code("queue_wait")
             .with_retry_after_ms(turn_in_ms),
-            Refusal::NoWorker => ApiError::new(
+            LeaseRefusal::NoWorker => ApiError::new(
                 ErrorKind::Unavailable,
                 format!(
                     "no live worker of model {model} can take a context of {} tokens{}; try again later",
@@ -105,19 +105,19 @@ impl Refusal {
             )
             .with_code("no_worker")
             .with_retry_after_ms(config.worker_wait_ms.clamp(1, RETRY_AFTER_MS_MAX)),
-            Refusal::ExcludeLimit => ApiError::invalid(
+            LeaseRefusal::ExcludeLimit => ApiError::invalid(
                 "exclude",
                 format!(
                     "the request excludes {} workers; exclude at most {EXCLUDE_MAX}",
                     request.exclude.len(),
                 ),
             ),
-            Refusal::Superseded => ApiError::new(
+            LeaseRefusal::Superseded => ApiError::new(
                 ErrorKind::Conflict,
                 "the same request asked for a lease again; only the newer call goes on waiting",
             )
             .with_code("superseded"),
-            Refusal::Draining => {
+            LeaseRefusal::Draining => {
                 scheduler_unavailable("the scheduler is shutting down; try again")
             }
         }

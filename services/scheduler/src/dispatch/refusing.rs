@@ -6,7 +6,7 @@ use super::Dispatch;
 use super::events::DispatchEffect;
 use super::fair_queue::LeaseCallId;
 use super::pool_key::PoolKey;
-use super::refusal::{RETRY_AFTER_MS_MAX, Refusal};
+use super::refusal::{LeaseRefusal, RETRY_AFTER_MS_MAX};
 use super::worker_table::Headroom;
 use crate::placement::Placement;
 
@@ -25,9 +25,9 @@ impl Dispatch {
                 let waited_ms = self.now_ms.saturating_sub(waiting.submitted_ms);
                 let stranded_ms = stranded_since_ms.map(|since| self.now_ms.saturating_sub(since));
                 if stranded_ms.is_some_and(|stranded| stranded >= self.config.worker_wait_ms) {
-                    self.refuse_waiting(call, Refusal::NoWorker, effects);
+                    self.refuse_waiting(call, LeaseRefusal::NoWorker, effects);
                 } else if waited_ms >= self.config.queue_wait_ms_max {
-                    self.refuse_waiting(call, Refusal::QueueWait, effects);
+                    self.refuse_waiting(call, LeaseRefusal::QueueWait, effects);
                 }
             }
         }
@@ -50,7 +50,7 @@ impl Dispatch {
     pub(super) fn refuse_waiting(
         &mut self,
         call: LeaseCallId,
-        refusal: Refusal,
+        refusal: LeaseRefusal,
         effects: &mut Vec<DispatchEffect>,
     ) {
         if let Some(waiting) = self.take_out(call) {
@@ -62,7 +62,7 @@ impl Dispatch {
         &self,
         call: LeaseCallId,
         request: &LeaseRequest,
-        refusal: Refusal,
+        refusal: LeaseRefusal,
     ) -> DispatchEffect {
         let pool = PoolKey::of_request(request);
         let error = refusal.error(request, &self.config, self.turn_in_ms(&pool));

@@ -19,7 +19,7 @@ const WORKER_RUNNING_MAX: u32 = 4_096;
 
 /// A live worker.
 #[derive(Debug)]
-pub(super) struct Worker {
+pub(super) struct LiveWorker {
     pub(super) heartbeat: Heartbeat,
     /// The incarnation of the process before this one. Its late heartbeats are refused.
     previous_incarnation: Option<u64>,
@@ -35,7 +35,7 @@ pub(super) struct Worker {
     suspect_since_ms: Option<u64>,
 }
 
-impl Worker {
+impl LiveWorker {
     fn running(&self) -> u32 {
         u32::try_from(self.leases.len() + self.foreign.len()).unwrap_or(u32::MAX)
     }
@@ -80,7 +80,7 @@ pub(super) struct Headroom {
 /// All live workers, by name.
 #[derive(Debug, Default)]
 pub(super) struct WorkerTable {
-    workers: BTreeMap<WorkerId, Worker>,
+    workers: BTreeMap<WorkerId, LiveWorker>,
 }
 
 impl WorkerTable {
@@ -88,7 +88,7 @@ impl WorkerTable {
         self.workers.len()
     }
 
-    pub(super) fn get_mut(&mut self, worker: &WorkerId) -> Option<&mut Worker> {
+    pub(super) fn get_mut(&mut self, worker: &WorkerId) -> Option<&mut LiveWorker> {
         self.workers.get_mut(worker)
     }
 
@@ -123,7 +123,7 @@ impl WorkerTable {
                 .with_code("workers_limit")
                 .with_retry_after_ms(config.worker_ttl_ms));
             }
-            let worker = Worker {
+            let worker = LiveWorker {
                 previous_incarnation: None,
                 registered_ms: now_ms,
                 reported_ms: now_ms,
@@ -305,7 +305,7 @@ impl WorkerTable {
     }
 
     pub(super) fn observe(&self, now_ms: u64) -> Vec<WorkerState> {
-        let state = |(name, worker): (&WorkerId, &Worker)| WorkerState {
+        let state = |(name, worker): (&WorkerId, &LiveWorker)| WorkerState {
             worker: name.clone(),
             url: worker.heartbeat.url.clone(),
             model: worker.heartbeat.model.clone(),

@@ -11,10 +11,10 @@ use crate::{DocumentKey, Token};
 #[derive(Default)]
 pub struct SegmentBuilder {
     tokens: Vec<Token>,
-    documents: Vec<Document>,
+    documents: Vec<AddedDocument>,
 }
 
-struct Document {
+struct AddedDocument {
     key: DocumentKey,
     start: usize,
     left: usize,
@@ -39,7 +39,7 @@ impl SegmentBuilder {
         let left = self.tokens.len() - start;
         self.tokens.extend(output);
         let end = self.tokens.len();
-        self.documents.push(Document {
+        self.documents.push(AddedDocument {
             key,
             start,
             left,
@@ -136,7 +136,7 @@ impl Positions {
 
 /// The positions that are followed by output of the same document. Only these become entries of the suffix array. So
 /// the length of an interval is the number of occurrences that offer something.
-fn useful(text: &[Token], documents: &[Document]) -> Positions {
+fn useful(text: &[Token], documents: &[AddedDocument]) -> Positions {
     let mut positions = Positions(vec![0; text.len().div_ceil(64)]);
     let mut start = 1;
     for document in documents {

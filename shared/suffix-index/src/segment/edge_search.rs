@@ -20,7 +20,7 @@ pub(super) struct EdgeSearch {
     range: Range<usize>,
     /// Length of the pattern.
     len: usize,
-    edge: Edge,
+    edge: IntervalEdge,
     /// How many tokens the entry before the range, and the one after it, share with the pattern. All entries of the
     /// range share at least the smaller number.
     below: usize,
@@ -40,7 +40,7 @@ enum Beyond {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Edge {
+pub(super) enum IntervalEdge {
     /// The start is the first entry that is not less than the pattern.
     Start,
     /// The end is the first entry that is greater than the pattern.
@@ -48,7 +48,7 @@ pub(super) enum Edge {
 }
 
 impl EdgeSearch {
-    pub(super) fn new(range: Range<usize>, len: usize, edge: Edge) -> Self {
+    pub(super) fn new(range: Range<usize>, len: usize, edge: IntervalEdge) -> Self {
         EdgeSearch {
             range: range.start..range.end.max(range.start),
             len,
@@ -117,8 +117,8 @@ impl EdgeSearch {
 
     fn beyond_at(&self) -> Beyond {
         let entry = match self.edge {
-            Edge::Start => self.range.start.checked_sub(1),
-            Edge::End => Some(self.range.end),
+            IntervalEdge::Start => self.range.start.checked_sub(1),
+            IntervalEdge::End => Some(self.range.end),
         };
         match entry {
             // A fence repeats the tokens that are needed.
@@ -134,8 +134,8 @@ impl EdgeSearch {
     /// The end of the range that is nearer to the context's place. It is the edge once that is found.
     pub(super) fn nearest(&self) -> usize {
         match self.edge {
-            Edge::Start => self.range.end,
-            Edge::End => self.range.start,
+            IntervalEdge::Start => self.range.end,
+            IntervalEdge::End => self.range.start,
         }
     }
 
@@ -176,7 +176,8 @@ impl EdgeSearch {
         while before < behind {
             let middle = before.midpoint(behind);
             let (common, order) = comparison.compare(self.ends[middle], pattern, known);
-            if order == Ordering::Less || self.edge == Edge::End && order == Ordering::Equal {
+            if order == Ordering::Less || self.edge == IntervalEdge::End && order == Ordering::Equal
+            {
                 before = middle + 1;
                 self.below = common;
             } else {

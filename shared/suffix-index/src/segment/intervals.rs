@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::comparison::{ContextComparison, compare};
-use super::edge_search::{Edge, EdgeSearch};
+use super::edge_search::{EdgeSearch, IntervalEdge};
 use super::format::{FENCE_ENTRIES, FENCE_TOKENS};
 use super::view::{SUMMARY_FENCES, summary};
 use crate::Token;
@@ -39,7 +39,7 @@ impl ContextComparison<'_> {
             let fence = at.and_then(|at| fences.get(at));
             fence.map_or(0, |fence| order(fence).0)
         };
-        EdgeSearch::new(range, self.context.len(), Edge::Start)
+        EdgeSearch::new(range, self.context.len(), IntervalEdge::Start)
             .between(common(below), common(Some(high)))
     }
 
@@ -73,7 +73,7 @@ impl ContextComparison<'_> {
     ) -> EdgeSearch {
         if let Some(interval) = self.interval(len) {
             let start = interval.start.min(known);
-            return EdgeSearch::new(start..start, len, Edge::Start);
+            return EdgeSearch::new(start..start, len, IntervalEdge::Start);
         }
         let mut range = 0..known;
         if let Some(blocks) = self.blocks(len) {
@@ -83,9 +83,9 @@ impl ContextComparison<'_> {
                 range.end = known.min(blocks.start * BLOCK_ENTRIES);
             }
         }
-        let narrow = EdgeSearch::new(range.clone(), len, Edge::Start);
-        if narrow.found(place, exact_max).is_some() {
-            return narrow;
+        let search = EdgeSearch::new(range.clone(), len, IntervalEdge::Start);
+        if search.found(place, exact_max).is_some() {
+            return search;
         }
         let fences = range.start.div_ceil(FENCE_ENTRIES)..range.end.div_ceil(FENCE_ENTRIES);
         let within = gallop(fences.len(), |at| self.has_fence(fences.end - 1 - at, len));
@@ -95,7 +95,7 @@ impl ContextComparison<'_> {
         if within > 0 && len <= FENCE_TOKENS {
             range.end = (fences.end - within) * FENCE_ENTRIES;
         }
-        EdgeSearch::new(range, len, Edge::Start)
+        EdgeSearch::new(range, len, IntervalEdge::Start)
     }
 
     /// Begins the search for the end of a pattern's interval. All entries from the context's `place` up to `known`
@@ -109,7 +109,7 @@ impl ContextComparison<'_> {
     ) -> EdgeSearch {
         if let Some(interval) = self.interval(len) {
             let end = interval.end.max(known);
-            return EdgeSearch::new(end..end, len, Edge::End);
+            return EdgeSearch::new(end..end, len, IntervalEdge::End);
         }
         let mut range = known..self.view.ends.len();
         if let Some(blocks) = self.blocks(len) {
@@ -118,9 +118,9 @@ impl ContextComparison<'_> {
                 range.start = known.max((blocks.end - 1) * BLOCK_ENTRIES + 1);
             }
         }
-        let narrow = EdgeSearch::new(range.clone(), len, Edge::End);
-        if narrow.found(place, exact_max).is_some() {
-            return narrow;
+        let search = EdgeSearch::new(range.clone(), len, IntervalEdge::End);
+        if search.found(place, exact_max).is_some() {
+            return search;
         }
         let fences = range.start.div_ceil(FENCE_ENTRIES)..range.end.div_ceil(FENCE_ENTRIES);
         let within = gallop(fences.len(), |at| self.has_fence(fences.start + at, len));
@@ -130,7 +130,7 @@ impl ContextComparison<'_> {
         if within > 0 && len <= FENCE_TOKENS {
             range.start = (fences.start + within - 1) * FENCE_ENTRIES + 1;
         }
-        EdgeSearch::new(range, len, Edge::End)
+        EdgeSearch::new(range, len, IntervalEdge::End)
     }
 
     /// The interval of a pattern, if the tables know it.

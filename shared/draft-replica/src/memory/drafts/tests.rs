@@ -157,7 +157,10 @@ fn the_newest_attempt_of_an_epoch_has_the_word() {
         assert_eq!(said(&mut bench, 2, &[3, 9], false), (true, Some(4)));
         assert_eq!(said(&mut bench, 4, &[8], true), (true, Some(5)));
         let whole = [1, 2, 3, 9, 8];
-        let agreeing = bench.drafts.index.matching_prefix(DocumentKey(1), 0, &whole);
+        let agreeing = bench
+            .drafts
+            .index
+            .matching_prefix(DocumentKey(1), 0, &whole);
         assert_eq!(agreeing, whole.len());
         // An older epoch, or one of whose beginning nothing is left.
         bench.merge(&update(1, 2, 5, &[]));
