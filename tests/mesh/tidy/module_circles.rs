@@ -54,7 +54,7 @@ impl Modules {
         for name in source.declared.difference(&source.declared_for_tests) {
             let file = folder.join(format!("{name}.rs"));
             if file.exists() {
-                let path = [path.as_slice(), &[name.clone()]].concat();
+                let path = [path.as_slice(), std::slice::from_ref(name)].concat();
                 self.add(&file, folder.join(name), path)?;
             }
         }
@@ -105,7 +105,7 @@ impl Modules {
             base.pop()?;
         }
         while let Some(segment) = rest.first() {
-            let inner = [base.as_slice(), &[segment.clone()]].concat();
+            let inner = [base.as_slice(), std::slice::from_ref(segment)].concat();
             if !self.sources.contains_key(&inner) {
                 break;
             }
@@ -137,7 +137,7 @@ impl Modules {
             .filter(|path| path.alias.as_deref() == Some("*"));
         for glob in globs {
             let inside = &glob.segments[..glob.segments.len() - 1];
-            let target = [inside, &[name.clone()]].concat();
+            let target = [inside, std::slice::from_ref(name)].concat();
             let found = self.follow(&base, base.clone(), &target, steps);
             if let Some(found) = found.filter(|found| self.sources[found].defined.contains(name)) {
                 return Some(found);

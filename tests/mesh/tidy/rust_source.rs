@@ -4,35 +4,35 @@ use std::collections::BTreeSet;
 
 /// A path that a module mentions, such as `crate::a::B` or `super::c`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PathUse {
+pub(super) struct PathUse {
     /// The segments of the path. A glob ends with `*`.
-    pub segments: Vec<String>,
+    pub(super) segments: Vec<String>,
     /// The name under which a `use` declaration makes the target known; `None` for a path within code.
-    pub alias: Option<String>,
+    pub(super) alias: Option<String>,
     /// Whether it is a `pub use`, with or without a restriction.
-    pub is_reexport: bool,
+    pub(super) is_reexport: bool,
     /// The inline modules of the file around the path.
-    pub inline_modules: Vec<String>,
+    pub(super) inline_modules: Vec<String>,
 }
 
 /// The parts of a source file that matter for imports. Test code is left out.
 #[derive(Debug, Default)]
-pub struct Source {
+pub(super) struct Source {
     /// Modules in files of their own that the file declares.
-    pub declared: BTreeSet<String>,
+    pub(super) declared: BTreeSet<String>,
     /// Such modules that are declared for tests only.
-    pub declared_for_tests: BTreeSet<String>,
+    pub(super) declared_for_tests: BTreeSet<String>,
     /// Names of the items that the file defines.
-    pub defined: BTreeSet<String>,
+    pub(super) defined: BTreeSet<String>,
     /// Paths in `use` declarations and in code.
-    pub paths: Vec<PathUse>,
+    pub(super) paths: Vec<PathUse>,
     /// Identifiers in the code outside of `use` declarations.
-    pub mentioned: BTreeSet<String>,
+    pub(super) mentioned: BTreeSet<String>,
 }
 
 impl Source {
     /// Reads a file.
-    pub fn read(text: &str) -> Self {
+    pub(super) fn read(text: &str) -> Self {
         let mut reader = Reader {
             tokens: tokens(text),
             at: 0,
@@ -272,9 +272,7 @@ impl Reader {
                     return;
                 }
                 segment => {
-                    if !(segment == "self" && path.len() > prefix.len()
-                        || segment == "self" && !prefix.is_empty())
-                    {
+                    if segment != "self" || path.is_empty() {
                         path.push(segment.to_owned());
                     }
                     self.at += 1;
