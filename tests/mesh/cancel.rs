@@ -1,4 +1,4 @@
-//! A client that goes away frees what it held, at once and everywhere.
+//! A client that disconnects frees its resources everywhere.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn endless(number: usize) -> Chat {
         .speculation("off")
 }
 
-fn under_way(scrape: &Scrape) -> [f64; 4] {
+fn in_flight(scrape: &Scrape) -> [f64; 4] {
     [
         "refrain_gateway_requests_in_flight",
         "refrain_scheduler_leases_running",
@@ -29,14 +29,14 @@ async fn wait_for(client: &Client, requests: f64) {
     wait_until(
         &format!("{requests} requests are under way everywhere"),
         async || {
-            // The scheduler's lease ends last, by a call of its own.
-            (under_way(&client.scrape().await.ok()?) == [requests; 4]).then_some(())
+            // The lease ends last, by a separate call to the scheduler.
+            (in_flight(&client.scrape().await.ok()?) == [requests; 4]).then_some(())
         },
     )
     .await;
 }
 
-/// Far less was decoded than was asked for.
+/// Checks that far fewer tokens were decoded than requested.
 async fn ensure_cut_short(client: &Client) -> anyhow::Result<()> {
     let scrape = client.scrape().await?;
     let emitted = scrape.sum("refrain_spec_emitted_tokens_total", &[]);
@@ -80,7 +80,7 @@ async fn a_dropped_request_ends_its_work() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_waits_leaves_the_queue() -> anyhow::Result<()> {
+async fn a_waiting_request_leaves_the_queue() -> anyhow::Result<()> {
     let mesh = UpMesh::start_with("[worker]\nrunning_max = 1").await?;
     let client = mesh.client();
     let mut running = client.stream(&endless(3)).await?;
@@ -99,7 +99,7 @@ async fn a_request_that_waits_leaves_the_queue() -> anyhow::Result<()> {
     queue_length(1.0).await;
     waiting.abort();
     queue_length(0.0).await;
-    // The one that ran is not disturbed.
+    // The running request is not disturbed.
     tokio::time::timeout(Duration::from_secs(30), running.read_pieces(3)).await??;
     drop(running);
     wait_for(&client, 0.0).await;

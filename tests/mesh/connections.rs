@@ -1,4 +1,4 @@
-//! Connections are few where files are few, and nobody can keep all of them.
+//! The limit on open files limits connections, and no client can keep all of them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use tokio::net::TcpStream;
 
 const SOFT: u32 = 200;
 const HARD: u32 = 260;
-/// More than there are descriptors.
+/// More connections than the process has descriptors.
 const STRANGERS: usize = 400;
-/// What a client may have to wait for a connection: far less than connections are kept for.
+/// How long a client may wait for a connection. Idle connections are kept far longer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A connection of somebody who asks once, and keeps it.
+/// Opens a connection, sends one request, and keeps the connection.
 async fn stranger(addr: SocketAddr) -> anyhow::Result<TcpStream> {
     let mut stream = TcpStream::connect(addr).await?;
     stream
@@ -27,7 +27,7 @@ async fn stranger(addr: SocketAddr) -> anyhow::Result<TcpStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_who_keep_their_connections_keep_no_client_out() -> anyhow::Result<()> {
+async fn strangers_that_keep_connections_do_not_lock_clients_out() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let data = dir.path().to_string_lossy().into_owned();
     let arguments = ["up", "--listen", "127.0.0.1:0", "--data-dir", &*data];
@@ -42,15 +42,19 @@ async fn strangers_who_keep_their_connections_keep_no_client_out() -> anyhow::Re
     let scrape = client.scrape().await?;
     ensure!(
         scrape.sum("process_max_fds", &[]) == f64::from(HARD),
-        "it has not raised its limit"
+        "the program has not raised its limit on open files"
     );
     let mut strangers = Vec::new();
     for _ in 0..STRANGERS {
-        // Some are refused, which is as it should be.
+        // Some connections are refused, as they should be.
         strangers.extend(tokio::time::timeout(PATIENCE, stranger(addr)).await?.ok());
     }
-    ensure!(strangers.len() > 50, "only {} were let in", strangers.len());
-    // One after the other, so that none of them has a connection to go on with.
+    ensure!(
+        strangers.len() > 50,
+        "only {} connections were accepted",
+        strangers.len()
+    );
+    // The newcomers come one after the other, so that none of them has an open connection.
     for number in 0..3 {
         let newcomer = Client::new(&format!("http://{addr}"), "refrain-dev");
         let chat = Chat::new(&long_task(number)).max_tokens(4);
@@ -59,7 +63,7 @@ async fn strangers_who_keep_their_connections_keep_no_client_out() -> anyhow::Re
                 if newcomer.chat(&chat).await.is_ok() {
                     break;
                 }
-                // All had only just come: it was told to try again.
+                // All connections were too new to be closed, so the client was told to try again.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
@@ -75,7 +79,7 @@ async fn strangers_who_keep_their_connections_keep_no_client_out() -> anyhow::Re
     ensure!(open < f64::from(HARD) / 2.0, "{open} connections are open");
     ensure!(
         scrape.sum("refrain_http_connections_gave_way_total", &[]) > 0.0,
-        "nobody gave way"
+        "no idle connection was closed"
     );
     let open_files = scrape.sum("process_open_fds", &[]);
     ensure!(
@@ -90,7 +94,7 @@ async fn strangers_who_keep_their_connections_keep_no_client_out() -> anyhow::Re
     .await;
     ensure!(
         !program.output().contains("ERROR"),
-        "it calls that an error:\n{}",
+        "the log has an error:\n{}",
         program.output()
     );
     Ok(())

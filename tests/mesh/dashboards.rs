@@ -1,4 +1,5 @@
-//! Every query of the dashboards, asked of a real Prometheus that scrapes a live mesh, and an engine with drafts inside.
+//! Every query of the dashboards returns data from a real Prometheus, which scrapes a live mesh and an engine with
+//! the plugin inside.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use refrain_service_kit::mesh::MeshConfig;
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
-/// Small limits, so that there is something to see of evictions and rejections.
+/// Small limits, so that evictions and rejections happen.
 const SETTINGS: &str = "
     [gateway]
     tenant_requests_in_flight_max = 6
@@ -28,7 +29,7 @@ const SETTINGS: &str = "
     tenant_tokens_max = 256
 ";
 
-/// What Grafana's grid counts in: the width of a dashboard.
+/// The width of a dashboard in columns of Grafana's grid.
 const GRID_WIDTH: i64 = 24;
 
 struct Query {
@@ -53,7 +54,7 @@ fn dashboards() -> anyhow::Result<Vec<Value>> {
     Ok(dashboards)
 }
 
-/// The queries of every panel, with Grafana's variables filled in.
+/// The queries of all panels, with values for Grafana's variables.
 fn queries() -> anyhow::Result<Vec<Query>> {
     let mut queries = Vec::new();
     for dashboard in dashboards()? {
@@ -105,7 +106,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-/// The names of metrics in a query, histograms without their endings.
+/// The names of the metrics in a query. Those of histograms have no suffix.
 fn metrics_of(expression: &str, scrape: &Scrape) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let names = words.filter(|word| word.starts_with("refrain_") || word.starts_with("gen_ai_"));
@@ -127,7 +128,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes these addresses every second.
+    /// Starts a Prometheus that scrapes these addresses every second.
     async fn start(dir: &Path, targets: &[&str]) -> anyhow::Result<Self> {
         let unpacked = repository().join("target/tools/usr/bin/prometheus");
         let binary = if unpacked.exists() {
@@ -175,7 +176,7 @@ impl Prometheus {
         })
     }
 
-    /// How many series with a number a query gives.
+    /// The number of series that a query returns with a numeric value.
     async fn ask(&self, query: &Query) -> anyhow::Result<usize> {
         let encoded: String = query
             .expression
@@ -203,7 +204,7 @@ impl Prometheus {
     }
 }
 
-/// What an engine with the drafts inside tells.
+/// An engine with the plugin inside, and its metrics.
 struct Inside {
     proposer: Proposer,
     client: Client,
@@ -212,7 +213,7 @@ struct Inside {
 impl Inside {
     fn start() -> anyhow::Result<Self> {
         let config = PluginConfig {
-            // Nobody is there: what is said stays here.
+            // No draft store listens there, so outputs stay here.
             store_url: "http://127.0.0.1:1".into(),
             mesh: MeshConfig::generate()?,
             tokenizer: Some(repository().join("services/reference-engine/model")),
@@ -227,7 +228,7 @@ impl Inside {
         })
     }
 
-    /// A request that repeats itself, and is drafted for.
+    /// Runs a repetitive request, so that it gets drafts.
     fn says_something(&self) -> anyhow::Result<()> {
         let begin = RequestStart {
             request: "a".into(),
@@ -242,19 +243,19 @@ impl Inside {
     }
 }
 
-/// Requests of all kinds until it is aborted, more at once than the limits allow.
+/// Sends requests of all kinds until it is aborted, with more at once than the limits allow.
 async fn traffic(client: Client) {
     let prompts = varied_prompts(12);
     for round in 0.. {
         let calls = (0..8).map(|number| {
-            // Most follow the router; the others see to it that every way of drafting shows.
+            // Most requests leave the choice to the router. The others make sure that every way of drafting occurs.
             let mode = ["auto", "auto", "eagle3", "off"][number % 4];
             let chat = Chat::new(&prompts[(round + number) % prompts.len()])
                 .max_tokens(40)
                 .endless()
                 .speculation(mode);
             let client = client.clone();
-            // Refusals are part of it.
+            // Some requests are refused, on purpose.
             async move { client.chat(&chat).await.map(drop) }
         });
         futures_util::future::join_all(calls).await;
@@ -276,7 +277,7 @@ async fn traffic(client: Client) {
     }
 }
 
-/// A panel's left, top, width and height.
+/// Left edge, top edge, width and height of a panel.
 fn place(panel: &Value) -> Option<[i64; 4]> {
     let grid = &panel["gridPos"];
     let [x, y, w, h] = ["x", "y", "w", "h"].map(|name| grid[name].as_i64());
@@ -284,7 +285,7 @@ fn place(panel: &Value) -> Option<[i64; 4]> {
 }
 
 #[test]
-fn every_panel_has_an_id_and_a_place_of_its_own() -> anyhow::Result<()> {
+fn every_panel_has_its_own_id_and_place() -> anyhow::Result<()> {
     for dashboard in dashboards()? {
         let panels: Vec<&Value> = list(&dashboard["panels"]).collect();
         let mut ids = BTreeSet::new();
@@ -313,7 +314,7 @@ fn every_panel_has_an_id_and_a_place_of_its_own() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What only the score router tells.
+/// Metrics of the score router only.
 const OF_SCORE: &str = "refrain_spec_threshold";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -329,7 +330,7 @@ async fn queries_about_the_score_router_return_data_with_it() -> anyhow::Result<
     all_return_data("[worker.speculation]\nrouter = \"score\"", &of_score).await
 }
 
-/// The queries that need the score router, and the others.
+/// All queries, divided into those that need the score router and the others.
 fn split() -> anyhow::Result<(Vec<Query>, Vec<Query>)> {
     let is_of_score = |query: &Query| query.expression.contains(OF_SCORE);
     Ok(queries()?.into_iter().partition(is_of_score))

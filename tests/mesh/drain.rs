@@ -1,4 +1,4 @@
-//! A mesh that is asked to stop finishes what it began.
+//! A mesh that is asked to stop finishes its running requests.
 
 use anyhow::ensure;
 use e2e::{Chat, Client, Event, Program, long_task};
@@ -6,17 +6,17 @@ use e2e::{Chat, Client, Event, Program, long_task};
 const TOKENS: u32 = 300;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_is_finished_and_kept() -> anyhow::Result<()> {
-    finished_and_kept("TERM").await
+async fn a_stream_is_finished_and_stored() -> anyhow::Result<()> {
+    finished_and_stored("TERM").await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hang_up_drains_as_well() -> anyhow::Result<()> {
-    finished_and_kept("HUP").await
+    finished_and_stored("HUP").await
 }
 
-/// A stream that runs when the signal comes.
-async fn finished_and_kept(signal: &str) -> anyhow::Result<()> {
+/// Checks a stream that runs when the signal arrives: it is finished, and its output is stored.
+async fn finished_and_stored(signal: &str) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let (mut program, url) = Program::up(dir.path(), &[], &[]).await?;
     let client = Client::new(&url, "refrain-dev");
@@ -34,13 +34,13 @@ async fn finished_and_kept(signal: &str) -> anyhow::Result<()> {
     let mut stream = client.stream(&chat).await?;
     let mut text = stream.read_pieces(5).await?;
     program.signal(signal).await?;
-    // The signal arrives some time; from then on nothing new is taken. Another client, since a connection
-    // that is kept may be served to its end.
+    // From some time after the signal on, new requests are refused. The test uses another client, because a kept
+    // connection may be served to its end.
     e2e::wait_until("new requests are refused", async || {
         let another = Client::new(&url, "refrain-dev");
         match another.chat(&Chat::new("a").max_tokens(1)).await {
             Ok(_) => None,
-            // Refused with a reason, or not connected at all.
+            // The request is refused with a reason, or the connection is refused.
             Err(error) => {
                 let error = error.to_string();
                 let has_status = error.starts_with(|first: char| first.is_ascii_digit());
@@ -71,7 +71,7 @@ async fn finished_and_kept(signal: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_outlasts_the_grace_is_told_so() -> anyhow::Result<()> {
+async fn a_stream_that_outlasts_the_grace_period_gets_an_error() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let (mut program, url) =
         Program::up(dir.path(), &[], &[("REFRAIN_DRAIN_GRACE_MS", "0")]).await?;

@@ -1,4 +1,4 @@
-//! The engine's contract over HTTP, as the worker's adapter speaks it, on the real engine.
+//! The contract between the worker's adapter and the reference engine, over HTTP.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
         "text did not come back"
     );
 
-    // Four tokens one by one, then the same four as a draft: one step, the same tokens.
+    // Four tokens one by one, and then the same four as a draft: one step gives the same tokens.
     let mut said = Vec::new();
     let mut step = item(1, true, 0, &prompt);
     for _ in 0..4 {
@@ -101,7 +101,7 @@ async fn the_adapter_and_the_engine_agree() -> anyhow::Result<()> {
     );
     ensure!(output.cached_tokens > 0, "the prompt's KV was not reused");
 
-    // Truncation is always legal: two tokens back, and the same two follow.
+    // A session can always be truncated: after two tokens less, the same two tokens follow.
     let back = item(2, false, output.text_len - 2, &[]);
     let response = engine.step(StepRequest { items: vec![back] }).await?;
     let output = response.results.into_iter().next().context("no result")??;
@@ -180,7 +180,7 @@ async fn the_engine_drafts_by_itself() -> anyhow::Result<()> {
     );
     ensure!(draft_s > 0.0, "drafting took no time");
 
-    // A session that was not opened for it is told so, and lives on.
+    // A session that was not opened for drafts gets an error, and goes on.
     let mut step = item(1, false, 1, &[]);
     step.self_draft = Some(wanted);
     let response = engine.step(StepRequest { items: vec![step] }).await?;

@@ -1,4 +1,4 @@
-//! What one tenant asks for keeps no other from its turn.
+//! No tenant keeps another one from its share of the slots.
 
 use anyhow::ensure;
 use e2e::{Chat, Client, Event, UpMesh, long_task, wait_until};
@@ -7,7 +7,7 @@ const SLOTS: usize = 4;
 const CHOICES: u64 = 6;
 const TOKENS: u32 = 400;
 
-/// More outputs than there are slots, each as long as it may be.
+/// A request with more choices than slots. Each output reaches its limit.
 fn greedy_tenant() -> Chat {
     Chat::new(&long_task(1))
         .sampled(1.0, 7)
@@ -31,13 +31,12 @@ async fn gave_way(client: &Client) -> anyhow::Result<f64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_newcomer_has_its_turn_before_any_output_of_a_tenant_with_all_slots_ends()
--> anyhow::Result<()> {
+async fn a_newcomer_gets_a_slot_before_any_output_of_the_other_tenant_ends() -> anyhow::Result<()> {
     let mesh = UpMesh::start_with(&format!("[worker]\nrunning_max = {SLOTS}")).await?;
     let (client, newcomer) = (mesh.client(), mesh.client_of_another());
     let alone = client.chat(&greedy_tenant()).await?;
     ensure!(alone.completion_tokens() == CHOICES * u64::from(TOKENS));
-    // Who is alone has all slots for as long as it likes.
+    // A tenant that is alone keeps all slots.
     ensure!(gave_way(&client).await? == 0.0);
 
     let emitted = async || -> anyhow::Result<f64> {
@@ -65,21 +64,21 @@ async fn a_newcomer_has_its_turn_before_any_output_of_a_tenant_with_all_slots_en
             None => anyhow::bail!("no token came"),
         }
     }
-    // Had it waited for a slot, one of the others' outputs would be complete.
+    // If the newcomer had waited for a free slot, an output of the other tenant would be complete.
     let said = emitted().await? - before;
     let least = f64::from(TOKENS);
     ensure!(
         said < least * SLOTS as f64,
-        "{said} tokens came before its first"
+        "{said} tokens came before the newcomer's first one"
     );
     ensure!(!greedy.is_finished());
-    ensure!(gave_way(&client).await? >= 1.0, "nobody gave way");
+    ensure!(gave_way(&client).await? >= 1.0, "no chunk was preempted");
     drop(stream);
-    // What gave way went on, and lost nothing by it.
+    // The preempted outputs went on and are complete.
     let answer = greedy.await??;
     ensure!(
         texts(&answer.body) == texts(&alone.body),
-        "other outputs came of it"
+        "preemption changed the outputs"
     );
     mesh.stop().await;
     Ok(())

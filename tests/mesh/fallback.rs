@@ -1,11 +1,11 @@
-//! A worker without an EAGLE-3 head hands requests over to one that has it.
+//! A worker without an EAGLE-3 head hands requests over to a worker that has one.
 
 use anyhow::ensure;
 use e2e::{Chat, HttpMesh, Service, varied_prompts, wait_until};
 use futures_util::future::try_join_all;
 
-/// Worker 0 has no head and falls back to worker 1, which believes in no suffix draft and whose head is in use as
-/// soon as it was tried, however slow it is on this machine.
+/// Worker 0 has no head and falls back to worker 1. Worker 1 accepts no suffix draft, and uses its head as soon as it
+/// has tried it, however slow the head is on this machine.
 const SETTINGS: &str = r#"
 [reference-engine-0]
 eagle3 = "off"
@@ -25,7 +25,7 @@ gain_leave = 0.001
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_goes_on_at_the_worker_that_has_a_head() -> anyhow::Result<()> {
+async fn a_request_moves_to_the_worker_that_has_a_head() -> anyhow::Result<()> {
     let mesh = HttpMesh::start_here(2, SETTINGS).await?;
     let client = mesh.client();
     let prompts = varied_prompts(8);
@@ -36,7 +36,7 @@ async fn a_request_goes_on_at_the_worker_that_has_a_head() -> anyhow::Result<()>
         "plain decoding has no reason to move"
     );
 
-    // Both workers are busy now, so worker 1 gets to try its head.
+    // Both workers are busy now, so worker 1 tries its head.
     wait_until("the head of worker 1 is in use", async || {
         let chats = prompts.iter().map(|prompt| {
             let chat = Chat::new(prompt).max_tokens(48).endless();
@@ -49,8 +49,8 @@ async fn a_request_goes_on_at_the_worker_that_has_a_head() -> anyhow::Result<()>
     })
     .await;
 
-    // The idle mesh leads requests to worker 0, the first of two equals; what it learns of worker 1 comes with
-    // its heartbeats.
+    // An idle mesh sends requests to worker 0, the first of two equal workers. It learns about worker 1 from
+    // heartbeats.
     let moved = wait_until("a request is handed over", async || {
         let answer = client
             .chat(&chat.clone().speculation("eagle3"))

@@ -1,10 +1,10 @@
-//! What the mesh refuses, and how it says so.
+//! Requests that the mesh refuses, and the errors that they get.
 
 use anyhow::ensure;
 use e2e::{Chat, Client, Reply, TINY_MODEL, UpMesh, long_task, wait_until};
 use serde_json::{Value, json};
 
-/// The status, the code and the parameter of an error in OpenAI's shape, which has four keys, always.
+/// Checks status, code and parameter of an error in OpenAI's shape, which always has four keys.
 fn ensure_refused(
     reply: &Reply,
     status: u16,
@@ -56,7 +56,7 @@ async fn chat(client: &Client, body: &Value) -> anyhow::Result<Reply> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn faulty_requests_are_told_what_is_wrong() -> anyhow::Result<()> {
+async fn errors_name_the_fault_of_a_request() -> anyhow::Result<()> {
     let mesh = UpMesh::start_with("[gateway]\nbody_bytes_max = 65536").await?;
     let client = mesh.client();
     let fine = Chat::new("a").body().clone();
@@ -115,7 +115,7 @@ async fn faulty_requests_are_told_what_is_wrong() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_supported_is_refused_and_not_ignored() -> anyhow::Result<()> {
+async fn unsupported_fields_are_refused_and_not_ignored() -> anyhow::Result<()> {
     let mesh = UpMesh::start().await?;
     let client = mesh.client();
     let unsupported = Some("unsupported_parameter");
@@ -163,7 +163,7 @@ async fn what_is_not_supported_is_refused_and_not_ignored() -> anyhow::Result<()
     Ok(())
 }
 
-/// Occupies the mesh for as long as the stream is held.
+/// Occupies the only slot of the mesh until the stream is dropped.
 async fn occupy(client: &Client) -> anyhow::Result<e2e::EventStream> {
     let endless = Chat::new(&long_task(1))
         .max_tokens(3_500)
@@ -175,7 +175,7 @@ async fn occupy(client: &Client) -> anyhow::Result<e2e::EventStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_queue_says_when_to_come_back() -> anyhow::Result<()> {
+async fn a_full_queue_gives_a_retry_hint() -> anyhow::Result<()> {
     let settings = "[worker]\nrunning_max = 1\n[scheduler]\nqueue_max = 1";
     let mesh = UpMesh::start_with(settings).await?;
     let client = mesh.client();
@@ -209,7 +209,7 @@ async fn a_full_queue_says_when_to_come_back() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_tenants_limit_is_not_anothers() -> anyhow::Result<()> {
+async fn the_limit_of_one_tenant_does_not_affect_another() -> anyhow::Result<()> {
     let mesh = UpMesh::start_with("[gateway]\ntenant_requests_in_flight_max = 1").await?;
     let client = mesh.client();
     let _running = occupy(&client).await?;

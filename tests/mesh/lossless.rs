@@ -1,4 +1,4 @@
-//! Output is the engine's own: whatever is drafted, however requests are batched and cut into chunks.
+//! The output is the engine's own, whatever the drafts, the batches and the chunks.
 
 use anyhow::ensure;
 use e2e::{Answer, Chat, Client, UpMesh, varied_prompts};
@@ -7,7 +7,7 @@ use futures_util::stream::{StreamExt, TryStreamExt, iter};
 const PROMPTS: usize = 54;
 const TOKENS_MAX: u32 = 32;
 
-/// Every prompt greedily and with noise; every fourth one runs to its limit whatever the model would like.
+/// Each prompt greedily and sampled. Every fourth output always reaches its limit.
 fn chats() -> Vec<Chat> {
     let prompts = varied_prompts(PROMPTS).into_iter().enumerate();
     prompts
@@ -81,7 +81,7 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
         plain.iter().any(|answer| answer.finish_reason == "length"),
         "no output reached its limit"
     );
-    // The first pass drafts from what the plain one left behind, so most steps are long ones.
+    // The first pass drafts from the outputs of the plain one, so most steps accept many tokens.
     for (mode, at_once) in [
         ("suffix", 1),
         ("eagle3", 1),
@@ -109,8 +109,8 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
     }
     mesh.stop().await;
 
-    // Another mesh: nothing remembered, a new lease every 16 tokens, and wide drafts of the head, most of
-    // whose branches are refused.
+    // Another mesh remembers nothing, takes a new lease every 16 tokens, and makes wide drafts of the head, of which
+    // most branches are rejected.
     let mesh = UpMesh::start_with(
         "[gateway]\nchunk_tokens = 16\n\
          [worker.speculation.eagle3]\ndepth = 5\ntop_k = 3\ntokens_max = 12\npath_prob_min = 0.01",
@@ -134,7 +134,7 @@ async fn output_depends_on_neither_drafts_nor_batches_nor_chunks() -> anyhow::Re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_says_what_a_whole_answer_says() -> anyhow::Result<()> {
+async fn a_stream_has_the_text_of_a_whole_answer() -> anyhow::Result<()> {
     let mesh = UpMesh::start().await?;
     let client = mesh.client();
     for (number, prompt) in varied_prompts(12).iter().enumerate() {

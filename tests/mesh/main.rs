@@ -1,5 +1,4 @@
-//! What the mesh promises, checked on whole meshes: in one process, over HTTP, and as children that are
-//! killed.
+//! End-to-end tests of whole meshes: in one process, over HTTP, and as child processes that are killed.
 
 mod cancel;
 mod connections;

@@ -1,12 +1,11 @@
-//! What was said is remembered: across requests, restarts and crashes, and for its tenant alone.
+//! Outputs are remembered across requests, restarts and crashes, and only for their tenant.
 
 use anyhow::ensure;
 use e2e::{Chat, Client, Program, UpMesh, long_task, wait_until};
 
 const TOKENS: u32 = 120;
 
-/// Sampled at the highest temperature, so that the output hardly repeats anything of itself and what is drafted
-/// must come from elsewhere.
+/// A chat with the highest temperature. Its output hardly repeats itself, so drafts must come from other outputs.
 fn chat(number: usize) -> Chat {
     Chat::new(&long_task(number))
         .sampled(2.0, 7 + number as u64)
@@ -21,8 +20,8 @@ async fn accepted_from_tenant(client: &Client, chat: &Chat) -> anyhow::Result<f6
     Ok(client.scrape().await?.accepted_from("tenant") - before)
 }
 
-/// Everything said so far is in the store.
-async fn harvested(client: &Client) {
+/// Waits until all outputs are in the store.
+async fn uploaded(client: &Client) {
     wait_until("all outputs are acknowledged", async || {
         let scrape = client.scrape().await.ok()?;
         let pending = scrape.sum("refrain_upload_pending_tokens", &[]);
@@ -32,8 +31,7 @@ async fn harvested(client: &Client) {
     .await;
 }
 
-/// A restarted worker follows the store from the first request of a namespace on: it is asked for something
-/// small until its copy is there.
+/// Makes a restarted worker follow the store, with a small request, and waits until its replica is complete.
 async fn followed(client: &Client) -> anyhow::Result<()> {
     client
         .chat(&Chat::new("a").max_tokens(1).speculation("off"))
@@ -48,7 +46,7 @@ async fn followed(client: &Client) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_time_is_drafted_from_the_first_for_its_tenant_alone() -> anyhow::Result<()> {
+async fn a_repeated_request_drafts_from_the_first_one_of_its_tenant_only() -> anyhow::Result<()> {
     let mesh = UpMesh::start().await?;
     let client = mesh.client();
     let first = accepted_from_tenant(&client, &chat(1)).await?;
@@ -77,11 +75,11 @@ async fn a_second_time_is_drafted_from_the_first_for_its_tenant_alone() -> anyho
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_predicted_output_is_drafted_and_reported() -> anyhow::Result<()> {
-    // Whether drafts pay on this machine is not asked here.
+    // These settings use drafts even if they do not pay on this machine.
     let settings = "[worker.speculation]\nrouter = \"score\"\nfallback = \"off\"\ngain_min = 0";
     let mesh = UpMesh::start_with(settings).await?;
     let said = mesh.client().chat(&chat(6)).await?;
-    // Nobody said it to this tenant: only the prediction can know.
+    // This tenant has never had the output, so drafts of it can only come from the prediction.
     let prediction = serde_json::json!({"type": "content", "content": said.text.clone()});
     let predicted = mesh
         .client_of_another()
@@ -101,23 +99,23 @@ async fn a_predicted_output_is_drafted_and_reported() -> anyhow::Result<()> {
         said.body
             .pointer("/usage/completion_tokens_details")
             .is_none(),
-        "told of a prediction that was not made"
+        "an answer without a prediction reports one"
     );
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_tenant_said_changes_nothing_for_another() -> anyhow::Result<()> {
+async fn outputs_of_one_tenant_change_nothing_for_another() -> anyhow::Result<()> {
     let mut counts = Vec::new();
     for said_before in [0, 3] {
-        // Whether a way of drafting pays is measured for the engine as a whole, and differs from run to run.
+        // The router measures whether drafts pay, which differs from run to run. These settings do not depend on it.
         let settings = "[worker.speculation]\nrouter = \"score\"\nfallback = \"off\"\ngain_min = 0";
         let mesh = UpMesh::start_with(settings).await?;
         for _ in 0..said_before {
             mesh.client().chat(&chat(3)).await?;
         }
-        // A request drafts from its own output too, so there are some accepted tokens; but just as many
-        // steps, drafts and accepted tokens as in a mesh where nobody has said anything.
+        // A request also drafts from its own output, so some tokens are accepted. But the numbers of steps, drafts
+        // and accepted tokens are the same as in an empty mesh.
         let answer = mesh.client_of_another().chat(&chat(3)).await?;
         counts.push(answer.body["metrics"]["speculative_decoding"].clone());
         mesh.stop().await;
@@ -132,10 +130,10 @@ async fn what_one_tenant_said_changes_nothing_for_another() -> anyhow::Result<()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drafts_outlive_an_orderly_restart() -> anyhow::Result<()> {
+async fn drafts_survive_an_orderly_restart() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let mesh = UpMesh::start_in(dir.path(), "").await?;
-    // Right up to the stop: what was answered is kept, acknowledged by the store or not.
+    // An output right before the stop is kept, whether the store has acknowledged it or not.
     let said = mesh.client().chat(&chat(4)).await?;
     mesh.stop().await;
 
@@ -157,12 +155,12 @@ async fn drafts_outlive_an_orderly_restart() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_outlives_a_crash() -> anyhow::Result<()> {
+async fn acknowledged_outputs_survive_a_crash() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let (program, url) = Program::up(dir.path(), &[], &[]).await?;
     let client = Client::new(&url, "refrain-dev");
     client.chat(&chat(5)).await?;
-    harvested(&client).await;
+    uploaded(&client).await;
     let stored = client
         .scrape()
         .await?
@@ -190,14 +188,14 @@ async fn what_was_acknowledged_outlives_a_crash() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_output_that_was_cancelled_is_kept_too() -> anyhow::Result<()> {
+async fn a_cancelled_output_is_kept_too() -> anyhow::Result<()> {
     let mesh = UpMesh::start().await?;
     let client = mesh.client();
     let long = chat(6).max_tokens(1500).speculation("off");
     let mut stream = client.stream(&long).await?;
     stream.read_pieces(60).await?;
     drop(stream);
-    harvested(&client).await;
+    uploaded(&client).await;
     let kept = client
         .scrape()
         .await?

@@ -1,4 +1,4 @@
-//! The official Python client works with a mesh as it stands.
+//! The official Python client of OpenAI works with a mesh.
 
 use anyhow::{Context, ensure};
 use e2e::{KEY, TINY_MODEL, UpMesh, repository};

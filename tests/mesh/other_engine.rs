@@ -1,5 +1,5 @@
-//! A mesh in front of an engine of another maker, which speaks text only. Another mesh plays that engine: its gateway is a
-//! server with OpenAI's completions like any other.
+//! A mesh in front of a third-party engine that only returns text. Another mesh plays that engine, since its gateway
+//! is an OpenAI-compatible server like any other.
 
 use anyhow::ensure;
 use e2e::{Client, KEY, TINY_MODEL, UpMesh, wait_until};
@@ -31,7 +31,7 @@ async fn complete(client: &Client, model: &str, fields: Value) -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_engine_says_comes_through_and_is_remembered() -> anyhow::Result<()> {
+async fn the_engines_output_is_returned_and_remembered() -> anyhow::Result<()> {
     let engine = UpMesh::start().await?;
     let mesh = in_front_of(&engine.client()).await?;
     let (_, expected) = complete(&engine.client(), TINY_MODEL, json!({})).await?;
@@ -49,14 +49,14 @@ async fn what_the_engine_says_comes_through_and_is_remembered() -> anyhow::Resul
     })
     .await;
 
-    // What the engine cannot do is refused by name, here and not there.
+    // The gateway refuses the features that such an engine lacks, and names them.
     let (status, refused) = complete(&mesh.client(), PUBLIC, json!({"top_k": 5})).await?;
     ensure!(
         status == 400 && refused["error"]["param"] == "top_k",
         "{refused}"
     );
 
-    // Without its engine the mesh says so, and lives.
+    // Without its engine, the mesh reports an error and goes on.
     engine.stop().await;
     let (status, error) = complete(&mesh.client(), PUBLIC, json!({})).await?;
     ensure!([502, 503].contains(&status), "{status}: {error}");

@@ -1,4 +1,4 @@
-//! One budget of attempts, whoever makes them.
+//! One budget of attempts for gateway and workers together.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 const MODEL: &str = "model-of-a-failing-engine";
 
-/// An engine that is there, serves the model, and fails whatever it is asked to generate.
+/// An engine that serves the model, and fails every request to generate.
 struct FailingEngine {
     url: String,
     asked: Arc<AtomicU64>,
@@ -41,7 +41,7 @@ impl FailingEngine {
     }
 }
 
-/// One request, one answer.
+/// Serves one request per connection.
 async fn answer(mut connection: TcpStream, asked: Arc<AtomicU64>) -> anyhow::Result<()> {
     let mut request = Vec::new();
     loop {
@@ -87,7 +87,7 @@ async fn in_front_of(
 ) -> anyhow::Result<(UpMesh, TempDir)> {
     let settings = format!(
         "urls.engine = \"{}\"\n\
-         [scheduler]\nheartbeat_interval_ms = 50\n\
+         [scheduler]\nworker_ttl_ms = 1000\n\
          [gateway]\n{gateway}\n\
          [worker.engine]\nkind = \"openai\"\nmodel = \"{MODEL}\"\nfiles = \"builtin:refrain-tiny\"\n\
          attempts_max = 3\n\
@@ -114,13 +114,12 @@ async fn ask(mesh: &UpMesh) -> anyhow::Result<(u16, Value)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gateway_and_worker_together_try_no_more_often_than_a_request_may_be() -> anyhow::Result<()>
-{
+async fn attempts_of_gateway_and_worker_count_together() -> anyhow::Result<()> {
     let engine = FailingEngine::start().await?;
     let (mesh, _data) = in_front_of(&engine, "", 10.0).await?;
     let (status, error) = ask(&mesh).await?;
     ensure!(status == 502, "{status}: {error}");
-    // Three times by the worker on its first lease, and twice on its second.
+    // The worker tries three times on the first lease, and twice on the second one.
     ensure!(engine.asked() == 5, "asked {} times", engine.asked());
     let scrape = mesh.client().scrape().await?;
     let retries = scrape.sum("refrain_worker_engine_retries_total", &[]);
@@ -130,14 +129,14 @@ async fn gateway_and_worker_together_try_no_more_often_than_a_request_may_be() -
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn retries_of_all_requests_are_a_share_of_them() -> anyhow::Result<()> {
+async fn retries_are_a_share_of_all_requests() -> anyhow::Result<()> {
     let engine = FailingEngine::start().await?;
     let (mesh, _data) = in_front_of(&engine, "retry_share = 0.5", 0.0).await?;
     for _ in 0..6 {
         let (status, error) = ask(&mesh).await?;
         ensure!(status == 502, "{status}: {error}");
     }
-    // What is not used in time is forgotten, so a slow machine grants fewer.
+    // An unused budget expires, so a slow machine grants fewer retries.
     ensure!(
         (6..=9).contains(&engine.asked()),
         "asked {} times",

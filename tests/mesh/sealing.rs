@@ -1,5 +1,5 @@
-//! Memory in other forms: outputs that ended are sealed while others run, and groups of samples have trees of their
-//! own. Neither changes what is said, nor loses what can be drafted from.
+//! Sealing of finished outputs while others run, and separate indexes for groups of samples. Neither changes outputs
+//! or loses drafts.
 
 use anyhow::ensure;
 use e2e::{Answer, Chat, Client, UpMesh, long_task, varied_prompts, wait_until};
@@ -14,7 +14,7 @@ fn seal_early(file: &mut MeshFile) {
     file.worker.memory.upkeep_ms = 5;
 }
 
-/// As random as can be, so that what is drafted comes from an earlier answer to the same.
+/// A chat with a random output, so that drafts can only come from an earlier answer to the same chat.
 fn chat(number: usize) -> Chat {
     Chat::new(&long_task(number))
         .sampled(2.0, 7 + number as u64)
@@ -27,7 +27,7 @@ async fn jobs(client: &Client, job: &str) -> anyhow::Result<f64> {
     Ok(scrape.sum("refrain_replica_jobs_total", &[("job", job)]))
 }
 
-/// Waits until all outputs of the store are in the worker's replica, and all but a small rest is sealed.
+/// Waits until all stored outputs are in the worker's replica, and sealed except for a small rest.
 async fn sealed(client: &Client) {
     wait_until("the worker has sealed its copy of the drafts", async || {
         let scrape = client.scrape().await.ok()?;
@@ -43,7 +43,7 @@ async fn sealed(client: &Client) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_sealed_is_drafted_from_before_and_after_a_restart() -> anyhow::Result<()> {
+async fn sealed_outputs_give_drafts_before_and_after_a_restart() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let mut said: Option<String> = None;
     for restarts in 0..2 {
@@ -54,7 +54,7 @@ async fn what_was_sealed_is_drafted_from_before_and_after_a_restart() -> anyhow:
                 client.chat(&chat(number)).await?;
             }
         } else {
-            // The store is followed from the first request of a namespace on.
+            // The worker follows the store from the first request of a namespace on.
             let small = Chat::new("a").max_tokens(1).speculation("off");
             client.chat(&small).await?;
         }
@@ -89,7 +89,7 @@ async fn ask(client: &Client, chats: &[Chat], mode: &str) -> anyhow::Result<Vec<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn output_does_not_depend_on_what_is_sealed_meanwhile() -> anyhow::Result<()> {
+async fn output_does_not_depend_on_sealing() -> anyhow::Result<()> {
     let prompts = varied_prompts(12).into_iter().enumerate();
     let chats: Vec<Chat> = prompts
         .map(|(number, prompt)| {
@@ -148,14 +148,14 @@ async fn samples_of_a_group_draft_from_each_other() -> anyhow::Result<()> {
         alone == 0.0 && second > f64::from(TOKENS) / 2.0,
         "{alone} accepted from a group of one, then {second}"
     );
-    // Samples that run at once, and are not the same.
+    // The samples run at the same time and differ.
     let samples = chat(2)
         .sampled(0.3, 1)
         .set("group", "another rollout")
         .set("n", 4);
     let at_once = accepted(&client, &samples, "group").await?;
     ensure!(at_once > 0.0, "samples that run at once draft nothing");
-    // The same name is another group for another tenant, and no group is none.
+    // The same name is a different group for another tenant, and a request without a name has no group.
     let stranger = accepted(&mesh.client_of_another(), &sample, "group").await?;
     let without = accepted(&client, &chat(1), "group").await?;
     ensure!(

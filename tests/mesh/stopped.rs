@@ -1,4 +1,4 @@
-//! Services that are away for a while, or have stopped without ending: what waits for them, and for how long.
+//! Services that are gone for a while, or that hang: which requests wait for them, and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use anyhow::{Context, ensure};
 use e2e::{Chat, HttpMesh, Service, long_task, wait_until};
 use futures_util::future::join_all;
 
-/// Far less than any of the waits that a stopped service caused without a limit of its own.
+/// Far less than any wait for a hanging service without a limit of its own.
 const SOON: Duration = Duration::from_secs(45);
 
-/// Nothing runs and nothing waits.
+/// Waits until no lease is held and no request waits.
 async fn settled(mesh: &HttpMesh) {
     wait_until("every lease is given back", async || {
         let scrape = mesh.scrape(Service::Scheduler).await.ok()?;
@@ -30,7 +30,7 @@ async fn a_restart_of_the_scheduler_loses_no_request() -> anyhow::Result<()> {
     for chat in &chats {
         expected.push(mesh.client().chat(chat).await?.text);
     }
-    // One runs on through it all, and needs no scheduler.
+    // This stream runs all the time, and needs no scheduler.
     let mut stream = mesh
         .client()
         .stream(&Chat::new(&long_task(7)).max_tokens(300).endless())
@@ -42,9 +42,12 @@ async fn a_restart_of_the_scheduler_loses_no_request() -> anyhow::Result<()> {
         let answers = chats.iter().map(|chat| client.chat(chat));
         join_all(answers).await
     });
-    // The time for which nobody is there.
+    // The scheduler is gone for this time.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    ensure!(!asked.is_finished(), "requests were not held");
+    ensure!(
+        !asked.is_finished(),
+        "requests did not wait for the scheduler"
+    );
     mesh.start_child(Service::Scheduler).await?;
     for (answer, expected) in asked.await?.into_iter().zip(expected) {
         ensure!(answer?.text == expected, "the answer differs");
@@ -55,12 +58,13 @@ async fn a_restart_of_the_scheduler_loses_no_request() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_scheduler_is_told_of_and_holds_nothing_when_it_goes_on() -> anyhow::Result<()> {
+async fn a_hanging_scheduler_is_an_error_and_holds_no_lease_when_it_goes_on() -> anyhow::Result<()>
+{
     let settings = "[gateway]\nscheduler_wait_ms = 1000";
     let mesh = HttpMesh::start_children(1, settings, &[]).await?;
     let chat = Chat::new(&long_task(2)).max_tokens(20);
     let expected = mesh.client().chat(&chat).await?.text;
-    // A lease that is given back while nobody takes it.
+    // The lease of this stream is given back while the scheduler hangs.
     let mut stream = mesh
         .client()
         .stream(&Chat::new(&long_task(7)).max_tokens(200).endless())
@@ -93,8 +97,8 @@ async fn a_stopped_scheduler_is_told_of_and_holds_nothing_when_it_goes_on() -> a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_stops_for_good_is_left_after_its_leases_time() -> anyhow::Result<()> {
-    let settings = "[scheduler]\nlease_grace_ms = 1000\nlease_ttl_ms = 2000";
+async fn a_hanging_worker_is_left_after_the_lease_ttl() -> anyhow::Result<()> {
+    let settings = "[scheduler]\nlease_ttl_ms = 2000";
     let mesh = HttpMesh::start_children(2, settings, &[]).await?;
     wait_until("both workers report", async || {
         let scrape = mesh.scrape(Service::Scheduler).await.ok()?;
@@ -116,7 +120,7 @@ async fn a_worker_that_stops_for_good_is_left_after_its_leases_time() -> anyhow:
             busy = Some(Service::Worker(number));
         }
     }
-    let busy = busy.context("no worker decodes: the output ended too soon to be disturbed")?;
+    let busy = busy.context("no worker decodes: the output ended too soon")?;
     mesh.signal(busy, "STOP").await?;
     let began = Instant::now();
     text += &stream.read_to_done().await?;
@@ -128,8 +132,8 @@ async fn a_worker_that_stops_for_good_is_left_after_its_leases_time() -> anyhow:
     );
     let gateway = mesh.scrape(Service::Gateway).await?;
     let continuations = gateway.sum("refrain_gateway_continuations_total", &[]);
-    ensure!(continuations >= 1.0, "nothing was disturbed");
-    // Whoever goes on with a chunk that was taken over does no harm.
+    ensure!(continuations >= 1.0, "no output was continued elsewhere");
+    // The old worker does no harm when it goes on with a chunk that another one took over.
     mesh.signal(busy, "CONT").await?;
     settled(&mesh).await;
     ensure!(mesh.client().chat(&chat).await?.text == undisturbed);

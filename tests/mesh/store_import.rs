@@ -1,4 +1,4 @@
-//! `refrain store` as an operator's script uses it: what an import acknowledged survives kill -9 at any moment.
+//! `refrain store` as operators' scripts use it: acknowledged documents of an import survive `kill -9` at any moment.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -13,16 +13,17 @@ use serde_json::Value;
 
 const DOCUMENTS: u32 = 6_000;
 const KILLS: u32 = 20;
-/// Kills of imports that nobody waits for: most of these come before anything is acknowledged.
+/// Number of imports that are killed early, mostly before any document is acknowledged.
 const EARLY_KILLS: u32 = 3;
-/// How long an import may go on at most before it is killed: some of the time that the whole trace takes. Nothing depends
-/// on how far it gets.
+/// Longest time for which an import goes on before it is killed: a part of the time of the whole trace. No assertion
+/// depends on how far the import gets.
 const MOMENT: Duration = Duration::from_millis(200);
-/// Documents of a batch, and batches that travel while no acknowledgement is waited for.
+/// Number of documents in a batch.
 const BATCH: u32 = 512;
-const UNDER_WAY: u32 = 4;
+/// Number of batches in flight before the import waits for an acknowledgement.
+const IN_FLIGHT: u32 = 4;
 
-/// What a call of the trace said: of any length, and different for each.
+/// The output of a call in the trace. Each output is different, and lengths vary.
 fn output(call: u32) -> Vec<u32> {
     let len = 5 + call * 37 % 60;
     let token = |at: u32| call.wrapping_mul(2_654_435_761).wrapping_add(at * 40_503) >> 14;
@@ -43,22 +44,22 @@ fn trace() -> String {
     (0..DOCUMENTS).map(line).collect()
 }
 
-/// How many documents an import surely acknowledges that was sent so many lines and no end of them: a batch is sent with
-/// the line behind it, and awaited when it is one too many.
+/// How many documents an import surely acknowledges after this many lines without an end of the file. It sends a
+/// batch when it reads the line after it, and waits when one batch too many is in flight.
 fn surely_acknowledged(lines: u32) -> u32 {
     let sent = lines.saturating_sub(1) / BATCH;
-    sent.saturating_sub(UNDER_WAY) * BATCH
+    sent.saturating_sub(IN_FLIGHT) * BATCH
 }
 
-/// Writes the first lines of a trace, and the others once it is told to. Its end comes with that of the returned sender,
-/// so an import is never finished before.
+/// Writes the first lines of a trace, and the rest after a message. The file ends only when the returned sender is
+/// dropped, so an import never finishes earlier.
 fn feed(mut stdin: ChildStdin, trace: Arc<str>, first: u32) -> (mpsc::Sender<()>, JoinHandle<()>) {
     let (go_on, told) = mpsc::channel();
     let feeder = thread::spawn(move || {
         let first = trace.split_inclusive('\n').take(first as usize);
         let (first, others) = trace.split_at(first.map(str::len).sum());
         for part in [first, others] {
-            // Who was killed reads no more.
+            // A killed import no longer reads, so writing may fail.
             let _ = stdin.write_all(part.as_bytes());
             let _ = told.recv();
         }
@@ -80,7 +81,7 @@ fn import(trace: &Path, data_dir: &Path) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// Runs a command of `refrain store` on the directory to its end.
+/// Runs a command of `refrain store` on the directory, and waits for its end.
 fn store(command: &str, data_dir: &Path, arguments: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(refrain_binary()?)
         .args(["store", command, "--data-dir"])
@@ -92,8 +93,8 @@ fn store(command: &str, data_dir: &Path, arguments: &[&str]) -> anyhow::Result<S
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The last number of a run's output, which must be whole lines of `{"acknowledged": N}` that only grow. Each is told
-/// as it is read.
+/// The last number in an import's output, which must be whole lines of `{"acknowledged": N}` with growing numbers.
+/// Each number is reported as it is read.
 fn acknowledged(
     lines: impl Iterator<Item = String>,
     mut tell: impl FnMut(u64),
@@ -111,7 +112,7 @@ fn acknowledged(
     Ok(last)
 }
 
-/// The outputs in the store, sorted.
+/// All outputs in the store, sorted.
 fn exported(data_dir: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
     let text = store("export", data_dir, &["--tenant", "acme", "--model", "m"])?;
     let mut outputs = Vec::new();
@@ -125,8 +126,8 @@ fn exported(data_dir: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
     Ok(outputs)
 }
 
-/// Going on from where an import was cut ends with all of the trace, each document once.
-fn goes_on(trace: &Path, data_dir: &Path) -> anyhow::Result<()> {
+/// A repeated import continues where the first one was killed, and ends with each document of the trace once.
+fn ensure_resumes(trace: &Path, data_dir: &Path) -> anyhow::Result<()> {
     let again = import(Path::new("-"), data_dir)?
         .stdin(std::fs::File::open(trace)?)
         .output()?;
@@ -151,7 +152,7 @@ fn stats(data_dir: &Path) -> anyhow::Result<Value> {
 }
 
 #[test]
-fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
+fn acknowledged_documents_of_an_import_survive_kill_9() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let lines: Arc<str> = trace().into();
     let trace = dir.path().join("trace.jsonl");
@@ -159,8 +160,8 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
     let tokens: usize = (0..DOCUMENTS).map(|call| output(call).len()).sum();
     let whole = dir.path().join("whole");
     let mut child = import(&trace, &whole)?.spawn()?;
-    let said = BufReader::new(child.stdout.take().context("no stdout")?).lines();
-    let told = acknowledged(said.map_while(Result::ok), |_| ())?;
+    let lines_out = BufReader::new(child.stdout.take().context("no stdout")?).lines();
+    let told = acknowledged(lines_out.map_while(Result::ok), |_| ())?;
     ensure!(
         child.wait()?.success() && told == u64::from(DOCUMENTS),
         "{told}"
@@ -174,12 +175,12 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
         let stdout = child.stdout.take().context("no stdout")?;
         let (progress, told) = mpsc::channel();
         let reader = thread::spawn(move || {
-            let said = BufReader::new(stdout).lines().map_while(Result::ok);
-            acknowledged(said, |documents| _ = progress.send(documents))
+            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+            acknowledged(lines, |documents| _ = progress.send(documents))
         });
-        // What was surely acknowledged when the rest of the trace is let go, between the first batch and the last one.
+        // The number of lines before the rest of the trace is sent. It goes from the first batch to the last one.
         let waited_for = round.checked_sub(EARLY_KILLS).map(|later| {
-            let first = BATCH * (UNDER_WAY + 1) + 1;
+            let first = BATCH * (IN_FLIGHT + 1) + 1;
             first + (DOCUMENTS - first) * later / (KILLS - EARLY_KILLS)
         });
         let stdin = child.stdin.take().context("no stdin")?;
@@ -196,7 +197,7 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
         thread::sleep(MOMENT.mul_f64(within));
         ensure!(
             child.try_wait()?.is_none(),
-            "round {round}: the import ended before its trace did"
+            "round {round}: the import ended before its trace"
         );
         child.kill()?;
         child.wait()?;
@@ -209,26 +210,26 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
             "round {round}: {told} acknowledged, {goal} seen"
         );
         if told == 0 {
-            // There may be no store yet. What counts is that one can be made where another was begun.
-            goes_on(&trace, &data_dir)?;
+            // Perhaps no store exists yet. Then it must be possible to create one where another was begun.
+            ensure_resumes(&trace, &data_dir)?;
             continue;
         }
         let found = stats(&data_dir)?;
         let documents = found["documents"].as_u64().unwrap_or(0);
         ensure!(
             documents >= told,
-            "round {round}: {told} acknowledged, {documents} there"
+            "round {round}: {told} documents acknowledged, {documents} stored"
         );
         let outputs = exported(&data_dir)?;
         ensure!(
             outputs.len() as u64 == documents,
-            "round {round}: some are not exported"
+            "round {round}: some documents are not exported"
         );
         for call in 0..told {
-            let said = output(call as u32);
+            let expected = output(call as u32);
             ensure!(
-                outputs.binary_search(&said).is_ok(),
-                "round {round}: {call} is lost"
+                outputs.binary_search(&expected).is_ok(),
+                "round {round}: the output of call {call} is lost"
             );
         }
         for entry in std::fs::read_dir(&data_dir)? {
@@ -237,7 +238,7 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
         }
         if round % 5 == 0 {
             store("verify", &data_dir, &[])?;
-            goes_on(&trace, &data_dir)?;
+            ensure_resumes(&trace, &data_dir)?;
         }
     }
     let found = stats(&whole)?;
@@ -248,10 +249,7 @@ fn what_an_import_acknowledged_survives_kill_9() -> anyhow::Result<()> {
     store("compact", &whole, &["--json"])?;
     let mut expected: Vec<Vec<u32>> = (0..DOCUMENTS).map(output).collect();
     expected.sort_unstable();
-    ensure!(
-        exported(&whole)? == expected,
-        "compacted, something is different"
-    );
+    ensure!(exported(&whole)? == expected, "the compacted store differs");
     let found = stats(&whole)?;
     ensure!(found["segment_bytes"].as_u64() > Some(0), "{found}");
     Ok(())

@@ -1,5 +1,5 @@
-//! A worker that starts takes over what the store has sealed, and drafts as the one before it did; one that has no
-//! room for it has the store draft.
+//! A new worker takes over the sealed segments of the store and drafts as the worker before it. A worker without room
+//! for them gets drafts from the store.
 
 use anyhow::{bail, ensure};
 use e2e::{Chat, HttpMesh, Service, UpMesh, long_task, wait_until};
@@ -8,7 +8,7 @@ use refrain::config::MeshFile;
 const TOKENS: u32 = 120;
 const CHATS: usize = 3;
 
-/// What ended is sealed at once.
+/// Settings with which finished outputs are sealed at once.
 const SEALING: &str = "
     [draft_store]
     seal_after_s = 0
@@ -23,15 +23,15 @@ fn chat(number: usize) -> Chat {
         .speculation("suffix")
 }
 
-/// What came of all chats.
-struct Said {
+/// The results of all chats.
+struct Totals {
     /// Draft tokens accepted from the tenant's namespace.
     accepted: f64,
     /// Tokens per step.
     accepted_length: f64,
 }
 
-async fn say(mesh: &HttpMesh) -> anyhow::Result<Said> {
+async fn say(mesh: &HttpMesh) -> anyhow::Result<Totals> {
     let before = mesh.scrape(Service::Worker(0)).await?;
     let mut steps = 0;
     for number in 0..CHATS {
@@ -39,7 +39,7 @@ async fn say(mesh: &HttpMesh) -> anyhow::Result<Said> {
         steps += answer.number("/metrics/speculative_decoding/steps");
     }
     let after = mesh.scrape(Service::Worker(0)).await?;
-    Ok(Said {
+    Ok(Totals {
         accepted: after.accepted_from("tenant") - before.accepted_from("tenant"),
         accepted_length: f64::from(TOKENS) * CHATS as f64 / steps as f64,
     })
@@ -53,11 +53,11 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
     ensure!(
         warm.accepted > f64::from(TOKENS) * CHATS as f64 / 2.0
             && warm.accepted_length > 1.5 * cold.accepted_length,
-        "a cold worker took {} tokens a step, a warm one {}",
+        "a cold worker took {} tokens per step, a warm one {}",
         cold.accepted_length,
         warm.accepted_length
     );
-    wait_until("the store has sealed what was said", async || {
+    wait_until("the store has sealed all outputs", async || {
         let store = mesh.scrape(Service::DraftStore).await.ok()?;
         let all = store.sum("refrain_draft_store_tokens", &[]);
         let unsealed = store.sum("refrain_draft_store_unsealed_tokens", &[]);
@@ -69,7 +69,7 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
     mesh.kill(Service::Worker(0)).await?;
     mesh.start_child(Service::Worker(0)).await?;
     mesh.ready().await;
-    // The first request of a namespace has the worker meet it.
+    // With the first request of a namespace, the worker begins to follow it.
     let small = Chat::new("a").max_tokens(1).speculation("off");
     mesh.client().chat(&small).await?;
     wait_until("the new worker has taken over the segments", async || {
@@ -94,14 +94,14 @@ async fn a_new_worker_drafts_as_a_warm_one_after_a_call_for_each_segment() -> an
     let new = say(&mesh).await?;
     ensure!(
         new.accepted >= 0.9 * warm.accepted && new.accepted_length >= 0.9 * warm.accepted_length,
-        "the new worker took {} tokens a step, the warm one {}",
+        "the new worker took {} tokens per step, the warm one {}",
         new.accepted_length,
         warm.accepted_length
     );
     mesh.stop().await
 }
 
-/// A worker with capacity for one answer, whose steps wait for the store as long as it takes.
+/// Tunes a worker with room for one answer, which waits for look-ups as long as needed.
 fn small_replica(file: &mut MeshFile) {
     let memory = &mut file.worker.memory;
     memory.namespace_tokens_max = 150;
@@ -111,7 +111,7 @@ fn small_replica(file: &mut MeshFile) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Result<()> {
+async fn the_store_drafts_for_a_worker_without_room() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let mesh = UpMesh::start_tuned(dir.path(), SEALING, small_replica).await?;
     let client = mesh.client();
@@ -120,7 +120,7 @@ async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Resu
         said.push(client.chat(&chat(number)).await?.text);
     }
     wait_until(
-        "the store has sealed it, and the worker holds the last alone",
+        "the store has sealed the outputs, and the worker holds only the last one",
         async || {
             let scrape = client.scrape().await.ok()?;
             let figure = |name: &str| scrape.sum(name, &[]);
@@ -132,8 +132,8 @@ async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Resu
         },
     )
     .await;
-    // The store compares what it drafts from with what it has beside the look-ups, at most four times a second: the
-    // first answers may be from before the sealing.
+    // The store updates the index of its look-ups at most four times a second, so the first drafts may be from before
+    // the sealing.
     let mut gains = Vec::new();
     for number in (0..4).cycle().take(40) {
         wait_until("the worker holds one answer", async || {
@@ -147,7 +147,7 @@ async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Resu
         let after = client.scrape().await?;
         ensure!(
             again.text == said[number],
-            "another answer with drafts of the store"
+            "drafts of the store changed the answer"
         );
         let answered = |scrape: &e2e::Scrape| {
             scrape.sum("refrain_replica_lookups_total", &[("outcome", "answered")])
@@ -160,5 +160,5 @@ async fn what_a_worker_has_no_room_for_is_drafted_by_the_store() -> anyhow::Resu
         }
         gains.push(gained);
     }
-    bail!("no answer was accepted by half of what only the store holds: {gains:?}")
+    bail!("the store's drafts never made up half of an answer: {gains:?}")
 }

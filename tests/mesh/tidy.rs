@@ -1,4 +1,8 @@
-//! What depends on what, and how long a file may be.
+//! Rules for the repository itself: the direction of dependencies, the length of files, circles of modules, comments.
+
+mod comments;
+mod module_circles;
+mod rust_source;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,10 +11,10 @@ use anyhow::{Context, ensure};
 use e2e::repository;
 use serde_json::Value;
 
-/// Packages by the ids of cargo, and what each uses outside of tests.
+/// The packages of the workspace and their dependencies, except those for tests only. Keys are cargo's ids.
 struct Graph {
     names: BTreeMap<String, String>,
-    /// Folder in the repository, members only.
+    /// The folders of workspace members.
     folders: BTreeMap<String, PathBuf>,
     uses: BTreeMap<String, BTreeSet<String>>,
 }
@@ -19,7 +23,7 @@ impl Graph {
     fn load() -> anyhow::Result<Self> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-        // Offline, since all of this platform's packages are here: the test was built from them.
+        // Offline works, because this test was built from all packages of the platform.
         let output = std::process::Command::new(cargo)
             .args([
                 "metadata",
@@ -72,7 +76,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// The names of everything that a member reaches.
+    /// The names of all direct and indirect dependencies of a member.
     fn reached(&self, from: &str) -> BTreeSet<&str> {
         let mut seen = BTreeSet::new();
         let mut next = vec![from];
@@ -111,7 +115,7 @@ fn text(value: &Value) -> anyhow::Result<String> {
         .to_owned())
 }
 
-/// Packages that may use services: the binary, and the measurements that it calls.
+/// Packages that may depend on services: the binary, and the measurements that it runs.
 const ABOVE_SERVICES: [&str; 2] = ["refrain", "refrain-lab"];
 
 #[test]
@@ -177,7 +181,7 @@ fn heavy_crates_stay_where_they_belong() -> anyhow::Result<()> {
             .iter()
             .filter(|(_, reached)| reached.contains(crate_name))
             .collect();
-        // The binary holds all services.
+        // The binary contains all services.
         let wrong: Vec<_> = reach
             .iter()
             .map(|(name, _)| *name)

@@ -1,4 +1,4 @@
-//! One request is one trace, from the gateway to the engine, in one process and across all of them.
+//! One request is one trace from the gateway to the engine, in one process and across processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use e2e::{Chat, Client, HttpMesh, Program, Span, exported_spans};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Takes what an OTLP exporter sends, as a collector would.
+/// A collector that receives spans from OTLP exporters.
 struct Collector {
     endpoint: String,
     spans: Arc<Mutex<Vec<Span>>>,
@@ -38,7 +38,7 @@ impl Collector {
     }
 }
 
-/// As much of HTTP as the exporter speaks.
+/// Serves the part of HTTP that the exporter uses.
 async fn serve(connection: TcpStream, spans: Arc<Mutex<Vec<Span>>>) -> anyhow::Result<()> {
     let mut connection = BufReader::new(connection);
     loop {
@@ -69,7 +69,7 @@ async fn serve(connection: TcpStream, spans: Arc<Mutex<Vec<Span>>>) -> anyhow::R
     }
 }
 
-/// What a span is called, without what differs between requests.
+/// The name of a span, without the parts that differ between requests.
 const STAGES: [&str; 4] = [
     "gateway POST /v1/chat/completions",
     "lease",
@@ -77,7 +77,7 @@ const STAGES: [&str; 4] = [
     "engine_step",
 ];
 
-/// The request's trace holds all stages, each hanging below the one before.
+/// Checks that the trace has all stages, each as a child of the stage before.
 fn ensure_one_trace(spans: &[Span]) -> anyhow::Result<()> {
     let mut traces: BTreeMap<&str, Vec<&Span>> = BTreeMap::new();
     for span in spans {
@@ -96,7 +96,7 @@ fn ensure_one_trace(spans: &[Span]) -> anyhow::Result<()> {
             !found.is_empty(),
             "no span {stage} in the request's trace, which has {names:?}"
         );
-        // A lease comes before a chunk, not above it.
+        // A lease is before a chunk, and not its parent.
         let above = if *stage == "engine_step" {
             STAGES[place - 1]
         } else {
@@ -134,7 +134,7 @@ async fn one_process_one_trace() -> anyhow::Result<()> {
     )];
     let (mut program, url) = Program::up(dir.path(), &[], &variables).await?;
     Client::new(&url, "refrain-dev").chat(&chat()).await?;
-    // A stop sends what is gathered.
+    // A stop exports the collected spans.
     program.terminate().await?;
     ensure!(program.ended().await?.success(), "{}", program.output());
     ensure_one_trace(&collector.spans())

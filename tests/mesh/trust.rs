@@ -1,4 +1,4 @@
-//! No service believes a stranger, and none but the gateway may name a tenant.
+//! No service accepts calls without the mesh secret, and only the gateway can name a tenant.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ const ENDPOINTS: &[(Service, &[&str], &[&str])] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn internal_listeners_serve_the_mesh_only() -> anyhow::Result<()> {
+async fn internal_listeners_serve_only_the_mesh() -> anyhow::Result<()> {
     let mesh = HttpMesh::start_here(1, "").await?;
     for (service, posts, gets) in ENDPOINTS {
         let client = mesh.client_of(*service);
@@ -76,7 +76,7 @@ async fn internal_listeners_serve_the_mesh_only() -> anyhow::Result<()> {
                     reply.text
                 );
             }
-            // The same call with the secret is let in, whatever it then makes of an empty body.
+            // The same call with the secret passes the check, and then fails because its body is empty.
             let request = client
                 .request(method, path)
                 .body("{}")
@@ -90,7 +90,7 @@ async fn internal_listeners_serve_the_mesh_only() -> anyhow::Result<()> {
             );
         }
     }
-    // The gateway has no internal calls, and its callers' keys open nothing else.
+    // The gateway has no internal routes, and API keys give access to no other service.
     let reply = Client::new(&mesh.url(Service::Gateway), &mesh.keys().secret)
         .get("/v1/models")
         .await?;
@@ -103,7 +103,7 @@ async fn internal_listeners_serve_the_mesh_only() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_namespace_that_somebody_else_signed_is_refused_everywhere() -> anyhow::Result<()> {
+async fn a_namespace_with_a_wrong_signature_is_refused_everywhere() -> anyhow::Result<()> {
     let mesh = HttpMesh::start_here(1, "").await?;
     let namespace = Namespace {
         tenant: "one".into(),
@@ -111,7 +111,7 @@ async fn a_namespace_that_somebody_else_signed_is_refused_everywhere() -> anyhow
         tokenizer: "any".into(),
     };
     let stranger = NamespaceSigner::new(&MeshConfig::generate()?)?.sign(namespace.clone());
-    // Signed by this mesh's gateway, for another tenant.
+    // The gateway of this mesh has signed it, but for another tenant.
     let mut altered = NamespaceSigner::new(mesh.keys())?.sign(namespace);
     altered.namespace.tenant = "another".into();
     for signed in [stranger, altered] {
@@ -126,7 +126,7 @@ async fn a_namespace_that_somebody_else_signed_is_refused_everywhere() -> anyhow
     mesh.stop().await
 }
 
-/// Every call that names a namespace, from somebody who knows the mesh secret.
+/// Makes every call that names a namespace, with the mesh secret.
 async fn calls(
     mesh: &HttpMesh,
     namespace: SignedNamespace,

@@ -1,17 +1,17 @@
-//! The main command, as somebody meets it for the first time.
+//! The main command, as a new user meets it.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use e2e::{Client, Program};
 
-/// Three seconds are the promise of a release build; this one is not optimised, and the machine may be busy.
+/// A release build starts within three seconds. This build is not optimised, and the machine may be busy.
 const START_MAX: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_starts_at_once_and_says_how_to_use_it() -> anyhow::Result<()> {
+async fn it_starts_quickly_and_prints_how_to_use_it() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
-    // Cargo may look at the binary first, which is not what is measured.
+    // Cargo may check the binary first, which is not part of the measurement.
     Program::start(dir.path(), &["--version"], &[])?
         .ended()
         .await?;
@@ -37,7 +37,7 @@ async fn it_starts_at_once_and_says_how_to_use_it() -> anyhow::Result<()> {
         client.get("/metrics").await?.status == 200,
         "no metrics there"
     );
-    // The command it shows works as it stands; not every machine has curl.
+    // The command that it prints works. Not every machine has curl, so the test sends the same request itself.
     let key = between(&output, "authorization: Bearer ", "'")?;
     let body = between(&output, "-d '", "'")?;
     let path = between(&output, &format!("curl -s {url}"), " ")?;
@@ -120,7 +120,7 @@ async fn every_fault_of_a_configuration_is_reported_at_once() -> anyhow::Result<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_says_what_it_misses() -> anyhow::Result<()> {
+async fn a_service_names_what_it_lacks() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("empty.toml");
     std::fs::write(&path, "")?;

@@ -1,4 +1,4 @@
-//! What a request costs the mesh: calls per request and per chunk, never per token.
+//! The number of calls that a request costs: some per request and per chunk, and none per token.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ const HARVEST_INTERVAL_MS: u32 = 500;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
-    // Steps are counted, and those of a profile are nobody's.
+    // The test counts steps, so it does without those of a profile.
     let settings = format!(
         "[worker]\nprofile_ms_max = 0\n[worker.harvest]\ninterval_ms = {HARVEST_INTERVAL_MS}"
     );
@@ -26,7 +26,7 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
         "{} tokens",
         answer.completion_tokens()
     );
-    // The lease is given back, and the output acknowledged, a moment after the answer.
+    // The lease is given back and the output is acknowledged shortly after the answer.
     wait_until("the output is acknowledged", async || {
         let pending = mesh
             .scrape(Service::Worker(0))
@@ -46,11 +46,11 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
     let scheduler = mesh.scrape(Service::Scheduler).await?;
     ensure!(
         scheduler.sum("refrain_scheduler_leases_total", &[("outcome", "done")]) == 1.0,
-        "not one lease"
+        "the answer did not take exactly one lease"
     );
     ensure!(
         scheduler.sum("refrain_scheduler_leases_total", &[]) == 1.0,
-        "more than one lease"
+        "more than one lease was granted"
     );
     let worker = mesh.scrape(Service::Worker(0)).await?;
     let store = mesh.scrape(Service::DraftStore).await?;
@@ -64,7 +64,7 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
     }
     ensure!(
         worker.requests_to("/internal/v1/cut") == 0.0,
-        "an output was cut that ended by itself"
+        "an output that ended by itself was cut"
     );
     let appends = store.requests_to("/internal/v1/append");
     ensure!(
@@ -73,7 +73,7 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
     );
     let touches = store.requests_to("/internal/v1/touch");
     ensure!(touches <= intervals + 2.0, "{touches} touches");
-    // Without drafts the engine steps once per token: what the others were spared.
+    // Without drafts, the engine takes one step per token.
     let steps = mesh
         .scrape(Service::Engine(0))
         .await?
@@ -83,7 +83,7 @@ async fn an_answer_takes_one_lease_and_one_chunk() -> anyhow::Result<()> {
         "{steps} steps for {TOKENS} tokens"
     );
 
-    // Said again, with drafts: the engine is called for a fraction of the tokens.
+    // The same output with drafts takes far fewer steps than it has tokens.
     mesh.client().chat(&chat.speculation("suffix")).await?;
     let more = mesh
         .scrape(Service::Engine(0))
@@ -115,7 +115,7 @@ async fn chunks_cost_a_lease_each() -> anyhow::Result<()> {
         "refrain_scheduler_leases_total",
         &[("outcome", "continues")],
     );
-    ensure!(continued == 3.0, "{continued} of 4 chunks went on");
+    ensure!(continued == 3.0, "{continued} of 4 chunks continued");
     let chunks = mesh
         .scrape(Service::Worker(0))
         .await?
@@ -130,7 +130,7 @@ async fn a_worker_measures_its_engine_once_and_leaves_nothing_there() -> anyhow:
         "[worker]\nstep_tokens_max = 64\nprefill_chunk_tokens = 32\nprofile_ms_max = 300000";
     let mesh = HttpMesh::start_here(1, settings).await?;
     let engine = mesh.scrape(Service::Engine(0)).await?;
-    // One that opens the session, and two each of 1, 2, 4, up to 64 tokens.
+    // One step opens the session, and two each have 1, 2, 4, up to 64 tokens.
     let steps = engine.requests_to("/engine/v1/step");
     ensure!(steps == 15.0, "{steps} steps");
     ensure!(

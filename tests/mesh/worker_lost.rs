@@ -1,4 +1,4 @@
-//! A worker or an engine that is lost delays a stream, no more.
+//! The loss of a worker or an engine only delays a stream.
 
 use anyhow::{Context, ensure};
 use e2e::{Chat, EventStream, HttpMesh, Service, long_task, wait_until};
@@ -13,7 +13,7 @@ fn chat() -> Chat {
         .speculation("off")
 }
 
-/// Starts a stream and finds the worker that decodes it.
+/// Starts a stream, and finds the worker that decodes it.
 async fn begin(mesh: &HttpMesh, workers: usize) -> anyhow::Result<(EventStream, String, usize)> {
     let mut stream = mesh.client().stream(&chat()).await?;
     let text = stream.read_pieces(10).await?;
@@ -66,7 +66,7 @@ async fn a_stream_goes_on_elsewhere_when_its_worker_is_lost() -> anyhow::Result<
     let (stream, begun, busy) = begin(&mesh, 2).await?;
     mesh.kill(Service::Worker(busy)).await?;
     ensure_continued(&mesh, stream, &begun, &undisturbed).await?;
-    // The mesh serves on with what is left.
+    // The rest of the mesh goes on serving.
     ensure!(
         mesh.client().chat(&chat()).await?.text == undisturbed,
         "the worker that is left says something else"

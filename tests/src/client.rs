@@ -1,4 +1,4 @@
-//! A client of OpenAI's API, just large enough to look at every byte of an answer.
+//! A client of OpenAI's API that shows every byte of an answer.
 
 use std::time::Duration;
 
@@ -19,20 +19,20 @@ pub struct Client {
     key: Option<String>,
 }
 
-/// A chat request in the making: greedy, seed 0, 48 tokens at most.
+/// A chat request. By default it is greedy, with seed 0 and at most 48 tokens.
 #[derive(Clone, Debug)]
 pub struct Chat {
     body: Value,
 }
 
-/// Any answer, errors included.
+/// Any HTTP answer, including errors.
 #[derive(Clone, Debug)]
 pub struct Reply {
     /// HTTP status.
     pub status: u16,
-    /// Its head.
+    /// The HTTP headers.
     pub headers: HeaderMap,
-    /// Its body as text.
+    /// The body as text.
     pub text: String,
 }
 
@@ -41,16 +41,16 @@ pub struct Reply {
 pub struct Answer {
     /// The first choice's text.
     pub text: String,
-    /// Why it ended.
+    /// The reason why it ended.
     pub finish_reason: String,
-    /// The whole answer.
+    /// The whole body.
     pub body: Value,
 }
 
 /// An event of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// One chunk.
+    /// A chunk of the answer.
     Data(Value),
     /// `[DONE]`.
     Done,
@@ -66,7 +66,7 @@ impl Client {
     /// A caller of the mesh at `url`.
     pub fn new(url: &str, key: &str) -> Self {
         refrain_service_kit::telemetry::install_crypto_provider();
-        // The default settings can always be built.
+        // A client with default settings can always be built.
         let http = reqwest::Client::builder()
             .no_proxy()
             .timeout(Duration::from_secs(300))
@@ -87,7 +87,7 @@ impl Client {
         }
     }
 
-    /// Where it calls.
+    /// The base URL of the mesh.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -101,7 +101,7 @@ impl Client {
         }
     }
 
-    /// Sends whatever it is told to.
+    /// Sends a request.
     ///
     /// # Errors
     /// There was no answer.
@@ -124,7 +124,7 @@ impl Client {
         self.send(self.request(reqwest::Method::GET, path)).await
     }
 
-    /// Posts a body as it is.
+    /// Posts a body.
     ///
     /// # Errors
     /// There was no answer.
@@ -136,10 +136,10 @@ impl Client {
         self.send(request).await
     }
 
-    /// Asks and waits for the whole answer.
+    /// Sends a chat request and waits for the whole answer.
     ///
     /// # Errors
-    /// Anything but a 200.
+    /// The status is not 200.
     pub async fn chat(&self, chat: &Chat) -> anyhow::Result<Answer> {
         Answer::read(
             self.post("/v1/chat/completions", chat.body.to_string())
@@ -147,10 +147,10 @@ impl Client {
         )
     }
 
-    /// Asks for events.
+    /// Sends a chat request whose answer is streamed.
     ///
     /// # Errors
-    /// Anything but a 200.
+    /// The status is not 200.
     pub async fn stream(&self, chat: &Chat) -> anyhow::Result<EventStream> {
         let body = chat.clone().set("stream", true).body;
         let request = self
@@ -176,7 +176,7 @@ impl Client {
 }
 
 impl Chat {
-    /// Asks `prompt` of the tiny model.
+    /// Creates a request for the tiny model.
     pub fn new(prompt: &str) -> Self {
         Chat {
             body: json!({
@@ -189,29 +189,28 @@ impl Chat {
         }
     }
 
-    /// Sets any field.
+    /// Sets a field of the body.
     pub fn set(mut self, field: &str, value: impl Into<Value>) -> Self {
         self.body[field] = value.into();
         self
     }
 
-    /// Output limit.
+    /// Sets the limit of output tokens.
     pub fn max_tokens(self, tokens: u32) -> Self {
         self.set("max_tokens", tokens)
     }
 
-    /// Draws with noise.
+    /// Samples instead of decoding greedily.
     pub fn sampled(self, temperature: f64, seed: u64) -> Self {
         self.set("temperature", temperature).set("seed", seed)
     }
 
-    /// Which drafts it may use: `auto`, `suffix` or `off`.
+    /// Sets the drafts that it may use: `auto`, `suffix` or `off`.
     pub fn speculation(self, mode: &str) -> Self {
         self.set("speculation", mode)
     }
 
-    /// Makes its end tokens all but impossible, so that the output is as long as its limit whatever the
-    /// model would rather say.
+    /// Makes end tokens nearly impossible, so that the output always reaches its limit.
     pub fn endless(self) -> Self {
         let bias: serde_json::Map<String, Value> = special_tokens()
             .into_iter()
@@ -220,14 +219,14 @@ impl Chat {
         self.set("logit_bias", bias)
     }
 
-    /// As JSON.
+    /// The body as JSON.
     pub fn body(&self) -> &Value {
         &self.body
     }
 }
 
 impl Reply {
-    /// The body as JSON; null if it is none.
+    /// The body as JSON, or null if it is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_default()
     }
@@ -260,10 +259,10 @@ impl Answer {
         })
     }
 
-    /// A number anywhere in the answer, such as `/usage/prompt_tokens`.
+    /// A number in the answer by its JSON pointer, such as `/usage/prompt_tokens`.
     ///
     /// # Panics
-    /// It is not there.
+    /// There is no such number.
     pub fn number(&self, pointer: &str) -> u64 {
         let value = self.body.pointer(pointer).and_then(Value::as_u64);
         value.unwrap_or_else(|| panic!("{pointer} is missing in {}", self.body))
@@ -279,7 +278,7 @@ impl Answer {
         self.number("/metrics/speculative_decoding/accepted")
     }
 
-    /// Draft tokens of a source that the engine accepted; 0 if it drafted nothing.
+    /// Draft tokens of a source that the engine accepted, or 0 if there were none.
     pub fn accepted_from(&self, source: &str) -> u64 {
         let pointer = format!("/metrics/speculative_decoding/by_source/{source}/accepted");
         let value = self.body.pointer(&pointer).and_then(Value::as_u64);
@@ -288,10 +287,10 @@ impl Answer {
 }
 
 impl EventStream {
-    /// The next event; `None` once the connection has ended.
+    /// The next event, or `None` when the connection has ended.
     ///
     /// # Errors
-    /// The connection broke, or what came is no event.
+    /// The connection broke, or the data is not an event.
     pub async fn next(&mut self) -> anyhow::Result<Option<Event>> {
         loop {
             if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
@@ -316,7 +315,7 @@ impl EventStream {
         }
     }
 
-    /// Reads on until `pieces` events brought text; returns that text.
+    /// Reads until `pieces` events have brought text. Returns that text.
     ///
     /// # Errors
     /// The stream ends first.
@@ -336,10 +335,10 @@ impl EventStream {
         Ok(text)
     }
 
-    /// Reads to the end, which has to be `[DONE]`; returns the text.
+    /// Reads to the end, which must be `[DONE]`. Returns the text.
     ///
     /// # Errors
-    /// It ends otherwise.
+    /// The stream ends in another way.
     pub async fn read_to_done(&mut self) -> anyhow::Result<String> {
         let mut text = String::new();
         while let Some(event) = self.next().await? {

@@ -1,4 +1,4 @@
-//! Each service behind its own listener, in this process or as a child.
+//! A mesh with each service behind its own listener, in this process or as a child.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -15,32 +15,32 @@ use toml::{Table, Value};
 
 use crate::{Client, KEY, Program, Scrape, TINY_MODEL, wait_until};
 
-/// A service of the mesh. Workers and engines are numbered; worker `n` drives engine `n`.
+/// A service of the mesh. Workers and engines are numbered, and worker `n` uses engine `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
-    /// Grants leases.
+    /// The scheduler.
     Scheduler,
-    /// Remembers.
+    /// The draft store.
     DraftStore,
-    /// Computes.
+    /// A reference engine.
     Engine(usize),
-    /// Decodes.
+    /// A worker.
     Worker(usize),
-    /// Takes requests.
+    /// The gateway.
     Gateway,
 }
 
-/// A mesh of services that speak HTTP with each other.
+/// A mesh of services that call each other over HTTP.
 pub struct HttpMesh {
     dir: TempDir,
     keys: MeshConfig,
     settings: Table,
     variables: Vec<(String, String)>,
     addrs: BTreeMap<Service, SocketAddr>,
-    running: BTreeMap<Service, Running>,
+    running: BTreeMap<Service, RunningService>,
 }
 
-enum Running {
+enum RunningService {
     Here(Box<Process>),
     Child(Box<Program>),
 }
@@ -49,22 +49,23 @@ impl HttpMesh {
     /// Starts all services in this process.
     ///
     /// # Errors
-    /// One does not start.
+    /// A service does not start.
     pub async fn start_here(workers: usize, settings: &str) -> anyhow::Result<Self> {
         let mut mesh = HttpMesh::prepare(workers, settings, &[])?;
         for service in mesh.services() {
             let file: MeshFile = mesh.file(service)?.try_into()?;
             let process = Process::start(service.role(), file).await?;
-            mesh.running.insert(service, Running::Here(process.into()));
+            mesh.running
+                .insert(service, RunningService::Here(process.into()));
         }
         mesh.ready().await;
         Ok(mesh)
     }
 
-    /// Starts each service as a child with these variables.
+    /// Starts each service as a child with these environment variables.
     ///
     /// # Errors
-    /// One does not start.
+    /// A service does not start.
     pub async fn start_children(
         workers: usize,
         settings: &str,
@@ -98,10 +99,10 @@ impl HttpMesh {
         })
     }
 
-    /// Starts a child again that was killed.
+    /// Starts a service as a child, for instance one that was killed.
     ///
     /// # Errors
-    /// It does not start.
+    /// The child does not start.
     pub async fn start_child(&mut self, service: Service) -> anyhow::Result<()> {
         let path = self.dir.path().join(format!("{}.toml", service.name()));
         std::fs::write(&path, self.file(service)?.to_string())?;
@@ -114,42 +115,43 @@ impl HttpMesh {
         let arguments = [service.role().name(), "--config", &*path];
         let mut child = Program::start(self.dir.path(), &arguments, &variables)?;
         child.line_with("listens on").await?;
-        self.running.insert(service, Running::Child(child.into()));
+        self.running
+            .insert(service, RunningService::Child(child.into()));
         Ok(())
     }
 
     /// Kills a child without warning.
     ///
     /// # Errors
-    /// It is none.
+    /// The service is not a child.
     pub async fn kill(&mut self, service: Service) -> anyhow::Result<()> {
         match self.running.remove(&service) {
-            Some(Running::Child(child)) => child.kill().await,
-            _ => anyhow::bail!("{} is no child", service.name()),
+            Some(RunningService::Child(child)) => child.kill().await,
+            _ => anyhow::bail!("{} is not a child", service.name()),
         }
     }
 
-    /// Sends a child a signal, such as `STOP`.
+    /// Sends a signal to a child, such as `STOP`.
     ///
     /// # Errors
-    /// It is none.
+    /// The service is not a child.
     pub async fn signal(&self, service: Service, name: &str) -> anyhow::Result<()> {
         match self.running.get(&service) {
-            Some(Running::Child(child)) => child.signal(name).await,
-            _ => anyhow::bail!("{} is no child", service.name()),
+            Some(RunningService::Child(child)) => child.signal(name).await,
+            _ => anyhow::bail!("{} is not a child", service.name()),
         }
     }
 
-    /// Stops everything as signals would, callers first.
+    /// Stops all services as signals would, callers first.
     ///
     /// # Errors
-    /// A child does not stop, or complains.
+    /// A child does not stop, or exits with an error.
     pub async fn stop(mut self) -> anyhow::Result<()> {
-        // Gateway, workers, engines, store, scheduler: the order of the enumeration, backwards.
+        // Gateway, workers, engines, store, scheduler: the reverse order of the enumeration.
         while let Some((service, running)) = self.running.pop_last() {
             match running {
-                Running::Here(process) => process.drain().await,
-                Running::Child(mut child) => {
+                RunningService::Here(process) => process.drain().await,
+                RunningService::Child(mut child) => {
                     child.terminate().await?;
                     let status = child.ended().await?;
                     anyhow::ensure!(
@@ -164,12 +166,12 @@ impl HttpMesh {
         Ok(())
     }
 
-    /// Its keys.
+    /// The keys of the mesh.
     pub fn keys(&self) -> &MeshConfig {
         &self.keys
     }
 
-    /// Where a service listens.
+    /// The URL of a service.
     ///
     /// # Panics
     /// The mesh has no such service.
@@ -190,7 +192,7 @@ impl HttpMesh {
     /// A service's metrics.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The service does not answer.
     pub async fn scrape(&self, service: Service) -> anyhow::Result<Scrape> {
         self.client_of(service)
             .scrape()
@@ -198,7 +200,7 @@ impl HttpMesh {
             .with_context(|| service.name())
     }
 
-    /// Waits until every service says that it is ready.
+    /// Waits until every service is ready.
     pub async fn ready(&self) {
         for service in self.addrs.keys() {
             let client = self.client_of(*service);
@@ -223,7 +225,7 @@ impl HttpMesh {
         self.dir.path().join("data")
     }
 
-    /// The configuration of a service: what the mesh needs, and the test's settings.
+    /// The configuration of a service: the test's settings, and everything else that the mesh needs.
     fn file(&self, service: Service) -> anyhow::Result<Table> {
         let number = match service {
             Service::Engine(number) | Service::Worker(number) => number,
@@ -231,7 +233,7 @@ impl HttpMesh {
         };
         let listen = |service: Service| Value::from(self.addrs[&service].to_string());
         let url = |service: Service| Value::from(self.url(service));
-        // A section under a service's own name, such as `[worker-1]`, goes before what all of its role share.
+        // A section with a service's own name, such as `[worker-1]`, takes precedence over the section of its role.
         let (own, mut file): (Table, Table) = self
             .settings
             .clone()
@@ -278,12 +280,11 @@ impl HttpMesh {
                 ("engine", url(Service::Engine(number))),
             ],
         );
-        // A lost worker should be noticed soon here.
+        // A lost worker is noticed sooner than by default, so that the tests are fast.
         set(
             "scheduler",
             vec![
                 ("listen", listen(Service::Scheduler)),
-                ("heartbeat_interval_ms", 200.into()),
                 ("worker_ttl_ms", 2_000.into()),
             ],
         );
@@ -344,21 +345,21 @@ impl Service {
     }
 }
 
-/// An address that nobody listens on now and that no other test is given.
+/// An address on which nothing listens now, and which no other test gets.
 ///
-/// Port 0 would not do: the system picks from the range that outgoing connections use, and one of those may
-/// take the port before its service does.
+/// Port 0 would not do: the system chooses from the range for outgoing connections, and such a connection may take
+/// the port before the service does.
 ///
 /// # Errors
-/// There is none.
+/// All ports are taken.
 pub fn free_addr() -> anyhow::Result<SocketAddr> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     for _ in 0..PORTS.len() {
-        // Another run of the tests may be under way: each starts somewhere else.
-        let place = std::process::id()
+        // Another run of the tests may be in progress, so each run starts at another port.
+        let number = std::process::id()
             .wrapping_mul(97)
             .wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = PORTS.start + (place % PORTS.len() as u32) as u16;
+        let port = PORTS.start + (number % PORTS.len() as u32) as u16;
         let addr = SocketAddr::from(([127, 0, 0, 1], port));
         if TcpListener::bind(addr).is_ok() {
             return Ok(addr);
@@ -367,5 +368,5 @@ pub fn free_addr() -> anyhow::Result<SocketAddr> {
     anyhow::bail!("all ports of {PORTS:?} are taken")
 }
 
-/// Below the range from which Linux picks ports for outgoing connections.
+/// Ports below the range from which Linux chooses ports for outgoing connections.
 const PORTS: Range<u16> = 20_000..30_000;

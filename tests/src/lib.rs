@@ -1,10 +1,9 @@
-//! The harness of the end-to-end tests: whole meshes, the clients that talk to them, and what they say about
-//! themselves.
+//! The harness of the end-to-end tests: whole meshes, their clients, and readers of their metrics and traces.
 //!
-//! [`UpMesh`] runs all services in the test's own process, [`HttpMesh`] runs each behind its own listener,
-//! [`Program`] is the `refrain` binary as a child that can be killed. [`Client`] speaks OpenAI's API as far as
-//! the tests need it, [`Scrape`] reads `/metrics`. Tests assert work that was done, never seconds: the limits
-//! in [`wait_until`] only keep a broken mesh from hanging.
+//! [`UpMesh`] runs all services in the test's own process. [`HttpMesh`] runs each behind its own listener.
+//! [`Program`] is the `refrain` binary as a child that can be killed. [`Client`] speaks OpenAI's API as far as the
+//! tests need it, and [`Scrape`] reads `/metrics`. Tests assert work that was done, never seconds. The limit in
+//! [`wait_until`] only keeps a broken mesh from hanging.
 
 mod client;
 mod http_mesh;
@@ -26,7 +25,7 @@ pub use wait::{PATIENCE, wait_until};
 
 use std::path::PathBuf;
 
-/// The repository's root.
+/// The root folder of the repository.
 pub fn repository() -> PathBuf {
     let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     tests.parent().map(PathBuf::from).unwrap_or(tests)

@@ -1,4 +1,4 @@
-//! The `refrain` binary as a child.
+//! The `refrain` binary as a child process.
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -11,19 +11,19 @@ use tokio::task::JoinSet;
 
 use crate::{PATIENCE, repository, wait_until};
 
-/// A running `refrain`. Killed when dropped.
+/// A running `refrain`. It is killed when it is dropped.
 pub struct Program {
     child: Child,
     output: Arc<Mutex<String>>,
-    /// They read its two streams, to their ends.
+    /// The tasks that read its two output streams to their ends.
     readers: JoinSet<()>,
 }
 
 impl Program {
-    /// Starts it with arguments and variables; nothing of the test's own `REFRAIN_*` reaches it.
+    /// Starts it with arguments and environment variables. The test's own `REFRAIN_*` variables are removed.
     ///
     /// # Errors
-    /// There is no binary, and none can be built.
+    /// There is no binary, and it cannot be built.
     pub fn start(
         dir: &Path,
         arguments: &[&str],
@@ -33,7 +33,7 @@ impl Program {
         Program::run(command, dir, arguments, variables)
     }
 
-    /// As [`Program::start`], with so many open files that it may have, and that it may at most allow itself.
+    /// As [`Program::start`], with a soft and a hard limit on open files.
     ///
     /// # Errors
     /// As [`Program::start`].
@@ -80,7 +80,7 @@ impl Program {
         })
     }
 
-    /// Starts `refrain up` on a free port and waits until it says where it is.
+    /// Starts `refrain up` on a free port, and waits until it prints its address.
     ///
     /// # Errors
     /// It does not start.
@@ -105,7 +105,7 @@ impl Program {
         Ok((program, url))
     }
 
-    /// Waits for a line that holds `text`.
+    /// Waits for a line of output that contains `text`.
     ///
     /// # Errors
     /// The program ends without one.
@@ -125,7 +125,7 @@ impl Program {
         line.map_err(|output| anyhow::anyhow!("it ended without saying {text:?}:\n{output}"))
     }
 
-    /// What it wrote so far, both streams.
+    /// The output so far, of both streams.
     pub fn output(&self) -> String {
         self.output
             .lock()
@@ -133,7 +133,7 @@ impl Program {
             .clone()
     }
 
-    /// Ends it without warning, as a lost machine would.
+    /// Kills it without warning, as the loss of a machine would.
     ///
     /// # Errors
     /// It cannot be killed.
@@ -144,18 +144,18 @@ impl Program {
     /// Asks it to stop.
     ///
     /// # Errors
-    /// It has ended already.
+    /// It has already ended.
     pub async fn terminate(&self) -> anyhow::Result<()> {
         self.signal("TERM").await
     }
 
-    /// Sends it a signal, such as `STOP`.
+    /// Sends a signal to it, such as `STOP`.
     ///
     /// # Errors
-    /// It has ended already.
+    /// It has already ended.
     pub async fn signal(&self, name: &str) -> anyhow::Result<()> {
         let id = self.child.id().context("it has ended already")?;
-        // The shell's own `kill`: a minimal machine has no other.
+        // This is the shell's own `kill`, because a minimal machine has no other.
         let status = Command::new("sh")
             .args(["-c", &format!("kill -{name} {id}")])
             .status()
@@ -164,10 +164,10 @@ impl Program {
         Ok(())
     }
 
-    /// Waits for its end, and for all that it wrote.
+    /// Waits until it has ended and all of its output was read.
     ///
     /// # Errors
-    /// It goes on.
+    /// It does not end.
     pub async fn ended(&mut self) -> anyhow::Result<ExitStatus> {
         let waited = tokio::time::timeout(PATIENCE, async {
             let status = self.child.wait().await;
@@ -189,11 +189,11 @@ async fn gather(stream: Option<impl AsyncRead + Unpin>, output: Arc<Mutex<String
     }
 }
 
-/// The binary beside this test's own executable. Cargo builds no binary of another package for a test, so it
-/// is built here when nobody has, or when its sources have changed since.
+/// The path of the binary beside this test's own executable. Cargo does not build binaries of other packages for a
+/// test, so the binary is built here if it is missing or older than its sources.
 ///
 /// # Errors
-/// There is none, and none can be built.
+/// There is no binary, and it cannot be built.
 pub fn refrain_binary() -> anyhow::Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     BUILT
@@ -203,7 +203,7 @@ pub fn refrain_binary() -> anyhow::Result<PathBuf> {
 }
 
 fn built() -> anyhow::Result<PathBuf> {
-    // target/debug/deps/mesh-0123 -> target/debug
+    // From target/debug/deps/mesh-0123 to target/debug.
     let executable = std::env::current_exe()?;
     let profile_dir = executable
         .ancestors()
@@ -226,12 +226,13 @@ fn built() -> anyhow::Result<PathBuf> {
     Ok(binary)
 }
 
-/// Whether the binary is there and none of the sources that cargo names beside it is newer.
+/// Whether the binary exists, and none of the sources that cargo lists beside it is newer.
 fn is_current(binary: &Path) -> anyhow::Result<bool> {
     let Ok(built) = binary.metadata().and_then(|metadata| metadata.modified()) else {
         return Ok(false);
     };
-    // `/path/to/refrain: /path/to/a.rs /path/to/b.rs`; without the list somebody put the binary there by hand.
+    // The list has the form `/path/to/refrain: /path/to/a.rs /path/to/b.rs`. Without it, the binary was put there by
+    // hand.
     let sources = std::fs::read_to_string(binary.with_extension("d")).unwrap_or_default();
     let mut sources = sources
         .split_once(": ")

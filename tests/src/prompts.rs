@@ -1,8 +1,8 @@
-//! What the tests ask. They depend on no answer, only on there being some variety of them.
+//! Prompts for the tests. No test depends on a certain answer, only on a variety of answers.
 
 use serde_json::Value;
 
-/// The shipped model's public name.
+/// The public name of the shipped model.
 pub const TINY_MODEL: &str = "refrain-tiny";
 
 const TABLES: &[(&str, &str, &str)] = &[
@@ -14,8 +14,8 @@ const TABLES: &[(&str, &str, &str)] = &[
     ("parcels", "category", "quantity"),
 ];
 
-/// Different prompts: questions over schemas, notes, code, lists that repeat themselves, text that is no
-/// English, and prompts of a single letter.
+/// Prompts of different kinds: questions about schemas, notes, code, repetitive lists, text that is not English, and
+/// single letters.
 pub fn varied_prompts(count: usize) -> Vec<String> {
     (0..count)
         .map(|number| {
@@ -44,7 +44,7 @@ pub fn long_task(number: usize) -> String {
     )
 }
 
-/// Ids of the tokens that the tokenizer keeps apart from text, its end tokens among them.
+/// The ids of the tokenizer's special tokens, including its end tokens.
 ///
 /// # Panics
 /// The shipped model's tokenizer cannot be read.

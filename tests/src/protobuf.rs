@@ -1,4 +1,4 @@
-//! As much of OTLP's protobuf as it takes to see spans and how they hang together.
+//! A reader of the part of OTLP's protobuf that has spans and their parents.
 
 /// A span as it was exported.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -7,16 +7,16 @@ pub struct Span {
     pub trace: String,
     /// 8 bytes in hex.
     pub id: String,
-    /// Its parent's id; empty for a root.
+    /// The id of its parent, empty for a root.
     pub parent: String,
-    /// What it is called.
+    /// Its name.
     pub name: String,
 }
 
 /// The spans of an `ExportTraceServiceRequest`.
 ///
 /// # Panics
-/// The bytes are no such message.
+/// The bytes are not such a message.
 pub fn exported_spans(message: &[u8]) -> Vec<Span> {
     // resource_spans = 1, scope_spans = 2, spans = 2
     let scopes = parts(message, 1).flat_map(|resource| parts(resource, 2));

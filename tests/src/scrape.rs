@@ -1,4 +1,4 @@
-//! What `/metrics` says, as numbers.
+//! A reader of `/metrics`.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ impl Scrape {
     /// Reads Prometheus's text format.
     ///
     /// # Panics
-    /// On a line that is none: `/metrics` is to be readable.
+    /// A line is not valid.
     pub fn parse(text: &str) -> Self {
         let mut scrape = Scrape::default();
         for line in text.lines() {
@@ -38,7 +38,7 @@ impl Scrape {
         scrape
     }
 
-    /// Sum of the samples of `name` whose labels hold all of `labels`; 0 without any.
+    /// The sum of the samples of `name` that have all of these labels, or 0 without samples.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let fits = |sample: &&Sample| {
             sample.name == name
@@ -58,7 +58,7 @@ impl Scrape {
         self.kinds.keys().map(String::as_str)
     }
 
-    /// `counter`, `gauge` or `histogram`.
+    /// The type of a metric: `counter`, `gauge` or `histogram`.
     pub fn kind(&self, name: &str) -> Option<&str> {
         self.kinds.get(name).map(String::as_str)
     }
@@ -68,7 +68,7 @@ impl Scrape {
         self.sum("refrain_spec_accepted_tokens_total", &[("scope", scope)])
     }
 
-    /// Requests that a route answered, whatever the status.
+    /// Requests that a route answered, with any status.
     pub fn requests_to(&self, route: &str) -> f64 {
         self.sum("refrain_http_requests_total", &[("route", route)])
     }
@@ -89,7 +89,7 @@ impl Sample {
     }
 }
 
-/// Label values of the mesh hold no escaped quotes, so a quote ends a value.
+/// The labels of a sample. No label value of the mesh contains an escaped quote, so a quote ends a value.
 fn parse_labels(mut text: &str) -> Option<BTreeMap<String, String>> {
     let mut labels = BTreeMap::new();
     while !text.is_empty() {

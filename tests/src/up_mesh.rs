@@ -1,4 +1,4 @@
-//! All services in the test's own process.
+//! A mesh with all services in the test's own process.
 
 use std::path::Path;
 
@@ -8,32 +8,32 @@ use tempfile::TempDir;
 
 use crate::Client;
 
-/// The first tenant's key.
+/// The API key of the first tenant.
 pub const KEY: &str = "key-of-one-tenant";
-/// The second tenant's key.
+/// The API key of the second tenant.
 pub const KEY_OF_ANOTHER: &str = "key-of-another-tenant";
 
-/// A mesh as `refrain up` starts it, on free ports and with a data directory of its own.
+/// A mesh as `refrain up` starts it, on free ports and with its own data directory.
 pub struct UpMesh {
     process: Process,
     url: String,
-    // Dropped last: the store writes there until the end.
+    // It is dropped last, because the store writes there until the end.
     _data: Option<TempDir>,
 }
 
 impl UpMesh {
-    /// With defaults.
+    /// Starts a mesh with default settings.
     ///
     /// # Errors
-    /// It does not start.
+    /// The mesh does not start.
     pub async fn start() -> anyhow::Result<Self> {
         UpMesh::start_with("").await
     }
 
-    /// With some settings, as TOML.
+    /// Starts a mesh with settings in TOML.
     ///
     /// # Errors
-    /// The settings are at fault, or it does not start.
+    /// The settings are invalid, or the mesh does not start.
     pub async fn start_with(settings: &str) -> anyhow::Result<Self> {
         let data = tempfile::tempdir()?;
         let mut mesh = UpMesh::start_in(data.path(), settings).await?;
@@ -41,7 +41,7 @@ impl UpMesh {
         Ok(mesh)
     }
 
-    /// On a data directory that outlives it.
+    /// Starts a mesh on a data directory that outlives it.
     ///
     /// # Errors
     /// As [`UpMesh::start_with`].
@@ -61,7 +61,7 @@ impl UpMesh {
         let mut table: toml::Table = settings.parse()?;
         set(&mut table, "gateway", "listen", "127.0.0.1:0".into());
         set(&mut table, "gateway", "keys", keys());
-        // What steps take on a busy machine would decide what is drafted.
+        // Without a profile, the step times of a busy machine do not decide which drafts are used.
         set(&mut table, "worker", "profile_ms_max", 0.into());
         set(
             &mut table,
@@ -92,17 +92,17 @@ impl UpMesh {
         Ok(mesh)
     }
 
-    /// The first tenant.
+    /// A client of the first tenant.
     pub fn client(&self) -> Client {
         Client::new(&self.url, KEY)
     }
 
-    /// The second tenant.
+    /// A client of the second tenant.
     pub fn client_of_another(&self) -> Client {
         Client::new(&self.url, KEY_OF_ANOTHER)
     }
 
-    /// Stops as a signal would.
+    /// Stops the mesh as a signal would.
     pub async fn stop(self) {
         self.process.drain().await;
     }
@@ -117,7 +117,7 @@ fn set(table: &mut toml::Table, section: &str, key: &str, value: toml::Value) {
     }
 }
 
-/// Both tenants' keys for `gateway.keys`.
+/// The value of `gateway.keys` with the keys of both tenants.
 fn keys() -> toml::Value {
     let key = |key: &str, tenant: &str| {
         toml::Table::from_iter([

@@ -1,16 +1,17 @@
-//! Waiting for something to become true.
+//! Waits until a condition holds.
 
 use std::time::{Duration, Instant};
 
-/// How long a mesh may take over anything: far longer than it should, since test machines are busy.
+/// How long a mesh may take for anything. It is far longer than needed, since test machines are busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Asks `condition` again and again until it gives a value.
+/// Polls `condition` until it returns a value. The conditions are about other processes and servers, so there is
+/// nothing that could notify the test.
 ///
 /// # Panics
-/// After [`PATIENCE`], with `what` it waited for.
+/// After [`PATIENCE`], with a message that names the condition (`what`).
 pub async fn wait_until<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -19,7 +20,7 @@ pub async fn wait_until<T>(what: &str, mut condition: impl AsyncFnMut() -> Optio
         }
         assert!(
             Instant::now() < deadline,
-            "waited {PATIENCE:?} in vain until {what}"
+            "after {PATIENCE:?} it is still not true that {what}"
         );
         tokio::time::sleep(PAUSE).await;
     }

@@ -25,7 +25,7 @@ use crate::local::{LocalEngine, LocalWorkers};
 pub struct Process {
     gateway: Option<refrain_gateway::GatewayServer>,
     worker: Option<refrain_worker::WorkerServer>,
-    scheduler: Option<refrain_scheduler::Running>,
+    scheduler: Option<refrain_scheduler::SchedulerServer>,
     engine: Option<refrain_reference_engine::Running>,
     draft_store: Option<refrain_draft_store::DraftStoreServer>,
     addr: Option<SocketAddr>,

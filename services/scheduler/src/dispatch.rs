@@ -1,31 +1,32 @@
-//! The dispatcher's core: queues, leases and the worker table, changed by one event at a time.
+//! The core of the scheduler: queue, leases and worker table, changed by one event at a time.
 //!
-//! [`Dispatch::apply`] takes what happened and the time, and returns what has to be done about it. It has no
-//! clock and does no I/O, so a test is a list of events with made-up instants. Between two calls the
-//! following holds:
+//! [`Dispatch::apply`] takes an event and the time, and returns the effects that the caller has to carry out. It has
+//! no clock and does no I/O, so a test is a list of events with made-up instants. Between two calls, these invariants
+//! hold:
 //!
-//! * no waiting request could be placed: whatever frees a slot also fills it;
-//! * a worker holds at most as many leases as it had slots when the last of them was granted, where a lease
-//!   counts from the grant on, not only once a heartbeat names it;
-//! * a request has at most one lease and waits at most once;
-//! * every submitted ticket is still waiting, or was answered exactly once, or was withdrawn.
+//! * No waiting request could be placed: every event that frees a slot also fills it.
+//! * A worker holds at most as many leases as it had slots when the last of them was granted. A lease counts from its
+//!   grant, before any heartbeat names it.
+//! * A request has at most one lease, and waits at most once.
+//! * Every submitted call still waits, was answered exactly once, or was withdrawn.
 //!
-//! Read on in `queue` (who is next), [`crate::placement`] (where), `granting` and `refusal` (what comes of it),
-//! `turns` (who gives way), `leases` and `workers` (what is known).
+//! `fair_queue` keeps the order of waiting requests, and [`crate::placement`] chooses a worker. `granting`,
+//! `refusing` and `preemption` are further methods of [`Dispatch`]. `lease_table` and `worker_table` are its state.
 
-pub(crate) mod actor;
-mod event;
+mod events;
+mod fair_queue;
 mod granting;
-mod leases;
-mod queue;
-pub(crate) mod refusal;
-mod turns;
-mod workers;
+mod lease_table;
+mod pool_key;
+mod preemption;
+mod refusal;
+mod refusing;
+mod worker_table;
 
 #[cfg(test)]
-mod properties;
+mod property_tests;
 #[cfg(test)]
-mod scripts;
+mod script_tests;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -34,38 +35,44 @@ use refrain_protocol::scheduling::{
 };
 use refrain_protocol::{ApiError, LeaseId, RequestId};
 
-pub use self::event::{DispatchState, Effect, Event};
-pub use self::leases::LeaseEnd;
-pub use self::queue::{PoolState, TenantState, Ticket};
-pub use self::refusal::Refusal;
-pub use self::workers::WorkerState;
+pub(crate) use self::events::{DispatchEffect, DispatchEvent, DispatchState};
+pub(crate) use self::fair_queue::LeaseCallId;
+pub(crate) use self::lease_table::LeaseEnd;
+pub(crate) use self::refusal::{LeaseRefusal, scheduler_unavailable};
 
-use self::leases::{LeaseTable, RunningLease};
-use self::queue::{FairQueue, PoolKey, Waiting};
-use self::workers::{Beat, WorkerTable};
+use self::fair_queue::{FairQueue, WaitingRequest};
+use self::lease_table::{LeaseTable, RunningLease};
+use self::pool_key::PoolKey;
+use self::refusal::EXCLUDE_MAX;
+use self::worker_table::{Registration, WorkerTable};
 use crate::config::SchedulerConfig;
 
-/// Queues, leases and the worker table.
+/// How often deadlines are checked while requests wait. A deadline is late by at most this time.
+const TICK_MS: u64 = 100;
+
+/// Queue, leases and worker table.
 #[derive(Debug)]
-pub struct Dispatch {
+pub(crate) struct Dispatch {
     config: SchedulerConfig,
     queue: FairQueue,
     leases: LeaseTable,
     workers: WorkerTable,
-    /// The ticket that a request waits with.
-    waiting_by_request: HashMap<RequestId, Ticket>,
-    /// The epoch of the newest lease of all.
+    /// The call with which each request waits.
+    waiting_by_request: HashMap<RequestId, LeaseCallId>,
+    /// The epoch of the newest lease.
     epoch_last: u64,
-    /// The latest time it was told: time never runs backwards in here.
+    /// The latest time of all events, so that time never runs backwards here.
     now_ms: u64,
     draining: bool,
 }
 
 impl Dispatch {
-    /// Nobody waits, nobody is known. `now_ms` is in milliseconds since 1970, here and in
-    /// [`Dispatch::apply`]. `epoch_last` is the newest epoch that a predecessor in this process granted: a
-    /// rebuild can take less than the clock's millisecond, a restart of the process cannot, and passes 0.
-    pub fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
+    /// Creates a core without requests and workers.
+    ///
+    /// All times are milliseconds since 1970. `epoch_last` is the newest epoch that a predecessor in this process
+    /// granted: a rebuild can take less than a millisecond of the clock. A new process passes 0, since no process
+    /// restarts that fast.
+    pub(crate) fn new(config: SchedulerConfig, now_ms: u64, epoch_last: u64) -> Self {
         Dispatch {
             queue: FairQueue::new(config.tenants_tracked_max),
             leases: LeaseTable::new(config.ended_leases_max),
@@ -78,80 +85,81 @@ impl Dispatch {
         }
     }
 
-    /// Takes an event in and says what has to be done, in order.
-    pub fn apply(&mut self, event: Event, now_ms: u64) -> Vec<Effect> {
+    /// Applies an event. Returns the effects to carry out, in order.
+    pub(crate) fn apply(&mut self, event: DispatchEvent, now_ms: u64) -> Vec<DispatchEffect> {
         self.now_ms = self.now_ms.max(now_ms);
         let mut effects = Vec::new();
         match event {
-            Event::Submit { ticket, request } => self.submit(ticket, request, &mut effects),
-            Event::Withdraw { ticket } => {
-                self.take_out(ticket);
+            DispatchEvent::Submit { call, request } => self.submit(call, request, &mut effects),
+            DispatchEvent::Withdraw { call } => {
+                self.take_out(call);
             }
-            Event::Undelivered { lease } => {
+            DispatchEvent::Undelivered { lease } => {
                 self.end(lease, LeaseEnd::Undelivered, true, &mut effects);
-                self.fill(&mut effects);
+                self.grant_all(&mut effects);
             }
-            Event::Finish(finish) => {
+            DispatchEvent::Finish(finish) => {
                 self.finish(finish, &mut effects);
-                self.fill(&mut effects);
+                self.grant_all(&mut effects);
             }
-            Event::Heartbeat(heartbeat) => {
+            DispatchEvent::Heartbeat(heartbeat) => {
                 let answer = self.heartbeat(heartbeat, &mut effects);
-                effects.push(Effect::Beat(answer));
-                self.fill(&mut effects);
+                effects.push(DispatchEffect::HeartbeatAnswer(answer));
+                self.grant_all(&mut effects);
             }
-            Event::Tick => self.tick(&mut effects),
-            Event::Drain => self.drain(&mut effects),
+            DispatchEvent::Tick => self.tick(&mut effects),
+            DispatchEvent::Drain => self.drain(&mut effects),
         }
         effects
     }
 
-    /// When [`Event::Tick`] is due, if nothing happens before: while somebody waits, soon, else when the first worker or
-    /// lease may have been silent for too long. `None`: nothing here can run out.
-    pub fn due_ms(&self) -> Option<u64> {
+    /// When the next [`DispatchEvent::Tick`] is due if no other event comes first. While requests wait it is due
+    /// soon. Otherwise it is due when the first worker or lease may have been silent for too long. `None` means that
+    /// nothing can time out.
+    pub(crate) fn due_ms(&self) -> Option<u64> {
         if self.queue.len() > 0 {
-            return Some(self.now_ms.saturating_add(self.config.tick_ms));
+            return Some(self.now_ms.saturating_add(TICK_MS));
         }
-        let worker = self.workers.heard_first_ms();
-        let worker = worker.map(|heard| heard.saturating_add(self.config.worker_ttl_ms));
-        let lease = self.leases.seen_first_ms();
+        let worker = self.workers.oldest_heartbeat_ms();
+        let worker = worker.map(|reported| reported.saturating_add(self.config.worker_ttl_ms));
+        let lease = self.leases.oldest_seen_ms();
         let lease = lease.map(|seen| seen.saturating_add(self.config.lease_ttl_ms));
         worker.into_iter().chain(lease).min()
     }
 
-    /// No deadline that the last event brought comes before this. Where a tick is due by then, [`Dispatch::due_ms`] need not be
-    /// asked, which looks at every worker and lease.
-    pub fn due_ms_min(&self) -> u64 {
+    /// A lower bound of any deadline that the last event added. If a tick is due by then, there is no need to call
+    /// [`Dispatch::due_ms`], which looks at every worker and lease.
+    pub(crate) fn due_ms_min(&self) -> u64 {
         let config = &self.config;
         let soonest_ms = match self.queue.len() {
             0 => config.worker_ttl_ms.min(config.lease_ttl_ms),
-            _ => config.tick_ms,
+            _ => TICK_MS,
         };
         self.now_ms.saturating_add(soonest_ms)
     }
 
     /// Requests that wait.
-    pub fn queue_length(&self) -> usize {
+    pub(crate) fn queue_length(&self) -> usize {
         self.queue.len()
     }
 
-    /// Leases that run.
-    pub fn leases_running(&self) -> usize {
+    /// Leases that are held.
+    pub(crate) fn leases_running(&self) -> usize {
         self.leases.len()
     }
 
-    /// Workers that report.
-    pub fn workers(&self) -> usize {
+    /// Live workers.
+    pub(crate) fn workers(&self) -> usize {
         self.workers.len()
     }
 
     /// The models that live workers serve.
-    pub fn models(&self) -> Vec<ServedModel> {
+    pub(crate) fn models(&self) -> Vec<ServedModel> {
         self.workers.models()
     }
 
-    /// The state, for people who look at it now.
-    pub fn observe(&self, now_ms: u64) -> DispatchState {
+    /// A snapshot of the state at `now_ms`.
+    pub(crate) fn observe(&self, now_ms: u64) -> DispatchState {
         DispatchState {
             draining: self.draining,
             queue_length: self.queue.len(),
@@ -162,47 +170,52 @@ impl Dispatch {
         }
     }
 
-    fn submit(&mut self, ticket: Ticket, request: LeaseRequest, effects: &mut Vec<Effect>) {
+    fn submit(
+        &mut self,
+        call: LeaseCallId,
+        request: LeaseRequest,
+        effects: &mut Vec<DispatchEffect>,
+    ) {
         if self.draining {
-            return effects.push(self.refuse(ticket, &request, Refusal::Draining));
+            return effects.push(self.refuse(call, &request, LeaseRefusal::Draining));
         }
-        if request.exclude.len() > self.config.exclude_max {
-            return effects.push(self.refuse(ticket, &request, Refusal::ExcludeLimit));
+        if request.exclude.len() > EXCLUDE_MAX {
+            return effects.push(self.refuse(call, &request, LeaseRefusal::ExcludeLimit));
         }
-        // A request is in one place at a time. That it asks again means that whoever waited, or held the
-        // lease, is gone: its answer got lost, or its `finish` is still on the way.
+        // A request is in one place at a time. If it asks again, its earlier caller or holder is gone: either the
+        // answer was lost, or the `finish` is still on its way.
         if let Some(earlier) = self.waiting_by_request.get(&request.request).copied()
             && let Some(waiting) = self.take_out(earlier)
         {
-            effects.push(self.refuse(earlier, &waiting.request, Refusal::Superseded));
+            effects.push(self.refuse(earlier, &waiting.request, LeaseRefusal::Superseded));
         }
         if let Some(lease) = self.leases.of_request(request.request) {
             self.end(lease, LeaseEnd::Superseded, false, effects);
         }
 
-        let pool = PoolKey::of(&request);
+        let pool = PoolKey::of_request(&request);
         let tenant = request.namespace.namespace.tenant.clone();
-        self.waiting_by_request.insert(request.request, ticket);
-        self.queue.push(ticket, request, self.now_ms);
-        self.fill(effects);
-        if !self.queue.contains(ticket) {
+        self.waiting_by_request.insert(request.request, call);
+        self.queue.push(call, request, self.now_ms);
+        self.grant_all(effects);
+        if !self.queue.contains(call) {
             return;
         }
         let headroom = self.workers.headroom(&pool);
-        self.mark_stranded(ticket, headroom);
-        // The limits are looked at last, so that a full queue of one model does not refuse what an idle
-        // worker of another can take.
+        self.mark_stranded(call, headroom);
+        // The limits are checked last: a full queue of one model must not refuse a request that an idle worker of
+        // another model can take.
         let refusal = if self.queue.len() > self.config.queue_max {
-            Refusal::QueueFull
+            LeaseRefusal::QueueFull
         } else if self.queue.waiting_of_tenant(&tenant) > self.config.tenant_queue_max {
-            Refusal::TenantQueueFull
+            LeaseRefusal::TenantQueueFull
         } else {
             return;
         };
-        self.refuse_waiting(ticket, refusal, effects);
+        self.refuse_waiting(call, refusal, effects);
     }
 
-    fn finish(&mut self, finish: LeaseFinish, effects: &mut Vec<Effect>) {
+    fn finish(&mut self, finish: LeaseFinish, effects: &mut Vec<DispatchEffect>) {
         let LeaseFinish {
             lease,
             outcome,
@@ -217,11 +230,11 @@ impl Dispatch {
                 emitted_tokens,
             );
             if outcome == LeaseOutcome::WorkerFailed {
-                // Its slot is free on paper; without this the next request would be sent there to fail too, and being idle
-                // it would be preferred to those that work. It is waited for even where there is no other: one that has
-                // died comes back later than a request has attempts. Its next report, or a chunk that it brings to its end
-                // from now on, says that it lives, so that one request which the engine fails at holds the others up for
-                // a heartbeat's time at most.
+                // The worker's slot is free on paper. Without this mark, the next request would be sent there to fail
+                // as well, since an idle worker is preferred to busy ones. Requests wait for it even if there is no
+                // other worker: a dead worker comes back later than a request's attempts last. Its next heartbeat
+                // clears the mark, and so does a chunk that it completes from now on. So a request on which the
+                // engine always fails delays the other requests by one heartbeat at most.
                 self.workers.suspect(&running.worker, self.now_ms);
             } else {
                 if let Some(ended_ms_ago) = worker_ended_ms_ago
@@ -243,59 +256,63 @@ impl Dispatch {
     fn heartbeat(
         &mut self,
         heartbeat: Heartbeat,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<DispatchEffect>,
     ) -> Result<HeartbeatReply, ApiError> {
         let worker = heartbeat.worker.clone();
-        match self.workers.beat(&heartbeat, &self.config, self.now_ms)? {
-            Beat::Same => {}
-            Beat::Joined => effects.push(Effect::WorkerJoined(worker.clone())),
-            Beat::Restarted(lost) => {
-                effects.push(Effect::WorkerRestarted(worker.clone()));
+        match self
+            .workers
+            .register(&heartbeat, &self.config, self.now_ms)?
+        {
+            Registration::Renewed => {}
+            Registration::Joined => effects.push(DispatchEffect::WorkerJoined(worker.clone())),
+            Registration::Restarted(lost) => {
+                effects.push(DispatchEffect::WorkerRestarted(worker.clone()));
                 for lease in lost {
                     self.end(lease, LeaseEnd::WorkerLost, false, effects);
                 }
             }
         }
-        let grace_ms = self.config.lease_grace_ms;
+        let grace_ms = self.config.lease_grace_ms();
         let mut foreign = BTreeSet::new();
-        let mut named = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         for lease in heartbeat.running {
             if self.leases.renew(lease, &worker, self.now_ms) {
-                named.insert(lease);
-            // What ended a moment ago was still running when the heartbeat was written.
+                reported.insert(lease);
+            // A lease that ended a moment ago was still running when the worker wrote the heartbeat.
             } else if !self.leases.ended_within(lease, self.now_ms, grace_ms) {
                 foreign.insert(lease);
             }
         }
         self.workers.set_foreign(&worker, foreign);
-        let unnamed = |lease: &LeaseId| {
+        let has_ended = |lease: &LeaseId| {
             self.leases.get(*lease).is_some_and(|running| {
-                // What was to give way was named before, so it has: its reader may not read on for a long time.
-                let has_given_way = running.gives_way && !named.contains(lease);
-                has_given_way || self.now_ms >= running.seen_ms.saturating_add(grace_ms)
+                // An earlier heartbeat named a preempted lease, so it has ended once it is missing. Its `finish` may
+                // take long, because its reader may not read on.
+                let was_preempted = running.preempted && !reported.contains(lease);
+                was_preempted || self.now_ms >= running.last_seen_ms.saturating_add(grace_ms)
             })
         };
-        let gone: Vec<LeaseId> = match self.workers.get_mut(&worker) {
-            Some(worker) => worker.leases.iter().copied().filter(unnamed).collect(),
+        let ended: Vec<LeaseId> = match self.workers.get_mut(&worker) {
+            Some(worker) => worker.leases.iter().copied().filter(has_ended).collect(),
             None => Vec::new(),
         };
-        for lease in gone {
+        for lease in ended {
             self.end(lease, LeaseEnd::Healed, false, effects);
         }
-        let give_way = self.give_way(&worker, &named);
+        let give_way = self.preempt(&worker, &reported);
         Ok(HeartbeatReply {
-            next_in_ms: self.next_beat_ms(&worker),
+            next_in_ms: self.next_heartbeat_in_ms(&worker),
             fallback: self.workers.fallback(&worker),
             give_way,
         })
     }
 
-    fn tick(&mut self, effects: &mut Vec<Effect>) {
+    fn tick(&mut self, effects: &mut Vec<DispatchEffect>) {
         for (worker, lost) in self
             .workers
             .remove_silent(self.now_ms, self.config.worker_ttl_ms)
         {
-            effects.push(Effect::WorkerLost(worker));
+            effects.push(DispatchEffect::WorkerLost(worker));
             for lease in lost {
                 self.end(lease, LeaseEnd::WorkerLost, false, effects);
             }
@@ -306,32 +323,32 @@ impl Dispatch {
         {
             self.end(lease, LeaseEnd::Expired, false, effects);
         }
-        self.fill(effects);
-        self.refuse_late(effects);
+        self.grant_all(effects);
+        self.refuse_expired(effects);
         self.queue.forget_pools(|pool| self.workers.serves(pool));
     }
 
-    fn drain(&mut self, effects: &mut Vec<Effect>) {
+    fn drain(&mut self, effects: &mut Vec<DispatchEffect>) {
         self.draining = true;
-        for ticket in self.queue.tickets() {
-            self.refuse_waiting(ticket, Refusal::Draining, effects);
+        for call in self.queue.calls() {
+            self.refuse_waiting(call, LeaseRefusal::Draining, effects);
         }
     }
 
-    /// Ends a running lease. `settled`: its tokens are known, a later `finish` counts none.
+    /// Ends a running lease. `settled` says that its tokens are known, so that a later `finish` counts none.
     fn end(
         &mut self,
         lease: LeaseId,
         end: LeaseEnd,
         settled: bool,
-        effects: &mut Vec<Effect>,
+        effects: &mut Vec<DispatchEffect>,
     ) -> Option<RunningLease> {
         let running = self.leases.end(lease, self.now_ms, settled)?;
         if let Some(worker) = self.workers.get_mut(&running.worker) {
             worker.leases.remove(&lease);
         }
         self.queue.ended(&running.pool, &running.tenant);
-        effects.push(Effect::LeaseEnded {
+        effects.push(DispatchEffect::LeaseEnded {
             lease,
             worker: running.worker.clone(),
             end,
@@ -339,8 +356,8 @@ impl Dispatch {
         Some(running)
     }
 
-    fn take_out(&mut self, ticket: Ticket) -> Option<Waiting> {
-        let waiting = self.queue.remove(ticket)?;
+    fn take_out(&mut self, call: LeaseCallId) -> Option<WaitingRequest> {
+        let waiting = self.queue.remove(call)?;
         self.waiting_by_request.remove(&waiting.request.request);
         Some(waiting)
     }

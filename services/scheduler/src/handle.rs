@@ -1,4 +1,4 @@
-//! The scheduler for callers in this process, and what the HTTP routes call.
+//! The scheduler's handle. Callers in this process use it directly, all others through the HTTP routes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,28 +14,28 @@ use refrain_service_kit::mesh::MeshAuth;
 use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
-use crate::dispatch::actor::{Call, QUEUE_LOST};
-use crate::dispatch::refusal::try_soon;
-use crate::dispatch::{DispatchState, Ticket};
+use crate::actor::{DispatchMessage, QUEUE_LOST};
+use crate::dispatch::{DispatchState, LeaseCallId, scheduler_unavailable};
 use crate::metrics::SchedulerMetrics;
 
-/// The running scheduler. Cheap to clone.
+/// A handle on the running scheduler. It is cheap to clone.
 #[derive(Clone)]
 pub struct SchedulerHandle {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    dispatch: Recipient<Call>,
+    dispatch: Recipient<DispatchMessage>,
     mesh: MeshAuth,
     metrics: SchedulerMetrics,
-    tickets: AtomicU64,
+    /// The id of the next call for a lease.
+    next_call: AtomicU64,
     draining: AtomicBool,
 }
 
 impl SchedulerHandle {
     pub(crate) fn new(
-        dispatch: Recipient<Call>,
+        dispatch: Recipient<DispatchMessage>,
         mesh: MeshAuth,
         metrics: SchedulerMetrics,
     ) -> Self {
@@ -44,21 +44,18 @@ impl SchedulerHandle {
                 dispatch,
                 mesh,
                 metrics,
-                tickets: AtomicU64::new(0),
+                next_call: AtomicU64::new(0),
                 draining: AtomicBool::new(false),
             }),
         }
     }
 
-    /// The dispatcher's state, for people.
-    ///
-    /// # Errors
-    /// `Unavailable` when the dispatcher is overrun or stopped.
-    pub async fn observe(&self) -> Result<DispatchState, ApiError> {
-        self.ask(|reply| Call::Observe { reply }).await
+    /// The dispatcher's state, for `/debug/state`.
+    pub(crate) async fn observe(&self) -> Result<DispatchState, ApiError> {
+        self.ask(|reply| DispatchMessage::Observe { reply }).await
     }
 
-    /// Why no lease can be had at all, if so.
+    /// Fails with the reason if the scheduler cannot grant any lease.
     pub(crate) fn readiness(&self) -> Result<(), String> {
         if self.inner.draining.load(Ordering::Relaxed) {
             Err("draining".to_owned())
@@ -69,67 +66,70 @@ impl SchedulerHandle {
         }
     }
 
-    /// Refuses those who wait, and those who come from now on.
+    /// Refuses all waiting and all later calls for a lease.
     pub(crate) async fn drain(&self) {
         self.inner.draining.store(true, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
-        // Going away is not refused for a full mailbox.
-        self.inner.dispatch.do_send(Call::Drain { reply });
-        // An error means that the dispatcher has stopped already.
+        // `do_send` ignores the mailbox's limit: a drain must not fail because the mailbox is full.
+        self.inner
+            .dispatch
+            .do_send(DispatchMessage::Drain { reply });
+        // An error means that the dispatcher has already stopped.
         let _ = answer.await;
     }
 
     #[cfg(test)]
     pub(crate) fn panic(&self) {
-        self.inner.dispatch.do_send(Call::Panic);
+        self.inner.dispatch.do_send(DispatchMessage::Panic);
     }
 
-    /// Puts a call into the mailbox, if it has room.
-    fn send(&self, call: Call) -> Result<(), ApiError> {
-        self.inner.dispatch.try_send(call).map_err(|error| {
+    /// Puts a message into the mailbox, if there is room.
+    fn send(&self, message: DispatchMessage) -> Result<(), ApiError> {
+        self.inner.dispatch.try_send(message).map_err(|error| {
             self.inner.metrics.rejected("mailbox_max");
-            try_soon("the scheduler is too busy; try again").with_detail(error)
+            scheduler_unavailable("the scheduler is too busy; try again").with_detail(error)
         })
     }
 
-    async fn ask<A>(&self, call: impl FnOnce(oneshot::Sender<A>) -> Call) -> Result<A, ApiError> {
+    async fn ask<A>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<A>) -> DispatchMessage,
+    ) -> Result<A, ApiError> {
         let (reply, answer) = oneshot::channel();
-        self.send(call(reply))?;
-        answer.await.map_err(|_| try_soon(QUEUE_LOST))
+        self.send(message(reply))?;
+        answer.await.map_err(|_| scheduler_unavailable(QUEUE_LOST))
     }
 }
 
-/// A call that waits for its lease; dropped early, it leaves nothing behind.
-struct WaitingCall {
-    dispatch: Recipient<Call>,
-    ticket: Ticket,
+/// A call that waits for its lease. If it is dropped early, the dispatcher withdraws the request.
+struct PendingLease {
+    dispatch: Recipient<DispatchMessage>,
+    call: LeaseCallId,
     answer: Option<oneshot::Receiver<Result<Lease, ApiError>>>,
 }
 
-impl WaitingCall {
+impl PendingLease {
     async fn answer(mut self) -> Result<Lease, ApiError> {
         let Some(answer) = self.answer.as_mut() else {
-            return Err(try_soon(QUEUE_LOST));
+            return Err(scheduler_unavailable(QUEUE_LOST));
         };
         let answered = answer.await;
         self.answer = None;
-        answered.unwrap_or_else(|_| Err(try_soon(QUEUE_LOST)))
+        answered.unwrap_or_else(|_| Err(scheduler_unavailable(QUEUE_LOST)))
     }
 }
 
-impl Drop for WaitingCall {
+impl Drop for PendingLease {
     fn drop(&mut self) {
         let Some(mut answer) = self.answer.take() else {
             return;
         };
-        // From here on the dispatcher finds the channel closed and takes a grant back by itself; one that
-        // has come already is given back from here.
+        // Once the channel is closed, the dispatcher takes back any grant by itself. A grant that has already arrived
+        // is returned here.
         answer.close();
         self.dispatch.do_send(match answer.try_recv() {
-            Ok(Ok(lease)) => Call::Undelivered { lease },
-            _ => Call::Withdraw {
-                ticket: self.ticket,
-            },
+            Ok(Ok(lease)) => DispatchMessage::Undelivered { lease },
+            _ => DispatchMessage::Withdraw { call: self.call },
         });
     }
 }
@@ -143,30 +143,33 @@ impl Scheduler for SchedulerHandle {
             .inspect_err(|_| {
                 self.inner.metrics.rejected("signature");
             })?;
-        let ticket = Ticket(self.inner.tickets.fetch_add(1, Ordering::Relaxed));
+        let call = LeaseCallId(self.inner.next_call.fetch_add(1, Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
-        self.send(Call::Submit {
-            ticket,
+        self.send(DispatchMessage::Submit {
+            call,
             request: Box::new(request),
             reply,
         })?;
-        let call = WaitingCall {
+        let pending = PendingLease {
             dispatch: self.inner.dispatch.clone(),
-            ticket,
+            call,
             answer: Some(answer),
         };
-        // How long a request waited is a line of its trace, over HTTP and without.
-        call.answer().instrument(tracing::info_span!("lease")).await
+        // The span shows the wait in the request's trace, with and without HTTP.
+        pending
+            .answer()
+            .instrument(tracing::info_span!("lease"))
+            .await
     }
 
     async fn finish(&self, finish: LeaseFinish) -> Result<(), ApiError> {
-        // Giving back is never refused for a full mailbox: it is what empties the queue.
-        self.inner.dispatch.do_send(Call::Finish(finish));
+        // `do_send` ignores the mailbox's limit: returned leases are what empties the queue.
+        self.inner.dispatch.do_send(DispatchMessage::Finish(finish));
         Ok(())
     }
 
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError> {
-        self.ask(|reply| Call::Heartbeat {
+        self.ask(|reply| DispatchMessage::Heartbeat {
             heartbeat: Box::new(heartbeat),
             reply,
         })
@@ -174,6 +177,6 @@ impl Scheduler for SchedulerHandle {
     }
 
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError> {
-        self.ask(|reply| Call::Models { reply }).await
+        self.ask(|reply| DispatchMessage::Models { reply }).await
     }
 }

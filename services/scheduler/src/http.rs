@@ -1,8 +1,8 @@
-//! The scheduler for other processes: JSON over HTTP, for holders of the mesh secret only.
+//! The HTTP routes for other processes: JSON, for callers that hold the mesh secret.
 //!
-//! A `lease` call stays open until its turn comes, and says meanwhile that its scheduler lives: a caller could not tell
-//! one that has stopped from a long queue otherwise. When its caller hangs up, the listener drops the handler or the body,
-//! and with it the waiting call, which withdraws itself.
+//! A `lease` call stays open until its turn comes. Meanwhile the scheduler sends a line feed every second, so that
+//! the caller can tell a long queue from a dead scheduler. When the caller hangs up, the listener drops the handler
+//! or the body, which drops the pending call and so withdraws the request.
 
 use std::convert::Infallible;
 
@@ -20,7 +20,7 @@ use refrain_service_kit::mesh::MeshAuth;
 use crate::dispatch::DispatchState;
 use crate::handle::SchedulerHandle;
 
-/// Adds the routes.
+/// Adds the routes to the listener's application.
 pub(crate) fn routes(app: &mut web::ServiceConfig, handle: SchedulerHandle, mesh: MeshAuth) {
     app.app_data(Data::new(handle));
     app.service(
@@ -31,7 +31,7 @@ pub(crate) fn routes(app: &mut web::ServiceConfig, handle: SchedulerHandle, mesh
             .service(post("/heartbeat", heartbeat))
             .service(get("/models", models)),
     );
-    // It names tenants, so it is the mesh's own as well.
+    // The state names tenants, so this route asks for the mesh secret as well.
     app.service(
         web::resource("/debug/state")
             .wrap(mesh_only(mesh))
@@ -45,33 +45,33 @@ async fn lease(
 ) -> HttpResult<HttpResponse> {
     let call = async move { handle.lease(request.into_inner()).await };
     let mut call = Box::pin(call);
-    // What is answered soon has a status of its own.
+    // An answer within this time can still set the HTTP status.
     if let Ok(answer) = tokio::time::timeout(LEASE_ALIVE_EVERY, &mut call).await {
         return Ok(HttpResponse::Ok().json(answer?));
     }
     Ok(HttpResponse::Ok()
         .content_type("application/json")
-        .streaming(answer_or_alive(call)))
+        .streaming(line_feeds_then_answer(call)))
 }
 
-/// A line feed every so often, and then the answer.
-fn answer_or_alive<C>(call: C) -> impl Stream<Item = Result<Bytes, Infallible>>
+/// Sends a line feed at regular intervals, and then the answer.
+fn line_feeds_then_answer<C>(call: C) -> impl Stream<Item = Result<Bytes, Infallible>>
 where
     C: Future<Output = Result<Lease, ApiError>> + Unpin,
 {
-    let alive = Bytes::from_static(b"\n");
-    stream::unfold((Some(call), alive), |(call, alive)| async move {
+    let line_feed = Bytes::from_static(b"\n");
+    stream::unfold((Some(call), line_feed), |(call, line_feed)| async move {
         let mut call = call?;
         match tokio::time::timeout(LEASE_ALIVE_EVERY, &mut call).await {
-            Err(_) => Some((Ok(alive.clone()), (Some(call), alive))),
+            Err(_) => Some((Ok(line_feed.clone()), (Some(call), line_feed))),
             Ok(answer) => {
                 let answer = match answer {
                     Ok(lease) => LeaseAnswer::Granted(lease),
                     Err(error) => LeaseAnswer::Refused { error },
                 };
-                // An answer that is cut short fails there as what it is.
+                // These types always serialize. An empty body would fail at the caller as a truncated answer.
                 let bytes = serde_json::to_vec(&answer).unwrap_or_default();
-                Some((Ok(Bytes::from(bytes)), (None, alive)))
+                Some((Ok(Bytes::from(bytes)), (None, line_feed)))
             }
         }
     })

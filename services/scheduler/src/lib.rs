@@ -1,12 +1,22 @@
-//! The scheduler: who decodes the next chunk of a request, and where.
+//! The scheduler: grants each request the right to decode its next chunk on one worker.
 //!
-//! Gateways ask for leases, workers report with heartbeats, and that is all it knows: no tokens, no text, no
-//! disk. It starts empty and learns the mesh from one round of heartbeats, so losing it delays requests by
-//! about a second and loses none.
+//! Gateways ask for leases and workers report with heartbeats. The scheduler sees no tokens and no text, and it
+//! writes nothing to disk. It starts empty and learns the mesh from one round of heartbeats, so a restart delays
+//! requests by about a second and loses none.
 //!
-//! Start reading at [`dispatch`], the core that decides; [`placement`] picks the worker. Around it are an
-//! actix actor (`dispatch/actor.rs`) that gives the core its clock and carries out what it says, the handle
-//! that callers in this process use ([`SchedulerHandle`]), and the HTTP routes for all others.
+//! # Where to read
+//!
+//! | file | content |
+//! |---|---|
+//! | `dispatch.rs` | **Read this first.** The core that decides, as a pure function of events and instants. |
+//! | `dispatch/fair_queue.rs` | The order of waiting requests: fair between tenants. |
+//! | `placement.rs` | The choice of a worker for a request. |
+//! | `dispatch/granting.rs`, `refusing.rs` | How waiting requests get a lease or an error. |
+//! | `dispatch/preemption.rs` | How waiting requests get another tenant's slot. |
+//! | `dispatch/lease_table.rs`, `worker_table.rs` | The state behind these decisions. |
+//! | `actor.rs` | The actix actor around the core: clock, replies, recovery from panics. |
+//! | `handle.rs`, `http.rs` | The ways in: for callers in this process, and for all others. |
+//! | `server.rs` | Start and drain. |
 //!
 //! ```no_run
 //! # async fn example(mesh: refrain_service_kit::mesh::MeshAuth) -> anyhow::Result<()> {
@@ -20,17 +30,18 @@
 //! # }
 //! ```
 //!
-//! Not here: length-aware order of rollout groups, and priority classes. The order is first come, first
-//! served within a tenant and fair between tenants.
+//! The scheduler has no priority classes and does not order rollout groups by length. It serves each tenant first
+//! come, first served, and shares slots fairly between tenants.
 
+mod actor;
 mod config;
-pub mod dispatch;
+mod dispatch;
 mod handle;
 mod http;
 mod metrics;
-pub mod placement;
-mod service;
+mod placement;
+mod server;
 
 pub use config::SchedulerConfig;
 pub use handle::SchedulerHandle;
-pub use service::{Running, start};
+pub use server::{SchedulerServer, start};

@@ -1,12 +1,11 @@
-//! What the scheduler counts.
+//! The scheduler's metrics.
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
 
-use crate::dispatch::refusal::Refusal;
-use crate::dispatch::{Dispatch, LeaseEnd};
+use crate::dispatch::{Dispatch, LeaseEnd, LeaseRefusal};
 
-/// Cheap to clone.
+/// Gauges and counters. They are cheap to clone.
 #[derive(Clone)]
 pub(crate) struct SchedulerMetrics {
     queue_length: IntGauge,
@@ -23,11 +22,11 @@ impl SchedulerMetrics {
     pub(crate) fn new(metrics: &Metrics) -> anyhow::Result<Self> {
         let rejections = metrics.counter_vec(
             "refrain_scheduler_rejections_total",
-            "Requests refused a lease, by the limit they met.",
+            "Requests that were refused a lease, by the limit they reached.",
             &["limit"],
         )?;
-        // A rate over a counter that does not exist yet shows nothing, so these do from the start.
-        let limits = Refusal::ALL.map(Refusal::as_str);
+        // A rate over a missing counter is empty, so all limits are registered at the start.
+        let limits = LeaseRefusal::ALL.map(LeaseRefusal::as_str);
         for limit in limits
             .iter()
             .chain(&["mailbox_max", "signature", "restarted"])
@@ -37,29 +36,34 @@ impl SchedulerMetrics {
         Ok(SchedulerMetrics {
             queue_length: metrics.gauge(
                 "refrain_scheduler_queue_length",
-                "Requests that wait for a lease.",
+                "Requests that wait for a lease now.",
             )?,
-            leases_running: metrics
-                .gauge("refrain_scheduler_leases_running", "Leases somebody holds.")?,
-            workers: metrics.gauge("refrain_scheduler_workers", "Workers that report.")?,
+            leases_running: metrics.gauge(
+                "refrain_scheduler_leases_running",
+                "Leases that are held now.",
+            )?,
+            workers: metrics.gauge(
+                "refrain_scheduler_workers",
+                "Live workers, by their heartbeats.",
+            )?,
             leases: metrics.counter_vec(
                 "refrain_scheduler_leases_total",
-                "Leases that ended, by how they ended.",
+                "Leases that ended, by outcome.",
                 &["outcome"],
             )?,
             lease_wait_seconds: metrics.histogram(
                 "refrain_scheduler_lease_wait_seconds",
-                "Time from asking for a lease to the grant.",
+                "Time from a request for a lease to its grant.",
                 SECONDS_BUCKETS,
             )?,
             rejections,
             expired_leases: metrics.counter(
                 "refrain_scheduler_expired_leases_total",
-                "Leases that no heartbeat named for their whole life.",
+                "Leases that expired because no heartbeat named them.",
             )?,
             actor_restarts: metrics.counter(
                 "refrain_scheduler_actor_restarts_total",
-                "Times the dispatcher panicked and was rebuilt.",
+                "Rebuilds of the dispatcher after a panic.",
             )?,
         })
     }
@@ -68,7 +72,7 @@ impl SchedulerMetrics {
         self.lease_wait_seconds.observe(waited_ms as f64 / 1_000.0);
     }
 
-    /// Counts a refusal by the limit it met.
+    /// Counts a refusal under the limit that the request reached.
     pub(crate) fn rejected(&self, limit: &'static str) {
         self.rejections.with_label_values(&[limit]).inc();
     }

@@ -1,33 +1,36 @@
-//! Which worker takes a chunk: a pure function of what is known about the workers.
+//! The choice of a worker for a chunk, as a pure function of the known workers.
 //!
-//! The least busy one, because a step of a crowded batch is slower for everybody in it; but the worker of the
-//! last chunk still holds the KV, and moving costs a prefill of the whole context, so it wins unless it is
-//! clearly busier. Waiting for it while others are free was rejected: how long it stays full is unknown, how
-//! long a prefill takes is not.
+//! The least busy worker is chosen, because a step of a large batch is slower for every request in it. The worker of
+//! the last chunk still holds the KV cache, and moving costs a prefill of the whole context. So that worker wins
+//! unless it is clearly busier. Waiting for it while other workers are free was rejected: the time of a prefill is
+//! known, and the time until a full worker has a free slot is not.
 
 use refrain_protocol::WorkerId;
 
-/// A worker as placement sees it.
+/// How much higher the load (busy share of slots) of the worker that holds the KV cache may be than the lowest load.
+/// Moving a request costs a prefill of its whole context, so a small difference in load is not worth it.
+const PREFERRED_LOAD_SLACK: f64 = 0.25;
+
+/// A worker, as far as placement needs to know it.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate<'a> {
-    /// Who.
-    pub worker: &'a WorkerId,
+pub(crate) struct Candidate<'a> {
+    pub(crate) worker: &'a WorkerId,
     /// Public model name.
-    pub model: &'a str,
+    pub(crate) model: &'a str,
     /// Tokenizer identity.
-    pub tokenizer: &'a str,
-    /// Longest text, tokens.
-    pub max_context: u32,
-    /// Chunks it runs or is about to run.
-    pub running: u32,
-    /// Chunks it takes at once.
-    pub max_running: u32,
-    /// Takes no new chunks, ever.
-    pub draining: bool,
-    /// Takes no new chunks for the moment, as if it were full: somebody just failed to reach it.
-    pub suspect: bool,
-    /// When this process of the worker first reported.
-    pub registered_ms: u64,
+    pub(crate) tokenizer: &'a str,
+    /// Longest context, tokens.
+    pub(crate) max_context: u32,
+    /// Chunks that it runs or is about to run.
+    pub(crate) running: u32,
+    /// Most chunks at once.
+    pub(crate) max_running: u32,
+    /// It takes no new chunks, and stops soon.
+    pub(crate) draining: bool,
+    /// A chunk has just failed there. It takes no new chunks for the moment, as if it were full.
+    pub(crate) suspect: bool,
+    /// Time of the first heartbeat of this process of the worker.
+    pub(crate) registered_ms: u64,
 }
 
 impl Candidate<'_> {
@@ -35,32 +38,32 @@ impl Candidate<'_> {
         !self.suspect && self.running < self.max_running
     }
 
-    /// Busy share of its slots. Only asked of candidates with a slot, so `max_running` is not 0.
+    /// Busy share of its slots. Call it only for candidates with a free slot: `max_running` is not 0 then.
     fn load(&self) -> f64 {
         f64::from(self.running) / f64::from(self.max_running)
     }
 }
 
-/// What a request needs of a worker.
+/// The requirements of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Need<'a> {
+pub(crate) struct Requirements<'a> {
     /// Public model name.
-    pub model: &'a str,
+    pub(crate) model: &'a str,
     /// Tokenizer identity.
-    pub tokenizer: &'a str,
-    /// Tokens of the context; a worker must have room for one more.
-    pub context_tokens: u32,
-    /// The worker that holds the KV, or that the request was handed over to.
-    pub prefer: Option<&'a WorkerId>,
-    /// The latter: its load beside others does not matter.
-    pub handed_over: bool,
-    /// Workers that just failed the request.
-    pub exclude: &'a [WorkerId],
-    /// When it asked. A worker that restarted since then is not the process that failed it.
-    pub submitted_ms: u64,
+    pub(crate) tokenizer: &'a str,
+    /// Tokens of the context. A worker must have room for one more.
+    pub(crate) context_tokens: u32,
+    /// The worker that holds the KV cache, or to which the request was handed over.
+    pub(crate) prefer: Option<&'a WorkerId>,
+    /// The request was handed over to `prefer`, so the load of that worker does not matter.
+    pub(crate) transferred: bool,
+    /// Workers on which the request has just failed.
+    pub(crate) exclude: &'a [WorkerId],
+    /// Time of the request. A worker that started later is not the process on which the request failed.
+    pub(crate) submitted_ms: u64,
 }
 
-impl Need<'_> {
+impl Requirements<'_> {
     fn allows(&self, candidate: &Candidate<'_>) -> bool {
         candidate.model == self.model
             && candidate.tokenizer == self.tokenizer
@@ -71,22 +74,21 @@ impl Need<'_> {
     }
 }
 
-/// The answer.
+/// The result of [`place`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement<'a> {
-    /// Here, now.
+pub(crate) enum Placement<'a> {
+    /// The request can run on this worker now.
     On(&'a WorkerId),
-    /// There are workers for it, and all are full.
+    /// Some workers can serve it, but all of them are full.
     Full,
     /// No live worker can serve it.
-    Nobody,
+    NoWorker,
 }
 
-/// Picks a worker.
-pub fn place<'a>(
+/// Picks a worker for a request.
+pub(crate) fn place<'a>(
     candidates: impl IntoIterator<Item = Candidate<'a>>,
-    need: &Need<'_>,
-    prefer_load_slack: f64,
+    need: &Requirements<'_>,
 ) -> Placement<'a> {
     let mut served = false;
     let mut best: Option<Candidate<'a>> = None;
@@ -115,13 +117,13 @@ pub fn place<'a>(
     }
     match (best, preferred) {
         (Some(best), Some(preferred))
-            if need.handed_over || preferred.load() - best.load() <= prefer_load_slack =>
+            if need.transferred || preferred.load() - best.load() <= PREFERRED_LOAD_SLACK =>
         {
             Placement::On(preferred.worker)
         }
         (Some(best), _) => Placement::On(best.worker),
         (None, _) if served => Placement::Full,
-        (None, _) => Placement::Nobody,
+        (None, _) => Placement::NoWorker,
     }
 }
 
@@ -129,9 +131,9 @@ pub fn place<'a>(
 mod tests {
     use super::*;
 
-    /// `name running/max` with marks: `!` draining, `?` suspect, `@n` registered at n, `#n` context n,
-    /// `~` another tokenizer.
-    fn check(workers: &str, need: Need<'_>, expected: &str) {
+    /// Checks a placement. Each worker is written `name running/max`, with optional marks: `!` draining, `?` suspect,
+    /// `@n` registered at n, `#n` context n, `~` another tokenizer.
+    fn check(workers: &str, need: Requirements<'_>, expected: &str) {
         let workers: Vec<(WorkerId, Vec<&str>)> = workers
             .split(',')
             .map(|text| {
@@ -159,20 +161,20 @@ mod tests {
                 registered_ms: number('@').unwrap_or(0).into(),
             }
         });
-        let placed = match place(candidates, &need, 0.25) {
+        let placed = match place(candidates, &need) {
             Placement::On(worker) => worker.0.clone(),
             other => format!("{other:?}"),
         };
         assert_eq!(placed, expected);
     }
 
-    fn need() -> Need<'static> {
-        Need {
+    fn need() -> Requirements<'static> {
+        Requirements {
             model: "m",
             tokenizer: "t",
             context_tokens: 100,
             prefer: None,
-            handed_over: false,
+            transferred: false,
             exclude: &[],
             submitted_ms: 1_000,
         }
@@ -187,24 +189,24 @@ mod tests {
 
     #[test]
     fn only_workers_that_can_serve_it_count() {
-        check("a 0/4 !, b 0/4 ~, c 0/4 #100", need(), "Nobody");
+        check("a 0/4 !, b 0/4 ~, c 0/4 #100", need(), "NoWorker");
         check("a 0/4 ?", need(), "Full");
         check("a 0/0", need(), "Full");
         check("a 0/4 #101", need(), "a");
         check(
             "a 0/4",
-            Need {
+            Requirements {
                 model: "other",
                 ..need()
             },
-            "Nobody",
+            "NoWorker",
         );
     }
 
     #[test]
     fn the_holder_of_the_kv_wins_unless_clearly_busier() {
         let holder = WorkerId("b".into());
-        let need = Need {
+        let need = Requirements {
             prefer: Some(&holder),
             ..need()
         };
@@ -216,12 +218,12 @@ mod tests {
     #[test]
     fn an_excluded_worker_counts_again_as_a_new_process() {
         let exclude = [WorkerId("a".into())];
-        let need = Need {
+        let need = Requirements {
             exclude: &exclude,
             ..need()
         };
         check("a 0/4, b 3/4", need, "b");
-        check("a 0/4", need, "Nobody");
+        check("a 0/4", need, "NoWorker");
         check("a 0/4 @1001", need, "a");
     }
 }

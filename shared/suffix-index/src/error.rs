@@ -1,30 +1,32 @@
+//! The errors of an index.
+
 use std::fmt;
 
 use crate::{DocumentKey, SegmentError};
 
-/// Why the index refused a change. A refused change leaves the index as it was.
+/// The reason why the index refused a change. A refused change leaves the index as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexError {
-    /// No document of this key is in the index: never opened, or removed.
+    /// No document has this key: it was never opened, or it was removed.
     UnknownDocument(DocumentKey),
-    /// The key is taken; [`remove`](crate::Index::remove) it first.
+    /// Another document has this key. [`remove`](crate::Index::remove) it first.
     DuplicateDocument(DocumentKey),
-    /// A document can only be shortened to a length it has reached.
+    /// The document is shorter than the length to which it should be cut.
     BeyondEnd {
         /// The document.
         key: DocumentKey,
-        /// The length asked for.
+        /// The requested length.
         wanted: u32,
-        /// The length it has.
+        /// The document's length.
         len: u32,
     },
-    /// State numbers are 32 bits wide and this index has used its share of them: start another one.
+    /// The index has no state numbers of 32 bits left. Start another index.
     Full,
-    /// The index was rebuilt after this rebuild had begun, so the result no longer fits. Begin again.
+    /// The index was rebuilt after this rebuild began, so the result no longer fits. Begin again.
     OutdatedRebuild,
-    /// A segment was merged elsewhere after this merge had begun, so the result no longer fits. Begin again.
+    /// Another merge replaced an input after this merge began, so the result no longer fits. Begin again.
     OutdatedMerge,
-    /// A segment could not be made.
+    /// A segment could not be built.
     Segment(SegmentError),
 }
 
@@ -44,12 +46,12 @@ impl fmt::Display for IndexError {
                     key.0
                 )
             }
-            IndexError::Full => f.write_str("the index is full"),
+            IndexError::Full => f.write_str("the index is full: start another one"),
             IndexError::OutdatedRebuild => {
-                f.write_str("the index was rebuilt since this rebuild began")
+                f.write_str("the index was rebuilt since this rebuild began: begin again")
             }
             IndexError::OutdatedMerge => {
-                f.write_str("a segment was merged elsewhere since this merge began")
+                f.write_str("another merge replaced a segment since this merge began: begin again")
             }
             IndexError::Segment(error) => error.fmt(f),
         }

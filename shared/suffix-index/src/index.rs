@@ -1,41 +1,12 @@
-//! [`Index`]: documents in, cursors and searches out.
+//! [`Index`]: documents go in, cursors and searches come out.
 
 use std::sync::Arc;
 
-use crate::live::Live;
-use crate::live::automaton::Spot;
-use crate::sealed::Mounted;
+use crate::live_part::{LivePart, StatePoint};
 use crate::{
-    Cursor, DocumentKey, IndexError, Search, SearchLimits, Segment, SegmentStats, Token, Work,
+    Cursor, DocumentKey, IndexConfig, IndexError, MountedSegment, Origin, Search, SearchLimits,
+    Segment, SegmentStats, Sighting, Token,
 };
-
-/// How an [`Index`] counts and remembers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct IndexConfig {
-    /// Counts of the live part saturate here (at least 2). It bounds the work per token on repetitive text; a
-    /// distribution is only bent where several continuations of one pattern reach it.
-    pub count_cap: u16,
-    /// Longest pattern that a cursor keeps track of and a search looks for, tokens (at least 1).
-    pub pattern_tokens_max: u32,
-    /// [`Index::needs_rebuild`] once more than this share of the live part's tokens is dead.
-    pub dead_share_max: f32,
-    /// Segments that are put up with before they are merged (at least 1). A search takes one look into each.
-    pub segments_max: usize,
-    /// A segment is rewritten once more than this share of its tokens is masked.
-    pub masked_share_max: f32,
-}
-
-impl Default for IndexConfig {
-    fn default() -> Self {
-        IndexConfig {
-            count_cap: 1024,
-            pattern_tokens_max: 64,
-            dead_share_max: 0.25,
-            segments_max: 3,
-            masked_share_max: 0.25,
-        }
-    }
-}
 
 /// Sizes of an [`Index`], for gauges and budgets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,37 +15,36 @@ pub struct IndexSizes {
     pub live_documents: usize,
     /// Tokens in the live part, left contexts included.
     pub live_tokens: u64,
-    /// Tokens that were removed from the live part or cut off, and still cost memory until it is rebuilt.
+    /// Tokens of the live part that were removed or cut off. They cost memory until the next rebuild.
     pub dead_tokens: u64,
-    /// Heap memory of the live part, estimated.
+    /// Estimate of the heap memory of the live part, bytes.
     pub live_bytes: usize,
     /// Number of segments.
     pub segments: usize,
-    /// Documents in segments, without masked ones.
+    /// Documents in segments, masked ones excluded.
     pub segment_documents: usize,
-    /// Tokens in segments, without masked ones, left contexts included.
+    /// Tokens in segments, masked ones excluded, left contexts included.
     pub segment_tokens: u64,
     /// Tokens of masked documents.
     pub masked_tokens: u64,
-    /// Bytes of the segments and what belongs to them, in memory or mapped.
+    /// Bytes of the segments and of the tables that belong to them, in memory or mapped.
     pub segment_bytes: usize,
 }
 
-/// All documents of one scope: those that may grow in an automaton, and those that were finished and sealed in
-/// segments.
+/// All documents of one scope. Those that may grow are in an automaton, and finished ones are sealed in segments.
 ///
-/// A document is a left context (matched, never offered) and an output that grows. Matches never cross from
-/// one document into another. Whatever is offered stands in a document that is there now: not in a removed
-/// one, not in a tail that was cut off.
+/// A document is a left context, which is matched but never offered, and an output that grows. A match never crosses
+/// from one document into another. Every offered token is part of a document that is there now: removed documents and
+/// cut-off tails are never offered.
 pub struct Index {
     pub(crate) config: IndexConfig,
-    pub(crate) live: Live,
-    /// No key is in two places, masked documents apart.
-    pub(crate) sealed: Vec<Mounted>,
+    pub(crate) live: LivePart,
+    /// Each key is in one place only, not counting masked documents.
+    pub(crate) sealed: Vec<MountedSegment>,
 }
 
 impl Index {
-    /// An index without documents.
+    /// Creates an index without documents.
     pub fn new(config: IndexConfig) -> Self {
         let config = IndexConfig {
             pattern_tokens_max: config.pattern_tokens_max.max(1),
@@ -82,35 +52,46 @@ impl Index {
             ..config
         };
         Index {
-            live: Live::new(&config),
+            live: LivePart::new(&config),
             sealed: Vec::new(),
             config,
         }
     }
 
-    /// Begins a document. Patterns may reach into `left_context`, but none of its tokens is ever offered.
+    /// Begins a document. Patterns may reach into `left_context`, but its tokens are never offered.
+    ///
+    /// # Errors
+    /// The key is taken, or the index is full.
     pub fn open(&mut self, key: DocumentKey, left_context: &[Token]) -> Result<(), IndexError> {
-        if self.sealed_place(key).is_some() {
+        if self.find_sealed(key).is_some() {
             return Err(IndexError::DuplicateDocument(key));
         }
         self.live.open(key, left_context.iter().copied())
     }
 
-    /// Appends to the output of a document. The tokens can be drafted from at once. Amortised O(1) a token.
+    /// Appends to the output of a document. The tokens can be drafted from at once. The cost is amortised O(1) per
+    /// token.
     ///
-    /// A sealed document is taken back into the live part first, at the cost of its length: what is sealed is meant
-    /// to be finished.
+    /// A sealed document is taken back into the live part first, which costs its length. That is rare, since only
+    /// finished documents should be sealed.
+    ///
+    /// # Errors
+    /// The document is unknown, or the index is full.
     pub fn append(&mut self, key: DocumentKey, tokens: &[Token]) -> Result<(), IndexError> {
-        if !self.live.contains(key) && self.sealed_place(key).is_some() {
+        if !self.live.contains(key) && self.find_sealed(key).is_some() {
             self.unseal(key, None)?;
         }
         self.live.append(key, tokens)
     }
 
-    /// Cuts the output of a document to its first `output_len` tokens, for instance where a stop string ended
-    /// it after the tokens were appended. The tail is never offered again; appends go on from the cut.
-    /// Costs a walk along the rest of the document. Like [`remove`](Self::remove) it leaves something behind. A
-    /// sealed document is taken back into the live part, shortened.
+    /// Cuts the output of a document to its first `output_len` tokens, for instance where a stop string ended it. The
+    /// tail is never offered again, and later appends go on from the cut.
+    ///
+    /// It costs a walk along the rest of the document, and leaves dead tokens behind, as [`remove`](Self::remove)
+    /// does. A sealed document is taken back into the live part, shortened.
+    ///
+    /// # Errors
+    /// The document is unknown or shorter than `output_len`, or the index is full.
     pub fn shorten(&mut self, key: DocumentKey, output_len: u32) -> Result<(), IndexError> {
         if self.live.contains(key) {
             return self.live.shorten(key, output_len);
@@ -127,13 +108,15 @@ impl Index {
         }
     }
 
-    /// Removes documents; unknown keys are ignored. Nothing of them is offered from here on.
+    /// Removes documents. Unknown keys are ignored. Removed tokens are never offered again.
     ///
-    /// In a segment they are masked, which is exact at once; the space comes back when the segment is
-    /// [merged](crate::Merge). An automaton cannot forget: until the next rebuild or seal, removed occurrences in the
-    /// live part still weigh in the counts of continuations that also stand elsewhere; a continuation whose newest
-    /// live occurrence was removed is not offered from there even if an older one remains; and the memory stays. See
-    /// [`Rebuild`](crate::Rebuild).
+    /// In a segment, the documents are masked. That is exact at once, and a [merge](crate::Merge) of the segment
+    /// frees the space.
+    ///
+    /// An automaton cannot forget. Until the next rebuild or seal, removed occurrences in the live part have three
+    /// effects. They still count for continuations that also occur elsewhere. A continuation whose newest live
+    /// occurrence was removed is not offered from there, even if an older one remains. And the memory stays in use.
+    /// See [`Rebuild`](crate::Rebuild).
     pub fn remove(&mut self, keys: &[DocumentKey]) {
         for &key in keys {
             if !self.live.remove(key) {
@@ -144,14 +127,14 @@ impl Index {
         }
     }
 
-    /// Whether a document of this key is there.
+    /// Whether a document has this key.
     pub fn contains(&self, key: DocumentKey) -> bool {
-        self.live.contains(key) || self.sealed_place(key).is_some()
+        self.live.contains(key) || self.find_sealed(key).is_some()
     }
 
-    /// Whether a document of this key is there, and sealed.
+    /// Whether a document has this key and is sealed.
     pub fn is_sealed(&self, key: DocumentKey) -> bool {
-        self.sealed_place(key).is_some()
+        self.find_sealed(key).is_some()
     }
 
     /// Length of a document's output, left context excluded.
@@ -159,14 +142,14 @@ impl Index {
         if let Some(document) = self.live.document(key) {
             return Some(document.output_len());
         }
-        let (segment, number) = self.sealed_place(key)?;
+        let (segment, number) = self.find_sealed(key)?;
         let document = self.sealed[segment].segment.view().document(number);
         Some(document.output.len() as u32)
     }
 
-    /// How many of `tokens` a document's output has from `from` on, up to the first that it has not; none where there is no
-    /// such document. Costs a look at each of these.
-    pub fn agreeing(&self, key: DocumentKey, from: u32, tokens: &[Token]) -> usize {
+    /// Length of the common prefix of `tokens` and a document's output from offset `from` on. It is 0 if the document
+    /// is unknown.
+    pub fn matching_prefix(&self, key: DocumentKey, from: u32, tokens: &[Token]) -> usize {
         fn count(here: impl Iterator<Item = Token>, tokens: &[Token]) -> usize {
             let pairs = here.zip(tokens);
             pairs.take_while(|(here, token)| here == *token).count()
@@ -174,7 +157,7 @@ impl Index {
         if let Some(document) = self.live.document(key) {
             return count(document.live_from(document.left_len() + from), tokens);
         }
-        let Some((segment, number)) = self.sealed_place(key) else {
+        let Some((segment, number)) = self.find_sealed(key) else {
             return 0;
         };
         let document = self.sealed[segment].segment.view().document(number);
@@ -184,7 +167,7 @@ impl Index {
 
     /// Number of documents.
     pub fn documents(&self) -> usize {
-        let sealed = |mounted: &Mounted| {
+        let sealed = |mounted: &MountedSegment| {
             let stats = mounted.stats();
             stats.documents - stats.masked_documents
         };
@@ -193,34 +176,34 @@ impl Index {
 
     /// Tokens of all documents, left contexts included.
     pub fn tokens(&self) -> u64 {
-        let sealed = |mounted: &Mounted| {
+        let sealed = |mounted: &MountedSegment| {
             let stats = mounted.stats();
             stats.tokens - stats.masked_tokens
         };
         self.live.tokens() + self.sealed.iter().map(sealed).sum::<u64>()
     }
 
-    /// Tokens of the live part, left contexts included: what a budget for sealing looks at.
+    /// Tokens of the live part, left contexts included. Callers compare it with their budget to decide when to seal.
     pub fn live_tokens(&self) -> u64 {
         self.live.tokens()
     }
 
-    /// Tokens of the live part that were removed or cut off since the last rebuild, and still cost memory.
+    /// Tokens of the live part that were removed or cut off. They cost memory until the next rebuild.
     pub fn dead_tokens(&self) -> u64 {
         self.live.dead_tokens()
     }
 
-    /// Whether enough of the live part is dead for a rebuild to be worth its while.
+    /// Whether more of the live part is dead than [`IndexConfig::dead_share_max`] allows, so that a rebuild pays.
     pub fn needs_rebuild(&self) -> bool {
         self.live.needs_rebuild(self.config.dead_share_max)
     }
 
-    /// Estimate of the memory held, bytes; mapped segments included.
+    /// Estimate of the memory in use, bytes, mapped segments included.
     pub fn bytes(&self) -> usize {
-        self.live.bytes() + self.sealed.iter().map(Mounted::bytes).sum::<usize>()
+        self.live.bytes() + self.sealed.iter().map(MountedSegment::bytes).sum::<usize>()
     }
 
-    /// All sizes. Costs a look at every live document and every segment.
+    /// All sizes. The cost is a look at every live document and every segment.
     pub fn sizes(&self) -> IndexSizes {
         let mut sizes = IndexSizes {
             live_documents: self.live.len(),
@@ -240,25 +223,16 @@ impl Index {
         sizes
     }
 
-    /// States of the automaton, for gauges.
-    pub fn states(&self) -> usize {
-        self.live.automaton.len()
-    }
-
-    /// What was done in the live part so far.
-    pub fn work(&self) -> Work {
-        self.live.automaton.work
-    }
-
-    /// Adds a sealed segment, for instance one that was opened from a file, without its `masked` documents. Of a
-    /// document that is there already the one that is there stays and the new one is masked; returns how many those
-    /// were.
+    /// Adds a sealed segment without its `masked` documents, for instance one that was opened from a file.
+    ///
+    /// A document that the index already has stays as it is, and the segment's copy is masked. Returns the number of
+    /// such documents.
     pub fn mount(
         &mut self,
         segment: Arc<Segment>,
         masked: impl IntoIterator<Item = DocumentKey>,
     ) -> usize {
-        let mut mounted = Mounted::without(segment, masked);
+        let mut mounted = MountedSegment::without(segment, masked);
         let known: Vec<DocumentKey> = mounted
             .keys(false)
             .filter(|&key| self.contains(key))
@@ -270,10 +244,11 @@ impl Index {
         known.len()
     }
 
-    /// Adds many segments, no two of which have a document in common, but for masked ones. As for [`mount`](Self::mount)
-    /// what is there already stays, but the cost is a look into each segment for each document that is there already,
-    /// however many documents come: little for an index that is nearly empty.
-    pub fn mount_all(&mut self, mut segments: Vec<Mounted>) {
+    /// Adds many segments at once. No two of them may share a document, masked ones apart.
+    ///
+    /// As with [`mount`](Self::mount), documents that the index already has stay. The cost is a look into each new
+    /// segment for each document of the index, so it is small for an index that is nearly empty.
+    pub fn mount_all(&mut self, mut segments: Vec<MountedSegment>) {
         let live = self.live.present().map(|(_, document)| document.key);
         let sealed = self.sealed.iter().flat_map(|mounted| mounted.keys(false));
         for key in live.chain(sealed) {
@@ -284,85 +259,91 @@ impl Index {
         self.sealed.append(&mut segments);
     }
 
-    /// The segments and their sizes, in the order in which they came.
+    /// The segments and their sizes, in the order in which they were added.
     pub fn segments(&self) -> impl ExactSizeIterator<Item = (&Arc<Segment>, SegmentStats)> {
         self.sealed
             .iter()
             .map(|mounted| (&mounted.segment, mounted.stats()))
     }
 
-    /// Documents of a segment, by its position, that are no longer there: removed, or taken back to the live part. They
-    /// are not part of the segment's bytes; who opens it again has to mask them again.
-    pub fn masked_in(&self, position: usize) -> impl Iterator<Item = DocumentKey> + '_ {
-        self.sealed
-            .get(position)
-            .into_iter()
-            .flat_map(|mounted| mounted.keys(true))
-    }
-
-    /// A cursor for a context, matched from scratch in the live part. Costs O(`pattern_tokens_max`).
+    /// Creates a cursor for a context, by matching its end in the live part. The cost is O(`pattern_tokens_max`).
     pub fn start(&self, context: &[Token]) -> Cursor {
         let from = context
             .len()
             .saturating_sub(self.config.pattern_tokens_max as usize);
-        let mut cursor = self.live.cursor(Spot::default());
+        let mut cursor = self.live.cursor(StatePoint::default());
         for &token in &context[from..] {
             self.advance(&mut cursor, token);
         }
         cursor
     }
 
-    /// The cursor of a live document, as the context that is being continued: O(1), and exact whatever was appended
-    /// meanwhile. Its own tip is no match that offers anything, since nothing follows it. Prefer it to a
-    /// cursor of one's own. A sealed document has none.
+    /// The cursor of a live document, for a request whose context is that document. Sealed documents have none.
+    ///
+    /// It costs O(1) and is exact whatever was appended meanwhile, so prefer it to a cursor of your own. The
+    /// document's end itself offers nothing, since nothing follows it.
     pub fn tip(&self, key: DocumentKey) -> Option<Cursor> {
         self.live.tip(key)
     }
 
-    /// The same if the document's output is so long, and no more than one look for both.
+    /// The same, but only if the document's output has this length. Both are found with one look-up.
     pub fn tip_at(&self, key: DocumentKey, output_len: u32) -> Option<Cursor> {
         self.live.tip_at(key, output_len)
     }
 
-    /// Lets a cursor follow its context by one token. Amortised O(1).
+    /// Moves a cursor on by one token of its context. The cost is amortised O(1).
     ///
-    /// A cursor holds the longest match at the time; where later appends to the index would have made it
-    /// longer it stays a valid, shorter match and catches up as the context moves on. A cursor that is not
-    /// [current](Self::is_current) starts over with this token.
+    /// A cursor holds the longest match at the time. If later appends to the index would have made the match longer,
+    /// the cursor stays valid with the shorter match, and catches up as the context moves on. A cursor that a
+    /// rebuild, a seal or another index made invalid starts over with this token.
     pub fn advance(&self, cursor: &mut Cursor, token: Token) {
         self.live.advance(cursor, token);
     }
 
-    /// Whether the cursor was made by this index since its live part was last rebuilt or sealed. If not,
-    /// [`start`](Self::start) over from the end of the context.
-    pub fn is_current(&self, cursor: &Cursor) -> bool {
+    /// Whether this index made the cursor after its last rebuild or seal. If not, [`start`](Self::start) again.
+    #[cfg(test)]
+    pub(crate) fn is_current(&self, cursor: &Cursor) -> bool {
         self.live.is_current(cursor)
     }
 
-    /// The places that a context leads to. `cursor` is where it stands in the live part (one that is not
-    /// [current](Self::is_current) finds nothing there); `context` is its text, or as much of its end as patterns may
-    /// be long, which is looked up in the segments: once here, whatever the number of matches that are asked for.
+    /// Searches for the suffixes of a context.
+    ///
+    /// `cursor` is the context's state in the live part. A cursor from before a rebuild or seal finds nothing there.
+    /// `context` is the text itself, or as much of its end as patterns may be long. It is looked up in the segments
+    /// once, here, whatever the number of matches that are read.
     pub fn search<'a>(
         &'a self,
         cursor: Cursor,
         context: &'a [Token],
         limits: SearchLimits,
     ) -> Search<'a> {
-        Search::new(self, cursor, context, limits)
+        Search::new(
+            &self.live,
+            &self.sealed,
+            cursor,
+            context,
+            self.config.pattern_tokens_max,
+            limits,
+        )
     }
 
-    /// Segment and number of a sealed document that is there.
-    fn sealed_place(&self, key: DocumentKey) -> Option<(usize, usize)> {
+    /// The document and offset of a sighting, or `None` if the document was removed since.
+    pub fn origin(&self, sighting: Sighting) -> Option<Origin> {
+        sighting.origin(&self.live, &self.sealed)
+    }
+
+    /// The segment of a sealed document, and the document's number in it.
+    fn find_sealed(&self, key: DocumentKey) -> Option<(usize, usize)> {
         self.sealed
             .iter()
             .enumerate()
             .find_map(|(segment, mounted)| Some((segment, mounted.find(key)?)))
     }
 
-    /// Takes a document out of its segment into the live part, all of it or its beginning.
+    /// Moves a document from its segment to the live part, all of it or its first `output_len` tokens of output.
     fn unseal(&mut self, key: DocumentKey, output_len: Option<u32>) -> Result<(), IndexError> {
         let (segment, number) = self
-            .sealed_place(key)
+            .find_sealed(key)
             .ok_or(IndexError::UnknownDocument(key))?;
         let held = self.sealed[segment].segment.clone();
         let document = held.view().document(number);

@@ -1,21 +1,21 @@
-//! An online index of token sequences that answers, for a context: what is the longest suffix of it that
-//! was seen before, and what followed, how often?
+//! An online index of token sequences. For a context, it finds the longest suffix that was seen before, and counts
+//! the tokens that followed.
 //!
-//! It is what drafts for speculative decoding are read from, so it is built for being written and asked at
-//! once: documents grow by a token or many at a time, interleaved, and can be drafted from while they grow;
-//! following a context costs amortised constant time per token, whatever the size of the index.
+//! Drafts for speculative decoding are read from this index, so it is written and queried at the same time. Documents
+//! grow by one or many tokens, interleaved, and can be drafted from while they grow. Following a context costs
+//! amortised constant time per token, whatever the size of the index.
 //!
 //! ```
 //! use refrain_suffix_index::{DocumentKey, Index, IndexConfig, SearchLimits};
 //!
 //! let mut index = Index::new(IndexConfig::default());
-//! // Two outputs that went the same way for a while. The left context is matched, but never offered.
+//! // Two outputs that begin with the same tokens. The left context is matched, but never offered.
 //! for (key, output) in [(1, [10, 11, 12, 13]), (2, [10, 11, 12, 99])] {
 //!     index.open(DocumentKey(key), &[7])?;
 //!     index.append(DocumentKey(key), &output)?;
 //! }
 //!
-//! // The first one is finished and goes to a segment; the answers stay the same.
+//! // The first one is finished and moves to a segment. The answers stay the same.
 //! index.seal(|key| key == DocumentKey(1))?;
 //!
 //! let context = [5, 7, 10, 11, 12];
@@ -29,41 +29,48 @@
 //! # Ok::<(), refrain_suffix_index::IndexError>(())
 //! ```
 //!
-//! Where to go on: [`Index`] holds documents and answers; [`Cursor`] is where a context stands in it; [`Search`]
-//! finds a [`Match`] after the other, and what followed. [`Rebuild`] seals what is finished and gets rid of what was
-//! removed, [`Merge`] keeps segments few, [`Segment`] goes to files and back. Most users can ignore [`Work`] and
-//! [`MergePolicy`]. How it works and what each operation costs: `DESIGN.md` beside this
-//! crate.
+//! An index is one scope: a request, a group of samples, or a tenant's namespace. It does not know the meaning of a
+//! token, the rights of a reader, or the score of a draft.
 //!
-//! One index is one scope: a request, a group of samples, or a tenant's namespace. It does not know what a
-//! token means, who may see a document, or how a draft is scored.
+//! # Where to read
+//!
+//! `DESIGN.md` beside this crate explains the structures, starting from the naive version, and lists the cost of each
+//! operation. Then read the files in this order:
+//!
+//! | file | content |
+//! |---|---|
+//! | `index.rs` | **Read this first.** [`Index`]: documents go in, cursors and searches come out. |
+//! | `live_part.rs`, `live_part/` | Documents that may grow, in a suffix automaton. |
+//! | `segment.rs`, `segment/` | Finished documents, in an immutable suffix array, and its bytes. |
+//! | `mounted_segment.rs` | A segment in an index: which of its documents are still there. |
+//! | `search.rs`, `search/` | [`Search`]: matches from longest to shortest, and their continuations. |
+//! | `rebuild.rs` | [`Rebuild`]: seals finished documents and drops removed ones. |
+//! | `merge.rs` | [`Merge`]: keeps the number of segments small. |
+//! | `oracle.rs` | The naive index, with which tests compare. |
 
+mod config;
 mod error;
+mod ids;
 mod index;
-mod live;
-mod memory;
+mod live_part;
+mod memory_hints;
 mod merge;
+mod mounted_segment;
 #[cfg(any(test, feature = "oracle"))]
 pub mod oracle;
 mod rebuild;
-mod sealed;
 mod search;
 mod segment;
 #[cfg(test)]
 mod tests;
 
+pub use config::IndexConfig;
 pub use error::IndexError;
-pub use index::{Index, IndexConfig, IndexSizes};
-pub use live::automaton::Work;
+pub use ids::{DocumentKey, Origin, Token};
+pub use index::{Index, IndexSizes};
+pub use live_part::Cursor;
 pub use merge::{Merge, MergePolicy, Merged};
+pub use mounted_segment::{MountedSegment, SegmentStats};
 pub use rebuild::{Rebuild, Rebuilt, Retired};
-pub use sealed::{Mounted, SegmentStats};
-pub use search::{Continuation, Cursor, Match, Node, Origin, Search, SearchLimits, Sighting};
+pub use search::{Continuation, Match, Node, Search, SearchLimits, Sighting};
 pub use segment::{SealedDocument, Segment, SegmentBuilder, SegmentError, SegmentWords};
-
-/// Id of a token, as the tokenizer numbers them.
-pub type Token = u32;
-
-/// The caller's name for a document.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct DocumentKey(pub u128);

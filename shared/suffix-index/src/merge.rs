@@ -1,34 +1,34 @@
-//! Segments become fewer: which ones to merge, and merging them.
+//! Merging of segments, and the policy that chooses which ones to merge.
 //!
-//! As a rebuild, a merge has three steps: [`Index::begin_merge`] under the lock takes references, no copies;
-//! [`Merge::run`] on a thread of its own makes one segment of several; [`Index::finish_merge`] under the lock swaps it
-//! in. A search that runs under the lock waits for nothing but the swap.
+//! A merge has three steps, like a rebuild. [`Index::begin_merge`], under the lock, takes references and no copies.
+//! [`Merge::run`], on a thread of its own, builds one segment from several. [`Index::finish_merge`], under the lock,
+//! swaps it in. So a search that needs the lock waits only for the swap.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::sealed::Mounted;
 use crate::{
-    DocumentKey, Index, IndexError, Retired, Segment, SegmentBuilder, SegmentError, SegmentStats,
+    DocumentKey, Index, IndexError, MountedSegment, Retired, Segment, SegmentBuilder, SegmentError,
+    SegmentStats,
 };
 
-/// When segments are merged.
+/// The conditions under which segments are merged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MergePolicy {
-    /// Segments that are put up with (at least 1).
+    /// Most segments before some are merged (at least 1).
     pub segments_max: usize,
-    /// A segment is rewritten once more than this share of its tokens is masked.
+    /// A segment is rewritten when more than this share of its tokens is masked.
     pub masked_share_max: f32,
 }
 
 impl MergePolicy {
-    /// Which segments to merge into one, as ascending positions in `segments`; one alone is rewritten without its
-    /// masked documents; `None` if all is well. A pure function: whoever asks decides when.
+    /// Chooses the segments to merge into one, as ascending positions in `segments`. A single position means that the
+    /// segment is rewritten without its masked documents. `None` means that nothing needs to be done.
     ///
-    /// Size-tiered: while there are too many, those are merged that are small beside the others. In the order of
-    /// size, from the largest, the first segment that is not larger than all smaller ones together goes with
-    /// these. So a merge at least doubles its largest input or leaves it alone, and a token is rewritten about as often
-    /// as the index doubles; and no more segments remain than doublings either.
+    /// The policy is size-tiered: while there are too many segments, small ones are merged. Sorted by size, the
+    /// largest segment that is not larger than all smaller ones together is merged with those. So a merge at least
+    /// doubles its largest input, or leaves it out. Therefore a token is rewritten about as often as the index
+    /// doubles, and there are no more segments than doublings.
     pub fn plan(&self, segments: &[SegmentStats]) -> Option<Vec<usize>> {
         let remaining = |stats: &SegmentStats| stats.tokens - stats.masked_tokens;
         let mut merged = if segments.len() > self.segments_max.max(1) {
@@ -39,38 +39,38 @@ impl MergePolicy {
                 smaller -= remaining(&segments[at]);
                 remaining(&segments[at]) <= smaller
             });
-            // Where each dwarfs what follows, the smallest two make room.
+            // If each segment is larger than all smaller ones together, just enough of the smallest ones are merged.
             let too_many = segments.len() - self.segments_max.max(1);
             let from = dominated
                 .unwrap_or(usize::MAX)
                 .min(segments.len() - too_many - 1);
             order.split_off(from)
         } else {
-            let worn = segments.iter().position(|stats| {
+            let mostly_masked = segments.iter().position(|stats| {
                 stats.masked_tokens as f32 > self.masked_share_max * stats.tokens as f32
                     || stats.masked_documents == stats.documents
             });
-            vec![worn?]
+            vec![mostly_masked?]
         };
         merged.sort_unstable();
         Some(merged)
     }
 }
 
-/// Segments to be made one. See [`Index::begin_merge`].
+/// The segments to merge. See [`Index::begin_merge`].
 pub struct Merge {
-    inputs: Vec<Mounted>,
+    inputs: Vec<MountedSegment>,
 }
 
-/// The segment they became, to be handed to [`Index::finish_merge`].
+/// The result of a merge, to be passed to [`Index::finish_merge`].
 pub struct Merged {
-    inputs: Vec<Mounted>,
-    /// `None` if no document was left.
+    inputs: Vec<MountedSegment>,
+    /// `None` if no document is left.
     segment: Option<Arc<Segment>>,
 }
 
 impl Merge {
-    /// Builds the new segment. Linear in its tokens.
+    /// Builds the new segment. The cost is linear in its tokens.
     ///
     /// # Errors
     /// The inputs have more tokens than one segment can number.
@@ -105,23 +105,24 @@ impl Merged {
     }
 
     /// The segments that it replaces.
-    pub fn inputs(&self) -> impl ExactSizeIterator<Item = &Arc<Segment>> {
+    #[cfg(test)]
+    pub(crate) fn inputs(&self) -> impl ExactSizeIterator<Item = &Arc<Segment>> {
         self.inputs.iter().map(|mounted| &mounted.segment)
     }
 }
 
 impl Index {
-    /// Which segments to merge, by the configured policy.
+    /// Chooses the segments to merge, by the configured policy.
     pub fn plan_merge(&self) -> Option<Vec<usize>> {
         let policy = MergePolicy {
             segments_max: self.config.segments_max,
             masked_share_max: self.config.masked_share_max,
         };
-        let stats: Vec<SegmentStats> = self.sealed.iter().map(Mounted::stats).collect();
+        let stats: Vec<SegmentStats> = self.sealed.iter().map(MountedSegment::stats).collect();
         policy.plan(&stats)
     }
 
-    /// Takes hold of the segments at these positions; others are ignored.
+    /// Takes references to the segments at these positions. Positions out of range are ignored.
     pub fn begin_merge(&self, positions: &[usize]) -> Merge {
         let distinct: HashSet<usize> = positions.iter().copied().collect();
         let inputs = self
@@ -135,13 +136,13 @@ impl Index {
         }
     }
 
-    /// Puts the merged segment in the place of its inputs. Documents that were removed from those meanwhile are masked
-    /// in it: a look at the mask of each input.
+    /// Replaces the inputs with the merged segment. Documents that were removed from the inputs meanwhile are masked
+    /// in it. The cost is a look at the mask of each input.
     ///
     /// # Errors
-    /// An input is no longer there: it was merged by somebody else. The index is as it was.
+    /// Another merge has replaced an input. The index is left as it was.
     pub fn finish_merge(&mut self, merged: Merged) -> Result<Retired, IndexError> {
-        let is_input = |mounted: &Mounted| {
+        let is_input = |mounted: &MountedSegment| {
             merged
                 .inputs
                 .iter()
@@ -155,21 +156,22 @@ impl Index {
         if found != merged.inputs.len() {
             return Err(IndexError::OutdatedMerge);
         }
-        let mut gone: Vec<DocumentKey> = Vec::new();
+        let mut removed: Vec<DocumentKey> = Vec::new();
         for mounted in &self.sealed {
             if let Some(input) = is_input(mounted)
                 && input.stats() != mounted.stats()
             {
-                gone.extend(mounted.keys(true).filter(|&key| input.find(key).is_some()));
+                removed.extend(mounted.keys(true).filter(|&key| input.find(key).is_some()));
             }
         }
-        let (mut retired, kept): (Vec<Mounted>, Vec<Mounted>) = std::mem::take(&mut self.sealed)
-            .into_iter()
-            .partition(|mounted| is_input(mounted).is_some());
+        let (mut retired, kept): (Vec<MountedSegment>, Vec<MountedSegment>) =
+            std::mem::take(&mut self.sealed)
+                .into_iter()
+                .partition(|mounted| is_input(mounted).is_some());
         self.sealed = kept;
         if let Some(segment) = merged.segment {
-            let mut output = Mounted::new(segment);
-            for key in gone {
+            let mut output = MountedSegment::new(segment);
+            for key in removed {
                 output.mask(key);
             }
             self.sealed.push(output);
@@ -178,7 +180,7 @@ impl Index {
         Ok(Retired::segments(retired))
     }
 
-    /// Merges here and now until the policy is content.
+    /// Merges in place until the policy finds nothing to do.
     ///
     /// # Errors
     /// As [`Merge::run`].

@@ -1,18 +1,18 @@
-//! The naive index: scans every document for every question. It is the truth for tests.
+//! The naive index, with which tests compare. It scans every document for every query.
 
 use std::collections::BTreeMap;
 
 use crate::{DocumentKey, Token};
 
-/// Same documents, same answers as [`Index`](crate::Index) (counts do not saturate), in time proportional to
-/// all tokens. Unlike there, removal is exact at once. Panics on unknown keys.
+/// Holds the same documents as an [`Index`](crate::Index) and gives the same answers, in time proportional to all
+/// tokens. Unlike in an index, counts do not saturate, and removal is exact at once. It panics on unknown keys.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
-    documents: BTreeMap<DocumentKey, Text>,
+    documents: BTreeMap<DocumentKey, OracleDocument>,
 }
 
 #[derive(Clone, Debug)]
-struct Text {
+struct OracleDocument {
     left_len: usize,
     tokens: Vec<Token>,
     sealed: bool,
@@ -23,7 +23,7 @@ impl Oracle {
     pub fn open(&mut self, key: DocumentKey, left_context: &[Token]) {
         self.documents.insert(
             key,
-            Text {
+            OracleDocument {
                 left_len: left_context.len(),
                 tokens: left_context.to_vec(),
                 sealed: false,
@@ -52,18 +52,18 @@ impl Oracle {
         self.documents.remove(&key);
     }
 
-    /// Keys of the documents that are there.
+    /// The keys of all documents.
     pub fn keys(&self) -> Vec<DocumentKey> {
         self.documents.keys().copied().collect()
     }
 
-    /// Left context and output of a document.
+    /// The left context and the output of a document.
     pub fn text(&self, key: DocumentKey) -> (&[Token], &[Token]) {
         let text = &self.documents[&key];
         text.tokens.split_at(text.left_len)
     }
 
-    /// Tokens held, left contexts included.
+    /// Tokens of all documents, left contexts included.
     pub fn tokens(&self) -> u64 {
         self.documents
             .values()
@@ -71,7 +71,7 @@ impl Oracle {
             .sum()
     }
 
-    /// Whether the pattern occurs at all, left contexts included.
+    /// Whether the pattern occurs anywhere, left contexts included.
     pub fn occurs(&self, pattern: &[Token]) -> bool {
         pattern.is_empty()
             || self
@@ -93,9 +93,11 @@ impl Oracle {
         self.continuations_of(pattern, &[])
     }
 
-    /// How often each token follows the pattern and a draft as part of an output. Patterns may lie in left
-    /// contexts. So may drafts in the live part, where they are found by what they say; not in segments, where
-    /// they are read on from an occurrence of the pattern that output follows.
+    /// How often each token follows the pattern and a draft as part of an output.
+    ///
+    /// Patterns may lie in left contexts. In the live part, drafts may as well, because strings are found by their
+    /// tokens. In segments they may not, because drafts are read on from an occurrence of the pattern that output
+    /// follows.
     pub fn continuations_of(&self, pattern: &[Token], draft: &[Token]) -> BTreeMap<Token, u32> {
         let path = [pattern, draft].concat();
         let mut counts = BTreeMap::new();
@@ -114,7 +116,7 @@ impl Oracle {
         counts
     }
 
-    fn text_mut(&mut self, key: DocumentKey) -> &mut Text {
+    fn text_mut(&mut self, key: DocumentKey) -> &mut OracleDocument {
         self.documents
             .get_mut(&key)
             .expect("a document that was opened")

@@ -1,77 +1,76 @@
-//! A new live part from the texts that are left: without what was removed, and, when sealing, without the documents
-//! that go to a segment.
+//! Rebuilding and sealing: a new live part without removed tokens, and, when sealing, without finished documents.
 //!
-//! In place, [`Index::rebuild`] costs an append of every token, [`Index::seal`] one of every token that stays. For a
-//! large index that is served meanwhile:
+//! In place, [`Index::rebuild`] costs an append of every live token, and [`Index::seal`] an append of every token
+//! that stays live. A large index that serves requests meanwhile takes three steps:
 //!
-//! 1. [`Index::begin_rebuild`] or [`Index::begin_seal`], under the lock: copies the texts (4 bytes per token, nothing
-//!    else);
-//! 2. [`Rebuild::run`], on a thread of its own: the appends, the segment;
-//! 3. [`Index::finish_rebuild`], under the lock: brings over what was opened, appended, shortened and removed
-//!    in between, and takes the place of the old live part.
+//! 1. [`Index::begin_rebuild`] or [`Index::begin_seal`], under the lock, copies the texts, which are 4 bytes per
+//!    token.
+//! 2. [`Rebuild::run`], on a thread of its own, appends the texts and builds the segment.
+//! 3. [`Index::finish_rebuild`], under the lock, repeats the changes that were made in between, and replaces the old
+//!    live part.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::live::Live;
-use crate::live::document::Document;
-use crate::sealed::Mounted;
-use crate::{DocumentKey, Index, IndexConfig, IndexError, Segment, SegmentBuilder, Token};
+use crate::live_part::{Document, LivePart};
+use crate::{
+    DocumentKey, Index, IndexConfig, IndexError, MountedSegment, Segment, SegmentBuilder, Token,
+};
 
-/// The live texts of an index at one moment. See [`Index::begin_rebuild`] and [`Index::begin_seal`].
+/// A copy of the live texts of an index. See [`Index::begin_rebuild`] and [`Index::begin_seal`].
 pub struct Rebuild {
     config: IndexConfig,
     generation: u64,
-    texts: Vec<Text>,
+    texts: Vec<CopiedText>,
 }
 
-struct Text {
+struct CopiedText {
     key: DocumentKey,
-    copied: Copied,
+    copied: CopiedVersion,
     left_len: usize,
     tokens: Vec<Token>,
 }
 
-/// Which state of which document was copied. A slot tells a document from a later one of the same key.
+/// The version of a document that was copied. The slot tells a document from a later one with the same key.
 #[derive(Clone, Copy)]
-struct Copied {
+struct CopiedVersion {
     slot: u32,
     cuts: u32,
-    /// Whether it went to the segment.
+    /// Whether the copy goes to the segment.
     sealed: bool,
 }
 
-/// A new live part and perhaps a segment, to be handed to [`Index::finish_rebuild`].
+/// A new live part and perhaps a segment, to be passed to [`Index::finish_rebuild`].
 pub struct Rebuilt {
-    live: Live,
+    live: LivePart,
     segment: Option<Arc<Segment>>,
-    /// Generation of the live part it was made from.
+    /// The generation of the live part that was copied.
     generation: u64,
-    /// The documents, of that live part, that it was made from.
-    copied: HashMap<DocumentKey, Copied>,
+    /// The copied documents of that live part.
+    copied: HashMap<DocumentKey, CopiedVersion>,
 }
 
-/// What an index no longer needs. Dropping it takes time, so do it where nobody waits.
+/// The parts that an index no longer needs. Dropping them takes time, so do it where no request waits.
 pub struct Retired {
     #[expect(dead_code, reason = "held to be dropped elsewhere")]
-    live: Option<Live>,
+    live: Option<LivePart>,
     #[expect(dead_code, reason = "held to be dropped elsewhere")]
-    sealed: Vec<Mounted>,
+    sealed: Vec<MountedSegment>,
 }
 
 impl Retired {
-    pub(crate) fn segments(sealed: Vec<Mounted>) -> Self {
+    pub(crate) fn segments(sealed: Vec<MountedSegment>) -> Self {
         Retired { live: None, sealed }
     }
 }
 
 impl Rebuild {
-    /// Builds the new parts. Needs nothing of the old ones.
+    /// Builds the new parts. It does not use the old ones.
     ///
     /// # Errors
-    /// More tokens than an automaton or a segment can number.
+    /// There are more tokens than an automaton or a segment can number.
     pub fn run(self) -> Result<Rebuilt, IndexError> {
-        let mut live = Live::new(&self.config);
+        let mut live = LivePart::new(&self.config);
         let mut builder = SegmentBuilder::new();
         let mut copied = HashMap::with_capacity(self.texts.len());
         for text in self.texts {
@@ -98,15 +97,16 @@ impl Rebuild {
 }
 
 impl Rebuilt {
-    /// The sealed documents, for instance to be written to a file; `None` if none were to be sealed.
+    /// The segment of the sealed documents, for instance to be written to a file, or `None` if no document was
+    /// sealed.
     pub fn segment(&self) -> Option<&Arc<Segment>> {
         self.segment.as_ref()
     }
 }
 
 impl Index {
-    /// Forgets what was removed from the live part or cut off, here and now: an append of every live token that is
-    /// left. Cursors have to be started again.
+    /// Rebuilds the live part in place without removed and cut-off tokens. The cost is an append of every live token.
+    /// Cursors become invalid.
     ///
     /// # Errors
     /// As [`Rebuild::run`].
@@ -115,8 +115,8 @@ impl Index {
         self.finish_rebuild(rebuilt).map(drop)
     }
 
-    /// Moves live documents that are `finished` to a segment, here and now, and rebuilds the live part of the others.
-    /// Cursors have to be started again.
+    /// Moves live documents that are `finished` to a segment, and rebuilds the live part from the others, in place.
+    /// Cursors become invalid.
     ///
     /// # Errors
     /// As [`Rebuild::run`].
@@ -125,17 +125,17 @@ impl Index {
         self.finish_rebuild(rebuilt).map(drop)
     }
 
-    /// Copies the live texts.
+    /// Begins a rebuild: copies the live texts.
     pub fn begin_rebuild(&self) -> Rebuild {
         self.begin_seal(|_| false)
     }
 
-    /// Copies the live texts, those that are `finished` to be sealed. One that changes after all before
-    /// [`finish_rebuild`](Self::finish_rebuild) stays live.
+    /// Begins a seal: copies the live texts, and marks those that are `finished` to be sealed. A document that
+    /// changes before [`finish_rebuild`](Self::finish_rebuild) stays live.
     pub fn begin_seal(&self, mut finished: impl FnMut(DocumentKey) -> bool) -> Rebuild {
-        let texts = self.live.present().map(|(slot, document)| Text {
+        let texts = self.live.present().map(|(slot, document)| CopiedText {
             key: document.key,
-            copied: Copied {
+            copied: CopiedVersion {
                 slot,
                 cuts: document.cuts,
                 sealed: finished(document.key),
@@ -150,12 +150,14 @@ impl Index {
         }
     }
 
-    /// Replaces the live part by the rebuilt one, brought up to date, and adds the segment: the cost is a look at
-    /// every live document, the appends since the rebuild began, and a comparison of those that were shortened since.
-    /// Cursors have to be started again. On an error the index is as it was.
+    /// Brings the rebuilt live part up to date, replaces the old one with it, and adds the segment. Cursors become
+    /// invalid.
+    ///
+    /// The cost is a look at every live document, the appends since the rebuild began, and a comparison of the
+    /// documents that were shortened since.
     ///
     /// # Errors
-    /// Another rebuild was finished since this one began, or there is no room.
+    /// Another rebuild was finished since this one began, or the index is full. The index is left as it was.
     pub fn finish_rebuild(&mut self, rebuilt: Rebuilt) -> Result<Retired, IndexError> {
         if rebuilt.generation != self.live.generation {
             return Err(IndexError::OutdatedRebuild);
@@ -166,7 +168,7 @@ impl Index {
             copied,
             ..
         } = rebuilt;
-        let mut mounted = segment.map(Mounted::new);
+        let mut mounted = segment.map(MountedSegment::new);
         for (&key, copied) in &copied {
             if self.live.documents[copied.slot as usize].removed {
                 match &mut mounted {
@@ -200,8 +202,8 @@ impl Index {
     }
 }
 
-/// Whether a document still is what was sealed of it.
-fn is_unchanged(mounted: &Mounted, now: &Document) -> bool {
+/// Whether a document is still equal to its sealed copy.
+fn is_unchanged(mounted: &MountedSegment, now: &Document) -> bool {
     mounted.segment.get(now.key).is_some_and(|sealed| {
         sealed.output.len() as u32 == now.output_len()
             && (now.cuts == 0
@@ -211,8 +213,12 @@ fn is_unchanged(mounted: &Mounted, now: &Document) -> bool {
     })
 }
 
-/// Brings `now` into the new live part, whatever of it was copied there.
-fn catch_up(live: &mut Live, now: &Document, copied: Option<&Copied>) -> Result<(), IndexError> {
+/// Brings `now` into the new live part, which may have an older copy of it.
+fn catch_up(
+    live: &mut LivePart,
+    now: &Document,
+    copied: Option<&CopiedVersion>,
+) -> Result<(), IndexError> {
     let (key, left_len) = (now.key, now.left_len());
     let common = match copied.filter(|copied| !copied.sealed) {
         None => {
@@ -231,7 +237,7 @@ fn catch_up(live: &mut Live, now: &Document, copied: Option<&Copied>) -> Result<
     live.append(key, &rest)
 }
 
-/// How many tokens of output two versions of a document begin with in common.
+/// Length of the common prefix of the outputs of two versions of a document.
 fn common_output(now: &Document, then: &Document) -> u32 {
     now.live_from(now.left_len())
         .zip(then.live_from(then.left_len()))

@@ -1,62 +1,36 @@
-//! What an index answers: the patterns that a context ends with, longest first, and what followed each, counted
-//! over the live part and all segments together.
+//! Searches: the suffixes of a context that occur, longest first, and their continuations.
+//!
+//! Continuations are counted over the live part and all segments together.
 
 mod continuations;
 
-use crate::live::automaton::{Place, Spot};
-use crate::live::edges::StateId;
-use crate::memory::fetch;
-use crate::segment::{Probe, Probes, SEPARATOR};
-use crate::{DocumentKey, Index, Token};
+use crate::live_part::{Cursor, DocumentPosition, LivePart, StateId, StatePoint};
+use crate::memory_hints::prefetch;
+use crate::mounted_segment::MountedSegment;
+use crate::segment::{SEPARATOR, SegmentSearch, SegmentSearches};
+use crate::{Origin, Token};
 
-/// Where a context stands in the live part of an index: its longest suffix that occurs there. Plain data; see
-/// [`Index::start`], [`Index::tip`] and [`Index::advance`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
-    pub(crate) generation: u64,
-    pub(crate) spot: Spot,
-}
-
-impl Cursor {
-    /// Length of the match, tokens.
-    pub fn len(&self) -> u32 {
-        self.spot.len
-    }
-
-    /// Whether nothing of the context was found.
-    pub fn is_empty(&self) -> bool {
-        self.spot.len == 0
-    }
-
-    /// The same context with patterns of at most `len` tokens.
-    pub fn at_most(self, len: u32) -> Cursor {
-        Cursor {
-            spot: Spot {
-                len: self.spot.len.min(len),
-                ..self.spot
-            },
-            ..self
-        }
-    }
-}
-
-/// How much of the occurrences is read.
+/// Limits on how much a search reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchLimits {
-    /// Longest pattern, tokens; longer matches are taken for matches of this length.
+    /// Longest pattern, tokens. Longer matches are cut to this length.
     pub len_max: u32,
-    /// Most sealed occurrences of a pattern that are read. Of more, so many evenly spaced ones are, each weighing
-    /// what it stands for: totals stay exact, and the count of a token is wrong by at most one such weight for each
-    /// run of it among the occurrences in their order. `usize::MAX` reads all, which is exact, and takes as long.
+    /// Most sealed occurrences of a pattern that are read.
+    ///
+    /// If there are more, this many evenly spaced ones are read, and each weighs as much as the part it stands for.
+    /// Totals stay exact. The count of a token is wrong by at most one such weight for each run of that token in the
+    /// order of the occurrences. `usize::MAX` reads all of them, which is exact and takes longer.
     pub samples_max: usize,
-    /// What the live part saw follow in more different ways than this is not read. Those are short patterns such as
-    /// a comma, which predict little; reading all that ever followed one would be most of the cost of a search. Where
-    /// segments know the pattern too, `samples_max` is the limit here as well, and beyond it they speak for both.
+    /// Most distinct continuations of a pattern that are read from the live part. If there are more, none is read.
+    ///
+    /// Such patterns are short, for instance a comma, and predict little. Reading everything that followed them would
+    /// be most of the cost of a search. If segments know the pattern too, `samples_max` is another limit here. Beyond
+    /// it, the samples of the segments represent the live part as well.
     pub fan_out_max: usize,
 }
 
 impl SearchLimits {
-    /// No limits: every count is exact, but for those saturated in the live part.
+    /// No limits. Every count is exact, except for saturated counts of the live part.
     pub const EXACT: SearchLimits = SearchLimits {
         len_max: u32::MAX,
         samples_max: usize::MAX,
@@ -64,58 +38,59 @@ impl SearchLimits {
     };
 }
 
-/// A pattern (a suffix of the context) that was seen before.
+/// A pattern that was seen before. A pattern is a suffix of the context.
 #[derive(Clone, Copy, Debug)]
 pub struct Match {
-    /// Length of the pattern, tokens: the longest that occurs at exactly these places.
+    /// Length of the longest pattern that occurs at exactly these places, tokens.
     pub len: u32,
-    /// Length of the longest pattern that occurs at more places, 0 if there is none. Patterns longer than that have
-    /// the places of this one.
+    /// Length of the longest pattern that occurs at more places, or 0 if there is none. Patterns of lengths in
+    /// between occur at the same places as this one.
     pub next_len: u32,
-    /// The pattern itself; its [continuations](Search::continuations) are what followed.
+    /// The pattern itself. Its [continuations](Search::continuations) are the tokens that followed.
     pub node: Node,
 }
 
-/// A string of tokens in the index: a pattern, or a pattern and a draft that continues it. It belongs to the search
-/// that made it, and to the latest match of that.
+/// A string of tokens in the index: a pattern, or a pattern and a draft that continues it. It is valid for the search
+/// that made it, until the next match of that search.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
-    live: Option<At>,
-    /// The sealed occurrences, in the search's list of them.
+    live: Option<LiveNode>,
+    /// The range of the sealed occurrences in `Search::hits`.
     hits: (u32, u32),
-    /// Draft tokens.
+    /// Number of draft tokens after the pattern.
     depth: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum At {
+enum LiveNode {
     State(StateId),
-    /// The string occurs once in the live part, so what follows is read from the text: contiguous memory instead of a
-    /// state per token.
-    Text(Place),
+    /// The string occurs once in the live part. The continuation is then read from the text, which is contiguous
+    /// memory, instead of a state per token.
+    Text(DocumentPosition),
 }
 
-/// A token that was seen after a [`Node`].
+/// A token that followed a [`Node`].
 #[derive(Clone, Copy, Debug)]
 pub struct Continuation {
     /// The token.
     pub token: Token,
-    /// How often it was seen there, at least 1. Saturates for the live part, is an estimate where occurrences were
-    /// sampled.
+    /// How often it followed, at least 1. Counts of the live part saturate, and counts of sampled occurrences are
+    /// estimates.
     pub count: u32,
-    /// The node's string and the token.
+    /// The node's string, followed by the token.
     pub node: Node,
-    /// An occurrence of it.
+    /// One occurrence of it.
     pub sighting: Sighting,
 }
 
-/// An occurrence of something offered; [`Index::origin`] tells whose. Plain data, valid until the index changes.
+/// An occurrence of an offered token, as plain data. It is valid until the index changes.
+/// [`Index::origin`](crate::Index::origin) returns the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sighting(Seen);
+pub struct Sighting(SightingPlace);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
-    Live(Place),
+enum SightingPlace {
+    Live(DocumentPosition),
     Sealed {
         segment: u32,
         position: u32,
@@ -127,99 +102,96 @@ enum Seen {
     },
 }
 
-/// A place where something offered stands, to credit a document with an accepted draft.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// The document.
-    pub document: DocumentKey,
-    /// Offset of the token in the document's output.
-    pub position: u32,
-}
-
 /// A sealed occurrence.
 #[derive(Clone, Copy, Debug)]
-struct Hit {
-    /// The token that comes next where it was last read.
+struct SealedHit {
+    /// The token that follows, as last read.
     token: Token,
-    place: HitPlace,
-    /// How many occurrences it stands for.
+    place: HitPosition,
+    /// Number of occurrences that it stands for.
     weight: u32,
     segment: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum HitPlace {
-    /// Text position of the token after the pattern.
+enum HitPosition {
+    /// The text position of the token after the pattern.
     Text(u32),
-    /// An entry of the suffix array: all that is known while no more than the next token was asked for.
+    /// An entry of the suffix array. The text position is looked up when a draft goes on from here.
     Entry(u32),
 }
 
-/// A search for one context, from its longest pattern that occurs to the shortest. See [`Index::search`].
+/// A search for one context, from the longest pattern that occurs to the shortest. See
+/// [`Index::search`](crate::Index::search).
 pub struct Search<'a> {
-    index: &'a Index,
+    live_part: &'a LivePart,
+    sealed: &'a [MountedSegment],
     limits: SearchLimits,
-    /// The live part's state for the current pattern.
+    /// The automaton's state for the current pattern.
     live: Option<StateId>,
-    /// And for the next shorter pattern that has another one.
-    live_next: Spot,
-    probes: Probes<'a>,
-    /// Occurrences of the current pattern in segments. Those of a node stand together.
-    hits: Vec<Hit>,
+    /// The automaton's state for the next shorter pattern that has another state.
+    live_next: StatePoint,
+    segments: SegmentSearches<'a>,
+    /// Sealed occurrences of the current pattern. Those of one node are neighbours.
+    hits: Vec<SealedHit>,
     hits_read: usize,
-    /// How many occurrences those were taken from.
+    /// Number of occurrences from which `hits` were sampled.
     occurrences_read: usize,
 }
 
 impl<'a> Search<'a> {
     pub(crate) fn new(
-        index: &'a Index,
+        live_part: &'a LivePart,
+        sealed: &'a [MountedSegment],
         cursor: Cursor,
         context: &'a [Token],
+        pattern_tokens_max: u32,
         limits: SearchLimits,
     ) -> Self {
-        let spot = if index.is_current(&cursor) {
-            cursor.at_most(limits.len_max).spot
+        let point = if live_part.is_current(&cursor) {
+            cursor.at_most(limits.len_max).point
         } else {
-            Spot::default()
+            StatePoint::default()
         };
-        let automaton = &index.live.automaton;
-        automaton.fetch(spot.state);
-        let len_max = limits.len_max.min(index.config.pattern_tokens_max) as usize;
-        let views = index.sealed.iter().map(|mounted| mounted.segment.view());
-        let probes = Probes::new(views, context, len_max, limits.samples_max);
-        let mut live_next = automaton.fit(spot);
-        // Nothing follows the end of a document that ends as no other text does.
+        let automaton = &live_part.automaton;
+        automaton.prefetch(point.state);
+        let len_max = limits.len_max.min(pattern_tokens_max) as usize;
+        let views = sealed.iter().map(|mounted| mounted.segment.view());
+        let segments = SegmentSearches::new(views, context, len_max, limits.samples_max);
+        let mut live_next = automaton.fit(point);
+        // Skip states without continuations, such as the end of a document that ends like no other text.
         while live_next.len > 0 && automaton.fan_out(live_next.state) == 0 {
             live_next = automaton.link_of(live_next.state);
         }
-        automaton.fetch_link(live_next.state);
+        automaton.prefetch_link(live_next.state);
         Search {
-            index,
+            live_part,
+            sealed,
             limits,
             live: None,
             live_next,
-            probes,
+            segments,
             hits: Vec::new(),
             hits_read: 0,
             occurrences_read: 0,
         }
     }
 
-    /// Entries of suffix arrays that were looked at so far, for tests and gauges that reason about work rather than
-    /// seconds.
-    pub fn entries_read(&self) -> usize {
-        self.probes.entries_read() + self.hits_read
+    /// Number of entries of suffix arrays that were read so far. Tests assert this work instead of seconds.
+    #[cfg(test)]
+    pub(crate) fn entries_read(&self) -> usize {
+        self.segments.entries_read() + self.hits_read
     }
 
-    /// Length of the next match, 0 if there is none.
+    /// Length of the next match, or 0 if there is none.
     pub fn next_len(&self) -> u32 {
-        self.live_next.len.max(self.probes.next_len() as u32)
+        self.live_next.len.max(self.segments.next_len() as u32)
     }
 
-    /// The next match: each set of occurrences once, with the longest pattern that has it. Where occurrences are
-    /// sampled, sets that are larger than the last one by less than a quarter are passed over: the difference would be
-    /// lost in the sampling.
+    /// The next match. Each set of occurrences is returned once, with the longest pattern that has it.
+    ///
+    /// Where occurrences are sampled, a set that is larger than the last one by less than a quarter is skipped, since
+    /// the difference would be lost in the sampling.
     pub fn next_match(&mut self) -> Option<Match> {
         loop {
             let len = self.next_len();
@@ -227,15 +199,15 @@ impl<'a> Search<'a> {
                 return None;
             }
             let live = self.descend_live(len);
-            self.probes.descend(len as usize);
-            let occurrences = self.probes.iter().map(Probe::occurrences).sum();
+            self.segments.descend(len as usize);
+            let occurrences = self.segments.iter().map(SegmentSearch::occurrences).sum();
             let is_sampled = occurrences > self.limits.samples_max;
             if !live && is_sampled && occurrences * 4 < self.occurrences_read * 5 {
                 continue;
             }
             self.read(occurrences);
             let node = Node {
-                live: self.live.map(At::State),
+                live: self.live.map(LiveNode::State),
                 hits: (0, self.hits.len() as u32),
                 depth: 0,
             };
@@ -247,32 +219,33 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Shortens the pattern in the live part; returns whether that changed anything.
+    /// Shortens the pattern in the live part to `len` tokens. Returns whether that changed its state.
     fn descend_live(&mut self, len: u32) -> bool {
         if self.live_next.len < len {
             return false;
         }
         let state = self.live_next.state;
         self.live = Some(state);
-        let automaton = &self.index.live.automaton;
+        let automaton = &self.live_part.automaton;
         self.live_next = automaton.link_of(state);
-        automaton.fetch_link(self.live_next.state);
-        automaton.fetch_edges(state);
+        automaton.prefetch_link(self.live_next.state);
+        automaton.prefetch_edges(state);
         true
     }
 
-    /// Reads the sealed occurrences of the current pattern, so many in all, and asks for what follows them.
+    /// Reads the sealed occurrences of the current pattern, or a sample of them, and prefetches the tokens that
+    /// follow. `all` is their number.
     fn read(&mut self, all: usize) {
         self.hits.clear();
         self.occurrences_read = all;
         let samples_max = self.limits.samples_max;
         self.hits.reserve(all.min(samples_max));
-        for (segment, probe) in self.probes.iter().enumerate() {
-            let occurrences = probe.occurrences();
+        for (segment, search) in self.segments.iter().enumerate() {
+            let occurrences = search.occurrences();
             if occurrences == 0 {
                 continue;
             }
-            // Each segment's share by its occurrences, so that each sample stands for about as many.
+            // Samples are divided by occurrences, so that each one stands for about as many of them.
             let count_max = if all <= samples_max {
                 occurrences
             } else {
@@ -280,31 +253,32 @@ impl<'a> Search<'a> {
             }
             .max(1);
 
-            let mounted = &self.index.sealed[segment];
+            let mounted = &self.sealed[segment];
             let segment = segment as u32;
             let known = match mounted.is_whole() && all > samples_max {
-                true => probe.sample_known(count_max),
+                true => search.sample_known(count_max),
                 false => None,
             };
             if let Some(known) = known {
-                self.hits.extend(known.map(|(entry, token, weight)| Hit {
-                    token,
-                    place: HitPlace::Entry(entry),
-                    weight,
-                    segment,
-                }));
+                self.hits
+                    .extend(known.map(|(entry, token, weight)| SealedHit {
+                        token,
+                        place: HitPosition::Entry(entry),
+                        weight,
+                        segment,
+                    }));
                 continue;
             }
-            let read = probe
+            let read = search
                 .sample(count_max)
                 .map(|(end, weight)| (end + 1, weight))
                 .filter(|&(position, _)| mounted.is_whole() || !mounted.is_masked_at(position));
-            let text = self.probes.text(segment);
+            let text = self.segments.text(segment);
             self.hits.extend(read.map(|(position, weight)| {
-                fetch(text, position as usize);
-                Hit {
+                prefetch(text, position as usize);
+                SealedHit {
                     token: SEPARATOR,
-                    place: HitPlace::Text(position),
+                    place: HitPosition::Text(position),
                     weight,
                     segment,
                 }
@@ -314,16 +288,16 @@ impl<'a> Search<'a> {
     }
 }
 
-impl Index {
-    /// Whose a sighting is, and where; `None` if the document was removed since.
-    pub fn origin(&self, sighting: Sighting) -> Option<Origin> {
-        match sighting.0 {
-            Seen::Live(place) => self.live.origin(place),
-            Seen::Sealed { segment, position } => {
-                self.sealed.get(segment as usize)?.origin(position)
+impl Sighting {
+    /// The document and offset of the occurrence, or `None` if the document was removed since.
+    pub(crate) fn origin(self, live: &LivePart, sealed: &[MountedSegment]) -> Option<Origin> {
+        match self.0 {
+            SightingPlace::Live(place) => live.origin(place),
+            SightingPlace::Sealed { segment, position } => {
+                sealed.get(segment as usize)?.origin(position)
             }
-            Seen::After { segment, entry } => {
-                let mounted = self.sealed.get(segment as usize)?;
+            SightingPlace::After { segment, entry } => {
+                let mounted = sealed.get(segment as usize)?;
                 mounted.origin(mounted.segment.view().after(entry)?)
             }
         }

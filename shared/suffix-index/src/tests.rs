@@ -1,4 +1,5 @@
-//! Behaviour, through the public interface: tables of cases, comparison with the naive index, work done.
+//! Tests of the behaviour through the public interface: tables of cases, comparison with the naive index, and work
+//! done.
 
 mod bytes;
 mod cases;
@@ -43,7 +44,7 @@ fn index_of(documents: &[&str]) -> Index {
     index
 }
 
-/// The same documents in every form an index can have. What it answers must not depend on it.
+/// Indexes of the same documents in every form that an index can have. The answers must not depend on the form.
 fn forms_of(documents: &[&str]) -> Vec<(&'static str, Index)> {
     let form = |name, shape: &dyn Fn(&mut Index)| {
         let mut index = index_of(documents);
@@ -87,17 +88,17 @@ fn forms_of(documents: &[&str]) -> Vec<(&'static str, Index)> {
     ]
 }
 
-/// The segments of an index, written out and opened again.
+/// An index with the segments of another one, after a round trip through bytes.
 fn reopened(index: &Index) -> Index {
     let mut opened = Index::new(index.config.clone());
     for (at, (segment, _)) in index.segments().enumerate() {
         let segment = Segment::open(segment.to_bytes()).expect("its own bytes");
-        opened.mount(Arc::new(segment), index.masked_in(at));
+        opened.mount(Arc::new(segment), index.sealed[at].keys(true));
     }
     opened
 }
 
-/// Tokens below `alphabet`, the same ones for the same seed.
+/// Pseudo-random tokens below `alphabet`, always the same ones for a seed.
 pub(crate) fn random(len: usize, alphabet: u32, seed: u32) -> Vec<Token> {
     let mut state = 0x2545_f491_u32 ^ seed.wrapping_mul(0x9e37_79b9);
     let mut next = move || {
@@ -109,7 +110,7 @@ pub(crate) fn random(len: usize, alphabet: u32, seed: u32) -> Vec<Token> {
     (0..len).map(|_| next()).collect()
 }
 
-/// Continuations as "token count" pairs.
+/// The continuations of a node, as pairs of token and count and in full.
 fn continuations(search: &mut Search<'_>, node: &Node) -> (Vec<(Token, u32)>, Vec<Continuation>) {
     let mut found = Vec::new();
     let total = search.continuations(node, &mut found);
@@ -130,13 +131,13 @@ fn show(index: &Index, context: &str) -> String {
     show_at(index, index.start(&context), &context)
 }
 
-/// The same for a document that is its own context.
+/// All matches of a live document as its own context, in the same form.
 fn show_tip(index: &Index, number: usize) -> String {
     show_at(index, index.tip(key(number)).expect("open"), &[])
 }
 
-/// Matches with nothing to offer, and those that offer the same as a longer one, are left out: the live part has them
-/// for left contexts and ends of documents, segments do not.
+/// All matches, except those that offer nothing and those that offer the same as a longer one. The live part has such
+/// matches for left contexts and ends of documents, and segments do not.
 fn show_at(index: &Index, cursor: Cursor, context: &[Token]) -> String {
     let mut search = index.search(cursor, context, SearchLimits::EXACT);
     let mut shown: Vec<(u32, Vec<(Token, u32)>)> = Vec::new();
@@ -175,7 +176,7 @@ fn longest_chain(index: &Index, context: &str) -> String {
     text(&chain)
 }
 
-/// What the longest match offers, with the origins.
+/// The tokens that the longest match offers, with their origins.
 fn offered(index: &Index, context: &str) -> Vec<(char, Option<Origin>)> {
     let context = tokens(context);
     let mut search = index.search(index.start(&context), &context, SearchLimits::EXACT);

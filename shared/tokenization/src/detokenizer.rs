@@ -1,22 +1,20 @@
-//! A stream of tokens to a stream of text.
+//! Turns a stream of tokens into a stream of text.
 
 use std::sync::Arc;
 
 use crate::{TokenId, Tokenizer};
 
-/// Turns tokens into text as they come. Bytes that may still become a character are held back; bytes that
-/// cannot are shown as U+FFFD, exactly where decoding the whole at once would show it.
-///
-/// Special tokens give no text.
+/// Turns tokens into text as they arrive. Bytes that may still become a character are held back. Bytes that cannot
+/// become one give U+FFFD, exactly where decoding all tokens at once would give it. Special tokens have no text.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    /// The beginning of a character, at most three bytes.
+    /// The bytes that are held back: the beginning of a character, at most three bytes.
     held: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// At the beginning of a text.
+    /// Creates a detokenizer for the beginning of a text.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
         Detokenizer {
             tokenizer,
@@ -24,7 +22,7 @@ impl Detokenizer {
         }
     }
 
-    /// The text that this token completes; often empty.
+    /// The text that this token completes, which is often empty.
     pub fn push(&mut self, token: TokenId) -> String {
         if self.tokenizer.is_special(token) {
             return String::new();
@@ -54,12 +52,7 @@ impl Detokenizer {
         }
     }
 
-    /// Whether the beginning of a character is held back.
-    pub fn is_holding(&self) -> bool {
-        !self.held.is_empty()
-    }
-
-    /// What is held back, when nothing follows: U+FFFD for the beginning of a character, else nothing.
+    /// Ends the text. Returns U+FFFD if the beginning of a character is held back, or else nothing.
     pub fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned()
     }

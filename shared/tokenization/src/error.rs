@@ -1,22 +1,22 @@
-//! What can go wrong, by who can mend it.
+//! The errors of this crate.
 
-/// An error of this crate. None of them holds text of a prompt.
+/// An error of tokenization. No message contains text of a prompt.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizationError {
     /// A file of the model is missing or unreadable.
     #[error("cannot read {path}: {reason}; a model folder needs tokenizer.json")]
     File {
-        /// Which.
+        /// The path of the file.
         path: String,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
-    /// A file of the model says something that cannot be used.
+    /// A file of the model has content that cannot be used.
     #[error("{file}: {reason}")]
     Model {
-        /// Which.
+        /// The name of the file.
         file: &'static str,
-        /// What.
+        /// The fault in its content.
         reason: String,
     },
     /// The model has no chat template.
@@ -27,13 +27,13 @@ pub enum TokenizationError {
     /// The template failed on these messages.
     #[error("the model's chat template failed: {0}")]
     Render(String),
-    /// The messages refuse to be a chat.
+    /// The messages cannot be made a prompt.
     #[error("{0}")]
     Input(String),
-    /// The text was not tokenized, since it has more tokens than there is room for.
+    /// The text has more tokens than there is room for. It was not encoded.
     #[error("the text has at least {at_least} tokens, more than there is room for; shorten it")]
     TooLong {
-        /// How many it has in any case.
+        /// A lower bound of its number of tokens.
         at_least: usize,
     },
     /// The tokenizer failed on this text.

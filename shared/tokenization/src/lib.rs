@@ -1,35 +1,44 @@
-//! Text to tokens and back, as a model's own files say.
+//! Text to tokens and back, by a model's own files.
 //!
-//! [`ModelFiles`] holds what was read from a model's folder; [`Tokenizer`] encodes, decodes and names itself
-//! by [`Tokenizer::identity`]; [`ChatTemplate`] turns messages into the tokens that the model was trained on;
-//! [`Detokenizer`] turns a stream of tokens into text without ever showing half a character.
-//!
-//! The promise that shapes this crate: *special tokens come from the template, never from a user*. Text is
-//! encoded without recognising any, and inside a rendered template those that a user's string would form are
-//! kept apart (see [`ChatTemplate::encode`]).
+//! This crate keeps one promise: *special tokens come from the template, never from a user*. It encodes text without
+//! recognising special tokens. In a rendered template, it keeps apart those that a user's string would form (see
+//! [`ChatTemplate::encode_within`]).
 //!
 //! It knows nothing of networks, requests, or sampling.
+//!
+//! # Where to read
+//!
+//! | file | content |
+//! |---|---|
+//! | `tokenizer.rs` | **Read this first.** [`Tokenizer`] encodes, decodes, and has an identity. |
+//! | `tokenizer/special_tokens.rs` | How special tokens in a user's text are made harmless. |
+//! | `chat_template.rs`, `chat_template/` | [`ChatTemplate`]: messages become tokens, as in training. |
+//! | `request_json.rs` | The parts of a request that a template reads, with a limit on their size. |
+//! | `detokenizer.rs` | [`Detokenizer`]: a stream of tokens becomes text without half characters. |
+//! | `token_lower_bound.rs`, `token_lower_bound/` | Refuses a text that has too many tokens, without encoding it. |
+//! | `token_spelling.rs` | The bytes of a token, by the way in which a vocabulary spells them. |
+//! | `model_files.rs` | [`ModelFiles`]: the files of a model's folder. |
 
-mod bytes;
+mod chat_template;
 mod detokenizer;
 mod error;
-mod files;
-mod floor;
-mod json;
-mod template;
+mod model_files;
+mod request_json;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod token_lower_bound;
+mod token_spelling;
 mod tokenizer;
 
+pub use chat_template::{ChatInput, ChatTemplate};
 pub use detokenizer::Detokenizer;
 pub use error::TokenizationError;
-pub use files::ModelFiles;
-pub use json::{JSON_VALUES_MAX, JsonList, JsonMap, JsonValue};
-pub use template::{ChatInput, ChatTemplate};
+pub use model_files::ModelFiles;
+pub use request_json::{JsonList, JsonMap, JsonValue};
 pub use tokenizer::Tokenizer;
 
-/// Begins the identity of a tokenizer that reads what an engine says as text: the engine's own ids may be others, so
-/// that text is kept apart from what engines say in token ids.
+/// The prefix of a tokenizer's identity for engines whose output is read as text. The engine's own token ids may
+/// differ, so such text is kept apart from the output of engines that return token ids.
 pub const TEXT_ONLY_PREFIX: &str = "text:";
 
 /// A token id, as everywhere in the mesh.

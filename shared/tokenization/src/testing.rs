@@ -1,4 +1,4 @@
-//! A small model for tests: every byte is a token, some pairs are merged, and there are ChatML's markers.
+//! A small model for tests: every byte is a token, a few pairs are merged, and ChatML's markers are special tokens.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,22 @@ use serde_json::json;
 
 use crate::ModelFiles;
 
-/// Ids of the markers of [`byte_level_files`].
+/// The id of `<|endoftext|>` in [`byte_level_files`].
 pub const END_OF_TEXT: crate::TokenId = 0;
-/// `<|im_start|>`.
+/// The id of `<|im_start|>`.
 pub const IM_START: crate::TokenId = 1;
-/// `<|im_end|>`, the end of an answer.
+/// The id of `<|im_end|>`, which ends an answer.
 pub const IM_END: crate::TokenId = 2;
-/// Byte `b` is token `FIRST_BYTE + b`.
+/// The id of byte 0. Byte `b` has the id `FIRST_BYTE + b`.
 pub const FIRST_BYTE: crate::TokenId = 3;
 
-/// ChatML, as the template of [`byte_level_files`].
+/// The chat template of [`byte_level_files`]: ChatML.
 pub const CHAT_TEMPLATE: &str = "{% for message in messages %}\
     {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}\
     {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/// The character that stands for a byte in byte-level vocabularies, counted here rather than looked up in
-/// the table under test.
+/// The character that represents a byte in byte-level vocabularies. It is computed here, independently of the table
+/// under test.
 fn stand_in(byte: u8) -> char {
     let own = |byte: u8| (33..=126).contains(&byte) || (161..=172).contains(&byte) || byte >= 174;
     if own(byte) {
@@ -31,8 +31,8 @@ fn stand_in(byte: u8) -> char {
     char::from_u32(256 + place as u32).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// Files of a byte-level BPE model with a context of 512 tokens: ids 0 to 2 are `<|endoftext|>`,
-/// `<|im_start|>` and `<|im_end|>`, then come the 256 bytes, then the merges `he`, `ll`, `hell`, `hello`.
+/// The files of a byte-level BPE model with a context of 512 tokens. Ids 0 to 2 are `<|endoftext|>`, `<|im_start|>`
+/// and `<|im_end|>`. Then come the 256 bytes, and then the merges `he`, `ll`, `hell` and `hello`.
 pub fn byte_level_files() -> ModelFiles {
     let mut vocab = BTreeMap::new();
     let markers = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];

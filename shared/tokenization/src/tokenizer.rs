@@ -1,47 +1,35 @@
-//! The tokenizer: a library's encoder behind rules of our own about special tokens.
+//! The tokenizer: the encoder of the `tokenizers` library, with our own rules for special tokens.
+
+#[cfg(test)]
+mod fuzz_tests;
+mod special_tokens;
 
 use std::fmt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aho_corasick::{AhoCorasick, MatchKind};
 use sha2::{Digest, Sha256};
 
-use crate::bytes::Spelling;
-use crate::floor::{TokenFloor, Vocabulary};
+use self::special_tokens::{SpecialToken, SpecialTokens};
+use crate::token_lower_bound::{TokenLowerBound, Vocabulary};
+use crate::token_spelling::TokenSpelling;
 use crate::{TokenId, TokenizationError};
 
-/// A marker of the model's own language, such as `<|im_end|>`.
-#[derive(Clone, Debug)]
-struct Special {
-    id: TokenId,
-    text: String,
-    /// Swallows the white space before it.
-    lstrip: bool,
-    /// Swallows the white space after it.
-    rstrip: bool,
-}
-
-/// Encodes and decodes as the model's `tokenizer.json` says.
+/// Encodes and decodes text by a model's `tokenizer.json`.
 pub struct Tokenizer {
-    /// Recognises special tokens written in the text: for what our templates wrote.
+    /// Recognises special tokens in the text. It is for text that our templates wrote.
     marked: tokenizers::Tokenizer,
-    /// Takes them for ordinary text: for what users wrote. A second copy, because the library keeps the
-    /// switch inside the tokenizer; toggling it would put a lock around every encoding.
+    /// Treats special tokens as ordinary text. It is for text that users wrote. It is a second copy, because the
+    /// library keeps this switch inside the tokenizer, and toggling it would need a lock around every encoding.
     plain: tokenizers::Tokenizer,
-    /// Bytes of each id; empty where the vocabulary has a hole.
+    /// The bytes of each id, empty where the vocabulary has a gap.
     bytes: Vec<Box<[u8]>>,
     is_special: Vec<bool>,
-    specials: Vec<Special>,
-    /// Finds all of `specials` in a text, those that overlap as well.
-    special_places: AhoCorasick,
-    /// Finds them one after the other, of several at one place the longest.
-    special_finder: AhoCorasick,
-    /// `None` where nothing can be promised of the number of tokens.
-    pub(crate) floor: Option<TokenFloor>,
+    specials: SpecialTokens,
+    /// `None` if no lower bound of the number of tokens is known.
+    pub(crate) lower_bound: Option<TokenLowerBound>,
     encoded_bytes: AtomicU64,
     identity: String,
-    /// Stands for characters outside the vocabulary, so plain text may bring it though it is special.
+    /// The token for characters outside the vocabulary. Plain text may contain it, although it is special.
     unknown: Option<TokenId>,
 }
 
@@ -61,21 +49,20 @@ fn model_error(reason: impl fmt::Display) -> TokenizationError {
     }
 }
 
-/// Largest id accepted: a file that claims more would make us allocate for it.
+/// Largest accepted id. The tables need memory for every id up to the largest one.
 const TOKEN_ID_MAX: TokenId = 4_000_000;
 
 impl Tokenizer {
     /// Reads `tokenizer.json`.
     ///
     /// # Errors
-    /// What the file says cannot be used: no JSON, an unknown model, or a decoder whose tokens cannot be
-    /// turned into bytes.
+    /// The file is not valid JSON, or has an unknown model, or has a decoder whose tokens have no known bytes.
     pub fn from_bytes(tokenizer_json: &[u8]) -> Result<Self, TokenizationError> {
         let file: serde_json::Value =
             serde_json::from_slice(tokenizer_json).map_err(model_error)?;
-        let spelling = Spelling::of(&file).map_err(model_error)?;
+        let spelling = TokenSpelling::of(&file).map_err(model_error)?;
         let mut marked = tokenizers::Tokenizer::from_bytes(tokenizer_json).map_err(model_error)?;
-        // A file may carry the settings of somebody's training run; prompts are neither cut nor filled up.
+        // A file may contain the settings of a training run. Prompts are neither truncated nor padded.
         marked.with_truncation(None).map_err(model_error)?;
         marked.with_padding(None);
         let mut plain = marked.clone();
@@ -84,13 +71,13 @@ impl Tokenizer {
         let mut entries: Vec<(TokenId, Vec<u8>, bool)> = Vec::new();
         let added = marked.get_added_tokens_decoder();
         let vocabulary = marked.get_vocab(false);
-        let floor = TokenFloor::new(
+        let lower_bound = TokenLowerBound::new(
             &file,
             &spelling,
             &Vocabulary {
                 tokens: vocabulary.keys().map(String::as_str).collect(),
                 added: added.values().map(|token| &*token.content).collect(),
-                swallows_spaces: added.values().any(|token| token.lstrip || token.rstrip),
+                absorbs_spaces: added.values().any(|token| token.lstrip || token.rstrip),
             },
         );
         for (text, id) in vocabulary {
@@ -102,7 +89,7 @@ impl Tokenizer {
         for (id, token) in &added {
             entries.push((*id, token.content.clone().into_bytes(), token.special));
             if token.special && !token.content.is_empty() {
-                specials.push(Special {
+                specials.push(SpecialToken {
                     id: *id,
                     text: token.content.clone(),
                     lstrip: token.lstrip,
@@ -110,7 +97,6 @@ impl Tokenizer {
                 });
             }
         }
-        specials.sort_by_key(|special| special.id);
         entries.sort();
         let largest = entries
             .last()
@@ -133,12 +119,6 @@ impl Tokenizer {
             is_special[id as usize] = special;
             bytes[id as usize] = token_bytes.into_boxed_slice();
         }
-        let special_texts = || specials.iter().map(|special| &*special.text);
-        let special_places = AhoCorasick::new(special_texts()).map_err(model_error)?;
-        let special_finder = AhoCorasick::builder()
-            .match_kind(MatchKind::LeftmostLongest)
-            .build(special_texts())
-            .map_err(model_error)?;
         let unknown = file["model"]["unk_token"]
             .as_str()
             .and_then(|text| marked.token_to_id(text))
@@ -153,33 +133,23 @@ impl Tokenizer {
             plain,
             bytes,
             is_special,
-            specials,
-            special_places,
-            special_finder,
-            floor,
+            specials: SpecialTokens::new(specials).map_err(model_error)?,
+            lower_bound,
             encoded_bytes: AtomicU64::new(0),
             unknown,
         })
     }
 
-    /// Reads `tokenizer.json` of a model's folder.
+    /// The tokens of a text. Special tokens in it are ordinary text, and no special token is added.
     ///
     /// # Errors
-    /// As [`Tokenizer::from_bytes`], and a file that cannot be read.
-    pub fn from_dir(folder: impl AsRef<Path>) -> Result<Self, TokenizationError> {
-        crate::ModelFiles::from_dir(folder)?.tokenizer()
-    }
-
-    /// Tokens of a text. Special tokens written in it are ordinary text, and none is added.
-    ///
-    /// # Errors
-    /// Text that this vocabulary cannot spell, or only with a special token.
+    /// The vocabulary cannot spell the text, or only with a special token.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
         self.encode_plain(text, false)
     }
 
-    /// Tokens of a text that begins a sequence: as [`Tokenizer::encode`], with what the tokenizer itself
-    /// puts around a sequence (often a begin-of-text token).
+    /// The tokens of a text that begins a sequence: as [`Tokenizer::encode`], with the tokens that the tokenizer adds
+    /// around a sequence, often a begin-of-text token.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -187,43 +157,43 @@ impl Tokenizer {
         self.encode_plain(text, true)
     }
 
-    /// As [`Tokenizer::encode`], of a text that is refused without tokenizing it if it has more than `most` tokens
-    /// for certain. It can have more all the same.
+    /// As [`Tokenizer::encode`], but a text that surely has more than `tokens_max` tokens is refused without encoding
+    /// it. A text that is accepted can still have more.
     ///
     /// # Errors
-    /// [`TokenizationError::TooLong`], and as [`Tokenizer::encode`].
+    /// As [`Tokenizer::encode`], and [`TokenizationError::TooLong`].
     pub fn encode_within(
         &self,
         text: &str,
-        most: usize,
+        tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
-        self.check_floor(text, None, most)?;
+        self.check_length(text, None, tokens_max)?;
         self.encode(text)
     }
 
-    /// As [`Tokenizer::encode_sequence`], with the refusal of [`Tokenizer::encode_within`].
+    /// As [`Tokenizer::encode_sequence`], with the check of [`Tokenizer::encode_within`].
     ///
     /// # Errors
     /// As [`Tokenizer::encode_within`].
     pub fn encode_sequence_within(
         &self,
         text: &str,
-        most: usize,
+        tokens_max: usize,
     ) -> Result<Vec<TokenId>, TokenizationError> {
-        self.check_floor(text, None, most)?;
+        self.check_length(text, None, tokens_max)?;
         self.encode_sequence(text)
     }
 
-    /// Refuses a text that has more than `most` tokens whatever the encoder makes of it. `left_out` is a character
-    /// that the encoder will not see.
-    pub(crate) fn check_floor(
+    /// Refuses a text that surely has more than `tokens_max` tokens. `left_out` is a character that is removed from
+    /// the text before it is encoded.
+    pub(crate) fn check_length(
         &self,
         text: &str,
         left_out: Option<char>,
-        most: usize,
+        tokens_max: usize,
     ) -> Result<(), TokenizationError> {
-        let floor = self.floor.as_ref();
-        match floor.and_then(|floor| floor.above(text, left_out, most)) {
+        let bound = self.lower_bound.as_ref();
+        match bound.and_then(|bound| bound.above(text, left_out, tokens_max)) {
             Some(at_least) => Err(TokenizationError::TooLong { at_least }),
             None => Ok(()),
         }
@@ -239,8 +209,8 @@ impl Tokenizer {
             .plain
             .encode_fast(text, as_sequence)
             .map_err(|error| TokenizationError::Encode(error.to_string()))?;
-        // Some models (Unigram) find a special token's spelling among their pieces whatever the switch says.
-        // The mask tells those that the tokenizer put around the sequence.
+        // Some models (Unigram) find the spelling of a special token among their pieces, whatever the switch is set
+        // to. The mask marks the tokens that the tokenizer added around the sequence.
         let around = encoding.get_special_tokens_mask();
         let stray = encoding.get_ids().iter().enumerate().any(|(at, id)| {
             self.is_special(*id)
@@ -249,16 +219,16 @@ impl Tokenizer {
         });
         if stray {
             return Err(TokenizationError::Encode(
-                "this vocabulary spells it with a special token".into(),
+                "this vocabulary can spell it only with a special token".into(),
             ));
         }
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Tokens of a text of ours, in which special tokens are recognised. Never for what a user wrote.
+    /// The tokens of a trusted text, in which special tokens are recognised. Never use it for text that a user wrote.
     ///
     /// # Errors
-    /// Text that this vocabulary cannot spell.
+    /// The vocabulary cannot spell the text.
     pub fn encode_trusted(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
         self.count(text);
         let ids = self
@@ -268,8 +238,8 @@ impl Tokenizer {
         Ok(ids.get_ids().to_vec())
     }
 
-    /// Tokens of a text in which `guard` stands inside every special token that is not ours: those without
-    /// it are recognised, the guards are taken out, and the rest is ordinary text.
+    /// The tokens of a text with a `guard` inside every special token that a user wrote. Special tokens without a
+    /// guard are recognised, the guards are removed, and the rest is ordinary text.
     pub(crate) fn encode_guarded(
         &self,
         text: &str,
@@ -300,47 +270,26 @@ impl Tokenizer {
             }
             Ok::<(), TokenizationError>(())
         };
-        for found in self.special_finder.find_iter(text) {
-            let special = &self.specials[found.pattern()];
-            let (from, to) = (plain_from, found.start());
-            plain(from, to, strip_next, special.lstrip, &mut ids)?;
+        for (range, special) in self.specials.find_in(text) {
+            plain(
+                plain_from,
+                range.start,
+                strip_next,
+                special.lstrip,
+                &mut ids,
+            )?;
             ids.push(special.id);
             strip_next = special.rstrip;
-            plain_from = found.end();
+            plain_from = range.end;
         }
         plain(plain_from, text.len(), strip_next, false, &mut ids)?;
         Ok(ids)
     }
 
-    /// Puts `guard` inside every place of `text` that is a special token, or could be the beginning of one
-    /// that other text completes. `None` if there is no such place.
+    /// Puts `guard` inside every special token of `text`, and inside every end of `text` that other text could
+    /// complete to a special token. `None` if there is no such place.
     pub(crate) fn guard(&self, text: &str, guard: char) -> Option<String> {
-        let found = self.special_places.find_overlapping_iter(text);
-        let mut places: Vec<usize> = found.map(|found| found.start()).collect();
-        let lens = self.specials.iter().map(|special| special.text.len());
-        let tail = text.len().saturating_sub(lens.max().unwrap_or(0));
-        let begins = |rest: &str| {
-            let mut specials = self.specials.iter();
-            specials.any(|special| special.text.starts_with(rest))
-        };
-        let dangling = (tail..text.len()).filter(|at| text.get(*at..).is_some_and(begins));
-        places.extend(dangling);
-        places.sort_unstable();
-        places.dedup();
-        if places.is_empty() {
-            return None;
-        }
-        let mut guarded = String::with_capacity(text.len() + places.len() * guard.len_utf8());
-        let mut copied = 0;
-        for at in places {
-            let character = text[at..].chars().next();
-            let after = at + character.map_or(0, char::len_utf8);
-            guarded.push_str(&text[copied..after]);
-            guarded.push(guard);
-            copied = after;
-        }
-        guarded.push_str(&text[copied..]);
-        Some(guarded)
+        self.specials.guard(text, guard)
     }
 
     fn count(&self, text: &str) {
@@ -348,12 +297,12 @@ impl Tokenizer {
         self.encoded_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of text that were encoded since this tokenizer was read: the work that texts have cost.
+    /// Bytes of text that this tokenizer has encoded so far. Tests assert this work instead of seconds.
     pub fn encoded_bytes(&self) -> u64 {
         self.encoded_bytes.load(Ordering::Relaxed)
     }
 
-    /// Text of tokens. Special ones give none; bytes that are not UTF-8 show as U+FFFD.
+    /// The text of tokens. Special tokens have no text, and bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, tokens: &[TokenId]) -> String {
         let mut bytes = Vec::new();
         for token in tokens {
@@ -364,12 +313,12 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes of one token, a special one's own spelling included; none for an id outside the vocabulary.
+    /// The bytes of a token. Those of a special token are its spelling, and an id outside the vocabulary has none.
     pub fn token_bytes(&self, token: TokenId) -> &[u8] {
         self.bytes.get(token as usize).map_or(&[], |bytes| &**bytes)
     }
 
-    /// Whether a token is a marker rather than text.
+    /// Whether a token is a special token.
     pub fn is_special(&self, token: TokenId) -> bool {
         self.is_special
             .get(token as usize)
@@ -377,18 +326,18 @@ impl Tokenizer {
             .unwrap_or(false)
     }
 
-    /// The id of a token as it is written in the vocabulary.
+    /// The id of a token by its spelling in the vocabulary.
     pub fn token_id(&self, text: &str) -> Option<TokenId> {
         self.marked.token_to_id(text)
     }
 
-    /// One more than the largest id.
+    /// The size of the vocabulary: the largest id plus one.
     pub fn vocab_size(&self) -> u32 {
         self.bytes.len() as u32
     }
 
-    /// Hex SHA-256 of the id -> bytes map and of which ids are special: equal for equal vocabularies, however
-    /// their files are written.
+    /// The hex SHA-256 of all ids with their bytes and whether they are special. It is the same for equal
+    /// vocabularies, whatever the format of their files.
     pub fn identity(&self) -> &str {
         &self.identity
     }

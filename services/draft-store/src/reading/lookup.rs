@@ -19,7 +19,7 @@ use refrain_protocol::lookup::{
 };
 use refrain_protocol::{ApiError, DocumentId, NamespaceId};
 use refrain_speculation::draft::{Expansion, Lookup, ProposeParams, Scope, Source, propose};
-use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig, Mounted, Segment};
+use refrain_suffix_index::{Cursor, DocumentKey, Index, IndexConfig, MountedSegment, Segment};
 
 use crate::record::SegmentId;
 use crate::segments;
@@ -281,7 +281,7 @@ fn view_segment(mounted: &segments::MountedSegment, gone: Vec<u32>) -> ViewSegme
 fn index(segments: &[ViewSegment]) -> Arc<Index> {
     let mounted = segments
         .iter()
-        .map(|segment| Mounted::without(segment.segment.clone(), segment.masked.iter().copied()));
+        .map(|part| MountedSegment::without(part.segment.clone(), part.masked.iter().copied()));
     let mut index = Index::new(IndexConfig {
         pattern_tokens_max: PATTERN_TOKENS_MAX,
         ..IndexConfig::default()

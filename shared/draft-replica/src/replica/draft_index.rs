@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::DocumentId;
 use refrain_suffix_index::{
-    Cursor, DocumentKey, Index, IndexConfig, IndexError, IndexSizes, Mounted, Rebuild, Rebuilt,
+    Cursor, DocumentKey, Index, IndexConfig, IndexError, IndexSizes, MountedSegment, Rebuild, Rebuilt,
     Retired, Segment,
 };
 
@@ -48,7 +48,7 @@ struct LiveState {
 /// the lock.
 #[derive(Default)]
 pub(super) struct IncomingSegments {
-    segments: Vec<Mounted>,
+    segments: Vec<MountedSegment>,
     documents: HashMap<DocumentId, DocumentState>,
     by_age: BTreeMap<u64, DocumentId>,
 }
@@ -71,7 +71,7 @@ impl IncomingSegments {
             }
         }
         self.segments
-            .push(Mounted::without(Arc::new(segment), left_out));
+            .push(MountedSegment::without(Arc::new(segment), left_out));
         masked.next().is_none()
     }
 }
@@ -166,7 +166,7 @@ impl DraftIndex {
         let is_newer = known.is_some_and(|epoch| update.epoch > epoch);
         if (is_newer || compares) && update.prev_len < len {
             // Equal tokens stay: comparing costs less than cutting them off and appending them again.
-            let agreeing = self.index.agreeing(key, update.prev_len, update.tokens);
+            let agreeing = self.index.matching_prefix(key, update.prev_len, update.tokens);
             let kept = update.prev_len + agreeing as u32;
             if kept < len && (is_newer || agreeing < update.tokens.len()) {
                 self.index.shorten(key, kept)?;

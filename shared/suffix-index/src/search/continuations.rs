@@ -1,20 +1,19 @@
-//! What follows a node: tokens of the live part and of segments, counted together.
+//! The continuations of a node, counted over the live part and the segments together.
 
-use super::{At, Continuation, HitPlace, Node, Search, Seen, Sighting};
+use super::{Continuation, HitPosition, LiveNode, Node, Search, Sighting, SightingPlace};
 use crate::Token;
-use crate::live::automaton::Place;
-use crate::live::edges::StateId;
+use crate::live_part::{DocumentPosition, StateId};
 use crate::segment::SEPARATOR;
 
 impl Search<'_> {
-    /// Replaces the content of `into` by all continuations, most frequent first and then by token. Returns
+    /// Replaces the content of `into` with all continuations, ordered by descending count and then by token. Returns
     /// the sum of their counts.
     pub fn continuations(&mut self, node: &Node, into: &mut Vec<Continuation>) -> u64 {
         self.continuations_where(node, |_, _| true, into)
     }
 
-    /// As [`continuations`](Self::continuations), but collects only those for which `keep(count, total)`
-    /// holds; the returned total is that of all.
+    /// As [`continuations`](Self::continuations), but collects only those for which `keep(count, total)` holds. The
+    /// returned sum is over all of them.
     pub fn continuations_where(
         &mut self,
         node: &Node,
@@ -25,8 +24,8 @@ impl Search<'_> {
         let sealed = self.group(node, into);
         let total = match node.live {
             None => sealed,
-            Some(At::Text(place)) => sealed + self.add_text(node, place, into),
-            Some(At::State(state)) => self.add_state(node, state, sealed, &keep, into),
+            Some(LiveNode::Text(place)) => sealed + self.add_text(node, place, into),
+            Some(LiveNode::State(state)) => self.add_state(node, state, sealed, &keep, into),
         };
         into.retain(|next| keep(next.count, total));
         if into.len() > 1 {
@@ -35,7 +34,8 @@ impl Search<'_> {
         total
     }
 
-    /// The sealed continuations, by token. Brings the occurrences of each together.
+    /// Collects the sealed continuations, ordered by token. Sorts the occurrences so that those of each token are
+    /// neighbours.
     fn group(&mut self, node: &Node, into: &mut Vec<Continuation>) -> u64 {
         let (start, end) = node.hits;
         let hits = &mut self.hits[start as usize..end as usize];
@@ -46,13 +46,13 @@ impl Search<'_> {
         let mut first_token = SEPARATOR;
         for (at, hit) in hits.iter_mut().enumerate() {
             let position = match hit.place {
-                HitPlace::Text(position) => Some(position),
-                HitPlace::Entry(_) if node.depth == 0 => None,
-                HitPlace::Entry(entry) => self.probes.after(hit.segment, entry),
+                HitPosition::Text(position) => Some(position),
+                HitPosition::Entry(_) if node.depth == 0 => None,
+                HitPosition::Entry(entry) => self.segments.after(hit.segment, entry),
             };
             if let Some(position) = position {
-                hit.place = HitPlace::Text(position);
-                let text = self.probes.text(hit.segment);
+                hit.place = HitPosition::Text(position);
+                let text = self.segments.text(hit.segment);
                 let token = text.get(position as usize + node.depth as usize);
                 hit.token = token.copied().unwrap_or(SEPARATOR);
             }
@@ -70,7 +70,7 @@ impl Search<'_> {
             let hits = (at, at + group.len() as u32);
             at = hits.1;
             let first = group.first().copied().unwrap_or(first);
-            // The document ends there.
+            // These occurrences are at the end of their documents.
             if first.token == SEPARATOR {
                 continue;
             }
@@ -85,30 +85,30 @@ impl Search<'_> {
                     depth: node.depth + 1,
                 },
                 sighting: Sighting(match (first.segment, first.place) {
-                    (segment, HitPlace::Text(position)) => Seen::Sealed {
+                    (segment, HitPosition::Text(position)) => SightingPlace::Sealed {
                         segment,
                         position: position + node.depth,
                     },
-                    (segment, HitPlace::Entry(entry)) => Seen::After { segment, entry },
+                    (segment, HitPosition::Entry(entry)) => SightingPlace::After { segment, entry },
                 }),
             });
         }
         total
     }
 
-    /// Adds what follows the only live occurrence.
-    fn add_text(&self, node: &Node, place: Place, into: &mut Vec<Continuation>) -> u64 {
-        let document = &self.index.live.documents[place.slot as usize];
+    /// Adds the token that follows the only live occurrence.
+    fn add_text(&self, node: &Node, place: DocumentPosition, into: &mut Vec<Continuation>) -> u64 {
+        let document = &self.live_part.documents[place.slot as usize];
         let Some((position, token)) = document.after(place.position) else {
             return 0;
         };
-        let place = Place { position, ..place };
+        let place = DocumentPosition { position, ..place };
         let sealed = into.len();
-        add(node, token, 1, At::Text(place), place, sealed, into);
+        add(node, token, 1, LiveNode::Text(place), place, sealed, into);
         1
     }
 
-    /// Adds what follows in the live part to `sealed` occurrences; returns the sum of both.
+    /// Adds the continuations in the live part to `sealed` sealed ones. Returns the sum of both.
     fn add_state(
         &self,
         node: &Node,
@@ -117,7 +117,7 @@ impl Search<'_> {
         keep: &impl Fn(u32, u64) -> bool,
         into: &mut Vec<Continuation>,
     ) -> u64 {
-        let live = &self.index.live;
+        let live = &self.live_part;
         let fan_out_max = if sealed == 0 {
             self.limits.fan_out_max
         } else {
@@ -132,15 +132,15 @@ impl Search<'_> {
         let total = sealed + counts.sum::<u64>();
         let groups = into.len();
         for (token, target, count) in live.transitions(state) {
-            // What is not offered here may be by a segment, and followed from there.
+            // A token that the live part does not offer may be offered by a segment, so its state is noted there.
             if groups == 0 && (count == 0 || !keep(count, total)) {
                 continue;
             }
             let place = live.automaton.state(target).place;
             let at = if count > 0 && live.automaton.occurs_once(target) {
-                At::Text(place)
+                LiveNode::Text(place)
             } else {
-                At::State(target)
+                LiveNode::State(target)
             };
             add(node, token, count, at, place, groups, into);
         }
@@ -148,13 +148,14 @@ impl Search<'_> {
     }
 }
 
-/// Adds a live continuation to that of the same token among the first `groups`, which are ordered by token.
+/// Adds a live continuation to the sealed one of the same token. The first `groups` continuations are the sealed
+/// ones, ordered by token.
 fn add(
     node: &Node,
     token: Token,
     count: u32,
-    at: At,
-    place: Place,
+    at: LiveNode,
+    place: DocumentPosition,
     groups: usize,
     into: &mut Vec<Continuation>,
 ) {
@@ -164,7 +165,7 @@ fn add(
             next.count = next.count.saturating_add(count);
             next.node.live = Some(at);
             if count > 0 {
-                next.sighting = Sighting(Seen::Live(place));
+                next.sighting = Sighting(SightingPlace::Live(place));
             }
         }
         Err(_) if count == 0 => {}
@@ -176,7 +177,7 @@ fn add(
                 hits: (0, 0),
                 depth: node.depth + 1,
             },
-            sighting: Sighting(Seen::Live(place)),
+            sighting: Sighting(SightingPlace::Live(place)),
         }),
     }
 }

@@ -1,19 +1,20 @@
-//! Documents to a segment.
+//! Builds a segment from documents.
 
 use libsais::{LibsaisError, SuffixArrayConstruction};
 
-use super::format::{Layout, key_words};
-use super::{FENCE_ENTRIES, FENCE_TOKENS, SEPARATOR, Segment, SegmentError, Words};
+use super::Segment;
+use super::format::{FENCE_ENTRIES, FENCE_TOKENS, Layout, SEPARATOR, SegmentError, key_words};
+use super::storage::SegmentStorage;
 use crate::{DocumentKey, Token};
 
-/// Gathers documents and makes a segment of them.
+/// Collects documents and builds a segment from them.
 #[derive(Default)]
 pub struct SegmentBuilder {
     tokens: Vec<Token>,
-    documents: Vec<Document>,
+    documents: Vec<AddedDocument>,
 }
 
-struct Document {
+struct AddedDocument {
     key: DocumentKey,
     start: usize,
     left: usize,
@@ -21,12 +22,12 @@ struct Document {
 }
 
 impl SegmentBuilder {
-    /// A builder without documents.
+    /// Creates a builder without documents.
     pub fn new() -> Self {
         SegmentBuilder::default()
     }
 
-    /// Adds a document: its tokens can be matched, and those of the output be offered.
+    /// Adds a document. All its tokens can be matched, and those of the output can be offered.
     pub fn add(
         &mut self,
         key: DocumentKey,
@@ -38,7 +39,7 @@ impl SegmentBuilder {
         let left = self.tokens.len() - start;
         self.tokens.extend(output);
         let end = self.tokens.len();
-        self.documents.push(Document {
+        self.documents.push(AddedDocument {
             key,
             start,
             left,
@@ -56,16 +57,17 @@ impl SegmentBuilder {
         self.tokens.len()
     }
 
-    /// Sorts everything. Linear in the tokens; takes about 12 bytes per token beside the segment while it runs.
+    /// Sorts the text and builds the segment. The cost is linear in the tokens, and about 12 bytes of memory per
+    /// token in addition to the segment itself.
     ///
     /// # Errors
-    /// A key was added twice, or the tokens are too many.
+    /// A key was added twice, or there are too many tokens.
     pub fn build(self) -> Result<Segment, SegmentError> {
         let SegmentBuilder {
             tokens,
             mut documents,
         } = self;
-        // By key, so that the table can be searched without a second one to say how.
+        // The table is sorted by key, so that it can be searched without a second table.
         documents.sort_unstable_by_key(|document| document.key);
         let twice = documents.windows(2).find(|pair| pair[0].key == pair[1].key);
         if let Some(pair) = twice {
@@ -119,11 +121,11 @@ impl SegmentBuilder {
             documents: documents.len(),
         };
         layout.finish(&mut words);
-        Ok(Segment::new(Words::new(words), layout))
+        Ok(Segment::new(SegmentStorage::new(words), layout))
     }
 }
 
-/// Positions of the text, as a set.
+/// A set of text positions.
 struct Positions(Vec<u64>);
 
 impl Positions {
@@ -132,9 +134,9 @@ impl Positions {
     }
 }
 
-/// The positions that are followed by output of the same document. Only these are entries: everything an interval
-/// of the suffix array holds is an occurrence with something to offer, so its length is their number.
-fn useful(text: &[Token], documents: &[Document]) -> Positions {
+/// The positions that are followed by output of the same document. Only these become entries of the suffix array. So
+/// the length of an interval is the number of occurrences that offer something.
+fn useful(text: &[Token], documents: &[AddedDocument]) -> Positions {
     let mut positions = Positions(vec![0; text.len().div_ceil(64)]);
     let mut start = 1;
     for document in documents {
@@ -163,8 +165,8 @@ fn sort(text: &[Token]) -> Result<Vec<i32>, SegmentError> {
         })
 }
 
-/// The text reversed, tokens as numbers that keep their order, separators highest. Sorting takes memory for every
-/// number up to the highest, so where token ids are sparse they are counted through.
+/// The reversed text, with tokens as numbers in the same order and separators highest. Sorting takes memory for every
+/// number up to the highest, so sparse token ids are replaced by their ranks.
 fn ranks(text: &[Token]) -> Vec<i32> {
     let tokens = || text.iter().rev().copied();
     let highest = tokens().filter(|&token| token != SEPARATOR).max();
@@ -186,7 +188,7 @@ fn ranks(text: &[Token]) -> Vec<i32> {
         .collect()
 }
 
-/// What ends at `end`, read backwards, as far as a fence reaches.
+/// The last tokens of the text that ends at `end`, read backwards, as many as fit into a fence.
 fn fence(text: &[Token], end: usize) -> [Token; FENCE_TOKENS] {
     let mut fence = [SEPARATOR; FENCE_TOKENS];
     let backwards = text[..=end].iter().rev();

@@ -1,89 +1,102 @@
 //! The bytes of a segment.
 //!
-//! Little-endian words of 32 bits. Eight of header: magic, version, checksum (two words, xxh3-64 of everything behind
-//! it), lengths of text, suffix array and document table, and one that is 0. Then the sections:
+//! They are little-endian words of 32 bits. The header has eight words: magic, version, checksum (two words, xxh3-64
+//! of everything after it), the lengths of text, suffix array and document table, and one word that is 0. Then come
+//! the sections:
 //!
 //! ```text
-//! text     separator, then each document (left context, output) and a separator
-//! ends     the suffix array, a position per word
+//! text     a separator, then each document (left context, output) and a separator
+//! ends     the suffix array, one position per word
 //! fences   8 tokens for every 128 ends
 //! keys     4 words per document, ascending
-//! starts   where each document starts in the text
-//! lefts    length of each left context
+//! starts   the position at which each document starts in the text
+//! lefts    the length of each left context
 //! ```
 //!
-//! Everything is aligned and used as it lies. Packing tokens to 18 or 24 bits would save up to 1.75 bytes a token; it
-//! was rejected because comparisons, which are all of a search, then shift and mask, and mapped pages could no longer
-//! be lent out as slices of tokens.
+//! Everything is aligned and used in place. Packing tokens to 18 or 24 bits would save up to 1.75 bytes per token. It
+//! was rejected because every comparison, the main work of a search, would then have to shift and mask. Also, mapped
+//! pages could no longer be read as slices of tokens.
 
 use std::fmt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{FENCE_ENTRIES, FENCE_TOKENS, SEPARATOR};
-use crate::DocumentKey;
+use crate::{DocumentKey, Token};
+
+/// The token before, between and after documents. Every comparison ends at it, so a match never reaches beyond a
+/// document. A token of this value inside a document has the same effect.
+pub(crate) const SEPARATOR: Token = Token::MAX;
+/// Number of entries of the suffix array per fence. A fence repeats the beginning of an entry in a small table that
+/// stays in a cache, and most of a search takes place there.
+pub(super) const FENCE_ENTRIES: usize = 128;
+/// Number of tokens in a fence.
+pub(super) const FENCE_TOKENS: usize = 8;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"RFSG");
 const VERSION: u32 = 1;
 const HEADER_WORDS: usize = 8;
-/// The checksum covers what stands behind it.
+/// The first word that the checksum covers.
 const CHECKED_FROM: usize = 4;
 const KEY_WORDS: usize = 4;
 
-/// Why a segment cannot be made or opened.
+/// The reason why a segment cannot be built or opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentError {
     /// The bytes do not begin like a segment.
     NotASegment,
-    /// A version that this code does not read.
+    /// This program does not read the format version.
     UnknownVersion(u32),
-    /// Shorter or longer than the header says.
+    /// The bytes are fewer or more than the header says.
     WrongLength {
-        /// Bytes by the header.
+        /// Number of bytes by the header.
         expected: u64,
-        /// Bytes there are.
+        /// Number of bytes found.
         found: u64,
     },
     /// The bytes are damaged.
     WrongChecksum,
-    /// The checksum is right, but something in the named section cannot be: written by something else.
+    /// The checksum is right, but the named section has impossible content. Another program must have written it.
     Inconsistent(&'static str),
     /// A key was added twice.
     DuplicateDocument(DocumentKey),
-    /// More than 2^31 tokens: make several segments of them.
+    /// There are more than 2^31 tokens. Divide them into several segments.
     TooLarge,
-    /// No memory to sort in.
+    /// There is not enough memory to sort the text.
     OutOfMemory,
 }
 
 impl fmt::Display for SegmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SegmentError::NotASegment => f.write_str("the bytes are not those of a segment"),
+            SegmentError::NotASegment => f.write_str("the bytes are not a segment"),
             SegmentError::UnknownVersion(version) => write!(
                 f,
                 "the segment has format version {version}; this program reads {VERSION}"
             ),
             SegmentError::WrongLength { expected, found } => write!(
                 f,
-                "the segment is {found} bytes long where its header says {expected}"
+                "the segment has {found} bytes, but its header says {expected}"
             ),
-            SegmentError::WrongChecksum => f.write_str("the segment is damaged"),
+            SegmentError::WrongChecksum => {
+                f.write_str("the segment is damaged: its checksum is wrong")
+            }
             SegmentError::Inconsistent(section) => {
-                write!(f, "the segment's section of {section} is inconsistent")
+                write!(f, "the segment's section {section} is inconsistent")
             }
             SegmentError::DuplicateDocument(key) => {
                 write!(f, "document {:032x} is in the segment twice", key.0)
             }
-            SegmentError::TooLarge => f.write_str("too many tokens for one segment"),
-            SegmentError::OutOfMemory => f.write_str("no memory to sort the segment in"),
+            SegmentError::TooLarge => {
+                f.write_str("too many tokens for one segment: divide them into several")
+            }
+            SegmentError::OutOfMemory => f.write_str("not enough memory to sort the segment"),
         }
     }
 }
 
 impl std::error::Error for SegmentError {}
 
-/// Lengths of the sections. Only made by [`Layout::check`] and [`Layout::finish`], so it fits its words.
+/// The lengths of the sections. [`Layout::check`] and the builder make it, so it fits its words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) text: usize,
@@ -92,12 +105,12 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Words in all.
+    /// Number of words of the whole segment.
     pub(super) fn words(&self) -> usize {
         HEADER_WORDS + self.lengths().iter().sum::<usize>()
     }
 
-    /// Text, ends, fences, keys, starts, lefts.
+    /// The sections: text, ends, fences, keys, starts, lefts.
     pub(super) fn sections<'a>(&self, words: &'a [u32]) -> [&'a [u32]; 6] {
         let mut rest = words.get(HEADER_WORDS..).unwrap_or_default();
         self.lengths().map(|length| {
@@ -107,7 +120,7 @@ impl Layout {
         })
     }
 
-    /// Reads the header and checks all that later reads rely on.
+    /// Reads the header, and checks everything that later reads rely on.
     pub(super) fn check(words: &[u32]) -> Result<Layout, SegmentError> {
         let header: &[u32; HEADER_WORDS] = words
             .first_chunk()
@@ -117,7 +130,7 @@ impl Layout {
         if version != VERSION {
             return Err(SegmentError::UnknownVersion(version));
         }
-        // Lengths of 32 bits cannot overflow their sum in 64.
+        // A sum of 32-bit lengths cannot overflow 64 bits.
         let layout = Layout {
             text: text as usize,
             ends: ends as usize,
@@ -139,12 +152,12 @@ impl Layout {
         Ok(layout)
     }
 
-    /// What keeps every later read within bounds. The order of the suffix array is not checked: a wrong one finds
-    /// less, and reads nothing that is not there.
+    /// Checks everything that keeps later reads within bounds. The order of the suffix array is not checked: with a
+    /// wrong order, a search finds less, but never reads out of bounds.
     fn check_sections(&self, words: &[u32]) -> Result<(), SegmentError> {
         let inconsistent = |section| Err(SegmentError::Inconsistent(section));
         let [text, ends, _, keys, starts, lefts] = self.sections(words);
-        // Comparisons run backwards until a separator stops them, reads run forwards likewise.
+        // Comparisons run backwards until a separator stops them, and reads run forwards likewise.
         if text.first() != Some(&SEPARATOR) || text.last() != Some(&SEPARATOR) {
             return inconsistent("text");
         }
@@ -180,7 +193,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Writes the header before finished sections.
+    /// Writes the header, after all sections are written.
     pub(super) fn finish(&self, words: &mut [u32]) {
         debug_assert_eq!(words.len(), self.words());
         words[0] = MAGIC;
@@ -194,7 +207,7 @@ impl Layout {
         words[3] = (checksum >> 32) as u32;
     }
 
-    /// Words to begin with: an empty header.
+    /// Begins the words of a segment, with an empty header.
     pub(super) fn begin(capacity: usize) -> Vec<u32> {
         let mut words = Vec::with_capacity(HEADER_WORDS + capacity);
         words.resize(HEADER_WORDS, 0);
@@ -234,11 +247,11 @@ pub(super) fn bytes_of(words: &[u32]) -> Vec<u8> {
     }
 }
 
-/// For bytes that are not aligned, and for machines of the other byte order.
+/// Copies bytes to words, for bytes that are not aligned and for big-endian machines.
 pub(super) fn words_of(bytes: &[u8]) -> Result<Vec<u32>, SegmentError> {
     let (words, rest) = bytes.as_chunks();
     if !rest.is_empty() {
-        // No segment has such a length. Say so only of what looks like one.
+        // No segment has such a length. The error mentions the length only if the bytes look like a segment.
         let expected = (bytes.len() - rest.len()) as u64;
         return Err(if bytes.starts_with(&MAGIC.to_le_bytes()) {
             SegmentError::WrongLength {

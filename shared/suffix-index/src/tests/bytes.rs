@@ -1,4 +1,4 @@
-//! The bytes of segments: what they hold, and what damaged ones do.
+//! Tests of the bytes of segments, sound and damaged.
 
 use proptest::prelude::*;
 
@@ -27,7 +27,7 @@ fn sample() -> Segment {
     ])
 }
 
-/// Reads all there is to read, for the sake of not panicking.
+/// Reads everything of a segment, to see that nothing panics.
 fn use_up(segment: Segment) -> usize {
     let texts = segment
         .iter()
@@ -122,14 +122,14 @@ fn a_mapped_file_is_searched_where_it_lies() {
     let file = tempfile::NamedTempFile::new().expect("a place for it");
     std::fs::write(file.path(), sample().to_bytes()).expect("room");
     let file = std::fs::File::open(file.path()).expect("just written");
-    // SAFETY: nobody else knows the file.
+    // SAFETY: no other program changes the temporary file.
     let map = unsafe { memmap2::Mmap::map(&file) }.expect("mapped");
     let mapped = Segment::open(map).expect("the same bytes");
     assert!(mapped.iter().eq(sample().iter()));
     assert!(use_up(mapped) > 327);
 }
 
-/// A file stays readable: these bytes were written by version 1.
+/// Files of format version 1 stay readable.
 #[test]
 fn version_1_is_read() {
     let bytes = include_bytes!("segment_v1.bin");
@@ -188,7 +188,8 @@ fn an_empty_segment_is_one() {
     use_up(Segment::open(segment.to_bytes()).expect("its own bytes"));
 }
 
-/// The promise of 9 bytes per token, for documents of 100 tokens, whose table weighs most.
+/// A sealed token takes at most 9 bytes. The documents have only 100 tokens each, so that their table takes much of
+/// it.
 #[test]
 fn sealed_text_costs_at_most_nine_bytes_per_token() {
     let mut builder = SegmentBuilder::new();
@@ -203,7 +204,7 @@ fn sealed_text_costs_at_most_nine_bytes_per_token() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
-    /// Flipped, cut, extended: refused, never a panic.
+    /// Bytes that are flipped, cut or extended are refused without a panic.
     #[test]
     fn damaged_bytes_are_refused(
         flips in prop::collection::vec((any::<prop::sample::Index>(), 1u8..), 0..4),
@@ -224,7 +225,7 @@ proptest! {
     }
 }
 
-/// What a word of a forged segment may be: lengths and positions are small, and anything may stand anywhere.
+/// A word of a forged segment. Small values make plausible lengths and positions, and any value may be anywhere.
 #[derive(Clone, Copy, Debug, bolero::TypeGenerator)]
 enum Word {
     Small(u8),
@@ -232,17 +233,18 @@ enum Word {
     Any(u32),
 }
 
-/// The checksum of a file proves nothing about who wrote it: whatever passes can be used without a panic.
+/// A right checksum does not prove that a segment is sound, so every segment that opens must be usable without a
+/// panic.
 ///
-/// A fuzz target: `cargo test` runs it for a moment, `cargo bolero test -p refrain-suffix-index
-/// tests::bytes::forged_bytes_do_no_harm` as long as it is let, guided by coverage.
+/// This is a fuzz target. `cargo test` runs it for a second, and `cargo bolero test -p refrain-suffix-index
+/// tests::bytes::forged_bytes_do_no_harm` runs it for as long as wanted, guided by coverage.
 #[test]
 fn forged_bytes_do_no_harm() {
     let original = sample().to_bytes();
     let forged = |words: &Vec<(u16, Word)>| {
         let mut bytes = original.clone();
         for &(at, word) in words {
-            // Behind the checksum.
+            // The checksum and the words before it stay as they are.
             let at = 16 + usize::from(at) % (bytes.len() / 4 - 4) * 4;
             let word = match word {
                 Word::Small(word) => u32::from(word),

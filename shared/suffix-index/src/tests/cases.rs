@@ -1,7 +1,9 @@
+//! Matches and continuations, case by case.
+
 use super::*;
 use crate::IndexError;
 
-/// What a context leads to, in documents written "left|output".
+/// The matches of a context. Documents are written "left|output".
 #[test]
 fn table_of_matches() {
     let cases: &[(&str, &[&str], &str, &str)] = &[
@@ -86,7 +88,7 @@ fn table_of_matches() {
     }
 }
 
-/// Order of appends between documents must not matter.
+/// The order of appends to different documents does not matter.
 #[test]
 fn interleaved_appends_answer_as_sequential_ones() {
     let documents = ["abcab", "bcabc", "abcab", "cab"];
@@ -113,17 +115,17 @@ fn interleaved_appends_answer_as_sequential_ones() {
     }
 }
 
-/// A running document is its own context: what it said before is offered, what it is saying now is not.
+/// A growing document is its own context: its earlier text is offered, and its own end is not.
 #[test]
 fn the_tip_of_a_document_offers_nothing_of_itself() {
     let index = index_of(&["abcd"]);
     assert_eq!(show_tip(&index, 0), "");
     let index = index_of(&["abcXab"]);
     assert_eq!(show_tip(&index, 0), "2:c1");
-    // The single earlier copy is certain, not one of two.
+    // The earlier copy counts as the only occurrence, not as one of two.
     let index = index_of(&["abcXabc"]);
     assert_eq!(show_tip(&index, 0), "3:X1");
-    // Nor do the tips of others count.
+    // The ends of other documents do not count either.
     let index = index_of(&["abX", "ab", "ab"]);
     assert_eq!(show_tip(&index, 1), "2:X1");
 }
@@ -132,7 +134,7 @@ fn the_tip_of_a_document_offers_nothing_of_itself() {
 fn a_tip_sees_what_others_append_meanwhile() {
     let mut index = index_of(&["qr|", "qr|"]);
     index.append(key(0), &tokens("abc")).expect("open");
-    // Document 1 was at the same point, and 0 is ahead now: the whole left context matches.
+    // Both documents had the same text, and document 0 is ahead now, so the whole left context matches.
     assert_eq!(show_tip(&index, 1), "2:a1");
     index.append(key(1), &tokens("ab")).expect("open");
     assert_eq!(show_tip(&index, 1), "4:c1");
@@ -143,7 +145,7 @@ fn a_cursor_survives_the_split_of_its_state() {
     let mut index = index_of(&["xabc"]);
     let cursor = index.start(&tokens("ab"));
     assert_eq!(cursor.len(), 2);
-    // "ab" now ends at a place where "xab" does not: the state splits, and the cursor is of the short part.
+    // "ab" now ends at a position where "xab" does not. So the state is split, and the cursor means the shorter part.
     index.open(key(1), &[]).expect("a new key");
     index.append(key(1), &tokens("abd")).expect("open");
     assert_eq!(show_at(&index, cursor, &[]), "2:c1,d1");
@@ -229,7 +231,7 @@ fn a_wide_fan_survives_the_split_of_its_state() {
     for token in 100..140 {
         index.append(key(0), &[7, 0, token]).expect("open");
     }
-    // So far 7 stood before every 0.
+    // So far, every 0 followed a 7.
     index.open(key(1), &[]).expect("a new key");
     index.append(key(1), &[8, 0, 120, 0, 99]).expect("open");
     let expected = [
@@ -280,7 +282,7 @@ fn refusals_name_the_document_and_change_nothing() {
     );
 }
 
-/// Cursors that are not of this index never lead anywhere wrong.
+/// Cursors of another index find nothing.
 #[test]
 fn foreign_cursors_start_over() {
     let one = index_of(&["abcabc"]);

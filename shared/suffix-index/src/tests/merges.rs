@@ -1,3 +1,5 @@
+//! Tests of merging, and of the merge policy.
+
 use proptest::prelude::*;
 
 use super::*;
@@ -20,13 +22,13 @@ const POLICY: MergePolicy = MergePolicy {
 };
 
 #[test]
-fn the_policy_merges_what_is_small_beside_the_rest() {
+fn the_policy_merges_small_segments() {
     let cases: &[(&[u64], Option<&[usize]>)] = &[
         (&[], None),
         (&[5, 5, 5], None),
-        // Equal ones all at once: the largest is not larger than the others together.
+        // Equal segments are merged all at once: the largest is not larger than the others together.
         (&[5, 5, 5, 5], Some(&[0, 1, 2, 3])),
-        // Each dwarfs those behind it: the smallest two make room.
+        // Each segment is larger than all smaller ones together, so only the smallest two are merged.
         (&[1000, 1, 100, 10], Some(&[1, 3])),
         (&[1000, 30, 20, 10], Some(&[1, 2, 3])),
         (&[20, 10, 1000, 30], Some(&[0, 1, 3])),
@@ -39,23 +41,29 @@ fn the_policy_merges_what_is_small_beside_the_rest() {
 }
 
 #[test]
-fn the_policy_rewrites_worn_segments() {
-    let worn = |tokens, masked_tokens, documents, masked_documents| SegmentStats {
+fn the_policy_rewrites_mostly_masked_segments() {
+    let masked_segment = |tokens, masked_tokens, documents, masked_documents| SegmentStats {
         tokens,
         masked_tokens,
         documents,
         masked_documents,
     };
-    let whole = worn(100, 0, 10, 0);
-    assert_eq!(POLICY.plan(&[whole, worn(100, 25, 10, 2)]), None);
-    assert_eq!(POLICY.plan(&[whole, worn(100, 26, 10, 2)]), Some(vec![1]));
-    // Even if there was nothing in the documents.
-    assert_eq!(POLICY.plan(&[worn(0, 0, 3, 3), whole]), Some(vec![0]));
+    let whole = masked_segment(100, 0, 10, 0);
+    assert_eq!(POLICY.plan(&[whole, masked_segment(100, 25, 10, 2)]), None);
+    assert_eq!(
+        POLICY.plan(&[whole, masked_segment(100, 26, 10, 2)]),
+        Some(vec![1])
+    );
+    // A segment of masked documents goes even if they were empty.
+    assert_eq!(
+        POLICY.plan(&[masked_segment(0, 0, 3, 3), whole]),
+        Some(vec![0])
+    );
 }
 
 proptest! {
-    /// Whatever comes, the number of segments stays within the limit, each plan makes progress, and a token is
-    /// rewritten a logarithmic number of times.
+    /// For any sequence of seals, the number of segments stays within the limit, each plan makes progress, and a
+    /// token is rewritten a logarithmic number of times.
     #[test]
     fn segments_stay_few_and_rewrites_rare(
         seals in prop::collection::vec(1u64..100, 1..300),
@@ -79,7 +87,7 @@ proptest! {
         }
         let total: u64 = seals.iter().sum();
         prop_assert_eq!(segments.iter().sum::<u64>(), total);
-        // With three segments or more: about a rewrite per doubling. With fewer there is no room for tiers.
+        // With three segments or more there is about one rewrite per doubling. With fewer there is no room for tiers.
         if segments_max >= 3 {
             let root = (total as f64).powf(1.0 / (segments_max as f64 - 1.0));
             prop_assert!(rewritten as f64 <= total as f64 * (4.0 + 4.0 * root), "{rewritten} of {total}");
@@ -88,7 +96,7 @@ proptest! {
 }
 
 #[test]
-fn merging_gives_space_back_and_loses_nothing() {
+fn merging_frees_space_and_loses_nothing() {
     let documents = ["abX", "abY", "cdX", "cdY", "abX", "cdZ"];
     let mut index = index_of(&documents);
     for number in 0..documents.len() {
@@ -101,16 +109,16 @@ fn merging_gives_space_back_and_loses_nothing() {
     assert!(index.segments().len() <= 3);
     assert_eq!([show(&index, "ab"), show(&index, "cd")], before);
     assert_eq!((index.documents(), index.tokens()), (4, 12));
-    // A segment of which nothing is left goes without a successor.
+    // A segment without remaining documents gets no successor.
     index.remove(&[1, 2, 4, 5].map(key));
     index.merge().expect("room");
     assert_eq!(index.sizes().segments, 0);
     assert_eq!(index.plan_merge(), None);
 }
 
-/// The three steps of a merge beside a living index.
+/// The index changes between the three steps of a merge.
 #[test]
-fn a_merge_catches_up_with_what_happened_meanwhile() {
+fn a_merge_catches_up_with_changes_in_between() {
     let mut index = index_of(&["abX", "abY", "abZ", "abW", "abV"]);
     for number in 0..4 {
         index.seal(|other| other == key(number)).expect("room");
@@ -123,7 +131,7 @@ fn a_merge_catches_up_with_what_happened_meanwhile() {
         .expect("room");
     assert_eq!(merged.inputs().len(), 3);
     assert_eq!(merged.segment().expect("some").documents(), 2);
-    // One is removed, one is taken back to the live part, one is sealed, and a key is used again.
+    // One document is removed, one is taken back to the live part, one is sealed, and a key is used again.
     index.remove(&[key(1)]);
     index.shorten(key(2), 2).expect("shorter");
     index.open(key(0), &[]).expect("free");

@@ -28,7 +28,7 @@ enum Op {
         document: usize,
     },
     Rebuild,
-    /// Some documents go to a segment.
+    /// Seals some documents.
     Seal {
         documents: u32,
     },
@@ -40,9 +40,9 @@ enum Op {
         segments: u32,
     },
     FinishMerge,
-    /// What is sealed is written out and opened again, what is live is inserted again.
+    /// Opens sealed documents from their bytes, and inserts live ones again.
     Reopen,
-    /// A context that is not in the index goes on.
+    /// Adds a token to a context that is not in the index.
     Advance {
         token: Token,
     },
@@ -82,13 +82,13 @@ fn any_op() -> BoxedStrategy<Op> {
 struct World {
     index: Index,
     oracle: Oracle,
-    /// A rebuild under way.
+    /// The rebuild in progress.
     rebuilt: Option<Rebuilt>,
-    /// A merge under way.
+    /// The merge in progress.
     merged: Option<Merged>,
     context: Vec<Token>,
     cursor: Cursor,
-    /// Whether the index was changed while the cursor followed.
+    /// Whether the index has not changed since the cursor began to follow the context.
     cursor_exact: bool,
 }
 
@@ -159,14 +159,14 @@ impl World {
             }
             Op::FinishMerge => {
                 if let Some(merged) = self.merged.take() {
-                    // Refused if one of the segments was merged elsewhere.
+                    // It is refused if another merge replaced one of the segments.
                     let _ = self.index.finish_merge(merged);
                 }
             }
             Op::Reopen => self.reopen(),
             Op::FinishRebuild => {
                 if let Some(rebuilt) = self.rebuilt.take() {
-                    // Refused after another rebuild, and then nothing changes.
+                    // It is refused after another rebuild, and then nothing changes.
                     let _ = self.index.finish_rebuild(rebuilt);
                 }
             }
@@ -178,7 +178,7 @@ impl World {
         let mut index = Index::new(self.index.config.clone());
         for (at, (segment, _)) in self.index.segments().enumerate() {
             let opened = Segment::open(segment.to_bytes()).expect("its own bytes");
-            index.mount(Arc::new(opened), self.index.masked_in(at));
+            index.mount(Arc::new(opened), self.index.sealed[at].keys(true));
         }
         for key in self.oracle.keys() {
             if !self.index.is_sealed(key) {
@@ -209,7 +209,7 @@ impl World {
                 Some(tip) => self.check_cursor(&text, tip, clean),
                 None => assert!(self.index.is_sealed(key)),
             }
-            // A context of somebody else that says something similar.
+            // A context that is not in the index, with a similar text.
             contexts.push([&text[text.len() / 2..], &self.context].concat());
             contexts.push(text);
         }
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Every match of the cursor is true. `exact`: the match is the longest there is, too.
+    /// Checks that every match of the cursor is true. If `exact` is set, the first one must also be the longest.
     fn check_cursor(&self, context: &[Token], cursor: Cursor, exact: bool) {
         let clean = self.index.dead_tokens() == 0;
         let longest = self.oracle.longest(context, PATTERN_MAX as usize);
@@ -239,14 +239,14 @@ impl World {
                     .is_none_or(|(last, _)| last.next_len == found.len)
             );
             let pattern = &context[context.len() - found.len as usize..];
-            // What a cursor that was not told of an append does not know is not counted in the live part.
+            // A cursor that is out of date may miss occurrences in the live part.
             let complete = clean && (exact || found.len <= cursor.len());
             self.check_node(&mut search, pattern, &[], &found.node, 3, complete);
             let pairs = continuations(&mut search, &found.node).0;
             matches.push((found, pairs));
         }
         if clean {
-            // Every pattern that something follows has its match: the shortest one that is as long.
+            // Every pattern with continuations has a match: the shortest match that is at least as long.
             let known = if exact { longest as u32 } else { cursor.len() };
             for len in 1..=known {
                 let expected = self.expected(&context[context.len() - len as usize..], &[]);
@@ -256,8 +256,8 @@ impl World {
         }
     }
 
-    /// What the index offers after `pattern` and `draft` is what the oracle counts, some levels deep. With dead text
-    /// in the index: it is a part of it, never anything else.
+    /// Checks that the index offers the continuations that the oracle counts, some levels deep. With dead text in the
+    /// index, it must offer a subset of them.
     fn check_node(
         &self,
         search: &mut Search<'_>,
@@ -274,7 +274,7 @@ impl World {
         }
         for next in found {
             let truth = expected.iter().find(|&&(token, _)| token == next.token);
-            // Where live occurrences are hidden by a newer one that is gone, those in segments may still be counted.
+            // A newer removed occurrence may hide the live ones, while those in segments are still counted.
             let is_mixed = self.index.segments().len() > 0;
             assert!(
                 truth.is_some_and(|&(_, count)| count <= next.count || is_mixed),
@@ -308,7 +308,7 @@ impl World {
     }
 }
 
-/// Documents by the bits of a number.
+/// A set of documents, by the bits of a number.
 fn in_set(bits: u32) -> impl Fn(DocumentKey) -> bool {
     move |key| bits >> key.0 & 1 == 1
 }
@@ -318,7 +318,7 @@ proptest! {
 
     #[test]
     fn growing_index_answers_as_the_oracle(ops in prop::collection::vec(growth(), 1..40)) {
-        // Low enough to be reached.
+        // The cap is low, so that counts reach it.
         let mut world = World::new(5);
         for op in &ops {
             world.apply(op);

@@ -1,3 +1,5 @@
+//! Tests of removal, shortening and rebuilds.
+
 use super::*;
 use crate::IndexError;
 
@@ -11,7 +13,7 @@ fn removed_documents_are_never_offered() {
         (index.documents(), index.tokens(), index.dead_tokens()),
         (2, 6, 3)
     );
-    // Until a rebuild an occurrence that is gone may still weigh, where another one is left.
+    // Until a rebuild, a removed occurrence still counts where another one is left.
     index.remove(&[key(1)]);
     assert_eq!(show(&index, "ab"), "2:Y2");
     index.rebuild().expect("room");
@@ -31,14 +33,14 @@ fn a_key_can_be_used_again_after_removal() {
 }
 
 #[test]
-fn a_tail_that_was_cut_is_never_offered() {
+fn a_cut_off_tail_is_never_offered() {
     let mut index = index_of(&["q|abcd", "xbc"]);
     index.shorten(key(0), 2).expect("shorter");
     assert_eq!((index.len_of(key(0)), index.dead_tokens()), (Some(2), 2));
-    // "b" goes on with "c" in the other document only; the cut one still weighs in the count.
+    // "c" follows "b" only in the other document, and the cut-off occurrence still counts.
     assert_eq!(show(&index, "ab"), "1:c2");
     assert_eq!(show(&index, "abc"), "");
-    // What comes after the cut continues what was before it.
+    // Tokens after the cut continue the text before it.
     index.append(key(0), &tokens("eab")).expect("open");
     assert_eq!(show(&index, "qab"), "3:e1 1:c2,e1");
     assert_eq!(show_tip(&index, 0), "2:e1 1:c2,e1");
@@ -57,17 +59,17 @@ fn enough_dead_text_calls_for_a_rebuild() {
     assert!(!index.needs_rebuild());
     index.shorten(key(0), 5).expect("shorter");
     assert!(index.needs_rebuild());
-    let (states, cursor) = (index.states(), index.start(&tokens("abc")));
+    let (states, cursor) = (index.live.automaton.len(), index.start(&tokens("abc")));
     index.rebuild().expect("room");
-    assert!(!index.needs_rebuild() && index.states() < states);
-    // Cursors of before lead nowhere, rather than somewhere.
+    assert!(!index.needs_rebuild() && index.live.automaton.len() < states);
+    // Cursors from before the rebuild find nothing.
     assert!(!index.is_current(&cursor));
     assert_eq!(show_at(&index, cursor, &[]), "");
 }
 
-/// The three steps of a rebuild beside a living index, with every kind of change in between.
+/// The index changes in every way between the three steps of a rebuild.
 #[test]
-fn a_rebuild_catches_up_with_what_happened_meanwhile() {
+fn a_rebuild_catches_up_with_changes_in_between() {
     let mut index = index_of(&["abcX", "abcY", "abcZ", "l|abcV", "abcU"]);
     index.remove(&[key(4)]);
     let rebuild = index.begin_rebuild();

@@ -1,4 +1,4 @@
-//! Patterns that occur more often than is read.
+//! Tests of patterns that occur more often than `samples_max`.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn limits(samples_max: usize) -> SearchLimits {
     }
 }
 
-/// Several segments of text over a small alphabet: patterns of every frequency, intervals over many fences.
+/// Several segments of text over a small alphabet. Patterns have all frequencies, and intervals cover many fences.
 fn sealed(alphabet: u32, segments: usize) -> (Index, Vec<Vec<Token>>) {
     let mut index = Index::new(IndexConfig::default());
     let mut documents = Vec::new();
@@ -26,7 +26,7 @@ fn sealed(alphabet: u32, segments: usize) -> (Index, Vec<Vec<Token>>) {
     (index, documents)
 }
 
-/// What follows each occurrence, in the order of what stands before it, read backwards.
+/// The token after each occurrence. Occurrences are sorted by the text before them, read backwards.
 fn followers(documents: &[Vec<Token>], pattern: &[Token]) -> Vec<Token> {
     let mut found: Vec<(Vec<Token>, Token)> = Vec::new();
     for document in documents {
@@ -41,7 +41,7 @@ fn followers(documents: &[Vec<Token>], pattern: &[Token]) -> Vec<Token> {
     found.into_iter().map(|(_, token)| token).collect()
 }
 
-/// Length of a pattern, total, and count of each token.
+/// The length of each match, the sum of its counts, and the count of each token.
 type Counted = (u32, u64, Vec<(Token, u32)>);
 
 fn matches(index: &Index, context: &[Token], limits: SearchLimits) -> Vec<Counted> {
@@ -67,7 +67,10 @@ fn all_read_is_all_counted() {
                 let pattern = &context[context.len() - len as usize..];
                 let followers = followers(&documents, pattern);
                 assert_eq!(total, followers.len() as u64, "{pattern:?}");
-                assert!(total > longer, "a pattern with no more places is no match");
+                assert!(
+                    total > longer,
+                    "a match must have more occurrences than the longer one"
+                );
                 longer = total;
                 for (token, count) in pairs {
                     let truth = followers.iter().filter(|&&other| other == token).count();
@@ -78,14 +81,14 @@ fn all_read_is_all_counted() {
     }
 }
 
-/// The total is that of all occurrences, but for the ends of large intervals; and the count of a token is wrong by at most
-/// one sample's weight for each run of it, which is what evenly spaced samples can promise. The nearest neighbours, on
-/// the other hand, can all be of one run.
+/// The total is that of all occurrences, except at the ends of large intervals. The count of a token is wrong by at
+/// most one sample's weight for each run of it: evenly spaced samples allow no better bound. The nearest neighbours,
+/// in contrast, could all be of one run.
 #[test]
 fn samples_are_wrong_by_no_more_than_their_spacing() {
     let mut large = 0;
     for alphabet in [2, 5, 50] {
-        // In one segment occurrences have one order.
+        // With a single segment, all occurrences have one order.
         let (index, documents) = sealed(alphabet, 1);
         for (seed, samples_max) in (100..120).zip([8, 32].into_iter().cycle()) {
             let context = random(20, alphabet, seed);
@@ -112,11 +115,11 @@ fn samples_are_wrong_by_no_more_than_their_spacing() {
             }
         }
     }
-    assert!(large > 50, "{large}: the test is to have large intervals");
+    assert!(large > 50, "{large}: the test needs large intervals");
 }
 
-/// The trap: "b" is followed by X a thousand times and by Y ten thousand times; the nearest neighbours of a context that
-/// ends with "ab" would all say X at the pattern "b" as well.
+/// "b" is followed by X a thousand times and by Y ten thousand times. If the nearest neighbours of a context that
+/// ends with "ab" were the sample, X would always follow, even for the pattern "b".
 #[test]
 fn the_nearest_are_not_a_sample() {
     let mut index = Index::new(IndexConfig::default());
@@ -142,7 +145,7 @@ fn the_nearest_are_not_a_sample() {
     assert!((share - 10.0 / 11.0).abs() < 0.05, "{share}");
 }
 
-/// Fan-out at a short pattern: what is read is bounded by the samples, not by what there is.
+/// For a short pattern with many continuations, the work is bounded by the samples.
 #[test]
 fn short_patterns_cost_no_more_than_their_samples() {
     let mut index = Index::new(IndexConfig::default());
@@ -157,10 +160,9 @@ fn short_patterns_cost_no_more_than_their_samples() {
     assert!(search.entries_read() < 200, "{}", search.entries_read());
 }
 
-/// Where the last two tokens never stood together there is nothing to search for: what follows the last one is read, and
-/// no more entries than there are samples.
+/// If the last two tokens never occur together, no search is needed: only a sample for the last token is read.
 #[test]
-fn what_never_was_is_not_searched_for() {
+fn pairs_that_never_occur_are_not_searched_for() {
     let mut builder = crate::SegmentBuilder::new();
     let document: Vec<Token> = (0..50_000).flat_map(|at| [1, 2 + at % 50]).collect();
     builder.add(key(0), [], document.iter().copied());
@@ -176,13 +178,13 @@ fn what_never_was_is_not_searched_for() {
         assert_eq!(pairs.iter().map(|pair| pair.1).sum::<u32>(), 50_000);
         unseen += usize::from(search.entries_read() <= 32);
     }
-    // The others are taken for seen, and searched for.
+    // The filter lets some other pairs pass, and those are searched for.
     assert!(unseen > 50, "{unseen}");
 }
 
-/// A sample of which no more was read than what follows stands where it is said to.
+/// The origins of samples are right, although only their next tokens were read at first.
 #[test]
-fn samples_stand_where_they_say() {
+fn origins_of_samples_are_right() {
     for alphabet in [2, 5, 50] {
         let (index, documents) = sealed(alphabet, 3);
         let mut origins = 0;
@@ -216,7 +218,7 @@ fn samples_stand_where_they_say() {
     }
 }
 
-/// What a search looks at grows with the logarithm of the text and not with the pattern.
+/// The work of a search grows with the logarithm of the text, and not with the pattern.
 #[test]
 fn a_search_looks_at_few_entries() {
     let mut read = Vec::new();
@@ -252,7 +254,7 @@ fn masked_documents_do_not_weigh_in_samples() {
     let context = random(20, 5, 7);
     for (len, total, _) in matches(&index, &context, limits(64)) {
         let all = followers(&left, &context[context.len() - len as usize..]).len() as f64;
-        // Half of the samples fall on what is gone, more or less.
+        // About half of the samples are of masked documents.
         assert!(
             (total as f64 - all).abs() <= 0.3 * all + 6.0,
             "{total} of {all}"

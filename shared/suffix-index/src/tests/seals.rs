@@ -1,5 +1,7 @@
+//! Tests of sealing and of mounted segments.
+
 use super::*;
-use crate::{IndexError, Mounted};
+use crate::{IndexError, MountedSegment};
 
 #[test]
 fn sealed_documents_answer_for_themselves() {
@@ -13,7 +15,7 @@ fn sealed_documents_answer_for_themselves() {
         index.open(key(0), &[]),
         Err(IndexError::DuplicateDocument(key(0)))
     );
-    // A sealed document is no context that goes on.
+    // A sealed document has no tip.
     assert!(index.tip(key(0)).is_none() && index.tip(key(1)).is_some());
     let (segment, stats) = index.segments().next().expect("one");
     assert_eq!((stats.documents, stats.tokens), (2, 7));
@@ -44,12 +46,12 @@ fn texts_are_compared_where_they_lie() {
     index.append(key(1), &tokens("bc")).expect("room");
     index.seal(|other| other == key(0)).expect("room");
     for number in [0, 1] {
-        let agreeing = |from, text| index.agreeing(key(number), from, &tokens(text));
-        assert_eq!((agreeing(0, "abx"), agreeing(1, "bcd")), (2, 2));
-        assert_eq!((agreeing(0, ""), agreeing(1, "a")), (0, 0));
-        assert_eq!((agreeing(3, "c"), agreeing(9, "c")), (0, 0));
+        let matching = |from, text| index.matching_prefix(key(number), from, &tokens(text));
+        assert_eq!((matching(0, "abx"), matching(1, "bcd")), (2, 2));
+        assert_eq!((matching(0, ""), matching(1, "a")), (0, 0));
+        assert_eq!((matching(3, "c"), matching(9, "c")), (0, 0));
     }
-    assert_eq!(index.agreeing(key(2), 0, &tokens("abc")), 0);
+    assert_eq!(index.matching_prefix(key(2), 0, &tokens("abc")), 0);
 }
 
 #[test]
@@ -66,7 +68,7 @@ fn sizes_tell_where_everything_is() {
     assert_eq!((index.documents(), index.tokens()), (3, 11));
 }
 
-/// In a segment removal is exact at once, unlike in the live part.
+/// In a segment, removal is exact at once, unlike in the live part.
 #[test]
 fn removed_sealed_documents_are_never_counted() {
     let mut index = index_of(&["abX", "abY", "abY"]);
@@ -78,7 +80,7 @@ fn removed_sealed_documents_are_never_counted() {
     index.remove(&[key(0)]);
     assert_eq!(show(&index, "ab"), "");
     assert_eq!((index.documents(), index.tokens()), (0, 0));
-    // And the keys are free.
+    // The keys can be used again.
     index.open(key(1), &tokens("ab")).expect("free");
     index.append(key(1), &tokens("Z")).expect("open");
     assert_eq!(show(&index, "ab"), "2:Z1");
@@ -122,9 +124,9 @@ fn a_sealed_document_that_changes_is_live_again() {
     );
 }
 
-/// The three steps of a seal beside a living index, with every kind of change in between.
+/// The index changes in every way between the three steps of a seal.
 #[test]
-fn a_seal_catches_up_with_what_happened_meanwhile() {
+fn a_seal_catches_up_with_changes_in_between() {
     let mut index = index_of(&["abcX", "abcY", "abcZ", "l|abcV", "abcU", "abcR", "abcQ"]);
     let begun = index.begin_seal(|other| other != key(6));
     let sealed = std::thread::spawn(move || begun.run())
@@ -171,7 +173,7 @@ fn a_seal_that_was_overtaken_is_refused() {
 }
 
 #[test]
-fn cursors_of_before_a_seal_lead_nowhere_but_the_context_does() {
+fn old_cursors_find_nothing_after_a_seal_but_the_context_does() {
     let mut index = index_of(&["abcabc"]);
     let cursor = index.start(&tokens("ab"));
     index.seal(|_| true).expect("room");
@@ -180,9 +182,9 @@ fn cursors_of_before_a_seal_lead_nowhere_but_the_context_does() {
     assert_eq!(show_at(&index, cursor, &tokens("ab")), "2:c2");
 }
 
-/// Of a document that is in two places the one that is there already stays.
+/// A document that the index already has stays as it is.
 #[test]
-fn a_mounted_segment_adds_only_what_is_not_there() {
+fn a_mounted_segment_adds_only_new_documents() {
     let mut other = index_of(&["abX", "abY", "abZ"]);
     other.seal(|_| true).expect("room");
     let segment = other.segments().next().expect("one").0.clone();
@@ -195,12 +197,12 @@ fn a_mounted_segment_adds_only_what_is_not_there() {
 }
 
 #[test]
-fn many_mounted_segments_add_only_what_is_not_there() {
+fn many_mounted_segments_add_only_new_documents() {
     let sealed = |texts: &[&str], first: usize| {
         let mut other = Index::new(IndexConfig::default());
-        for (number, said) in (first..).zip(texts) {
+        for (number, text) in (first..).zip(texts) {
             other.open(key(number), &[]).expect("new");
-            other.append(key(number), &tokens(said)).expect("room");
+            other.append(key(number), &tokens(text)).expect("room");
         }
         other.seal(|_| true).expect("room");
         other.segments().next().expect("one").0.clone()
@@ -211,25 +213,25 @@ fn many_mounted_segments_add_only_what_is_not_there() {
         sealed(&["abV", "abW", "abX"], 0),
         sealed(&["abY", "abZ"], 3),
     );
-    let two = Mounted::without(two, [key(4)]);
-    index.mount_all(vec![Mounted::without(one, []), two]);
+    let two = MountedSegment::without(two, [key(4)]);
+    index.mount_all(vec![MountedSegment::without(one, []), two]);
     assert_eq!(show(&index, "ab"), "2:X1,Y1,c1,d1");
     assert_eq!((index.documents(), index.tokens()), (4, 12));
 }
 
-/// The running request's own newest occurrence is not its context, in whatever part the others are.
+/// A running request does not match its own end, whether the other documents are live or sealed.
 #[test]
 fn a_context_does_not_find_itself() {
     let mut index = index_of(&["abcX", "qqabc"]);
     index.seal(|other| other == key(0)).expect("room");
     let tip = index.tip(key(1)).expect("live");
     assert_eq!(show_at(&index, tip, &tokens("qqabc")), "3:X1");
-    // Not even when it has been sealed: nothing follows its end.
+    // It does not match when it is sealed either, because nothing follows its end.
     index.seal(|_| true).expect("room");
     assert_eq!(show(&index, "qqabc"), "3:X1");
 }
 
-/// A draft that continues an occurrence stays with it: it never jumps to another document.
+/// A draft stays in the document of the occurrence that it continues.
 #[test]
 fn drafts_never_cross_documents() {
     for (form, index) in forms_of(&["ab", "abcd", "cdef"]) {
@@ -237,7 +239,7 @@ fn drafts_never_cross_documents() {
     }
 }
 
-/// A token id that stands for the separator inside segments ends matches, and is kept as it is.
+/// The token id of the separator ends matches inside a document, and is stored unchanged.
 #[test]
 fn the_highest_token_id_separates() {
     let mut index = Index::new(IndexConfig::default());

@@ -1,16 +1,16 @@
-//! What the structure costs, in steps rather than seconds.
+//! Tests of the cost of the automaton, in steps instead of seconds.
 
 use super::*;
-use crate::Work;
+use crate::live_part::WorkCounts;
 
-fn work_of(count_cap: u16, text: &[Token]) -> (Work, Index) {
+fn work_of(count_cap: u16, text: &[Token]) -> (WorkCounts, Index) {
     let mut index = Index::new(IndexConfig {
         count_cap,
         ..IndexConfig::default()
     });
     index.open(key(0), &[]).expect("a new key");
     index.append(key(0), text).expect("open");
-    (index.work(), index)
+    (index.live.automaton.work, index)
 }
 
 #[test]
@@ -21,9 +21,9 @@ fn one_token_repeated_costs_the_cap_and_no_more() {
     assert!(work.climbs <= 17 * LEN as u64, "{work:?}");
     assert!(work.links <= 2 * LEN as u64, "{work:?}");
     assert_eq!(work.clones, 0);
-    // And it is followed without walking down its twenty thousand suffixes on each use.
+    // A cursor follows it without a walk down twenty thousand suffixes on each use.
     let tip = index.tip(key(0)).expect("open");
-    assert_eq!(index.live.automaton.state(tip.spot.state).len, 64);
+    assert_eq!(index.live.automaton.state(tip.point.state).len, 64);
     let mut search = index.search(tip, &[], SearchLimits::EXACT);
     let found = search.next_match().expect("a match");
     assert_eq!(
@@ -49,11 +49,11 @@ fn random_text_costs_a_few_steps_per_token() {
             "{alphabet}: {work:?}"
         );
         assert!(work.links <= 6 * text.len() as u64, "{alphabet}: {work:?}");
-        assert!(index.states() <= 2 * text.len(), "{alphabet}");
+        assert!(index.live.automaton.len() <= 2 * text.len(), "{alphabet}");
     }
 }
 
-/// The bound that holds for any text: each state is climbed at most cap times, and once more as the end.
+/// For any text, a state is climbed at most `count_cap` times, and once more as the end of a climb.
 #[test]
 fn identical_documents_cost_no_more_than_the_cap_allows() {
     let text = random(500, 4, 0);
@@ -65,10 +65,10 @@ fn identical_documents_cost_no_more_than_the_cap_allows() {
         index.open(key(number), &[]).expect("a new key");
         index.append(key(number), &text).expect("open");
     }
-    let work = index.work();
-    assert!(index.states() <= 1000);
+    let work = index.live.automaton.work;
+    assert!(index.live.automaton.len() <= 1000);
     assert!(
-        work.climbs <= 8 * index.states() as u64 + work.tokens,
+        work.climbs <= 8 * index.live.automaton.len() as u64 + work.tokens,
         "{work:?}"
     );
 }
@@ -76,6 +76,6 @@ fn identical_documents_cost_no_more_than_the_cap_allows() {
 #[test]
 fn memory_of_plain_text_is_bounded_per_token() {
     let (_, index) = work_of(1024, &random(50_000, 5000, 0));
-    // Vectors grow by doubling, so up to twice the 32 bytes a state needs and what its edges take.
+    // Vectors grow by doubling, so this allows twice the 32 bytes of a state and the bytes of its edges.
     assert!(index.bytes() < 160 * 50_000, "{} bytes", index.bytes());
 }

@@ -161,7 +161,10 @@ fn the_newest_attempt_of_an_epoch_replaces_earlier_ones() {
         assert_eq!(emitted(&mut bench, 2, &[3, 9], false), (true, Some(4)));
         assert_eq!(emitted(&mut bench, 4, &[8], true), (true, Some(5)));
         let whole = [1, 2, 3, 9, 8];
-        let agreeing = bench.drafts.index.agreeing(DocumentKey(1), 0, &whole);
+        let agreeing = bench
+            .drafts
+            .index
+            .matching_prefix(DocumentKey(1), 0, &whole);
         assert_eq!(agreeing, whole.len());
         // An update of an older epoch, and one of a document whose beginning is gone, are ignored.
         bench.merge(&update(1, 2, 5, &[]));

@@ -1,0 +1,67 @@
+//! Snapshots of the queue, for `/debug/state`.
+
+use std::cmp::Reverse;
+
+use serde::Serialize;
+
+use super::pool_queue::PoolQueue;
+use crate::dispatch::pool_key::PoolKey;
+
+/// Most tenants that a snapshot shows per pool.
+const TENANTS_SHOWN_MAX: usize = 100;
+
+/// The queue of one pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct PoolState {
+    model: String,
+    tokenizer: String,
+    /// Requests that wait.
+    waiting: usize,
+    /// How long recent chunks held their slots.
+    service_ms: u64,
+    /// Tokens that recent chunks wrote.
+    output_tokens: u64,
+    /// Tenants whose served tokens are remembered.
+    tenants_tracked: usize,
+    /// The busiest of them.
+    tenants: Vec<TenantState>,
+}
+
+/// One tenant in the queue of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct TenantState {
+    tenant: String,
+    /// Requests that wait.
+    waiting: usize,
+    /// Leases that are held.
+    running: u32,
+    /// Weighted tokens served.
+    served: u64,
+}
+
+impl PoolState {
+    pub(super) fn of(key: &PoolKey, pool: &PoolQueue) -> Self {
+        let mut tenants: Vec<TenantState> = pool
+            .tenants
+            .iter()
+            .map(|(tenant, queue)| TenantState {
+                tenant: tenant.clone(),
+                waiting: queue.waiting.len(),
+                running: queue.running,
+                served: queue.served,
+            })
+            .collect();
+        let tenants_tracked = tenants.len();
+        tenants.sort_by_key(|tenant| Reverse((tenant.waiting, tenant.running)));
+        tenants.truncate(TENANTS_SHOWN_MAX);
+        PoolState {
+            model: key.model.clone(),
+            tokenizer: key.tokenizer.clone(),
+            waiting: pool.waiting(),
+            service_ms: pool.service_ms.round() as u64,
+            output_tokens: pool.output_tokens.round() as u64,
+            tenants_tracked,
+            tenants,
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The leases that are held, and those that ended a moment ago.
+
+use std::collections::{HashMap, VecDeque};
+
+use refrain_protocol::scheduling::LeaseOutcome;
+use refrain_protocol::{LeaseId, RequestId, WorkerId};
+
+use super::fair_queue::Charge;
+use super::pool_key::PoolKey;
+
+/// The reason why a lease ended: the `outcome` label of `refrain_scheduler_leases_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseEnd {
+    /// Its holder gave it back.
+    Finished(LeaseOutcome),
+    /// No heartbeat named it for `lease_ttl_ms`.
+    Expired,
+    /// The worker no longer runs it, and its `finish` did not arrive.
+    Healed,
+    /// The worker fell silent or came back as another process.
+    WorkerLost,
+    /// The request asked again, so nobody holds this lease any more.
+    Superseded,
+    /// The caller was gone when the grant arrived.
+    Undelivered,
+}
+
+impl LeaseEnd {
+    /// The value of the label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            LeaseEnd::Finished(LeaseOutcome::Done) => "done",
+            LeaseEnd::Finished(LeaseOutcome::Continues) => "continues",
+            LeaseEnd::Finished(LeaseOutcome::WorkerFailed) => "worker_failed",
+            LeaseEnd::Expired => "expired",
+            LeaseEnd::Healed => "healed",
+            LeaseEnd::WorkerLost => "worker_lost",
+            LeaseEnd::Superseded => "superseded",
+            LeaseEnd::Undelivered => "undelivered",
+        }
+    }
+}
+
+/// A lease that is held.
+#[derive(Clone, Debug)]
+pub(super) struct RunningLease {
+    pub(super) request: RequestId,
+    pub(super) worker: WorkerId,
+    pub(super) pool: PoolKey,
+    pub(super) tenant: String,
+    pub(super) charge: Charge,
+    pub(super) granted_ms: u64,
+    /// When it was granted, or last named by a heartbeat.
+    pub(super) last_seen_ms: u64,
+    /// Its worker has been asked to end it, because another tenant waits for the slot.
+    pub(super) preempted: bool,
+}
+
+/// The facts about an ended lease that a late `finish` or heartbeat needs.
+#[derive(Debug)]
+struct EndedLease {
+    ended_ms: u64,
+    /// The pool, tenant and charge that a late `finish` corrects. `None` if that has happened, or if this table did
+    /// not grant the lease.
+    unsettled: Option<(PoolKey, String, Charge)>,
+}
+
+/// Running leases by id and by request, and a bounded number of ended ones.
+#[derive(Debug)]
+pub(super) struct LeaseTable {
+    running: HashMap<LeaseId, RunningLease>,
+    by_request: HashMap<RequestId, LeaseId>,
+    ended: HashMap<LeaseId, EndedLease>,
+    /// The ended leases, oldest first.
+    ended_order: VecDeque<LeaseId>,
+    ended_max: usize,
+}
+
+impl LeaseTable {
+    pub(super) fn new(ended_max: usize) -> Self {
+        LeaseTable {
+            running: HashMap::new(),
+            by_request: HashMap::new(),
+            ended: HashMap::new(),
+            ended_order: VecDeque::new(),
+            ended_max,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    pub(super) fn ended_len(&self) -> usize {
+        self.ended.len()
+    }
+
+    pub(super) fn get(&self, lease: LeaseId) -> Option<&RunningLease> {
+        self.running.get(&lease)
+    }
+
+    pub(super) fn get_mut(&mut self, lease: LeaseId) -> Option<&mut RunningLease> {
+        self.running.get_mut(&lease)
+    }
+
+    pub(super) fn running_in(
+        &self,
+        pool: &PoolKey,
+    ) -> impl Iterator<Item = (LeaseId, &RunningLease)> {
+        let running = self
+            .running
+            .iter()
+            .map(|(lease, running)| (*lease, running));
+        running.filter(move |(_, running)| running.pool == *pool)
+    }
+
+    pub(super) fn of_request(&self, request: RequestId) -> Option<LeaseId> {
+        self.by_request.get(&request).copied()
+    }
+
+    pub(super) fn insert(&mut self, lease: LeaseId, running: RunningLease) {
+        self.by_request.insert(running.request, lease);
+        self.running.insert(lease, running);
+    }
+
+    /// Ends a running lease and remembers it as ended.
+    pub(super) fn end(
+        &mut self,
+        lease: LeaseId,
+        now_ms: u64,
+        settled: bool,
+    ) -> Option<RunningLease> {
+        let running = self.running.remove(&lease)?;
+        if self.by_request.get(&running.request) == Some(&lease) {
+            self.by_request.remove(&running.request);
+        }
+        let unsettled =
+            (!settled).then(|| (running.pool.clone(), running.tenant.clone(), running.charge));
+        self.remember(
+            lease,
+            EndedLease {
+                ended_ms: now_ms,
+                unsettled,
+            },
+        );
+        Some(running)
+    }
+
+    /// Remembers as ended a lease that this table did not grant.
+    pub(super) fn end_foreign(&mut self, lease: LeaseId, now_ms: u64) {
+        self.remember(
+            lease,
+            EndedLease {
+                ended_ms: now_ms,
+                unsettled: None,
+            },
+        );
+    }
+
+    fn remember(&mut self, lease: LeaseId, ended: EndedLease) {
+        if self.ended.insert(lease, ended).is_none() {
+            self.ended_order.push_back(lease);
+        }
+        while self.ended_order.len() > self.ended_max {
+            if let Some(oldest) = self.ended_order.pop_front() {
+                self.ended.remove(&oldest);
+            }
+        }
+    }
+
+    /// The pool, tenant and charge that a late `finish` of this lease corrects. Only the first call returns them.
+    pub(super) fn settle_ended(&mut self, lease: LeaseId) -> Option<(PoolKey, String, Charge)> {
+        self.ended.get_mut(&lease)?.unsettled.take()
+    }
+
+    /// Whether a lease ended less than `grace_ms` ago, so that a heartbeat may still name it.
+    pub(super) fn ended_within(&self, lease: LeaseId, now_ms: u64, grace_ms: u64) -> bool {
+        self.ended
+            .get(&lease)
+            .is_some_and(|ended| now_ms < ended.ended_ms.saturating_add(grace_ms))
+    }
+
+    /// Renews a lease that a heartbeat of its worker named. Returns `false` if that worker has no such running lease.
+    pub(super) fn renew(&mut self, lease: LeaseId, worker: &WorkerId, now_ms: u64) -> bool {
+        match self.running.get_mut(&lease) {
+            Some(running) if running.worker == *worker => {
+                running.last_seen_ms = now_ms;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The oldest `last_seen_ms` of all running leases.
+    pub(super) fn oldest_seen_ms(&self) -> Option<u64> {
+        self.running
+            .values()
+            .map(|running| running.last_seen_ms)
+            .min()
+    }
+
+    /// Running leases that no heartbeat has named for `ttl_ms`, in order of their ids.
+    pub(super) fn silent_for(&self, now_ms: u64, ttl_ms: u64) -> Vec<LeaseId> {
+        let silent = |running: &RunningLease| now_ms >= running.last_seen_ms.saturating_add(ttl_ms);
+        let mut leases: Vec<LeaseId> = self
+            .running
+            .iter()
+            .filter(|(_, running)| silent(running))
+            .map(|(lease, _)| *lease)
+            .collect();
+        leases.sort_unstable();
+        leases
+    }
+}

@@ -1,0 +1,98 @@
+//! Preemption: a tenant with more than its share of the slots gives one up for a tenant with less.
+//!
+//! A chunk has no end by default, because each new chunk sends the whole context again. So a tenant that fills all
+//! slots would keep a newcomer waiting until one of its outputs ends. Therefore, when a tenant below its share has
+//! waited for [`PATIENCE_MS`], the heartbeat reply of a full worker names a chunk to end (`give_way`). That chunk
+//! belongs to a tenant above its share. It ends early, its request asks for another lease, and the waiting request
+//! gets the slot. A tenant that is alone keeps all slots, and where outputs are short the order of the queue is
+//! enough.
+//!
+//! A tenant's share is the number of slots in the pool divided by the number of tenants that run or wait there, and
+//! at least one. Two alternatives were rejected. Small chunks for all requests would send each context again and
+//! again even if nobody waits. Slots reserved for newcomers would be of no use to anybody else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use refrain_protocol::{LeaseId, WorkerId};
+
+use super::Dispatch;
+use super::fair_queue::{PreemptibleLeases, SlotDemand};
+use super::pool_key::PoolKey;
+
+/// How long a request waits before it may preempt a chunk. Where outputs are short, a slot becomes free by then.
+pub(super) const PATIENCE_MS: u64 = 50;
+/// Youngest chunk that may be preempted. A younger one may still be in prefill, or end by itself soon.
+const RUN_MS_MIN: u64 = 100;
+/// Shortest pause between two heartbeats of a full worker. A lone full worker cannot preempt sooner.
+const FULL_INTERVAL_MS_MIN: u64 = 100;
+/// Addition to that pause for each worker. Full workers report at different times, and any of them can preempt.
+const FULL_INTERVAL_MS_PER_WORKER: u64 = 50;
+
+impl Dispatch {
+    /// The pause until a worker's next heartbeat.
+    pub(super) fn next_heartbeat_in_ms(&self, worker: &WorkerId) -> u64 {
+        let usual_ms = self.config.heartbeat_interval_ms();
+        if !self.workers.is_full(worker) {
+            return usual_ms;
+        }
+        let workers = self.workers.len() as u64;
+        usual_ms.min(FULL_INTERVAL_MS_MIN.max(workers * FULL_INTERVAL_MS_PER_WORKER))
+    }
+
+    /// Chooses the leases among `reported` that a worker has to end. Leases that were chosen earlier and are still
+    /// running come first.
+    pub(super) fn preempt(
+        &mut self,
+        worker: &WorkerId,
+        reported: &BTreeSet<LeaseId>,
+    ) -> Vec<LeaseId> {
+        let is_preempted = |lease: &LeaseId| {
+            let running = self.leases.get(*lease);
+            running.is_some_and(|running| running.preempted)
+        };
+        let mut preempted: Vec<LeaseId> = reported.iter().copied().filter(is_preempted).collect();
+        let Some(pool) = self.workers.pool_of(worker) else {
+            return preempted;
+        };
+        if !self.workers.is_full(worker) || self.queue.waiting_in_pool(&pool) == 0 {
+            return preempted;
+        }
+        let preemptible = self.preemptible_leases(&pool, reported);
+        let workers = &self.workers;
+        let demand = SlotDemand {
+            slots: workers.headroom(&pool).slots,
+            submitted_ms_max: self.now_ms.saturating_sub(PATIENCE_MS),
+            fits: &|request| workers.fits(worker, request),
+        };
+        for lease in self.queue.claim_slots(&pool, demand, preemptible) {
+            if let Some(running) = self.leases.get_mut(lease) {
+                running.preempted = true;
+            }
+            preempted.push(lease);
+        }
+        preempted
+    }
+
+    /// The leases among `reported` that may be preempted, by tenant. The longest-running ones are last.
+    fn preemptible_leases(
+        &self,
+        pool: &PoolKey,
+        reported: &BTreeSet<LeaseId>,
+    ) -> BTreeMap<String, PreemptibleLeases> {
+        let mut by_tenant: BTreeMap<String, PreemptibleLeases> = BTreeMap::new();
+        for (lease, running) in self.leases.running_in(pool) {
+            let of_tenant = by_tenant.entry(running.tenant.clone()).or_default();
+            if running.preempted {
+                of_tenant.preempted += 1;
+            } else if reported.contains(&lease)
+                && self.now_ms >= running.granted_ms.saturating_add(RUN_MS_MIN)
+            {
+                of_tenant.leases.push((running.granted_ms, lease));
+            }
+        }
+        for of_tenant in by_tenant.values_mut() {
+            of_tenant.leases.sort_unstable_by(|a, b| b.cmp(a));
+        }
+        by_tenant
+    }
+}

@@ -1,0 +1,395 @@
+//! The table of live workers, built from their heartbeats alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use refrain_protocol::scheduling::{Eagle3Report, Heartbeat, LeaseRequest, ServedModel};
+use refrain_protocol::{ApiError, ErrorKind, LeaseId, WorkerId};
+use serde::Serialize;
+
+use super::pool_key::PoolKey;
+use crate::config::SchedulerConfig;
+use crate::placement::Candidate;
+
+/// Longest name of a worker, a model or a tokenizer, bytes.
+const NAME_BYTES_MAX: usize = 512;
+/// Longest URL of a worker, bytes.
+const URL_BYTES_MAX: usize = 2_048;
+/// Most chunks that a worker may run at once. It bounds the leases of one heartbeat; engines run far fewer.
+const WORKER_RUNNING_MAX: u32 = 4_096;
+
+/// A live worker.
+#[derive(Debug)]
+pub(super) struct LiveWorker {
+    pub(super) heartbeat: Heartbeat,
+    /// The incarnation of the process before this one. Its late heartbeats are refused.
+    previous_incarnation: Option<u64>,
+    registered_ms: u64,
+    /// Time of the last heartbeat.
+    reported_ms: u64,
+    /// Leases that were granted on it. A heartbeat may not have named them yet.
+    pub(super) leases: BTreeSet<LeaseId>,
+    /// Leases that it named and that the lease table does not hold: grants of an earlier process of the scheduler, or
+    /// chunks that it has not ended yet. They take slots like all others.
+    foreign: BTreeSet<LeaseId>,
+    /// When a chunk last failed there, if the worker has neither reported nor completed a chunk since.
+    suspect_since_ms: Option<u64>,
+}
+
+impl LiveWorker {
+    fn running(&self) -> u32 {
+        u32::try_from(self.leases.len() + self.foreign.len()).unwrap_or(u32::MAX)
+    }
+
+    fn candidate<'a>(&'a self, worker: &'a WorkerId) -> Candidate<'a> {
+        Candidate {
+            worker,
+            model: &self.heartbeat.model,
+            tokenizer: &self.heartbeat.tokenizer,
+            max_context: self.heartbeat.max_context,
+            running: self.running(),
+            max_running: self.heartbeat.max_running,
+            draining: self.heartbeat.draining,
+            suspect: self.suspect_since_ms.is_some(),
+            registered_ms: self.registered_ms,
+        }
+    }
+}
+
+/// The effect of a heartbeat on the table.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Registration {
+    /// The worker was unknown.
+    Joined,
+    /// The worker is known, and is the same process as before.
+    Renewed,
+    /// The worker is known, and is a new process. These leases were lost with the old one.
+    Restarted(Vec<LeaseId>),
+}
+
+/// The capacity of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Headroom {
+    /// Longest context among the workers that take new chunks, full or not. 0 if there is no such worker.
+    pub(super) open_context_max: u32,
+    /// Longest context among those of them that have a free slot. 0 if there is no such worker.
+    pub(super) free_context_max: u32,
+    /// Slots of all workers that take new chunks.
+    pub(super) slots: u64,
+}
+
+/// All live workers, by name.
+#[derive(Debug, Default)]
+pub(super) struct WorkerTable {
+    workers: BTreeMap<WorkerId, LiveWorker>,
+}
+
+impl WorkerTable {
+    pub(super) fn len(&self) -> usize {
+        self.workers.len()
+    }
+
+    pub(super) fn get_mut(&mut self, worker: &WorkerId) -> Option<&mut LiveWorker> {
+        self.workers.get_mut(worker)
+    }
+
+    pub(super) fn url(&self, worker: &WorkerId) -> Option<&str> {
+        self.workers
+            .get(worker)
+            .map(|worker| worker.heartbeat.url.as_str())
+    }
+
+    /// Stores a heartbeat, except for its list of leases.
+    pub(super) fn register(
+        &mut self,
+        heartbeat: &Heartbeat,
+        config: &SchedulerConfig,
+        now_ms: u64,
+    ) -> Result<Registration, ApiError> {
+        check(heartbeat)?;
+        // `leases` and `foreign` hold the list.
+        let heartbeat = Heartbeat {
+            running: Vec::new(),
+            ..heartbeat.clone()
+        };
+        let Some(known) = self.workers.get_mut(&heartbeat.worker) else {
+            if self.workers.len() >= config.workers_max {
+                return Err(ApiError::new(
+                    ErrorKind::Overloaded,
+                    format!(
+                        "the scheduler has {} workers, its limit; raise scheduler.workers_max or stop some workers",
+                        self.workers.len()
+                    ),
+                )
+                .with_code("workers_limit")
+                .with_retry_after_ms(config.worker_ttl_ms));
+            }
+            let worker = LiveWorker {
+                previous_incarnation: None,
+                registered_ms: now_ms,
+                reported_ms: now_ms,
+                leases: BTreeSet::new(),
+                foreign: BTreeSet::new(),
+                suspect_since_ms: None,
+                heartbeat,
+            };
+            self.workers.insert(worker.heartbeat.worker.clone(), worker);
+            return Ok(Registration::Joined);
+        };
+        if known.previous_incarnation == Some(heartbeat.incarnation) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!(
+                    "a newer process reports as worker {}; stop this process or give it another id",
+                    heartbeat.worker
+                ),
+            )
+            .with_code("worker_name_taken"));
+        }
+        let restarted = known.heartbeat.incarnation != heartbeat.incarnation;
+        let mut lost = Vec::new();
+        if restarted {
+            known.previous_incarnation = Some(known.heartbeat.incarnation);
+            known.registered_ms = now_ms;
+            known.foreign.clear();
+            lost.extend(known.leases.iter().copied());
+        }
+        known.reported_ms = now_ms;
+        known.suspect_since_ms = None;
+        known.heartbeat = heartbeat;
+        Ok(if restarted {
+            Registration::Restarted(lost)
+        } else {
+            Registration::Renewed
+        })
+    }
+
+    /// Replaces the leases that a worker runs and the lease table does not hold.
+    pub(super) fn set_foreign(&mut self, worker: &WorkerId, foreign: BTreeSet<LeaseId>) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.foreign = foreign;
+        }
+    }
+
+    /// Removes a foreign lease from the worker that named it. Returns `false` if no worker did.
+    pub(super) fn end_foreign(&mut self, lease: LeaseId) -> bool {
+        self.workers
+            .values_mut()
+            .any(|worker| worker.foreign.remove(&lease))
+    }
+
+    /// Marks a worker on which a chunk failed. It gets no new chunks until it reports again or completes a chunk.
+    pub(super) fn suspect(&mut self, worker: &WorkerId, now_ms: u64) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.suspect_since_ms = Some(now_ms);
+        }
+    }
+
+    /// Clears the mark of a worker that completed a chunk at `ended_ms`. A chunk that ended before the failure, or in
+    /// the same millisecond, proves nothing.
+    pub(super) fn trust(&mut self, worker: &WorkerId, ended_ms: u64) {
+        if let Some(worker) = self.workers.get_mut(worker)
+            && worker
+                .suspect_since_ms
+                .is_some_and(|since| since < ended_ms)
+        {
+            worker.suspect_since_ms = None;
+        }
+    }
+
+    /// The oldest of all workers' last heartbeats.
+    pub(super) fn oldest_heartbeat_ms(&self) -> Option<u64> {
+        self.workers.values().map(|worker| worker.reported_ms).min()
+    }
+
+    /// Removes the workers that have been silent for `ttl_ms`. Returns them with the leases that are lost.
+    pub(super) fn remove_silent(
+        &mut self,
+        now_ms: u64,
+        ttl_ms: u64,
+    ) -> Vec<(WorkerId, Vec<LeaseId>)> {
+        let mut silent = Vec::new();
+        self.workers.retain(|name, worker| {
+            let live = now_ms < worker.reported_ms.saturating_add(ttl_ms);
+            if !live {
+                silent.push((name.clone(), worker.leases.iter().copied().collect()));
+            }
+            live
+        });
+        silent
+    }
+
+    pub(super) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
+        self.workers
+            .iter()
+            .map(|(name, worker)| worker.candidate(name))
+    }
+
+    pub(super) fn headroom(&self, pool: &PoolKey) -> Headroom {
+        let mut headroom = Headroom::default();
+        let in_pool = |candidate: &Candidate<'_>| {
+            candidate.model == pool.model
+                && candidate.tokenizer == pool.tokenizer
+                && !candidate.draining
+        };
+        for candidate in self.candidates().filter(in_pool) {
+            headroom.slots += u64::from(candidate.max_running);
+            headroom.open_context_max = headroom.open_context_max.max(candidate.max_context);
+            if !candidate.suspect && candidate.running < candidate.max_running {
+                headroom.free_context_max = headroom.free_context_max.max(candidate.max_context);
+            }
+        }
+        headroom
+    }
+
+    /// The report on the EAGLE-3 head of a worker's fallback, if a request of the worker could go on there.
+    pub(super) fn fallback(&self, worker: &WorkerId) -> Option<Eagle3Report> {
+        let own = &self.workers.get(worker)?.heartbeat;
+        let named = own.fallback.as_ref().filter(|name| *name != worker)?;
+        let fallback = self.workers.get(named)?;
+        let same_text = fallback.heartbeat.model == own.model
+            && fallback.heartbeat.tokenizer == own.tokenizer
+            && fallback.heartbeat.max_context >= own.max_context;
+        // A full worker would send the request back here, after a wasted prefill.
+        let has_room = fallback.running() < fallback.heartbeat.max_running;
+        let is_open =
+            !fallback.heartbeat.draining && fallback.suspect_since_ms.is_none() && has_room;
+        fallback.heartbeat.eagle3.filter(|_| same_text && is_open)
+    }
+
+    /// Whether a worker would take chunks but has no free slot.
+    pub(super) fn is_full(&self, worker: &WorkerId) -> bool {
+        self.workers.get(worker).is_some_and(|known| {
+            let candidate = known.candidate(worker);
+            let is_open = !candidate.draining && !candidate.suspect;
+            is_open && candidate.running >= candidate.max_running
+        })
+    }
+
+    pub(super) fn pool_of(&self, worker: &WorkerId) -> Option<PoolKey> {
+        let heartbeat = &self.workers.get(worker)?.heartbeat;
+        Some(PoolKey::of_worker(heartbeat))
+    }
+
+    /// Whether a request of the worker's pool could be placed on it if it had a free slot.
+    pub(super) fn fits(&self, worker: &WorkerId, request: &LeaseRequest) -> bool {
+        self.workers.get(worker).is_some_and(|known| {
+            known.heartbeat.max_context > request.context_tokens
+                && !request.exclude.contains(worker)
+        })
+    }
+
+    pub(super) fn serves(&self, pool: &PoolKey) -> bool {
+        self.workers.values().any(|worker| {
+            worker.heartbeat.model == pool.model && worker.heartbeat.tokenizer == pool.tokenizer
+        })
+    }
+
+    /// The models that are served now. A draining worker still counts, because its successor will start soon. A model
+    /// that left the list during a restart would turn a short wait into a "no such model" error.
+    pub(super) fn models(&self) -> Vec<ServedModel> {
+        let mut models: BTreeMap<(&str, &str), ServedModel> = BTreeMap::new();
+        for worker in self.workers.values() {
+            let heartbeat = &worker.heartbeat;
+            let served = models
+                .entry((&heartbeat.model, &heartbeat.tokenizer))
+                .or_insert_with(|| ServedModel {
+                    model: heartbeat.model.clone(),
+                    tokenizer: heartbeat.tokenizer.clone(),
+                    max_context: 0,
+                    workers: 0,
+                });
+            served.max_context = served.max_context.max(heartbeat.max_context);
+            served.workers += 1;
+        }
+        models.into_values().collect()
+    }
+
+    pub(super) fn observe(&self, now_ms: u64) -> Vec<WorkerState> {
+        let state = |(name, worker): (&WorkerId, &LiveWorker)| WorkerState {
+            worker: name.clone(),
+            url: worker.heartbeat.url.clone(),
+            model: worker.heartbeat.model.clone(),
+            tokenizer: worker.heartbeat.tokenizer.clone(),
+            leases: worker.leases.len(),
+            foreign: worker.foreign.len(),
+            max_running: worker.heartbeat.max_running,
+            draining: worker.heartbeat.draining,
+            suspect: worker.suspect_since_ms.is_some(),
+            silent_ms: now_ms.saturating_sub(worker.reported_ms),
+        };
+        self.workers.iter().map(state).collect()
+    }
+}
+
+/// Refuses a heartbeat with values out of range.
+fn check(heartbeat: &Heartbeat) -> Result<(), ApiError> {
+    for (param, text, bytes_max) in [
+        ("worker", &heartbeat.worker.0, NAME_BYTES_MAX),
+        ("model", &heartbeat.model, NAME_BYTES_MAX),
+        ("tokenizer", &heartbeat.tokenizer, NAME_BYTES_MAX),
+        ("url", &heartbeat.url, URL_BYTES_MAX),
+    ] {
+        if text.is_empty() || text.len() > bytes_max {
+            return Err(ApiError::invalid(
+                param,
+                format!(
+                    "heartbeat: {param} has {} bytes; send 1 to {bytes_max}",
+                    text.len()
+                ),
+            ));
+        }
+    }
+    if let Some(fallback) = &heartbeat.fallback
+        && fallback.0.len() > NAME_BYTES_MAX
+    {
+        return Err(ApiError::invalid(
+            "fallback",
+            format!(
+                "heartbeat: fallback has {} bytes; send at most {NAME_BYTES_MAX}",
+                fallback.0.len()
+            ),
+        ));
+    }
+    if heartbeat.max_running == 0 || heartbeat.max_running > WORKER_RUNNING_MAX {
+        return Err(ApiError::invalid(
+            "max_running",
+            format!(
+                "heartbeat: max_running is {}; send 1 to {WORKER_RUNNING_MAX}",
+                heartbeat.max_running
+            ),
+        ));
+    }
+    // A worker may still be ending chunks while their successors start, hence twice the number.
+    if heartbeat.running.len() > 2 * WORKER_RUNNING_MAX as usize {
+        return Err(ApiError::invalid(
+            "running",
+            format!(
+                "heartbeat: {} running leases; send at most {}",
+                heartbeat.running.len(),
+                2 * WORKER_RUNNING_MAX
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// A worker in a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct WorkerState {
+    worker: WorkerId,
+    url: String,
+    model: String,
+    tokenizer: String,
+    /// Leases that are held on it.
+    pub(crate) leases: usize,
+    /// Leases that it named and that this scheduler does not hold.
+    pub(crate) foreign: usize,
+    /// Most chunks at once.
+    max_running: u32,
+    /// It takes no new chunks.
+    draining: bool,
+    /// A chunk failed there, and it has neither reported nor completed a chunk since.
+    suspect: bool,
+    /// Time since its last heartbeat.
+    pub(crate) silent_ms: u64,
+}

@@ -1,0 +1,108 @@
+//! Starts and drains the scheduler.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::Actor;
+use refrain_service_kit::actor_thread::ActorThread;
+use refrain_service_kit::config::Validate as _;
+use refrain_service_kit::http::{ServeOptions, Server, serve};
+use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::telemetry::Metrics;
+
+use crate::actor::DispatchActor;
+use crate::config::SchedulerConfig;
+use crate::handle::SchedulerHandle;
+use crate::http;
+use crate::metrics::SchedulerMetrics;
+
+#[cfg(test)]
+mod tests;
+
+/// Threads of the listener. Calls wait for the dispatcher, not for these threads, so two are enough.
+const HTTP_THREADS: usize = 2;
+/// Largest body of a call. The largest one is a heartbeat that names some thousand leases.
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// A running scheduler.
+pub struct SchedulerServer {
+    handle: SchedulerHandle,
+    listener: Option<Server>,
+    dispatch: ActorThread,
+}
+
+/// Starts the dispatcher and, if `config.listen` is set, its listener.
+///
+/// # Errors
+/// Fails if the configuration is invalid, the address cannot be bound, or a metric name is taken.
+pub async fn start(
+    config: SchedulerConfig,
+    mesh: MeshAuth,
+    metrics: &Metrics,
+) -> anyhow::Result<SchedulerServer> {
+    let faults = config.faults();
+    anyhow::ensure!(
+        faults.is_empty(),
+        "scheduler configuration: {}",
+        faults.join("; ")
+    );
+    let scheduler_metrics = SchedulerMetrics::new(metrics)?;
+    let (core_config, core_metrics) = (config.clone(), scheduler_metrics.clone());
+    let start_actor = move || {
+        let actor = DispatchActor::new(core_config, core_metrics);
+        Ok(actor.start().recipient())
+    };
+    let (dispatch, recipient) = ActorThread::start("scheduler-dispatch", start_actor).await?;
+    let handle = SchedulerHandle::new(recipient, mesh.clone(), scheduler_metrics);
+    let listener = match config.listen {
+        None => None,
+        Some(listen) => {
+            let options = ServeOptions {
+                service: "scheduler",
+                listen,
+                threads: HTTP_THREADS,
+                body_bytes_max: BODY_BYTES_MAX,
+                connections_max: config.connections_max,
+            };
+            let ready = handle.clone();
+            let routes_handle = handle.clone();
+            Some(serve(
+                options,
+                metrics,
+                Arc::new(move || ready.readiness()),
+                move |app| {
+                    http::routes(app, routes_handle.clone(), mesh.clone());
+                },
+            )?)
+        }
+    };
+    Ok(SchedulerServer {
+        handle,
+        listener,
+        dispatch,
+    })
+}
+
+impl SchedulerServer {
+    /// The address it listens on, if it has a listener.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.listener.as_ref().map(Server::addr)
+    }
+
+    /// The scheduler for callers in this process.
+    pub fn handle(&self) -> SchedulerHandle {
+        self.handle.clone()
+    }
+
+    /// Refuses all waiting calls, answers calls in flight for at most `grace`, and stops.
+    ///
+    /// Running chunks end without the scheduler, so the drain does not wait for them.
+    pub async fn drain(self, grace: Duration) {
+        self.handle.drain().await;
+        if let Some(listener) = &self.listener {
+            listener.stop_within(grace).await;
+        }
+        self.dispatch.stop().await;
+    }
+}

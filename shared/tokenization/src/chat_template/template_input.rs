@@ -1,0 +1,143 @@
+//! A chat in the shape that templates expect.
+
+use minijinja::value::{Value, ValueKind};
+
+use super::chat_input::ChatInput;
+use crate::TokenizationError;
+
+/// Replaces strings of the input. `None` keeps a string without copying it.
+pub(super) type StringMap<'a> = dyn FnMut(&str) -> Option<String> + 'a;
+
+/// The input in the shape that templates expect. Texts are shared with the input, not copied.
+pub(super) struct TemplateInput {
+    pub(super) messages: Vec<Value>,
+    /// The list of tools, or `none` if there are no tools.
+    pub(super) tools: Value,
+    pub(super) kwargs: Vec<(String, Value)>,
+}
+
+impl TemplateInput {
+    pub(super) fn new(input: &ChatInput) -> Self {
+        let tools = match &input.tools {
+            Some(tools) if !tools.is_empty() => Value::from(tools.0.clone()),
+            _ => Value::from(()),
+        };
+        let kwargs = input.kwargs.as_ref();
+        TemplateInput {
+            messages: input.messages.0.iter().map(normal_message).collect(),
+            tools,
+            kwargs: kwargs.map_or_else(Vec::new, |kwargs| kwargs.0.clone()),
+        }
+    }
+
+    /// A private-use character that none of the strings contains.
+    pub(super) fn unused_character(&self) -> Result<char, TokenizationError> {
+        let mut used = std::collections::BTreeSet::new();
+        let mut note = |text: &str| {
+            used.extend(text.chars().filter(|character| *character >= '\u{F0000}'));
+            None
+        };
+        let kwargs = self.kwargs.iter().map(|(_, value)| value);
+        for value in self.messages.iter().chain([&self.tools]).chain(kwargs) {
+            map_strings(value, &mut note);
+        }
+        ('\u{F0000}'..='\u{10FFFD}')
+            .find(|character| !used.contains(character))
+            .ok_or_else(|| {
+                TokenizationError::Input(
+                    "the messages contain every private-use character; remove some of them".into(),
+                )
+            })
+    }
+}
+
+/// A message as templates expect it. `content` is one string: text parts are joined by line ends, and missing content
+/// is the empty string. The arguments of tool calls are objects, also where clients send them as JSON text.
+fn normal_message(message: &Value) -> Value {
+    let mut fields = pairs(message);
+    if !fields
+        .iter()
+        .any(|(name, _)| name.as_str() == Some("content"))
+    {
+        fields.push((Value::from("content"), Value::from("")));
+    }
+    for (name, value) in &mut fields {
+        match name.as_str() {
+            Some("content") if value.is_none() => *value = Value::from(""),
+            Some("content") if value.kind() == ValueKind::Seq => {
+                let texts = value.try_iter().into_iter().flatten().filter_map(|part| {
+                    let text = part.get_attr("text").ok()?;
+                    text.as_str().map(str::to_owned)
+                });
+                *value = Value::from(texts.collect::<Vec<_>>().join("\n"));
+            }
+            Some("tool_calls") if value.kind() == ValueKind::Seq => {
+                *value = value
+                    .try_iter()
+                    .into_iter()
+                    .flatten()
+                    .map(|call| normal_call(&call))
+                    .collect();
+            }
+            _ => {}
+        }
+    }
+    Value::from_pairs(fields)
+}
+
+fn normal_call(call: &Value) -> Value {
+    let function = |function: &Value| {
+        Value::from_pairs(pairs(function).into_iter().map(|(name, value)| {
+            match (name.as_str(), value.as_str()) {
+                (Some("arguments"), Some(text)) => {
+                    let parsed = serde_json::from_str::<Value>(text).ok();
+                    let object = parsed.filter(|parsed| parsed.kind() == ValueKind::Map);
+                    (name, object.unwrap_or(value))
+                }
+                _ => (name, value),
+            }
+        }))
+    };
+    Value::from_pairs(
+        pairs(call)
+            .into_iter()
+            .map(|(name, value)| match name.as_str() {
+                Some("function") => (name, function(&value)),
+                _ => (name, value),
+            }),
+    )
+}
+
+/// The keys and values of an object, or nothing if the value is no object.
+fn pairs(map: &Value) -> Vec<(Value, Value)> {
+    if map.kind() != ValueKind::Map {
+        return Vec::new();
+    }
+    let keys = map.try_iter().into_iter().flatten();
+    keys.map(|key| (key.clone(), map.get_item(&key).unwrap_or_default()))
+        .collect()
+}
+
+/// A copy of a value with all strings mapped. The JSON parser bounds the depth (128).
+pub(super) fn map_strings(value: &Value, map: &mut StringMap<'_>) -> Value {
+    match value.kind() {
+        ValueKind::String => match map(value.as_str().unwrap_or_default()) {
+            Some(text) => Value::from(text),
+            None => value.clone(),
+        },
+        ValueKind::Seq => value
+            .try_iter()
+            .into_iter()
+            .flatten()
+            .map(|item| map_strings(&item, map))
+            .collect(),
+        ValueKind::Map => {
+            let mapped: Vec<_> = pairs(value)
+                .into_iter()
+                .map(|(key, item)| (map_strings(&key, map), map_strings(&item, map)))
+                .collect();
+            Value::from_pairs(mapped)
+        }
+        _ => value.clone(),
+    }
+}
