@@ -15,8 +15,8 @@
 //! a smaller one of the same vocabulary: sessions that are opened for it can have the engine draft by itself, in the step
 //! that verifies the draft.
 //!
-//! candle reads the weights and converts their types. Products are our own, because candle's take 2.6 to 5
-//! times as long for eight columns as for one and sum in an order that depends on how many there are.
+//! The matrix products are this crate's own. Those of candle take 2.6 to 5 times as long for eight columns as for one,
+//! and they sum in an order that depends on the number of columns.
 //!
 //! What this crate does not know: the mesh, tenants (a namespace is a number here), where drafts come from.
 

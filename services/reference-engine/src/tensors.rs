@@ -1,7 +1,8 @@
-//! The tensors of weight files: read through candle, each checked when it is asked for.
+//! Reads tensors from weight files, and checks the type and the shape of each one when it is asked for.
 
-use candle_core::safetensors::SliceSafetensors;
-use candle_core::{DType, Device, Tensor};
+use half::{bf16, f16};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 
 use crate::ModelError;
 use crate::config::WeightFormat;
@@ -10,7 +11,7 @@ use crate::matrix::Matrix;
 
 /// Open weight files.
 pub(crate) struct Tensors<'a> {
-    shards: Vec<(&'a str, SliceSafetensors<'a>)>,
+    shards: Vec<SafeTensors<'a>>,
     format: WeightFormat,
 }
 
@@ -37,9 +38,10 @@ impl Tensors<'_> {
         let shards = files
             .iter()
             .map(|(file, bytes)| {
-                SliceSafetensors::new(bytes)
-                    .map(|tensors| (file.as_str(), tensors))
-                    .map_err(|error| fault(file, error.to_string()))
+                SafeTensors::deserialize(bytes).map_err(|error| ModelError::Weights {
+                    file: file.clone(),
+                    reason: error.to_string(),
+                })
             })
             .collect::<Result<Vec<_>, _>>()?;
         take(&Tensors { shards, format })
@@ -47,57 +49,37 @@ impl Tensors<'_> {
 
     /// Whether there is a tensor of that name.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.shards.iter().any(|(_, shard)| shard.get(name).is_ok())
+        self.shards.iter().any(|shard| shard.tensor(name).is_ok())
     }
 
-    /// A tensor of a known shape, as f32 in row-major order.
+    /// Returns a tensor of the expected shape as f32, in row-major order. Every f16 and bf16 value is exact in f32.
     pub(crate) fn floats(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let (file, tensor) = self.load(name, shape)?;
-        if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {
-            return Err(ModelError::Type {
-                name: name.to_owned(),
-                found: tensor.dtype().as_str().to_owned(),
-                readable: "f32, f16 and bf16",
-            });
+        let view = self.view(name, shape)?;
+        match view.dtype() {
+            Dtype::F32 => Ok(numbers(&view, f32::from_le_bytes)),
+            Dtype::F16 => Ok(numbers(&view, |bytes| f16::from_le_bytes(bytes).to_f32())),
+            Dtype::BF16 => Ok(numbers(&view, |bytes| bf16::from_le_bytes(bytes).to_f32())),
+            other => Err(unreadable(name, other, "f32, f16 and bf16")),
         }
-        tensor
-            .to_dtype(DType::F32)
-            .and_then(|tensor| tensor.flatten_all())
-            .and_then(|tensor| tensor.to_vec1())
-            .map_err(|error| fault(file, error.to_string()))
     }
 
-    /// A list of whole numbers.
+    /// Returns a list of `len` whole numbers.
     pub(crate) fn integers(&self, name: &str, len: usize) -> Result<Vec<i64>, ModelError> {
-        let (file, tensor) = self.load(name, &[len])?;
-        if !matches!(tensor.dtype(), DType::I64 | DType::I32) {
-            return Err(ModelError::Type {
-                name: name.to_owned(),
-                found: tensor.dtype().as_str().to_owned(),
-                readable: "i64 and i32",
-            });
+        let view = self.view(name, &[len])?;
+        match view.dtype() {
+            Dtype::I64 => Ok(numbers(&view, i64::from_le_bytes)),
+            Dtype::I32 => Ok(numbers(&view, |bytes| i32::from_le_bytes(bytes).into())),
+            other => Err(unreadable(name, other, "i64 and i32")),
         }
-        tensor
-            .to_dtype(DType::I64)
-            .and_then(|tensor| tensor.to_vec1())
-            .map_err(|error| fault(file, error.to_string()))
     }
 
-    /// A list of yes and no, a byte each. candle has no such type, so the bytes are read as they are.
+    /// Returns a list of `len` flags, stored as one byte each. Any byte but zero means true.
     pub(crate) fn flags(&self, name: &str, len: usize) -> Result<Vec<bool>, ModelError> {
-        let (file, shard) = self.shard(name)?;
-        let view = shard
-            .get(name)
-            .map_err(|error| fault(file, error.to_string()))?;
-        check_shape(name, view.shape(), &[len])?;
-        if view.data().len() != len {
-            return Err(ModelError::Type {
-                name: name.to_owned(),
-                found: format!("{:?}", view.dtype()).to_lowercase(),
-                readable: "bool and u8",
-            });
+        let view = self.view(name, &[len])?;
+        match view.dtype() {
+            Dtype::BOOL | Dtype::U8 => Ok(view.data().iter().map(|byte| *byte != 0).collect()),
+            other => Err(unreadable(name, other, "bool and u8")),
         }
-        Ok(view.data().iter().map(|byte| *byte != 0).collect())
     }
 
     /// Tensors of the given names and row counts above one another, each `depth` wide.
@@ -118,40 +100,35 @@ impl Tensors<'_> {
         Matrix::pack(parts, depth, self.format)
     }
 
-    fn load(&self, name: &str, shape: &[usize]) -> Result<(&str, Tensor), ModelError> {
-        let (file, shard) = self.shard(name)?;
-        let tensor = shard
-            .load(name, &Device::Cpu)
-            .map_err(|error| fault(file, format!("{name}: {error}")))?;
-        check_shape(name, tensor.dims(), shape)?;
-        Ok((file, tensor))
-    }
-
-    fn shard(&self, name: &str) -> Result<(&str, &SliceSafetensors<'_>), ModelError> {
-        self.shards
+    fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView<'_>, ModelError> {
+        let view = self
+            .shards
             .iter()
-            .find(|(_, shard)| shard.get(name).is_ok())
-            .map(|(file, shard)| (*file, shard))
+            .find_map(|shard| shard.tensor(name).ok())
             .ok_or_else(|| ModelError::MissingTensor {
                 name: name.to_owned(),
-            })
+            })?;
+        if view.shape() != shape {
+            return Err(ModelError::Shape {
+                name: name.to_owned(),
+                expected: shape.to_vec(),
+                found: view.shape().to_vec(),
+            });
+        }
+        Ok(view)
     }
 }
 
-fn check_shape(name: &str, found: &[usize], expected: &[usize]) -> Result<(), ModelError> {
-    if found == expected {
-        return Ok(());
-    }
-    Err(ModelError::Shape {
+/// Reads a tensor's elements of `N` bytes each. The file does not align them, so they cannot be borrowed as numbers.
+fn numbers<const N: usize, T>(view: &TensorView<'_>, read: impl Fn([u8; N]) -> T) -> Vec<T> {
+    let (elements, _) = view.data().as_chunks();
+    elements.iter().map(|bytes| read(*bytes)).collect()
+}
+
+fn unreadable(name: &str, found: Dtype, readable: &'static str) -> ModelError {
+    ModelError::Type {
         name: name.to_owned(),
-        expected: expected.to_vec(),
-        found: found.to_vec(),
-    })
-}
-
-fn fault(file: &str, reason: String) -> ModelError {
-    ModelError::Weights {
-        file: file.to_owned(),
-        reason,
+        found: found.to_string().to_lowercase(),
+        readable,
     }
 }

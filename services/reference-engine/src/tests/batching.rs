@@ -146,7 +146,7 @@ async fn an_abort_keeps_waiting_steps_from_opening_sessions() {
 #[tokio::test]
 async fn a_panic_costs_its_batch_and_nothing_more() {
     let config = tiny_config();
-    let mut broken = load(&config, &tensors(&config, candle_core::DType::F32, 1)).unwrap();
+    let mut broken = load(&config, &tensors(&config, safetensors::Dtype::F32, 1)).unwrap();
     // The last token of the vocabulary has no embedding.
     broken.embedding.truncate(broken.embedding.len() - 1);
     let last = broken.architecture.vocab_size as u32 - 1;

@@ -1,11 +1,11 @@
 //! A draft model beside its target.
 
-use candle_core::DType;
 use refrain_protocol::engine::{
     CloseRequest, DrafterKind, Sampling, SelfDraft, StepOutput, StepRequest,
 };
 use refrain_protocol::{EngineSessionId, TokenId};
 use refrain_service_kit::telemetry::Metrics;
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::self_drafts::{drafting, opening_for_drafts, wanted};
@@ -40,7 +40,7 @@ fn twin() -> Box<dyn Network> {
 }
 
 fn drafter(config: &Value, seed: u64) -> Box<dyn Network> {
-    let model = load(config, &tensors(config, DType::F32, seed)).unwrap();
+    let model = load(config, &tensors(config, Dtype::F32, seed)).unwrap();
     Box::new(DraftModel::new(model, 1))
 }
 
@@ -218,7 +218,7 @@ fn one_that_does_not_fit_is_refused_by_name() {
     let source = folder.path().to_str().unwrap();
     let mut config = tiny_config();
     config["vocab_size"] = json!(VOCAB + 1);
-    write_model(folder.path(), &config, &tensors(&config, DType::F32, 1));
+    write_model(folder.path(), &config, &tensors(&config, Dtype::F32, 1));
     let error = fault(source, &target, None);
     assert!(
         error.contains("vocab_size is 62; the target's is 61"),

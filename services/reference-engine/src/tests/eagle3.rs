@@ -9,8 +9,8 @@ mod loading;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{DType, Device, Tensor};
 use refrain_protocol::TokenId;
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use crate::ModelError;
@@ -25,6 +25,7 @@ use crate::weights::Model;
 
 use super::self_drafts::{drafting, opening_for_drafts, wanted};
 use super::support::{VOCAB, random_tensors, tiny, write_model};
+use super::weight_files::FileTensor;
 
 const DRAFT_VOCAB: usize = 45;
 
@@ -40,7 +41,7 @@ fn head_config() -> Value {
 }
 
 /// Every tensor of the published layout that `config` needs, random but for `d2t` and `t2d`.
-fn head_tensors(config: &Value, seed: u64) -> HashMap<String, Tensor> {
+fn head_tensors(config: &Value, seed: u64) -> HashMap<String, FileTensor> {
     let size = |key: &str| config[key].as_u64().unwrap() as usize;
     let (hidden, inner) = (size("hidden_size"), size("intermediate_size"));
     let query = size("num_attention_heads") * size("head_dim");
@@ -67,7 +68,7 @@ fn head_tensors(config: &Value, seed: u64) -> HashMap<String, Tensor> {
     ] {
         shapes.push((format!("midlayer.{part}.weight"), shape));
     }
-    let mut tensors = random_tensors(shapes, DType::F32, seed);
+    let mut tensors = random_tensors(shapes, Dtype::F32, seed);
     tensors.insert("d2t".into(), offsets(&guessed(draft_vocab)));
     tensors
 }
@@ -80,17 +81,17 @@ fn guessed(draft_vocab: usize) -> Vec<usize> {
         .collect()
 }
 
-fn offsets(tokens: &[usize]) -> Tensor {
+fn offsets(tokens: &[usize]) -> FileTensor {
     let offsets: Vec<i64> = tokens
         .iter()
         .enumerate()
         .map(|(id, token)| *token as i64 - id as i64)
         .collect();
-    Tensor::new(offsets, &Device::Cpu).unwrap()
+    FileTensor::integers(&offsets)
 }
 
 /// Writes and loads a head of the tiny model.
-fn load_head(config: &Value, tensors: &HashMap<String, Tensor>) -> Result<Head, ModelError> {
+fn load_head(config: &Value, tensors: &HashMap<String, FileTensor>) -> Result<Head, ModelError> {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path(), config, tensors);
     let files = HeadFiles::from_dir(folder.path())?;

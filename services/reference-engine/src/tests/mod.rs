@@ -12,3 +12,4 @@ mod loading;
 mod sampling;
 mod self_drafts;
 pub(crate) mod support;
+mod weight_files;

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use candle_core::{DType, Device, Tensor};
 use refrain_protocol::engine::{Draft, Sampling, SessionSpec, StepItem, StepOutput, StepRequest};
 use refrain_protocol::{ApiError, EngineSessionId, NamespaceId, TokenId};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use crate::config::{EngineConfig, WeightFormat};
@@ -16,6 +16,8 @@ use crate::eagle3::{Head, HeadNetwork};
 use crate::engine::Core;
 use crate::files::ModelFiles;
 use crate::weights::Model;
+
+use super::weight_files::{FileTensor, write_weights};
 
 /// Pseudo-random numbers, the same on every run.
 pub(crate) struct Random(pub(crate) u64);
@@ -94,16 +96,16 @@ pub(crate) fn shapes(config: &Value) -> Vec<(String, Vec<usize>)> {
 }
 
 /// Random weights of the given type.
-pub(crate) fn tensors(config: &Value, dtype: DType, seed: u64) -> HashMap<String, Tensor> {
+pub(crate) fn tensors(config: &Value, dtype: Dtype, seed: u64) -> HashMap<String, FileTensor> {
     random_tensors(shapes(config), dtype, seed)
 }
 
 /// Random tensors, of a size that keeps products about as large as what goes in.
 pub(crate) fn random_tensors(
     shapes: Vec<(String, Vec<usize>)>,
-    dtype: DType,
+    dtype: Dtype,
     seed: u64,
-) -> HashMap<String, Tensor> {
+) -> HashMap<String, FileTensor> {
     let mut random = Random(seed);
     shapes
         .into_iter()
@@ -115,29 +117,25 @@ pub(crate) fn random_tensors(
                 2.0 / (shape[1] as f32).sqrt()
             };
             let values: Vec<f32> = (0..count).map(|_| random.float() * scale).collect();
-            let tensor = Tensor::from_vec(values, shape, &Device::Cpu)
-                .unwrap()
-                .to_dtype(dtype)
-                .unwrap();
-            (name, tensor)
+            (name, FileTensor::floats(dtype, &shape, &values))
         })
         .collect()
 }
 
 /// Writes a model folder.
-pub(crate) fn write_model(folder: &Path, config: &Value, tensors: &HashMap<String, Tensor>) {
+pub(crate) fn write_model(folder: &Path, config: &Value, tensors: &HashMap<String, FileTensor>) {
     std::fs::write(
         folder.join("config.json"),
         serde_json::to_vec(config).unwrap(),
     )
     .unwrap();
-    candle_core::safetensors::save(tensors, folder.join("model.safetensors")).unwrap();
+    write_weights(&folder.join("model.safetensors"), tensors);
 }
 
 /// Writes and loads.
 pub(crate) fn load(
     config: &Value,
-    tensors: &HashMap<String, Tensor>,
+    tensors: &HashMap<String, FileTensor>,
 ) -> Result<Model, crate::ModelError> {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path(), config, tensors);
@@ -153,7 +151,7 @@ pub(crate) fn tiny() -> Arc<Model> {
     MODEL
         .get_or_init(|| {
             let config = tiny_config();
-            Arc::new(load(&config, &tensors(&config, DType::F32, 11)).unwrap())
+            Arc::new(load(&config, &tensors(&config, Dtype::F32, 11)).unwrap())
         })
         .clone()
 }

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
 use refrain_protocol::TokenId;
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::{Reading, head_config, head_tensors, load_head};
-use crate::tests::support::{Random, tiny};
+use crate::tests::support::{Random, VOCAB, tiny};
+use crate::tests::weight_files::FileTensor;
 
 /// A head as its formulas say.
 struct Naive {
@@ -31,16 +32,16 @@ struct Row {
 }
 
 impl Naive {
-    fn new(config: &Value, tensors: &HashMap<String, Tensor>) -> Self {
+    fn new(config: &Value, tensors: &HashMap<String, FileTensor>) -> Self {
         let size = |key: &str| config[key].as_u64().unwrap() as usize;
-        let flat = |tensor: &Tensor| {
-            let tensor = tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap();
-            tensor.to_vec1::<f64>().unwrap()
-        };
         Naive {
             tensors: tensors
                 .iter()
-                .map(|(name, tensor)| (name.clone(), flat(tensor)))
+                .filter(|(name, _)| name.ends_with(".weight"))
+                .map(|(name, tensor)| {
+                    let values = tensor.values();
+                    (name.clone(), values.into_iter().map(f64::from).collect())
+                })
                 .collect(),
             heads: size("num_attention_heads"),
             kv_heads: size("num_key_value_heads"),
@@ -154,7 +155,7 @@ fn close(found: &[f32], truth: &[f64], what: &str) {
     }
 }
 
-fn check(config: &Value, tensors: &HashMap<String, Tensor>) {
+fn check(config: &Value, tensors: &HashMap<String, FileTensor>) {
     let mut random = Random(5);
     let naive = Naive::new(config, tensors);
     let head = Arc::new(load_head(config, tensors).unwrap());
@@ -213,10 +214,10 @@ fn one_captured_layer_and_an_embedding_of_its_own() {
     let mut config = head_config();
     config["eagle_config"] = json!({"eagle_aux_hidden_state_layer_ids": [1]});
     let mut tensors = head_tensors(&config, 5);
-    let embedding = head_tensors(&config, 6)["lm_head.weight"].clone();
-    let embedding = Tensor::cat(&[&embedding, &embedding], 0).unwrap();
-    let vocab = tiny().architecture.vocab_size;
-    let embedding = embedding.narrow(0, 0, vocab).unwrap();
+    let shape = [VOCAB as usize, tiny().architecture.hidden_size];
+    let rows = head_tensors(&config, 6)["lm_head.weight"].values();
+    let values: Vec<f32> = rows.into_iter().cycle().take(shape[0] * shape[1]).collect();
+    let embedding = FileTensor::floats(Dtype::F32, &shape, &values);
     tensors.insert("embed_tokens.weight".into(), embedding);
     check(&config, &tensors);
 }
