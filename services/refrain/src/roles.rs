@@ -27,7 +27,7 @@ pub struct Process {
     gateway: Option<refrain_gateway::Running>,
     worker: Option<refrain_worker::RunningWorker>,
     scheduler: Option<refrain_scheduler::Running>,
-    engine: Option<refrain_reference_engine::Running>,
+    engine: Option<refrain_reference_engine::EngineServer>,
     draft_store: Option<refrain_draft_store::Running>,
     addr: Option<SocketAddr>,
     drain_grace: Duration,

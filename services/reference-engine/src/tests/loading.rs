@@ -1,13 +1,13 @@
-//! Models that load, and what is said of those that do not.
+//! Tests of loading models, and of the errors of faulty ones.
 
 use safetensors::Dtype;
 use serde_json::json;
 
-use crate::ModelError;
-use crate::config::WeightFormat;
-use crate::files::{ModelFiles, Weights};
-use crate::tensors::Tensors;
-use crate::weights::Model;
+use crate::kernels::WeightFormat;
+use crate::model::Model;
+use crate::model::ModelError;
+use crate::model::WeightTensors;
+use crate::model::{ModelFiles, WeightSource};
 
 use super::support::{load, tensors, tiny_config, write_model};
 use super::weight_files::{FileTensor, write_weights};
@@ -101,7 +101,7 @@ fn damaged_files_are_named() {
     }
 }
 
-/// What a half float means: sign, exponent and fraction, written down in f64.
+/// Returns the value of a half float, computed in f64 from its sign, exponent and fraction.
 fn meaning(bits: u16, exponent_bits: u32) -> f64 {
     let fraction_bits = 15 - exponent_bits;
     let bias = (1 << (exponent_bits - 1)) - 1;
@@ -124,8 +124,8 @@ fn every_half_float_is_read_exactly() {
     for (dtype, exponent_bits) in [(Dtype::F16, 5), (Dtype::BF16, 8)] {
         let tensor = FileTensor::new(dtype, &[1 << 16], bytes.clone());
         write_weights(&path, &[("all".to_owned(), tensor)].into());
-        let weights = Weights::Files(vec![path.clone()]);
-        let values = Tensors::open(&weights, WeightFormat::F32, |tensors| {
+        let weights = WeightSource::Files(vec![path.clone()]);
+        let values = WeightTensors::open(&weights, WeightFormat::F32, |tensors| {
             tensors.floats("all", &[1 << 16])
         })
         .unwrap();

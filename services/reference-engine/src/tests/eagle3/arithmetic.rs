@@ -1,4 +1,4 @@
-//! The head's logits against the formulas, written down once more in f64 without any cleverness.
+//! Tests of a head's logits against a plain computation of its formulas in f64.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{Reading, head_config, head_tensors, load_head};
 use crate::tests::support::{Random, VOCAB, tiny};
 use crate::tests::weight_files::FileTensor;
 
-/// A head as its formulas say.
+/// A head, computed directly by its formulas.
 struct Naive {
     tensors: HashMap<String, Vec<f64>>,
     heads: usize,
@@ -77,7 +77,7 @@ impl Naive {
         }
     }
 
-    /// `hidden` is fc's output or the parent's; `seen` are all earlier rows that this one sees.
+    /// Computes a row. `hidden` is the output of fc or of the parent, and `seen` are all earlier rows that it sees.
     fn row(&self, hidden: &[f64], token: TokenId, position: usize, seen: &[Row]) -> Row {
         let size = hidden.len();
         let embedded: Vec<f64> = match self.tensors.get("embed_tokens.weight") {
@@ -159,7 +159,7 @@ fn check(config: &Value, tensors: &HashMap<String, FileTensor>) {
     let mut random = Random(5);
     let naive = Naive::new(config, tensors);
     let head = Arc::new(load_head(config, tensors).unwrap());
-    // Beyond a block, and from its middle: the head has not seen the beginning.
+    // Texts that end in the first block, that are longer, and whose beginning the head has not read.
     for (len, first) in [(2, 0), (37, 0), (70, 21)] {
         let text = random.tokens(len);
         let mut reading = Reading::new(tiny(), head.clone(), &text);
@@ -176,7 +176,7 @@ fn check(config: &Value, tensors: &HashMap<String, FileTensor>) {
         let truth = &rows[rows.len() - 1];
         close(&reading.follow(&text, first, 19), &truth.logits, "text");
 
-        // Two levels, and a third under one branch only.
+        // Two levels, and a third one below one node.
         let nodes = random.tokens(7);
         let parents = [None, None, None, Some(0), Some(0), Some(2), Some(4)];
         let mut found = reading.guess(&nodes[..3], &parents[..3], 0);
@@ -223,7 +223,7 @@ fn one_captured_layer_and_an_embedding_of_its_own() {
 }
 
 #[test]
-fn what_is_captured_is_what_the_layers_put_out() {
+fn captured_states_are_the_outputs_of_layers() {
     let mut config = head_config();
     config["eagle_config"] = json!({"eagle_aux_hidden_state_layer_ids": [1, 0]});
     let head = Arc::new(load_head(&config, &head_tensors(&config, 5)).unwrap());
@@ -231,10 +231,10 @@ fn what_is_captured_is_what_the_layers_put_out() {
     let reading = Reading::new(tiny(), head, &text);
     let target = tiny();
     let hidden = target.architecture.hidden_size;
-    // Behind the last of its two layers, only the target's norm and head are left.
+    // After the last of its two layers, the target has only its norm and its head.
     let last = &reading.captured[38 * 2 * hidden..][..hidden];
     let mut normed = vec![0.0; hidden];
-    crate::math::rms_norm(last, &target.norm, 1e-5, &mut normed);
+    crate::kernels::rms_norm(last, &target.norm, 1e-5, &mut normed);
     let mut logits = Vec::new();
     target.head.product(&normed, 1, &mut logits, 1);
     assert_eq!(
