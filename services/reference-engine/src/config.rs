@@ -68,7 +68,7 @@ pub struct EngineConfig {
     /// Longest text to tokenize, in bytes, and most tokens to convert to text.
     #[serde(skip)]
     pub text_max: usize,
-    /// Largest request body, in bytes. It has room for a step of `max_step_tokens` with many logit biases.
+    /// Largest request body, in bytes.
     #[serde(skip)]
     pub body_bytes_max: usize,
     /// Most connections per HTTP thread.

@@ -26,7 +26,7 @@ pub enum ModelError {
     },
     /// A weight file that is damaged or in another format.
     #[error("{file}: {reason}")]
-    WeightSource {
+    WeightFile {
         /// Path of the file.
         file: String,
         /// What is wrong with it.

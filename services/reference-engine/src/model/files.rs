@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use miniz_oxide::inflate::decompress_to_vec;
 use serde::Deserialize;
 
 use super::error::ModelError;
@@ -30,7 +31,11 @@ pub struct ModelFiles {
 
 #[derive(Clone, Debug)]
 pub(crate) enum WeightSource {
-    Embedded(&'static [u8]),
+    /// Compiled-in weights, packed by `build.rs`: the bytes at even offsets, and the deflated bytes at odd offsets.
+    Packed {
+        low: &'static [u8],
+        high: &'static [u8],
+    },
     /// The paths of the shards. Their bytes are dropped once the model is loaded.
     Files(Vec<PathBuf>),
 }
@@ -39,6 +44,16 @@ pub(crate) enum WeightSource {
 #[derive(Deserialize)]
 struct ShardIndex {
     weight_map: BTreeMap<String, String>,
+}
+
+/// The compiled-in weights of the given name.
+macro_rules! packed_weights {
+    ($name:literal) => {
+        WeightSource::Packed {
+            low: include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".low")),
+            high: include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".high")),
+        }
+    };
 }
 
 /// Returns the files of the compiled-in model.
@@ -58,7 +73,7 @@ pub(crate) fn shipped_model() -> ModelFiles {
             ),
             chat_template: Some(include_str!("../../model/chat_template.jinja").to_owned()),
         }),
-        weights: WeightSource::Embedded(include_bytes!("../../model/model.safetensors")),
+        weights: packed_weights!("model"),
     }
 }
 
@@ -120,7 +135,7 @@ pub(crate) fn shipped_head() -> HeadFiles {
     HeadFiles {
         source: SHIPPED_MODEL.to_owned(),
         config_json: Cow::Borrowed(include_bytes!("../../model/eagle3/config.json")),
-        weights: WeightSource::Embedded(include_bytes!("../../model/eagle3/model.safetensors")),
+        weights: packed_weights!("eagle3"),
     }
 }
 
@@ -172,8 +187,43 @@ impl HeadFiles {
     }
 }
 
+impl WeightSource {
+    /// Returns the bytes of each weight file, with a name for messages.
+    ///
+    /// # Errors
+    /// Fails for a file that is unreadable.
+    pub(crate) fn read(&self) -> Result<Vec<(String, Vec<u8>)>, ModelError> {
+        match self {
+            WeightSource::Files(paths) => paths
+                .iter()
+                .map(|path| Ok((path.display().to_string(), read(path)?)))
+                .collect(),
+            WeightSource::Packed { low, high } => {
+                let name = "compiled-in weights".to_owned();
+                match decompress_to_vec(high) {
+                    Ok(high) => Ok(vec![(name, interleave(low, &high))]),
+                    Err(error) => Err(ModelError::WeightFile {
+                        file: name,
+                        reason: error.to_string(),
+                    }),
+                }
+            }
+        }
+    }
+}
+
+/// Joins the bytes at even offsets and those at odd offsets.
+fn interleave(low: &[u8], high: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(low.len() + high.len());
+    for (low, high) in low.iter().zip(high) {
+        bytes.extend([low, high]);
+    }
+    bytes.extend(&low[high.len().min(low.len())..]);
+    bytes
+}
+
 /// Reads a whole file.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
+fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
     std::fs::read(path).map_err(|error| ModelError::File {
         path: path.display().to_string(),
         reason: error.to_string(),
@@ -193,7 +243,7 @@ fn shards(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
             reason: "neither this file nor model.safetensors.index.json exists".into(),
         });
     }
-    let fault = |reason: String| ModelError::WeightSource {
+    let fault = |reason: String| ModelError::WeightFile {
         file: index.display().to_string(),
         reason,
     };
@@ -234,6 +284,22 @@ mod tests {
         assert!(fault(source).contains("config.json"));
         std::fs::write(folder.path().join("config.json"), "{}").unwrap();
         assert!(fault(source).contains("model.safetensors.index.json"));
+    }
+
+    #[test]
+    fn compiled_in_weights_are_those_of_the_files() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("model");
+        for (packed, file) in [
+            (shipped_model().weights, folder.join("model.safetensors")),
+            (
+                shipped_head().weights,
+                folder.join("eagle3/model.safetensors"),
+            ),
+        ] {
+            let (_, bytes) = packed.read().unwrap().remove(0);
+            assert!(bytes == read(&file).unwrap(), "{} differs", file.display());
+        }
+        assert_eq!(interleave(&[1, 3, 5], &[2, 4]), [1, 2, 3, 4, 5]);
     }
 
     #[test]

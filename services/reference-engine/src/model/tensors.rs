@@ -5,7 +5,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use super::error::ModelError;
-use super::files::{WeightSource, read};
+use super::files::WeightSource;
 use crate::kernels::{Matrix, WeightFormat};
 
 /// The tensors of open weight files.
@@ -24,20 +24,11 @@ impl WeightTensors<'_> {
         format: WeightFormat,
         load: impl FnOnce(&WeightTensors<'_>) -> Result<T, ModelError>,
     ) -> Result<T, ModelError> {
-        let files = match weights {
-            WeightSource::Embedded(bytes) => vec![(
-                "compiled-in weights".to_owned(),
-                std::borrow::Cow::Borrowed(*bytes),
-            )],
-            WeightSource::Files(paths) => paths
-                .iter()
-                .map(|path| Ok((path.display().to_string(), read(path)?.into())))
-                .collect::<Result<_, ModelError>>()?,
-        };
+        let files = weights.read()?;
         let shards = files
             .iter()
             .map(|(file, bytes)| {
-                SafeTensors::deserialize(bytes).map_err(|error| ModelError::WeightSource {
+                SafeTensors::deserialize(bytes).map_err(|error| ModelError::WeightFile {
                     file: file.clone(),
                     reason: error.to_string(),
                 })

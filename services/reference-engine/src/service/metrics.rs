@@ -53,7 +53,7 @@ impl EngineMetrics {
         Ok(EngineMetrics {
             step_seconds: metrics.histogram(
                 "refrain_engine_step_seconds",
-                "ModelForward pass and sampling of one step.",
+                "Duration of one step: drafting, forward pass and sampling.",
                 STEP_SECONDS_BUCKETS,
             )?,
             computed: counter(

@@ -89,7 +89,7 @@ impl Eagle3Head {
         })
     }
 
-    /// `[token][hidden]`.
+    /// Returns the embedding. Layout: `[token][hidden]`.
     pub(crate) fn embedding<'a>(&'a self, target: &'a Model) -> &'a [f32] {
         self.embedding.as_ref().unwrap_or(&target.embedding)
     }
