@@ -7,7 +7,6 @@ mod panels;
 mod rope;
 mod row_math;
 
-pub(crate) use instruction_set::InstructionSet;
 pub(crate) use matrix::Matrix;
 pub use matrix::WeightFormat;
 pub(crate) use panel_product::multiply;

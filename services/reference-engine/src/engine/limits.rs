@@ -55,7 +55,8 @@ impl StepLimits {
             .sum();
         if tokens > self.max_step_tokens as usize {
             let message = format!(
-                "the batch has {tokens} tokens; a step takes at most {}. Send long prompts in pieces, with `sample` at the last",
+                "the batch has {tokens} tokens; a step takes at most {}. Send long prompts in pieces, with \
+                 `sample` at the last",
                 self.max_step_tokens
             );
             return Err(ApiError::invalid("items", message).with_code("step_too_large"));
@@ -205,7 +206,8 @@ impl StepLimits {
             return Err((".sampled", message.into()));
         }
         if wanted.sampled && item.draft.is_some() {
-            let message = "self_draft.sampled cannot be combined with `draft`, because a drawn draft cannot be merged; send one of them";
+            let message = "self_draft.sampled cannot be combined with `draft`, because a drawn draft cannot be \
+                 merged; send one of them";
             return Err((".sampled", message.into()));
         }
         Ok(())

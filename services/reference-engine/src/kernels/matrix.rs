@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::instruction_set::InstructionSet;
 use super::panel_product::multiply;
 use super::panels::{Columns, PANEL_ROWS, PanelElements, Panels};
 
@@ -121,14 +120,7 @@ impl Matrix {
             threads.min(panels)
         };
         if threads <= 1 {
-            return multiply(
-                InstructionSet::detect(),
-                self.panels(0, panels),
-                columns,
-                out,
-                height,
-                false,
-            );
+            return multiply(self.panels(0, panels), columns, out, height, false);
         }
         // Rows are split, never sums, so the bits are those of one thread. Each thread writes to memory of its own,
         // because the threads' parts of one column interleave in `out`.
@@ -141,14 +133,7 @@ impl Matrix {
                     let work = move || {
                         let mut part = vec![0f32; count * held * PANEL_ROWS];
                         let panels = self.panels(first, held);
-                        multiply(
-                            InstructionSet::detect(),
-                            panels,
-                            columns,
-                            &mut part,
-                            held * PANEL_ROWS,
-                            false,
-                        );
+                        multiply(panels, columns, &mut part, held * PANEL_ROWS, false);
                         part
                     };
                     (first * PANEL_ROWS, held * PANEL_ROWS, scope.spawn(work))

@@ -14,6 +14,24 @@ use super::panels::{Columns, PANEL_ROWS, PanelElements, Panels};
 /// # Panics
 /// Panics if a slice is too short for its strides and counts.
 pub(crate) fn multiply(
+    panels: Panels<'_>,
+    columns: Columns<'_>,
+    out: &mut [f32],
+    out_stride: usize,
+    carry: bool,
+) {
+    multiply_with(
+        InstructionSet::detect(),
+        panels,
+        columns,
+        out,
+        out_stride,
+        carry,
+    );
+}
+
+/// Multiplies with the given instructions. All instruction sets give the same bits.
+fn multiply_with(
     isa: InstructionSet,
     panels: Panels<'_>,
     columns: Columns<'_>,
@@ -166,7 +184,7 @@ mod tests {
                         stride: depth,
                         count: columns,
                     };
-                    multiply(isa, panels, x, &mut out, stride, false);
+                    multiply_with(isa, panels, x, &mut out, stride, false);
                     assert_eq!(
                         bits(&out),
                         bits(&truth[..columns * stride]),
@@ -196,7 +214,7 @@ mod tests {
                 stride: 0,
                 count: 1,
             };
-            multiply(
+            multiply_with(
                 isa,
                 panels(0, depth),
                 column(0),
@@ -204,8 +222,8 @@ mod tests {
                 PANEL_ROWS,
                 false,
             );
-            multiply(isa, panels(0, 13), column(0), &mut parts, PANEL_ROWS, false);
-            multiply(
+            multiply_with(isa, panels(0, 13), column(0), &mut parts, PANEL_ROWS, false);
+            multiply_with(
                 isa,
                 panels(13, depth),
                 column(13),

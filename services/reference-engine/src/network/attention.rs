@@ -3,9 +3,7 @@
 use super::branch::{Branch, TreePaths};
 use super::draft_kv::DraftKv;
 use super::kv_cache::{BLOCK_TOKENS, KvCache};
-use crate::kernels::{
-    Columns, InstructionSet, PANEL_ROWS, PanelElements, Panels, multiply, softmax_weights,
-};
+use crate::kernels::{Columns, PANEL_ROWS, PanelElements, Panels, multiply, softmax_weights};
 use crate::model::Architecture;
 
 /// Inputs of one layer's attention.
@@ -189,7 +187,6 @@ impl Attention {
                 count: rows * group - first,
             };
             multiply(
-                InstructionSet::detect(),
                 panels,
                 columns,
                 &mut self.scores[first * stride + at..],
@@ -245,7 +242,6 @@ impl Attention {
                 };
                 let values = inputs.kv.values(inputs.layer, head, block, depth);
                 multiply(
-                    InstructionSet::detect(),
                     values,
                     columns,
                     &mut self.out[first * padded..],
@@ -279,7 +275,6 @@ impl Attention {
                 count: group,
             };
             multiply(
-                InstructionSet::detect(),
                 values,
                 columns,
                 &mut self.out[first * padded..],

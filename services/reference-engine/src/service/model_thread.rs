@@ -42,18 +42,6 @@ enum EngineCommand {
     Close(CloseRequest, oneshot::Sender<()>),
 }
 
-impl CommandQueue {
-    fn check_open(&self) -> Result<(), ApiError> {
-        if self.closed {
-            return Err(ApiError::new(
-                ErrorKind::Unavailable,
-                "the engine is shutting down",
-            ));
-        }
-        Ok(())
-    }
-}
-
 impl ModelThread {
     pub(crate) fn new(steps_max: usize, weight_version: u64, metrics: EngineMetrics) -> Self {
         ModelThread {
@@ -76,8 +64,7 @@ impl ModelThread {
     ) -> Result<oneshot::Receiver<Result<StepResponse, ApiError>>, ApiError> {
         let (sender, receiver) = oneshot::channel();
         {
-            let mut queue = lock(&self.queue);
-            queue.check_open()?;
+            let mut queue = self.open_queue()?;
             if queue.steps >= self.steps_max {
                 let error = ApiError::new(
                     ErrorKind::Overloaded,
@@ -103,13 +90,9 @@ impl ModelThread {
     /// `Unavailable` after [`ModelThread::end`].
     pub(crate) fn close(&self, request: CloseRequest) -> Result<oneshot::Receiver<()>, ApiError> {
         let (sender, receiver) = oneshot::channel();
-        {
-            let mut queue = lock(&self.queue);
-            queue.check_open()?;
-            queue
-                .commands
-                .push_back(EngineCommand::Close(request, sender));
-        }
+        self.open_queue()?
+            .commands
+            .push_back(EngineCommand::Close(request, sender));
         self.wake.notify_one();
         Ok(receiver)
     }
@@ -124,17 +107,13 @@ impl ModelThread {
     ) -> Result<oneshot::Receiver<()>, ApiError> {
         let (sender, receiver) = oneshot::channel();
         {
-            let mut queue = lock(&self.queue);
-            queue.check_open()?;
+            let mut queue = self.open_queue()?;
             for command in &mut queue.commands {
                 if let EngineCommand::Step(request, _) = command {
-                    for item in request
-                        .items
-                        .iter_mut()
+                    let items = request.items.iter_mut();
+                    items
                         .filter(|item| sessions.contains(&item.session))
-                    {
-                        item.open = None;
-                    }
+                        .for_each(|item| item.open = None);
                 }
             }
             let request = CloseRequest {
@@ -147,6 +126,15 @@ impl ModelThread {
         }
         self.wake.notify_one();
         Ok(receiver)
+    }
+
+    fn open_queue(&self) -> Result<MutexGuard<'_, CommandQueue>, ApiError> {
+        let queue = lock(&self.queue);
+        if queue.closed {
+            let message = "the engine is shutting down";
+            return Err(ApiError::new(ErrorKind::Unavailable, message));
+        }
+        Ok(queue)
     }
 
     /// Refuses new commands. The thread ends after the waiting ones.
