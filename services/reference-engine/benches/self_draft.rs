@@ -1,6 +1,8 @@
-//! Whether the engine's own drafts pay on this CPU, those of the shipped head or of a draft model: answers to the shipped model's fixture prompts,
-//! plain and with drafts of several shapes, turn by turn so that a noisy neighbour hits all alike. A shape is
-//! worth it where its tokens per second are above those of plain decoding.
+//! Do the engine's own drafts pay on this CPU?
+//!
+//! Answers the reference prompts of the compiled-in model, plainly and with drafts of several shapes, by its head or
+//! by a draft model. The shapes take turns, so that a noisy neighbour hits all alike. A shape pays if its tokens per
+//! second are above those of plain decoding.
 //!
 //! `cargo bench -p refrain-reference-engine --bench self_draft -- [rounds] [tokens of an answer] [draft model]`
 
@@ -12,7 +14,7 @@ use refrain_protocol::{EngineSessionId, NamespaceId, TokenId};
 use refrain_reference_engine::{EngineConfig, EngineHandle, WeightFormat};
 use refrain_service_kit::telemetry::Metrics;
 
-/// Of a draft.
+/// Shape of a draft.
 #[derive(Clone, Copy)]
 struct Shape {
     depth: u32,
@@ -30,7 +32,7 @@ const fn shape(depth: u32, top_k: u32, nodes: u32) -> Shape {
     }
 }
 
-/// A chain of tokens that the head draws.
+/// A chain of tokens that the drafter draws at random.
 const fn drawn(depth: u32) -> Shape {
     Shape {
         sampled: true,
@@ -38,7 +40,7 @@ const fn drawn(depth: u32) -> Shape {
     }
 }
 
-/// By temperature. The first of each is plain decoding.
+/// Shapes by temperature. The first shape of each is plain decoding.
 const SHAPES: [(f32, &[Shape]); 2] = [
     (
         0.0,
@@ -67,7 +69,7 @@ const SHAPES: [(f32, &[Shape]); 2] = [
     ),
 ];
 
-/// What steps of one shape came to.
+/// Measurements of one shape's steps.
 #[derive(Default)]
 struct Cost {
     step_s: Vec<f64>,
@@ -78,7 +80,7 @@ struct Cost {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
-    // `cargo bench` passes `--bench`.
+    // `cargo bench` passes the argument `--bench`.
     let mut arguments = std::env::args()
         .skip(1)
         .filter(|argument| !argument.starts_with("--"));
@@ -120,7 +122,7 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The fixture's prompts.
+/// Reads the reference prompts.
 fn prompts() -> anyhow::Result<Vec<Vec<TokenId>>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/model/golden.json");
     let golden: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
@@ -131,7 +133,7 @@ fn prompts() -> anyhow::Result<Vec<Vec<TokenId>>> {
         .collect()
 }
 
-/// One answer. Its first step, which computes the prompt, is not counted.
+/// Decodes one answer. The first step, which computes the prompt, is not counted.
 async fn answer(
     engine: &EngineHandle,
     prompt: &[TokenId],
@@ -208,7 +210,7 @@ fn print(shapes: &[Shape], costs: &mut [Cost]) {
             sampled,
         } = shape;
         let steps = cost.step_s.len() as f64;
-        // Of the median step: neighbours, and the one step in which the head reads the prompt, stay out.
+        // The median excludes noise, and the one step in which the head reads the prompt.
         let rate = cost.emitted as f64 / steps / median(&mut cost.step_s);
         let plain = *plain.get_or_insert(rate);
         println!(

@@ -1,5 +1,7 @@
-//! What a step costs by how many tokens it computes: one row of the table per number of tokens, as the
-//! median of many steps, interleaved so that a noisy neighbour hits all alike.
+//! How does the duration of a step depend on the number of tokens that it computes?
+//!
+//! Prints a row for each number of tokens, with the median of many steps. The numbers take turns, so that a noisy
+//! neighbour hits all alike.
 //!
 //! `cargo bench -p refrain-reference-engine --bench step_cost -- [context tokens] [rounds] [model]`
 
@@ -10,16 +12,16 @@ use refrain_service_kit::telemetry::Metrics;
 
 const COUNTS: [usize; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32];
 
-/// Seconds of a step.
+/// Duration of a step, in seconds.
 struct Cost {
     median: f64,
-    /// What a machine without neighbours would come closest to.
+    /// Duration of the fastest step, which is closest to that of an idle machine.
     fastest: f64,
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
-    // `cargo bench` passes `--bench`.
+    // `cargo bench` passes the argument `--bench`.
     let mut arguments = std::env::args()
         .skip(1)
         .filter(|argument| !argument.starts_with("--"));
@@ -74,7 +76,7 @@ async fn measure(
         draft: None,
         max_emit: 0,
     };
-    // Long contexts go in pieces.
+    // Long contexts are sent in pieces.
     let piece = engine.capabilities().max_step_tokens as usize;
     let text = std::mem::take(&mut item.tokens);
     for tokens in text.chunks(piece) {
@@ -101,7 +103,7 @@ async fn measure(
                 tokens: (0..nodes).map(|node| token(node + 7)).collect(),
                 parents: (0..nodes as u32).map(|node| node.checked_sub(1)).collect(),
             });
-            // The same keep_len each time: the step computes the last token and the draft again.
+            // `keep_len` is always the same, so the step computes the last token and the draft again.
             let response = engine
                 .step(StepRequest {
                     items: vec![item.clone()],

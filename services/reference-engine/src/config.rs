@@ -1,74 +1,78 @@
-//! Every limit of the engine, with its default.
+//! The configuration of the engine.
 
 use std::net::SocketAddr;
 
 use refrain_service_kit::config::Validate;
 use serde::{Deserialize, Serialize};
 
-use crate::files::{HEAD_AUTO, HEAD_OFF, SHIPPED_MODEL};
+use crate::kernels::WeightFormat;
+use crate::model::{HEAD_AUTO, HEAD_OFF, SHIPPED_MODEL};
 
-/// How weights lie in memory. Both give the same bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WeightFormat {
-    /// Four bytes each. A step over several tokens costs little more than a step over one, as on an
-    /// accelerator, since reading the weights bounds both.
-    #[default]
-    F32,
-    /// Two bytes each, for the matrices that bf16 holds exactly; others stay f32. Halves memory; a step over
-    /// one token is about twice as fast where caches bound it, a step over many no faster.
-    Bf16,
-}
+/// Most threads of one kind. A larger number is taken for a mistake.
+const THREADS_MAX: usize = 256;
 
-/// The reference engine's section of the configuration.
+/// The `[engine]` section of the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
-    /// `builtin:refrain-tiny`, or a folder in Hugging Face's layout.
+    /// The model: `builtin:refrain-tiny`, or a folder in Hugging Face's layout.
     pub model: String,
-    /// The EAGLE-3 head that drafts for sessions which ask for it: a folder with `config.json` and
-    /// `model.safetensors`; `auto` for the shipped model's own head or the folder `eagle3` inside a model's
-    /// folder, if there is one and no draft model is named; `off` for none.
+    /// The EAGLE-3 head that drafts for sessions which request it: a folder with `config.json` and
+    /// `model.safetensors`, `auto` or `off`. `auto` uses the compiled-in model's own head, or the folder `eagle3`
+    /// inside the model's folder if it exists. A draft model replaces the head of `auto`.
     pub eagle3: String,
-    /// A model that drafts instead of a head: a folder like `model`'s, with the same vocabulary and tokenizer.
+    /// A model that drafts instead of a head: a folder like `model`, with the same vocabulary and tokenizer.
     pub draft_model: Option<String>,
-    /// Public name of the model; by default its folder's name.
+    /// Public name of the model. The default is the name of its folder.
     pub model_name: Option<String>,
-    /// How weights lie in memory.
+    /// Storage format of the weights in memory.
     pub weights: WeightFormat,
-    /// Reported with every step. Raise it when the folder's weights are replaced.
+    /// Version that every step reports. Raise it when you replace the weights in the model's folder.
     pub weight_version: u64,
-    /// Address of the HTTP listener; none when the callers live in the same process.
+    /// Address of the HTTP listener. Leave it out if all callers live in the same process.
     pub listen: Option<SocketAddr>,
-    /// Threads that share the products of a step.
+    /// Number of threads that share the products of a step.
     pub threads: usize,
-    /// Threads that serve HTTP.
-    pub http_threads: usize,
-    /// Sessions in one step at most.
+    /// Most sessions in one step.
     pub max_batch: u32,
-    /// Tokens (new context and draft nodes) of one step at most.
-    pub max_step_tokens: u32,
-    /// Draft nodes of one item at most.
-    pub max_draft_tokens: u32,
-    /// Longest text of a session, if shorter than the model's own limit.
-    pub max_context: Option<u32>,
-    /// Sessions at once at most, running or kept for reuse.
+    /// Most sessions at once, open or kept for reuse.
     pub max_sessions: u32,
-    /// KV tokens at most, kept sessions included. Counted in blocks of 32; shared blocks count once, blocks of
-    /// the drafter, head or model, as the share of a block that they are.
+    /// Most KV tokens, kept sessions included. They are counted in blocks of 32. Shared blocks count once, and the
+    /// drafter's blocks count by their size.
     pub kv_tokens_max: u64,
-    /// Tokens per session whose hidden states wait until the head asks for them, at most. Past it the oldest
-    /// are dropped, and the head reads the text from there on.
+
+    /// Number of threads that serve HTTP. One suffices, because handlers only pass requests on to the model's thread.
+    #[serde(skip)]
+    pub http_threads: usize,
+    /// Most tokens of one step, over new text and draft nodes. It bounds the duration of a step, for which all
+    /// sessions wait. Longer prompts are sent in pieces.
+    #[serde(skip)]
+    pub max_step_tokens: u32,
+    /// Most draft nodes of one item. Each node costs a row of the step.
+    #[serde(skip)]
+    pub max_draft_tokens: u32,
+    /// Longest text of a session, in tokens, if it is to be shorter than the model's own limit.
+    #[serde(skip)]
+    pub max_context: Option<u32>,
+    /// Most tokens per session whose hidden states wait until the head reads them. Older states are dropped, and the
+    /// head starts after the gap, so this bounds the memory of sessions that do not draft.
+    #[serde(skip)]
     pub eagle3_window_tokens: usize,
-    /// An open session that no step touches for this long is closed; its KV is kept while there is room.
+    /// Time without a step after which an open session is closed, in milliseconds. Its KV is kept while there is
+    /// room. Workers close their sessions, so this applies to sessions of workers that were lost.
+    #[serde(skip)]
     pub session_idle_ms: u64,
-    /// Steps that wait for the one in progress at most. Past it: 429.
+    /// Most steps that wait for the one in progress. Further ones are refused with 429.
+    #[serde(skip)]
     pub queue_steps: usize,
-    /// Largest text that is tokenized, and most tokens that are turned into text, bytes and tokens.
+    /// Longest text to tokenize, in bytes, and most tokens to convert to text.
+    #[serde(skip)]
     pub text_max: usize,
-    /// Largest request body.
+    /// Largest request body, in bytes.
+    #[serde(skip)]
     pub body_bytes_max: usize,
-    /// Connections per HTTP thread at most.
+    /// Most connections per HTTP thread.
+    #[serde(skip)]
     pub connections_max: usize,
 }
 
@@ -83,13 +87,13 @@ impl Default for EngineConfig {
             weight_version: 0,
             listen: None,
             threads: 1,
-            http_threads: 1,
             max_batch: 32,
+            max_sessions: 256,
+            kv_tokens_max: 65_536,
+            http_threads: 1,
             max_step_tokens: 1024,
             max_draft_tokens: 64,
             max_context: None,
-            max_sessions: 256,
-            kv_tokens_max: 65_536,
             eagle3_window_tokens: 2048,
             session_idle_ms: 600_000,
             queue_steps: 64,
@@ -104,26 +108,20 @@ impl Validate for EngineConfig {
     fn faults(&self) -> Vec<String> {
         let counts = [
             ("threads", self.threads as u64),
-            ("http_threads", self.http_threads as u64),
             ("max_batch", self.max_batch.into()),
-            ("max_step_tokens", self.max_step_tokens.into()),
-            ("max_context", self.max_context.unwrap_or(1).into()),
             ("max_sessions", self.max_sessions.into()),
             ("kv_tokens_max", self.kv_tokens_max),
-            ("eagle3_window_tokens", self.eagle3_window_tokens as u64),
-            ("session_idle_ms", self.session_idle_ms),
-            ("queue_steps", self.queue_steps as u64),
-            ("text_max", self.text_max as u64),
-            ("body_bytes_max", self.body_bytes_max as u64),
-            ("connections_max", self.connections_max as u64),
         ];
         let mut faults: Vec<String> = counts
             .iter()
             .filter(|(_, count)| *count == 0)
             .map(|(key, _)| format!("{key}: must be at least 1"))
             .collect();
+        if self.threads > THREADS_MAX {
+            faults.push(format!("threads: must be at most {THREADS_MAX}"));
+        }
         if self.model.is_empty() {
-            faults.push(format!("model: must be a folder or {SHIPPED_MODEL}"));
+            faults.push(format!("model: must be a folder or {SHIPPED_MODEL:?}"));
         }
         if self.eagle3.is_empty() {
             faults.push(format!(
@@ -135,14 +133,8 @@ impl Validate for EngineConfig {
         }
         if self.draft_model.is_some() && ![HEAD_AUTO, HEAD_OFF].contains(&self.eagle3.as_str()) {
             faults.push(format!(
-                "eagle3, draft_model: one of them drafts; choose one, for example eagle3 = {HEAD_OFF:?}"
+                "eagle3, draft_model: only one of them can draft; to use the draft model, set eagle3 = {HEAD_OFF:?}"
             ));
-        }
-        if self.threads > 256 || self.http_threads > 256 {
-            faults.push("threads, http_threads: at most 256".into());
-        }
-        if self.max_draft_tokens >= self.max_step_tokens {
-            faults.push("max_draft_tokens: must be below max_step_tokens".into());
         }
         faults
     }
@@ -153,22 +145,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_is_sound_and_zeros_are_named() {
+    fn the_default_is_valid_and_bad_counts_are_named() {
         assert_eq!(EngineConfig::default().faults(), Vec::<String>::new());
         let config = EngineConfig {
             max_batch: 0,
-            max_step_tokens: 10,
+            threads: 1000,
             ..EngineConfig::default()
         };
         let faults = config.faults().join("\n");
         assert!(
-            faults.contains("max_batch: ") && faults.contains("max_draft_tokens: "),
+            faults.contains("max_batch: ") && faults.contains("threads: "),
             "{faults}"
         );
     }
 
     #[test]
-    fn a_head_and_a_draft_model_are_one_too_many() {
+    fn a_head_and_a_draft_model_exclude_each_other() {
         let faults = |eagle3: &str, draft_model: &str| {
             let config = EngineConfig {
                 eagle3: eagle3.into(),
@@ -177,7 +169,7 @@ mod tests {
             };
             config.faults().join("\n")
         };
-        assert!(faults("some/head", "some/model").contains("choose one"));
+        assert!(faults("some/head", "some/model").contains("only one of them"));
         assert!(faults(HEAD_OFF, "").contains("draft_model: "));
         for eagle3 in [HEAD_AUTO, HEAD_OFF] {
             assert_eq!(faults(eagle3, "some/model"), "");

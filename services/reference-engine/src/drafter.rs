@@ -1,111 +1,146 @@
-//! The engine's own drafts, whoever makes them: an EAGLE-3 head or a draft model, which are [`Network`]s.
+//! Drafts that the engine makes itself, with an EAGLE-3 head or a draft model. Both are [`DraftNetwork`]s.
 //!
-//! [`Drafter`] serves all sessions of a step together: first it catches up with their texts in one pass,
-//! then all trees grow level by level, one pass per level. What a session keeps between steps is its
-//! [`Trail`].
+//! [`Drafter`] serves all sessions of a step together. First it catches up with their texts in one pass. Then all
+//! draft trees grow level by level, with one pass per level. A session keeps its [`DrafterState`] between steps.
 
-mod network;
-mod states;
-mod trail;
-mod tree;
+mod captured_states;
+pub(crate) mod draft_model;
+mod draft_network;
+mod draft_tree;
+pub(crate) mod eagle3;
+mod session_state;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use refrain_protocol::TokenId;
 use refrain_protocol::engine::{Draft, DrafterCapabilities, Sampling};
 use refrain_speculation::verify::sampled::Weight;
+use refrain_tokenization::Tokenizer;
 
-use crate::attention::DraftKv;
-use crate::blocks::Branch;
-use crate::math::{exp_weights, peak};
+use crate::config::EngineConfig;
+use crate::kernels::{exp_weights, peak};
+use crate::model::{HeadFiles, Model, ModelError};
+use crate::network::{Branch, DraftKv};
 use crate::sampler::Sampler;
-use crate::weights::Model;
 
-pub(crate) use network::{DraftOutputs, Network};
-pub(crate) use states::StatesShape;
-pub(crate) use trail::{Trail, TrailShape};
-pub(crate) use tree::Growth;
-use tree::{Guess, Tree};
+pub(crate) use draft_network::DraftNetwork;
+pub(crate) use draft_tree::DraftOptions;
+pub(crate) use session_state::{DrafterState, DrafterStateShape};
 
-/// Deepest draft that may be asked for: heads are trained for fewer.
+use draft_model::DraftModelNetwork;
+use draft_tree::{DraftTree, Guess};
+use eagle3::{Eagle3Head, Eagle3Network};
+
+/// Greatest depth that a caller may request. Heads are trained for less.
 const DEPTH_MAX: u32 = 16;
-/// Most children of a node that may be asked for.
+/// Most children per node that a caller may request.
 const TOP_K_MAX: u32 = 16;
 
-/// One session's wish for a draft.
-pub(crate) struct Wish<'a> {
-    /// All of its text; what the target captured of all but the last token is in `trail`, as far as it is kept.
+/// A request for a draft that continues one session.
+pub(crate) struct DraftRequest<'a> {
+    /// The whole text of the session.
     pub(crate) text: &'a [TokenId],
-    pub(crate) trail: &'a mut Trail,
-    pub(crate) growth: Growth,
-    /// How a drawn draft is drawn.
+    pub(crate) state: &'a mut DrafterState,
+    pub(crate) options: DraftOptions,
+    /// How tokens are drawn, if the draft is drawn at random.
     pub(crate) sampling: &'a Sampling,
 }
 
-/// A draft that was made.
+/// A finished draft.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Made {
+pub(crate) struct CompletedDraft {
     pub(crate) draft: Draft,
-    /// What each token was drawn from, if they were drawn.
+    /// The distribution that each token was drawn from. Empty if the tokens were not drawn at random.
     pub(crate) drawn_from: Vec<Vec<Weight>>,
 }
 
-/// Rows that a drafter computed.
+/// Numbers of rows that a drafter computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DraftRows {
-    /// Of texts.
-    pub(crate) follow: usize,
-    /// Of drafts.
-    pub(crate) guess: usize,
+    /// Rows of texts.
+    pub(crate) text: usize,
+    /// Rows of drafts.
+    pub(crate) draft: usize,
 }
 
-/// Drafts with a network; keeps the buffers between drafts.
+/// Makes drafts with a network. It keeps its buffers between drafts.
 #[derive(Debug)]
 pub(crate) struct Drafter {
-    network: Box<dyn Network>,
-    /// Most rows of texts in one step. A session that owes more gets its draft in a later one.
-    follow_max: usize,
+    network: Box<dyn DraftNetwork>,
+    /// Most rows of texts in one step. A session that needs more gets its draft in a later step.
+    text_rows_max: usize,
     weights: Vec<f32>,
     sampler: Sampler,
 }
 
-/// A tree in the making.
-struct Growing<'a> {
-    /// Place among the wishes.
-    wish: usize,
-    trail: &'a mut Trail,
-    tree: Tree,
+/// A draft tree that is being grown.
+struct GrowingTree<'a> {
+    /// Index of the request.
+    request: usize,
+    state: &'a mut DrafterState,
+    tree: DraftTree,
     guesser: Guesser<'a>,
-    /// The rows' keys and values.
+    /// Keys and values of the expanded nodes.
     kv: DraftKv,
-    /// Output of the text's last row, then of each row of the tree.
+    /// Hidden states of the text's last row, then of each expanded node.
     hidden: Vec<f32>,
 }
 
-/// How guesses come out of logits.
+/// How guesses are chosen from logits.
 enum Guesser<'a> {
-    /// The likeliest so many.
+    /// Chooses this many of the likeliest tokens.
     Likeliest(usize),
-    /// One that is drawn.
+    /// Draws one token at random.
     Drawn {
         sampling: &'a Sampling,
-        /// Where in the text the next one would stand.
+        /// Position of the next token in the text.
         position: u32,
         from: Vec<Vec<Weight>>,
     },
 }
 
+/// Loads the draft model or the EAGLE-3 head that `config` names for `target`, if it names one.
+///
+/// # Errors
+/// Fails for files that are missing or damaged, and for a drafter that does not fit the target.
+pub(crate) fn open_network(
+    config: &EngineConfig,
+    target: &Model,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Option<Box<dyn DraftNetwork>>, ModelError> {
+    if let Some(source) = &config.draft_model {
+        let draft_model = draft_model::load(source, target, tokenizer, config.weights)?;
+        let network = DraftModelNetwork::new(draft_model, config.threads);
+        let weight_bytes = network.weight_bytes();
+        tracing::info!(draft_model = source, weight_bytes, "draft model loaded");
+        return Ok(Some(Box::new(network)));
+    }
+    let Some(files) = HeadFiles::open(&config.eagle3, &config.model)? else {
+        return Ok(None);
+    };
+    let head = Eagle3Head::load(&files, target, config.weights)?;
+    tracing::info!(
+        eagle3 = config.eagle3,
+        weight_bytes = head.weight_bytes(),
+        draft_vocab = head.tokens.len(),
+        "EAGLE-3 head loaded"
+    );
+    let network = Eagle3Network::new(Arc::new(head), config.threads);
+    Ok(Some(Box::new(network)))
+}
+
 impl Drafter {
-    pub(crate) fn new(network: Box<dyn Network>, follow_max: usize) -> Self {
+    pub(crate) fn new(network: Box<dyn DraftNetwork>, text_rows_max: usize) -> Self {
         Drafter {
             network,
-            follow_max,
+            text_rows_max,
             weights: Vec::new(),
             sampler: Sampler::default(),
         }
     }
 
-    /// What it may be asked for.
+    /// Returns the drafts that callers may request.
     pub(crate) fn capabilities(&self) -> DrafterCapabilities {
         DrafterCapabilities {
             kind: self.network.kind(),
@@ -114,36 +149,36 @@ impl Drafter {
         }
     }
 
-    /// Layers of the target whose outputs it reads, counted from 0.
-    pub(crate) fn captured(&self) -> &[usize] {
-        self.network.captured()
+    /// Returns the indices of the target's layers whose outputs the drafter reads.
+    pub(crate) fn captured_layers(&self) -> &[usize] {
+        self.network.captured_layers()
     }
 
-    /// What it keeps of a session; see [`Network::trail_shape`].
-    pub(crate) fn trail_shape(&self, target: &Model, window: usize) -> TrailShape {
-        self.network.trail_shape(target, window)
+    /// Returns the shape of the drafter's per-session state. See [`DraftNetwork::state_shape`].
+    pub(crate) fn state_shape(&self, target: &Model, window: usize) -> DrafterStateShape {
+        self.network.state_shape(target, window)
     }
 
-    /// A draft for each wish; an empty one where the drafter cannot go on from the end of the text yet.
+    /// Makes a draft for each request. A draft is empty if the drafter cannot continue the text yet.
     pub(crate) fn draft(
         &mut self,
         target: &Model,
-        wishes: Vec<Wish<'_>>,
-    ) -> (Vec<Made>, DraftRows) {
-        let mut drafts = vec![Made::default(); wishes.len()];
+        requests: Vec<DraftRequest<'_>>,
+    ) -> (Vec<CompletedDraft>, DraftRows) {
+        let mut drafts = vec![CompletedDraft::default(); requests.len()];
         let mut rows = DraftRows::default();
-        let mut growing = self.follow(target, wishes, &mut rows);
+        let mut trees = self.catch_up(target, requests, &mut rows);
         loop {
-            let guessed = self.guess(target, &mut growing);
-            if guessed == 0 {
+            let computed = self.grow_level(target, &mut trees);
+            if computed == 0 {
                 break;
             }
-            rows.guess += guessed;
+            rows.draft += computed;
         }
-        for growing in growing {
-            drafts[growing.wish] = Made {
-                draft: growing.tree.into_draft(),
-                drawn_from: match growing.guesser {
+        for tree in trees {
+            drafts[tree.request] = CompletedDraft {
+                draft: tree.tree.into_draft(),
+                drawn_from: match tree.guesser {
                     Guesser::Likeliest(_) => Vec::new(),
                     Guesser::Drawn { from, .. } => from,
                 },
@@ -152,109 +187,108 @@ impl Drafter {
         (drafts, rows)
     }
 
-    /// Computes the rows of texts that are owed, and plants a tree at the end of each text that is done.
-    fn follow<'a>(
+    /// Computes the missing rows of texts, and starts a tree at the end of each text that is complete.
+    fn catch_up<'a>(
         &mut self,
         target: &Model,
-        wishes: Vec<Wish<'a>>,
+        requests: Vec<DraftRequest<'a>>,
         computed: &mut DraftRows,
-    ) -> Vec<Growing<'a>> {
-        let mut left = self.follow_max;
+    ) -> Vec<GrowingTree<'a>> {
+        let mut left = self.text_rows_max;
         let mut captured = Vec::new();
-        let mut followed: Vec<(usize, Wish<'a>, Range<usize>, bool)> = Vec::new();
-        for (at, wish) in wishes.into_iter().enumerate() {
-            let mut rows = wish.trail.owed(wish.text.len());
+        let mut reading: Vec<(usize, DraftRequest<'a>, Range<usize>, bool)> = Vec::new();
+        for (index, request) in requests.into_iter().enumerate() {
+            let mut rows = request.state.missing_rows(request.text.len());
             let complete = rows.len() <= left;
             rows.end = rows.end.min(rows.start + left);
             if !rows.is_empty() {
                 left -= rows.len();
                 for position in rows.clone() {
-                    captured.extend_from_slice(wish.trail.captured(position));
+                    captured.extend_from_slice(request.state.captured(position));
                 }
-                followed.push((at, wish, rows, complete));
+                reading.push((index, request, rows, complete));
             }
         }
-        if followed.is_empty() {
+        if reading.is_empty() {
             return Vec::new();
         }
-        let mut branches: Vec<Branch<'_>> = followed
+        let mut branches: Vec<Branch<'_>> = reading
             .iter_mut()
-            .map(|(_, wish, rows, complete)| {
-                let tokens = wish.trail.tokens(wish.text, rows);
-                let (kv, start) = wish.trail.extend(rows);
+            .map(|(_, request, rows, complete)| {
+                let tokens = request.state.row_tokens(request.text, rows);
+                let (kv, start) = request.state.grow_rows(rows);
                 Branch {
-                    logits: *complete,
+                    wants_logits: *complete,
                     ..Branch::new(kv, start, tokens)
                 }
             })
             .collect();
-        let outputs = self.network.follow(target, &mut branches, &captured);
-        computed.follow = self.follow_max - left;
-        let mut growing = Vec::with_capacity(followed.len());
-        for (branch, (at, wish, _, complete)) in followed.into_iter().enumerate() {
-            wish.trail.release_read();
+        let outputs = self.network.read_text(target, &mut branches, &captured);
+        computed.text = self.text_rows_max - left;
+        let mut trees = Vec::with_capacity(reading.len());
+        for (branch, (index, request, _, complete)) in reading.into_iter().enumerate() {
+            request.state.release_read_states();
             if complete {
-                let mut tree = Tree::new(wish.growth);
-                let mut guesser = Guesser::of(&wish);
+                let mut tree = DraftTree::new(request.options);
+                let mut guesser = Guesser::new(&request);
                 tree.grow(&[self.guesses(outputs.logits(branch, 0), &mut guesser)]);
-                growing.push(Growing {
-                    wish: at,
+                trees.push(GrowingTree {
+                    request: index,
                     tree,
                     guesser,
-                    kv: DraftKv::new(wish.trail.kv().shape(), wish.growth.rows_max()),
+                    kv: DraftKv::new(request.state.kv().shape(), request.options.expanded_max()),
                     hidden: outputs.hidden(branch, 0).to_vec(),
-                    trail: wish.trail,
+                    state: request.state,
                 });
             }
         }
-        growing
+        trees
     }
 
-    /// Grows every tree by a level. Gives the rows that it took; none when all are complete.
-    fn guess(&mut self, target: &Model, growing: &mut [Growing<'_>]) -> usize {
+    /// Grows every tree by a level. Returns the number of rows that it computed, which is 0 if all trees are
+    /// complete.
+    fn grow_level(&mut self, target: &Model, trees: &mut [GrowingTree<'_>]) -> usize {
         let width = self.network.hidden_width();
         let mut hidden = Vec::new();
         let mut rows = 0;
-        for growing in growing.iter() {
-            for parent in &growing.tree.row_parents()[growing.tree.followed()..] {
+        for tree in trees.iter() {
+            for parent in &tree.tree.expanded_parents()[tree.tree.computed()..] {
                 let row = parent.map_or(0, |parent| parent as usize + 1);
-                hidden.extend_from_slice(&growing.hidden[row * width..][..width]);
+                hidden.extend_from_slice(&tree.hidden[row * width..][..width]);
                 rows += 1;
             }
         }
         if rows == 0 {
             return 0;
         }
-        // A complete tree takes part with no rows, so that branches and trees stay in step.
+        // A complete tree takes part without rows, so that branches and trees have the same indices.
         let (mut branches, mut drafts) = (Vec::new(), Vec::new());
-        for growing in growing.iter_mut() {
-            let kv = growing.trail.kv();
+        for tree in trees.iter_mut() {
+            let kv = tree.state.kv();
             let end = kv.len();
             branches.push(Branch {
-                nodes: growing.tree.rows(),
-                parents: growing.tree.row_parents(),
-                known: growing.tree.followed(),
-                logits: true,
+                nodes: tree.tree.expanded_tokens(),
+                parents: tree.tree.expanded_parents(),
+                computed_nodes: tree.tree.computed(),
+                wants_logits: true,
                 ..Branch::new(kv, end, &[])
             });
-            drafts.push(&mut growing.kv);
+            drafts.push(&mut tree.kv);
         }
         let outputs = self
             .network
-            .guess(target, &mut branches, &mut drafts, &hidden);
+            .extend_drafts(target, &mut branches, &mut drafts, &hidden);
         let counts: Vec<usize> = branches.iter().map(Branch::rows).collect();
-        for (branch, (growing, count)) in growing.iter_mut().zip(&counts).enumerate() {
+        for (branch, (tree, count)) in trees.iter_mut().zip(&counts).enumerate() {
             if *count == 0 {
                 continue;
             }
             let mut guesses = Vec::with_capacity(*count);
             for row in 0..*count {
-                guesses.push(self.guesses(outputs.logits(branch, row), &mut growing.guesser));
-                growing
-                    .hidden
-                    .extend_from_slice(outputs.hidden(branch, row));
+                guesses.push(self.guesses(outputs.logits(branch, row), &mut tree.guesser));
+                tree.hidden.extend_from_slice(outputs.hidden(branch, row));
             }
-            growing.tree.grow(&guesses);
+            tree.tree.grow(&guesses);
         }
         rows
     }
@@ -268,7 +302,7 @@ impl Drafter {
                 from,
             } => {
                 let tokens = self.network.tokens();
-                let drawn = self.sampler.propose(logits, sampling, *position, tokens);
+                let drawn = self.sampler.draw_draft(logits, sampling, *position, tokens);
                 *position += 1;
                 let guess = drawn.map(|drawn| {
                     from.push(drawn.from);
@@ -282,7 +316,7 @@ impl Drafter {
         }
     }
 
-    /// The `count` likeliest tokens by these logits, likeliest first, lower draft ids first among equals.
+    /// Returns the `count` likeliest tokens, likeliest first. Among equals, lower draft ids come first.
     fn likeliest(&mut self, logits: &[f32], count: usize) -> Vec<Guess> {
         let peak = peak(logits);
         if !peak.is_finite() {
@@ -293,7 +327,7 @@ impl Drafter {
         let mut best: Vec<(f32, usize)> = Vec::with_capacity(count + 1);
         let mut total = 0.0;
         for (id, weight) in self.weights.iter().enumerate() {
-            // Not a number: that token is never guessed.
+            // A token whose logit is NaN is never guessed.
             if weight.is_nan() {
                 continue;
             }
@@ -301,8 +335,8 @@ impl Drafter {
             if best.len() == count && best.last().is_some_and(|(least, _)| weight <= least) {
                 continue;
             }
-            let at = best.partition_point(|(other, _)| other >= weight);
-            best.insert(at, (*weight, id));
+            let place = best.partition_point(|(other, _)| other >= weight);
+            best.insert(place, (*weight, id));
             best.truncate(count);
         }
         best.into_iter()
@@ -315,12 +349,12 @@ impl Drafter {
 }
 
 impl<'a> Guesser<'a> {
-    fn of(wish: &Wish<'a>) -> Self {
-        match wish.growth.sampled {
-            false => Guesser::Likeliest(wish.growth.top_k),
+    fn new(request: &DraftRequest<'a>) -> Self {
+        match request.options.sampled {
+            false => Guesser::Likeliest(request.options.top_k),
             true => Guesser::Drawn {
-                sampling: wish.sampling,
-                position: wish.text.len() as u32,
+                sampling: request.sampling,
+                position: request.text.len() as u32,
                 from: Vec::new(),
             },
         }

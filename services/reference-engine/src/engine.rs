@@ -1,124 +1,100 @@
-//! A step: what is asked, checked; one forward pass; the target's tokens walked through the drafts.
+//! Engine steps: checks the items, drafts, runs one forward pass, and verifies the drafts.
 //!
-//! No clock and no threads: the caller passes `now`, and one owner calls at a time.
+//! This folder has no clock and no threads. The caller passes `now`, and a single owner makes all calls.
+
+mod limits;
+mod planned_item;
+mod prefix_cache;
+mod sessions;
+mod verification;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use refrain_protocol::engine::{
-    CloseRequest, Draft, StepItem, StepOutput, StepRequest, StepResult,
-};
-use refrain_protocol::{ApiError, EngineSessionId, TokenId};
-use refrain_speculation::verify::sampled::Weight;
+use refrain_protocol::ApiError;
+use refrain_protocol::engine::{CloseRequest, StepItem, StepRequest, StepResult};
 
-use crate::blocks::Branch;
 use crate::config::EngineConfig;
-use crate::drafter::{DraftRows, Drafter, Growth, Made, Network, Wish};
-use crate::forward::{Forward, Pass};
-use crate::kv::{BLOCK_TOKENS, KvShape};
-use crate::limits::{Known, Limits, unknown_session};
-use crate::sampler::{Proposal, Sampler};
-use crate::sessions::{Session, Sessions};
-use crate::weights::Model;
+use crate::drafter::{DraftNetwork, DraftOptions, DraftRequest, DraftRows, Drafter};
+use crate::model::Model;
+use crate::network::{BLOCK_TOKENS, Branch, KvShape, ModelForward};
+use crate::sampler::Sampler;
 
-/// Results of a step, and the work it took.
+use limits::{KnownSession, StepLimits, unknown_session};
+use planned_item::PlannedItem;
+use sessions::{Session, Sessions};
+
+/// The results of a step, and the work that it took.
 #[derive(Debug)]
-pub(crate) struct Stepped {
+pub(crate) struct StepReport {
     pub(crate) results: Vec<StepResult>,
-    /// Rows that were computed.
+    /// Number of rows that were computed.
     pub(crate) computed_tokens: usize,
-    /// Tokens whose KV another session had.
+    /// Number of tokens whose KV was taken from another session.
     pub(crate) cached_tokens: usize,
-    /// Rows of the drafter.
+    /// Numbers of rows that the drafter computed.
     pub(crate) draft_rows: DraftRows,
-    /// Tokens whose captured states were dropped before the head had read them.
+    /// Number of tokens whose captured states were dropped before the head had read them.
     pub(crate) states_dropped: u64,
 }
 
-/// A step between its phases. Dropping it drops its sessions.
-pub(crate) struct Batch {
+/// A batch between the phases of a step. If it is dropped, its sessions are lost.
+pub(crate) struct PlannedBatch {
     results: Vec<Option<StepResult>>,
-    works: Vec<(Plan, Session)>,
+    work: Vec<(PlannedItem, Session)>,
     draft_rows: DraftRows,
 }
 
-/// The model and its sessions.
+/// The model, its drafter and its sessions.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub(crate) struct EngineCore {
     model: Arc<Model>,
-    limits: Limits,
-    forward: Forward,
+    limits: StepLimits,
+    forward: ModelForward,
     drafter: Option<Drafter>,
     sampler: Sampler,
     sessions: Sessions,
 }
 
-/// An item that passed all checks.
-struct Plan {
-    /// Place in the request.
-    item: usize,
-    id: EngineSessionId,
-    cached_tokens: usize,
-    /// First position to compute.
-    start: usize,
-    /// What is computed of the text from `start` on.
-    chain: Vec<TokenId>,
-    sample: bool,
-    max_emit: usize,
-    draft: Draft,
-    /// So many nodes of the draft came with the item; what the engine adds by itself stands behind them.
-    sent: usize,
-    /// Of the draft that the engine is to make by itself.
-    growth: Option<Growth>,
-    /// The nodes that came with the item and that the engine drafted as well.
-    agreed: Vec<u32>,
-    /// What a drawn draft, a chain, was drawn from, by node; empty for any other.
-    drawn_from: Vec<Vec<Weight>>,
-    /// For each draft node, its place among those that are computed.
-    computed: Vec<Option<usize>>,
-    nodes: Vec<TokenId>,
-    parents: Vec<Option<u32>>,
-}
-
 #[cfg(test)]
-impl Batch {
-    /// Of each item that is in order.
-    pub(crate) fn drafts(&self) -> Vec<&Draft> {
-        self.works.iter().map(|(plan, _)| &plan.draft).collect()
+impl PlannedBatch {
+    /// Returns the draft of each valid item.
+    pub(crate) fn drafts(&self) -> Vec<&refrain_protocol::engine::Draft> {
+        self.work.iter().map(|(item, _)| &item.draft).collect()
     }
 }
 
-impl Core {
-    /// `network` drafts, and was made for `model`.
+impl EngineCore {
+    /// Creates an engine without sessions. `network`, if there is one, drafts for `model`.
     pub(crate) fn new(
         model: Arc<Model>,
-        network: Option<Box<dyn Network>>,
+        network: Option<Box<dyn DraftNetwork>>,
         config: &EngineConfig,
     ) -> Self {
         let rows_max = config.max_step_tokens as usize;
         let drafter = network.map(|network| Drafter::new(network, rows_max));
-        let own = u32::try_from(model.architecture.max_context).unwrap_or(u32::MAX);
-        let limits = Limits {
+        let model_max = u32::try_from(model.architecture.max_context).unwrap_or(u32::MAX);
+        let limits = StepLimits {
             vocab_size: u32::try_from(model.architecture.vocab_size).unwrap_or(u32::MAX),
-            max_context: config.max_context.unwrap_or(own).min(own),
+            max_context: config.max_context.unwrap_or(model_max).min(model_max),
             max_batch: config.max_batch,
             max_step_tokens: config.max_step_tokens,
             max_draft_tokens: config.max_draft_tokens,
             drafter: drafter.as_ref().map(Drafter::capabilities),
         };
         let window = config.eagle3_window_tokens;
-        let trails = drafter
+        let drafter_shape = drafter
             .as_ref()
-            .map(|drafter| drafter.trail_shape(&model, window));
-        let captured = drafter.as_ref().map_or(&[][..], Drafter::captured);
-        Core {
+            .map(|drafter| drafter.state_shape(&model, window));
+        let captured_layers = drafter.as_ref().map_or(&[][..], Drafter::captured_layers);
+        EngineCore {
             limits,
-            forward: Forward::new(&model, captured, config.threads),
+            forward: ModelForward::new(&model, captured_layers, config.threads),
             drafter,
             sampler: Sampler::default(),
             sessions: Sessions::new(
                 KvShape::of(&model.architecture),
-                trails,
+                drafter_shape,
                 config.max_sessions as usize,
                 config.kv_tokens_max,
                 Duration::from_millis(config.session_idle_ms),
@@ -127,7 +103,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> StepLimits {
         self.limits
     }
 
@@ -135,24 +111,25 @@ impl Core {
         &self.sessions
     }
 
-    /// Ends sessions; unknown ones are ignored.
+    /// Closes sessions. Unknown ones are ignored.
     pub(crate) fn close(&mut self, request: &CloseRequest) {
         for id in &request.sessions {
             self.sessions.close(*id, request.keep_kv);
         }
     }
 
-    /// Closes idle sessions. Returns how many.
+    /// Closes idle sessions, and returns their number.
     pub(crate) fn expire(&mut self, now: Instant) -> usize {
         self.sessions.expire(now)
     }
 
-    /// One batch: [`Core::begin`], [`Core::draft`] and [`Core::verify`].
-    ///
-    /// # Errors
-    /// As of [`Core::begin`].
+    /// Runs a whole step: [`EngineCore::begin`], [`EngineCore::draft`] and [`EngineCore::verify`].
     #[cfg(test)]
-    pub(crate) fn step(&mut self, request: StepRequest, now: Instant) -> Result<Stepped, ApiError> {
+    pub(crate) fn step(
+        &mut self,
+        request: StepRequest,
+        now: Instant,
+    ) -> Result<StepReport, ApiError> {
         let mut batch = self.begin(request, now)?;
         self.draft(&mut batch);
         Ok(self.verify(batch, now))
@@ -161,128 +138,132 @@ impl Core {
     /// Checks a batch, and takes its sessions out of the table.
     ///
     /// # Errors
-    /// `InvalidRequest` for a batch that breaks a limit as a whole. What is wrong with one item is that
-    /// item's result, and leaves its session as it was, cut to `keep_len` at most.
-    pub(crate) fn begin(&mut self, request: StepRequest, now: Instant) -> Result<Batch, ApiError> {
+    /// `InvalidRequest` if the batch as a whole breaks a limit. The fault of a single item becomes that item's
+    /// result. It leaves the session unchanged, or cut to `keep_len` tokens.
+    pub(crate) fn begin(
+        &mut self,
+        request: StepRequest,
+        now: Instant,
+    ) -> Result<PlannedBatch, ApiError> {
         self.limits.check_batch(&request)?;
         let mut results: Vec<Option<StepResult>> = Vec::new();
-        let mut plans = Vec::new();
+        let mut items = Vec::new();
         let mut blocks = 0;
         for (index, item) in request.items.into_iter().enumerate() {
-            match self.prepare(index, item, &mut blocks, now) {
-                Ok(plan) => {
-                    plans.push(plan);
+            match self.plan(index, item, &mut blocks, now) {
+                Ok(item) => {
+                    items.push(item);
                     results.push(None);
                 }
                 Err(error) => results.push(Some(Err(error))),
             }
         }
-        self.reserve_drafters(&mut plans, blocks);
-        // Only now are sessions taken out of the table: each may have lent its KV to another of the batch.
-        let mut works: Vec<(Plan, Session)> = Vec::with_capacity(plans.len());
-        for plan in plans {
-            match self.sessions.take(plan.id) {
+        self.reserve_for_drafter(&mut items, blocks);
+        // Sessions stay in the table until here, because other items of the batch may reuse their KV.
+        let mut work: Vec<(PlannedItem, Session)> = Vec::with_capacity(items.len());
+        for item in items {
+            match self.sessions.take(item.id) {
                 Some(mut session) => {
-                    session.kv.grow(plan.start + plan.chain.len());
-                    works.push((plan, session));
+                    session.kv.grow(item.start + item.chain.len());
+                    work.push((item, session));
                 }
-                None => results[plan.item] = Some(Err(unknown_session(plan.id))),
+                None => results[item.index] = Some(Err(unknown_session(item.id))),
             }
         }
-        Ok(Batch {
+        Ok(PlannedBatch {
             results,
-            works,
+            work,
             draft_rows: DraftRows::default(),
         })
     }
 
-    /// Makes the drafts that the engine is to make by itself. Says whether there were any to make.
-    pub(crate) fn draft(&mut self, batch: &mut Batch) -> bool {
+    /// Makes the drafts that items request from the engine. Returns whether there were any.
+    pub(crate) fn draft(&mut self, batch: &mut PlannedBatch) -> bool {
         let Some(drafter) = &mut self.drafter else {
             return false;
         };
-        let mut wishes = Vec::new();
-        let mut wishing = Vec::new();
-        for (plan, session) in &mut batch.works {
-            if let (Some(growth), Some(trail)) = (plan.growth, &mut session.trail) {
-                wishes.push(Wish {
+        let mut requests = Vec::new();
+        let mut items = Vec::new();
+        for (item, session) in &mut batch.work {
+            if let (Some(options), Some(state)) = (item.self_draft, &mut session.drafter_state) {
+                requests.push(DraftRequest {
                     text: &session.text,
-                    trail,
-                    growth,
+                    state,
+                    options,
                     sampling: &session.sampling,
                 });
-                wishing.push(plan);
+                items.push(item);
             }
         }
-        if wishes.is_empty() {
+        if requests.is_empty() {
             return false;
         }
-        let (drafts, rows) = drafter.draft(&self.model, wishes);
+        let (drafts, rows) = drafter.draft(&self.model, requests);
         batch.draft_rows = rows;
-        for (plan, made) in wishing.into_iter().zip(drafts) {
-            plan.merge(made);
+        for (item, draft) in items.into_iter().zip(drafts) {
+            item.merge(draft);
         }
         true
     }
 
-    /// One forward pass over everything, and the walks through the drafts.
-    pub(crate) fn verify(&mut self, batch: Batch, now: Instant) -> Stepped {
-        let Batch {
+    /// Runs one forward pass over the batch, and verifies its drafts.
+    pub(crate) fn verify(&mut self, batch: PlannedBatch, now: Instant) -> StepReport {
+        let PlannedBatch {
             mut results,
-            mut works,
+            mut work,
             draft_rows,
         } = batch;
-        let mut branches: Vec<Branch<'_>> = works
+        let mut branches: Vec<Branch<'_>> = work
             .iter_mut()
-            .map(|(plan, session)| Branch {
-                nodes: &plan.nodes,
-                parents: &plan.parents,
-                logits: plan.sample,
-                capture: session.trail.is_some(),
-                ..Branch::new(&mut session.kv, plan.start, &plan.chain)
+            .map(|(item, session)| Branch {
+                nodes: &item.nodes,
+                parents: &item.parents,
+                wants_logits: item.sample,
+                wants_states: session.drafter_state.is_some(),
+                ..Branch::new(&mut session.kv, item.start, &item.chain)
             })
             .collect();
         let pass = self.forward.run(&self.model, &mut branches);
-        let mut stepped = Stepped {
+        let mut report = StepReport {
             results: Vec::new(),
             computed_tokens: 0,
             cached_tokens: 0,
             draft_rows,
             states_dropped: 0,
         };
-        for (branch, (plan, mut session)) in works.into_iter().enumerate() {
-            stepped.computed_tokens += plan.chain.len() + plan.nodes.len();
-            stepped.cached_tokens += plan.cached_tokens;
-            let output = self.emit(&pass, branch, &plan, &mut session);
-            if let Some(trail) = &mut session.trail {
-                stepped.states_dropped += trail.take_dropped();
+        for (branch, (item, mut session)) in work.into_iter().enumerate() {
+            report.computed_tokens += item.chain.len() + item.nodes.len();
+            report.cached_tokens += item.cached_tokens;
+            let output = verification::emit(&mut self.sampler, &pass, branch, &item, &mut session);
+            if let Some(state) = &mut session.drafter_state {
+                report.states_dropped += state.take_dropped();
             }
-            self.sessions.put(plan.id, session, now);
-            results[plan.item] = Some(Ok(output));
+            self.sessions.put(item.id, session, now);
+            results[item.index] = Some(Ok(output));
         }
-        stepped.results = results
+        report.results = results
             .into_iter()
             .map(|result| {
                 result
                     .unwrap_or_else(|| Err(ApiError::internal("an item was left without a result")))
             })
             .collect();
-        stepped
+        report
     }
 
-    /// Checks an item and brings its session's text up to date. `blocks` counts what earlier items of the
-    /// batch are going to allocate.
-    fn prepare(
+    /// Checks an item, and brings its session's text up to date. `blocks` counts the KV blocks that earlier items of
+    /// the batch will allocate.
+    fn plan(
         &mut self,
         index: usize,
         item: StepItem,
         blocks: &mut u64,
         now: Instant,
-    ) -> Result<Plan, ApiError> {
+    ) -> Result<PlannedItem, ApiError> {
         let id = item.session;
-        let known = self.sessions.get(id).map(|session| Known {
+        let known = self.sessions.get(id).map(|session| KnownSession {
             text_len: session.text.len(),
-            self_drafts: session.trail.is_some(),
+            self_drafts: session.drafter_state.is_some(),
         });
         let text_len = self.limits.check_item(index, &item, known)?;
         let opened = item.open.is_some();
@@ -295,13 +276,8 @@ impl Core {
             .ok_or_else(|| unknown_session(id))?;
         let keep = item.keep_len as usize;
         let is_greedy = session.sampling.temperature == 0.0;
-        session.text.truncate(keep);
-        session.text.extend_from_slice(&item.tokens);
-        session.kv.truncate(keep.min(text_len - 1));
-        if let Some(trail) = &mut session.trail {
-            trail.truncate(keep, keep.min(text_len - 1));
-        }
-        // Looking for a shared prefix pays from about a block of tokens on; short pieces are just computed.
+        session.replace_text(keep, &item.tokens);
+        // The search for a shared prefix pays from about a block of tokens on. Shorter pieces are computed.
         let cached_tokens = if opened || text_len > session.kv.len() + BLOCK_TOKENS {
             self.sessions.reuse(id)
         } else {
@@ -309,32 +285,28 @@ impl Core {
         };
         let draft = item.draft.unwrap_or_default();
         let max_emit = (item.max_emit as usize).min(self.limits.max_context as usize - text_len);
-        // A node at depth d matters for token d + 1 of the output.
-        let growth = item.self_draft.map(|wanted| Growth {
-            depth: (wanted.depth as usize).min(max_emit.saturating_sub(1)),
-            top_k: wanted.top_k as usize,
-            tokens_max: wanted.tokens_max as usize,
-            path_prob_min: wanted.path_prob_min,
-            sampled: wanted.sampled && !is_greedy,
-        });
-        let growth = growth.filter(|growth| growth.depth > 0 && growth.tokens_max > 0);
-        let accepted_max = growth
-            .map_or(0, |growth| growth.depth)
+        let self_draft = item
+            .self_draft
+            .map(|wanted| DraftOptions {
+                // A node at depth d matters for token d + 1 of the output.
+                depth: (wanted.depth as usize).min(max_emit.saturating_sub(1)),
+                top_k: wanted.top_k as usize,
+                tokens_max: wanted.tokens_max as usize,
+                path_prob_min: wanted.path_prob_min,
+                sampled: wanted.sampled && !is_greedy,
+            })
+            .filter(|options| options.depth > 0 && options.tokens_max > 0);
+        let accepted_max = self_draft
+            .map_or(0, |options| options.depth)
             .max(draft.tokens.len());
-        let grown = text_len + accepted_max;
-        let needed = self
-            .sessions
-            .get(id)
-            .map_or(0, |session| session.kv.growth_blocks(grown));
+        let needed = self.sessions.get(id).map_or(0, |session| {
+            session.kv.growth_blocks(text_len + accepted_max)
+        });
         if let Err(error) = self.sessions.reserve(*blocks + needed, 0) {
             if opened {
                 self.sessions.close(id, false);
             } else if let Some(session) = self.sessions.get_mut(id) {
-                session.text.truncate(keep);
-                session.kv.truncate(keep.saturating_sub(1));
-                if let Some(trail) = &mut session.trail {
-                    trail.truncate(keep, keep.saturating_sub(1));
-                }
+                session.replace_text(keep, &[]);
             }
             return Err(error);
         }
@@ -343,8 +315,8 @@ impl Core {
         let start = session.kv.len();
         let end = if item.sample { text_len } else { text_len - 1 };
         let chain = session.text[start..end].to_vec();
-        let mut plan = Plan {
-            item: index,
+        let mut item = PlannedItem {
+            index,
             id,
             cached_tokens,
             start,
@@ -354,155 +326,30 @@ impl Core {
             computed: Vec::with_capacity(draft.tokens.len()),
             nodes: Vec::new(),
             parents: Vec::new(),
-            sent: draft.tokens.len(),
+            received_nodes: draft.tokens.len(),
             draft,
-            growth,
-            agreed: Vec::new(),
+            self_draft,
+            agreed_nodes: Vec::new(),
             drawn_from: Vec::new(),
         };
-        plan.select_nodes();
-        Ok(plan)
+        item.select_nodes();
+        Ok(item)
     }
 
-    /// Makes room for what the drafter is to compute, after `blocks` for the target. Where there is none, the item
-    /// goes without draft: its output is the same.
-    fn reserve_drafters(&mut self, plans: &mut [Plan], blocks: u64) {
+    /// Makes room for the rows that the drafter will compute, after `blocks` for the target. An item without room
+    /// loses its draft, which does not change its output.
+    fn reserve_for_drafter(&mut self, items: &mut [PlannedItem], blocks: u64) {
         let mut draft_blocks = 0;
-        for plan in plans.iter_mut().filter(|plan| plan.growth.is_some()) {
-            let needed = self.sessions.get_mut(plan.id).map_or(0, |session| {
-                session.trail.as_mut().map_or(0, |trail| {
-                    let rows = trail.owed(session.text.len());
-                    trail.growth_blocks(&rows)
+        for item in items.iter_mut().filter(|item| item.self_draft.is_some()) {
+            let needed = self.sessions.get_mut(item.id).map_or(0, |session| {
+                session.drafter_state.as_mut().map_or(0, |state| {
+                    let rows = state.missing_rows(session.text.len());
+                    state.growth_blocks(&rows)
                 })
             });
             match self.sessions.reserve(blocks, draft_blocks + needed) {
                 Ok(()) => draft_blocks += needed,
-                Err(_) => plan.growth = None,
-            }
-        }
-    }
-
-    /// Walks the target's own tokens through the draft, and brings text and KV to where the walk ends.
-    fn emit(
-        &mut self,
-        pass: &Pass,
-        branch: usize,
-        plan: &Plan,
-        session: &mut Session,
-    ) -> StepOutput {
-        let text_len = session.text.len();
-        let mut output = StepOutput {
-            self_drafted: plan.computed[plan.sent..].iter().flatten().count() as u32,
-            agreed_nodes: plan.agreed.clone(),
-            emitted: Vec::new(),
-            accepted_nodes: Vec::new(),
-            text_len: text_len as u32,
-            cached_tokens: plan.cached_tokens as u32,
-            stopped: false,
-            logprobs: session
-                .sampling
-                .top_logprobs
-                .filter(|_| plan.sample)
-                .map(|_| Vec::new()),
-        };
-        if let Some(trail) = &mut session.trail {
-            for row in 0..plan.chain.len() {
-                trail.push(plan.start + row, pass.captured(branch, row));
-            }
-        }
-        if !plan.sample {
-            return output;
-        }
-        let mut at: Option<u32> = None;
-        loop {
-            // Nodes too deep to be reached are not computed, and the walk ends before them.
-            let node = match at {
-                None => None,
-                Some(node) => match plan.computed[node as usize] {
-                    Some(node) => Some(node),
-                    None => break,
-                },
-            };
-            let position = (text_len + output.emitted.len()) as u32;
-            let (logits, sampling) = (pass.logits(branch, node), &session.sampling);
-            let drawn = match plan.proposal(at) {
-                None => self.sampler.draw(logits, sampling, position),
-                Some(proposal) => self.sampler.judge(logits, sampling, position, proposal),
-            };
-            output.emitted.push(drawn.token);
-            if let (Some(logprobs), Some(logprob)) = (&mut output.logprobs, drawn.logprob) {
-                logprobs.push(logprob);
-            }
-            let child = (0..plan.draft.tokens.len()).find(|node| {
-                plan.draft.parents[*node] == at && plan.draft.tokens[*node] == drawn.token
-            });
-            output
-                .accepted_nodes
-                .extend(child.map(|child| child as u32));
-            output.stopped = session.sampling.stop_token_ids.contains(&drawn.token);
-            if output.stopped || output.emitted.len() >= plan.max_emit || child.is_none() {
-                break;
-            }
-            at = child.map(|child| child as u32);
-        }
-        session.text.extend_from_slice(&output.emitted);
-        output.text_len = session.text.len() as u32;
-        // The forward pass of the last token stays owed, even where it was an accepted node.
-        let owed = output.emitted.len().saturating_sub(1);
-        for node in output.accepted_nodes.iter().take(owed) {
-            if let Some(node) = plan.computed[*node as usize] {
-                if let Some(trail) = &mut session.trail {
-                    let row = plan.chain.len() + node;
-                    trail.push(session.kv.len(), pass.captured(branch, row));
-                }
-                pass.accept(branch, node, &mut session.kv);
-            }
-        }
-        output
-    }
-}
-
-impl Plan {
-    /// What was drawn to follow a node of a drawn draft, or the text.
-    fn proposal(&self, at: Option<u32>) -> Option<Proposal<'_>> {
-        let next = at.map_or(0, |at| at as usize + 1);
-        Some(Proposal {
-            token: *self.draft.tokens.get(next)?,
-            from: self.drawn_from.get(next)?,
-        })
-    }
-
-    /// Adds what the engine drafted to what came with the item.
-    fn merge(&mut self, made: Made) {
-        let sent = self.sent as u32;
-        let places = self.draft.merge(&made.draft);
-        self.agreed = places.into_iter().filter(|node| *node < sent).collect();
-        self.agreed.sort_unstable();
-        self.drawn_from = made.drawn_from;
-        self.select_nodes();
-    }
-
-    /// Picks the draft nodes whose logits can matter: a node at depth d matters for token d + 1 of the output.
-    fn select_nodes(&mut self) {
-        self.computed.clear();
-        self.nodes.clear();
-        self.parents.clear();
-        let mut depths: Vec<usize> = Vec::with_capacity(self.draft.tokens.len());
-        for (token, parent) in self.draft.tokens.iter().zip(&self.draft.parents) {
-            let parent = parent.map(|parent| parent as usize);
-            let depth = parent.map_or(1, |parent| depths[parent] + 1);
-            depths.push(depth);
-            if depth < self.max_emit {
-                self.computed.push(Some(self.nodes.len()));
-                self.nodes.push(*token);
-                // A parent is less deep, so it was picked as well.
-                self.parents.push(
-                    parent
-                        .and_then(|parent| self.computed[parent])
-                        .map(|node| node as u32),
-                );
-            } else {
-                self.computed.push(None);
+                Err(_) => item.self_draft = None,
             }
         }
     }

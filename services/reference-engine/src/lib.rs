@@ -1,59 +1,49 @@
-//! A small engine on the CPU: Llama networks with draft-tree verification, continuous batching and prefix
-//! reuse. It is the mesh's embedded default, and the engine that its tests run against.
+//! A small engine on the CPU: Llama networks with verification of draft trees, continuous batching and prefix reuse.
+//! It is the mesh's embedded default, and the engine that the mesh's tests run against.
 //!
-//! [`EngineHandle`] is the engine: `step` runs one batch, in which each session brings new tokens and a draft
-//! tree, and gets back the target's own tokens. [`start`] adds the HTTP listener. [`shipped_model`] is
-//! compiled in.
+//! [`EngineHandle`] is the engine. A call of `step` runs one batch, in which each session brings new tokens and a
+//! draft tree, and gets back the target's own tokens. [`start`] adds the HTTP listener.
 //!
-//! The promise everything here is built around: **a token's logits have the same bits** whether it was part
-//! of a prompt, decoded alone, batched with others, or guessed in a tree. Three things keep it. One product
-//! kernel serves every number of columns and adds up in one order; attention reads a row's ancestors in
-//! order of position, wherever they are stored; and everything else works on one row at a time. With noise
-//! keyed by position, output is then the same token for token with any draft and with none.
+//! The folders, from the bottom up:
 //!
-//! A model may come with an EAGLE-3 head, a one-layer network that reads the target's hidden states, or with a draft model,
-//! a smaller one of the same vocabulary: sessions that are opened for it can have the engine draft by itself, in the step
-//! that verifies the draft.
+//! * `kernels`: matrix products and row arithmetic, for several instruction sets. All unsafe code is here.
+//! * `model`: a model's files, and its weights in memory.
+//! * `network`: KV caches, attention over draft trees, decoder layers, forward passes.
+//! * `sampler`: from logits to a token.
+//! * `drafter`: the engine's own drafts, of an EAGLE-3 head or a draft model.
+//! * `engine`: one step over a batch of sessions. Read it first.
+//! * `service`: the thread that owns the model, its queue, metrics and HTTP.
 //!
-//! candle reads the weights and converts their types. Products are our own, because candle's take 2.6 to 5
-//! times as long for eight columns as for one and sum in an order that depends on how many there are.
+//! # Equal bits
+//! **A token's logits have the same bits** in a prompt, in plain decoding, in a batch with other sessions and in a
+//! draft tree. Three things ensure it. One product kernel serves every number of columns and sums in one order.
+//! Attention reads a row's ancestors in order of position, wherever they are stored. Everything else works on one row
+//! at a time. Noise is keyed by position, so the output is the same, token for token, with any draft and without.
 //!
-//! What this crate does not know: the mesh, tenants (a namespace is a number here), where drafts come from.
+//! The matrix products are this crate's own. Those of candle take 2.6 to 5 times as long for eight columns as for
+//! one, and they sum in an order that depends on the number of columns.
+//!
+//! # Data beside the code
+//! The folder `model/` of this crate holds the compiled-in model and its EAGLE-3 head, in Hugging Face's layout, and
+//! the reference outputs (`golden.json`) that the tests compare with. `training/` holds the Python programs that made
+//! them. Neither is built.
+//!
+//! This crate knows nothing of the mesh and of tenants. A namespace is only a number here, and it does not matter
+//! where drafts come from.
 
-mod architecture;
-mod attention;
-mod batcher;
-mod blocks;
 mod config;
-mod draft_model;
 mod drafter;
-mod eagle3;
 mod engine;
-mod error;
-mod files;
-mod forward;
-mod handle;
-mod kv;
-mod limits;
-mod math;
-mod matrix;
-mod metrics;
+mod kernels;
+mod model;
+mod network;
 mod sampler;
 mod service;
-mod sessions;
-mod simd;
-mod tensors;
-mod weights;
 
 #[cfg(test)]
 mod tests;
 
-pub use architecture::Architecture;
-
-pub use config::{EngineConfig, WeightFormat};
-pub use error::ModelError;
-pub use files::{ModelFiles, SHIPPED_MODEL, shipped_model};
-pub use handle::EngineHandle;
-pub use sampler::TOP_LOGPROBS_MAX;
-pub use service::{Running, start};
-pub use weights::Model;
+pub use config::EngineConfig;
+pub use kernels::WeightFormat;
+pub use model::{ModelError, ModelFiles, SHIPPED_MODEL};
+pub use service::{EngineHandle, EngineServer, start};

@@ -1,58 +1,57 @@
-//! From logits to a token: a pure function of logits, sampling parameters and position.
+//! Samples tokens: a pure function of logits, sampling parameters and position.
 //!
-//! In order: bias, log-probabilities, temperature, top-k, top-p, min-p, draw. The draw inverts the cumulative
-//! distribution, in order of token id, at one uniform number that is a hash of (seed, choice, position). So
-//! the same position gives the same token however the sequence came to it. (Gumbel noise per token would do
-//! as well and costs a logarithm for each of the vocabulary.)
+//! The order is: bias, log-probabilities, temperature, top-k, top-p, min-p, draw. The draw inverts the cumulative
+//! distribution, in order of token id, at one uniform number that is a hash of (seed, choice, position). So a
+//! position gets the same token whichever way the sequence reached it. Gumbel noise per token would do too, but it
+//! costs a logarithm for each token of the vocabulary.
 
 use refrain_protocol::engine::{Sampling, TokenLogprob};
 use refrain_protocol::{ApiError, TokenId};
+use refrain_speculation::verify::sampled::{Weight, draw, judge};
 
-use refrain_speculation::sampled::{Weight, draw, judge};
+use crate::kernels::{exp_weights, peak};
 
-use crate::math::{exp_weights, peak};
+/// Most alternatives that a caller may request with log-probabilities.
+const TOP_LOGPROBS_MAX: u32 = 128;
 
-/// Most alternatives that log-probabilities may be asked for.
-pub const TOP_LOGPROBS_MAX: u32 = 128;
-
-/// A drawn token.
+/// A token that the target emits.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Drawn {
+pub(crate) struct SampledToken {
     pub(crate) token: TokenId,
     pub(crate) logprob: Option<TokenLogprob>,
 }
 
-/// A token that a drafter drew, and what it was drawn from.
+/// A token that a drafter drew at random, and the distribution that it was drawn from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Proposal<'a> {
+pub(crate) struct DraftedToken<'a> {
     pub(crate) token: TokenId,
     pub(crate) from: &'a [Weight],
 }
 
-/// What a drafter draws.
+/// A token that a drafter draws from its own logits.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Proposed {
+pub(crate) struct DrawnToken {
     pub(crate) token: TokenId,
     pub(crate) from: Vec<Weight>,
-    /// Of the token.
+    /// Probability of the token.
     pub(crate) prob: f32,
 }
 
-/// What noise is for. Streams know nothing of each other, as the rule for drawn drafts demands.
+/// Independent streams of noise. The acceptance rule for drawn drafts requires their independence.
 #[derive(Clone, Copy)]
-enum Noise {
-    /// The target's own token.
+enum NoiseStream {
+    /// Draws the target's own token.
     Target,
-    /// The drafter's token.
+    /// Draws the drafter's token.
     Draft,
-    /// Whether that is kept.
-    Keep,
+    /// Decides whether the drafter's token is accepted.
+    Accept,
 }
 
-/// Checks parameters against the vocabulary.
+/// Checks sampling parameters.
 ///
 /// # Errors
-/// `InvalidRequest` that names the field.
+/// `InvalidRequest`, which names the field.
 pub(crate) fn validate(sampling: &Sampling, vocab_size: u32) -> Result<(), ApiError> {
     let fault = |field: &str, rule: &str| {
         Err(ApiError::invalid(
@@ -61,10 +60,10 @@ pub(crate) fn validate(sampling: &Sampling, vocab_size: u32) -> Result<(), ApiEr
         ))
     };
     if !(sampling.temperature.is_finite() && sampling.temperature >= 0.0) {
-        return fault("temperature", "must be a number from 0 up");
+        return fault("temperature", "must be a number that is at least 0");
     }
     if !(sampling.top_p > 0.0 && sampling.top_p <= 1.0) {
-        return fault("top_p", "must be over 0 and at most 1");
+        return fault("top_p", "must be greater than 0 and at most 1");
     }
     if !(0.0..=1.0).contains(&sampling.min_p) {
         return fault("min_p", "must be from 0 to 1");
@@ -95,7 +94,7 @@ pub(crate) fn validate(sampling: &Sampling, vocab_size: u32) -> Result<(), ApiEr
     Ok(())
 }
 
-/// Draws tokens; keeps its buffers between draws.
+/// Samples tokens. It keeps its buffers between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Sampler {
     biased: Vec<f32>,
@@ -104,63 +103,73 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// The token at absolute position `position`, given the logits of the position before it. Logits that are
-    /// not numbers are never drawn, unless there is nothing else.
-    pub(crate) fn draw(&mut self, logits: &[f32], sampling: &Sampling, position: u32) -> Drawn {
+    /// Samples the target's token at absolute position `position` from the logits of the position before. A token
+    /// whose logit is NaN is never sampled, unless there is no other.
+    pub(crate) fn sample(
+        &mut self,
+        logits: &[f32],
+        sampling: &Sampling,
+        position: u32,
+    ) -> SampledToken {
         self.with_bias(logits, sampling, |sampler, logits| {
             sampler.pick(logits, sampling, position, None)
         })
     }
 
-    /// The same where a drafter drew a token for that position: its token if it is kept.
-    pub(crate) fn judge(
+    /// Samples as [`Sampler::sample`] does, where a drafter drew a token for the position. Returns the drafter's
+    /// token if it is accepted.
+    pub(crate) fn verify_drawn(
         &mut self,
         logits: &[f32],
         sampling: &Sampling,
         position: u32,
-        proposal: Proposal<'_>,
-    ) -> Drawn {
+        drafted: DraftedToken<'_>,
+    ) -> SampledToken {
         self.with_bias(logits, sampling, |sampler, logits| {
-            sampler.pick(logits, sampling, position, Some(proposal))
+            sampler.pick(logits, sampling, position, Some(drafted))
         })
     }
 
-    /// A drafter's token for `position` by its own logits, one for each of `tokens`. `None` if no logit is a number. A bias is the target's alone.
-    pub(crate) fn propose(
+    /// Draws a drafter's token for `position` from its logits, one for each of `tokens`. Returns `None` if no logit
+    /// is a number. A bias applies only to the target.
+    pub(crate) fn draw_draft(
         &mut self,
         logits: &[f32],
         sampling: &Sampling,
         position: u32,
         tokens: &[TokenId],
-    ) -> Option<Proposed> {
+    ) -> Option<DrawnToken> {
         if !peak(logits).is_finite() {
             return None;
         }
         if let Some(certain) = self.weigh(logits, sampling) {
             let token = *tokens.get(certain as usize)?;
-            return Some(Proposed {
+            return Some(DrawnToken {
                 token,
                 from: vec![(token, 1.0)],
                 prob: 1.0,
             });
         }
-        let drawn = draw(&self.weights, uniform(Noise::Draft, sampling, position))? as usize;
+        let drawn = draw(
+            &self.weights,
+            uniform(NoiseStream::Draft, sampling, position),
+        )? as usize;
         let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
         let from = tokens.iter().copied().zip(self.weights.iter().copied());
-        Some(Proposed {
+        Some(DrawnToken {
             token: *tokens.get(drawn)?,
             from: from.filter(|(_, weight)| *weight > 0.0).collect(),
             prob: (f64::from(self.weights[drawn]) / total) as f32,
         })
     }
 
-    /// Lets `pick` have the logits with the bias, and adds log-probabilities.
+    /// Calls `pick` with the biased logits, and adds the log-probabilities of the token that it returns.
     fn with_bias(
         &mut self,
         logits: &[f32],
         sampling: &Sampling,
         pick: impl FnOnce(&mut Self, &[f32]) -> TokenId,
-    ) -> Drawn {
+    ) -> SampledToken {
         let mut biased = std::mem::take(&mut self.biased);
         let logits = if sampling.logit_bias.is_empty() {
             logits
@@ -179,7 +188,7 @@ impl Sampler {
             .top_logprobs
             .map(|top| self.logprob(logits, token, top as usize));
         self.biased = biased;
-        Drawn { token, logprob }
+        SampledToken { token, logprob }
     }
 
     fn pick(
@@ -187,37 +196,38 @@ impl Sampler {
         logits: &[f32],
         sampling: &Sampling,
         position: u32,
-        proposal: Option<Proposal<'_>>,
+        drafted: Option<DraftedToken<'_>>,
     ) -> TokenId {
         if let Some(certain) = self.weigh(logits, sampling) {
             return certain;
         }
-        let noise = uniform(Noise::Target, sampling, position);
-        let drawn = match proposal {
+        let noise = uniform(NoiseStream::Target, sampling, position);
+        let drawn = match drafted {
             None => draw(&self.weights, noise),
-            Some(Proposal { token, from }) => {
-                let keep = uniform(Noise::Keep, sampling, position);
+            Some(DraftedToken { token, from }) => {
+                let keep = uniform(NoiseStream::Accept, sampling, position);
                 judge(&mut self.weights, from, token, keep, noise)
             }
         };
-        // The most likely token has weight 1, whatever is cut.
+        // The most likely token is never cut, so there is always a token to draw.
         drawn.unwrap_or_default()
     }
 
-    /// Leaves in `weights` what the tokens weigh, up to a factor; gives the token where there is only one.
+    /// Sets `weights` to the tokens' probabilities, up to a common factor. If only one token is possible, returns it
+    /// instead.
     fn weigh(&mut self, logits: &[f32], sampling: &Sampling) -> Option<TokenId> {
         let peak = peak(logits);
-        // A temperature whose inverse is not finite cannot be told from 0.
+        // A temperature whose inverse is not finite counts as 0.
         let inverse = 1.0 / sampling.temperature;
         if !(inverse.is_finite() && peak.is_finite()) {
-            // The lowest id among equals. The default is met only if no logit is a number over minus infinity.
+            // The lowest id wins among equals. The default applies only if no logit is above minus infinity.
             let greedy = logits.iter().position(|logit| *logit == peak);
             return Some(greedy.unwrap_or(0) as TokenId);
         }
         self.weights.resize(logits.len(), 0.0);
         exp_weights(logits, peak, inverse, &mut self.weights);
         for weight in &mut self.weights {
-            // Of NaN. There is no infinite one: the peak is finite and has weight 1.
+            // The logit was NaN. No weight is infinite, because the peak is finite and has weight 1.
             if weight.is_nan() {
                 *weight = 0.0;
             }
@@ -235,7 +245,7 @@ impl Sampler {
         None
     }
 
-    /// Keeps exactly the `k` heaviest (lower ids first among equals); 0 keeps all.
+    /// Keeps exactly the `k` likeliest tokens, or all if `k` is 0. Among equals, lower ids stay.
     fn cut_top_k(&mut self, k: usize) {
         if k == 0 || k >= self.weights.len() {
             return;
@@ -248,7 +258,7 @@ impl Sampler {
         }
     }
 
-    /// Keeps the fewest heaviest tokens that together have at least `p` of what is left.
+    /// Keeps the smallest set of likeliest tokens that has at least the share `p` of the remaining weight.
     fn cut_top_p(&mut self, p: f32) {
         if p >= 1.0 {
             return;
@@ -260,7 +270,7 @@ impl Sampler {
             .map(|(weight, _)| f64::from(*weight))
             .sum();
         let wanted = f64::from(p) * total;
-        // The nucleus is mostly small: order the heaviest few, and more only while they do not suffice.
+        // The nucleus is usually small, so the likeliest few are sorted first, and more only if they do not suffice.
         let (mut ordered, mut sum, mut chunk) = (0, 0.0, 64);
         while ordered < self.ranked.len() {
             let rest = &mut self.ranked[ordered..];
@@ -299,7 +309,7 @@ impl Sampler {
         }
     }
 
-    /// Log-probability of `token` and the `top` best tokens.
+    /// Returns the log-probability of `token` and of the `top` likeliest tokens.
     fn logprob(&mut self, logits: &[f32], token: TokenId, top: usize) -> TokenLogprob {
         let peak = peak(logits);
         self.weights.resize(logits.len(), 0.0);
@@ -311,7 +321,7 @@ impl Sampler {
             .map(|w| f64::from(*w))
             .sum();
         let log_total = total.ln() as f32;
-        // JSON has no infinity; -9999 is what OpenAI shows for "next to impossible".
+        // JSON has no infinity. OpenAI shows -9999 for a token that is next to impossible.
         let logprob_of = |token: TokenId| {
             let value = logits[token as usize] - peak - log_total;
             if value.is_finite() {
@@ -347,22 +357,22 @@ impl Sampler {
     }
 }
 
-/// Heaviest first, then lowest id: a total order.
+/// Orders by weight, heaviest first, and then by id.
 fn heavier(left: &(f32, TokenId), right: &(f32, TokenId)) -> std::cmp::Ordering {
     right.0.total_cmp(&left.0).then(left.1.cmp(&right.1))
 }
 
-/// A number in [0, 1) that depends on stream, seed, choice and position alone.
-fn uniform(noise: Noise, sampling: &Sampling, position: u32) -> f64 {
+/// Returns a number in [0, 1) that depends only on stream, seed, choice and position.
+fn uniform(stream: NoiseStream, sampling: &Sampling, position: u32) -> f64 {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-    let stream = GOLDEN.wrapping_mul(1 + noise as u64);
-    let key = mix(sampling.seed.wrapping_add(stream));
+    let offset = GOLDEN.wrapping_mul(1 + stream as u64);
+    let key = mix(sampling.seed.wrapping_add(offset));
     let bits = mix(key ^ (u64::from(sampling.choice) << 32 | u64::from(position)));
-    // Two rounds after the position, since neighbouring positions differ in one bit.
+    // Neighbouring positions differ in one bit, so the position goes through two rounds of mixing.
     (mix(bits.wrapping_add(key)) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// The finaliser of splitmix64.
+/// Mixes bits with the finaliser of splitmix64.
 fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -373,25 +383,25 @@ fn mix(mut bits: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Of streams that went together, a drawn draft would be kept by other chances than the rule's.
+    /// If streams were correlated, a drawn draft would be accepted with other probabilities than the rule's.
     #[test]
-    fn streams_of_noise_know_nothing_of_each_other() {
+    fn streams_of_noise_are_not_correlated() {
         const DRAWS: u32 = 20_000;
         let sampling = Sampling {
             seed: 3,
             ..Sampling::default()
         };
         let pairs = [
-            (Noise::Target, Noise::Draft),
-            (Noise::Target, Noise::Keep),
-            (Noise::Draft, Noise::Keep),
+            (NoiseStream::Target, NoiseStream::Draft),
+            (NoiseStream::Target, NoiseStream::Accept),
+            (NoiseStream::Draft, NoiseStream::Accept),
         ];
         for (one, other) in pairs {
             let products = (0..DRAWS).map(|position| {
                 let centred = |noise| uniform(noise, &sampling, position) - 0.5;
                 centred(one) * centred(other)
             });
-            // The variance of either is 1/12.
+            // The variance of each stream is 1/12.
             let correlation = 12.0 * products.sum::<f64>() / f64::from(DRAWS);
             assert!(correlation.abs() < 0.03, "{correlation}");
         }

@@ -26,7 +26,7 @@ pub struct Process {
     gateway: Option<refrain_gateway::GatewayServer>,
     worker: Option<refrain_worker::WorkerServer>,
     scheduler: Option<refrain_scheduler::SchedulerServer>,
-    engine: Option<refrain_reference_engine::Running>,
+    engine: Option<refrain_reference_engine::EngineServer>,
     draft_store: Option<refrain_draft_store::DraftStoreServer>,
     addr: Option<SocketAddr>,
     drain_grace: Duration,

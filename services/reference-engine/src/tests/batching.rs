@@ -1,4 +1,4 @@
-//! The thread and its queue.
+//! Tests of the model thread and its queue.
 
 use std::sync::Arc;
 
@@ -8,8 +8,9 @@ use refrain_protocol::engine::{
 use refrain_protocol::{EngineSessionId, ErrorKind};
 use refrain_service_kit::telemetry::Metrics;
 
-use crate::config::{EngineConfig, WeightFormat};
-use crate::handle::EngineHandle;
+use crate::config::EngineConfig;
+use crate::kernels::WeightFormat;
+use crate::service::EngineHandle;
 
 use super::support::{Random, item, load, opening, tensors, tiny, tiny_config};
 
@@ -75,8 +76,8 @@ async fn a_full_queue_refuses_and_an_abort_overtakes() {
         ..EngineConfig::default()
     });
     let prompt = Random(1).tokens(190);
-    // A single-threaded runtime: all are queued before the first one is answered. The thread takes one or
-    // none meanwhile.
+    // The runtime has one thread, so all steps are queued before the first is answered. Meanwhile the model thread
+    // takes at most one.
     let steps: Vec<_> = (0..6)
         .map(|id| {
             let (engine, step) = (
@@ -146,7 +147,7 @@ async fn an_abort_keeps_waiting_steps_from_opening_sessions() {
 #[tokio::test]
 async fn a_panic_costs_its_batch_and_nothing_more() {
     let config = tiny_config();
-    let mut broken = load(&config, &tensors(&config, candle_core::DType::F32, 1)).unwrap();
+    let mut broken = load(&config, &tensors(&config, safetensors::Dtype::F32, 1)).unwrap();
     // The last token of the vocabulary has no embedding.
     broken.embedding.truncate(broken.embedding.len() - 1);
     let last = broken.architecture.vocab_size as u32 - 1;
@@ -179,7 +180,7 @@ async fn a_panic_costs_its_batch_and_nothing_more() {
 }
 
 #[tokio::test]
-async fn shutdown_finishes_what_waits_and_refuses_the_rest() {
+async fn shutdown_finishes_waiting_steps_and_refuses_new_ones() {
     let engine = engine(EngineConfig::default());
     let step = {
         let (engine, step) = (
@@ -207,20 +208,13 @@ async fn idle_sessions_are_closed() {
         .step(one(opening(1, &Sampling::default(), &[1, 2])))
         .await
         .unwrap();
-    for _ in 0..200 {
-        if engine.load().sessions_open == 0 {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-    assert_eq!(
-        (engine.load().sessions_open, engine.load().sessions_kept),
-        (0, 1)
-    );
+    let mut published = engine.watch_load();
+    let load = published.wait_for(|load| load.sessions_open == 0).await;
+    assert_eq!(load.unwrap().sessions_kept, 1);
 }
 
 #[tokio::test]
-async fn the_shipped_model_speaks_text() {
+async fn the_compiled_in_model_tokenizes_text() {
     let config = EngineConfig {
         text_max: 100,
         weights: WeightFormat::Bf16,

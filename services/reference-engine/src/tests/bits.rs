@@ -1,18 +1,18 @@
-//! A token's logits have the same bits however it is computed.
+//! Tests that a token's logits have the same bits, whichever way it is computed.
 
 use std::sync::Arc;
 
-use crate::blocks::Branch;
-use crate::forward::Forward;
-use crate::kv::{BlockCount, KvCache, KvShape};
-use crate::weights::Model;
+use crate::model::Model;
+use crate::network::Branch;
+use crate::network::ModelForward;
+use crate::network::{BlockCount, KvCache, KvShape};
 
 use super::support::{Random, tiny};
 
-/// One sequence in computation.
+/// A sequence and its KV cache.
 struct Sequence {
     model: Arc<Model>,
-    forward: Forward,
+    forward: ModelForward,
     kv: KvCache,
 }
 
@@ -20,20 +20,20 @@ impl Sequence {
     fn new(threads: usize) -> Self {
         let model = tiny();
         Sequence {
-            forward: Forward::new(&model, &[], threads),
+            forward: ModelForward::new(&model, &[], threads),
             kv: KvCache::new(KvShape::of(&model.architecture), BlockCount::default()),
             model,
         }
     }
 
-    /// Logits, as bits, after the last token of `chain` and after each draft node.
+    /// Returns the bits of the logits after the last token of `chain` and after each draft node.
     fn run(&mut self, chain: &[u32], nodes: &[u32], parents: &[Option<u32>]) -> Vec<Vec<u32>> {
         let start = self.kv.len();
         self.kv.grow(start + chain.len());
         let branch = Branch {
             nodes,
             parents,
-            logits: true,
+            wants_logits: true,
             ..Branch::new(&mut self.kv, start, chain)
         };
         let pass = self.forward.run(&self.model, &mut [branch]);
@@ -51,7 +51,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Logits after every token of a text, computed one by one.
+/// Returns the logits after every token of a text, computed one by one.
 fn one_by_one(text: &[u32]) -> Vec<Vec<u32>> {
     let mut sequence = Sequence::new(1);
     text.iter().map(|token| sequence.last(&[*token])).collect()
@@ -83,7 +83,7 @@ fn chunks_of_a_prompt() {
 fn nodes_of_a_tree() {
     let mut random = Random(2);
     for round in 0..12 {
-        // Lengths around block borders, and trees past one panel.
+        // The lengths lie around block borders, and the trees are larger than one panel.
         let text = random.tokens(28 + round);
         let nodes = random.tokens(1 + 4 * round);
         let parents: Vec<Option<u32>> = (0..nodes.len())
@@ -121,14 +121,14 @@ fn an_accepted_path_and_a_cut() {
     let mut random = Random(3);
     let text = random.tokens(30);
     let nodes = random.tokens(6);
-    // 0 - 2 - 5 is accepted; 1, 3 and 4 are rejected.
+    // The path 0 - 2 - 5 is accepted. Nodes 1, 3 and 4 are rejected.
     let parents = [None, None, Some(0), Some(1), Some(2), Some(2)];
     let mut sequence = Sequence::new(1);
     sequence.kv.grow(30);
     let branch = Branch {
         nodes: &nodes,
         parents: &parents,
-        logits: true,
+        wants_logits: true,
         ..Branch::new(&mut sequence.kv, 0, &text)
     };
     let pass = sequence.forward.run(&sequence.model, &mut [branch]);
@@ -163,7 +163,7 @@ fn batches_and_shared_prefixes() {
             Branch {
                 nodes: &tail[7..],
                 parents: &[None, Some(0)],
-                logits: true,
+                wants_logits: true,
                 ..Branch::new(kv, start, &tail[..7])
             }
         })
@@ -175,7 +175,7 @@ fn batches_and_shared_prefixes() {
         assert_eq!(bits(pass.logits(index, None)), truth[len + 6]);
         assert_eq!(bits(pass.logits(index, Some(1))), truth[len + 8]);
     }
-    // The lender was not written to.
+    // The sequence that shared its prefix was not written to.
     let next = random.tokens(2);
     let whole: Vec<u32> = prefix.iter().chain(&next).copied().collect();
     assert_eq!(first.last(&next), one_by_one(&whole)[46]);

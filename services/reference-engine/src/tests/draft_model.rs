@@ -1,27 +1,28 @@
-//! A draft model beside its target.
+//! Tests of draft models.
 
-use candle_core::DType;
 use refrain_protocol::engine::{
     CloseRequest, DrafterKind, Sampling, SelfDraft, StepOutput, StepRequest,
 };
 use refrain_protocol::{EngineSessionId, TokenId};
 use refrain_service_kit::telemetry::Metrics;
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::self_drafts::{drafting, opening_for_drafts, wanted};
 use super::support::{
-    Bench, Random, VOCAB, bench, bench_drafting, item, load, opening, tensors, tiny, tiny_config,
-    write_model,
+    Random, TestEngine, VOCAB, engine, engine_with_drafter, item, load, opening, tensors, tiny,
+    tiny_config, write_model,
 };
-use crate::config::{EngineConfig, WeightFormat};
-use crate::draft_model::{self, DraftModel};
-use crate::drafter::{DraftRows, Network};
-use crate::files::{SHIPPED_MODEL, shipped_model};
-use crate::handle::EngineHandle;
-use crate::weights::Model;
+use crate::config::EngineConfig;
+use crate::drafter::draft_model::{self, DraftModelNetwork};
+use crate::drafter::{DraftNetwork, DraftRows};
+use crate::kernels::WeightFormat;
+use crate::model::Model;
+use crate::model::{SHIPPED_MODEL, shipped_model};
+use crate::service::EngineHandle;
 
-/// A random model, smaller than its target, that has nothing in common with it but the vocabulary.
-pub(super) fn stranger() -> Box<dyn Network> {
+/// Returns a random model that is smaller than the target and shares only the vocabulary with it.
+pub(super) fn stranger() -> Box<dyn DraftNetwork> {
     let mut config = tiny_config();
     for (key, value) in [
         ("hidden_size", 28),
@@ -34,37 +35,37 @@ pub(super) fn stranger() -> Box<dyn Network> {
     drafter(&config, 5)
 }
 
-/// The target itself.
-fn twin() -> Box<dyn Network> {
+/// Returns a draft model with the target's own weights.
+fn twin() -> Box<dyn DraftNetwork> {
     drafter(&tiny_config(), 11)
 }
 
-fn drafter(config: &Value, seed: u64) -> Box<dyn Network> {
-    let model = load(config, &tensors(config, DType::F32, seed)).unwrap();
-    Box::new(DraftModel::new(model, 1))
+fn drafter(config: &Value, seed: u64) -> Box<dyn DraftNetwork> {
+    let model = load(config, &tensors(config, Dtype::F32, seed)).unwrap();
+    Box::new(DraftModelNetwork::new(model, 1))
 }
 
-/// The first layers of the shipped model.
-pub(super) fn shipped_layers(layers: usize) -> Box<dyn Network> {
+/// Returns the first layers of the compiled-in model.
+pub(super) fn shipped_layers(layers: usize) -> Box<dyn DraftNetwork> {
     let mut files = shipped_model();
     let mut config: Value = serde_json::from_slice(&files.config_json).unwrap();
     config["num_hidden_layers"] = json!(layers);
     files.config_json = serde_json::to_vec(&config).unwrap().into();
     let model = Model::load(&files, WeightFormat::F32).unwrap();
-    Box::new(DraftModel::new(model, 1))
+    Box::new(DraftModelNetwork::new(model, 1))
 }
 
-/// A step of one item, and the rows that the drafter computed for it.
-fn stepped(bench: &mut Bench, wanted: SelfDraft, len: usize) -> (StepOutput, DraftRows) {
+/// Runs a step of one item, and returns its output and the rows that the drafter computed.
+fn stepped(engine: &mut TestEngine, wanted: SelfDraft, len: usize) -> (StepOutput, DraftRows) {
     let request = StepRequest {
         items: vec![drafting(1, len, wanted)],
     };
-    let mut stepped = bench.core.step(request, bench.now).unwrap();
+    let mut stepped = engine.core.step(request, engine.now).unwrap();
     (stepped.results.remove(0).unwrap(), stepped.draft_rows)
 }
 
 #[test]
-fn a_model_that_thinks_as_its_target_is_always_right() {
+fn drafts_of_the_targets_own_weights_are_always_accepted() {
     let prompt = Random(8).tokens(40);
     let drawn = SelfDraft {
         sampled: true,
@@ -76,14 +77,14 @@ fn a_model_that_thinks_as_its_target_is_always_right() {
             seed: 4,
             ..Sampling::default()
         };
-        let mut plain = bench(EngineConfig::default());
+        let mut plain = engine(EngineConfig::default());
         let truth = plain.decode(1, &sampling, &prompt, 60);
-        let mut bench = bench_drafting(twin(), EngineConfig::default());
-        let mut output = bench
+        let mut engine = engine_with_drafter(twin(), EngineConfig::default());
+        let mut output = engine
             .step(opening_for_drafts(1, &sampling, &prompt))
             .emitted;
         while output.len() < 60 {
-            let (next, _) = stepped(&mut bench, wanted, prompt.len() + output.len());
+            let (next, _) = stepped(&mut engine, wanted, prompt.len() + output.len());
             assert_eq!((next.self_drafted, next.accepted_nodes.len()), (4, 4));
             output.extend(next.emitted);
         }
@@ -94,71 +95,71 @@ fn a_model_that_thinks_as_its_target_is_always_right() {
 }
 
 #[test]
-fn it_reads_what_is_new_and_nothing_twice() {
-    let mut bench = bench_drafting(stranger(), EngineConfig::default());
+fn it_reads_only_new_tokens() {
+    let mut engine = engine_with_drafter(stranger(), EngineConfig::default());
     let prompt = Random(8).tokens(40);
     let mut len = prompt.len();
     let greedy = Sampling::default();
-    len += bench
+    len += engine
         .step(opening_for_drafts(1, &greedy, &prompt))
         .emitted
         .len();
-    let (output, rows) = stepped(&mut bench, wanted(3, 1, 3), len);
-    assert_eq!((rows.follow, rows.guess), (41, 2));
+    let (output, rows) = stepped(&mut engine, wanted(3, 1, 3), len);
+    assert_eq!((rows.text, rows.draft), (41, 2));
     len += output.emitted.len();
-    let (next, rows) = stepped(&mut bench, wanted(3, 2, 6), len);
-    assert_eq!(rows.follow, output.emitted.len());
-    // Steps that it had no part in.
+    let (next, rows) = stepped(&mut engine, wanted(3, 2, 6), len);
+    assert_eq!(rows.text, output.emitted.len());
+    // Plain steps, in which it does not draft.
     len += next.emitted.len();
     let mut missed = next.emitted.len();
     for _ in 0..5 {
-        let count = bench.step(item(1, len, &[])).emitted.len();
+        let count = engine.step(item(1, len, &[])).emitted.len();
         (len, missed) = (len + count, missed + count);
     }
-    let (output, rows) = stepped(&mut bench, wanted(3, 1, 3), len);
-    assert_eq!(rows.follow, missed);
-    // What was cut is read again as far as it is other text, and the last token in any case.
+    let (output, rows) = stepped(&mut engine, wanted(3, 1, 3), len);
+    assert_eq!(rows.text, missed);
+    // After a cut, it reads tokens that are new, and the last token in any case.
     len = len + output.emitted.len() - 4;
-    let (_, rows) = stepped(&mut bench, wanted(1, 1, 1), len);
-    assert_eq!(rows.follow, 1);
+    let (_, rows) = stepped(&mut engine, wanted(1, 1, 1), len);
+    assert_eq!(rows.text, 1);
 }
 
 #[test]
-fn a_session_elsewhere_begins_where_the_lost_one_was() {
-    let mut bench = bench_drafting(stranger(), EngineConfig::default());
+fn a_reopened_session_reuses_the_drafters_cache() {
+    let mut engine = engine_with_drafter(stranger(), EngineConfig::default());
     let mut text = Random(8).tokens(80);
     let greedy = Sampling::default();
-    text.extend(bench.step(opening_for_drafts(1, &greedy, &text)).emitted);
-    stepped(&mut bench, wanted(2, 1, 2), text.len());
-    bench.core.close(&CloseRequest {
+    text.extend(engine.step(opening_for_drafts(1, &greedy, &text)).emitted);
+    stepped(&mut engine, wanted(2, 1, 2), text.len());
+    engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(1)],
         keep_kv: true,
     });
-    text.extend(bench.step(opening_for_drafts(1, &greedy, &text)).emitted);
-    let (_, rows) = stepped(&mut bench, wanted(2, 1, 2), text.len());
-    assert!(rows.follow <= 3, "{rows:?}");
-    // Of one that is gone for good everything is read anew, in as many steps as it takes.
+    text.extend(engine.step(opening_for_drafts(1, &greedy, &text)).emitted);
+    let (_, rows) = stepped(&mut engine, wanted(2, 1, 2), text.len());
+    assert!(rows.text <= 3, "{rows:?}");
+    // Without a kept session the whole text is read, in several steps if necessary.
     let config = EngineConfig {
         max_step_tokens: 50,
         max_draft_tokens: 8,
         ..EngineConfig::default()
     };
-    let mut bench = bench_drafting(stranger(), config);
+    let mut engine = engine_with_drafter(stranger(), config);
     let mut opening = opening_for_drafts(1, &greedy, &text[..40]);
     opening.sample = false;
-    bench.step(opening);
-    let mut len = 40 + bench.step(item(1, 40, &text[40..])).emitted.len() + text.len() - 40;
+    engine.step(opening);
+    let mut len = 40 + engine.step(item(1, 40, &text[40..])).emitted.len() + text.len() - 40;
     let mut follows = Vec::new();
     for _ in 0..2 {
-        let (output, rows) = stepped(&mut bench, wanted(2, 1, 2), len);
-        follows.push((rows.follow, output.self_drafted));
+        let (output, rows) = stepped(&mut engine, wanted(2, 1, 2), len);
+        follows.push((rows.text, output.self_drafted));
         len += output.emitted.len();
     }
     assert_eq!(follows, [(50, 0), (text.len() + 2 - 50, 2)]);
 }
 
 #[test]
-fn its_cache_counts_and_gives_way() {
+fn its_cache_is_counted_and_yields_to_targets() {
     let text = Random(3).tokens(40);
     let greedy = Sampling::default();
     let run = |kv_tokens_max: u64| {
@@ -166,43 +167,44 @@ fn its_cache_counts_and_gives_way() {
             kv_tokens_max,
             ..EngineConfig::default()
         };
-        let mut bench = bench_drafting(twin(), config);
-        bench.step(opening_for_drafts(1, &greedy, &text));
-        let before = bench.core.sessions().kv_tokens().0;
-        let (output, _) = stepped(&mut bench, wanted(2, 1, 2), 41);
-        let used = bench.core.sessions().kv_tokens().0;
-        (bench, output.self_drafted, before, used)
+        let mut engine = engine_with_drafter(twin(), config);
+        engine.step(opening_for_drafts(1, &greedy, &text));
+        let before = engine.core.sessions().kv_tokens().0;
+        let (output, _) = stepped(&mut engine, wanted(2, 1, 2), 41);
+        let used = engine.core.sessions().kv_tokens().0;
+        (engine, output.self_drafted, before, used)
     };
-    // A block of the twin is as large as one of the target, and 41 tokens take two of either.
-    let (mut bench, drafted, before, used) = run(128);
+    // A block of the twin is as large as one of the target, and 41 tokens take two blocks of each.
+    let (mut engine, drafted, before, used) = run(128);
     assert_eq!((drafted, before, used), (2, 64, 128));
-    // A target that needs the room gets it.
-    bench.step(opening(2, &greedy, &Random(4).tokens(40)));
-    assert_eq!(bench.core.sessions().counts(), (2, 0));
-    assert_eq!(bench.core.sessions().kv_tokens().0, 128);
-    bench.core.close(&CloseRequest {
+    // A target that needs the room takes it from the drafter.
+    engine.step(opening(2, &greedy, &Random(4).tokens(40)));
+    assert_eq!(engine.core.sessions().counts(), (2, 0));
+    assert_eq!(engine.core.sessions().kv_tokens().0, 128);
+    engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(1), EngineSessionId(2)],
         keep_kv: false,
     });
-    assert_eq!(bench.core.sessions().kv_tokens().0, 0);
+    assert_eq!(engine.core.sessions().kv_tokens().0, 0);
     let (_, drafted, _, used) = run(96);
     assert_eq!((drafted, used), (0, 64));
 }
 
 #[test]
-fn what_is_too_long_for_it_is_decoded_without() {
+fn texts_beyond_its_context_are_decoded_without_drafts() {
     let mut config = tiny_config();
     config["max_position_embeddings"] = json!(50);
-    let mut bench = bench_drafting(drafter(&config, 11), EngineConfig::default());
+    let mut engine = engine_with_drafter(drafter(&config, 11), EngineConfig::default());
     let text = Random(3).tokens(48);
-    bench.step(opening_for_drafts(1, &Sampling::default(), &text));
-    let drafted = |bench: &mut Bench, len| stepped(bench, wanted(1, 1, 1), len).0.self_drafted;
-    assert_eq!(drafted(&mut bench, 49), 1);
-    assert_eq!(drafted(&mut bench, 51), 0);
+    engine.step(opening_for_drafts(1, &Sampling::default(), &text));
+    let drafted =
+        |engine: &mut TestEngine, len| stepped(engine, wanted(1, 1, 1), len).0.self_drafted;
+    assert_eq!(drafted(&mut engine, 49), 1);
+    assert_eq!(drafted(&mut engine, 51), 0);
 }
 
 #[test]
-fn one_that_does_not_fit_is_refused_by_name() {
+fn draft_models_that_do_not_fit_are_refused() {
     let target = tiny();
     let fault = |source: &str, target: &Model, tokenizer| {
         let loaded = draft_model::load(source, target, tokenizer, WeightFormat::F32);
@@ -218,30 +220,36 @@ fn one_that_does_not_fit_is_refused_by_name() {
     let source = folder.path().to_str().unwrap();
     let mut config = tiny_config();
     config["vocab_size"] = json!(VOCAB + 1);
-    write_model(folder.path(), &config, &tensors(&config, DType::F32, 1));
+    write_model(folder.path(), &config, &tensors(&config, Dtype::F32, 1));
     let error = fault(source, &target, None);
     assert!(
-        error.contains("vocab_size is 62; the target's is 61"),
+        error.contains("vocab_size is 62, but the target's is 61"),
         "{error}"
     );
-    // Tokenizers: only one has one, and one of other tokens.
+    // A tokenizer is missing on either side, or has other tokens.
     let shipped = shipped_model().tokenization.unwrap();
     let tokenizer = shipped.tokenizer().unwrap();
     let error = fault(source, &target, Some(&tokenizer));
-    assert!(error.contains("tokenizer.json: there is none"), "{error}");
+    assert!(
+        error.contains("tokenizer.json: the file is missing"),
+        "{error}"
+    );
     let error = fault(SHIPPED_MODEL, &target, None);
-    assert!(error.contains("the target has none"), "{error}");
+    assert!(error.contains("the target has no such file"), "{error}");
     let mut other: Value = serde_json::from_slice(&shipped.tokenizer_json).unwrap();
     for added in other["added_tokens"].as_array_mut().unwrap() {
         added["special"] = json!(!added["special"].as_bool().unwrap());
     }
     std::fs::write(folder.path().join("tokenizer.json"), other.to_string()).unwrap();
     let error = fault(source, &target, Some(&tokenizer));
-    assert!(error.contains("not spelled as the target's"), "{error}");
+    assert!(
+        error.contains("its tokens differ from the target's"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
-async fn an_engine_says_that_a_model_drafts() {
+async fn an_engine_reports_its_draft_model() {
     let config = EngineConfig {
         draft_model: Some(SHIPPED_MODEL.into()),
         ..EngineConfig::default()

@@ -1,4 +1,4 @@
-//! Drafts change how many steps an output takes, and nothing else.
+//! Tests that drafts change the number of steps and nothing else.
 
 use proptest::prelude::*;
 use refrain_protocol::TokenId;
@@ -6,12 +6,12 @@ use refrain_protocol::engine::{Draft, Sampling, StepItem};
 
 use crate::config::EngineConfig;
 
-use super::support::{Bench, Random, VOCAB, bench, chain, item, opening};
+use super::support::{Random, TestEngine, VOCAB, chain, engine, item, opening};
 
-/// A tree that holds some of the true continuation and some noise.
+/// Returns a tree that has a part of the true continuation, and noise.
 fn random_tree(random: &mut Random, future: &[TokenId]) -> Draft {
     let mut draft = Draft::default();
-    // The node of each depth that lies on the true path, as far as it has been drafted.
+    // The node of each depth that lies on the true path, as far as the path is drafted.
     let mut truth: Vec<Option<u32>> = vec![None];
     for _ in 0..random.below(14) {
         let node = draft.tokens.len() as u32;
@@ -41,7 +41,7 @@ fn random_tree(random: &mut Random, future: &[TokenId]) -> Draft {
     draft
 }
 
-/// Length of the path of a draft that agrees with what comes.
+/// Returns the length of the draft's path that agrees with the continuation.
 fn agreement(draft: &Draft, future: &[TokenId]) -> usize {
     let mut at = None;
     for (depth, token) in future.iter().enumerate() {
@@ -59,9 +59,9 @@ fn check(sampling: &Sampling, seed: u64) {
     let mut random = Random(seed);
     let prompt_len = 1 + random.below(60);
     let prompt = random.tokens(prompt_len);
-    let mut plain = bench(EngineConfig::default());
+    let mut plain = engine(EngineConfig::default());
     let truth = plain.decode(1, sampling, &prompt, 50);
-    let mut drafted = bench(EngineConfig::default());
+    let mut drafted = engine(EngineConfig::default());
     let mut text = prompt.clone();
     let mut kept = 0;
     let mut first = true;
@@ -89,7 +89,7 @@ fn check(sampling: &Sampling, seed: u64) {
         assert_eq!(output.accepted_nodes.len(), agreed.min(max_emit));
         assert_eq!(output.text_len as usize, text.len() + emitted);
         text.extend(&output.emitted);
-        // Sometimes a stop rule of the caller cuts earlier, or the caller sends what is there already anew.
+        // Sometimes the caller cuts the text, or sends tokens again that the engine already has.
         if random.below(3) == 0 {
             let cut = text.len().saturating_sub(random.below(5));
             text.truncate(prompt.len().max(cut));
@@ -112,10 +112,10 @@ proptest! {
     }
 }
 
-fn ready(sampling: &Sampling) -> (Bench, Vec<TokenId>, Vec<TokenId>) {
+fn ready(sampling: &Sampling) -> (TestEngine, Vec<TokenId>, Vec<TokenId>) {
     let prompt = Random(5).tokens(20);
-    let truth = bench(EngineConfig::default()).decode(1, sampling, &prompt, 12);
-    (bench(EngineConfig::default()), prompt, truth)
+    let truth = engine(EngineConfig::default()).decode(1, sampling, &prompt, 12);
+    (engine(EngineConfig::default()), prompt, truth)
 }
 
 #[test]
@@ -126,15 +126,15 @@ fn a_stop_id_ends_the_walk_and_is_emitted() {
         ..Sampling::default()
     };
     let end = truth.iter().position(|token| *token == truth[3]).unwrap();
-    let mut bench = bench(EngineConfig::default());
-    let output = bench.step(StepItem {
+    let mut engine = engine(EngineConfig::default());
+    let output = engine.step(StepItem {
         draft: Some(chain(&truth[..8])),
         ..opening(1, &sampling, &prompt)
     });
     assert_eq!(output.emitted, truth[..=end]);
     assert!(output.stopped);
-    // The caller may go on all the same.
-    let output = bench.step(item(1, prompt.len() + end + 1, &[]));
+    // The caller may continue nevertheless.
+    let output = engine.step(item(1, prompt.len() + end + 1, &[]));
     assert_eq!(output.emitted, truth[end + 1..end + 2]);
 }
 
@@ -155,42 +155,42 @@ fn logprobs_come_with_every_emitted_token() {
         assert_eq!(logprob.top[0], (*token, logprob.logprob));
         assert!(logprob.logprob < 0.0 && logprob.top.len() == 3);
     }
-    let mut plain = bench(EngineConfig::default());
+    let mut plain = engine(EngineConfig::default());
     let alone = plain.step(opening(1, &sampling, &prompt));
     assert_eq!(alone.logprobs.unwrap()[0], logprobs[0]);
 }
 
 #[test]
 fn only_rows_that_can_matter_are_computed() {
-    let (mut bench, prompt, truth) = ready(&Sampling::default());
+    let (mut engine, prompt, truth) = ready(&Sampling::default());
     let mut draft = chain(&truth[..8]);
     draft.tokens.push(truth[0].wrapping_add(1) % VOCAB);
     draft.parents.push(None);
-    let step = |bench: &mut Bench, item: StepItem| {
+    let step = |engine: &mut TestEngine, item: StepItem| {
         let request = refrain_protocol::engine::StepRequest { items: vec![item] };
-        let now = bench.now;
-        bench.core.step(request, now).unwrap()
+        let now = engine.now;
+        engine.core.step(request, now).unwrap()
     };
     let opened = step(
-        &mut bench,
+        &mut engine,
         StepItem {
             draft: Some(draft),
             max_emit: 3,
             ..opening(1, &Sampling::default(), &prompt)
         },
     );
-    // The prompt, nodes of depths 1 and 2, and the sibling of depth 1.
+    // The computed rows are the prompt, the nodes of depths 1 and 2, and the sibling of depth 1.
     assert_eq!(opened.computed_tokens, prompt.len() + 3);
     assert_eq!(
         opened.results[0].as_ref().unwrap().accepted_nodes,
         [0, 1, 2]
     );
-    let next = step(&mut bench, item(1, prompt.len() + 3, &[]));
+    let next = step(&mut engine, item(1, prompt.len() + 3, &[]));
     assert_eq!(next.computed_tokens, 1);
-    // Pieces of a prompt compute all but their last token.
+    // A piece of a prompt computes all but its last token.
     let piece = StepItem {
         sample: false,
         ..opening(2, &Sampling::default(), &[1, 2, 3])
     };
-    assert_eq!(step(&mut bench, piece).computed_tokens, 2);
+    assert_eq!(step(&mut engine, piece).computed_tokens, 2);
 }

@@ -1,4 +1,4 @@
-//! Drafts of an EAGLE-3 head.
+//! Tests of EAGLE-3 heads.
 
 mod arithmetic;
 mod following;
@@ -9,26 +9,27 @@ mod loading;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{DType, Device, Tensor};
 use refrain_protocol::TokenId;
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use crate::ModelError;
-use crate::attention::DraftKv;
-use crate::blocks::Branch;
-use crate::config::WeightFormat;
-use crate::eagle3::{Head, HeadForward};
-use crate::files::HeadFiles;
-use crate::forward::Forward;
-use crate::kv::{BlockCount, KvCache, KvShape};
-use crate::weights::Model;
+use crate::drafter::eagle3::{Eagle3Head, HeadForward};
+use crate::kernels::WeightFormat;
+use crate::model::HeadFiles;
+use crate::model::Model;
+use crate::model::ModelError;
+use crate::network::Branch;
+use crate::network::DraftKv;
+use crate::network::ModelForward;
+use crate::network::{BlockCount, KvCache, KvShape};
 
 use super::self_drafts::{drafting, opening_for_drafts, wanted};
 use super::support::{VOCAB, random_tensors, tiny, write_model};
+use super::weight_files::FileTensor;
 
 const DRAFT_VOCAB: usize = 45;
 
-/// Sizes that are neither the target's nor multiples of anything.
+/// Returns a config whose sizes differ from the target's and are no multiples of a panel.
 fn head_config() -> Value {
     json!({
         "model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": VOCAB,
@@ -39,8 +40,8 @@ fn head_config() -> Value {
     })
 }
 
-/// Every tensor of the published layout that `config` needs, random but for `d2t` and `t2d`.
-fn head_tensors(config: &Value, seed: u64) -> HashMap<String, Tensor> {
+/// Returns the tensors of the published layout that `config` needs. All are random, except `d2t`.
+fn head_tensors(config: &Value, seed: u64) -> HashMap<String, FileTensor> {
     let size = |key: &str| config[key].as_u64().unwrap() as usize;
     let (hidden, inner) = (size("hidden_size"), size("intermediate_size"));
     let query = size("num_attention_heads") * size("head_dim");
@@ -67,39 +68,42 @@ fn head_tensors(config: &Value, seed: u64) -> HashMap<String, Tensor> {
     ] {
         shapes.push((format!("midlayer.{part}.weight"), shape));
     }
-    let mut tensors = random_tensors(shapes, DType::F32, seed);
+    let mut tensors = random_tensors(shapes, Dtype::F32, seed);
     tensors.insert("d2t".into(), offsets(&guessed(draft_vocab)));
     tensors
 }
 
-/// The tokens that the test's heads can guess: in no order, and some not at all.
+/// Returns the tokens that the tests' heads can guess. They are unordered, and some tokens are missing.
 fn guessed(draft_vocab: usize) -> Vec<usize> {
-    // 7 has no factor in common with the vocabulary's size, so all are different.
+    // 7 is coprime to the size of the vocabulary, so the tokens are distinct.
     (0..draft_vocab)
         .map(|id| (7 * id + 3) % VOCAB as usize)
         .collect()
 }
 
-fn offsets(tokens: &[usize]) -> Tensor {
+fn offsets(tokens: &[usize]) -> FileTensor {
     let offsets: Vec<i64> = tokens
         .iter()
         .enumerate()
         .map(|(id, token)| *token as i64 - id as i64)
         .collect();
-    Tensor::new(offsets, &Device::Cpu).unwrap()
+    FileTensor::integers(&offsets)
 }
 
-/// Writes and loads a head of the tiny model.
-fn load_head(config: &Value, tensors: &HashMap<String, Tensor>) -> Result<Head, ModelError> {
+/// Writes a head of the tiny model to files, and loads it.
+fn load_head(
+    config: &Value,
+    tensors: &HashMap<String, FileTensor>,
+) -> Result<Eagle3Head, ModelError> {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path(), config, tensors);
     let files = HeadFiles::from_dir(folder.path())?;
-    Head::load(&files, &tiny(), WeightFormat::F32)
+    Eagle3Head::load(&files, &tiny(), WeightFormat::F32)
 }
 
-/// The head that most tests share.
-pub(super) fn tiny_head() -> Arc<Head> {
-    static HEAD: OnceLock<Arc<Head>> = OnceLock::new();
+/// Returns the head that most tests share.
+pub(super) fn tiny_head() -> Arc<Eagle3Head> {
+    static HEAD: OnceLock<Arc<Eagle3Head>> = OnceLock::new();
     HEAD.get_or_init(|| {
         let config = head_config();
         Arc::new(load_head(&config, &head_tensors(&config, 21)).unwrap())
@@ -107,33 +111,34 @@ pub(super) fn tiny_head() -> Arc<Head> {
     .clone()
 }
 
-/// A head beside its target, pass by pass: a text, and a tree under its end.
+/// A head that reads a text and then a draft tree, one pass at a time.
 struct Reading {
     target: Arc<Model>,
-    head: Arc<Head>,
-    /// States at every position but the last.
+    head: Arc<Eagle3Head>,
+    /// Captured states of every position but the last.
     captured: Vec<f32>,
-    /// Output of the target's last layer there, through its head.
+    /// The target's logits after the last of these positions.
     target_logits: Vec<f32>,
     forward: HeadForward,
     kv: KvCache,
     rows: DraftKv,
-    /// Output of the text's last row, then of each row of the tree.
+    /// Hidden states of the text's last row, then of each row of the tree.
     hidden: Vec<f32>,
 }
 
 impl Reading {
-    fn new(target: Arc<Model>, head: Arc<Head>, text: &[TokenId]) -> Self {
+    fn new(target: Arc<Model>, head: Arc<Eagle3Head>, text: &[TokenId]) -> Self {
         let computed = text.len() - 1;
         let kv = |shape| KvCache::new(shape, BlockCount::default());
         let mut target_kv = kv(KvShape::of(&target.architecture));
         target_kv.grow(computed);
         let branch = Branch {
-            capture: true,
-            logits: true,
+            wants_states: true,
+            wants_logits: true,
             ..Branch::new(&mut target_kv, 0, &text[..computed])
         };
-        let pass = Forward::new(&target, &head.shape.captured, 1).run(&target, &mut [branch]);
+        let pass =
+            ModelForward::new(&target, &head.shape.captured_layers, 1).run(&target, &mut [branch]);
         let shape = KvShape::of(&head.shape.architecture);
         Reading {
             captured: (0..computed)
@@ -149,7 +154,7 @@ impl Reading {
         }
     }
 
-    /// Logits of the last row of the text, from `first` on in pieces of `piece` rows.
+    /// Reads the text from row `first` on, in pieces of `piece` rows, and returns the logits of the last row.
     fn follow(&mut self, text: &[TokenId], first: usize, piece: usize) -> Vec<f32> {
         let width = self.head.captured_width(&self.target);
         let mut logits = Vec::new();
@@ -158,10 +163,10 @@ impl Reading {
             let (start, end) = (rows[0], rows[0] + rows.len());
             self.kv.grow(end - first);
             let branch = Branch {
-                logits: true,
+                wants_logits: true,
                 ..Branch::new(&mut self.kv, start - first, &text[start + 1..=end])
             };
-            let outputs = self.forward.follow(
+            let outputs = self.forward.read_text(
                 &self.head,
                 &self.target,
                 &mut [branch],
@@ -173,7 +178,7 @@ impl Reading {
         logits
     }
 
-    /// Logits of the nodes from `known` on; the earlier ones have been computed before.
+    /// Returns the logits of the nodes from `known` on. The earlier ones must have been computed before.
     fn guess(&mut self, nodes: &[TokenId], parents: &[Option<u32>], known: usize) -> Vec<Vec<f32>> {
         let width = self.head.shape.architecture.hidden_size;
         let hidden: Vec<f32> = parents[known..]
@@ -187,11 +192,11 @@ impl Reading {
         let branch = Branch {
             nodes,
             parents,
-            known,
-            logits: true,
+            computed_nodes: known,
+            wants_logits: true,
             ..Branch::new(&mut self.kv, end, &[])
         };
-        let outputs = self.forward.guess(
+        let outputs = self.forward.extend_drafts(
             &self.head,
             &self.target,
             &mut [branch],

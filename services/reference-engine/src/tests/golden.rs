@@ -1,4 +1,4 @@
-//! The shipped model against what its training code computed, and as the network that the rest ships with.
+//! Tests of the compiled-in model against the reference outputs of its training code.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,13 +6,14 @@ use std::time::Instant;
 use refrain_protocol::engine::{Sampling, StepItem, StepRequest};
 use serde::Deserialize;
 
-use crate::blocks::Branch;
-use crate::config::{EngineConfig, WeightFormat};
-use crate::engine::Core;
-use crate::files::shipped_model;
-use crate::forward::Forward;
-use crate::kv::{BlockCount, KvCache, KvShape};
-use crate::weights::Model;
+use crate::config::EngineConfig;
+use crate::engine::EngineCore;
+use crate::kernels::WeightFormat;
+use crate::model::Model;
+use crate::model::shipped_model;
+use crate::network::Branch;
+use crate::network::ModelForward;
+use crate::network::{BlockCount, KvCache, KvShape};
 
 use super::support::{chain, item, opening};
 
@@ -24,12 +25,12 @@ struct Golden {
 #[derive(Deserialize)]
 struct Case {
     name: String,
-    /// The prompt.
+    /// Token ids of the prompt.
     ids: Vec<u32>,
-    /// Logits of the first token ids, after the prompt.
+    /// Logits of the first token ids after the prompt.
     first_logits: Vec<f32>,
     argmax: u32,
-    /// Greedy output.
+    /// Token ids of the greedy output.
     next_ids: Vec<u32>,
 }
 
@@ -48,12 +49,12 @@ fn logits_are_those_of_the_training_code() {
     let mut bits = Vec::new();
     for format in [WeightFormat::F32, WeightFormat::Bf16] {
         let model = model(format);
-        let mut forward = Forward::new(&model, &[], 1);
+        let mut forward = ModelForward::new(&model, &[], 1);
         for case in cases() {
             let mut kv = KvCache::new(KvShape::of(&model.architecture), BlockCount::default());
             kv.grow(case.ids.len());
             let branch = Branch {
-                logits: true,
+                wants_logits: true,
                 ..Branch::new(&mut kv, 0, &case.ids)
             };
             let pass = forward.run(&model, &mut [branch]);
@@ -83,7 +84,7 @@ fn logits_are_those_of_the_training_code() {
 
 #[test]
 fn greedy_output_is_that_of_the_training_code_with_and_without_drafts() {
-    let mut core = Core::new(model(WeightFormat::F32), None, &EngineConfig::default());
+    let mut core = EngineCore::new(model(WeightFormat::F32), None, &EngineConfig::default());
     let now = Instant::now();
     let greedy = Sampling::default();
     for (index, case) in cases().into_iter().enumerate() {

@@ -1,10 +1,10 @@
-//! The same engine over HTTP.
+//! Tests of the HTTP listener.
 
 use std::time::Duration;
 
 use refrain_protocol::engine::{
-    CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, Sampling, StepRequest,
-    StepResponse, TokenizeRequest, TokensBody,
+    AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, Sampling,
+    StepRequest, StepResponse, TokenizeRequest, TokensBody,
 };
 use refrain_protocol::{EngineSessionId, ErrorKind};
 use refrain_service_kit::http::MeshClient;
@@ -13,12 +13,11 @@ use refrain_service_kit::telemetry::Metrics;
 
 use crate::config::EngineConfig;
 use crate::service::start;
-use refrain_protocol::engine::AbortRequest;
 
 use super::support::{item, opening};
 
 #[tokio::test]
-async fn every_route_answers_and_wants_the_secret() {
+async fn every_route_answers_and_requires_the_secret() {
     let keys = MeshConfig::generate().unwrap();
     let mesh = MeshAuth::new(&keys).unwrap();
     let config = EngineConfig {

@@ -1,31 +1,33 @@
-//! Models that load, and what is said of those that do not.
+//! Tests of loading models, and of the errors of faulty ones.
 
-use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype;
 use serde_json::json;
 
-use crate::ModelError;
-use crate::config::WeightFormat;
-use crate::files::ModelFiles;
-use crate::weights::Model;
+use crate::kernels::WeightFormat;
+use crate::model::Model;
+use crate::model::ModelError;
+use crate::model::WeightTensors;
+use crate::model::{ModelFiles, WeightSource};
 
 use super::support::{load, tensors, tiny_config, write_model};
+use super::weight_files::{FileTensor, write_weights};
 
 #[test]
 fn types_and_layouts() {
     let config = tiny_config();
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
         load(&config, &tensors(&config, dtype, 1)).unwrap();
     }
     let mut tied = tiny_config();
     tied["tie_word_embeddings"] = json!(true);
-    let model = load(&tied, &tensors(&tied, DType::F32, 1)).unwrap();
+    let model = load(&tied, &tensors(&tied, Dtype::F32, 1)).unwrap();
     assert!(model.architecture.tied_head);
 }
 
 #[test]
 fn shards_are_found_by_their_index() {
     let config = tiny_config();
-    let all = tensors(&config, DType::BF16, 1);
+    let all = tensors(&config, Dtype::BF16, 1);
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path(), &config, &all);
     let truth = Model::load(
@@ -39,7 +41,7 @@ fn shards_are_found_by_their_index() {
         .partition(|(name, _)| name.contains("layers.0"));
     let mut map = serde_json::Map::new();
     for (file, part) in [("a.safetensors", &first), ("b.safetensors", &second)] {
-        candle_core::safetensors::save(part, folder.path().join(file)).unwrap();
+        write_weights(&folder.path().join(file), part);
         map.extend(part.keys().map(|name| (name.clone(), json!(file))));
     }
     let index = json!({"weight_map": map});
@@ -61,25 +63,22 @@ fn shards_are_found_by_their_index() {
 fn faults_name_the_tensor() {
     let config = tiny_config();
     let name = "model.layers.1.mlp.down_proj.weight";
-    let mut missing = tensors(&config, DType::F32, 1);
+    let mut missing = tensors(&config, Dtype::F32, 1);
     missing.remove(name);
     let error = load(&config, &missing).unwrap_err();
     assert!(
         matches!(&error, ModelError::MissingTensor { name: found } if found == name),
         "{error}"
     );
-    let mut turned = tensors(&config, DType::F32, 1);
-    turned.insert(name.into(), turned[name].t().unwrap().contiguous().unwrap());
+    let mut turned = tensors(&config, Dtype::F32, 1);
+    turned.insert(name.into(), FileTensor::zeros(Dtype::F32, &[52, 40]));
     let error = load(&config, &turned).unwrap_err().to_string();
     assert!(
         error.contains(name) && error.contains("[52, 40]") && error.contains("[40, 52]"),
         "{error}"
     );
-    let mut whole = tensors(&config, DType::F32, 1);
-    whole.insert(
-        name.into(),
-        Tensor::zeros((40, 52), DType::I64, &Device::Cpu).unwrap(),
-    );
+    let mut whole = tensors(&config, Dtype::F32, 1);
+    whole.insert(name.into(), FileTensor::zeros(Dtype::I64, &[40, 52]));
     let error = load(&config, &whole).unwrap_err().to_string();
     assert!(error.contains(name) && error.contains("i64"), "{error}");
 }
@@ -88,7 +87,7 @@ fn faults_name_the_tensor() {
 fn damaged_files_are_named() {
     let config = tiny_config();
     let folder = tempfile::tempdir().unwrap();
-    write_model(folder.path(), &config, &tensors(&config, DType::F32, 1));
+    write_model(folder.path(), &config, &tensors(&config, Dtype::F32, 1));
     let path = folder.path().join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();
     for cut in [0, 4, 100, bytes.len() - 1] {
@@ -99,5 +98,41 @@ fn damaged_files_are_named() {
         )
         .unwrap_err();
         assert!(error.to_string().contains("model.safetensors"), "{error}");
+    }
+}
+
+/// Returns the value of a half float, computed in f64 from its sign, exponent and fraction.
+fn meaning(bits: u16, exponent_bits: u32) -> f64 {
+    let fraction_bits = 15 - exponent_bits;
+    let bias = (1 << (exponent_bits - 1)) - 1;
+    let exponent = i32::from((bits & 0x7fff) >> fraction_bits);
+    let fraction = f64::from(bits & ((1 << fraction_bits) - 1)) / f64::from(1 << fraction_bits);
+    let size = match exponent {
+        0 => fraction * 2f64.powi(1 - bias),
+        top if top == (1 << exponent_bits) - 1 && fraction == 0.0 => f64::INFINITY,
+        top if top == (1 << exponent_bits) - 1 => f64::NAN,
+        _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+    };
+    if bits >> 15 == 1 { -size } else { size }
+}
+
+#[test]
+fn every_half_float_is_read_exactly() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+    for (dtype, exponent_bits) in [(Dtype::F16, 5), (Dtype::BF16, 8)] {
+        let tensor = FileTensor::new(dtype, &[1 << 16], bytes.clone());
+        write_weights(&path, &[("all".to_owned(), tensor)].into());
+        let weights = WeightSource::Files(vec![path.clone()]);
+        let values = WeightTensors::open(&weights, WeightFormat::F32, |tensors| {
+            tensors.floats("all", &[1 << 16])
+        })
+        .unwrap();
+        for (bits, value) in (0..=u16::MAX).zip(values) {
+            let (value, truth) = (f64::from(value), meaning(bits, exponent_bits));
+            let same = value.to_bits() == truth.to_bits() || value.is_nan() && truth.is_nan();
+            assert!(same, "{dtype} {bits:#06x} is {truth}, not {value}");
+        }
     }
 }

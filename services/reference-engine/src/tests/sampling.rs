@@ -1,4 +1,4 @@
-//! Draws follow the distribution that the parameters describe, and depend on nothing else.
+//! Tests that sampling follows the distribution of the parameters, and depends on nothing else.
 
 use refrain_protocol::engine::Sampling;
 
@@ -12,12 +12,12 @@ fn sampling(temperature: f32) -> Sampling {
     }
 }
 
-/// How often each token is drawn over many positions.
+/// Returns how often each token is sampled over many positions.
 fn counts(logits: &[f32], sampling: &Sampling, draws: u32) -> Vec<u32> {
     let mut sampler = Sampler::default();
     let mut counts = vec![0; logits.len()];
     for position in 0..draws {
-        counts[sampler.draw(logits, sampling, position).token as usize] += 1;
+        counts[sampler.sample(logits, sampling, position).token as usize] += 1;
     }
     counts
 }
@@ -33,7 +33,7 @@ fn drawn(logits: &[f32], sampling: &Sampling) -> Vec<usize> {
 fn greedy_takes_the_lowest_id_among_equals_and_never_nan() {
     let mut sampler = Sampler::default();
     let token =
-        |sampler: &mut Sampler, logits: &[f32]| sampler.draw(logits, &sampling(0.0), 3).token;
+        |sampler: &mut Sampler, logits: &[f32]| sampler.sample(logits, &sampling(0.0), 3).token;
     assert_eq!(token(&mut sampler, &[1.0, 5.0, 5.0]), 1);
     assert_eq!(token(&mut sampler, &[f32::NAN, 1.0, 2.0]), 2);
     assert_eq!(token(&mut sampler, &[1.0, f32::INFINITY, 2.0]), 1);
@@ -80,7 +80,7 @@ fn draws_follow_the_distribution() {
                 chi_square += (f64::from(*count) - expected).powi(2) / expected;
             }
         }
-        // Five degrees of freedom; 20.5 is passed once in a thousand, and the seed is fixed.
+        // With five degrees of freedom, 20.5 is exceeded once in a thousand. The seed is fixed.
         assert!(
             chi_square < 20.5,
             "chi-square {chi_square} at temperature {temperature}"
@@ -108,7 +108,7 @@ fn top_k_keeps_exactly_k() {
 
 #[test]
 fn top_p_keeps_the_smallest_set_that_suffices() {
-    // Probabilities 0.5, 0.3, 0.15, 0.05.
+    // The probabilities are 0.5, 0.3, 0.15 and 0.05.
     let logits: Vec<f32> = [0.05f32, 0.5, 0.15, 0.3].iter().map(|p| p.ln()).collect();
     let kept = |top_p| {
         drawn(
@@ -124,7 +124,7 @@ fn top_p_keeps_the_smallest_set_that_suffices() {
     assert_eq!(kept(0.6), [1, 3]);
     assert_eq!(kept(0.9), [1, 2, 3]);
     assert_eq!(kept(0.96), [0, 1, 2, 3]);
-    // After top-k, the share is of what top-k left: 0.5 of 0.8 is over 0.6.
+    // After top-k, the share counts what top-k left: 0.5 of 0.8 is more than 0.6.
     let both = Sampling {
         top_k: 2,
         top_p: 0.6,
@@ -144,7 +144,7 @@ fn a_wide_nucleus_is_found_in_several_rounds() {
         },
         20_000,
     );
-    // Equal weights are ordered by id.
+    // Tokens of equal weight are ordered by id.
     assert!(counts[..500].iter().all(|count| *count > 0));
     assert!(counts[501..].iter().all(|count| *count == 0));
 }
@@ -174,7 +174,7 @@ fn bias_comes_first_and_logprobs_before_any_cut() {
         top_logprobs: Some(2),
         ..sampling(0.0)
     };
-    let drawn = Sampler::default().draw(&logits, &biased, 0);
+    let drawn = Sampler::default().sample(&logits, &biased, 0);
     assert_eq!(drawn.token, 2);
     let logprob = drawn.logprob.unwrap();
     assert!(logprob.logprob.abs() < 1e-6);
@@ -184,7 +184,7 @@ fn bias_comes_first_and_logprobs_before_any_cut() {
         top_logprobs: Some(4),
         ..sampling(0.5)
     };
-    let logprob = Sampler::default().draw(&logits, &cut, 0).logprob.unwrap();
+    let logprob = Sampler::default().sample(&logits, &cut, 0).logprob.unwrap();
     assert_eq!(logprob.top.len(), 4);
     assert!(
         logprob
@@ -204,7 +204,11 @@ fn noise_is_keyed_by_seed_choice_and_position() {
             ..sampling(1.0)
         };
         (0..64)
-            .map(|position| Sampler::default().draw(&logits, &sampling, position).token)
+            .map(|position| {
+                Sampler::default()
+                    .sample(&logits, &sampling, position)
+                    .token
+            })
             .collect::<Vec<_>>()
     };
     assert_eq!(run(1, 0), run(1, 0));

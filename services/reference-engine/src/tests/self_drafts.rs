@@ -1,4 +1,4 @@
-//! What holds of the engine's own drafts whoever makes them.
+//! Tests of the engine's own drafts, with heads and with draft models.
 
 mod drawn;
 mod lossless;
@@ -9,7 +9,7 @@ use refrain_protocol::engine::{Sampling, SelfDraft, StepItem};
 
 use super::support::{item, opening};
 
-/// An item that opens its session for drafts of the engine.
+/// Returns an item that opens its session with `self_drafts`.
 pub(super) fn opening_for_drafts(
     session: u128,
     sampling: &Sampling,
@@ -22,7 +22,7 @@ pub(super) fn opening_for_drafts(
     item
 }
 
-/// An item that has the engine draft.
+/// Returns an item that requests a draft from the engine.
 pub(super) fn drafting(session: u128, keep_len: usize, wanted: SelfDraft) -> StepItem {
     StepItem {
         self_draft: Some(wanted),

@@ -1,23 +1,26 @@
-//! Small random models, and short ways to run them.
+//! Small random models, and helpers to run them.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use candle_core::{DType, Device, Tensor};
 use refrain_protocol::engine::{Draft, Sampling, SessionSpec, StepItem, StepOutput, StepRequest};
 use refrain_protocol::{ApiError, EngineSessionId, NamespaceId, TokenId};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use crate::config::{EngineConfig, WeightFormat};
-use crate::drafter::Network;
-use crate::eagle3::{Head, HeadNetwork};
-use crate::engine::Core;
-use crate::files::ModelFiles;
-use crate::weights::Model;
+use crate::config::EngineConfig;
+use crate::drafter::DraftNetwork;
+use crate::drafter::eagle3::{Eagle3Head, Eagle3Network};
+use crate::engine::EngineCore;
+use crate::kernels::WeightFormat;
+use crate::model::Model;
+use crate::model::ModelFiles;
 
-/// Pseudo-random numbers, the same on every run.
+use super::weight_files::{FileTensor, write_weights};
+
+/// A generator of pseudo-random numbers that are the same on every run.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -33,7 +36,7 @@ impl Random {
         (self.next() % end as u64) as usize
     }
 
-    /// From -1 to 1.
+    /// Returns a number from -1 to 1.
     pub(crate) fn float(&mut self) -> f32 {
         self.next() as f32 / (1u64 << 30) as f32 - 1.0
     }
@@ -47,7 +50,7 @@ impl Random {
 
 pub(crate) const VOCAB: u32 = 61;
 
-/// Sizes that are no multiples of anything the kernels like.
+/// Returns a config whose sizes are no multiples of the kernels' tiles.
 pub(crate) fn tiny_config() -> Value {
     json!({
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": VOCAB, "hidden_size": 40,
@@ -56,7 +59,7 @@ pub(crate) fn tiny_config() -> Value {
     })
 }
 
-/// Names and shapes of the tensors that `config` needs.
+/// Returns names and shapes of the tensors that `config` needs.
 pub(crate) fn shapes(config: &Value) -> Vec<(String, Vec<usize>)> {
     let size = |key: &str| config[key].as_u64().unwrap() as usize;
     let (hidden, inner) = (size("hidden_size"), size("intermediate_size"));
@@ -93,17 +96,17 @@ pub(crate) fn shapes(config: &Value) -> Vec<(String, Vec<usize>)> {
     shapes
 }
 
-/// Random weights of the given type.
-pub(crate) fn tensors(config: &Value, dtype: DType, seed: u64) -> HashMap<String, Tensor> {
+/// Returns random weights of the given type.
+pub(crate) fn tensors(config: &Value, dtype: Dtype, seed: u64) -> HashMap<String, FileTensor> {
     random_tensors(shapes(config), dtype, seed)
 }
 
-/// Random tensors, of a size that keeps products about as large as what goes in.
+/// Returns random tensors. They are scaled so that products are about as large as their inputs.
 pub(crate) fn random_tensors(
     shapes: Vec<(String, Vec<usize>)>,
-    dtype: DType,
+    dtype: Dtype,
     seed: u64,
-) -> HashMap<String, Tensor> {
+) -> HashMap<String, FileTensor> {
     let mut random = Random(seed);
     shapes
         .into_iter()
@@ -115,30 +118,26 @@ pub(crate) fn random_tensors(
                 2.0 / (shape[1] as f32).sqrt()
             };
             let values: Vec<f32> = (0..count).map(|_| random.float() * scale).collect();
-            let tensor = Tensor::from_vec(values, shape, &Device::Cpu)
-                .unwrap()
-                .to_dtype(dtype)
-                .unwrap();
-            (name, tensor)
+            (name, FileTensor::floats(dtype, &shape, &values))
         })
         .collect()
 }
 
 /// Writes a model folder.
-pub(crate) fn write_model(folder: &Path, config: &Value, tensors: &HashMap<String, Tensor>) {
+pub(crate) fn write_model(folder: &Path, config: &Value, tensors: &HashMap<String, FileTensor>) {
     std::fs::write(
         folder.join("config.json"),
         serde_json::to_vec(config).unwrap(),
     )
     .unwrap();
-    candle_core::safetensors::save(tensors, folder.join("model.safetensors")).unwrap();
+    write_weights(&folder.join("model.safetensors"), tensors);
 }
 
-/// Writes and loads.
+/// Writes a model folder, and loads it.
 pub(crate) fn load(
     config: &Value,
-    tensors: &HashMap<String, Tensor>,
-) -> Result<Model, crate::ModelError> {
+    tensors: &HashMap<String, FileTensor>,
+) -> Result<Model, crate::model::ModelError> {
     let folder = tempfile::tempdir().unwrap();
     write_model(folder.path(), config, tensors);
     Model::load(
@@ -147,48 +146,51 @@ pub(crate) fn load(
     )
 }
 
-/// The model most tests share.
+/// Returns the model that most tests share.
 pub(crate) fn tiny() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     MODEL
         .get_or_init(|| {
             let config = tiny_config();
-            Arc::new(load(&config, &tensors(&config, DType::F32, 11)).unwrap())
+            Arc::new(load(&config, &tensors(&config, Dtype::F32, 11)).unwrap())
         })
         .clone()
 }
 
-/// An engine core without thread, and a clock that stands still.
-pub(crate) struct Bench {
-    pub(crate) core: Core,
+/// An engine without a thread, and a clock that stands still.
+pub(crate) struct TestEngine {
+    pub(crate) core: EngineCore,
     pub(crate) now: Instant,
 }
 
-pub(crate) fn bench(config: EngineConfig) -> Bench {
-    Bench {
-        core: Core::new(tiny(), None, &config),
+pub(crate) fn engine(config: EngineConfig) -> TestEngine {
+    TestEngine {
+        core: EngineCore::new(tiny(), None, &config),
         now: Instant::now(),
     }
 }
 
-/// The same with a head.
-pub(crate) fn bench_with(head: Arc<Head>, config: EngineConfig) -> Bench {
-    bench_drafting(by_head(head), config)
+/// Creates an engine whose drafter is a head.
+pub(crate) fn engine_with_head(head: Arc<Eagle3Head>, config: EngineConfig) -> TestEngine {
+    engine_with_drafter(by_head(head), config)
 }
 
-/// The same with whatever drafts.
-pub(crate) fn bench_drafting(network: Box<dyn Network>, config: EngineConfig) -> Bench {
-    Bench {
-        core: Core::new(tiny(), Some(network), &config),
+/// Creates an engine with a drafter.
+pub(crate) fn engine_with_drafter(
+    network: Box<dyn DraftNetwork>,
+    config: EngineConfig,
+) -> TestEngine {
+    TestEngine {
+        core: EngineCore::new(tiny(), Some(network), &config),
         now: Instant::now(),
     }
 }
 
-pub(crate) fn by_head(head: Arc<Head>) -> Box<dyn Network> {
-    Box::new(HeadNetwork::new(head, 1))
+pub(crate) fn by_head(head: Arc<Eagle3Head>) -> Box<dyn DraftNetwork> {
+    Box::new(Eagle3Network::new(head, 1))
 }
 
-/// An item that goes on decoding.
+/// Returns an item that continues an open session.
 pub(crate) fn item(session: u128, keep_len: usize, tokens: &[TokenId]) -> StepItem {
     StepItem {
         self_draft: None,
@@ -202,7 +204,7 @@ pub(crate) fn item(session: u128, keep_len: usize, tokens: &[TokenId]) -> StepIt
     }
 }
 
-/// An item that opens its session.
+/// Returns an item that opens its session.
 pub(crate) fn opening(session: u128, sampling: &Sampling, tokens: &[TokenId]) -> StepItem {
     let spec = SessionSpec {
         self_drafts: false,
@@ -225,7 +227,7 @@ pub(crate) fn chain(tokens: &[TokenId]) -> Draft {
     }
 }
 
-impl Bench {
+impl TestEngine {
     pub(crate) fn steps(&mut self, items: Vec<StepItem>) -> Vec<Result<StepOutput, ApiError>> {
         self.core
             .step(StepRequest { items }, self.now)
@@ -241,7 +243,7 @@ impl Bench {
         self.try_step(item).unwrap()
     }
 
-    /// `count` tokens after `prompt`, one per step, in a fresh session.
+    /// Decodes `count` tokens after `prompt` in a new session, one per step.
     pub(crate) fn decode(
         &mut self,
         session: u128,

@@ -1,16 +1,17 @@
-//! The head's logits against the formulas, written down once more in f64 without any cleverness.
+//! Tests of a head's logits against a plain computation of its formulas in f64.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
 use refrain_protocol::TokenId;
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::{Reading, head_config, head_tensors, load_head};
-use crate::tests::support::{Random, tiny};
+use crate::tests::support::{Random, VOCAB, tiny};
+use crate::tests::weight_files::FileTensor;
 
-/// A head as its formulas say.
+/// A head, computed directly by its formulas.
 struct Naive {
     tensors: HashMap<String, Vec<f64>>,
     heads: usize,
@@ -31,16 +32,16 @@ struct Row {
 }
 
 impl Naive {
-    fn new(config: &Value, tensors: &HashMap<String, Tensor>) -> Self {
+    fn new(config: &Value, tensors: &HashMap<String, FileTensor>) -> Self {
         let size = |key: &str| config[key].as_u64().unwrap() as usize;
-        let flat = |tensor: &Tensor| {
-            let tensor = tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap();
-            tensor.to_vec1::<f64>().unwrap()
-        };
         Naive {
             tensors: tensors
                 .iter()
-                .map(|(name, tensor)| (name.clone(), flat(tensor)))
+                .filter(|(name, _)| name.ends_with(".weight"))
+                .map(|(name, tensor)| {
+                    let values = tensor.values();
+                    (name.clone(), values.into_iter().map(f64::from).collect())
+                })
                 .collect(),
             heads: size("num_attention_heads"),
             kv_heads: size("num_key_value_heads"),
@@ -76,7 +77,7 @@ impl Naive {
         }
     }
 
-    /// `hidden` is fc's output or the parent's; `seen` are all earlier rows that this one sees.
+    /// Computes a row. `hidden` is the output of fc or of the parent, and `seen` are all earlier rows that it sees.
     fn row(&self, hidden: &[f64], token: TokenId, position: usize, seen: &[Row]) -> Row {
         let size = hidden.len();
         let embedded: Vec<f64> = match self.tensors.get("embed_tokens.weight") {
@@ -154,11 +155,11 @@ fn close(found: &[f32], truth: &[f64], what: &str) {
     }
 }
 
-fn check(config: &Value, tensors: &HashMap<String, Tensor>) {
+fn check(config: &Value, tensors: &HashMap<String, FileTensor>) {
     let mut random = Random(5);
     let naive = Naive::new(config, tensors);
     let head = Arc::new(load_head(config, tensors).unwrap());
-    // Beyond a block, and from its middle: the head has not seen the beginning.
+    // Texts that end in the first block, that are longer, and whose beginning the head has not read.
     for (len, first) in [(2, 0), (37, 0), (70, 21)] {
         let text = random.tokens(len);
         let mut reading = Reading::new(tiny(), head.clone(), &text);
@@ -175,7 +176,7 @@ fn check(config: &Value, tensors: &HashMap<String, Tensor>) {
         let truth = &rows[rows.len() - 1];
         close(&reading.follow(&text, first, 19), &truth.logits, "text");
 
-        // Two levels, and a third under one branch only.
+        // Two levels, and a third one below one node.
         let nodes = random.tokens(7);
         let parents = [None, None, None, Some(0), Some(0), Some(2), Some(4)];
         let mut found = reading.guess(&nodes[..3], &parents[..3], 0);
@@ -213,16 +214,16 @@ fn one_captured_layer_and_an_embedding_of_its_own() {
     let mut config = head_config();
     config["eagle_config"] = json!({"eagle_aux_hidden_state_layer_ids": [1]});
     let mut tensors = head_tensors(&config, 5);
-    let embedding = head_tensors(&config, 6)["lm_head.weight"].clone();
-    let embedding = Tensor::cat(&[&embedding, &embedding], 0).unwrap();
-    let vocab = tiny().architecture.vocab_size;
-    let embedding = embedding.narrow(0, 0, vocab).unwrap();
+    let shape = [VOCAB as usize, tiny().architecture.hidden_size];
+    let rows = head_tensors(&config, 6)["lm_head.weight"].values();
+    let values: Vec<f32> = rows.into_iter().cycle().take(shape[0] * shape[1]).collect();
+    let embedding = FileTensor::floats(Dtype::F32, &shape, &values);
     tensors.insert("embed_tokens.weight".into(), embedding);
     check(&config, &tensors);
 }
 
 #[test]
-fn what_is_captured_is_what_the_layers_put_out() {
+fn captured_states_are_the_outputs_of_layers() {
     let mut config = head_config();
     config["eagle_config"] = json!({"eagle_aux_hidden_state_layer_ids": [1, 0]});
     let head = Arc::new(load_head(&config, &head_tensors(&config, 5)).unwrap());
@@ -230,10 +231,10 @@ fn what_is_captured_is_what_the_layers_put_out() {
     let reading = Reading::new(tiny(), head, &text);
     let target = tiny();
     let hidden = target.architecture.hidden_size;
-    // Behind the last of its two layers, only the target's norm and head are left.
+    // After the last of its two layers, the target has only its norm and its head.
     let last = &reading.captured[38 * 2 * hidden..][..hidden];
     let mut normed = vec![0.0; hidden];
-    crate::math::rms_norm(last, &target.norm, 1e-5, &mut normed);
+    crate::kernels::rms_norm(last, &target.norm, 1e-5, &mut normed);
     let mut logits = Vec::new();
     target.head.product(&normed, 1, &mut logits, 1);
     assert_eq!(

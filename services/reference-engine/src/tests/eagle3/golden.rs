@@ -1,4 +1,4 @@
-//! The shipped head against what its training code computed, and at work on the shipped model.
+//! Tests of the compiled-in head against the reference outputs of its training code, and of its use in an engine.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,12 +8,13 @@ use refrain_protocol::engine::{Sampling, StepItem, StepRequest};
 use serde::Deserialize;
 
 use super::{Reading, drafting, opening_for_drafts, wanted};
-use crate::config::{EngineConfig, WeightFormat};
-use crate::eagle3::Head;
-use crate::engine::Core;
-use crate::files::{shipped_head, shipped_model};
+use crate::config::EngineConfig;
+use crate::drafter::eagle3::Eagle3Head;
+use crate::engine::EngineCore;
+use crate::kernels::WeightFormat;
+use crate::model::Model;
+use crate::model::{shipped_head, shipped_model};
 use crate::tests::support::{by_head, item};
-use crate::weights::Model;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -24,9 +25,9 @@ struct Golden {
 #[derive(Deserialize)]
 struct Case {
     name: String,
-    /// All of the text; the target owes the pass of the last token.
+    /// The whole text. The target's forward pass of the last token is outstanding.
     ids: Vec<TokenId>,
-    /// A greedy chain.
+    /// Guesses of a greedy chain.
     guesses: Vec<Guess>,
 }
 
@@ -34,7 +35,7 @@ struct Case {
 struct Guess {
     token: TokenId,
     logprob: f32,
-    /// The likeliest, with log-probabilities over the draft vocabulary.
+    /// The likeliest tokens, with log-probabilities over the draft vocabulary.
     top: Vec<(TokenId, f32)>,
 }
 
@@ -45,14 +46,14 @@ fn golden() -> Golden {
     golden
 }
 
-pub(in crate::tests) fn shipped(format: WeightFormat) -> (Arc<Model>, Arc<Head>) {
+pub(in crate::tests) fn shipped(format: WeightFormat) -> (Arc<Model>, Arc<Eagle3Head>) {
     let model = Model::load(&shipped_model(), format).unwrap();
-    let head = Head::load(&shipped_head(), &model, format).unwrap();
+    let head = Eagle3Head::load(&shipped_head(), &model, format).unwrap();
     (Arc::new(model), Arc::new(head))
 }
 
-/// By target token.
-fn log_probs(head: &Head, logits: &[f32]) -> Vec<(TokenId, f32)> {
+/// Returns log-probabilities by target token.
+fn log_probs(head: &Eagle3Head, logits: &[f32]) -> Vec<(TokenId, f32)> {
     let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
     let tokens = head.tokens.iter().zip(logits);
     tokens
@@ -95,7 +96,7 @@ fn guesses_are_those_of_the_training_code() {
 fn the_engine_drafts_that_chain() {
     let (model, head) = shipped(WeightFormat::F32);
     for case in golden().cases {
-        let mut core = Core::new(
+        let mut core = EngineCore::new(
             model.clone(),
             Some(by_head(head.clone())),
             &EngineConfig::default(),
@@ -120,10 +121,10 @@ fn the_engine_drafts_that_chain() {
     }
 }
 
-/// Steps and tokens of answers to the golden texts, with chains or trees of the head's and without.
+/// Returns the numbers of steps and tokens of answers to the reference texts, with drafts of the head and without.
 fn answers(temperature: f32, depth: u32, top_k: u32, tokens_max: u32) -> (usize, Vec<TokenId>) {
     let (model, head) = shipped(WeightFormat::F32);
-    let mut core = Core::new(model, Some(by_head(head)), &EngineConfig::default());
+    let mut core = EngineCore::new(model, Some(by_head(head)), &EngineConfig::default());
     let now = Instant::now();
     let (mut steps, mut tokens) = (0, Vec::new());
     for (id, case) in golden().cases.iter().enumerate() {
@@ -153,7 +154,7 @@ fn answers(temperature: f32, depth: u32, top_k: u32, tokens_max: u32) -> (usize,
 }
 
 #[test]
-fn drafts_shorten_the_shipped_models_answers_and_change_none() {
+fn drafts_save_steps_and_change_no_answer() {
     for temperature in [0.0, 0.8] {
         let (plain_steps, plain) = answers(temperature, 0, 0, 0);
         let (chain_steps, chain) = answers(temperature, 4, 1, 4);

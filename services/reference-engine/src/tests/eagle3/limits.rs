@@ -1,4 +1,4 @@
-//! What may be asked of the head, and what happens where there is too little room for it.
+//! Tests of limits on a head's drafts and of a full KV cache.
 
 use refrain_protocol::engine::{DrafterKind, Sampling, SelfDraft, StepItem, StepRequest};
 use refrain_protocol::{ErrorKind, TokenId};
@@ -6,28 +6,28 @@ use refrain_service_kit::telemetry::Metrics;
 
 use super::{drafting, opening_for_drafts, tiny_head, wanted};
 use crate::config::EngineConfig;
-use crate::handle::EngineHandle;
+use crate::service::EngineHandle;
 use crate::tests::support::{
-    Bench, Random, bench, bench_with, by_head, chain, item, opening, tiny,
+    Random, TestEngine, by_head, chain, engine, engine_with_head, item, opening, tiny,
 };
 
-/// A session whose head can draft at once, and its text.
-fn ready(config: EngineConfig) -> (Bench, Vec<TokenId>) {
-    let mut bench = bench_with(tiny_head(), config);
+/// Opens a session whose head can draft at once, and returns its text.
+fn ready(config: EngineConfig) -> (TestEngine, Vec<TokenId>) {
+    let mut engine = engine_with_head(tiny_head(), config);
     let mut text = Random(3).tokens(30);
-    let output = bench.step(opening_for_drafts(1, &Sampling::default(), &text));
+    let output = engine.step(opening_for_drafts(1, &Sampling::default(), &text));
     assert_eq!(output.self_drafted, 0);
     text.extend(output.emitted);
-    (bench, text)
+    (engine, text)
 }
 
 #[test]
-fn invalid_wishes_are_refused_by_name() {
-    let (mut bench, text) = ready(EngineConfig {
+fn invalid_requests_are_refused_by_field() {
+    let (mut engine, text) = ready(EngineConfig {
         max_draft_tokens: 20,
         ..EngineConfig::default()
     });
-    bench.step(opening(2, &Sampling::default(), &text));
+    engine.step(opening(2, &Sampling::default(), &text));
     let len = text.len();
     let cases = [
         (
@@ -117,44 +117,44 @@ fn invalid_wishes_are_refused_by_name() {
         ),
     ];
     for (faulty, param, words) in cases {
-        let error = bench.try_step(faulty).unwrap_err();
+        let error = engine.try_step(faulty).unwrap_err();
         assert_eq!(error.kind, ErrorKind::InvalidRequest);
         assert_eq!(error.param, Some(format!("items[0].{param}")), "{error}");
         assert!(error.message.contains(words), "{error}");
     }
-    // None of it changed the session.
-    let output = bench.step(drafting(1, len, wanted(2, 2, 4)));
+    // The refused requests did not change the session.
+    let output = engine.step(drafting(1, len, wanted(2, 2, 4)));
     assert_eq!(output.self_drafted, 4);
 }
 
 #[test]
 fn an_engine_without_head_keeps_nothing_and_refuses() {
-    let mut bench = bench(EngineConfig::default());
+    let mut engine = engine(EngineConfig::default());
     let text = Random(3).tokens(30);
-    let output = bench.step(opening_for_drafts(1, &Sampling::default(), &text));
+    let output = engine.step(opening_for_drafts(1, &Sampling::default(), &text));
     let len = output.text_len as usize;
-    let error = bench
+    let error = engine
         .try_step(drafting(1, len, wanted(2, 2, 4)))
         .unwrap_err();
     assert!(error.message.contains("neither an EAGLE-3 head"), "{error}");
-    assert_eq!(bench.core.sessions().state_tokens(), 0);
+    assert_eq!(engine.core.sessions().state_tokens(), 0);
 }
 
 #[test]
 fn own_drafts_count_in_the_limit_of_a_step() {
-    let (mut bench, text) = ready(EngineConfig {
+    let (mut engine, text) = ready(EngineConfig {
         max_step_tokens: 40,
         max_draft_tokens: 39,
         ..EngineConfig::default()
     });
-    let now = bench.now;
+    let now = engine.now;
     let items = vec![
         drafting(1, text.len(), wanted(2, 2, 30)),
         opening(2, &Sampling::default(), &text[..11]),
     ];
-    let error = bench.core.step(StepRequest { items }, now).unwrap_err();
+    let error = engine.core.step(StepRequest { items }, now).unwrap_err();
     assert_eq!(error.code.as_deref(), Some("step_too_large"));
-    assert!(error.message.starts_with("41 tokens"), "{error}");
+    assert!(error.message.contains("has 41 tokens"), "{error}");
 }
 
 #[test]
@@ -164,16 +164,16 @@ fn nothing_is_drafted_that_cannot_be_emitted() {
         ..EngineConfig::default()
     };
     let draft = |max_emit: u32| {
-        let (mut bench, text) = ready(config());
+        let (mut engine, text) = ready(config());
         let item = StepItem {
             max_emit,
             ..drafting(1, text.len(), wanted(6, 1, 6))
         };
         let request = StepRequest { items: vec![item] };
-        let stepped = bench.core.step(request, bench.now).unwrap();
+        let stepped = engine.core.step(request, engine.now).unwrap();
         let drafted = stepped.results[0].as_ref().unwrap().self_drafted;
         assert_eq!(
-            stepped.draft_rows.guess,
+            stepped.draft_rows.draft,
             (drafted as usize).saturating_sub(1),
             "a level too much was computed"
         );
@@ -181,20 +181,20 @@ fn nothing_is_drafted_that_cannot_be_emitted() {
     };
     assert_eq!(draft(1), 0);
     assert_eq!(draft(2), 1);
-    // 31 of 34 tokens are text.
+    // The text takes 31 of the 34 tokens.
     assert_eq!(draft(1000), 2);
 }
 
 #[test]
 fn fewer_nodes_and_likelier_paths_cost_fewer_rows() {
     let rows = |wanted: SelfDraft| {
-        let (mut bench, text) = ready(EngineConfig::default());
+        let (mut engine, text) = ready(EngineConfig::default());
         let item = drafting(1, text.len(), wanted);
         let request = StepRequest { items: vec![item] };
-        let stepped = bench.core.step(request, bench.now).unwrap();
+        let stepped = engine.core.step(request, engine.now).unwrap();
         let drafted = stepped.results[0].as_ref().unwrap().self_drafted;
-        assert_eq!(stepped.draft_rows.follow, 30);
-        (stepped.draft_rows.guess, drafted)
+        assert_eq!(stepped.draft_rows.text, 30);
+        (stepped.draft_rows.draft, drafted)
     };
     assert_eq!(rows(wanted(4, 3, 64)), (9, 30));
     let (few, drafted) = rows(wanted(4, 3, 3));
@@ -212,30 +212,30 @@ fn fewer_nodes_and_likelier_paths_cost_fewer_rows() {
 }
 
 #[test]
-fn heads_give_way_where_the_cache_is_full() {
-    // One block of the target; a block of the head is a part of one.
+fn heads_yield_to_targets_when_the_cache_is_full() {
+    // There is room for one block of the target. A block of the head is smaller.
     let mut config = EngineConfig {
         kv_tokens_max: 32,
         ..EngineConfig::default()
     };
     let text = Random(3).tokens(20);
     let run = |config: &EngineConfig| {
-        let mut bench = bench_with(tiny_head(), config.clone());
-        bench.step(opening_for_drafts(1, &Sampling::default(), &text));
-        let output = bench.step(drafting(1, 21, wanted(2, 2, 4)));
-        (output.self_drafted, bench.core.sessions().kv_tokens().0)
+        let mut engine = engine_with_head(tiny_head(), config.clone());
+        engine.step(opening_for_drafts(1, &Sampling::default(), &text));
+        let output = engine.step(drafting(1, 21, wanted(2, 2, 4)));
+        (output.self_drafted, engine.core.sessions().kv_tokens().0)
     };
     assert_eq!(run(&config), (0, 32));
     config.kv_tokens_max = 64;
     let (drafted, used) = run(&config);
     assert!(drafted == 4 && used == 64, "{drafted} drafted, {used} used");
-    // A target that needs the room gets it: the head's part goes, and no session is refused or dropped.
-    let mut bench = bench_with(tiny_head(), config);
-    bench.step(opening_for_drafts(1, &Sampling::default(), &text));
-    bench.step(drafting(1, 21, wanted(2, 2, 4)));
-    bench.step(opening(2, &Sampling::default(), &Random(4).tokens(20)));
-    assert_eq!(bench.core.sessions().counts(), (2, 0));
-    assert_eq!(bench.core.sessions().kv_tokens().0, 64);
+    // A target that needs the room takes it from the head, and no session is refused or closed.
+    let mut engine = engine_with_head(tiny_head(), config);
+    engine.step(opening_for_drafts(1, &Sampling::default(), &text));
+    engine.step(drafting(1, 21, wanted(2, 2, 4)));
+    engine.step(opening(2, &Sampling::default(), &Random(4).tokens(20)));
+    assert_eq!(engine.core.sessions().counts(), (2, 0));
+    assert_eq!(engine.core.sessions().kv_tokens().0, 64);
 }
 
 #[test]
@@ -244,26 +244,26 @@ fn states_are_bounded_per_session_and_counted() {
         eagle3_window_tokens: 40,
         ..EngineConfig::default()
     };
-    let mut bench = bench_with(tiny_head(), config);
+    let mut engine = engine_with_head(tiny_head(), config);
     let text = Random(3).tokens(150);
     let request = StepRequest {
         items: vec![opening_for_drafts(1, &Sampling::default(), &text)],
     };
-    let stepped = bench.core.step(request, bench.now).unwrap();
+    let stepped = engine.core.step(request, engine.now).unwrap();
     assert_eq!(stepped.states_dropped, 110);
-    // 40 positions lie in two blocks or three.
-    assert_eq!(bench.core.sessions().state_tokens(), 64);
+    // 40 positions lie in two or three blocks.
+    assert_eq!(engine.core.sessions().state_tokens(), 64);
     let request = StepRequest {
         items: vec![drafting(1, 151, wanted(2, 1, 2))],
     };
-    let stepped = bench.core.step(request, bench.now).unwrap();
-    assert_eq!((stepped.draft_rows.follow, stepped.states_dropped), (40, 0));
-    bench.step(opening(2, &Sampling::default(), &Random(9).tokens(60)));
-    assert_eq!(bench.core.sessions().state_tokens(), 64);
+    let stepped = engine.core.step(request, engine.now).unwrap();
+    assert_eq!((stepped.draft_rows.text, stepped.states_dropped), (40, 0));
+    engine.step(opening(2, &Sampling::default(), &Random(9).tokens(60)));
+    assert_eq!(engine.core.sessions().state_tokens(), 64);
 }
 
 #[tokio::test]
-async fn capabilities_and_seconds_tell_of_the_head() {
+async fn capabilities_and_timings_include_the_head() {
     let engine = |head: Option<_>| {
         let (config, metrics) = (EngineConfig::default(), Metrics::new().unwrap());
         let network = head.map(by_head);

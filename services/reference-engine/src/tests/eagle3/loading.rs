@@ -1,32 +1,33 @@
-//! Heads that load, whoever wrote them, and what is said of those that do not.
+//! Tests of loading heads that other tools wrote, and of the errors of faulty ones.
 
 use std::collections::HashMap;
 
-use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::{DRAFT_VOCAB, Reading, guessed, head_config, head_tensors, load_head, offsets};
-use crate::eagle3::Head;
-use crate::files::{HeadFiles, SHIPPED_MODEL};
+use crate::drafter::eagle3::Eagle3Head;
+use crate::model::{HeadFiles, SHIPPED_MODEL};
 use crate::tests::support::{Random, VOCAB, tiny, write_model};
+use crate::tests::weight_files::FileTensor;
 
-/// What a head has to say of a text.
-fn logits(head: Head) -> Vec<f32> {
+/// Returns a head's logits after a text.
+fn logits(head: Eagle3Head) -> Vec<f32> {
     let text = Random(2).tokens(20);
     Reading::new(tiny(), head.into(), &text).follow(&text, 0, 64)
 }
 
-fn fault(config: &Value, tensors: &HashMap<String, Tensor>) -> String {
+fn fault(config: &Value, tensors: &HashMap<String, FileTensor>) -> String {
     let error = load_head(config, tensors).unwrap_err().to_string();
     assert!(error.starts_with("EAGLE-3 head "), "{error}");
     error
 }
 
-fn vocab_flags(tokens: &[usize]) -> Tensor {
+fn vocab_flags(tokens: &[usize]) -> FileTensor {
     let flags: Vec<u8> = (0..VOCAB as usize)
         .map(|token| u8::from(tokens.contains(&token)))
         .collect();
-    Tensor::new(flags, &Device::Cpu).unwrap()
+    FileTensor::new(Dtype::BOOL, &[VOCAB as usize], flags)
 }
 
 #[test]
@@ -34,7 +35,7 @@ fn names_of_other_loaders_and_older_keys() {
     let config = head_config();
     let tensors = head_tensors(&config, 1);
     let truth = logits(load_head(&config, &tensors).unwrap());
-    let renamed: HashMap<String, Tensor> = tensors
+    let renamed: HashMap<String, FileTensor> = tensors
         .iter()
         .map(|(name, tensor)| {
             let name = name.replace("midlayer.", "layers.0.");
@@ -63,7 +64,7 @@ fn the_whole_vocabulary_needs_neither_d2t_nor_a_size() {
     config.as_object_mut().unwrap().remove("draft_vocab_size");
     let head = load_head(&config, &tensors).unwrap();
     assert_eq!(head.tokens, (0..VOCAB).collect::<Vec<_>>());
-    // Without a matrix of its own it uses the target's, which is of the same shape.
+    // Without a matrix of its own it uses the target's, which has the same shape.
     let own = logits(head);
     tensors.remove("lm_head.weight");
     let head = load_head(&config, &tensors).unwrap();
@@ -84,25 +85,26 @@ fn another_width_with_an_embedding_of_its_own() {
     let mut tensors = head_tensors(&sized, 1);
     assert!(fault(&config, &tensors).contains("hidden_size is 24"));
     let values: Vec<f32> = (0..VOCAB * 24).map(|i| (i as f32).sin()).collect();
-    let embedding = Tensor::from_vec(values, (VOCAB as usize, 24), &Device::Cpu).unwrap();
+    let embedding = FileTensor::floats(Dtype::F32, &[VOCAB as usize, 24], &values);
     tensors.insert("embed_tokens.weight".into(), embedding);
     let head = load_head(&config, &tensors).unwrap();
     assert_eq!(head.shape.architecture.head_dim, 6);
     assert_eq!(logits(head).len(), DRAFT_VOCAB);
-    // A smaller vocabulary than the target's is no head of this target.
+    // A head with a smaller vocabulary does not fit this target.
     config["vocab_size"] = json!(50);
     assert!(fault(&config, &tensors).contains("vocab_size is 50; the target's is 61"));
 }
 
 #[test]
-fn the_usual_layers_are_taken_where_none_are_named() {
+fn the_default_layers_are_used_if_none_are_named() {
     let config = head_config();
     let mut target = tiny().architecture.clone();
     let mut unnamed = config.clone();
     unnamed["eagle_config"] = json!({});
     let bytes = serde_json::to_vec(&unnamed).unwrap();
-    let captured = |target: &crate::Architecture| {
-        crate::eagle3::HeadShape::from_json(&bytes, target).map(|shape| shape.captured)
+    let captured = |target: &crate::model::Architecture| {
+        crate::drafter::eagle3::HeadShape::from_json(&bytes, target)
+            .map(|shape| shape.captured_layers)
     };
     target.layers = 24;
     assert_eq!(captured(&target).unwrap(), [1, 11, 20]);
@@ -164,7 +166,7 @@ fn keys_that_do_not_fit_are_named() {
 fn tensors_that_do_not_fit_are_named() {
     let config = head_config();
     let whole = head_tensors(&config, 1);
-    let with = |name: &str, tensor: Option<Tensor>| {
+    let with = |name: &str, tensor: Option<FileTensor>| {
         let mut tensors = whole.clone();
         match tensor {
             Some(tensor) => tensors.insert(name.to_owned(), tensor),
@@ -176,27 +178,18 @@ fn tensors_that_do_not_fit_are_named() {
         let error = with(name, None);
         let named = name == "midlayer.self_attn.q_proj.weight" || error.contains(name.as_str());
         assert!(named && error.contains("missing"), "{name}: {error}");
-        let error = with(
-            name,
-            Some(Tensor::zeros((3, 5), DType::F32, &Device::Cpu).unwrap()),
-        );
+        let error = with(name, Some(FileTensor::zeros(Dtype::F32, &[3, 5])));
         assert!(
             error.contains(name.as_str()) && error.contains("[3, 5]"),
             "{name}: {error}"
         );
     }
-    let error = with(
-        "fc.weight",
-        Some(whole["fc.weight"].narrow(1, 0, 80).unwrap()),
-    );
+    let error = with("fc.weight", Some(FileTensor::zeros(Dtype::F32, &[40, 80])));
     assert!(
         error.contains("[40, 80]") && error.contains("[40, 120]"),
         "{error}"
     );
-    let error = with(
-        "d2t",
-        Some(Tensor::zeros(DRAFT_VOCAB, DType::F32, &Device::Cpu).unwrap()),
-    );
+    let error = with("d2t", Some(FileTensor::zeros(Dtype::F32, &[DRAFT_VOCAB])));
     assert!(error.contains("d2t") && error.contains("i64"), "{error}");
     let mut tokens = guessed(DRAFT_VOCAB);
     tokens[7] = VOCAB as usize;
@@ -208,7 +201,7 @@ fn tensors_that_do_not_fit_are_named() {
     tokens[7] = tokens[30];
     let error = with("d2t", Some(offsets(&tokens)));
     assert!(
-        error.contains("draft token 30") && error.contains("another one"),
+        error.contains("draft token 30") && error.contains("as an earlier one does"),
         "{error}"
     );
     let other = vocab_flags(&guessed(DRAFT_VOCAB)[1..]);
@@ -244,7 +237,7 @@ fn files_are_found_by_setting() {
     write_model(&beside, &config, &head_tensors(&config, 1));
     for setting in ["auto", beside.to_str().unwrap()] {
         let files = open(setting, model).unwrap().unwrap();
-        Head::load(&files, &tiny(), crate::WeightFormat::F32).unwrap();
+        Eagle3Head::load(&files, &tiny(), crate::kernels::WeightFormat::F32).unwrap();
     }
     assert!(open("off", model).unwrap().is_none());
 }

@@ -1,4 +1,5 @@
-//! Drafts that are drawn: the output's law is the target's, and more of them is kept than of fixed ones.
+//! Tests of randomly drawn drafts: the output has the target's distribution, and more tokens are accepted than of
+//! deterministic drafts.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -8,35 +9,38 @@ use refrain_protocol::engine::{CloseRequest, Sampling, SelfDraft, StepOutput};
 use refrain_protocol::{EngineSessionId, TokenId};
 
 use super::{drafting, opening_for_drafts, wanted};
-use crate::config::{EngineConfig, WeightFormat};
-use crate::drafter::Network;
-use crate::engine::Core;
+use crate::config::EngineConfig;
+use crate::drafter::DraftNetwork;
+use crate::engine::EngineCore;
+use crate::kernels::WeightFormat;
 use crate::tests::draft_model::{shipped_layers, stranger};
 use crate::tests::eagle3::golden::shipped;
 use crate::tests::eagle3::tiny_head;
-use crate::tests::support::{Bench, Random, bench_drafting, bench_with, by_head, item, opening};
+use crate::tests::support::{
+    Random, TestEngine, by_head, engine_with_drafter, engine_with_head, item, opening,
+};
 
 const TRIALS: u64 = 800;
 const OUTPUT: usize = 4;
 
-/// The shipped model and a drafter whose distribution has something in common with its.
-fn bench(drafter: fn() -> Box<dyn Network>) -> Bench {
+/// The compiled-in model, and a drafter whose distribution resembles the model's.
+fn engine(drafter: fn() -> Box<dyn DraftNetwork>) -> TestEngine {
     let (model, _) = shipped(WeightFormat::F32);
-    Bench {
-        core: Core::new(model, Some(drafter()), &EngineConfig::default()),
+    TestEngine {
+        core: EngineCore::new(model, Some(drafter()), &EngineConfig::default()),
         now: Instant::now(),
     }
 }
 
-fn head() -> Box<dyn Network> {
+fn head() -> Box<dyn DraftNetwork> {
     by_head(shipped(WeightFormat::F32).1)
 }
 
-fn model() -> Box<dyn Network> {
+fn model() -> Box<dyn DraftNetwork> {
     shipped_layers(4)
 }
 
-/// No text that the model knows: what follows is open.
+/// Returns a text unlike the training text, so that the distribution of the next token is wide.
 fn prompt() -> Vec<TokenId> {
     Random(5).tokens(12)
 }
@@ -57,9 +61,9 @@ fn sampling(seed: u64) -> Sampling {
     }
 }
 
-/// The first tokens of an answer, and of its drafts how many tokens were made and kept.
+/// Returns the first tokens of an answer, and the numbers of drafted and of accepted tokens.
 fn answer(
-    bench: &mut Bench,
+    engine: &mut TestEngine,
     prompt: &[TokenId],
     seed: u64,
     wanted: Option<SelfDraft>,
@@ -70,7 +74,7 @@ fn answer(
         Some(_) => opening_for_drafts(session, &sampling, prompt),
         None => opening(session, &sampling, prompt),
     };
-    let mut output = bench.step(first).emitted;
+    let mut output = engine.step(first).emitted;
     let mut counts = [0, 0];
     while output.len() < OUTPUT {
         let len = prompt.len() + output.len();
@@ -79,7 +83,7 @@ fn answer(
             accepted_nodes,
             self_drafted,
             ..
-        } = bench.step(match wanted {
+        } = engine.step(match wanted {
             Some(wanted) => drafting(session, len, wanted),
             None => item(session, len, &[]),
         });
@@ -87,7 +91,7 @@ fn answer(
         counts[1] += accepted_nodes.len() as u32;
         output.extend(emitted);
     }
-    bench.core.close(&CloseRequest {
+    engine.core.close(&CloseRequest {
         sessions: vec![EngineSessionId(session)],
         keep_kv: true,
     });
@@ -95,7 +99,7 @@ fn answer(
     (output, counts)
 }
 
-/// Pearson's statistic of two samples of the same size, and its degrees of freedom; rare cells are one.
+/// Returns Pearson's statistic of two samples of equal size, and its degrees of freedom. Rare cells are merged.
 fn chi_square<T: Ord>(one: &[T], other: &[T]) -> (f64, f64) {
     let mut cells: BTreeMap<&T, [f64; 2]> = BTreeMap::new();
     for (at, sample) in [one, other].into_iter().enumerate() {
@@ -122,28 +126,28 @@ fn chi_square<T: Ord>(one: &[T], other: &[T]) -> (f64, f64) {
     (statistic, freedom)
 }
 
-fn check_law(drafter: fn() -> Box<dyn Network>) {
+fn check_law(drafter: fn() -> Box<dyn DraftNetwork>) {
     static PLAIN: OnceLock<Vec<Vec<TokenId>>> = OnceLock::new();
-    let mut bench = bench(drafter);
+    let mut engine = engine(drafter);
     let prompt = prompt();
     let plain = PLAIN.get_or_init(|| {
         let seeds = 0..TRIALS;
         seeds
-            .map(|seed| answer(&mut bench, &prompt, seed, None).0)
+            .map(|seed| answer(&mut engine, &prompt, seed, None).0)
             .collect()
     });
     let mut speculative = Vec::new();
     let mut counts = [0, 0];
     for seed in 0..TRIALS {
-        let (output, drafted) = answer(&mut bench, &prompt, TRIALS + seed, Some(drawn(3)));
+        let (output, drafted) = answer(&mut engine, &prompt, TRIALS + seed, Some(drawn(3)));
         speculative.push(output);
         counts = [counts[0] + drafted[0], counts[1] + drafted[1]];
     }
-    // Of enough drafts something is kept and something is not, or nothing was tested.
+    // The test is meaningless unless enough tokens are accepted and enough are rejected.
     assert!(counts[1] > 100 && counts[1] + 100 < counts[0], "{counts:?}");
     let (mut statistic, mut freedom) = (0.0, 0.0);
     for len in 2..=OUTPUT {
-        // Each token, and each with the one before it.
+        // The cells are single tokens, and pairs of neighbours.
         for from in [len - 1, len - 2] {
             let parts = |outputs: &[Vec<TokenId>]| -> Vec<Vec<TokenId>> {
                 let part = |output: &Vec<TokenId>| output[from..len].to_vec();
@@ -162,24 +166,24 @@ fn check_law(drafter: fn() -> Box<dyn Network>) {
 }
 
 #[test]
-fn the_output_has_the_law_of_the_target_where_a_head_draws() {
+fn the_output_has_the_targets_distribution_if_a_head_draws() {
     check_law(head);
 }
 
 #[test]
-fn the_output_has_the_law_of_the_target_where_a_model_draws() {
+fn the_output_has_the_targets_distribution_if_a_model_draws() {
     check_law(model);
 }
 
-/// The theorem's other half, on the same prompts and seeds.
+/// Compares both kinds of drafts on the same prompts and seeds.
 #[test]
-fn more_is_kept_of_drawn_drafts_than_of_the_likeliest() {
-    let mut bench = bench(head);
+fn more_tokens_are_accepted_of_drawn_drafts_than_of_the_likeliest() {
+    let mut engine = engine(head);
     let prompt = prompt();
     let mut kept = |wanted: SelfDraft| {
         let mut counts = [0, 0];
         for seed in 0..300 {
-            let (_, drafted) = answer(&mut bench, &prompt, seed, Some(wanted));
+            let (_, drafted) = answer(&mut engine, &prompt, seed, Some(wanted));
             counts = [counts[0] + drafted[0], counts[1] + drafted[1]];
         }
         f64::from(counts[1]) / f64::from(counts[0])
@@ -195,15 +199,16 @@ fn more_is_kept_of_drawn_drafts_than_of_the_likeliest() {
 fn at_temperature_0_nothing_is_drawn() {
     let prompt = Random(9).tokens(20);
     let greedy = Sampling::default();
-    let truth = bench_with(tiny_head(), EngineConfig::default()).decode(1, &greedy, &prompt, 30);
-    for mut bench in [
-        bench_with(tiny_head(), EngineConfig::default()),
-        bench_drafting(stranger(), EngineConfig::default()),
+    let truth =
+        engine_with_head(tiny_head(), EngineConfig::default()).decode(1, &greedy, &prompt, 30);
+    for mut engine in [
+        engine_with_head(tiny_head(), EngineConfig::default()),
+        engine_with_drafter(stranger(), EngineConfig::default()),
     ] {
-        let mut output = bench.step(opening_for_drafts(1, &greedy, &prompt)).emitted;
+        let mut output = engine.step(opening_for_drafts(1, &greedy, &prompt)).emitted;
         while output.len() < 30 {
             let len = prompt.len() + output.len();
-            output.extend(bench.step(drafting(1, len, drawn(4))).emitted);
+            output.extend(engine.step(drafting(1, len, drawn(4))).emitted);
         }
         assert_eq!(output[..30], truth[..30]);
     }

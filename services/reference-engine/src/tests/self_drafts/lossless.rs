@@ -1,4 +1,4 @@
-//! Whatever is drafted, and however steps are mixed, the tokens are those of plain decoding.
+//! Tests that the output equals that of plain decoding, for any draft and any mix of steps.
 
 use std::collections::HashMap;
 
@@ -10,18 +10,20 @@ use super::opening_for_drafts;
 use crate::config::EngineConfig;
 use crate::tests::draft_model::stranger;
 use crate::tests::eagle3::tiny_head;
-use crate::tests::support::{Bench, Random, VOCAB, bench, bench_drafting, bench_with, chain, item};
+use crate::tests::support::{
+    Random, TestEngine, VOCAB, chain, engine, engine_with_drafter, engine_with_head, item,
+};
 
-/// A text that is being decoded, and what comes of it.
+/// A text that is being decoded, and its expected continuation.
 struct Stream {
     prompt: Vec<TokenId>,
     sampling: Sampling,
-    /// Plain decoding.
+    /// The output of plain decoding.
     truth: Vec<TokenId>,
     text: Vec<TokenId>,
     session: u128,
     open: bool,
-    /// What the engine has, a beginning of `text`.
+    /// The tokens that the engine has, which are a prefix of `text`.
     sent: usize,
 }
 
@@ -40,7 +42,7 @@ fn streams(random: &mut Random, temperature: f32) -> Vec<Stream> {
                 seed: random.next(),
                 ..Sampling::default()
             };
-            let mut plain = bench(EngineConfig::default());
+            let mut plain = engine(EngineConfig::default());
             Stream {
                 truth: plain.decode(1, &sampling, &prompt, OUTPUT + 20),
                 text: prompt.clone(),
@@ -55,10 +57,10 @@ fn streams(random: &mut Random, temperature: f32) -> Vec<Stream> {
 }
 
 impl Stream {
-    /// The next item: a piece of the text, or all of it and a draft of some kind or none.
+    /// Returns the next item: a piece of the text, or all of it, with any kind of draft or none.
     fn item(&mut self, random: &mut Random) -> StepItem {
         if random.below(4) == 0 {
-            // A stop rule of the caller cut, or the caller sends what is there already anew.
+            // The caller cuts the text, or sends tokens again that the engine already has.
             let cut = self.text.len().saturating_sub(random.below(6));
             self.text.truncate(cut.max(self.prompt.len()));
             self.sent = self.sent.min(self.text.len());
@@ -87,7 +89,7 @@ impl Stream {
             0 => {}
             1 => item.draft = Some(self.draft(random)),
             kind => {
-                // Some with a draft beside it.
+                // Some items have a draft of the caller too.
                 item.draft = (kind > 5).then(|| self.draft(random));
                 item.self_draft = Some(SelfDraft {
                     depth: 1 + random.below(6) as u32,
@@ -101,7 +103,7 @@ impl Stream {
         item
     }
 
-    /// Some of the truth and then noise.
+    /// Returns a part of the true continuation, and noise after it.
     fn draft(&self, random: &mut Random) -> Draft {
         let done = self.text.len() - self.prompt.len();
         let mut tokens = self.truth[done..done + random.below(6)].to_vec();
@@ -114,7 +116,7 @@ impl Stream {
     }
 }
 
-/// Work that has to happen for the test to mean something.
+/// Counts of work that the test needs to be meaningful.
 #[derive(Default)]
 struct Work {
     self_drafted: u32,
@@ -122,12 +124,12 @@ struct Work {
     followed: usize,
 }
 
-/// An engine that drafts by itself.
-type Engine = fn(EngineConfig) -> Bench;
+/// Creates an engine with a drafter.
+type Engine = fn(EngineConfig) -> TestEngine;
 
 const ENGINES: [Engine; 2] = [
-    |config| bench_with(tiny_head(), config),
-    |config| bench_drafting(stranger(), config),
+    |config| engine_with_head(tiny_head(), config),
+    |config| engine_with_drafter(stranger(), config),
 ];
 
 fn check(engine: Engine, temperature: f32, seed: u64, config: EngineConfig) -> Work {
@@ -135,7 +137,7 @@ fn check(engine: Engine, temperature: f32, seed: u64, config: EngineConfig) -> W
     let mut streams = streams(&mut random, temperature);
     let mut work = Work::default();
     let mut sessions = 100;
-    let Bench { mut core, now } = engine(config);
+    let TestEngine { mut core, now } = engine(config);
     let mut steps = 0;
     while streams.iter().any(|stream| !stream.done()) {
         steps += 1;
@@ -147,7 +149,7 @@ fn check(engine: Engine, temperature: f32, seed: u64, config: EngineConfig) -> W
                 continue;
             }
             if stream.open && random.below(12) == 0 {
-                // Goes on in a session of its own, which may find what the old one left.
+                // The text continues in a new session, which may reuse the old one's KV.
                 core.close(&CloseRequest {
                     sessions: vec![EngineSessionId(stream.session)],
                     keep_kv: random.below(3) > 0,
@@ -163,7 +165,7 @@ fn check(engine: Engine, temperature: f32, seed: u64, config: EngineConfig) -> W
             .map(|item| (item.session.0, item.clone()))
             .collect();
         let stepped = core.step(StepRequest { items }, now).unwrap();
-        work.followed += stepped.draft_rows.follow;
+        work.followed += stepped.draft_rows.text;
         for (at, result) in batch.into_iter().zip(stepped.results) {
             let stream = &mut streams[at];
             let output = result.unwrap();
@@ -187,7 +189,7 @@ fn check(engine: Engine, temperature: f32, seed: u64, config: EngineConfig) -> W
                 assert!(output.self_drafted <= wanted.tokens_max, "seed {seed}");
                 let accepted = output.accepted_nodes.len();
                 if asked.draft.is_some() {
-                    // The last token may be one that the caller drafted too deep.
+                    // The last token may be a draft node of the caller that was too deep.
                     assert!([count - 1, count].contains(&accepted), "seed {seed}");
                 } else {
                     assert_eq!(accepted, count - 1, "seed {seed}");
@@ -247,7 +249,7 @@ fn the_mix_drafts_accepts_and_follows() {
             accepted += work.accepted;
             followed += work.followed;
         }
-        // A random network is right about as often as chance.
+        // A random network is right as often as chance.
         assert!(
             drafted > 2000 && accepted > 10 && followed > 1000,
             "{drafted} drafted, {accepted} accepted, {followed} followed"

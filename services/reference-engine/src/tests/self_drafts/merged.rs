@@ -1,4 +1,4 @@
-//! Drafts that come with a step and those of the engine, verified as one tree.
+//! Tests of drafts of the caller and of the engine that are verified as one tree.
 
 use std::time::Instant;
 
@@ -6,10 +6,11 @@ use refrain_protocol::TokenId;
 use refrain_protocol::engine::{Draft, Sampling, SelfDraft, StepItem, StepOutput, StepRequest};
 
 use super::{drafting, opening_for_drafts, wanted};
-use crate::config::{EngineConfig, WeightFormat};
-use crate::engine::Core;
+use crate::config::EngineConfig;
+use crate::engine::EngineCore;
+use crate::kernels::WeightFormat;
 use crate::tests::eagle3::golden::shipped;
-use crate::tests::support::{Bench, Random, by_head, chain, item};
+use crate::tests::support::{Random, TestEngine, by_head, chain, item};
 
 const TREE: SelfDraft = SelfDraft {
     depth: 4,
@@ -19,28 +20,28 @@ const TREE: SelfDraft = SelfDraft {
     sampled: false,
 };
 
-/// The shipped model and head, which is often right.
-fn bench() -> Bench {
+/// Creates an engine of the compiled-in model and head, which is often right.
+fn engine() -> TestEngine {
     let (model, head) = shipped(WeightFormat::F32);
-    Bench {
-        core: Core::new(model, Some(by_head(head)), &EngineConfig::default()),
+    TestEngine {
+        core: EngineCore::new(model, Some(by_head(head)), &EngineConfig::default()),
         now: Instant::now(),
     }
 }
 
-/// A session after its prompt, and the length of its text.
-fn open(bench: &mut Bench, session: u128, sampling: &Sampling, prompt: &[TokenId]) -> usize {
+/// Opens a session, and returns the length of its text after the prompt.
+fn open(engine: &mut TestEngine, session: u128, sampling: &Sampling, prompt: &[TokenId]) -> usize {
     let first = opening_for_drafts(session, sampling, prompt);
-    prompt.len() + bench.step(first).emitted.len()
+    prompt.len() + engine.step(first).emitted.len()
 }
 
-/// What is verified of an item, and what comes of it.
-fn verified(bench: &mut Bench, item: StepItem) -> (Draft, StepOutput) {
+/// Runs an item, and returns the draft that was verified and the output.
+fn verified(engine: &mut TestEngine, item: StepItem) -> (Draft, StepOutput) {
     let request = StepRequest { items: vec![item] };
-    let mut batch = bench.core.begin(request, bench.now).unwrap();
-    bench.core.draft(&mut batch);
+    let mut batch = engine.core.begin(request, engine.now).unwrap();
+    engine.core.draft(&mut batch);
     let draft = batch.drafts()[0].clone();
-    let mut stepped = bench.core.verify(batch, bench.now);
+    let mut stepped = engine.core.verify(batch, engine.now);
     (draft, stepped.results.remove(0).unwrap())
 }
 
@@ -52,15 +53,15 @@ fn merging(session: u128, len: usize, draft: &Draft, own: SelfDraft) -> StepItem
 }
 
 #[test]
-fn shared_nodes_stand_once_and_every_node_says_whose_it_is() {
-    let mut bench = bench();
+fn shared_nodes_occur_once_and_their_origin_is_reported() {
+    let mut engine = engine();
     let prompt = Random(5).tokens(24);
     let greedy = Sampling::default();
-    let len = open(&mut bench, 1, &greedy, &prompt);
-    open(&mut bench, 2, &greedy, &prompt);
-    let (own, _) = verified(&mut bench, drafting(1, len, TREE));
+    let len = open(&mut engine, 1, &greedy, &prompt);
+    open(&mut engine, 2, &greedy, &prompt);
+    let (own, _) = verified(&mut engine, drafting(1, len, TREE));
     assert_eq!(own.tokens.len(), 10);
-    // The head's first path as far as its second token, and something else after either.
+    // The first two tokens of the head's first path, and another token after each of them.
     let first = 0u32;
     let second = own
         .parents
@@ -71,7 +72,7 @@ fn shared_nodes_stand_once_and_every_node_says_whose_it_is() {
         tokens: vec![own.tokens[0], 7, own.tokens[second], 8],
         parents: vec![None, Some(0), Some(0), Some(2)],
     };
-    let (tree, output) = verified(&mut bench, merging(2, len, &sent, TREE));
+    let (tree, output) = verified(&mut engine, merging(2, len, &sent, TREE));
     tree.validate().unwrap();
     assert_eq!(
         (&tree.tokens[..4], &tree.parents[..4]),
@@ -79,7 +80,7 @@ fn shared_nodes_stand_once_and_every_node_says_whose_it_is() {
     );
     assert_eq!(tree.tokens.len(), 4 + 10 - 2);
     assert_eq!((output.self_drafted, output.agreed_nodes), (8, vec![0, 2]));
-    // All of the head's tree is in it.
+    // It contains the head's whole tree.
     let mut rest = tree.clone();
     assert!(
         rest.merge(&own)
@@ -89,10 +90,10 @@ fn shared_nodes_stand_once_and_every_node_says_whose_it_is() {
 }
 
 #[test]
-fn a_merged_tree_brings_what_the_better_of_both_would() {
-    let mut bench = bench();
+fn a_merged_tree_accepts_as_much_as_the_better_draft() {
+    let mut engine = engine();
     let mut random = Random(31);
-    // Who was better, and whether the merged tree was better than either.
+    // Counts which draft was better, and whether the merged tree was better than both.
     let mut wins = [0u32; 3];
     for trial in 0..40u32 {
         let sampling = Sampling {
@@ -102,15 +103,15 @@ fn a_merged_tree_brings_what_the_better_of_both_would() {
         };
         let prompt = random.tokens(20);
         let sessions = [0, 1, 2, 3].map(|at| u128::from(4 * trial + at));
-        let len = open(&mut bench, sessions[0], &sampling, &prompt);
+        let len = open(&mut engine, sessions[0], &sampling, &prompt);
         let mut truth: Vec<TokenId> = Vec::new();
         while truth.len() < 8 {
-            let next = bench
+            let next = engine
                 .step(item(sessions[0], len + truth.len(), &[]))
                 .emitted;
             truth.extend(next);
         }
-        // Right so far, then wrong.
+        // The draft is right for a while, and then wrong.
         let right = random.below(5);
         let mut tokens = truth[..right].to_vec();
         tokens.push((truth[right] + 1) % 50);
@@ -124,8 +125,8 @@ fn a_merged_tree_brings_what_the_better_of_both_would() {
             merging(sessions[3], len, &sent, TREE),
         ]
         .map(|item| {
-            open(&mut bench, item.session.0, &sampling, &prompt);
-            let output = bench.step(item);
+            open(&mut engine, item.session.0, &sampling, &prompt);
+            let output = engine.step(item);
             assert_eq!(
                 output.emitted,
                 truth[..output.emitted.len()],
@@ -146,19 +147,19 @@ fn a_merged_tree_brings_what_the_better_of_both_would() {
 }
 
 #[test]
-fn what_cannot_be_reached_is_not_verified() {
-    let mut bench = bench();
+fn unreachable_nodes_are_not_verified() {
+    let mut engine = engine();
     let prompt = Random(5).tokens(24);
     let greedy = Sampling::default();
-    let len = open(&mut bench, 1, &greedy, &prompt);
+    let len = open(&mut engine, 1, &greedy, &prompt);
     let sent = chain(&[1, 2, 3, 4]);
     let item = StepItem {
         max_emit: 2,
         ..merging(1, len, &sent, wanted(4, 1, 4))
     };
     let request = StepRequest { items: vec![item] };
-    let stepped = bench.core.step(request, bench.now).unwrap();
-    // The last token of the text, the first of the draft, and the first of the head.
+    let stepped = engine.core.step(request, engine.now).unwrap();
+    // The rows are the last token of the text, the first of the draft and the first of the head.
     let output = stepped.results[0].as_ref().unwrap();
     assert_eq!((stepped.computed_tokens, output.self_drafted), (3, 1));
 }

@@ -1,0 +1,166 @@
+//! A head's weights in memory.
+
+use super::shape::HeadShape;
+use crate::kernels::{Matrix, WeightFormat};
+use crate::model::{BlockWeights, HeadFiles, Model, ModelError, WeightTensors};
+
+/// A loaded head of one target. It never changes.
+#[derive(Debug)]
+pub(crate) struct Eagle3Head {
+    pub(crate) shape: HeadShape,
+    /// The head's own embedding, if it has one. Layout: `[token][hidden]`.
+    embedding: Option<Vec<f32>>,
+    /// The projection from a row's captured states to one hidden state.
+    pub(crate) fc: Matrix,
+    pub(crate) hidden_norm: Vec<f32>,
+    pub(crate) embedding_norm: Vec<f32>,
+    pub(crate) block: BlockWeights,
+    pub(crate) norm: Vec<f32>,
+    lm_head: Option<Matrix>,
+    /// The tokens that it can guess, as ids of the target. They are distinct.
+    pub(crate) tokens: Vec<u32>,
+}
+
+impl Eagle3Head {
+    /// Reads and packs the weights of a head for `target`.
+    ///
+    /// # Errors
+    /// Fails for a head of another kind or of another target, a damaged file, or a tensor that is missing or wrong.
+    pub(crate) fn load(
+        files: &HeadFiles,
+        target: &Model,
+        format: WeightFormat,
+    ) -> Result<Self, ModelError> {
+        let shape = HeadShape::from_json(&files.config_json, &target.architecture);
+        shape
+            .and_then(|shape| {
+                WeightTensors::open(&files.weights, format, |tensors| {
+                    Eagle3Head::read(shape, target, tensors)
+                })
+            })
+            .map_err(|fault| ModelError::Eagle3Head {
+                head: files.source.clone(),
+                fault: Box::new(fault),
+            })
+    }
+
+    fn read(
+        shape: HeadShape,
+        target: &Model,
+        tensors: &WeightTensors<'_>,
+    ) -> Result<Self, ModelError> {
+        let a = &shape.architecture;
+        let (hidden, vocab) = (a.hidden_size, a.vocab_size);
+        // Published files name the layer `midlayer`. Engines that keep layers in a list rename it.
+        let place = ["midlayer", "layers.0"]
+            .into_iter()
+            .find(|place| tensors.has(&format!("{place}.self_attn.q_proj.weight")))
+            .unwrap_or("midlayer");
+        let name = |part: &str| format!("{place}.{part}.weight");
+        let embedding = match tensors.has("embed_tokens.weight") {
+            true => Some(tensors.floats("embed_tokens.weight", &[vocab, hidden])?),
+            false if hidden == target.architecture.hidden_size => None,
+            false => {
+                return Err(ModelError::Config(format!(
+                    "hidden_size is {hidden} and embed_tokens.weight is missing; the target's embedding cannot \
+                     replace it, because its width is {}",
+                    target.architecture.hidden_size
+                )));
+            }
+        };
+        let width = shape.captured_layers.len() * target.architecture.hidden_size;
+        let lends_head = shape.draft_vocab == vocab && hidden == target.architecture.hidden_size;
+        let lm_head = if lends_head && !tensors.has("lm_head.weight") {
+            None
+        } else {
+            let parts = [("lm_head.weight".to_owned(), shape.draft_vocab)];
+            Some(tensors.matrix(&parts, hidden)?)
+        };
+        Ok(Eagle3Head {
+            embedding,
+            fc: tensors.matrix(&[("fc.weight".to_owned(), hidden)], width)?,
+            hidden_norm: tensors.floats(&name("hidden_norm"), &[hidden])?,
+            embedding_norm: tensors.floats(&name("input_layernorm"), &[hidden])?,
+            block: BlockWeights::read(a, 2 * hidden, tensors, name)?,
+            norm: tensors.floats("norm.weight", &[hidden])?,
+            lm_head,
+            tokens: guessed_tokens(&shape, tensors)?,
+            shape,
+        })
+    }
+
+    /// Returns the embedding. Layout: `[token][hidden]`.
+    pub(crate) fn embedding<'a>(&'a self, target: &'a Model) -> &'a [f32] {
+        self.embedding.as_ref().unwrap_or(&target.embedding)
+    }
+
+    /// Returns the projection from an output to a logit for each token that it can guess.
+    pub(crate) fn lm_head<'a>(&'a self, target: &'a Model) -> &'a Matrix {
+        self.lm_head.as_ref().unwrap_or(&target.head)
+    }
+
+    /// Returns how many floats the target captures per row.
+    pub(crate) fn captured_width(&self, target: &Model) -> usize {
+        self.shape.captured_layers.len() * target.architecture.hidden_size
+    }
+
+    /// Returns the size of the head's own weights in bytes.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        self.fc.bytes()
+            + self.block.bytes()
+            + self.lm_head.as_ref().map_or(0, Matrix::bytes)
+            + self
+                .embedding
+                .as_ref()
+                .map_or(0, |embedding| embedding.len() * 4)
+    }
+}
+
+/// Reads the tokens that a head can guess from `d2t`. Its entries are offsets: draft token i is the target's token
+/// `i + d2t[i]`.
+fn guessed_tokens(shape: &HeadShape, tensors: &WeightTensors<'_>) -> Result<Vec<u32>, ModelError> {
+    let vocab = shape.architecture.vocab_size;
+    // `draft_id_to_target_id` is the name that vLLM's loader gives the tensor.
+    let name = match tensors.has("draft_id_to_target_id") {
+        true => "draft_id_to_target_id",
+        false => "d2t",
+    };
+    if !tensors.has(name) && shape.draft_vocab == vocab {
+        return Ok((0..vocab as u32).collect());
+    }
+    let fault = |name: &str, reason: String| ModelError::Tensor {
+        name: name.to_owned(),
+        reason,
+    };
+    let mut guessed = vec![false; vocab];
+    let mut tokens = Vec::with_capacity(shape.draft_vocab);
+    let offsets = tensors.integers(name, shape.draft_vocab)?;
+    for (id, offset) in offsets.into_iter().enumerate() {
+        let token = offset
+            .checked_add(id as i64)
+            .and_then(|token| usize::try_from(token).ok())
+            .filter(|token| *token < vocab);
+        let Some(token) = token else {
+            let reason = format!(
+                "draft token {id} has offset {offset}, which points outside the vocabulary of {vocab} tokens"
+            );
+            return Err(fault(name, reason));
+        };
+        if std::mem::replace(&mut guessed[token], true) {
+            let reason = format!("draft token {id} maps to token {token}, as an earlier one does");
+            return Err(fault(name, reason));
+        }
+        tokens.push(token as u32);
+    }
+    if tensors.has("t2d") {
+        let flags = tensors.flags("t2d", vocab)?;
+        if let Some(token) = (0..vocab).find(|token| flags[*token] != guessed[*token]) {
+            let reason = format!(
+                "token {token} is {}, but {name} makes it {}",
+                flags[token], guessed[token]
+            );
+            return Err(fault("t2d", reason));
+        }
+    }
+    Ok(tokens)
+}

@@ -1,0 +1,84 @@
+//! An item of a step that passed all checks, and the draft nodes that the step computes for it.
+
+use refrain_protocol::engine::Draft;
+use refrain_protocol::{EngineSessionId, TokenId};
+use refrain_speculation::verify::sampled::Weight;
+
+use crate::drafter::{CompletedDraft, DraftOptions};
+use crate::sampler::DraftedToken;
+
+/// An item that passed all checks.
+pub(super) struct PlannedItem {
+    /// Index of the item in the request.
+    pub(super) index: usize,
+    pub(super) id: EngineSessionId,
+    pub(super) cached_tokens: usize,
+    /// First position to compute.
+    pub(super) start: usize,
+    /// Tokens of the text to compute, from `start` on.
+    pub(super) chain: Vec<TokenId>,
+    pub(super) sample: bool,
+    pub(super) max_emit: usize,
+    /// The draft that came with the item, and after it the nodes that the engine drafted.
+    pub(super) draft: Draft,
+    /// Number of draft nodes that came with the item.
+    pub(super) received_nodes: usize,
+    /// Options of the draft that the engine is to make, if it is to make one.
+    pub(super) self_draft: Option<DraftOptions>,
+    /// The nodes that came with the item and that the engine drafted as well.
+    pub(super) agreed_nodes: Vec<u32>,
+    /// For each node of a draft that was drawn at random, the distribution it was drawn from. Empty for other drafts.
+    pub(super) drawn_from: Vec<Vec<Weight>>,
+    /// For each draft node, its index among the nodes that the step computes.
+    pub(super) computed: Vec<Option<usize>>,
+    /// Tokens of the nodes that the step computes.
+    pub(super) nodes: Vec<TokenId>,
+    /// Parents of the nodes that the step computes.
+    pub(super) parents: Vec<Option<u32>>,
+}
+
+impl PlannedItem {
+    /// Returns the token that was drawn to follow a node of a randomly drawn draft, or to follow the text.
+    pub(super) fn drafted_after(&self, node: Option<u32>) -> Option<DraftedToken<'_>> {
+        let next = node.map_or(0, |node| node as usize + 1);
+        Some(DraftedToken {
+            token: *self.draft.tokens.get(next)?,
+            from: self.drawn_from.get(next)?,
+        })
+    }
+
+    /// Adds the engine's draft to the draft that came with the item.
+    pub(super) fn merge(&mut self, completed: CompletedDraft) {
+        let received = self.received_nodes as u32;
+        let places = self.draft.merge(&completed.draft);
+        self.agreed_nodes = places.into_iter().filter(|node| *node < received).collect();
+        self.agreed_nodes.sort_unstable();
+        self.drawn_from = completed.drawn_from;
+        self.select_nodes();
+    }
+
+    /// Selects the draft nodes whose logits can matter. A node at depth d matters for token d + 1 of the output.
+    pub(super) fn select_nodes(&mut self) {
+        self.computed.clear();
+        self.nodes.clear();
+        self.parents.clear();
+        let mut depths: Vec<usize> = Vec::with_capacity(self.draft.tokens.len());
+        for (token, parent) in self.draft.tokens.iter().zip(&self.draft.parents) {
+            let parent = parent.map(|parent| parent as usize);
+            let depth = parent.map_or(1, |parent| depths[parent] + 1);
+            depths.push(depth);
+            if depth < self.max_emit {
+                self.computed.push(Some(self.nodes.len()));
+                self.nodes.push(*token);
+                // A parent is less deep than its child, so it was selected too.
+                self.parents.push(
+                    parent
+                        .and_then(|parent| self.computed[parent])
+                        .map(|node| node as u32),
+                );
+            } else {
+                self.computed.push(None);
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Finished sessions whose KV is kept, so that later sessions with the same prefix can reuse it.
+
+use refrain_protocol::{NamespaceId, TokenId};
+
+use crate::drafter::DrafterState;
+use crate::network::KvCache;
+
+/// A finished session. `kv` holds exactly the tokens of `text`.
+#[derive(Debug)]
+pub(super) struct KeptSession {
+    pub(super) namespace: NamespaceId,
+    pub(super) text: Vec<TokenId>,
+    pub(super) kv: KvCache,
+    pub(super) drafter_state: Option<DrafterState>,
+}
+
+/// The kept sessions, in order of last use.
+#[derive(Debug, Default)]
+pub(super) struct PrefixCache {
+    /// Least recently used first.
+    kept: Vec<KeptSession>,
+}
+
+impl PrefixCache {
+    pub(super) fn len(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Returns the sessions in order of last use.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &KeptSession> {
+        self.kept.iter()
+    }
+
+    /// Makes the session at `place` the most recently used one.
+    pub(super) fn touch(&mut self, place: usize) {
+        self.kept[place..].rotate_left(1);
+    }
+
+    /// Evicts up to `count` sessions, least recently used first. Returns whether it evicted any.
+    pub(super) fn evict(&mut self, count: usize) -> bool {
+        let count = count.min(self.kept.len());
+        self.kept.drain(..count);
+        count > 0
+    }
+
+    /// Adds a session. If a kept session begins with its text, that one is marked as used instead.
+    pub(super) fn insert(&mut self, mut session: KeptSession) {
+        let begins_with_it = |kept: &KeptSession| {
+            kept.namespace == session.namespace && kept.text.starts_with(&session.text)
+        };
+        if let Some(place) = self.kept.iter().position(begins_with_it) {
+            let kept = &mut self.kept[place];
+            kept.drafter_state = kept.drafter_state.take().or(session.drafter_state);
+            return self.touch(place);
+        }
+        // A session whose text is a prefix of this one is never the better match. Only its drafter state can be of
+        // use.
+        self.kept.retain_mut(|kept| {
+            let is_prefix =
+                kept.namespace == session.namespace && session.text.starts_with(&kept.text);
+            if is_prefix && session.drafter_state.is_none() {
+                session.drafter_state = kept.drafter_state.take();
+            }
+            !is_prefix
+        });
+        self.kept.push(session);
+    }
+}

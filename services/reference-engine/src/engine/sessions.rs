@@ -1,0 +1,447 @@
+//! The table of sessions: open ones, and finished ones whose KV is kept for reuse.
+//!
+//! It enforces two limits: the number of sessions and the number of KV blocks. Kept sessions are evicted first, least
+//! recently used first. Callers are refused only when none is left.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use refrain_protocol::engine::{Sampling, SessionSpec};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind, NamespaceId, TokenId};
+
+use super::prefix_cache::{KeptSession, PrefixCache};
+use crate::drafter::{DrafterState, DrafterStateShape};
+use crate::network::{BLOCK_TOKENS, BlockCount, KvCache, KvShape};
+
+/// Delay after which a caller that was refused for lack of room may try again.
+const RETRY_AFTER_MS: u64 = 250;
+
+/// An open session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) sampling: Sampling,
+    /// All tokens. Between steps, `kv` lacks the last one, whose forward pass is outstanding.
+    pub(crate) text: Vec<TokenId>,
+    pub(crate) kv: KvCache,
+    /// The drafter's state, in sessions that were opened with `self_drafts`.
+    pub(crate) drafter_state: Option<DrafterState>,
+    used: Instant,
+}
+
+impl Session {
+    /// Cuts the text to its first `keep` tokens, and appends `tokens`. The KV cache keeps at most all but the last
+    /// token.
+    pub(super) fn replace_text(&mut self, keep: usize, tokens: &[TokenId]) {
+        self.text.truncate(keep);
+        self.text.extend_from_slice(tokens);
+        let computed = keep.min(self.text.len().saturating_sub(1));
+        self.kv.truncate(computed);
+        if let Some(state) = &mut self.drafter_state {
+            state.truncate(keep, computed);
+        }
+    }
+}
+
+/// All sessions of an engine.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    shape: KvShape,
+    /// Shape of the drafter's per-session state, if there is a drafter.
+    drafter_shape: Option<DrafterStateShape>,
+    sessions_max: usize,
+    blocks_max: u64,
+    idle: Duration,
+    blocks: BlockCount,
+    open: HashMap<EngineSessionId, Session>,
+    kept: PrefixCache,
+}
+
+impl Sessions {
+    pub(crate) fn new(
+        shape: KvShape,
+        drafter_shape: Option<DrafterStateShape>,
+        sessions_max: usize,
+        kv_tokens_max: u64,
+        idle: Duration,
+    ) -> Self {
+        Sessions {
+            shape,
+            drafter_shape,
+            sessions_max,
+            blocks_max: kv_tokens_max.div_ceil(BLOCK_TOKENS as u64),
+            idle,
+            blocks: BlockCount::default(),
+            open: HashMap::new(),
+            kept: PrefixCache::default(),
+        }
+    }
+
+    /// Opens a session without text. The caller must call [`Sessions::reuse`] next, which makes room in the table
+    /// after it has searched the kept sessions.
+    ///
+    /// # Errors
+    /// `Conflict` if the session is already open, and `Overloaded` if all sessions are in use.
+    pub(crate) fn open(
+        &mut self,
+        id: EngineSessionId,
+        spec: SessionSpec,
+        now: Instant,
+    ) -> Result<(), ApiError> {
+        if self.open.contains_key(&id) {
+            return Err(ApiError::new(
+                ErrorKind::Conflict,
+                format!("session {id} is already open"),
+            )
+            .with_code("session_open"));
+        }
+        if self.open.len() >= self.sessions_max {
+            return Err(overloaded(
+                "sessions",
+                format!("all {} sessions are in use", self.sessions_max),
+            ));
+        }
+        let session = Session {
+            namespace: spec.namespace,
+            sampling: spec.sampling,
+            text: Vec::new(),
+            kv: KvCache::new(self.shape, self.blocks.clone()),
+            drafter_state: self
+                .drafter_shape
+                .as_ref()
+                .filter(|_| spec.self_drafts)
+                .map(DrafterState::new),
+            used: now,
+        };
+        self.open.insert(id, session);
+        Ok(())
+    }
+
+    /// Returns an open session.
+    pub(crate) fn get(&self, id: EngineSessionId) -> Option<&Session> {
+        self.open.get(&id)
+    }
+
+    /// Returns an open session for modification.
+    pub(crate) fn get_mut(&mut self, id: EngineSessionId) -> Option<&mut Session> {
+        self.open.get_mut(&id)
+    }
+
+    /// Takes a session out for the duration of a step. If the step panics, the session is lost with all its state.
+    pub(crate) fn take(&mut self, id: EngineSessionId) -> Option<Session> {
+        self.open.remove(&id)
+    }
+
+    /// Puts a session back.
+    pub(crate) fn put(&mut self, id: EngineSessionId, mut session: Session, now: Instant) {
+        session.used = now;
+        self.open.insert(id, session);
+    }
+
+    /// Finds the longest prefix of a session's text, without the last token, that another session of its namespace
+    /// holds. If it is longer than the session's own KV, the session shares it. Returns the number of tokens gained.
+    pub(crate) fn reuse(&mut self, id: EngineSessionId) -> usize {
+        let gained = self.take_prefix(id);
+        let excess = (self.open.len() + self.kept.len()).saturating_sub(self.sessions_max);
+        self.kept.evict(excess);
+        gained
+    }
+
+    fn take_prefix(&mut self, id: EngineSessionId) -> usize {
+        let Some(session) = self.open.get(&id) else {
+            return 0;
+        };
+        let wanted = &session.text[..session.text.len().saturating_sub(1)];
+        let have = session.kv.len();
+        let drafter_end =
+            |state: &Option<DrafterState>| state.as_ref().map_or(0, DrafterState::end);
+        // Among equal prefixes, the one that the drafter has read furthest is best, if this session drafts.
+        let useful = |state, len: usize| match session.drafter_state {
+            Some(_) => drafter_end(state).min(len),
+            None => 0,
+        };
+        let shared = |namespace: NamespaceId, text: &[TokenId], kv: &KvCache| {
+            if namespace != session.namespace {
+                return 0;
+            }
+            let same = text
+                .iter()
+                .zip(wanted)
+                .take_while(|(left, right)| left == right)
+                .count();
+            same.min(kv.len())
+        };
+        let kept = self.kept.iter().enumerate().map(|(place, kept)| {
+            let len = shared(kept.namespace, &kept.text, &kept.kv);
+            (len, Some(place), &kept.kv, &kept.drafter_state)
+        });
+        let open = self
+            .open
+            .iter()
+            .filter(|(other, _)| **other != id)
+            .map(|(_, other)| {
+                let len = shared(other.namespace, &other.text, &other.kv);
+                (len, None, &other.kv, &other.drafter_state)
+            });
+        let Some((len, place, kv, state)) = kept
+            .chain(open)
+            .max_by_key(|(len, _, _, state)| (*len, useful(state, *len)))
+        else {
+            return 0;
+        };
+        if len <= have {
+            return 0;
+        }
+        let prefix = kv.prefix(len);
+        let state = state
+            .as_ref()
+            .filter(|_| useful(state, len) > drafter_end(&session.drafter_state))
+            .map(|state| state.prefix(len));
+        if let Some(place) = place {
+            self.kept.touch(place);
+        }
+        if let Some(session) = self.open.get_mut(&id) {
+            session.kv = prefix;
+            session.drafter_state = state.or(session.drafter_state.take());
+        }
+        len - have
+    }
+
+    /// Makes sure that `blocks` more target blocks and `draft_blocks` more drafter blocks can be allocated. Targets
+    /// take precedence: the drafter caches of open sessions are dropped before a target is refused.
+    ///
+    /// # Errors
+    /// `Overloaded` if the open sessions leave too little room.
+    pub(crate) fn reserve(&mut self, blocks: u64, draft_blocks: u64) -> Result<(), ApiError> {
+        while self.used_blocks(draft_blocks) + blocks > self.blocks_max {
+            if self.kept.evict(1) {
+                continue;
+            }
+            let full = blocks + self.blocks.load(Ordering::Relaxed) > self.blocks_max;
+            if full || draft_blocks > 0 {
+                let tokens = self.blocks_max * BLOCK_TOKENS as u64;
+                return Err(overloaded(
+                    "kv",
+                    format!("open sessions fill the KV cache of {tokens} tokens"),
+                ));
+            }
+            for state in self
+                .open
+                .values_mut()
+                .filter_map(|open| open.drafter_state.as_mut())
+            {
+                state.drop_rows();
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of blocks in use. Drafter blocks, of which `draft_blocks` more are assumed, count by their
+    /// size.
+    fn used_blocks(&self, draft_blocks: u64) -> u64 {
+        let drafters = self.drafter_shape.as_ref().map_or(0, |shape| {
+            let floats = shape.kv_floats(draft_blocks);
+            floats.div_ceil(self.shape.block_len() as u64)
+        });
+        self.blocks.load(Ordering::Relaxed) + drafters
+    }
+
+    /// Closes a session. With `keep`, its KV stays as long as there is room.
+    pub(crate) fn close(&mut self, id: EngineSessionId, keep: bool) {
+        let Some(mut session) = self.open.remove(&id) else {
+            return;
+        };
+        session.text.truncate(session.kv.len());
+        if !keep || session.text.is_empty() {
+            return;
+        }
+        if let Some(state) = &mut session.drafter_state {
+            state.truncate(session.text.len(), session.text.len());
+        }
+        self.kept.insert(KeptSession {
+            namespace: session.namespace,
+            text: session.text,
+            kv: session.kv,
+            drafter_state: session.drafter_state,
+        });
+    }
+
+    /// Closes sessions that no step has used for the idle time, and returns their number.
+    pub(crate) fn expire(&mut self, now: Instant) -> usize {
+        let idle: Vec<EngineSessionId> = self
+            .open
+            .iter()
+            .filter(|(_, session)| now.saturating_duration_since(session.used) >= self.idle)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in &idle {
+            self.close(*id, true);
+        }
+        idle.len()
+    }
+
+    /// Returns the numbers of open and of kept sessions.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.open.len(), self.kept.len())
+    }
+
+    /// Returns the number of tokens whose captured states are held. A shared one counts once.
+    pub(crate) fn state_tokens(&self) -> u64 {
+        self.drafter_shape
+            .as_ref()
+            .map_or(0, DrafterStateShape::state_tokens)
+    }
+
+    /// Returns the used and the greatest number of KV tokens, those of drafters included.
+    pub(crate) fn kv_tokens(&self) -> (u64, u64) {
+        let block = BLOCK_TOKENS as u64;
+        (self.used_blocks(0) * block, self.blocks_max * block)
+    }
+}
+
+fn overloaded(limit: &str, message: String) -> ApiError {
+    ApiError::new(ErrorKind::Overloaded, format!("{message}; try again later"))
+        .with_code(format!("engine_{limit}_full"))
+        .with_retry_after_ms(RETRY_AFTER_MS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: KvShape = KvShape {
+        layers: 1,
+        kv_heads: 1,
+        head_dim: 2,
+    };
+
+    struct Table {
+        sessions: Sessions,
+        now: Instant,
+    }
+
+    impl Table {
+        fn new(sessions_max: usize, kv_tokens_max: u64) -> Self {
+            let sessions = Sessions::new(
+                SHAPE,
+                None,
+                sessions_max,
+                kv_tokens_max,
+                Duration::from_millis(100),
+            );
+            Table {
+                sessions,
+                now: Instant::now(),
+            }
+        }
+
+        fn open(
+            &mut self,
+            id: u128,
+            namespace: u128,
+            text: std::ops::Range<u32>,
+        ) -> Result<usize, ApiError> {
+            let id = EngineSessionId(id);
+            let spec = SessionSpec {
+                self_drafts: false,
+                namespace: NamespaceId(namespace),
+                sampling: Sampling::default(),
+            };
+            self.sessions.open(id, spec, self.now)?;
+            let len = text.len();
+            self.sessions.get_mut(id).unwrap().text = text.collect();
+            let gained = self.sessions.reuse(id);
+            let blocks = self.sessions.get(id).unwrap().kv.growth_blocks(len - 1);
+            self.sessions.reserve(blocks, 0)?;
+            self.sessions.get_mut(id).unwrap().kv.grow(len - 1);
+            Ok(gained)
+        }
+
+        fn close(&mut self, id: u128) {
+            self.sessions.close(EngineSessionId(id), true);
+        }
+    }
+
+    #[test]
+    fn prefixes_are_reused_inside_a_namespace_only() {
+        let mut table = Table::new(10, 10_000);
+        assert_eq!(table.open(1, 1, 0..100).unwrap(), 0);
+        assert_eq!(table.open(2, 1, 0..50).unwrap(), 49);
+        table.close(1);
+        assert_eq!(table.open(3, 1, 0..200).unwrap(), 99);
+        assert_eq!(table.open(4, 2, 0..200).unwrap(), 0);
+        assert_eq!(table.open(5, 1, 1..200).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_longer_session_replaces_its_own_beginning() {
+        let mut table = Table::new(10, 10_000);
+        table.open(1, 1, 0..40).unwrap();
+        table.close(1);
+        table.open(2, 1, 0..80).unwrap();
+        table.close(2);
+        assert_eq!(table.sessions.counts(), (0, 1));
+        table.open(3, 1, 0..60).unwrap();
+        table.close(3);
+        assert_eq!(table.sessions.counts(), (0, 1));
+        assert_eq!(table.open(4, 1, 0..80).unwrap(), 79);
+    }
+
+    #[test]
+    fn kept_sessions_make_room_least_recently_used_first() {
+        let mut table = Table::new(3, 10_000);
+        for id in 1..=3 {
+            table.open(id, id, 0..40).unwrap();
+            table.close(id);
+        }
+        assert_eq!(table.open(4, 1, 0..40).unwrap(), 39);
+        // 1 was read, so 2 was the oldest.
+        assert_eq!(table.sessions.counts(), (1, 2));
+        table.close(4);
+        assert_eq!(table.open(5, 3, 0..40).unwrap(), 39);
+    }
+
+    #[test]
+    fn blocks_are_bounded_and_open_sessions_are_never_dropped() {
+        let mut table = Table::new(10, 128);
+        table.open(1, 1, 0..65).unwrap();
+        table.close(1);
+        table.open(2, 2, 0..65).unwrap();
+        assert_eq!(table.sessions.kv_tokens(), (128, 128));
+        table.open(3, 3, 0..33).unwrap();
+        assert_eq!(table.sessions.counts().1, 0);
+        let error = table.open(4, 4, 0..65).unwrap_err();
+        assert_eq!(
+            (error.kind, error.retry_after_ms.is_some()),
+            (ErrorKind::Overloaded, true)
+        );
+        assert_eq!(table.sessions.counts().0, 3);
+    }
+
+    #[test]
+    fn sessions_are_bounded_and_expire() {
+        let mut table = Table::new(1, 10_000);
+        table.open(1, 1, 0..4).unwrap();
+        assert_eq!(
+            table.open(1, 1, 0..4).unwrap_err().kind,
+            ErrorKind::Conflict
+        );
+        assert_eq!(
+            table.open(2, 1, 0..4).unwrap_err().kind,
+            ErrorKind::Overloaded
+        );
+        assert_eq!(
+            table.sessions.expire(table.now + Duration::from_millis(99)),
+            0
+        );
+        assert_eq!(
+            table
+                .sessions
+                .expire(table.now + Duration::from_millis(100)),
+            1
+        );
+        assert_eq!(table.sessions.counts(), (0, 1));
+        table.open(2, 1, 0..4).unwrap();
+    }
+}

@@ -1,0 +1,103 @@
+//! Verification of drafts: walks the target's own tokens through each draft tree.
+
+use refrain_protocol::engine::StepOutput;
+
+use super::planned_item::PlannedItem;
+use super::sessions::Session;
+use crate::network::ForwardPass;
+use crate::sampler::Sampler;
+
+/// Emits the tokens of one item. It appends them to the session's text, and the accepted nodes to its KV cache.
+/// `branch` is the item's index in the pass.
+pub(super) fn emit(
+    sampler: &mut Sampler,
+    pass: &ForwardPass,
+    branch: usize,
+    item: &PlannedItem,
+    session: &mut Session,
+) -> StepOutput {
+    let text_len = session.text.len();
+    let mut output = StepOutput {
+        self_drafted: item.computed[item.received_nodes..]
+            .iter()
+            .flatten()
+            .count() as u32,
+        agreed_nodes: item.agreed_nodes.clone(),
+        emitted: Vec::new(),
+        accepted_nodes: Vec::new(),
+        text_len: text_len as u32,
+        cached_tokens: item.cached_tokens as u32,
+        stopped: false,
+        logprobs: session
+            .sampling
+            .top_logprobs
+            .filter(|_| item.sample)
+            .map(|_| Vec::new()),
+    };
+    if let Some(state) = &mut session.drafter_state {
+        for row in 0..item.chain.len() {
+            state.push_captured(item.start + row, pass.captured(branch, row));
+        }
+    }
+    if !item.sample {
+        return output;
+    }
+    walk(sampler, pass, branch, item, session, &mut output);
+    session.text.extend_from_slice(&output.emitted);
+    output.text_len = session.text.len() as u32;
+    // The last token's forward pass stays outstanding, even if the token was an accepted node.
+    let computed = output.emitted.len().saturating_sub(1);
+    for node in output.accepted_nodes.iter().take(computed) {
+        if let Some(node) = item.computed[*node as usize] {
+            if let Some(state) = &mut session.drafter_state {
+                let row = item.chain.len() + node;
+                state.push_captured(session.kv.len(), pass.captured(branch, row));
+            }
+            pass.accept(branch, node, &mut session.kv);
+        }
+    }
+    output
+}
+
+/// Draws the target's tokens, starting after the text and descending to a child for as long as its token is drawn.
+fn walk(
+    sampler: &mut Sampler,
+    pass: &ForwardPass,
+    branch: usize,
+    item: &PlannedItem,
+    session: &Session,
+    output: &mut StepOutput,
+) {
+    let mut at: Option<u32> = None;
+    loop {
+        // The walk ends before nodes that were not computed because they are too deep to be reached.
+        let node = match at {
+            None => None,
+            Some(node) => match item.computed[node as usize] {
+                Some(node) => Some(node),
+                None => break,
+            },
+        };
+        let position = (session.text.len() + output.emitted.len()) as u32;
+        let (logits, sampling) = (pass.logits(branch, node), &session.sampling);
+        let sampled = match item.drafted_after(at) {
+            None => sampler.sample(logits, sampling, position),
+            Some(drafted) => sampler.verify_drawn(logits, sampling, position, drafted),
+        };
+        output.emitted.push(sampled.token);
+        if let (Some(logprobs), Some(logprob)) = (&mut output.logprobs, sampled.logprob) {
+            logprobs.push(logprob);
+        }
+        let child = (0..item.draft.tokens.len()).find(|node| {
+            item.draft.parents[*node] == at && item.draft.tokens[*node] == sampled.token
+        });
+        output
+            .accepted_nodes
+            .extend(child.map(|child| child as u32));
+        output.stopped = session.sampling.stop_token_ids.contains(&sampled.token);
+        if output.stopped || output.emitted.len() >= item.max_emit || child.is_none() {
+            break;
+        }
+        at = child.map(|child| child as u32);
+    }
+}

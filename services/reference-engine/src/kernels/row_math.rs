@@ -1,0 +1,163 @@
+//! Arithmetic on single rows: norm, activation, softmax, rotation. A row's bits never depend on its neighbours.
+
+use super::instruction_set::vectorised;
+
+/// Number of partial sums of a row. Element i goes to sum i mod 16, for every vector width.
+const SUMS: usize = 16;
+
+/// Adds the partial sums pairwise, halving their number each time.
+#[inline(always)]
+fn fold(mut sums: [f32; SUMS]) -> f32 {
+    let mut width = SUMS / 2;
+    while width > 0 {
+        for i in 0..width {
+            sums[i] += sums[i + width];
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+/// Returns e^x, to about 1 ulp for x from -87 to 88, and 0 below -87.
+///
+/// It replaces libm's function because a call per element would dominate attention, and because libms differ.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+    const ROUND: f32 = 12_582_912.0;
+    let clamped = x.clamp(-87.0, 88.0);
+    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    // ln 2 is subtracted in two parts, of which the first is exact in the product.
+    let r = (clamped - n * 0.693_359_4) - n * -2.121_944_4e-4;
+    let mut poly = 1.987_569_1e-4;
+    poly = poly * r + 1.398_199_9e-3;
+    poly = poly * r + 8.333_452e-3;
+    poly = poly * r + 4.166_579_6e-2;
+    poly = poly * r + 1.666_666_5e-1;
+    poly = poly * r + 0.5;
+    let value = poly * r * r + r + 1.0;
+    let scale = f32::from_bits(((n as i32 + 127) << 23).cast_unsigned());
+    if x < -87.0 { 0.0 } else { value * scale }
+}
+
+vectorised! {
+    /// Computes `out = weight * x / sqrt(mean(x^2) + eps)`. All slices have one length.
+    fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        let mut sums = [0.0f32; SUMS];
+        let whole = x.chunks_exact(SUMS);
+        for (sum, value) in sums.iter_mut().zip(whole.remainder()) {
+            *sum += value * value;
+        }
+        for chunk in x.chunks_exact(SUMS) {
+            for (sum, value) in sums.iter_mut().zip(chunk) {
+                *sum += value * value;
+            }
+        }
+        let scale = 1.0 / (fold(sums) / x.len() as f32 + eps).sqrt();
+        for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+            *out = weight * (x * scale);
+        }
+    }
+}
+
+vectorised! {
+    /// Computes `out = gate * sigmoid(gate) * up`. All slices have one length.
+    fn silu_product(gate: &[f32], up: &[f32], out: &mut [f32]) {
+        for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+            *out = gate / (1.0 + exp(-gate)) * up;
+        }
+    }
+}
+
+vectorised! {
+    /// Turns attention scores, in order of position, into `exp(scale * (score - max))`, and returns their sum.
+    fn softmax_weights(scores: &mut [f32], scale: f32) -> f32 {
+        let mut peaks = [f32::NEG_INFINITY; SUMS];
+        for chunk in scores.chunks(SUMS) {
+            for (peak, score) in peaks.iter_mut().zip(chunk) {
+                *peak = if *score > *peak { *score } else { *peak };
+            }
+        }
+        let peak = peaks.iter().fold(f32::NEG_INFINITY, |peak, value| if *value > peak { *value } else { peak });
+        let mut sums = [0.0f32; SUMS];
+        for chunk in scores.chunks_mut(SUMS) {
+            for (sum, score) in sums.iter_mut().zip(chunk) {
+                *score = exp(scale * (*score - peak));
+                *sum += *score;
+            }
+        }
+        fold(sums)
+    }
+}
+
+vectorised! {
+    /// Computes `weights[i] = exp((logits[i] - peak) * inverse_temperature)`, for sampling.
+    fn exp_weights(logits: &[f32], peak: f32, inverse_temperature: f32, weights: &mut [f32]) {
+        for (weight, logit) in weights.iter_mut().zip(logits) {
+            *weight = exp((logit - peak) * inverse_temperature);
+        }
+    }
+}
+
+vectorised! {
+    /// Returns the largest value. NaN counts as minus infinity.
+    fn peak(values: &[f32]) -> f32 {
+        let mut peaks = [f32::NEG_INFINITY; SUMS];
+        for chunk in values.chunks(SUMS) {
+            for (peak, value) in peaks.iter_mut().zip(chunk) {
+                *peak = if *value > *peak { *value } else { *peak };
+            }
+        }
+        peaks.iter().fold(f32::NEG_INFINITY, |peak, value| if *value > peak { *value } else { peak })
+    }
+}
+
+vectorised! {
+    /// Adds `y` to `x`, element by element.
+    fn add(x: &mut [f32], y: &[f32]) {
+        for (x, y) in x.iter_mut().zip(y) {
+            *x += y;
+        }
+    }
+}
+
+vectorised! {
+    /// Rotates one head by its position. Element i of the first half pairs with element i of the second.
+    fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let (first, second) = head.split_at_mut(cos.len());
+        for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+            let (x, y) = (*a, *b);
+            *a = x * cos - y * sin;
+            *b = y * cos + x * sin;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_close_and_never_odd() {
+        for i in -8700..=800 {
+            let x = i as f32 / 100.0;
+            let (ours, theirs) = (f64::from(exp(x)), f64::from(x).exp());
+            assert!(
+                (ours / theirs - 1.0).abs() < 3e-7,
+                "exp({x}) = {ours}, not {theirs}"
+            );
+        }
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+    }
+
+    #[test]
+    fn softmax_sums_by_position_only() {
+        let scores: Vec<f32> = (0..77).map(|i| (i as f32 * 0.37).sin() * 5.0).collect();
+        let mut weights = scores.clone();
+        let sum = softmax_weights(&mut weights, 0.5);
+        let truth: f64 = weights.iter().map(|w| f64::from(*w)).sum();
+        assert!((f64::from(sum) - truth).abs() < 1e-5);
+        assert_eq!(weights.iter().copied().fold(0.0, f32::max), 1.0);
+    }
+}

@@ -1,0 +1,16 @@
+//! A model's files, and its weights in memory.
+
+mod architecture;
+mod error;
+mod files;
+mod tensors;
+mod weights;
+
+pub(crate) use architecture::Architecture;
+pub use error::ModelError;
+pub(crate) use files::{HEAD_AUTO, HEAD_OFF, HeadFiles};
+pub use files::{ModelFiles, SHIPPED_MODEL};
+#[cfg(test)]
+pub(crate) use files::{WeightSource, shipped_head, shipped_model};
+pub(crate) use tensors::WeightTensors;
+pub(crate) use weights::{BlockWeights, Model};

@@ -1,0 +1,279 @@
+//! The handle through which callers use the engine.
+
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use refrain_protocol::engine::{
+    CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest, StepResponse,
+    TokenizeRequest, TokensBody,
+};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
+use refrain_service_kit::telemetry::Metrics;
+use refrain_tokenization::Tokenizer;
+
+use super::metrics::EngineMetrics;
+use super::model_thread::{ModelThread, lock};
+use crate::config::EngineConfig;
+use crate::drafter::{DraftNetwork, open_network};
+use crate::engine::EngineCore;
+use crate::model::{Model, ModelFiles};
+
+/// A handle of a running engine, which is cheap to clone. The engine's thread ends after [`EngineHandle::shutdown`],
+/// or when the last handle is dropped.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<SharedEngine>,
+}
+
+/// State that all handles share. Dropping it ends the thread.
+struct SharedEngine {
+    model_thread: Arc<ModelThread>,
+    join_handle: Mutex<Option<JoinHandle<()>>>,
+    capabilities: EngineCapabilities,
+    tokenizer: Option<Arc<Tokenizer>>,
+    text_max: usize,
+}
+
+impl EngineHandle {
+    /// Loads the model and starts its thread.
+    ///
+    /// # Errors
+    /// Fails if the model cannot be loaded, the metrics are already registered, or no thread can be started.
+    pub fn start(config: &EngineConfig, metrics: &Metrics) -> anyhow::Result<Self> {
+        let files = ModelFiles::open(&config.model)?;
+        let tokenizer = match &files.tokenization {
+            Some(tokenization) => Some(Arc::new(tokenization.tokenizer()?)),
+            None => None,
+        };
+        let started = Instant::now();
+        let model = Arc::new(Model::load(&files, config.weights)?);
+        tracing::info!(
+            model = config.model,
+            weight_bytes = model.weight_bytes(),
+            seconds = started.elapsed().as_secs_f64(),
+            "model loaded"
+        );
+        let network = open_network(config, &model, tokenizer.as_deref())?;
+        let name = config.model_name.clone().unwrap_or(files.name);
+        EngineHandle::with_model(config, metrics, model, network, name, tokenizer)
+    }
+
+    /// Starts the thread of a loaded model and of the network that drafts for it, if there is one.
+    pub(crate) fn with_model(
+        config: &EngineConfig,
+        metrics: &Metrics,
+        model: Arc<Model>,
+        network: Option<Box<dyn DraftNetwork>>,
+        name: String,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> anyhow::Result<Self> {
+        let core = EngineCore::new(model.clone(), network, config);
+        let limits = core.limits();
+        let capabilities = EngineCapabilities {
+            model: name,
+            tokenizer: tokenizer
+                .as_ref()
+                .map(|tokenizer| tokenizer.identity().to_owned())
+                .unwrap_or_default(),
+            vocab_size: limits.vocab_size,
+            max_context: limits.max_context,
+            max_batch: limits.max_batch,
+            max_step_tokens: limits.max_step_tokens,
+            max_sessions: config.max_sessions,
+            tree_drafts: true,
+            max_draft_tokens: limits.max_draft_tokens,
+            drafter: limits.drafter,
+            eos_token_ids: model.architecture.eos_token_ids.clone(),
+        };
+        let model_thread = Arc::new(ModelThread::new(
+            config.queue_steps,
+            config.weight_version,
+            EngineMetrics::new(metrics, limits.drafter.map(|drafter| drafter.kind))?,
+        ));
+        model_thread.publish_load(&core);
+        let idle_check = Duration::from_millis(config.session_idle_ms.div_ceil(4).max(10));
+        let join_handle = {
+            let model_thread = model_thread.clone();
+            std::thread::Builder::new()
+                .name("engine-model".into())
+                .spawn(move || model_thread.run(core, idle_check))?
+        };
+        Ok(EngineHandle {
+            shared: Arc::new(SharedEngine {
+                model_thread,
+                join_handle: Mutex::new(Some(join_handle)),
+                capabilities,
+                tokenizer,
+                text_max: config.text_max,
+            }),
+        })
+    }
+
+    /// Runs one batch, and returns its results in the order of the items. The fault of a single item is in its
+    /// result.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for a batch that breaks a limit, `Overloaded` when too many steps wait, and `Unavailable`
+    /// after shutdown. `Internal` after a panic, which loses the sessions of the batch.
+    pub async fn step(&self, request: StepRequest) -> Result<StepResponse, ApiError> {
+        self.shared
+            .model_thread
+            .step(request)?
+            .await
+            .unwrap_or_else(|_| Err(thread_ended()))
+    }
+
+    /// Closes sessions after all steps that were requested before.
+    ///
+    /// # Errors
+    /// `Unavailable` after shutdown.
+    pub async fn close(&self, request: CloseRequest) -> Result<(), ApiError> {
+        self.shared
+            .model_thread
+            .close(request)?
+            .await
+            .map_err(|_| thread_ended())
+    }
+
+    /// Closes sessions at once, and drops their KV. The step in progress still finishes. Waiting steps find the
+    /// sessions closed.
+    ///
+    /// # Errors
+    /// `Unavailable` after shutdown.
+    pub async fn abort(&self, sessions: Vec<EngineSessionId>) -> Result<(), ApiError> {
+        self.shared
+            .model_thread
+            .abort(sessions)?
+            .await
+            .map_err(|_| thread_ended())
+    }
+
+    /// Returns the engine's load.
+    pub fn load(&self) -> EngineLoad {
+        self.shared.model_thread.load()
+    }
+
+    /// Returns the loads that the model thread publishes.
+    #[cfg(test)]
+    pub(crate) fn watch_load(&self) -> tokio::sync::watch::Receiver<EngineLoad> {
+        self.shared.model_thread.watch_load()
+    }
+
+    /// Returns the engine's capabilities and limits.
+    pub fn capabilities(&self) -> EngineCapabilities {
+        self.shared.capabilities.clone()
+    }
+
+    /// Converts text to tokens. Special tokens written in the text are not recognised.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for a model without a tokenizer or a text that it cannot encode, and `TooLarge` for a longer
+    /// text than `text_max` bytes.
+    pub async fn tokenize(&self, request: TokenizeRequest) -> Result<TokensBody, ApiError> {
+        let tokenizer = self.tokenizer()?;
+        self.check_text("text", "bytes", request.text.len())?;
+        off_thread(move || {
+            tokenizer
+                .encode(&request.text)
+                .map(|tokens| TokensBody { tokens })
+                .map_err(|error| ApiError::invalid("text", error.to_string()))
+        })
+        .await
+    }
+
+    /// Converts tokens to text, with U+FFFD for bytes that are not UTF-8.
+    ///
+    /// # Errors
+    /// `InvalidRequest` for a model without a tokenizer or an id outside the vocabulary, and `TooLarge` for more than
+    /// `text_max` tokens.
+    pub async fn detokenize(&self, request: TokensBody) -> Result<DetokenizeResponse, ApiError> {
+        let tokenizer = self.tokenizer()?;
+        self.check_text("tokens", "tokens", request.tokens.len())?;
+        let vocab_size = self.shared.capabilities.vocab_size;
+        if let Some(token) = request.tokens.iter().find(|token| **token >= vocab_size) {
+            let message =
+                format!("token {token} is outside the vocabulary; ids must be below {vocab_size}");
+            return Err(ApiError::invalid("tokens", message));
+        }
+        off_thread(move || {
+            Ok(DetokenizeResponse {
+                text: tokenizer.decode(&request.tokens),
+            })
+        })
+        .await
+    }
+
+    /// Checks that the model thread accepts work.
+    ///
+    /// # Errors
+    /// The reason why it does not.
+    pub fn ready(&self) -> Result<(), String> {
+        let alive = lock(&self.shared.join_handle)
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished());
+        if alive {
+            Ok(())
+        } else {
+            Err("the model thread has ended".into())
+        }
+    }
+
+    /// Refuses new work, finishes the waiting work, and waits for the thread to end.
+    pub fn shutdown(&self) {
+        self.shared.stop();
+    }
+
+    fn tokenizer(&self) -> Result<Arc<Tokenizer>, ApiError> {
+        self.shared.tokenizer.clone().ok_or_else(|| {
+            ApiError::new(
+                ErrorKind::InvalidRequest,
+                "this engine's model has no tokenizer.json; send token ids",
+            )
+            .with_code("no_tokenizer")
+        })
+    }
+
+    fn check_text(&self, param: &str, unit: &str, len: usize) -> Result<(), ApiError> {
+        let most = self.shared.text_max;
+        if len <= most {
+            return Ok(());
+        }
+        let mut error = ApiError::new(
+            ErrorKind::TooLarge,
+            format!("{param} has {len} {unit}; at most {most} are allowed"),
+        );
+        error.param = Some(param.to_owned());
+        Err(error)
+    }
+}
+
+impl SharedEngine {
+    fn stop(&self) {
+        self.model_thread.end();
+        if let Some(thread) = lock(&self.join_handle).take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the model thread ended with a panic");
+        }
+    }
+}
+
+impl Drop for SharedEngine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Runs work of several milliseconds on a thread of its own, so that it does not block the async workers.
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(ApiError::internal(format!("tokenizer: {error}"))))
+}
+
+fn thread_ended() -> ApiError {
+    ApiError::internal("the model thread ended")
+}

@@ -1,0 +1,84 @@
+//! The engine's HTTP listener: thin handlers over [`EngineHandle`].
+
+use std::net::SocketAddr;
+
+use actix_web::web::{self, Data, Json};
+use refrain_protocol::engine::{
+    AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
+    StepResponse, TokenizeRequest, TokensBody,
+};
+use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve, get, post};
+use refrain_service_kit::mesh::MeshAuth;
+use refrain_service_kit::telemetry::Metrics;
+
+use super::handle::EngineHandle;
+use crate::config::EngineConfig;
+
+/// Starts the listener.
+pub(super) fn listen(
+    listen: SocketAddr,
+    config: &EngineConfig,
+    handle: &EngineHandle,
+    mesh: MeshAuth,
+    metrics: &Metrics,
+) -> anyhow::Result<Server> {
+    let options = ServeOptions {
+        service: "reference-engine",
+        listen,
+        threads: config.http_threads,
+        body_bytes_max: config.body_bytes_max,
+        connections_max: config.connections_max,
+    };
+    let (ready, routed) = (handle.clone(), handle.clone());
+    let readiness = std::sync::Arc::new(move || ready.ready());
+    serve(options, metrics, readiness, move |app| {
+        app.app_data(Data::new(routed.clone())).service(
+            web::scope("/engine/v1")
+                .wrap(mesh_only(mesh.clone()))
+                .service(get("/capabilities", capabilities))
+                .service(get("/load", load))
+                .service(post("/step", step))
+                .service(post("/close", close))
+                .service(post("/abort", abort))
+                .service(post("/tokenize", tokenize))
+                .service(post("/detokenize", detokenize)),
+        );
+    })
+}
+
+async fn capabilities(engine: Data<EngineHandle>) -> Json<EngineCapabilities> {
+    Json(engine.capabilities())
+}
+
+async fn load(engine: Data<EngineHandle>) -> Json<EngineLoad> {
+    Json(engine.load())
+}
+
+async fn step(
+    engine: Data<EngineHandle>,
+    request: Json<StepRequest>,
+) -> HttpResult<Json<StepResponse>> {
+    Ok(Json(engine.step(request.into_inner()).await?))
+}
+
+async fn close(engine: Data<EngineHandle>, request: Json<CloseRequest>) -> HttpResult<Json<()>> {
+    Ok(Json(engine.close(request.into_inner()).await?))
+}
+
+async fn abort(engine: Data<EngineHandle>, request: Json<AbortRequest>) -> HttpResult<Json<()>> {
+    Ok(Json(engine.abort(request.into_inner().sessions).await?))
+}
+
+async fn tokenize(
+    engine: Data<EngineHandle>,
+    request: Json<TokenizeRequest>,
+) -> HttpResult<Json<TokensBody>> {
+    Ok(Json(engine.tokenize(request.into_inner()).await?))
+}
+
+async fn detokenize(
+    engine: Data<EngineHandle>,
+    request: Json<TokensBody>,
+) -> HttpResult<Json<DetokenizeResponse>> {
+    Ok(Json(engine.detokenize(request.into_inner()).await?))
+}

@@ -1,0 +1,277 @@
+//! The thread that owns the model, and the queue of commands for it.
+//!
+//! A forward pass keeps a core busy for milliseconds. On an async worker it would stall all other tasks. So the model
+//! has an OS thread of its own with a bounded queue.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use refrain_protocol::engine::{CloseRequest, EngineLoad, StepRequest, StepResponse};
+use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
+use tokio::sync::{oneshot, watch};
+
+use super::metrics::EngineMetrics;
+use crate::engine::EngineCore;
+
+/// Delay after which a caller that the full queue refused may try again. It is the time of a few steps.
+const QUEUE_RETRY_AFTER_MS: u64 = 50;
+
+/// The model thread's queue, and the load that the thread reports.
+pub(crate) struct ModelThread {
+    queue: Mutex<CommandQueue>,
+    wake: Condvar,
+    load: watch::Sender<EngineLoad>,
+    steps_max: usize,
+    weight_version: u64,
+    metrics: EngineMetrics,
+}
+
+#[derive(Default)]
+struct CommandQueue {
+    commands: VecDeque<EngineCommand>,
+    /// Number of steps among the commands. Close commands are never refused: each has a waiting caller, and the
+    /// number of callers is limited by the connections.
+    steps: usize,
+    closed: bool,
+}
+
+enum EngineCommand {
+    Step(StepRequest, oneshot::Sender<Result<StepResponse, ApiError>>),
+    Close(CloseRequest, oneshot::Sender<()>),
+}
+
+impl ModelThread {
+    pub(crate) fn new(steps_max: usize, weight_version: u64, metrics: EngineMetrics) -> Self {
+        ModelThread {
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            load: watch::Sender::default(),
+            steps_max,
+            weight_version,
+            metrics,
+        }
+    }
+
+    /// Appends a step to the queue.
+    ///
+    /// # Errors
+    /// `Overloaded` when too many steps wait, and `Unavailable` after [`ModelThread::end`].
+    pub(crate) fn step(
+        &self,
+        request: StepRequest,
+    ) -> Result<oneshot::Receiver<Result<StepResponse, ApiError>>, ApiError> {
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut queue = self.open_queue()?;
+            if queue.steps >= self.steps_max {
+                let error = ApiError::new(
+                    ErrorKind::Overloaded,
+                    format!("{} steps are already waiting; try again later", queue.steps),
+                )
+                .with_code("engine_queue_full")
+                .with_retry_after_ms(QUEUE_RETRY_AFTER_MS);
+                self.metrics.rejected(&error);
+                return Err(error);
+            }
+            queue.steps += 1;
+            queue
+                .commands
+                .push_back(EngineCommand::Step(request, sender));
+        }
+        self.wake.notify_one();
+        Ok(receiver)
+    }
+
+    /// Closes sessions after all steps that are already waiting.
+    ///
+    /// # Errors
+    /// `Unavailable` after [`ModelThread::end`].
+    pub(crate) fn close(&self, request: CloseRequest) -> Result<oneshot::Receiver<()>, ApiError> {
+        let (sender, receiver) = oneshot::channel();
+        self.open_queue()?
+            .commands
+            .push_back(EngineCommand::Close(request, sender));
+        self.wake.notify_one();
+        Ok(receiver)
+    }
+
+    /// Closes sessions before all waiting commands, and prevents waiting steps from opening them.
+    ///
+    /// # Errors
+    /// `Unavailable` after [`ModelThread::end`].
+    pub(crate) fn abort(
+        &self,
+        sessions: Vec<EngineSessionId>,
+    ) -> Result<oneshot::Receiver<()>, ApiError> {
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut queue = self.open_queue()?;
+            for command in &mut queue.commands {
+                if let EngineCommand::Step(request, _) = command {
+                    let items = request.items.iter_mut();
+                    items
+                        .filter(|item| sessions.contains(&item.session))
+                        .for_each(|item| item.open = None);
+                }
+            }
+            let request = CloseRequest {
+                sessions,
+                keep_kv: false,
+            };
+            queue
+                .commands
+                .push_front(EngineCommand::Close(request, sender));
+        }
+        self.wake.notify_one();
+        Ok(receiver)
+    }
+
+    fn open_queue(&self) -> Result<MutexGuard<'_, CommandQueue>, ApiError> {
+        let queue = lock(&self.queue);
+        if queue.closed {
+            let message = "the engine is shutting down";
+            return Err(ApiError::new(ErrorKind::Unavailable, message));
+        }
+        Ok(queue)
+    }
+
+    /// Refuses new commands. The thread ends after the waiting ones.
+    pub(crate) fn end(&self) {
+        lock(&self.queue).closed = true;
+        self.wake.notify_all();
+    }
+
+    /// Returns the engine's load.
+    pub(crate) fn load(&self) -> EngineLoad {
+        let steps = lock(&self.queue).steps;
+        EngineLoad {
+            steps_waiting: steps as u32,
+            ..*self.load.borrow()
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn watch_load(&self) -> watch::Receiver<EngineLoad> {
+        self.load.subscribe()
+    }
+
+    /// Executes commands until [`ModelThread::end`]. This is the body of the thread.
+    pub(crate) fn run(&self, mut core: EngineCore, idle_check: Duration) {
+        let mut checked = Instant::now();
+        while let Some(command) = self.next(idle_check) {
+            match command {
+                // The caller has gone, so nobody relies on the effect of this step.
+                Some(EngineCommand::Step(_, reply)) if reply.is_closed() => {}
+                Some(EngineCommand::Step(request, reply)) => {
+                    let answer = self.execute(&mut core, request);
+                    self.publish_load(&core);
+                    // If the caller has gone by now, its sessions expire.
+                    let _ = reply.send(answer);
+                }
+                Some(EngineCommand::Close(request, reply)) => {
+                    core.close(&request);
+                    self.publish_load(&core);
+                    let _ = reply.send(());
+                }
+                None => {}
+            }
+            if checked.elapsed() >= idle_check {
+                checked = Instant::now();
+                self.metrics.expired(core.expire(checked));
+                self.publish_load(&core);
+            }
+        }
+    }
+
+    /// Returns the next command, `Some(None)` if none came for `wait`, or `None` if the thread should end.
+    #[allow(clippy::option_option, reason = "three outcomes, in one place")]
+    fn next(&self, wait: Duration) -> Option<Option<EngineCommand>> {
+        let queue = lock(&self.queue);
+        let (mut queue, _) = self
+            .wake
+            .wait_timeout_while(queue, wait, |queue| {
+                queue.commands.is_empty() && !queue.closed
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        let command = queue.commands.pop_front();
+        if matches!(command, Some(EngineCommand::Step(..))) {
+            queue.steps -= 1;
+        }
+        if command.is_none() && queue.closed {
+            None
+        } else {
+            Some(command)
+        }
+    }
+
+    fn execute(
+        &self,
+        core: &mut EngineCore,
+        request: StepRequest,
+    ) -> Result<StepResponse, ApiError> {
+        let started = Instant::now();
+        let ids: Vec<EngineSessionId> = request.items.iter().map(|item| item.session).collect();
+        // All state that a panic can leave half changed is discarded: the batch's sessions below, and the buffers by
+        // the next pass, which resizes them.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut batch = core.begin(request, started)?;
+            let drafting = Instant::now();
+            let drafted = core.draft(&mut batch);
+            let draft_s = match drafted {
+                true => drafting.elapsed().as_secs_f64(),
+                false => 0.0,
+            };
+            Ok((core.verify(batch, started), draft_s))
+        }));
+        let seconds = started.elapsed().as_secs_f64();
+        match outcome {
+            Ok(Ok((stepped, draft_s))) => {
+                self.metrics.stepped(&stepped, seconds);
+                Ok(StepResponse {
+                    results: stepped.results,
+                    step_s: seconds,
+                    draft_s,
+                    weight_version: self.weight_version,
+                })
+            }
+            Ok(Err(error)) => {
+                self.metrics.rejected(&error);
+                Err(error)
+            }
+            Err(_) => {
+                self.metrics.panicked();
+                tracing::error!(
+                    sessions = ids.len(),
+                    "an engine step panicked; its sessions are lost"
+                );
+                core.close(&CloseRequest {
+                    sessions: ids,
+                    keep_kv: false,
+                });
+                Err(ApiError::internal("the engine step panicked"))
+            }
+        }
+    }
+
+    /// Publishes the load for [`ModelThread::load`] and the metrics.
+    pub(crate) fn publish_load(&self, core: &EngineCore) {
+        let (open, kept) = core.sessions().counts();
+        let (kv_tokens, kv_tokens_max) = core.sessions().kv_tokens();
+        let load = EngineLoad {
+            sessions_open: open as u32,
+            sessions_kept: kept as u32,
+            kv_tokens,
+            kv_tokens_max,
+            steps_waiting: lock(&self.queue).steps as u32,
+        };
+        self.metrics.load(&load, core.sessions().state_tokens());
+        self.load.send_replace(load);
+    }
+}
+
+/// Locks a mutex even if it is poisoned. Nothing under these locks can panic half way, so the data is intact.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

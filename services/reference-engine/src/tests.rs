@@ -1,0 +1,15 @@
+//! Tests of the engine as a whole, on small random networks and on the compiled-in model.
+
+mod batching;
+mod bits;
+mod draft_model;
+mod drafts;
+mod eagle3;
+mod golden;
+mod http;
+mod limits;
+mod loading;
+mod sampling;
+mod self_drafts;
+pub(crate) mod support;
+mod weight_files;
