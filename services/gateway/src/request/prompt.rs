@@ -152,9 +152,8 @@ pub(super) fn output_limit(
 }
 
 fn prompt_too_long(param: &str, tokens: &str, context: u32) -> ApiError {
-    let message = format!(
-        "the model's context is {context} tokens and the prompt has {tokens}; shorten it"
-    );
+    let message =
+        format!("the model's context is {context} tokens and the prompt has {tokens}; shorten it");
     ApiError::invalid(param, message).with_code(code::CONTEXT_LENGTH_EXCEEDED)
 }
 

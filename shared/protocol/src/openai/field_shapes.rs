@@ -1,13 +1,43 @@
-//! How those fields of a body are read that come in several shapes or can be long. Derived code would keep a copy of
-//! everything until it knows the shape, at many times the bytes that it takes as JSON.
+//! Request fields that come in several shapes or may be long.
+//!
+//! They are read by hand. Derived code would keep a copy of the whole value until it knows the shape, which takes many times
+//! the bytes of the JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::{LOGIT_BIAS_MAX, PROMPTS_READ_MAX, Prompt, STOPS_MAX, Stop};
 use crate::TokenId;
+
+/// Most entries of `logit_bias`.
+pub const LOGIT_BIAS_MAX: usize = 1024;
+/// Most texts in `stop`: OpenAI's bound.
+pub const STOPS_MAX: usize = 4;
+/// Most prompts of one body that are read at all; gateways are configured to fewer.
+pub const PROMPTS_READ_MAX: usize = 65_536;
+
+/// `stop`: one text or several, at most [`STOPS_MAX`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// One.
+    One(String),
+    /// Several.
+    Several(Vec<String>),
+}
+
+/// `prompt`; several are at most [`PROMPTS_READ_MAX`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// One text.
+    Text(String),
+    /// One prompt of tokens. An empty list is one.
+    Tokens(Vec<TokenId>),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// Several prompts of tokens.
+    TokenLists(Vec<Vec<TokenId>>),
+}
 
 /// `logit_bias`, which may be null.
 pub(super) fn logit_bias<'de, D: Deserializer<'de>>(
@@ -166,4 +196,43 @@ impl<'de> Deserialize<'de> for Item {
 
 fn too_many<E: Error>(most: usize, what: &str) -> E {
     E::custom(format_args!("at most {most} {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_come_in_four_shapes() {
+        let read = |json: &str| serde_json::from_str::<Prompt>(json).unwrap();
+        assert_eq!(read("\"a\""), Prompt::Text("a".into()));
+        assert_eq!(read("[\"a\"]"), Prompt::Texts(vec!["a".into()]));
+        assert_eq!(read("[1, 2]"), Prompt::Tokens(vec![1, 2]));
+        assert_eq!(read("[]"), Prompt::Tokens(Vec::new()));
+        assert_eq!(
+            read("[[1], [2]]"),
+            Prompt::TokenLists(vec![vec![1], vec![2]])
+        );
+        for json in [
+            "[1, \"a\"]",
+            "[\"a\", [1]]",
+            "[-1]",
+            "[0.5]",
+            "[4294967296]",
+            "7",
+            "{}",
+            "[[\"a\"]]",
+        ] {
+            assert!(serde_json::from_str::<Prompt>(json).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn lists_end_where_they_would_be_refused() {
+        assert!(serde_json::from_str::<Stop>(r#"["a","b","c","d"]"#).is_ok());
+        assert!(serde_json::from_str::<Stop>(r#"["a","b","c","d","e"]"#).is_err());
+        let prompts = |count: usize| format!("[{}\"\"]", "\"\",".repeat(count - 1));
+        assert!(serde_json::from_str::<Prompt>(&prompts(PROMPTS_READ_MAX)).is_ok());
+        assert!(serde_json::from_str::<Prompt>(&prompts(PROMPTS_READ_MAX + 1)).is_err());
+    }
 }
