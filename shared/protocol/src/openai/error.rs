@@ -4,25 +4,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::ApiError;
 
-/// `{"error": {..}}`, all four keys always: the body of every error response, and the last event of a stream
-/// that fails.
+/// `{"error": {..}}`, always with all four keys: the body of every error response, and the last event of a stream that fails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
     /// The error.
     pub error: ErrorFields,
 }
 
-/// What clients branch on.
+/// The fields of an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorFields {
-    /// For people.
+    /// A sentence for people.
     pub message: String,
-    /// The kind.
+    /// The kind of the error.
     #[serde(rename = "type")]
     pub kind: String,
     /// The request field at fault.
     pub param: Option<String>,
-    /// The exact reason.
+    /// The exact reason, for programs.
     pub code: Option<String>,
 }
 

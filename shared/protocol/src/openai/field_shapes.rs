@@ -12,26 +12,26 @@ use crate::TokenId;
 
 /// Most entries of `logit_bias`.
 pub const LOGIT_BIAS_MAX: usize = 1024;
-/// Most texts in `stop`: OpenAI's bound.
+/// Most texts in `stop`, as with OpenAI.
 pub const STOPS_MAX: usize = 4;
-/// Most prompts of one body that are read at all; gateways are configured to fewer.
+/// Most prompts of a body that are read. The gateway allows fewer.
 pub const PROMPTS_READ_MAX: usize = 65_536;
 
 /// `stop`: one text or several, at most [`STOPS_MAX`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// One.
+    /// One text.
     One(String),
-    /// Several.
+    /// Several texts.
     Several(Vec<String>),
 }
 
-/// `prompt`; several are at most [`PROMPTS_READ_MAX`].
+/// `prompt`: one or several, at most [`PROMPTS_READ_MAX`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// One text.
     Text(String),
-    /// One prompt of tokens. An empty list is one.
+    /// One prompt of tokens. An empty list counts as one.
     Tokens(Vec<TokenId>),
     /// Several texts.
     Texts(Vec<String>),
@@ -39,7 +39,7 @@ pub enum Prompt {
     TokenLists(Vec<Vec<TokenId>>),
 }
 
-/// `logit_bias`, which may be null.
+/// Reads `logit_bias`, which may be null.
 pub(super) fn logit_bias<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<BTreeMap<String, f64>>, D::Error> {
@@ -119,27 +119,27 @@ impl<'de> Deserialize<'de> for Prompt {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompt, A::Error> {
                 let mut prompt = match list.next_element()? {
                     None => return Ok(Prompt::Tokens(Vec::new())),
-                    Some(Item::Token(token)) => Prompt::Tokens(vec![token]),
-                    Some(Item::Text(text)) => Prompt::Texts(vec![text]),
-                    Some(Item::Tokens(tokens)) => Prompt::TokenLists(vec![tokens]),
+                    Some(PromptItem::Token(token)) => Prompt::Tokens(vec![token]),
+                    Some(PromptItem::Text(text)) => Prompt::Texts(vec![text]),
+                    Some(PromptItem::Tokens(tokens)) => Prompt::TokenLists(vec![tokens]),
                 };
                 while let Some(item) = list.next_element()? {
                     let prompts = match (&mut prompt, item) {
-                        (Prompt::Tokens(tokens), Item::Token(token)) => {
+                        (Prompt::Tokens(tokens), PromptItem::Token(token)) => {
                             tokens.push(token);
                             1
                         }
-                        (Prompt::Texts(texts), Item::Text(text)) => {
+                        (Prompt::Texts(texts), PromptItem::Text(text)) => {
                             texts.push(text);
                             texts.len()
                         }
-                        (Prompt::TokenLists(lists), Item::Tokens(tokens)) => {
+                        (Prompt::TokenLists(lists), PromptItem::Tokens(tokens)) => {
                             lists.push(tokens);
                             lists.len()
                         }
                         _ => {
                             return Err(A::Error::custom(
-                                "either all are tokens, or texts, or lists",
+                                "all entries must be tokens, or all texts, or all lists of tokens",
                             ));
                         }
                     };
@@ -154,40 +154,40 @@ impl<'de> Deserialize<'de> for Prompt {
     }
 }
 
-/// One entry of a list of prompts.
-enum Item {
+/// An entry of `prompt`.
+enum PromptItem {
     Token(TokenId),
     Text(String),
     Tokens(Vec<TokenId>),
 }
 
-impl<'de> Deserialize<'de> for Item {
+impl<'de> Deserialize<'de> for PromptItem {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Shape;
         impl<'de> Visitor<'de> for Shape {
-            type Value = Item;
+            type Value = PromptItem;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a token, a text or a list of tokens")
             }
 
-            fn visit_u64<E: Error>(self, token: u64) -> Result<Item, E> {
+            fn visit_u64<E: Error>(self, token: u64) -> Result<PromptItem, E> {
                 let token = TokenId::try_from(token);
                 token
-                    .map(Item::Token)
-                    .map_err(|_| E::custom("no token has so large a number"))
+                    .map(PromptItem::Token)
+                    .map_err(|_| E::custom("the number is too large for a token id"))
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
-                Ok(Item::Text(text.to_owned()))
+            fn visit_str<E: Error>(self, text: &str) -> Result<PromptItem, E> {
+                Ok(PromptItem::Text(text.to_owned()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Item, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptItem, A::Error> {
                 let mut tokens = Vec::new();
                 while let Some(token) = list.next_element()? {
                     tokens.push(token);
                 }
-                Ok(Item::Tokens(tokens))
+                Ok(PromptItem::Tokens(tokens))
             }
         }
         deserializer.deserialize_any(Shape)

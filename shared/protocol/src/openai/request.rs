@@ -8,73 +8,73 @@ use super::field_shapes::{self, Stop};
 use crate::TokenId;
 use crate::chunk::{Priority, Speculation};
 
-/// What chat and text completions have in common.
+/// The fields that chat and text completions have in common.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Parameters {
-    /// Public model name.
+    /// Public name of the model.
     pub model: String,
     /// Most output tokens.
     pub max_tokens: Option<u64>,
-    /// Its newer name; goes before the older one.
+    /// The newer name of `max_tokens`. In chats it takes precedence.
     pub max_completion_tokens: Option<u64>,
-    /// 0 to 2; 1 if missing.
+    /// Temperature from 0 to 2; default 1.
     pub temperature: Option<f64>,
-    /// 0 to 1.
+    /// Nucleus sampling, from 0 to 1.
     pub top_p: Option<f64>,
-    /// Keep the k most likely tokens; 0 or -1 keeps all. Not OpenAI's.
+    /// Keeps the k most likely tokens; 0 or -1 keeps all. Not part of OpenAI's API.
     pub top_k: Option<i64>,
-    /// Keep tokens at least this many times as likely as the most likely one. Not OpenAI's.
+    /// Keeps tokens that are at least this many times as likely as the most likely one. Not part of OpenAI's API.
     pub min_p: Option<f64>,
-    /// Choices per prompt.
+    /// Number of choices per prompt.
     pub n: Option<u64>,
     /// Texts that end the output and are not part of it.
     pub stop: Option<Stop>,
-    /// Tokens that end the output. Not OpenAI's.
+    /// Tokens that end the output. Not part of OpenAI's API.
     pub stop_token_ids: Option<Vec<TokenId>>,
-    /// Whether the model's own end tokens are to be ignored. Not OpenAI's.
+    /// Whether to ignore the end tokens of the model. Not part of OpenAI's API.
     pub ignore_eos: Option<bool>,
-    /// Fixes the noise.
+    /// Seed of the noise.
     pub seed: Option<i64>,
-    /// Token id (as a string) to bias; at most [`LOGIT_BIAS_MAX`].
+    /// Biases by token id, which is a string in JSON; at most [`LOGIT_BIAS_MAX`](super::LOGIT_BIAS_MAX).
     #[serde(default, deserialize_with = "field_shapes::logit_bias")]
     pub logit_bias: Option<BTreeMap<String, f64>>,
-    /// Penalty on tokens already present.
+    /// Penalty on tokens that are present already.
     pub presence_penalty: Option<f64>,
-    /// Penalty by how often a token is present.
+    /// Penalty by the number of occurrences of a token.
     pub frequency_penalty: Option<f64>,
-    /// The same under another rule. Not OpenAI's.
+    /// Penalty by which the logits of present tokens are divided. Not part of OpenAI's API.
     pub repetition_penalty: Option<f64>,
-    /// Whether to answer with events.
+    /// Whether to answer by a stream of events.
     pub stream: Option<bool>,
-    /// How.
+    /// Options of the stream.
     pub stream_options: Option<StreamOptions>,
-    /// The client's session, recorded with what it said. The mesh's own.
+    /// The client's session, which is stored with the output. An extension of Refrain.
     pub session: Option<String>,
-    /// Group of samples that share drafts and are scheduled together. The mesh's own.
+    /// The group of samples that share drafts and are scheduled together. An extension of Refrain.
     pub group: Option<String>,
-    /// Which drafts may be used. The mesh's own.
+    /// The drafts that may be used. An extension of Refrain.
     pub speculation: Option<Speculation>,
-    /// Whose drafts are verified where not all can be. The names are the mesh's own.
+    /// Weight of the drafts when not all can be verified. The names are an extension of Refrain.
     pub priority: Option<RequestPriority>,
-    /// Milliseconds per output token after the first that are wanted at most. The mesh's own.
+    /// Most milliseconds wanted per output token after the first. An extension of Refrain.
     pub tpot_ms: Option<u64>,
-    /// Most tokens per lease. The mesh's own.
+    /// Most tokens of a chunk. An extension of Refrain.
     pub chunk_tokens: Option<u32>,
 }
 
-/// `priority`: by name, or by number as clients of vLLM send it.
+/// `priority`: a name, or a number as clients of vLLM send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "priority: low, normal, high or a whole number")]
 pub enum RequestPriority {
-    /// By name.
+    /// A name.
     Name(Priority),
-    /// The lower the earlier; 0 is what everybody has who says nothing.
+    /// A number. Lower is earlier; 0 is the default.
     Number(i64),
 }
 
 impl From<RequestPriority> for Priority {
-    fn from(named: RequestPriority) -> Self {
-        match named {
+    fn from(priority: RequestPriority) -> Self {
+        match priority {
             RequestPriority::Name(priority) => priority,
             RequestPriority::Number(..=-1) => Priority::High,
             RequestPriority::Number(0) => Priority::Normal,
@@ -86,7 +86,7 @@ impl From<RequestPriority> for Priority {
 /// `stream_options`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct StreamOptions {
-    /// Whether one more event with usage comes at the end.
+    /// Whether the last event has the usage.
     pub include_usage: Option<bool>,
 }
 
@@ -104,12 +104,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_priority_has_a_name_or_a_number_of_which_the_lower_is_earlier() {
+    fn a_priority_is_a_name_or_a_number() {
         let read = |json: &str| {
             let read = serde_json::from_str::<RequestPriority>(json);
             read.map(Priority::from).map_err(|error| error.to_string())
         };
-        for (json, meant) in [
+        for (json, expected) in [
             ("\"low\"", Priority::Low),
             ("\"normal\"", Priority::Normal),
             ("\"high\"", Priority::High),
@@ -119,7 +119,7 @@ mod tests {
             ("1", Priority::Low),
             ("1700000000", Priority::Low),
         ] {
-            assert_eq!(read(json), Ok(meant), "{json}");
+            assert_eq!(read(json), Ok(expected), "{json}");
         }
         for json in ["\"urgent\"", "0.5", "true", "[]"] {
             let error = read(json).unwrap_err();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_as_good_as_missing() {
+    fn null_counts_as_missing() {
         let read: Parameters =
             serde_json::from_str(r#"{"model":"m","n":null,"stop":null,"what":{"ever":1}}"#)
                 .unwrap();

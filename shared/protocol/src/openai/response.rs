@@ -7,44 +7,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::chunk::SourceCounts;
 
-/// What a request took.
+/// The tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Tokens of all prompts, each once.
+    /// Tokens of all prompts, each counted once.
     pub prompt_tokens: u64,
-    /// Tokens of all outputs, end tokens included; drafts that were rejected are not among them.
+    /// Tokens of all outputs, end tokens included and rejected drafts not.
     pub completion_tokens: u64,
-    /// Both.
+    /// The sum of both.
     pub total_tokens: u64,
-    /// More on the prompts.
+    /// Details of the prompts.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// More on the outputs, of requests that predicted theirs.
+    /// Details of the outputs, if the request had a prediction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
-/// More on the outputs.
+/// Details of the outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompletionTokensDetails {
-    /// Tokens of the prediction that were offered as drafts and became output.
+    /// Tokens of the prediction that were drafted and accepted.
     pub accepted_prediction_tokens: u64,
-    /// Those that were offered and did not. They are not part of `completion_tokens`.
+    /// Tokens of the prediction that were drafted and rejected. They are not part of `completion_tokens`.
     pub rejected_prediction_tokens: u64,
 }
 
-/// More on the prompts.
+/// Details of the prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptTokensDetails {
-    /// Prompt tokens whose KV was found in a cache.
+    /// Prompt tokens whose KV was in a cache.
     pub cached_tokens: u64,
 }
 
-/// The mesh's own figures beside `usage`.
+/// The extension of Refrain beside `usage`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ResponseMetrics {
-    /// What drafts did for it.
+    /// Counts of drafts.
     pub speculative_decoding: SpeculativeDecoding,
-    /// Where the time went.
+    /// Times of the request.
     pub timings: Timings,
 }
 
@@ -55,26 +55,26 @@ pub struct SpeculativeDecoding {
     pub steps: u64,
     /// Draft tokens offered.
     pub drafted: u64,
-    /// Of them accepted.
+    /// Draft tokens accepted.
     pub accepted: u64,
-    /// The same, by where the draft came from.
+    /// The same counts by the source of the draft.
     pub by_source: SourceCounts,
 }
 
-/// `metrics.timings`, sums over all choices and chunks.
+/// `metrics.timings`: sums over all choices and chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timings {
-    /// Seconds from the start of a chunk to its first token.
+    /// Seconds from the start of each chunk to its first token.
     pub prefill_s: f64,
-    /// Seconds from its first token to its last.
+    /// Seconds from the first to the last token of each chunk.
     pub decode_s: f64,
-    /// Tokens that came in that time: all but those of a chunk's first step.
+    /// Tokens emitted in `decode_s`, which are all but those of the first step of each chunk.
     pub decode_tokens: u64,
-    /// Chunks.
+    /// Number of chunks.
     pub chunks: u64,
 }
 
-/// Why an output ended.
+/// The reason why an output ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FinishReason {
@@ -84,32 +84,32 @@ pub enum FinishReason {
     Length,
 }
 
-/// A chat answer (`chat.completion`), or an event of one (`chat.completion.chunk`).
+/// A whole answer, or an event of a stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer<'a, C> {
-    /// The same in all events.
+    /// Id of the answer, the same in all its events.
     pub id: Cow<'a, str>,
-    /// What this is.
+    /// Kind of the object, such as `chat.completion`.
     pub object: Cow<'a, str>,
-    /// Unix seconds, the same in all events.
+    /// Time in Unix seconds, the same in all events.
     pub created: u64,
-    /// Public model name.
+    /// Public name of the model.
     pub model: Cow<'a, str>,
-    /// By index.
+    /// The choices.
     pub choices: Vec<C>,
-    /// `None`: the key is left out. `Some(None)`: null.
+    /// Usage. `None` leaves the key out, and `Some(None)` writes null.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
         deserialize_with = "present"
     )]
     pub usage: Option<Option<Usage>>,
-    /// The mesh's own figures, where usage is given.
+    /// The extension of Refrain, if the usage is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<ResponseMetrics>,
 }
 
-/// Tells a null from a missing key.
+/// Distinguishes null from a missing key.
 fn present<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Option<Usage>>, D::Error> {
@@ -119,70 +119,70 @@ fn present<'de, D: serde::Deserializer<'de>>(
 /// One choice of a chat answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatChoice {
-    /// Which.
+    /// Index of the choice.
     pub index: u32,
-    /// What the model said.
+    /// The message of the model.
     pub message: AnswerMessage,
-    /// If asked for.
+    /// Log-probabilities, if asked for.
     pub logprobs: Option<ChatLogprobs>,
-    /// Why it ended.
+    /// The reason of its end.
     pub finish_reason: Option<FinishReason>,
 }
 
-/// The model's message.
+/// A message of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnswerMessage {
     /// `assistant`.
     pub role: String,
     /// The text.
     pub content: String,
-    /// Always null: nothing here refuses.
+    /// Always null, since the gateway refuses no content.
     pub refusal: Option<String>,
 }
 
-/// One choice of an event.
+/// One choice of an event of a chat.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatChunkChoice {
-    /// Which.
+    /// Index of the choice.
     pub index: u32,
-    /// What is new.
+    /// The new part of the message.
     pub delta: Delta,
-    /// Of the tokens of this event.
+    /// Log-probabilities of the tokens of this event, if asked for.
     pub logprobs: Option<ChatLogprobs>,
-    /// In the choice's last event.
+    /// The reason of the end, in the last event of the choice.
     pub finish_reason: Option<FinishReason>,
 }
 
-/// What is new in a message.
+/// The new part of a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delta {
-    /// In the choice's first event.
+    /// The role, in the first event of the choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// More text.
+    /// New text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
 }
 
-/// Log-probabilities of chat answers: one entry per token.
+/// Log-probabilities of a chat.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChatLogprobs {
-    /// One per token.
+    /// One entry per token.
     pub content: Vec<ChatTokenLogprob>,
-    /// Always null: nothing here refuses.
+    /// Always null, since the gateway refuses no content.
     pub refusal: Option<Vec<ChatTokenLogprob>>,
 }
 
-/// One token's.
+/// The log-probability of one token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatTokenLogprob {
-    /// The token's text.
+    /// Text of the token.
     pub token: String,
-    /// Natural logarithm; -9999 for the very unlikely.
+    /// Natural logarithm of the probability; -9999 for very unlikely tokens.
     pub logprob: f64,
-    /// Its bytes, which may be half a character.
+    /// Its bytes, which may be a part of a character.
     pub bytes: Vec<u8>,
-    /// The most likely tokens in its place.
+    /// The most likely tokens at this position.
     #[serde(default)]
     pub top_logprobs: Vec<TopLogprob>,
 }
@@ -190,9 +190,9 @@ pub struct ChatTokenLogprob {
 /// One of the most likely tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TopLogprob {
-    /// The token's text.
+    /// Text of the token.
     pub token: String,
-    /// As above.
+    /// Natural logarithm of the probability; -9999 for very unlikely tokens.
     pub logprob: f64,
     /// Its bytes.
     pub bytes: Vec<u8>,
@@ -201,26 +201,26 @@ pub struct TopLogprob {
 /// One choice of a text completion, whole or of an event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompletionChoice {
-    /// Which.
+    /// Index of the choice.
     pub index: u32,
-    /// The text, or what is new of it.
+    /// The text, or its new part.
     pub text: String,
-    /// If asked for.
+    /// Log-probabilities, if asked for.
     pub logprobs: Option<CompletionLogprobs>,
-    /// Why it ended, once it has.
+    /// The reason of its end, once it has ended.
     pub finish_reason: Option<FinishReason>,
 }
 
-/// Log-probabilities of text completions: parallel lists.
+/// Log-probabilities of a text completion, in parallel lists.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CompletionLogprobs {
-    /// Text of each token; `bytes:\x..` where it is not UTF-8.
+    /// Text of each token, or `bytes:\x..` if it is not UTF-8.
     pub tokens: Vec<String>,
-    /// Of each token.
+    /// Log-probability of each token.
     pub token_logprobs: Vec<f64>,
-    /// The most likely tokens in each place.
+    /// The most likely tokens at each position.
     pub top_logprobs: Vec<BTreeMap<String, f64>>,
-    /// Where each token's text begins, in characters of the choice's text.
+    /// Offset of each token in the text of the choice, in characters.
     pub text_offset: Vec<u64>,
 }
 
@@ -236,13 +236,13 @@ pub struct ModelList {
 /// `GET /v1/models/{id}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelCard {
-    /// Public name.
+    /// Public name of the model.
     pub id: String,
     /// `model`.
     pub object: String,
-    /// Unix seconds.
+    /// Time in Unix seconds.
     pub created: u64,
-    /// Who offers it.
+    /// Owner of the model.
     pub owned_by: String,
 }
 
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_is_missing_null_or_there() {
+    fn usage_is_missing_null_or_present() {
         let mut answer = Answer::<ChatChunkChoice> {
             id: "i".into(),
             object: "o".into(),
