@@ -279,4 +279,6 @@ fn not_json(error: &serde_json::Error) -> ApiError {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
