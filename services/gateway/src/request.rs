@@ -46,8 +46,8 @@ pub(crate) struct PreparedPrompt {
     pub(crate) echo: String,
 }
 
-/// A request that can be carried out. Only [`GenerateRequest::chat`] and [`GenerateRequest::completion`] create one, so its
-/// users need not check it again.
+/// A request that can be carried out. Only [`GenerateRequest::chat`] and [`GenerateRequest::completion`] create one,
+/// so its users need not check it again.
 #[derive(Debug)]
 pub(crate) struct GenerateRequest {
     pub(crate) endpoint: Endpoint,

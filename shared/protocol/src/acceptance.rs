@@ -1,7 +1,7 @@
 //! Acceptance statistics of a namespace: how often drafts of each kind were accepted there.
 //!
-//! Workers send their observations, and the draft store keeps the sum and returns it. These types travel in bincode. The
-//! bytes in them are written and read by `refrain_speculation`.
+//! Workers send their observations, and the draft store keeps the sum and returns it. These types travel in bincode.
+//! The bytes in them are written and read by `refrain_speculation`.
 
 use serde::{Deserialize, Serialize};
 

@@ -14,12 +14,12 @@ pub struct CompactReply {
     pub after_bytes: u64,
 }
 
-/// Erases the documents to which all given conditions apply. At least one condition must be given. A session needs its tenant,
-/// because clients choose the names of sessions.
+/// Erases the documents to which all given conditions apply. At least one condition must be given. A session needs
+/// its tenant, because clients choose the names of sessions.
 ///
-/// The acceptance statistics of every namespace that may be concerned are erased as well. They are counts, so nobody can tell
-/// which session or hour they came from. A request that names a tenant leaves those of other tenants alone, one without a
-/// tenant erases all. They are learnt again within minutes.
+/// The acceptance statistics of every namespace that may be concerned are erased as well. They are counts, so nobody
+/// can tell which session or hour they came from. A request that names a tenant leaves those of other tenants alone,
+/// one without a tenant erases all. They are learnt again within minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EraseRequest {
@@ -33,8 +33,8 @@ pub struct EraseRequest {
     pub from_ms: Option<u64>,
     /// Start before this time.
     pub until_ms: Option<u64>,
-    /// Whether to delete all quarantined logs and segments as well, even those that cannot be read. Otherwise these stay, and
-    /// [`EraseReply::quarantines_kept`] counts them.
+    /// Whether to delete all quarantined logs and segments as well, even those that cannot be read. Otherwise these
+    /// stay, and [`EraseReply::quarantines_kept`] counts them.
     pub quarantines: bool,
 }
 
@@ -115,8 +115,8 @@ pub struct ExportedDocument {
     pub update: DocumentUpdate,
 }
 
-/// A page of an export: documents in the state in which they were when the export began. If documents of its namespaces are
-/// erased meanwhile, the next page is refused, and the export has to begin anew.
+/// A page of an export: documents in the state in which they were when the export began. If documents of its
+/// namespaces are erased meanwhile, the next page is refused, and the export has to begin anew.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportReply {
     /// The documents by namespace, and there by their last change.

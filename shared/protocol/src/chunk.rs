@@ -197,8 +197,8 @@ pub struct ChunkRequest {
     /// The request was transferred here by a worker whose fallback this is, and must not be transferred again.
     #[serde(default, rename = "handed_over")]
     pub transferred: bool,
-    /// Milliseconds of silence after which the caller counts the worker as lost. Over HTTP, a worker without events sends empty
-    /// lines several times within it. `None`: silence has no limit.
+    /// Milliseconds of silence after which the caller counts the worker as lost. Over HTTP, a worker without events
+    /// sends empty lines several times within it. `None`: silence has no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alive_within_ms: Option<u64>,
 }
@@ -207,7 +207,8 @@ pub struct ChunkRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ChunkEvent {
-    /// The engine failed before the first token of the request, and is asked once more. This uses one attempt of the budget.
+    /// The engine failed before the first token of the request, and is asked once more. This uses one attempt of the
+    /// budget.
     Retry,
     /// The tokens of one engine step.
     Step(StepMessage),
@@ -235,7 +236,8 @@ pub struct StepMessage {
     pub drafted: u32,
     /// Number of them that were accepted.
     pub accepted: u32,
-    /// The part of the draft tree that the engine drafted. Tokens that both sources drafted count as those of `source`.
+    /// The part of the draft tree that the engine drafted. Tokens that both sources drafted count as those of
+    /// `source`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<DraftShare>,
 }
@@ -252,8 +254,8 @@ pub struct DraftShare {
 }
 
 impl StepMessage {
-    /// The counts of the step by source, if the first `kept` of its tokens are kept. The step itself counts for the first
-    /// source, and so do bonus tokens.
+    /// The counts of the step by source, if the first `kept` of its tokens are kept. The step itself counts for the
+    /// first source, and so do bonus tokens.
     pub fn counts(&self, kept: usize) -> impl Iterator<Item = (DraftSource, StepCounts)> {
         let kept = kept as u64;
         let drafted = u64::from(self.drafted);
@@ -319,14 +321,14 @@ pub struct ChunkEnd {
 
 /// Tells a worker that the caller has stopped reading a chunk, and where the output ends.
 ///
-/// A stream that is dropped without it means that the client went away. All tokens emitted so far are then kept as a partial
-/// document.
+/// A stream that is dropped without it means that the client went away. All tokens emitted so far are then kept as a
+/// partial document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkCut {
     /// The lease of the chunk.
     pub lease: LeaseId,
-    /// Length of the output, from the first output token of the request. If a stop string ends inside a step, this is less than
-    /// the number of emitted tokens.
+    /// Length of the output, from the first output token of the request. If a stop string ends inside a step, this is
+    /// less than the number of emitted tokens.
     pub output_len: u32,
 }
 

@@ -44,14 +44,15 @@ pub enum FinishReason {
 pub struct DocumentUpdate {
     /// The document.
     pub document: DocumentId,
-    /// Epoch of the writer, which starts at the fencing epoch of the request. A higher epoch than the last one cuts the text to
-    /// `prev_len` before `tokens` are added. A piece of a lower epoch is ignored.
+    /// Epoch of the writer, which starts at the fencing epoch of the request. A higher epoch than the last one cuts
+    /// the text to `prev_len` before `tokens` are added. A piece of a lower epoch is ignored.
     pub epoch: u64,
     /// Number of output tokens before this piece.
     pub prev_len: u32,
     /// The output tokens of this piece.
     pub tokens: Vec<TokenId>,
-    /// The properties of the document. Every update has them, so that a store which lost the beginning can place the rest.
+    /// The properties of the document. Every update has them, so that a store which lost the beginning can place the
+    /// rest.
     pub head: DocumentHead,
     /// The reason of the end, in the last update.
     pub finish: Option<FinishReason>,
@@ -69,8 +70,8 @@ pub struct AppendRequest {
 /// The answer to [`AppendRequest`]. The updates are durable now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppendReply {
-    /// For each update, the output length that the store has now. If it is less than `prev_len + tokens.len()`, an earlier
-    /// piece is missing: send again from there. If it is more, the store has later pieces already.
+    /// For each update, the output length that the store has now. If it is less than `prev_len + tokens.len()`, an
+    /// earlier piece is missing: send again from there. If it is more, the store has later pieces already.
     pub lengths: Vec<u32>,
 }
 
@@ -142,8 +143,8 @@ pub struct TouchRequest {
     pub documents: Vec<DocumentId>,
 }
 
-/// Registers a group of samples. From then on its log has the documents of the group that are appended. These are documents
-/// of the namespace like all others, and stay when the group ends.
+/// Registers a group of samples. From then on its log has the documents of the group that are appended. These are
+/// documents of the namespace like all others, and stay when the group ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RegisterGroupRequest {
     /// The namespace, signed by the gateway.

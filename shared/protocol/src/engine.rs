@@ -1,8 +1,8 @@
 //! The protocol of engines that verify drafts: capabilities, sessions, batched steps.
 //!
-//! A *session* is a sequence of tokens, its *text*, with a KV cache. The text grows by the tokens that a step adds and by
-//! those that it emits. The forward pass of the last token of the text is always still to come, so a step without new tokens
-//! decodes on from the end of the last step.
+//! A *session* is a sequence of tokens, its *text*, with a KV cache. The text grows by the tokens that a step adds
+//! and by those that it emits. The forward pass of the last token of the text is always still to come, so a step
+//! without new tokens decodes on from the end of the last step.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,8 +23,8 @@ pub struct EngineCapabilities {
     pub max_context: u32,
     /// Most sessions in one step.
     pub max_batch: u32,
-    /// Most tokens of all items of one step: new context and draft nodes. A drafter inside the engine reads no more text in one
-    /// step either.
+    /// Most tokens of all items of one step: new context and draft nodes. A drafter inside the engine reads no more
+    /// text in one step either.
     pub max_step_tokens: u32,
     /// Most sessions that exist at once, open or kept for reuse.
     pub max_sessions: u32,
@@ -72,7 +72,8 @@ pub struct DrafterCapabilities {
 
 /// How the target samples. With all fields at their defaults it decodes greedily.
 ///
-/// Noise is keyed by (`seed`, `choice`, absolute position), so the output does not depend on chunks, the batch or drafts.
+/// Noise is keyed by (`seed`, `choice`, absolute position), so the output does not depend on chunks, the batch or
+/// drafts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
@@ -119,14 +120,15 @@ pub struct SelfDraft {
     pub depth: u32,
     /// Most children of a node, and most nodes of one depth that are expanded, at least 1.
     pub top_k: u32,
-    /// Most nodes that are verified beside those of [`StepItem::draft`]. Those with the highest path probability are kept.
+    /// Most nodes that are verified beside those of [`StepItem::draft`]. Those with the highest path probability are
+    /// kept.
     pub tokens_max: u32,
     /// Paths with a lower probability, as the drafter sees it, are neither expanded nor verified.
     pub path_prob_min: f32,
-    /// Whether to sample each token from the drafter's distribution instead of taking the most likely one. A sampled token is
-    /// accepted with probability min(1, p / q), more often than a fixed one. The output then has the distribution of the
-    /// target, but is not the same, token for token, as without drafts. It works only for chains (`top_k` 1), whose last token
-    /// may be less likely than `path_prob_min`, and has no effect at temperature 0.
+    /// Whether to sample each token from the drafter's distribution instead of taking the most likely one. A sampled
+    /// token is accepted with probability min(1, p / q), more often than a fixed one. The output then has the
+    /// distribution of the target, but is not the same, token for token, as without drafts. It works only for chains
+    /// (`top_k` 1), whose last token may be less likely than `path_prob_min`, and has no effect at temperature 0.
     #[serde(default)]
     pub sampled: bool,
 }
@@ -148,14 +150,14 @@ pub struct SessionSpec {
 pub struct Draft {
     /// Token of each node.
     pub tokens: Vec<TokenId>,
-    /// Parent of each node: the index of an earlier node, or `None` for a child of the session's last token. As long as
-    /// `tokens`.
+    /// Parent of each node: the index of an earlier node, or `None` for a child of the session's last token. As long
+    /// as `tokens`.
     pub parents: Vec<Option<u32>>,
 }
 
 impl Draft {
-    /// Appends the nodes of `other` that this draft lacks. Returns the index of each node of `other` in the merged draft. If
-    /// both are valid, so is the merged draft.
+    /// Appends the nodes of `other` that this draft lacks. Returns the index of each node of `other` in the merged
+    /// draft. If both are valid, so is the merged draft.
     pub fn merge(&mut self, other: &Draft) -> Vec<u32> {
         let mut children: HashMap<(Option<u32>, TokenId), u32> = (0u32..)
             .zip(self.parents.iter().zip(&self.tokens))
@@ -209,8 +211,8 @@ pub struct StepItem {
     /// The properties of the session, if this step opens it. `keep_len` is then 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open: Option<SessionSpec>,
-    /// Length of the text that this item builds on. A value below the length of the text truncates it, which is always
-    /// allowed. A value above is an error.
+    /// Length of the text that this item builds on. A value below the length of the text truncates it, which is
+    /// always allowed. A value above is an error.
     pub keep_len: u32,
     /// Tokens that are appended to the kept text. The result must not be empty.
     pub tokens: Vec<TokenId>,
@@ -219,9 +221,9 @@ pub struct StepItem {
     /// A draft to verify under the last token of the text; only with `sample`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<Draft>,
-    /// Asks the engine to draft by itself; only with `sample`, in sessions that were opened for it. The result may be no draft
-    /// at all, for example if a head has seen none of the text. Beside a `draft`, the engine's draft is merged into it (see
-    /// [`Draft::merge`]), and both are verified as one tree. Sampled drafts cannot be merged.
+    /// Asks the engine to draft by itself; only with `sample`, in sessions that were opened for it. The result may be
+    /// no draft at all, for example if a head has seen none of the text. Beside a `draft`, the engine's draft is
+    /// merged into it (see [`Draft::merge`]), and both are verified as one tree. Sampled drafts cannot be merged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub self_draft: Option<SelfDraft>,
     /// Most tokens to emit, at least 1.
@@ -235,8 +237,8 @@ pub struct StepRequest {
     pub items: Vec<StepItem>,
 }
 
-/// Log-probability of one emitted token. As with OpenAI, it is the natural logarithm in the distribution after biases and
-/// before temperature, top-k, top-p and min-p.
+/// Log-probability of one emitted token. As with OpenAI, it is the natural logarithm in the distribution after biases
+/// and before temperature, top-k, top-p and min-p.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
     /// Log-probability of the emitted token.
@@ -250,8 +252,8 @@ pub struct TokenLogprob {
 pub struct StepOutput {
     /// Accepted draft tokens, then the bonus token; empty without `sample`. A stop id is the last one.
     pub emitted: Vec<TokenId>,
-    /// Indices of the accepted draft nodes, root first. `emitted` starts with their tokens. The indices of nodes that the engine
-    /// drafted follow those of [`StepItem::draft`].
+    /// Indices of the accepted draft nodes, root first. `emitted` starts with their tokens. The indices of nodes that
+    /// the engine drafted follow those of [`StepItem::draft`].
     pub accepted_nodes: Vec<u32>,
     /// Nodes that the engine drafted and verified, without `agreed_nodes`.
     #[serde(default)]
@@ -270,8 +272,8 @@ pub struct StepOutput {
     pub logprobs: Option<Vec<TokenLogprob>>,
 }
 
-/// The result of one item. An error of one item does not affect the others. A session that the engine no longer has gives
-/// [`crate::ErrorKind::NotFound`]: open it again with the whole text.
+/// The result of one item. An error of one item does not affect the others. A session that the engine no longer has
+/// gives [`crate::ErrorKind::NotFound`]: open it again with the whole text.
 pub type StepResult = Result<StepOutput, ApiError>;
 
 /// The results of a step.

@@ -66,7 +66,8 @@ hex_id! {
     DocumentId
 }
 hex_id! {
-    /// The id of one choice of a client request, from its first lease to its last token. The gateway draws it at random.
+    /// The id of one choice of a client request, from its first lease to its last token. The gateway draws it at
+    /// random.
     RequestId
 }
 hex_id! {
@@ -85,7 +86,8 @@ impl From<RequestId> for DocumentId {
     }
 }
 
-/// The name of a worker. It is unique in the mesh, and survives restarts if the deployment gives the worker a fixed name.
+/// The name of a worker. It is unique in the mesh, and survives restarts if the deployment gives the worker a fixed
+/// name.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WorkerId(pub String);

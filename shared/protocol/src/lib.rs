@@ -1,12 +1,12 @@
-//! What the services send to each other: wire types, identifiers and errors.
+//! The wire types, identifiers and errors that the services exchange.
 //!
 //! This crate is plain data with serde. It has no I/O, no clocks and no policy.
 //!
-//! The way of a request through the types: the gateway asks the scheduler for a lease ([`scheduling`]), sends a chunk to the
-//! leased worker ([`chunk`]), and the worker asks its engine for steps ([`engine`]). Workers send outputs to the draft store
-//! as pieces of documents ([`document`]). They load sealed segments from it ([`segment`]), look up drafts in it ([`lookup`])
-//! and share acceptance statistics through it ([`acceptance`]). Operators use [`admin`]. Clients of the gateway use
-//! [`openai`].
+//! The way of a request through the types: the gateway asks the scheduler for a lease ([`scheduling`]), sends a chunk
+//! to the leased worker ([`chunk`]), and the worker asks its engine for steps ([`engine`]). Workers send outputs to
+//! the draft store as pieces of documents ([`document`]). They load sealed segments from it ([`segment`]), look up
+//! drafts in it ([`lookup`]) and share acceptance statistics through it ([`acceptance`]). Operators use [`admin`].
+//! Clients of the gateway use [`openai`].
 //!
 //! Read first: [`engine`], then [`chunk`].
 

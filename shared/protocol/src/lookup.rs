@@ -1,4 +1,5 @@
-//! Remote look-ups of drafts in the index of the draft store, for workers whose replica has only a part of a namespace.
+//! Remote look-ups of drafts in the index of the draft store, for workers whose replica has only a part of a
+//! namespace.
 //!
 //! One call covers all requests of a step. These types travel in bincode.
 

@@ -17,8 +17,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// The 128-bit id for keys, paths and messages: SHA-256 over the length-prefixed parts, cut to 16 bytes. The hash is
-    /// cryptographic, so that no tenant can choose names that collide with another namespace.
+    /// The 128-bit id for keys, paths and messages: SHA-256 over the length-prefixed parts, cut to 16 bytes. The hash
+    /// is cryptographic, so that no tenant can choose names that collide with another namespace.
     pub fn id(&self) -> NamespaceId {
         let mut hash = Sha256::new();
         for part in [&self.tenant, &self.model, &self.tokenizer] {

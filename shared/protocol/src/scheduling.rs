@@ -65,8 +65,8 @@ pub struct LeaseFinish {
     pub outcome: LeaseOutcome,
     /// Output tokens of the chunk, for the share of the tenant and the length estimate of the group.
     pub emitted_tokens: u32,
-    /// Milliseconds since the worker finished the chunk, or learnt where the output ends. `None`: neither is known, because the
-    /// request or the worker was given up before.
+    /// Milliseconds since the worker finished the chunk, or learnt where the output ends. `None`: neither is known,
+    /// because the request or the worker was given up before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_ended_ms_ago: Option<u64>,
 }
@@ -114,8 +114,8 @@ pub struct Eagle3Report {
 pub struct HeartbeatReply {
     /// Milliseconds until the next report.
     pub next_in_ms: u64,
-    /// The state of the fallback worker. `None` unless it is alive, has a head, takes chunks, and serves the same model and
-    /// tokenizer.
+    /// The state of the fallback worker. `None` unless it is alive, has a head, takes chunks, and serves the same
+    /// model and tokenizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Eagle3Report>,
     /// Chunks that must end to let others run. Their requests continue under other leases.

@@ -1,8 +1,8 @@
-//! The take-over of sealed segments by a worker: the list of segments, their bytes in pieces, and the documents in none.
-//! After that the worker follows the feed.
+//! The take-over of sealed segments by a worker: the list of segments, their bytes in pieces, and the documents in
+//! none. After that the worker follows the feed.
 //!
-//! The store keeps no state between these calls. If a segment was merged away meanwhile, it is not found, and the worker
-//! begins anew. These types travel in bincode.
+//! The store keeps no state between these calls. If a segment was merged away meanwhile, it is not found, and the
+//! worker begins anew. These types travel in bincode.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,8 @@
-//! The JSON formats between services. Each has a committed file in `tests/fixtures`, which today's types read and write.
+//! The JSON formats between services. Each has a committed file in `tests/fixtures`, which today's types read and
+//! write.
 //!
-//! A file may change only if services of both versions understand both forms, since services of a mesh are upgraded one by
-//! one. `UPDATE_EXPECT=1` writes the files anew.
+//! A file may change only if services of both versions understand both forms, since services of a mesh are upgraded
+//! one by one. `UPDATE_EXPECT=1` writes the files anew.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -33,6 +34,8 @@ use refrain_protocol::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+type Reads = dyn Fn(&str) + RefUnwindSafe;
+
 /// A type of the wire, without its Rust type: a fixture with an example, and how bytes are read.
 struct Format {
     name: &'static str,
@@ -41,7 +44,7 @@ struct Format {
     /// Reads JSON and checks that it survives being written again. Returns whether it was read.
     survives: fn(&[u8]) -> bool,
     /// Checks that the text is read as the example.
-    reads: Box<dyn Fn(&str) + RefUnwindSafe>,
+    reads: Box<Reads>,
 }
 
 fn format<T>(name: &'static str, example: T) -> Format
@@ -446,8 +449,8 @@ fn fields_that_older_services_do_not_send_have_defaults() {
 /// A fuzz target: `cargo test` runs it for a moment, `cargo bolero test -p refrain-protocol
 /// --test wire forged_messages_do_no_harm` for as long as wanted, guided by coverage.
 ///
-/// A message is one of the examples with some bytes changed, or arbitrary bytes. Reading it never panics, and a message that
-/// is read is the same after it was written and read again.
+/// A message is one of the examples with some bytes changed, or arbitrary bytes. Reading it never panics, and a
+/// message that is read is the same after it was written and read again.
 #[test]
 fn forged_messages_do_no_harm() {
     let formats = formats();

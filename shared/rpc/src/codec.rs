@@ -1,8 +1,8 @@
 //! bincode on the wire between workers and the draft store.
 //!
-//! Integers are little-endian with fixed width (`legacy`), so that another implementation can replace bincode, whose authors
-//! have stopped its development. A size limit makes sure that a false length allocates nothing. Trailing bytes are refused.
-//! HTTP frames the messages and TCP checks them; on disk there is an envelope with a checksum.
+//! Integers are little-endian with fixed width (`legacy`), so that another implementation can replace bincode, whose
+//! authors have stopped its development. A size limit makes sure that a false length allocates nothing. Trailing
+//! bytes are refused. HTTP frames the messages and TCP checks them; on disk there is an envelope with a checksum.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! How the services call each other: one trait per service, and its HTTP client.
 //!
-//! A service implements its trait on its own handle. In one process the caller holds that handle; between processes it holds
-//! the HTTP client. It cannot tell which. Every HTTP call carries the mesh secret, and every namespace is signed by the
-//! gateway (see `refrain_service_kit::mesh`).
+//! A service implements its trait on its own handle. In one process the caller holds that handle; between processes
+//! it holds the HTTP client. It cannot tell which. Every HTTP call carries the mesh secret, and every namespace is
+//! signed by the gateway (see `refrain_service_kit::mesh`).
 //!
 //! Read first: `worker.rs` (a stream of events) and `scheduler.rs` (a call that waits).
 

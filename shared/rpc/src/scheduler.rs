@@ -18,8 +18,8 @@ pub trait Scheduler: Send + Sync {
     /// Waits for a lease until it is the request's turn. Dropping the future removes the request from the queue.
     ///
     /// # Errors
-    /// `Overloaded` with a retry hint if the queue is full, `Unavailable` if no worker serves the model or the scheduler
-    /// drains, `Unauthorized` if the signature of the namespace is invalid.
+    /// `Overloaded` with a retry hint if the queue is full, `Unavailable` if no worker serves the model or the
+    /// scheduler drains, `Unauthorized` if the signature of the namespace is invalid.
     async fn lease(&self, request: LeaseRequest) -> Result<Lease, ApiError>;
 
     /// Gives a lease back. Repeats are harmless.
@@ -32,11 +32,12 @@ pub trait Scheduler: Send + Sync {
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError>;
 }
 
-/// Time between two line feeds that the scheduler sends while a call for a lease waits. A call that ends sooner gets an
-/// ordinary response.
+/// Time between two line feeds that the scheduler sends while a call for a lease waits. A call that ends sooner gets
+/// an ordinary response.
 pub const LEASE_ALIVE_EVERY: Duration = Duration::from_secs(1);
 
-/// Silence after which the scheduler counts as lost. A call may wait in the queue for long, but never without line feeds.
+/// Silence after which the scheduler counts as lost. A call may wait in the queue for long, but never without line
+/// feeds.
 const LEASE_SILENCE_MAX: Duration = Duration::from_secs(4);
 
 /// Longest timeout of the other calls, each of which is one message to an actor and its answer.
@@ -47,9 +48,10 @@ const LEASE_BYTES_MAX: usize = 64 << 10;
 
 /// [`Scheduler`] over HTTP: `POST /internal/v1/{lease,finish,heartbeat}`, `GET /internal/v1/models`, JSON.
 ///
-/// A call for a lease waits in a queue, so it has no deadline. Instead the scheduler must not fall silent: it sends a line
-/// feed, which JSON skips, every [`LEASE_ALIVE_EVERY`], and then a [`LeaseAnswer`]. Short calls that are repeated would do as
-/// well, but then the scheduler would have to keep places in the queue for callers that may be gone.
+/// A call for a lease waits in a queue, so it has no deadline. Instead the scheduler must not fall silent: it sends a
+/// line feed, which JSON skips, every [`LEASE_ALIVE_EVERY`], and then a [`LeaseAnswer`]. Short calls that are
+/// repeated would do as well, but then the scheduler would have to keep places in the queue for callers that may be
+/// gone.
 pub struct HttpScheduler {
     client: MeshClient,
 }

@@ -25,7 +25,8 @@ pub trait StoreAdmin: Send + Sync {
     /// As with [`crate::DraftStore::append`].
     async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError>;
 
-    /// Reads a page of a tenant's documents. Documents that cannot be read are left out; [`StoreAdmin::verify`] finds them.
+    /// Reads a page of a tenant's documents. Documents that cannot be read are left out; [`StoreAdmin::verify`] finds
+    /// them.
     async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError>;
 
     /// Reads and checks all records.

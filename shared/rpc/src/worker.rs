@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 use tokio_util::io::StreamReader;
 
-/// The events of a chunk. The stream ends after `End` or after an error. If it ends without either, the worker was lost.
-/// Dropping it aborts the chunk.
+/// The events of a chunk. The stream ends after `End` or after an error. If it ends without either, the worker was
+/// lost. Dropping it aborts the chunk.
 pub type ChunkStream = BoxStream<'static, Result<ChunkEvent, ApiError>>;
 
 /// Decodes chunks on one engine.
@@ -27,8 +27,8 @@ pub trait Worker: Send + Sync {
     /// Starts a chunk.
     ///
     /// # Errors
-    /// `Conflict` for an old fencing epoch, `Overloaded` if all slots are taken, `Unavailable` while the worker drains,
-    /// `InvalidRequest` for a request that the engine can never carry out.
+    /// `Conflict` for an old fencing epoch, `Overloaded` if all slots are taken, `Unavailable` while the worker
+    /// drains, `InvalidRequest` for a request that the engine can never carry out.
     async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError>;
 
     /// Tells where the output ends, before a stream is dropped on purpose.
@@ -41,9 +41,9 @@ pub trait Workers: Send + Sync {
     fn at(&self, url: &str) -> Arc<dyn Worker>;
 }
 
-/// [`Worker`] over HTTP: `POST /internal/v1/chunk`, whose response has one [`ChunkEvent`] or `{"error": ApiError}` per line
-/// in JSON, and `POST /internal/v1/cut`. An empty line shows that the worker is alive but has no event yet, which tells a
-/// slow engine from a worker that has stopped.
+/// [`Worker`] over HTTP: `POST /internal/v1/chunk`, whose response has one [`ChunkEvent`] or `{"error": ApiError}`
+/// per line in JSON, and `POST /internal/v1/cut`. An empty line shows that the worker is alive but has no event yet,
+/// which tells a slow engine from a worker that has stopped.
 pub struct HttpWorker {
     client: MeshClient,
 }
@@ -164,7 +164,8 @@ pub struct HttpWorkers {
     by_url: Mutex<HashMap<String, Arc<HttpWorker>>>,
 }
 
-/// Most workers that are remembered. Leases name only live workers, so more of them are old ones, and all are dropped.
+/// Most workers that are remembered. Leases name only live workers, so more of them are old ones, and all are
+/// dropped.
 const WORKERS_REMEMBERED_MAX: usize = 1024;
 
 impl HttpWorkers {

@@ -1,8 +1,8 @@
-//! The bincode formats between workers and the draft store. Each has a committed file in `tests/fixtures`, in hex, which
-//! today's types read and write.
+//! The bincode formats between workers and the draft store. Each has a committed file in `tests/fixtures`, in hex,
+//! which today's types read and write.
 //!
-//! bincode has no names and no optional fields, so any change of a type is a change of its format. `UPDATE_EXPECT=1` writes
-//! the files anew.
+//! bincode has no names and no optional fields, so any change of a type is a change of its format. `UPDATE_EXPECT=1`
+//! writes the files anew.
 
 use std::fmt::Debug;
 use std::panic::RefUnwindSafe;
@@ -30,6 +30,8 @@ use refrain_rpc::{decode_bincode, encode_bincode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+type Reads = dyn Fn(&[u8]) + RefUnwindSafe;
+
 /// A type of the wire, without its Rust type.
 struct Format {
     name: &'static str,
@@ -38,7 +40,7 @@ struct Format {
     /// Decodes bytes and checks that they are what is encoded again.
     survives: fn(&[u8]),
     /// Checks that the bytes are decoded as the example.
-    reads: Box<dyn Fn(&[u8]) + RefUnwindSafe>,
+    reads: Box<Reads>,
 }
 
 fn format<T>(name: &'static str, example: T) -> Format
@@ -326,8 +328,8 @@ fn committed_messages_are_read_and_written_as_ever() {
 /// A fuzz target: `cargo test` runs it for a moment, `cargo bolero test -p refrain-rpc
 /// --test wire forged_messages_do_no_harm` for as long as wanted, guided by coverage.
 ///
-/// A message is one of the examples with some bytes changed, or arbitrary bytes. Decoding it never panics nor allocates for a
-/// false length, and each message has only one encoding.
+/// A message is one of the examples with some bytes changed, or arbitrary bytes. Decoding it never panics nor
+/// allocates for a false length, and each message has only one encoding.
 #[test]
 fn forged_messages_do_no_harm() {
     let formats = formats();

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ApiError;
 
-/// `{"error": {..}}`, always with all four keys: the body of every error response, and the last event of a stream that fails.
+/// `{"error": {..}}`, always with all four keys: the body of every error response, and the last event of a stream
+/// that fails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
     /// The error.

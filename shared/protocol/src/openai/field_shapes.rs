@@ -1,7 +1,7 @@
 //! Request fields that come in several shapes or may be long.
 //!
-//! They are read by hand. Derived code would keep a copy of the whole value until it knows the shape, which takes many times
-//! the bytes of the JSON.
+//! They are read by hand. Derived code would keep a copy of the whole value until it knows the shape, which takes
+//! many times the bytes of the JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
