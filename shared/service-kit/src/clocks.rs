@@ -17,12 +17,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock;
-use crate::mesh::CLOCK_SKEW_S_MAX;
 use crate::telemetry::Metrics;
 
 /// Header that carries clocks. In a request: the caller's time, the mesh time as far as the caller knows it, and the
 /// caller's name, separated by `;`. In a response of the scheduler: the mesh time. Times are Unix milliseconds.
 pub const CLOCK_HEADER: &str = "x-refrain-clock";
+
+/// Default of `mesh.clock_skew_s_max`, in seconds. A clock that nobody adjusts is off by a few minutes after months, and
+/// a clock in the wrong time zone is off by hours.
+pub(crate) const CLOCK_SKEW_S_MAX: u64 = 3_600;
 
 /// How often one service sends its clock to another.
 const SEND_EVERY: Duration = Duration::from_secs(1);

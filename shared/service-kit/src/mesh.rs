@@ -18,15 +18,11 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-use crate::clocks::Clocks;
+use crate::clocks::{CLOCK_SKEW_S_MAX, Clocks};
 use crate::{clock, random};
 
 /// Seconds for which the signature of a namespace is valid. Gateways renew it well before.
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
-
-/// Default of [`MeshConfig::clock_skew_s_max`]. A clock that nobody adjusts is off by a few minutes after months, and
-/// a clock in the wrong time zone is off by hours.
-pub(crate) const CLOCK_SKEW_S_MAX: u64 = 3_600;
 
 /// The keys of a mesh, as hex strings that `refrain keys` makes.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
