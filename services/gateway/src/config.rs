@@ -17,13 +17,14 @@ pub struct GatewayConfig {
     pub listen: String,
     /// Threads that serve requests.
     pub threads: usize,
-    /// Most connections of all callers at once; fewer if the process may not open twice as many files. At the limit an idle
-    /// connection is closed for a new one. If none is idle, the new one gets a 503.
+    /// Most connections of all callers at once; fewer if the process may not open twice as many files. At the limit
+    /// an idle connection is closed for a new one. If none is idle, the new one gets a 503.
     pub connections_max: usize,
-    /// Most connections of one address, or of one IPv6 network of 64 bits. At the limit an idle connection is closed for a
-    /// new one. If none is idle, the new one gets a 429.
+    /// Most connections of one address, or of one IPv6 network of 64 bits. At the limit an idle connection is closed
+    /// for a new one. If none is idle, the new one gets a 429.
     pub address_connections_max: usize,
-    /// Addresses and networks without that limit, such as `10.0.0.7` and `10.1.0.0/16`: proxies, since many callers share one.
+    /// Addresses and networks without that limit, such as `10.0.0.7` and `10.1.0.0/16`: proxies, since many callers
+    /// share one.
     pub proxies: Vec<String>,
     /// API keys. Without any, `anonymous_tenant` must be set.
     pub keys: Vec<KeyConfig>,
@@ -33,20 +34,21 @@ pub struct GatewayConfig {
     pub models: Vec<ModelConfig>,
     /// Largest body of a request, bytes. A larger one gets a 413.
     pub body_bytes_max: usize,
-    /// Most requests in flight of all tenants together; one of n choices counts n times. Past it: 429. As many bodies may
-    /// be arriving besides.
+    /// Most requests in flight of all tenants together; one of n choices counts n times. Past it: 429. As many bodies
+    /// may be arriving besides.
     pub requests_in_flight_max: usize,
-    /// Most requests in flight of one tenant, counted the same way. Past it: 429 for that tenant. A tenant's only request may
-    /// have more choices. As many of its bodies may be arriving besides; past it, the oldest one is cut off.
+    /// Most requests in flight of one tenant, counted the same way. Past it: 429 for that tenant. A tenant's only
+    /// request may have more choices. As many of its bodies may be arriving besides; past it, the oldest one is cut
+    /// off.
     pub tenant_requests_in_flight_max: usize,
-    /// Milliseconds from the head of a request to its last token. Past it: 504. If nobody reads the answer, the request ends
-    /// up to two seconds later.
+    /// Milliseconds from the head of a request to its last token. Past it: 504. If nobody reads the answer, the
+    /// request ends up to two seconds later.
     pub request_ms_max: u64,
-    /// Milliseconds that a request waits for a scheduler that cannot be reached, such as during its restart. Past it: 503. A
-    /// call that is in flight then may take four seconds more.
+    /// Milliseconds that a request waits for a scheduler that cannot be reached, such as during its restart. Past it:
+    /// 503. A call that is in flight then may take four seconds more.
     pub scheduler_wait_ms: u64,
-    /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Past it, requests fail
-    /// instead of being retried. To continue an output after a token is not a retry.
+    /// Retries of all requests together, per chunk that begins (0 to 100), beside ten per second. Past it, requests
+    /// fail instead of being retried. To continue an output after a token is not a retry.
     pub retry_share: f64,
     /// Values that only tests change.
     #[serde(skip)]
@@ -59,35 +61,38 @@ const RETRY_SHARE_MAX: f64 = 100.0;
 /// Values that no operator needs to set. Tests change them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatewayTuning {
-    /// Bytes of large bodies that are parsed and tokenized at once. A larger body is processed alone. One body of the largest
-    /// default size fits, and memory for its JSON and tokens is several times that.
+    /// Bytes of large bodies that are parsed and tokenized at once. A larger body is processed alone. One body of the
+    /// largest default size fits, and memory for its JSON and tokens is several times that.
     pub tokenizing_bytes_max: usize,
-    /// Bytes of bodies that wait to be tokenized, and bytes of bodies that are arriving. A tenant may have half of either. At
-    /// least one body of the largest size always fits.
+    /// Bytes of bodies that wait to be tokenized, and bytes of bodies that are arriving. A tenant may have half of
+    /// either. At least one body of the largest size always fits.
     pub tokenizing_waiting_bytes_max: usize,
     /// How long a body may take to arrive: long enough for the largest body over a slow line.
     pub body_time_max: Duration,
     /// Most choices (prompts times `n`) of one request: OpenAI's limit on `n`.
     pub choices_max: u32,
-    /// Tokens of a chunk of requests with a `group`, which say nothing else; 0 means one chunk. After a chunk the scheduler
-    /// can order the samples of a group anew, as in the Seer paper.
+    /// Default of `chunk_tokens` of requests with a `group`; 0 means one chunk. After a chunk the scheduler can order
+    /// the samples of a group anew, as in the Seer paper.
     pub rollout_chunk_tokens: u32,
-    /// Tokens of a chunk of other requests; 0 means one chunk, since interactive requests give way without a limit.
+    /// Default of `chunk_tokens` of other requests; 0 means one chunk, since interactive requests give way without a
+    /// limit.
     pub chunk_tokens: u32,
-    /// Failures in a row, without a token in between, that end a request. Before its first token, the attempts of its workers
-    /// at their engines count as well.
+    /// Failures in a row, without a token in between, that end a request. Before its first token, the attempts of its
+    /// workers at their engines count as well.
     pub failures_max: u32,
-    /// Retries of all requests together that are allowed per second, whatever their share: a mesh with few requests retries too.
+    /// Retries of all requests together that are allowed per second, whatever their share: a mesh with few requests
+    /// retries too.
     pub retries_per_s_min: f64,
     /// First pause after a failure, about. It doubles with each failure, up to two seconds.
     pub retry_backoff: Duration,
-    /// How long a chunk may be silent although its worker lives. An engine takes long over a long prompt, so this is only the
-    /// last resort behind `worker.engine.first_token_ms_max`.
+    /// How long a chunk may be silent although its worker lives. An engine takes long over a long prompt, so this is
+    /// only the last resort behind `worker.engine.first_token_ms_max`.
     pub worker_silence_max: Duration,
-    /// How long a streaming response waits for its first event before it sends its head, so that early errors still have
-    /// their own status.
+    /// How long a streaming response waits for its first event before it sends its head, so that early errors still
+    /// have their own status.
     pub stream_head_wait: Duration,
-    /// Time between two comments that keep an idle stream open, shorter than the idle timeout of common proxies (60 s).
+    /// Time between two comments that keep an idle stream open, shorter than the idle timeout of common proxies (60
+    /// s).
     pub stream_keep_alive: Duration,
     /// Events of one request that wait for a slow reader. Past it the worker's stream is not read further.
     pub stream_events_max: usize,
@@ -137,7 +142,7 @@ impl std::fmt::Debug for KeyConfig {
 }
 
 /// One model.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
     /// Public name, under which workers serve it as well.
@@ -148,27 +153,13 @@ pub struct ModelConfig {
     pub default_max_tokens: Option<u32>,
     /// Longest text, tokens. Default: the limit in `config.json`. The limit of the workers holds as well.
     pub max_context: Option<u32>,
-    /// Whether its engine speaks only text (`worker.engine.kind = "openai"`). Such outputs have a namespace of their own,
-    /// apart from those of engines that speak token ids.
+    /// Whether its engine speaks only text (`worker.engine.kind = "openai"`). Such outputs have a namespace of their
+    /// own, apart from those of engines that speak token ids.
     pub text_only: bool,
     /// Token ids that end an output, besides those in the model's files.
     pub stop_token_ids: Vec<u32>,
     /// Tenants that may use it. Empty: all.
     pub tenants: Vec<String>,
-}
-
-impl Default for ModelConfig {
-    fn default() -> Self {
-        ModelConfig {
-            id: String::new(),
-            files: String::new(),
-            default_max_tokens: None,
-            max_context: None,
-            text_only: false,
-            stop_token_ids: Vec::new(),
-            tenants: Vec::new(),
-        }
-    }
 }
 
 impl Default for GatewayConfig {

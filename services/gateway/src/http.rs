@@ -34,8 +34,8 @@ pub(crate) struct GatewayState {
     pub(crate) stream_keep_alive: Duration,
 }
 
-/// Bodies of this size and more are parsed and tokenized on a separate thread. To encode a megabyte takes long enough to
-/// delay the other requests of an HTTP thread.
+/// Bodies of this size and more are parsed and tokenized on a separate thread. To encode a megabyte takes long enough
+/// to delay the other requests of an HTTP thread.
 const SEPARATE_THREAD_BYTES: usize = 32 << 10;
 
 /// Time after which a client may retry an unavailable service, if the error tells no other.
@@ -162,7 +162,8 @@ impl GatewayState {
     ) -> Result<(Arc<GenerateRequest>, AdmissionTicket), ApiError> {
         // The key comes first: the body of a caller without one is not read.
         let tenant = self.tenant(request)?;
-        // A full gateway refuses before it reads the body. The request is admitted only when there is something to do.
+        // A full gateway refuses before it reads the body. The request is admitted only when there is something to
+        // do.
         self.admission.check(&tenant)?;
         let body = self
             .bodies

@@ -1,5 +1,5 @@
-//! What happens to a request before it is understood: its key, its place among those in flight, its body, and its turn to be
-//! tokenized. Each step has a limit and an error of its own.
+//! The steps before a request is parsed: its key, its admission, its body, and its turn to be tokenized. Each step
+//! has its own limit and its own error.
 
 mod admission;
 mod api_keys;

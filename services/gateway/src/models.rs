@@ -39,7 +39,7 @@ pub(crate) struct Models {
     signed: Mutex<HashMap<(String, String), SignedNamespace>>,
 }
 
-/// Longest text in tokens, if neither the files nor a worker tell.
+/// Longest text in tokens, if neither the files nor the workers have a limit.
 const CONTEXT_DEFAULT: u32 = 4096;
 
 /// The `owned_by` of all models. Clients ignore it, but the OpenAI API has it.
@@ -75,9 +75,9 @@ impl Model {
     }
 }
 
-/// The end tokens in a model's files: `eos_token_id` of `config.json` and `generation_config.json`, and `eos_token` of
-/// `tokenizer_config.json`. They often differ, since one ends a document and another a turn. Third-party engines end at
-/// those in `generation_config.json` by themselves.
+/// The end tokens in a model's files: `eos_token_id` of `config.json` and `generation_config.json`, and `eos_token`
+/// of `tokenizer_config.json`. They often differ, since one ends a document and another a turn. Third-party engines
+/// end at those in `generation_config.json` by themselves.
 fn end_tokens(files: &ModelFiles, tokenizer: &Tokenizer) -> Vec<TokenId> {
     let parse = |bytes: &Option<Vec<u8>>| -> serde_json::Value {
         bytes

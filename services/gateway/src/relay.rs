@@ -1,11 +1,11 @@
 //! Carries a request out: a lease, a chunk, the next lease, until all its choices have ended.
 //!
-//! The reader of a request's events, an event stream or the collector of a plain answer, drives all choices by reading
-//! ([`RequestEvents`]). When it goes away, the streams of the workers and the leases go with it. The same happens when the
-//! time of the request is up ([`RequestTime`]), whether or not anybody reads.
+//! The reader of a request's events, an event stream or the collector of a plain answer, drives all choices by
+//! reading ([`RequestEvents`]). When it goes away, the streams of the workers and the leases go with it. The same
+//! happens when the time of the request is up ([`RequestTime`]), whether or not anybody reads.
 //!
-//! Read first: `request_run.rs` (the loop over leases and chunks), then `choice_run.rs` (one chunk), `choice.rs` (tokens to
-//! text) and `attempts.rs` (what follows a failure).
+//! Read first: `request_run.rs` (the loop over leases and chunks), then `choice_run.rs` (one chunk), `choice.rs`
+//! (tokens to text) and `attempts.rs` (what follows a failure).
 
 mod attempts;
 mod choice;

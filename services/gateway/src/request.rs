@@ -46,8 +46,8 @@ pub(crate) struct PreparedPrompt {
     pub(crate) echo: String,
 }
 
-/// A request that can be carried out. Only [`GenerateRequest::chat`] and [`GenerateRequest::completion`] create one, so its
-/// users need not check it again.
+/// A request that can be carried out. Only [`GenerateRequest::chat`] and [`GenerateRequest::completion`] create one,
+/// so its users need not check it again.
 #[derive(Debug)]
 pub(crate) struct GenerateRequest {
     pub(crate) endpoint: Endpoint,
@@ -278,5 +278,7 @@ fn not_json(error: &serde_json::Error) -> ApiError {
         .with_code(code::INVALID_JSON)
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod tests;

@@ -1,155 +1,154 @@
-//! What operators ask of the draft store. Tenants are named plainly here: the mesh's secret is what these
-//! calls are believed by.
+//! Calls of operators to the draft store. They name tenants in plain text: the mesh secret authorises them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::document::DocumentUpdate;
 use crate::{Namespace, NamespaceId};
 
-/// What a compaction gave back.
+/// The result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompactReply {
     /// Bytes of the log and of segments before.
     pub before_bytes: u64,
-    /// Bytes of what took their place.
+    /// Bytes of the log and of segments after.
     pub after_bytes: u64,
 }
 
-/// Which documents are to be erased: those to which all that is given applies. Something must be given, and a
-/// session needs its tenant, since sessions are named by clients.
+/// Erases the documents to which all given conditions apply. At least one condition must be given. A session needs
+/// its tenant, because clients choose the names of sessions.
 ///
-/// What drafts were worth is forgotten as well, of every namespace that may be hit and as a whole: those are counts, of which
-/// nobody can tell from which session or hour they came. One that names a tenant leaves those of others alone, one that
-/// names none takes everybody's. They are learnt again within minutes.
+/// The acceptance statistics of every namespace that may be concerned are erased as well. They are counts, so nobody
+/// can tell which session or hour they came from. A request that names a tenant leaves those of other tenants alone,
+/// one without a tenant erases all. They are learnt again within minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EraseRequest {
-    /// All namespaces of this tenant.
+    /// The tenant.
     pub tenant: Option<String>,
-    /// Of these, those of this model.
+    /// The model.
     pub model: Option<String>,
     /// The client's session.
     pub session: Option<String>,
-    /// Begun at this time or later, Unix milliseconds by the store's clock.
+    /// Start at this time or later, in Unix milliseconds by the store's clock.
     pub from_ms: Option<u64>,
-    /// Begun before this time.
+    /// Start before this time.
     pub until_ms: Option<u64>,
-    /// Delete every quarantined log and segment as well, also those that hold something unreadable. Without this
-    /// they stay, and [`EraseReply::quarantines_kept`] counts them.
+    /// Whether to delete all quarantined logs and segments as well, even those that cannot be read. Otherwise these
+    /// stay, and [`EraseReply::quarantines_kept`] counts them.
     pub quarantines: bool,
 }
 
-/// Answered when nothing of it is on disk any more.
+/// The answer to [`EraseRequest`]. Nothing of the documents is on disk any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EraseReply {
-    /// The instant: what was begun before is gone, what is begun after stays.
+    /// The time of the erasure. Documents that started before are gone; documents that start later stay.
     pub erased_at_ms: u64,
-    /// Documents that were erased by this call.
+    /// Documents that this call erased.
     pub documents: u64,
     /// Quarantined logs that were deleted.
     pub quarantines: u64,
-    /// Quarantined logs and segments that could not be read as a whole, and may hold some of what was to be erased.
+    /// Quarantined logs and segments that could not be read completely, and may contain documents to be erased.
     #[serde(default)]
     pub quarantines_kept: u64,
 }
 
-/// What an operator takes responsibility for.
+/// Confirmations of an operator, without which the store does not serve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfirmRequest {
-    /// The store came up with far fewer documents than it had, and is to serve without them.
+    /// The store started with far fewer documents than it had, and should serve without them.
     pub loss: bool,
-    /// The wall clock is right although it jumped, and documents are to age by it.
+    /// The system clock is right although it jumped, and documents should age by it.
     pub clock: bool,
 }
 
-/// What was confirmed; `None` where there was nothing to confirm.
+/// The answer to [`ConfirmRequest`]. A field is `None` if there was nothing to confirm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfirmReply {
-    /// Documents that were missing.
+    /// Number of missing documents.
     pub lost_documents: Option<u64>,
-    /// Milliseconds that the wall clock was ahead of the store's time.
+    /// Milliseconds by which the system clock was ahead of the store's time.
     pub clock_offset_ms: Option<i64>,
 }
 
-/// Documents of one namespace to be stored. Not signed: an operator names it.
+/// Stores documents of one namespace, which the operator names without a signature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportRequest {
-    /// Whose they are.
+    /// The namespace.
     pub namespace: Namespace,
-    /// As a worker would send them; repeats are harmless.
+    /// The updates, as a worker would send them. Repeats are harmless.
     pub updates: Vec<DocumentUpdate>,
-    /// For good: no budget and no age removes them, only an erasure.
+    /// Whether the documents stay for good: only an erasure removes them, no budget and no age.
     pub is_static: bool,
 }
 
-/// A place in an export: after the document of `namespace` whose last change was `sequence`.
+/// A position in an export: after the document of `namespace` whose last change was `sequence`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportCursor {
-    /// Which export, as the store numbers them; 0 begins one.
+    /// Number of the export, given by the store; 0 begins one.
     pub snapshot: u64,
-    /// Namespaces are told in order of their ids.
+    /// The namespace. Namespaces come in the order of their ids.
     pub namespace: NamespaceId,
-    /// 0 before the first document.
+    /// Number of the last change; 0 before the first document.
     pub sequence: u64,
 }
 
 /// Asks for the documents of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportRequest {
-    /// Whose.
+    /// The tenant.
     pub tenant: String,
-    /// Of one model only.
+    /// The model; `None`: all models.
     pub model: Option<String>,
-    /// Those after this.
+    /// The position after which documents are asked for.
     pub after: ExportCursor,
-    /// Most tokens to send (at least one document is sent).
+    /// Most tokens of the answer, which has at least one document.
     pub max_tokens: u32,
 }
 
-/// One whole document.
+/// A whole document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportedDocument {
-    /// Whose it is.
+    /// Its namespace.
     pub namespace: Namespace,
-    /// All of it, in one piece.
+    /// Its content, in one piece.
     pub update: DocumentUpdate,
 }
 
-/// A page of an export: documents as they were when it began, all that were there and nothing newer. Once something of
-/// its namespaces is erased, the next page is refused: then the export is to be begun again.
+/// A page of an export: documents in the state in which they were when the export began. If documents of its
+/// namespaces are erased meanwhile, the next page is refused, and the export has to begin anew.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportReply {
-    /// In order of their last change, namespace by namespace.
+    /// The documents by namespace, and there by their last change.
     pub documents: Vec<ExportedDocument>,
-    /// Where to go on; `None` at the end.
+    /// The position of the next page; `None` at the end.
     pub next: Option<ExportCursor>,
 }
 
-/// Something that is stored and cannot be read.
+/// A record or document that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
     /// The record or document.
     pub what: String,
-    /// What is wrong with it.
+    /// Its fault.
     pub why: String,
 }
 
-/// What was read, and what could not be.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyReply {
-    /// Records whose checksum and content were looked at.
+    /// Records whose checksum and content were checked.
     pub records: u64,
-    /// Documents that were read whole.
+    /// Documents that were read completely.
     pub documents: u64,
     /// Their tokens.
     pub tokens: u64,
-    /// Damaged records and documents.
+    /// Number of damaged records and documents.
     pub damaged: u64,
-    /// Quarantined logs and segments that could not be read as a whole.
+    /// Quarantined logs and segments that could not be read completely.
     #[serde(default)]
     pub quarantines: u64,
-    /// The first of them, at most [`DAMAGE_LISTED_MAX`].
+    /// The first damaged records and documents, at most [`DAMAGE_LISTED_MAX`].
     pub damage: Vec<Damage>,
 }
 

@@ -1,4 +1,4 @@
-//! The unit of decoding: one chunk of one request on one worker, streamed step by step.
+//! Chunks, the unit of decoding: a piece of one request on one worker, streamed step by step.
 
 use std::collections::BTreeMap;
 
@@ -7,54 +7,54 @@ use serde::{Deserialize, Serialize};
 use crate::engine::{DrafterKind, Sampling, TokenLogprob};
 use crate::{LeaseId, RequestId, SignedNamespace, TokenId, WorkerId};
 
-/// Which drafts a request may use.
+/// The drafts that a request may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Speculation {
-    /// The worker's router decides, step by step.
+    /// The router of the worker decides in every step.
     #[default]
     Auto,
-    /// Suffix drafts wherever the index has one.
+    /// Suffix drafts, whenever the index has one.
     Suffix,
-    /// Drafts of the fallback, an EAGLE-3 head; plain decoding where there is none.
+    /// Drafts of the EAGLE-3 head; plain decoding if there is none.
     Eagle3,
-    /// Drafts of the fallback, a draft model; plain decoding where there is none.
+    /// Drafts of the draft model; plain decoding if there is none.
     DraftModel,
-    /// Plain decoding. What it says is still remembered.
+    /// Plain decoding. The output is still stored.
     Off,
 }
 
-/// What a request counts beside others that are decoded with it.
+/// The weight of a request among those that are decoded with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// Less than most.
+    /// A lower weight than most.
     Low,
-    /// As much as most.
+    /// The usual weight.
     #[default]
     Normal,
-    /// More than most.
+    /// A higher weight than most.
     High,
 }
 
-/// How much of a step a request is to have where there is not enough for all: hints, which change no output.
+/// Hints on the share of a step that a request should get when there is not enough for all. They change no output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Urgency {
-    /// What its draft tokens count.
+    /// The weight of its draft tokens.
     #[serde(default)]
     pub priority: Priority,
-    /// Milliseconds per output token after the first that it wants at most, at least 1; `None` wants nothing.
+    /// Most milliseconds per output token after the first that the request wants, at least 1. `None`: it has no wish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<u32>,
 }
 
-/// What is left of a request's patience, of which its chunk may use as much as it likes. Whoever asks counts on.
+/// The attempts and the time that a request has left. Its chunk may use all of them; the sender keeps count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkBudget {
-    /// Attempts to have the engine begin the request's output, at least 1. Each one after the first is told of
-    /// ([`ChunkEvent::Retry`]). Behind a token they do not count: there the worker's own limit holds.
+    /// Attempts at the first token of the request, at least 1. The worker reports each one after the first
+    /// ([`ChunkEvent::Retry`]). After the first token only the worker's own limit holds.
     pub attempts: u32,
-    /// Milliseconds until nobody waits for the request any more; `None`: somebody always does.
+    /// Milliseconds until nobody waits for the request any more. `None`: there is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_left_ms: Option<u64>,
 }
@@ -68,7 +68,7 @@ impl Default for ChunkBudget {
     }
 }
 
-/// Where a draft came from: the `source` label of metrics and of `metrics.speculative_decoding`.
+/// The source of a draft, which is the `source` label of metrics and of `metrics.speculative_decoding`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DraftSource {
@@ -80,12 +80,12 @@ pub enum DraftSource {
     DraftModel,
     /// The output that the client predicted.
     Prediction,
-    /// No draft: a plain decoding step.
+    /// No draft, in a plain decoding step.
     None,
 }
 
 impl DraftSource {
-    /// The label's value.
+    /// The value of the label.
     pub fn as_str(self) -> &'static str {
         match self {
             DraftSource::Suffix => "suffix",
@@ -106,22 +106,22 @@ impl From<DrafterKind> for DraftSource {
     }
 }
 
-/// How far away a suffix draft was found: the `scope` label.
+/// The scope in which a suffix draft was found, which is the `scope` label of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DraftScope {
-    /// The request's own prompt and output.
+    /// The prompt and output of the request itself.
     Request,
     /// Other samples of its group.
     Group,
-    /// The tenant's namespace.
+    /// The namespace of the tenant.
     Tenant,
-    /// Nowhere: a plain step.
+    /// No scope, in a plain decoding step.
     None,
 }
 
 impl DraftScope {
-    /// The label's value.
+    /// The value of the label.
     pub fn as_str(self) -> &'static str {
         match self {
             DraftScope::Request => "request",
@@ -132,7 +132,7 @@ impl DraftScope {
     }
 }
 
-/// Counts of verify steps. Accepted length is `emitted / steps`.
+/// Counts of verify steps. The accepted length is `emitted / steps`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepCounts {
     /// Engine steps that sampled for this request.
@@ -141,12 +141,12 @@ pub struct StepCounts {
     pub drafted: u64,
     /// Draft tokens accepted.
     pub accepted: u64,
-    /// Tokens emitted, the target's own included.
+    /// Tokens emitted, bonus tokens included.
     pub emitted: u64,
 }
 
 impl StepCounts {
-    /// Adds another count.
+    /// Adds other counts.
     pub fn add(&mut self, other: StepCounts) {
         self.steps += other.steps;
         self.drafted += other.drafted;
@@ -155,111 +155,113 @@ impl StepCounts {
     }
 }
 
-/// Counts by source.
+/// Counts by the source of drafts.
 pub type SourceCounts = BTreeMap<DraftSource, StepCounts>;
 
-/// One chunk: decode on from `tokens` until a stop id, a limit, or the end of the chunk.
+/// Asks a worker to decode on from `tokens` until a stop id, a limit, or the end of the chunk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChunkRequest {
-    /// The scheduler's grant.
+    /// The lease that the scheduler granted.
     pub lease: LeaseId,
-    /// Fencing: a worker refuses a chunk whose epoch is below the highest it has seen of this request.
+    /// Fencing epoch. A worker refuses a chunk whose epoch is below the highest that it knows of this request.
     pub epoch: u64,
-    /// The request (one choice).
+    /// The request, which is one choice.
     pub request: RequestId,
-    /// Signed by the gateway.
+    /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// The client's session, recorded with the document.
+    /// The client's session, which is stored with the document.
     pub session: Option<String>,
-    /// The group of samples it belongs to, if any.
+    /// The group of samples that the request belongs to.
     pub group: Option<String>,
-    /// Prompt, then the output so far.
+    /// The prompt, followed by the output so far.
     pub tokens: Vec<TokenId>,
-    /// How many of `tokens` are prompt.
+    /// Length of the prompt in `tokens`.
     pub prompt_len: u32,
-    /// Fixed for the life of the request.
+    /// How to sample, which never changes during a request.
     pub sampling: Sampling,
-    /// Most tokens this request may still emit.
+    /// Most tokens that the request may still emit.
     pub max_new_tokens: u32,
-    /// Most tokens of this chunk; `None`: no chunk limit. What a step accepted beyond it is kept.
+    /// Most tokens of this chunk; `None`: no limit. Tokens that a step accepted beyond it are kept.
     pub chunk_tokens: Option<u32>,
-    /// Which drafts it may use.
+    /// The drafts that the request may use.
     pub speculation: Speculation,
-    /// What it is to have of a step that is shared.
+    /// Its share of steps with other requests.
     #[serde(default)]
     pub urgency: Urgency,
-    /// How often, and for how long, it may be tried.
+    /// The attempts and the time that the request has left.
     #[serde(default)]
     pub budget: ChunkBudget,
-    /// What the client predicts as the output, from its first token on; empty if it predicts nothing.
+    /// The output that the client predicts, from its first token on. Empty: it predicts none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prediction: Vec<TokenId>,
     /// The request was transferred here by a worker whose fallback this is, and must not be transferred again.
     #[serde(default, rename = "handed_over")]
     pub transferred: bool,
-    /// Milliseconds of silence after which the caller takes the worker for lost: over a wire, a worker that has nothing to
-    /// say yet says that it lives several times meanwhile. `None`: it is never missed.
+    /// Milliseconds of silence after which the caller counts the worker as lost. Over HTTP, a worker without events
+    /// sends empty lines several times within it. `None`: silence has no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alive_within_ms: Option<u64>,
 }
 
-/// What a worker streams back.
+/// An event of a chunk, which the worker streams back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ChunkEvent {
-    /// The engine failed before the request's first token and is asked once more: one attempt of the budget less.
+    /// The engine failed before the first token of the request, and is asked once more. This uses one attempt of the
+    /// budget.
     Retry,
-    /// Tokens of one engine step.
+    /// The tokens of one engine step.
     Step(StepMessage),
     /// The last event of a chunk that did not fail.
     End(ChunkEnd),
 }
 
-/// Tokens of one engine step.
+/// The tokens of one engine step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMessage {
-    /// Counts up from 0 within the chunk, without gaps.
+    /// Number of the step within the chunk, from 0 without gaps.
     pub sequence: u64,
-    /// Emitted tokens, at least one. A stop id, if one was drawn, is the last.
+    /// Emitted tokens, at least one. A stop id is the last one.
     pub tokens: Vec<TokenId>,
-    /// One per token, if asked for.
+    /// One entry per token, if the request asked for log-probabilities.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<TokenLogprob>>,
-    /// Version of the weights that drew them.
+    /// Version of the weights that sampled the tokens.
     pub weight_version: u64,
-    /// Where the draft came from.
+    /// The source of the draft.
     pub source: DraftSource,
-    /// How far away it was found.
+    /// The scope in which it was found.
     pub scope: DraftScope,
-    /// Draft tokens offered in this step, by that source.
+    /// Draft tokens of that source in this step.
     pub drafted: u32,
-    /// Of them accepted.
+    /// Number of them that were accepted.
     pub accepted: u32,
-    /// What the engine drafted in the same tree. Tokens that both drafted count above.
+    /// The part of the draft tree that the engine drafted. Tokens that both sources drafted count as those of
+    /// `source`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<DraftShare>,
 }
 
-/// A second drafter's part of a step's tree.
+/// The part of a draft tree that a second drafter made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DraftShare {
-    /// Who it is.
+    /// The second drafter.
     pub source: DraftSource,
-    /// Draft tokens that it alone offered.
+    /// Draft tokens that only it drafted.
     pub drafted: u32,
-    /// Of them accepted.
+    /// Number of them that were accepted.
     pub accepted: u32,
 }
 
 impl StepMessage {
-    /// The step's counts by source if the first `kept` of its tokens are kept. The step itself is its first source's, as are
-    /// the tokens that no draft brought.
+    /// The counts of the step by source, if the first `kept` of its tokens are kept. The step itself counts for the
+    /// first source, and so do bonus tokens.
     pub fn counts(&self, kept: usize) -> impl Iterator<Item = (DraftSource, StepCounts)> {
         let kept = kept as u64;
         let drafted = u64::from(self.drafted);
-        // A path that leaves the first source's tree does not come back to it.
+        // A path that leaves the tree of the first source does not come back to it.
         let accepted = u64::from(self.accepted).min(drafted).min(kept);
-        let beside = self.merged.map(|share| {
+        let second = self.merged.map(|share| {
             let drafted = u64::from(share.drafted);
             let accepted = u64::from(share.accepted).min(drafted).min(kept - accepted);
             let counts = StepCounts {
@@ -274,25 +276,25 @@ impl StepMessage {
             steps: 1,
             drafted,
             accepted,
-            emitted: kept - beside.map_or(0, |(_, counts)| counts.emitted),
+            emitted: kept - second.map_or(0, |(_, counts)| counts.emitted),
         };
-        [Some((self.source, first)), beside].into_iter().flatten()
+        [Some((self.source, first)), second].into_iter().flatten()
     }
 }
 
-/// Why a chunk ended.
+/// The reason why a chunk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChunkEndReason {
-    /// A stop id was drawn.
+    /// A stop id was sampled.
     Stop,
-    /// `max_new_tokens` or the engine's context is reached.
+    /// `max_new_tokens` or the context of the engine is reached.
     Length,
-    /// The chunk is full; the request goes on under the next lease.
+    /// The chunk is full. The request continues under its next lease.
     ChunkLimit,
-    /// Others have a turn, or the reader stood still; the request goes on under the next lease.
+    /// The request gives way to others, or its reader stalled. It continues under its next lease.
     GaveWay,
-    /// The worker is draining; the request goes on elsewhere.
+    /// The worker drains. The request continues on another worker.
     Draining,
     /// The request is better off on the fallback worker, which [`ChunkEnd::next_worker`] names.
     #[serde(rename = "hand_over")]
@@ -302,31 +304,31 @@ pub enum ChunkEndReason {
 /// The last event of a chunk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChunkEnd {
-    /// Why.
+    /// The reason.
     pub reason: ChunkEndReason,
     /// The worker that the request continues on, if the reason is [`ChunkEndReason::Transfer`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_worker: Option<WorkerId>,
-    /// Prompt tokens found in the engine's KV cache.
+    /// Prompt tokens that were in the KV cache of the engine.
     pub cached_tokens: u32,
-    /// Wall seconds from the chunk's start to its first token.
+    /// Seconds from the start of the chunk to its first token.
     pub prefill_s: f64,
-    /// Wall seconds from the first step that emitted to the last.
+    /// Seconds from the first step that emitted tokens to the last one.
     pub decode_s: f64,
-    /// Tokens emitted in that time: all but those of the first step.
+    /// Tokens emitted in `decode_s`, which are all but those of the first step.
     pub decode_tokens: u32,
 }
 
-/// Tells a worker that the caller has stopped reading a chunk, and how much of the output it kept.
+/// Tells a worker that the caller has stopped reading a chunk, and where the output ends.
 ///
-/// Without it, a dropped stream means that the client went away: everything emitted so far is kept as a
+/// A stream that is dropped without it means that the client went away. All tokens emitted so far are then kept as a
 /// partial document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkCut {
-    /// The chunk's lease.
+    /// The lease of the chunk.
     pub lease: LeaseId,
-    /// Output tokens kept, counted from the request's first output token. A stop string that ends inside a
-    /// step keeps fewer than were emitted.
+    /// Length of the output, from the first output token of the request. If a stop string ends inside a step, this is
+    /// less than the number of emitted tokens.
     pub output_len: u32,
 }
 
@@ -335,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_merged_steps_tokens_are_counted_once() {
+    fn tokens_of_a_merged_step_are_counted_once() {
         let message = StepMessage {
             sequence: 0,
             tokens: vec![1, 2, 3, 4, 5, 6],
@@ -382,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_called_the_same_in_metrics_and_on_the_wire() {
+    fn sources_have_the_same_names_in_metrics_and_on_the_wire() {
         for source in [
             DraftSource::Suffix,
             DraftSource::Eagle3,

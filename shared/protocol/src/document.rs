@@ -1,123 +1,126 @@
-//! What the draft store keeps and how it travels. These types cross in bincode: no field is ever skipped.
+//! Documents, the outputs that the draft store keeps, and the feed of their changes.
+//!
+//! These types travel in bincode, so no field may be skipped in serialisation.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{DocumentId, SignedNamespace, TokenId};
 
-/// Most prompt tokens kept before an output: they are matched, but never drafted.
+/// Most prompt tokens that are kept before an output. They are matched, but never drafted.
 pub const LEFT_CONTEXT_TOKENS: usize = 16;
 
-/// What is known of a document when it starts.
+/// The properties of a document that are known when it starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DocumentHead {
     /// The client's session.
     pub session: Option<String>,
-    /// Its group of samples.
+    /// The group of samples that it belongs to.
     pub group: Option<String>,
-    /// Which of the request's choices.
+    /// Index of the choice in its client request.
     pub choice: u32,
-    /// Version of the weights that wrote it.
+    /// Version of the weights that sampled it.
     pub weight_version: u64,
-    /// Unix milliseconds.
+    /// Time of its start in Unix milliseconds.
     pub created_ms: u64,
     /// The last prompt tokens, at most [`LEFT_CONTEXT_TOKENS`].
     pub left_context: Vec<TokenId>,
 }
 
-/// Why a document ended.
+/// The reason why a document ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
-    /// A stop id or a stop string. A stop id is kept as the last token.
+    /// It ended by a stop id or a stop string. A stop id is kept as the last token.
     Stop,
-    /// A length limit.
+    /// It reached a length limit.
     Length,
-    /// The client went away; the document is partial.
+    /// The client went away, so the document is partial.
     Cancelled,
-    /// The engine or the worker failed; the document is partial.
+    /// The engine or the worker failed, so the document is partial.
     Failed,
 }
 
-/// A piece of a document's output. Repeats and overlaps are harmless: the store takes what is new.
+/// A piece of a document. Repeats and overlaps are harmless: the store takes only new tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DocumentUpdate {
-    /// Which document.
+    /// The document.
     pub document: DocumentId,
-    /// A higher epoch may shorten: the text is cut to `prev_len` before `tokens` are added. A lower one is
-    /// ignored. Starts at the request's fencing epoch.
+    /// Epoch of the writer, which starts at the fencing epoch of the request. A higher epoch than the last one cuts
+    /// the text to `prev_len` before `tokens` are added. A piece of a lower epoch is ignored.
     pub epoch: u64,
-    /// Output tokens before this piece.
+    /// Number of output tokens before this piece.
     pub prev_len: u32,
-    /// The output tokens that follow.
+    /// The output tokens of this piece.
     pub tokens: Vec<TokenId>,
-    /// Sent with every update: a store that lost the beginning can place the rest.
+    /// The properties of the document. Every update has them, so that a store which lost the beginning can place the
+    /// rest.
     pub head: DocumentHead,
-    /// Present in the last update.
+    /// The reason of the end, in the last update.
     pub finish: Option<FinishReason>,
 }
 
-/// Updates of one namespace.
+/// Stores updates of one namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AppendRequest {
-    /// Signed by the gateway.
+    /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// In order.
+    /// The updates, in order.
     pub updates: Vec<DocumentUpdate>,
 }
 
-/// Durable once it is answered.
+/// The answer to [`AppendRequest`]. The updates are durable now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppendReply {
-    /// For each update, the output length that the store now has. Less than `prev_len + tokens.len()` means
-    /// that a piece before it is missing: send again from there. More means that it has gone on already.
+    /// For each update, the output length that the store has now. If it is less than `prev_len + tokens.len()`, an
+    /// earlier piece is missing: send again from there. If it is more, the store has later pieces already.
     pub lengths: Vec<u32>,
 }
 
-/// A place in a namespace's feed of changes.
+/// A position in the feed of changes of a namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FeedCursor {
-    /// Changes when the store was rebuilt and old positions mean nothing.
+    /// Generation of the feed. It changes when the store is rebuilt, which makes old positions meaningless.
     pub generation: u64,
-    /// Position of the last change seen; 0 before the first.
+    /// Number of the last change that was read; 0 before the first.
     pub sequence: u64,
 }
 
-/// Asks for what changed in a namespace.
+/// Asks for the changes of a namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FollowRequest {
-    /// Signed by the gateway.
+    /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// Changes after this.
+    /// The position after which changes are asked for.
     pub after: FeedCursor,
-    /// Most tokens to send (at least one change is sent).
+    /// Most tokens of the answer, which has at least one change.
     pub max_tokens: u32,
-    /// If there is nothing new, wait this long for it.
+    /// Milliseconds to wait for a change if there is none.
     pub wait_ms: u32,
 }
 
-/// One change.
+/// A change in a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FeedEvent {
-    /// A document grew, or was shortened by a higher epoch.
+    /// A document grew, or a higher epoch shortened it.
     Update(DocumentUpdate),
-    /// A document is gone: evicted or erased. It must not be drafted from any more.
+    /// A document was evicted or erased, so no draft may come from it any more.
     Remove(DocumentId),
 }
 
-/// The answer.
+/// The answer to [`FollowRequest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FollowReply {
-    /// The cursor's generation is not the store's: forget everything of this namespace first.
+    /// Whether the generation of the cursor is outdated. If so, drop all data of the namespace first.
     pub reset: bool,
-    /// In order.
+    /// The changes, in order.
     pub events: Vec<FeedEvent>,
-    /// Where to go on.
+    /// The position after these changes.
     pub cursor: FeedCursor,
-    /// Whether that is the end of the feed for now.
+    /// Whether this is the end of the feed for now.
     pub caught_up: bool,
 }
 
 impl FollowReply {
-    /// Tokens in it.
+    /// Number of tokens in it.
     pub fn tokens(&self) -> u32 {
         let tokens: usize = self
             .events
@@ -131,82 +134,82 @@ impl FollowReply {
     }
 }
 
-/// Documents whose drafts were accepted: most recently used from now on.
+/// Marks documents as used now, because drafts from them were accepted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TouchRequest {
-    /// Signed by the gateway.
+    /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// Which; unknown ones are ignored.
+    /// The documents. Unknown ones are ignored.
     pub documents: Vec<DocumentId>,
 }
 
-/// Makes a group of samples known. Its log holds the documents of the group that are appended from then on;
-/// they are documents of the namespace like all others, and stay when the group ends.
+/// Registers a group of samples. From then on its log has the documents of the group that are appended. These are
+/// documents of the namespace like all others, and stay when the group ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RegisterGroupRequest {
-    /// Signed by the gateway.
+    /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// As in [`DocumentHead::group`].
+    /// The name of the group, as in [`DocumentHead::group`].
     pub group: String,
-    /// The log ends this long after the last registration.
+    /// Milliseconds after the last registration until the log ends.
     pub ttl_ms: u64,
-    /// Documents of older weights are not in the log, and leave it when newer weights come.
+    /// Version of the weights. The log has no documents of older ones.
     pub weight_version: u64,
 }
 
-/// A place in a group's log.
+/// A position in the log of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupCursor {
-    /// Which group.
+    /// The group.
     pub group: String,
-    /// What was seen of it.
+    /// The position.
     pub after: FeedCursor,
 }
 
-/// Asks for what changed in some groups.
+/// Asks for the changes of some groups.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FetchGroupsRequest {
-    /// Signed by the gateway.
+    /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// Which, and from where on.
+    /// The groups, each with a position.
     pub groups: Vec<GroupCursor>,
-    /// Most tokens to send (at least one change is sent).
+    /// Most tokens of the answer, which has at least one change.
     pub max_tokens: u32,
 }
 
-/// What changed in a group.
+/// The changes of a group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupLog {
-    /// Whether the group is registered; if not there is nothing in `log`.
+    /// Whether the group is registered. If not, `log` is empty.
     pub is_registered: bool,
-    /// As with a namespace's feed.
+    /// The changes, as in the feed of a namespace.
     pub log: FollowReply,
 }
 
-/// The answer.
+/// The answer to [`FetchGroupsRequest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FetchGroupsReply {
-    /// One for each group that was asked for, in that order.
+    /// One entry for each group of the request, in that order.
     pub groups: Vec<GroupLog>,
 }
 
-/// The store in numbers.
+/// The size of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStats {
-    /// Documents kept.
+    /// Number of documents.
     pub documents: u64,
     /// Their output tokens.
     pub tokens: u64,
-    /// Their bytes as stored, before the database's own overhead.
+    /// Their size in bytes, without the overhead of the database.
     pub logical_bytes: u64,
-    /// What the log of unsealed documents takes on disk.
+    /// Bytes of the log of unsealed documents on disk.
     pub log_bytes: u64,
-    /// What sealed segments take on disk.
+    /// Bytes of sealed segments on disk.
     pub segment_bytes: u64,
-    /// What the whole data directory takes on disk.
+    /// Bytes of the whole data directory on disk.
     pub disk_bytes: u64,
-    /// Namespaces that have documents.
+    /// Number of namespaces with documents.
     pub namespaces: u64,
-    /// Documents evicted since start.
+    /// Documents that were evicted since the start.
     pub evicted_documents: u64,
 }

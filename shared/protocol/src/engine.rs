@@ -1,8 +1,8 @@
-//! What an engine that verifies drafts is asked and answers: capabilities, sessions, batched steps.
+//! The protocol of engines that verify drafts: capabilities, sessions, batched steps.
 //!
-//! A *session* is a sequence of tokens (its *text*) with a KV cache. Text grows by the tokens that a step
-//! brings and by those it emits. The last token of the text is always one whose forward pass is still owed,
-//! so a step with no new tokens decodes on from where the last one ended.
+//! A *session* is a sequence of tokens, its *text*, with a KV cache. The text grows by the tokens that a step adds
+//! and by those that it emits. The forward pass of the last token of the text is always still to come, so a step
+//! without new tokens decodes on from the end of the last step.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,42 +10,42 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ApiError, EngineSessionId, NamespaceId, TokenId};
 
-/// What an engine can do and how much of it.
+/// The abilities and limits of an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineCapabilities {
-    /// Public name of the model it serves.
+    /// Public name of the model that it serves.
     pub model: String,
-    /// Tokenizer identity (see [`crate::Namespace::tokenizer`]).
+    /// Identity of the tokenizer (see [`crate::Namespace::tokenizer`]).
     pub tokenizer: String,
-    /// Vocabulary size; token ids are below it.
+    /// Size of the vocabulary. Token ids are below it.
     pub vocab_size: u32,
-    /// Longest text of a session, tokens.
+    /// Longest text of a session in tokens.
     pub max_context: u32,
     /// Most sessions in one step.
     pub max_batch: u32,
-    /// Most tokens (new context and draft nodes) of all items of one step. What drafts inside the engine reads no more text in
-    /// one step either.
+    /// Most tokens of all items of one step: new context and draft nodes. A drafter inside the engine reads no more
+    /// text in one step either.
     pub max_step_tokens: u32,
-    /// Most sessions that may exist at once, running or kept for reuse.
+    /// Most sessions that exist at once, open or kept for reuse.
     pub max_sessions: u32,
-    /// Whether drafts may branch; if not, only chains.
+    /// Whether drafts may be trees; otherwise only chains.
     pub tree_drafts: bool,
     /// Most draft nodes of one item.
     pub max_draft_tokens: u32,
-    /// Ids that end an output when the request says nothing else.
+    /// Ids that end an output, unless the request names others.
     pub eos_token_ids: Vec<TokenId>,
-    /// What drafts inside it, if anything does: steps may then carry [`StepItem::self_draft`].
+    /// Its own drafter, if it has one. Steps may then have a [`StepItem::self_draft`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drafter: Option<DrafterCapabilities>,
 }
 
-/// What drafts inside an engine.
+/// The kind of drafter inside an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DrafterKind {
-    /// An EAGLE-3 head, which reads the target's hidden states.
+    /// An EAGLE-3 head, which reads the hidden states of the target.
     Eagle3,
-    /// A smaller model of the same vocabulary.
+    /// A smaller model with the same vocabulary.
     DraftModel,
 }
 
@@ -59,41 +59,41 @@ impl DrafterKind {
     }
 }
 
-/// What an engine's drafter may be asked for.
+/// The limits of the drafter inside an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrafterCapabilities {
-    /// What it is.
+    /// Its kind.
     pub kind: DrafterKind,
-    /// Deepest draft.
+    /// Depth of the deepest draft.
     pub depth_max: u32,
     /// Most children of a node.
     pub top_k_max: u32,
 }
 
-/// How the target samples. Every field at its default is greedy decoding.
+/// How the target samples. With all fields at their defaults it decodes greedily.
 ///
-/// Noise is keyed by (`seed`, `choice`, absolute position), so the output depends neither on chunks, nor
-/// on the batch, nor on drafts.
+/// Noise is keyed by (`seed`, `choice`, absolute position), so the output does not depend on chunks, the batch or
+/// drafts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// Temperature; 0 is greedy decoding.
     pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
+    /// Keeps the k most likely tokens; 0 keeps all.
     pub top_k: u32,
-    /// Keep the smallest set of tokens whose probabilities sum to at least this.
+    /// Keeps the smallest set of tokens whose probabilities sum to at least this.
     pub top_p: f32,
-    /// Keep tokens at least this many times as likely as the most likely one.
+    /// Keeps tokens that are at least this many times as likely as the most likely one.
     pub min_p: f32,
-    /// Fixed by the gateway, so that a continuation elsewhere draws the same noise.
+    /// Seed of the noise, fixed by the gateway, so that a continuation on another worker draws the same noise.
     pub seed: u64,
-    /// Which of the request's `n` choices this is; part of the noise key.
+    /// Index among the `n` choices of the client request, which is a part of the noise key.
     pub choice: u32,
-    /// Added to the logits before anything else.
+    /// Values that are added to the logits before all else.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// Tokens that end the output. The stop token is emitted, as the last one.
+    /// Tokens that end the output. The stop token is emitted as the last one.
     pub stop_token_ids: Vec<TokenId>,
-    /// How many most likely tokens to report beside each emitted one; `None` reports nothing.
+    /// Number of most likely tokens to report beside each emitted one. `None`: no log-probabilities.
     pub top_logprobs: Option<u32>,
 }
 
@@ -113,50 +113,51 @@ impl Default for Sampling {
     }
 }
 
-/// A draft that the engine is to make by itself, with its EAGLE-3 head or draft model, and verify in the same step.
+/// Asks the engine to draft with its EAGLE-3 head or draft model, and to verify the draft in the same step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SelfDraft {
-    /// Longest path, tokens (at least 1).
+    /// Longest path in tokens, at least 1.
     pub depth: u32,
-    /// Most children of a node, and most nodes of one depth that are followed further (at least 1).
+    /// Most children of a node, and most nodes of one depth that are expanded, at least 1.
     pub top_k: u32,
-    /// Most nodes that are verified, beside those of [`StepItem::draft`]; the ones with the highest path probability stay.
+    /// Most nodes that are verified beside those of [`StepItem::draft`]. Those with the highest path probability are
+    /// kept.
     pub tokens_max: u32,
-    /// Paths that the drafter itself thinks less likely than this are neither followed nor verified.
+    /// Paths with a lower probability, as the drafter sees it, are neither expanded nor verified.
     pub path_prob_min: f32,
-    /// Draw each token from the drafter's distribution, as the session samples, instead of taking the likeliest: accepted
-    /// with chance min(1, p / q), more often than a fixed token is. The output then has the target's law but is
-    /// not, token for token, that of plain decoding. Only chains (`top_k` 1), whose last token may be less likely than
-    /// `path_prob_min`; of no effect at temperature 0.
+    /// Whether to sample each token from the drafter's distribution instead of taking the most likely one. A sampled
+    /// token is accepted with probability min(1, p / q), more often than a fixed one. The output then has the
+    /// distribution of the target, but is not the same, token for token, as without drafts. It works only for chains
+    /// (`top_k` 1), whose last token may be less likely than `path_prob_min`, and has no effect at temperature 0.
     #[serde(default)]
     pub sampled: bool,
 }
 
-/// What a new session is. Sent with its first step.
+/// The properties of a new session, sent with its first step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionSpec {
-    /// KV is reused only from sessions of the same namespace.
+    /// Its namespace. KV caches are reused only within a namespace.
     pub namespace: NamespaceId,
-    /// Fixed for the life of the session.
+    /// How to sample, which never changes during a session.
     pub sampling: Sampling,
-    /// Whether steps may carry [`StepItem::self_draft`]: the engine then keeps what its drafter reads.
+    /// Whether steps may have a [`StepItem::self_draft`]. The engine then keeps the states that its drafter reads.
     #[serde(default)]
     pub self_drafts: bool,
 }
 
-/// Candidate tokens as a tree under the session's last token. A chain is a tree of width one.
+/// Draft tokens as a tree under the last token of the session. A chain is a tree of width one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Draft {
     /// Token of each node.
     pub tokens: Vec<TokenId>,
-    /// Parent of each node: `None` for a child of the session's last token, else the index of a node that
-    /// stands before it. As long as `tokens`.
+    /// Parent of each node: the index of an earlier node, or `None` for a child of the session's last token. As long
+    /// as `tokens`.
     pub parents: Vec<Option<u32>>,
 }
 
 impl Draft {
-    /// Adds the nodes of `other` that are not there yet, after those that are. Gives the place of each of its nodes, in
-    /// their order. Both are valid, and so is what comes of them.
+    /// Appends the nodes of `other` that this draft lacks. Returns the index of each node of `other` in the merged
+    /// draft. If both are valid, so is the merged draft.
     pub fn merge(&mut self, other: &Draft) -> Vec<u32> {
         let mut children: HashMap<(Option<u32>, TokenId), u32> = (0u32..)
             .zip(self.parents.iter().zip(&self.tokens))
@@ -175,7 +176,7 @@ impl Draft {
         places
     }
 
-    /// Checks shape: equal lengths, parents before children, no two siblings with the same token.
+    /// Checks the shape: equal lengths, parents before children, and no two siblings with the same token.
     pub fn validate(&self) -> Result<(), ApiError> {
         if self.tokens.len() != self.parents.len() {
             return Err(ApiError::invalid(
@@ -202,142 +203,142 @@ impl Draft {
     }
 }
 
-/// One session's part of a step.
+/// The part of one session in a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepItem {
     /// The session.
     pub session: EngineSessionId,
-    /// Present when the session is to be opened by this step (`keep_len` is then 0).
+    /// The properties of the session, if this step opens it. `keep_len` is then 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open: Option<SessionSpec>,
-    /// Length of the session's text that this item builds on. Shorter than the text truncates it (always
-    /// legal); longer is an error.
+    /// Length of the text that this item builds on. A value below the length of the text truncates it, which is
+    /// always allowed. A value above is an error.
     pub keep_len: u32,
-    /// Appended to the kept text. Must leave the text non-empty.
+    /// Tokens that are appended to the kept text. The result must not be empty.
     pub tokens: Vec<TokenId>,
-    /// Whether to sample after them. `false` for all but the last piece of a long prompt.
+    /// Whether to sample after them; `false` for all pieces of a long prompt but the last.
     pub sample: bool,
-    /// Verified under the text's last token; only with `sample`.
+    /// A draft to verify under the last token of the text; only with `sample`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<Draft>,
-    /// The engine drafts by itself; only with `sample`, in sessions opened for it. It may come to no draft at all, for
-    /// example when a head has seen none of the text. Beside a `draft` what it comes to is merged into that (see
-    /// [`Draft::merge`]), and both are verified as one tree; tokens that are drawn cannot be merged.
+    /// Asks the engine to draft by itself; only with `sample`, in sessions that were opened for it. The result may be
+    /// no draft at all, for example if a head has seen none of the text. Beside a `draft`, the engine's draft is
+    /// merged into it (see [`Draft::merge`]), and both are verified as one tree. Sampled drafts cannot be merged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub self_draft: Option<SelfDraft>,
-    /// At most this many tokens are emitted (at least 1).
+    /// Most tokens to emit, at least 1.
     pub max_emit: u32,
 }
 
-/// A batch. Items are of distinct sessions; sessions join and leave between steps.
+/// A batched step. Its items are of different sessions, which may join and leave between steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepRequest {
     /// The items, at most `max_batch`.
     pub items: Vec<StepItem>,
 }
 
-/// Log-probability of one emitted token (natural log, of the distribution after bias, before truncation by
-/// temperature, top-k, top-p or min-p: OpenAI's meaning).
+/// Log-probability of one emitted token. As with OpenAI, it is the natural logarithm in the distribution after biases
+/// and before temperature, top-k, top-p and min-p.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
-    /// Of the emitted token.
+    /// Log-probability of the emitted token.
     pub logprob: f32,
-    /// The most likely tokens, best first.
+    /// The most likely tokens, the best one first.
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// What one item came to.
+/// The result of one item.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepOutput {
-    /// Accepted draft tokens and then the target's own; empty without `sample`. A stop id ends it.
+    /// Accepted draft tokens, then the bonus token; empty without `sample`. A stop id is the last one.
     pub emitted: Vec<TokenId>,
-    /// Indices of the draft nodes that were accepted, root first. `emitted` starts with their tokens. Nodes that the engine
-    /// drafted count on from those of [`StepItem::draft`].
+    /// Indices of the accepted draft nodes, root first. `emitted` starts with their tokens. The indices of nodes that
+    /// the engine drafted follow those of [`StepItem::draft`].
     pub accepted_nodes: Vec<u32>,
-    /// Nodes that the engine drafted by itself and verified, apart from `agreed_nodes`.
+    /// Nodes that the engine drafted and verified, without `agreed_nodes`.
     #[serde(default)]
     pub self_drafted: u32,
-    /// Indices of the nodes of [`StepItem::draft`] that the engine drafted as well, ascending.
+    /// Indices of the nodes of [`StepItem::draft`] that the engine drafted as well, in ascending order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub agreed_nodes: Vec<u32>,
-    /// Length of the session's text now, emitted tokens included.
+    /// Length of the text after the step, emitted tokens included.
     pub text_len: u32,
-    /// Tokens whose KV was found in the cache instead of computed (only when the session was opened).
+    /// Tokens whose KV was found in the cache, in the step that opened the session.
     pub cached_tokens: u32,
     /// Whether `emitted` ends with a stop id.
     pub stopped: bool,
-    /// One per emitted token, if the session asked for them.
+    /// One entry per emitted token, if the session asked for log-probabilities.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<TokenLogprob>>,
 }
 
-/// One item's result: an error of one item leaves the others alone. A session the engine no longer knows
+/// The result of one item. An error of one item does not affect the others. A session that the engine no longer has
 /// gives [`crate::ErrorKind::NotFound`]: open it again with the whole text.
 pub type StepResult = Result<StepOutput, ApiError>;
 
-/// Results in the order of the items.
+/// The results of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepResponse {
-    /// One per item.
+    /// One result per item, in that order.
     pub results: Vec<StepResult>,
-    /// Seconds the engine took: drafting by itself, forward pass, sampling.
+    /// Seconds of the step: drafting by the engine, forward pass and sampling.
     pub step_s: f64,
-    /// Of them, seconds its drafter took, catching up on the text included.
+    /// Seconds of `step_s` that the drafter took, reading the text included.
     #[serde(default)]
     pub draft_s: f64,
-    /// Version of the weights that ran it; grows when weights are replaced.
+    /// Version of the weights, which grows when they are replaced.
     pub weight_version: u64,
 }
 
-/// Ends sessions. With `keep_kv` their KV stays for reuse, least recently used first out.
+/// Closes sessions. With `keep_kv` their KV caches stay for reuse until the least recently used ones are evicted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CloseRequest {
-    /// Unknown ones are ignored.
+    /// The sessions. Unknown ones are ignored.
     pub sessions: Vec<EngineSessionId>,
-    /// Whether a later session with the same beginning may reuse the KV.
+    /// Whether a later session with the same beginning may reuse the KV caches.
     pub keep_kv: bool,
 }
 
-/// Drops sessions and whatever is being computed for them.
+/// Drops sessions and stops the work for them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AbortRequest {
-    /// Unknown ones are ignored.
+    /// The sessions. Unknown ones are ignored.
     pub sessions: Vec<EngineSessionId>,
 }
 
-/// How busy an engine is.
+/// The load of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineLoad {
-    /// Sessions open now.
+    /// Open sessions.
     pub sessions_open: u32,
-    /// Finished sessions whose KV is kept.
+    /// Closed sessions whose KV caches are kept.
     pub sessions_kept: u32,
-    /// KV tokens in use, kept ones included.
+    /// Tokens in KV caches, kept ones included.
     pub kv_tokens: u64,
-    /// Most KV tokens.
+    /// Most tokens in KV caches.
     pub kv_tokens_max: u64,
-    /// Steps that wait for the one in progress.
+    /// Steps that wait for the present one.
     pub steps_waiting: u32,
 }
 
-/// Text to tokens.
+/// Turns a text into tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenizeRequest {
-    /// What to encode; special tokens written in it are not recognised.
+    /// The text. Special tokens that are written in it are not recognised.
     pub text: String,
 }
 
-/// Tokens, either way.
+/// Tokens, as a request or a response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokensBody {
     /// Token ids.
     pub tokens: Vec<TokenId>,
 }
 
-/// Tokens to text.
+/// A text that was made of tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DetokenizeResponse {
-    /// The text, with U+FFFD where bytes are not UTF-8.
+    /// The text, with U+FFFD in place of bytes that are not UTF-8.
     pub text: String,
 }
 
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_merge_what_they_share() {
+    fn merged_drafts_share_their_common_nodes() {
         let mut merged = draft(&[(1, None), (2, Some(0)), (3, Some(1))]);
         let other = draft(&[
             (1, None),

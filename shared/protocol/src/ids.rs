@@ -1,4 +1,4 @@
-//! Identifiers. 128-bit ones travel as 32 lower-case hex digits in JSON and as 16 bytes in bincode.
+//! Identifiers. Those of 128 bits are 32 lower-case hex digits in JSON and 16 bytes in bincode.
 
 use std::fmt;
 use std::str::FromStr;
@@ -58,34 +58,36 @@ macro_rules! hex_id {
 }
 
 hex_id! {
-    /// Hash of (tenant, model, tokenizer); see [`crate::Namespace::id`]. Drafts never cross one.
+    /// The hash of a namespace (see [`crate::Namespace::id`]). Drafts never cross namespaces.
     NamespaceId
 }
 hex_id! {
-    /// One completed or running output (one choice of one request).
+    /// The id of an output, complete or growing: one choice of one request.
     DocumentId
 }
 hex_id! {
-    /// One choice of one client request, from first lease to last token. Random, made by the gateway.
+    /// The id of one choice of a client request, from its first lease to its last token. The gateway draws it at
+    /// random.
     RequestId
 }
 hex_id! {
-    /// One grant of one worker to one request for one chunk.
+    /// The id of a lease, which gives one worker to one request for one chunk.
     LeaseId
 }
 hex_id! {
-    /// A sequence with its KV cache inside an engine. Chosen by the engine's caller, random.
+    /// The id of a session inside an engine: a text with its KV cache. The caller of the engine draws it at random.
     EngineSessionId
 }
 
 impl From<RequestId> for DocumentId {
-    /// The output of a request is the document of the same number, on every worker that continues it.
+    /// The document of a request has the same number, on every worker that continues it.
     fn from(request: RequestId) -> Self {
         DocumentId(request.0)
     }
 }
 
-/// A worker's name: unique in the mesh, stable across restarts where the deployment gives it a stable name.
+/// The name of a worker. It is unique in the mesh, and survives restarts if the deployment gives the worker a fixed
+/// name.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WorkerId(pub String);

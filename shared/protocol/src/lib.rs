@@ -1,10 +1,14 @@
-//! What the services say to each other: wire types, identifiers and errors.
+//! The wire types, identifiers and errors that the services exchange.
 //!
-//! Plain data with serde and nothing else: no I/O, no clocks, no policy. Read [`engine`] for what an
-//! engine is asked, [`chunk`] for the unit of decoding, [`scheduling`] for leases, and [`document`] for
-//! what the draft store keeps; [`segment`] is how workers take over what it has sealed, [`lookup`] how it drafts for
-//! them, [`acceptance`] the statistics that it keeps for them, [`admin`] what operators ask
-//! of it.
+//! This crate is plain data with serde. It has no I/O, no clocks and no policy.
+//!
+//! The way of a request through the types: the gateway asks the scheduler for a lease ([`scheduling`]), sends a chunk
+//! to the leased worker ([`chunk`]), and the worker asks its engine for steps ([`engine`]). Workers send outputs to
+//! the draft store as pieces of documents ([`document`]). They load sealed segments from it ([`segment`]), look up
+//! drafts in it ([`lookup`]) and share acceptance statistics through it ([`acceptance`]). Operators use [`admin`].
+//! Clients of the gateway use [`openai`].
+//!
+//! Read first: [`engine`], then [`chunk`].
 
 pub mod acceptance;
 pub mod admin;
@@ -26,5 +30,5 @@ pub use namespace::{Namespace, SignedNamespace};
 /// A token id of the target model's vocabulary.
 pub type TokenId = u32;
 
-/// HTTP header that carries the mesh secret on every call between services.
+/// The HTTP header that carries the mesh secret in every call between services.
 pub const MESH_SECRET_HEADER: &str = "x-refrain-mesh-secret";

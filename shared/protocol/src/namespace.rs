@@ -1,24 +1,24 @@
-//! Who may draft from what.
+//! Namespaces, the borders that drafts never cross.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::NamespaceId;
 
-/// (tenant, model, tokenizer): the wall that no draft, cursor or statistic crosses.
+/// A tenant, a model and a tokenizer. No draft, cursor or statistic crosses the border of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Namespace {
-    /// The tenant that the gateway found for the caller's API key.
+    /// The tenant, which the gateway finds by the caller's API key.
     pub tenant: String,
-    /// Public model name.
+    /// Public name of the model.
     pub model: String,
-    /// Tokenizer identity: hex hash of the id -> bytes map and the special tokens.
+    /// Identity of the tokenizer: the hash of its map from ids to bytes and of its special tokens, in hex.
     pub tokenizer: String,
 }
 
 impl Namespace {
-    /// The 128-bit id used in keys, paths and messages: SHA-256 over the length-prefixed parts, cut to 16
-    /// bytes. A cryptographic hash, so that no tenant can pick names that land in another's namespace.
+    /// The 128-bit id for keys, paths and messages: SHA-256 over the length-prefixed parts, cut to 16 bytes. The hash
+    /// is cryptographic, so that no tenant can choose names that collide with another namespace.
     pub fn id(&self) -> NamespaceId {
         let mut hash = Sha256::new();
         for part in [&self.tenant, &self.model, &self.tokenizer] {
@@ -32,21 +32,21 @@ impl Namespace {
     }
 }
 
-/// A namespace with the gateway's signature over it: the only form in which services accept one.
+/// A namespace with the signature of the gateway. Services accept no other form.
 ///
-/// Signing and checking live in the service kit; this is what travels.
+/// The service kit signs and verifies it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedNamespace {
-    /// What was signed.
+    /// The namespace.
     pub namespace: Namespace,
-    /// Unix seconds when it was signed; a grant has a limited life.
+    /// Time of the signature in Unix seconds, since a signature expires.
     pub issued_at_s: u64,
-    /// Hex Ed25519 signature over the canonical bytes of the two fields above.
+    /// Ed25519 signature over [`SignedNamespace::signed_bytes`], in hex.
     pub signature: String,
 }
 
 impl SignedNamespace {
-    /// The bytes that are signed: a domain tag, the time, and the length-prefixed parts.
+    /// The bytes under the signature: a domain tag, the time, and the length-prefixed parts.
     pub fn signed_bytes(namespace: &Namespace, issued_at_s: u64) -> Vec<u8> {
         let mut bytes = b"refrain-namespace-v1".to_vec();
         bytes.extend_from_slice(&issued_at_s.to_le_bytes());

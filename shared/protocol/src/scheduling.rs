@@ -1,23 +1,23 @@
-//! Leases: who may decode the next chunk of a request, and where.
+//! Leases, which allow one worker to decode the next chunk of a request, and heartbeats of workers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{LeaseId, RequestId, SignedNamespace, WorkerId};
 
-/// Asks for a worker. Answered when it is the request's turn.
+/// Asks for a worker. The answer comes when it is the request's turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRequest {
-    /// The request (one choice).
+    /// The request, which is one choice.
     pub request: RequestId,
-    /// Signed by the gateway: gives tenant, model and tokenizer.
+    /// Tenant, model and tokenizer, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// Group of samples, for group-aware order.
+    /// The group of samples, since the order of requests depends on it.
     pub group: Option<String>,
-    /// Tokens of the context (prompt and output so far).
+    /// Tokens of prompt and output so far.
     pub context_tokens: u32,
     /// Output tokens so far.
     pub generated_tokens: u32,
-    /// Output tokens at most, all chunks together.
+    /// Most output tokens of all chunks together.
     pub max_new_tokens: u32,
     /// The worker that holds the request's KV cache, or the fallback worker that the request is transferred to.
     pub prefer: Option<WorkerId>,
@@ -25,113 +25,113 @@ pub struct LeaseRequest {
     /// however loaded that worker is, and has to be prefilled there.
     #[serde(default, rename = "handed_over")]
     pub transferred: bool,
-    /// Workers that just failed this request.
+    /// Workers that have just failed this request.
     pub exclude: Vec<WorkerId>,
 }
 
-/// A grant.
+/// A granted lease.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lease {
     /// Its id.
     pub lease: LeaseId,
-    /// Grows with every lease of a request; workers refuse older ones.
+    /// Fencing epoch, which grows with every lease of a request. Workers refuse older ones.
     pub epoch: u64,
-    /// Who.
+    /// The worker that may decode the chunk.
     pub worker: WorkerId,
     /// Base URL of the worker.
     pub url: String,
-    /// The lease ends by itself unless the worker's heartbeats name it.
+    /// Milliseconds after which the lease ends, unless heartbeats of the worker renew it.
     pub ttl_ms: u64,
 }
 
-/// How a lease ended.
+/// The end of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseOutcome {
-    /// The request is finished, or was given up: its client left, its time was up, or nobody else could carry it out.
+    /// The request is finished, or given up: its client left, its time was up, or no worker could carry it out.
     Done,
     /// The chunk ended; the request asks for another lease.
     Continues,
-    /// The worker could not be reached or broke off.
+    /// The worker could not be reached, or failed during the chunk.
     WorkerFailed,
 }
 
 /// Gives a lease back. Repeats are harmless.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseFinish {
-    /// Which.
+    /// The lease.
     pub lease: LeaseId,
-    /// How it ended.
+    /// Its end.
     pub outcome: LeaseOutcome,
-    /// Output tokens of this chunk, for the tenant's share and the group's length estimate.
+    /// Output tokens of the chunk, for the share of the tenant and the length estimate of the group.
     pub emitted_tokens: u32,
-    /// How long ago the worker brought the chunk to its end, or took word of where the output ends; `None`: the request was
-    /// given up, or the worker, before either was heard of it.
+    /// Milliseconds since the worker finished the chunk, or learnt where the output ends. `None`: neither is known,
+    /// because the request or the worker was given up before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_ended_ms_ago: Option<u64>,
 }
 
-/// A worker reports for duty: the first one registers it.
+/// The report of a worker. The first one registers it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// Who.
+    /// The worker.
     pub worker: WorkerId,
-    /// Random per process start: leases of an earlier incarnation are lost.
+    /// A random number of the process. Leases of an earlier process are lost.
     pub incarnation: u64,
-    /// Where it can be reached.
+    /// Base URL of the worker.
     pub url: String,
     /// Public model name.
     pub model: String,
-    /// Tokenizer identity.
+    /// Identity of the tokenizer.
     pub tokenizer: String,
-    /// Longest text, tokens.
+    /// Longest text in tokens.
     pub max_context: u32,
-    /// Most chunks at once.
+    /// Most chunks that it decodes at once.
     pub max_running: u32,
-    /// The leases it is working on: renews them, and heals a lost `LeaseFinish`.
+    /// The leases that it works on. This renews them, and ends those whose `LeaseFinish` was lost.
     pub running: Vec<LeaseId>,
-    /// Takes no new chunks.
+    /// Whether it drains, so that it takes no new chunks.
     pub draining: bool,
-    /// How its own EAGLE-3 head does; `None` without one.
+    /// The state of its own EAGLE-3 head; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eagle3: Option<Eagle3Report>,
-    /// The worker that it falls back to, if that is another one: the reply says how it does.
+    /// Its fallback worker, if it has one. The reply has the state of that one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<WorkerId>,
 }
 
-/// How a worker's EAGLE-3 head does.
+/// The state of the EAGLE-3 head of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Eagle3Report {
-    /// Tokens per step, the target's own included.
+    /// Tokens per step, the bonus token included.
     pub accepted_length: f32,
-    /// Tokens per second with it / without it; 1 while it is not worth using, or was not measured.
+    /// Tokens per second with the head, divided by those without. 1 while the head is not used or not measured.
     pub speedup: f32,
 }
 
-/// The scheduler's answer.
+/// The answer to a [`Heartbeat`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeartbeatReply {
-    /// When to report again.
+    /// Milliseconds until the next report.
     pub next_in_ms: u64,
-    /// How the worker's fallback does: `None` unless it is there, has a head, takes chunks, and serves the same model
-    /// and tokenizer.
+    /// The state of the fallback worker. `None` unless it is alive, has a head, takes chunks, and serves the same
+    /// model and tokenizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Eagle3Report>,
-    /// Chunks to end, so that others have a turn: their requests go on under other leases.
+    /// Chunks that must end to let others run. Their requests continue under other leases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub give_way: Vec<LeaseId>,
 }
 
-/// A model that some worker serves now.
+/// A model that at least one live worker serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServedModel {
-    /// Public name.
+    /// Public name of the model.
     pub model: String,
-    /// Tokenizer identity.
+    /// Identity of the tokenizer.
     pub tokenizer: String,
-    /// Longest text, tokens, of the worker with the largest limit.
+    /// Longest text in tokens, of the worker with the largest limit.
     pub max_context: u32,
-    /// Live workers that serve it.
+    /// Number of live workers that serve it.
     pub workers: u32,
 }

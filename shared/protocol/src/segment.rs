@@ -1,81 +1,81 @@
-//! How a worker takes over what the draft store has sealed: which segments there are, their bytes in pieces, and
-//! the documents that are in none. From there on it follows the feed.
+//! The take-over of sealed segments by a worker: the list of segments, their bytes in pieces, and the documents in
+//! none. After that the worker follows the feed.
 //!
-//! Nothing here is kept for the caller in between. A segment that was merged away meanwhile is not found, and the
-//! caller begins again. These types cross in bincode.
+//! The store keeps no state between these calls. If a segment was merged away meanwhile, it is not found, and the
+//! worker begins anew. These types travel in bincode.
 
 use serde::{Deserialize, Serialize};
 
 use crate::document::{DocumentUpdate, FeedCursor};
 use crate::{DocumentId, SignedNamespace};
 
-/// Asks what of a namespace is sealed.
+/// Asks for the segments of a namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SegmentsRequest {
-    /// Signed by the gateway.
+    /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
 }
 
-/// All documents of a namespace at one moment: those in segments, and the others.
+/// All documents of a namespace at one moment: those in segments and the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentsReply {
-    /// That moment: whatever changed later is told by the feed after this.
+    /// The position of that moment in the feed, which has all later changes.
     pub cursor: FeedCursor,
-    /// Oldest first.
+    /// The segments, oldest first.
     pub segments: Vec<SegmentInfo>,
-    /// Documents in no segment, the longest unchanged first.
+    /// Documents in no segment. The one that is unchanged for longest comes first.
     pub unsealed: Vec<DocumentId>,
 }
 
-/// One segment.
+/// A sealed segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentInfo {
-    /// Its name, a checksum, which tells nothing of other namespaces.
+    /// Its name, a checksum, which reveals nothing about other namespaces.
     pub segment: u64,
-    /// Words of 32 bits that its bytes are.
+    /// Its size in words of 32 bits.
     pub words: u64,
-    /// Tokens of output, those of masked documents not counted.
+    /// Its output tokens without those of masked documents.
     pub tokens: u64,
-    /// Numbers, in the order of the segment, of documents that are there no more or were gone on with.
+    /// Indices in the segment of documents that are no longer valid: they were removed, or have grown since.
     pub masked: Vec<u32>,
 }
 
-/// Asks for bytes of a segment.
+/// Asks for a piece of a segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SegmentPieceRequest {
-    /// Signed by the gateway.
+    /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// Which one of that namespace.
+    /// The name of the segment.
     pub segment: u64,
-    /// Words before the piece.
+    /// Number of words before the piece.
     pub offset: u64,
-    /// Most words to send.
+    /// Most words of the answer.
     pub max_words: u32,
 }
 
-/// Words of a segment, little-endian. All of them together begin with the checksum of the rest.
+/// Words of a segment, little-endian. A whole segment begins with the checksum of the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentPiece {
-    /// At least one, unless the segment ends before.
+    /// The words, at least one unless the segment ends before.
     pub words: Vec<u32>,
 }
 
-/// Asks for documents as they are now.
+/// Asks for documents in their present state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DocumentsRequest {
-    /// Signed by the gateway.
+    /// The namespace, signed by the gateway.
     pub namespace: SignedNamespace,
-    /// Which ones of that namespace.
+    /// The documents.
     pub documents: Vec<DocumentId>,
-    /// Most tokens to send (at least one document is sent).
+    /// Most tokens of the answer, which has at least one document.
     pub max_tokens: u32,
 }
 
-/// The answer.
+/// The answer to [`DocumentsRequest`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DocumentsReply {
-    /// Those that are there, whole.
+    /// The documents that exist, each in one piece.
     pub updates: Vec<DocumentUpdate>,
-    /// How many of those asked for the answer covers; ask again for the others.
+    /// Number of documents of the request that the answer covers. Ask again for the others.
     pub covered: u32,
 }

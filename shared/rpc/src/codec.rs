@@ -1,8 +1,8 @@
-//! bincode on the wire between workers and the store.
+//! bincode on the wire between workers and the draft store.
 //!
-//! Fixed-width little-endian integers (`legacy`), so that the dead bincode can be replaced by another
-//! implementation of the same bytes; a size limit, so that a lying length allocates nothing; trailing bytes
-//! refused. HTTP gives the framing and TCP the integrity here; on disk there is an envelope with a checksum.
+//! Integers are little-endian with fixed width (`legacy`), so that another implementation can replace bincode, whose
+//! authors have stopped its development. A size limit makes sure that a false length allocates nothing. Trailing
+//! bytes are refused. HTTP frames the messages and TCP checks them; on disk there is an envelope with a checksum.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use refrain_service_kit::http::MeshClient;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Content type of bincode bodies.
+/// The content type of bincode bodies.
 pub const BINCODE_CONTENT_TYPE: &str = "application/x-bincode";
 
-/// Largest decoded message.
+/// Largest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 fn config() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<MESSAGE_BYTES_MAX>()
 }
 
-/// Sends a message and waits for the one that answers it.
+/// Sends a message and waits for its answer.
 pub(crate) async fn post<Q: Serialize, A: DeserializeOwned>(
     client: &MeshClient,
     path: &str,
@@ -38,22 +38,22 @@ pub(crate) async fn post<Q: Serialize, A: DeserializeOwned>(
 /// Encodes a message.
 ///
 /// # Errors
-/// `TooLarge` past the message limit.
+/// `TooLarge` if the message exceeds the limit.
 pub fn encode_bincode<T: Serialize>(message: &T) -> Result<Vec<u8>, ApiError> {
     bincode::serde::encode_to_vec(message, config()).map_err(|error| {
-        ApiError::new(ErrorKind::TooLarge, "message cannot be encoded").with_detail(error)
+        ApiError::new(ErrorKind::TooLarge, "the message is too large to be sent").with_detail(error)
     })
 }
 
-/// Decodes a message and nothing but a message.
+/// Decodes the bytes of exactly one message.
 ///
 /// # Errors
-/// `InvalidRequest` for bytes that are no such message, or that go on after it.
+/// `InvalidRequest` if the bytes are not such a message, or continue after it.
 pub fn decode_bincode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let malformed = |detail: String| {
         ApiError::new(
             ErrorKind::InvalidRequest,
-            "body is not a message of this call",
+            "the body is not a message of this call; check that all services run the same version",
         )
         .with_detail(detail)
     };
@@ -61,7 +61,7 @@ pub fn decode_bincode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> 
         .map_err(|error| malformed(error.to_string()))?;
     if used != bytes.len() {
         return Err(malformed(format!(
-            "{} bytes after the message",
+            "{} bytes follow the message",
             bytes.len() - used
         )));
     }

@@ -21,8 +21,8 @@ use crate::codec::post;
 
 /// The durable store of outputs.
 ///
-/// The methods with a default body are optional features. A store without one answers `NotFound`, as an HTTP store that
-/// does not have the route does, and callers then go on without it.
+/// The methods with a default body are optional features. A store without one answers `NotFound`, as an HTTP store
+/// that does not have the route does, and callers then go on without it.
 #[async_trait]
 pub trait DraftStore: Send + Sync {
     /// Stores pieces of documents, which are durable once this returns.
@@ -49,8 +49,8 @@ pub trait DraftStore: Send + Sync {
         Err(not_offered("groups of samples"))
     }
 
-    /// Reads the changes of some groups, each since a cursor (`fetch_cst` of the Seer paper). The reply says of each group
-    /// whether it is registered.
+    /// Reads the changes of some groups, each since a cursor (`fetch_cst` of the Seer paper). The reply says of each
+    /// group whether it is registered.
     async fn fetch_groups(
         &self,
         request: FetchGroupsRequest,
@@ -89,8 +89,8 @@ pub trait DraftStore: Send + Sync {
         Err(not_offered("look-ups of drafts"))
     }
 
-    /// Adds a worker's observations to the acceptance statistics of a namespace, durably, and returns the sum over all
-    /// workers. A call that is repeated counts twice.
+    /// Adds a worker's observations to the acceptance statistics of a namespace, durably, and returns the sum over
+    /// all workers. A call that is repeated counts twice.
     ///
     /// # Errors
     /// `InvalidRequest` for bytes that are no observations, `Overloaded` when one more namespace would be too many.

@@ -1,8 +1,10 @@
-//! How the services reach each other: one trait per service, and its HTTP form.
+//! How the services call each other: one trait per service, and its HTTP client.
 //!
-//! A service implements its trait on its own handle, so that in one process the caller holds the handle
-//! itself and between processes the HTTP client; callers cannot tell which. Every call carries the mesh
-//! secret; every namespace is signed by the gateway (see `refrain_service_kit::mesh`).
+//! A service implements its trait on its own handle. In one process the caller holds that handle; between processes
+//! it holds the HTTP client. It cannot tell which. Every HTTP call carries the mesh secret, and every namespace is
+//! signed by the gateway (see `refrain_service_kit::mesh`).
+//!
+//! Read first: `worker.rs` (a stream of events) and `scheduler.rs` (a call that waits).
 
 mod codec;
 mod draft_store;

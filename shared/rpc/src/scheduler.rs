@@ -1,4 +1,4 @@
-//! The scheduler's interface.
+//! The interface of the scheduler.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use refrain_service_kit::http::MeshClient;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-/// Grants leases and keeps the table of workers.
+/// Grants leases and knows the workers.
 #[async_trait]
 pub trait Scheduler: Send + Sync {
-    /// Waits until it is the request's turn. Dropping the future takes the request out of the queue.
+    /// Waits for a lease until it is the request's turn. Dropping the future removes the request from the queue.
     ///
     /// # Errors
-    /// `Overloaded` with a retry hint when the queue is full, `Unavailable` when no worker serves the model
-    /// or the scheduler drains, `Unauthorized` when the namespace's signature does not hold.
+    /// `Overloaded` with a retry hint if the queue is full, `Unavailable` if no worker serves the model or the
+    /// scheduler drains, `Unauthorized` if the signature of the namespace is invalid.
     async fn lease(&self, request: LeaseRequest) -> Result<Lease, ApiError>;
 
     /// Gives a lease back. Repeats are harmless.
@@ -28,33 +28,36 @@ pub trait Scheduler: Send + Sync {
     /// Registers a worker, or renews it and its leases.
     async fn heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, ApiError>;
 
-    /// The models that live workers serve.
+    /// Lists the models that live workers serve.
     async fn models(&self) -> Result<Vec<ServedModel>, ApiError>;
 }
 
-/// How often the scheduler says of a call that its turn has not come yet. What is answered sooner is a plain answer.
+/// Time between two line feeds that the scheduler sends while a call for a lease waits. A call that ends sooner gets
+/// an ordinary response.
 pub const LEASE_ALIVE_EVERY: Duration = Duration::from_secs(1);
 
-/// A scheduler from which nothing came for so long is taken for lost. A queue may last; this cannot.
+/// Silence after which the scheduler counts as lost. A call may wait in the queue for long, but never without line
+/// feeds.
 const LEASE_SILENCE_MAX: Duration = Duration::from_secs(4);
 
-/// Deadline of the other calls: each is a message to an actor and its answer.
+/// Longest timeout of the other calls, each of which is one message to an actor and its answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Longest answer to a call for a lease.
+/// Longest answer to a call for a lease, bytes.
 const LEASE_BYTES_MAX: usize = 64 << 10;
 
 /// [`Scheduler`] over HTTP: `POST /internal/v1/{lease,finish,heartbeat}`, `GET /internal/v1/models`, JSON.
 ///
-/// A call for a lease waits in a queue, so it has no deadline, but the scheduler is not to fall silent over it: every
-/// [`LEASE_ALIVE_EVERY`] it sends a line feed, which JSON skips, and then a [`LeaseAnswer`]. (Calls that are renewed
-/// after a while would do as well, but then the scheduler has to keep the places of callers that may be gone.)
+/// A call for a lease waits in a queue, so it has no deadline. Instead the scheduler must not fall silent: it sends a
+/// line feed, which JSON skips, every [`LEASE_ALIVE_EVERY`], and then a [`LeaseAnswer`]. Short calls that are
+/// repeated would do as well, but then the scheduler would have to keep places in the queue for callers that may be
+/// gone.
 pub struct HttpScheduler {
     client: MeshClient,
 }
 
 impl HttpScheduler {
-    /// A client of the scheduler behind `client`.
+    /// Creates a client of the scheduler that `client` calls.
     pub fn new(client: MeshClient) -> Self {
         HttpScheduler { client }
     }
@@ -64,21 +67,21 @@ impl HttpScheduler {
     }
 }
 
-/// How a call for a lease ends that has waited.
+/// The body of the response to a call for a lease that has waited.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum LeaseAnswer {
-    /// Its turn came.
+    /// The lease is granted.
     Granted(Lease),
-    /// It waits no longer. The status had been sent by then.
+    /// The lease is refused. The status of the response had been sent by then.
     Refused {
-        /// Why.
+        /// The reason.
         error: ApiError,
     },
 }
 
 fn broken(detail: impl std::fmt::Display) -> ApiError {
-    let message = "the connection to the scheduler broke";
+    let message = "the connection to the scheduler broke off";
     ApiError::new(ErrorKind::Upstream, message).with_detail(detail)
 }
 
@@ -102,7 +105,7 @@ impl Scheduler for HttpScheduler {
                 Some(Ok(Some(bytes))) if answer.len() + bytes.len() > LEASE_BYTES_MAX => {
                     return Err(broken("its answer is too long"));
                 }
-                // What only says that it lives is not gathered.
+                // Line feeds only show that the scheduler is alive.
                 Some(Ok(Some(bytes))) => answer.extend_from_slice(bytes.trim_ascii_start()),
             }
             silence.set(Instant::now() + LEASE_SILENCE_MAX);

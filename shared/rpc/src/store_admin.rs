@@ -1,4 +1,4 @@
-//! The draft store's interface for operators.
+//! The interface of the draft store for operators.
 
 use std::time::Duration;
 
@@ -13,43 +13,42 @@ use refrain_service_kit::http::MeshClient;
 
 use crate::codec::post;
 
-/// What operators may do to a draft store. Callers are those who hold the mesh's secret, and name tenants
-/// plainly.
+/// The calls of operators to a draft store. The mesh secret authorises them, and they name tenants in plain text.
 #[async_trait]
 pub trait StoreAdmin: Send + Sync {
-    /// The store in numbers.
+    /// Reads the size of the store.
     async fn store_stats(&self) -> Result<StoreStats, ApiError>;
 
-    /// Stores documents; durable once answered. Those that were erased come back by this.
+    /// Stores documents, which are durable once this returns. Documents that were erased before come back.
     ///
     /// # Errors
-    /// As [`crate::DraftStore::append`].
+    /// As with [`crate::DraftStore::append`].
     async fn import(&self, request: ImportRequest) -> Result<AppendReply, ApiError>;
 
-    /// A page of a tenant's documents. Documents that cannot be read are left out; see
-    /// [`StoreAdmin::verify`].
+    /// Reads a page of a tenant's documents. Documents that cannot be read are left out; [`StoreAdmin::verify`] finds
+    /// them.
     async fn export(&self, request: ExportRequest) -> Result<ExportReply, ApiError>;
 
-    /// Reads and checks every record.
+    /// Reads and checks all records.
     async fn verify(&self) -> Result<VerifyReply, ApiError>;
 
-    /// Copies the log into a fresh one, which gives its unused space back.
+    /// Copies the log into a new one, which frees unused space.
     ///
     /// # Errors
-    /// `Unavailable` when the disk refuses: the old log still counts.
+    /// `Unavailable` if the disk refuses. The old log stays in use.
     async fn compact(&self) -> Result<CompactReply, ApiError>;
 
-    /// Erases documents; answered when nothing of them is on disk any more. Repeats are harmless.
+    /// Erases documents, and returns when nothing of them is on disk any more. Repeats are harmless.
     ///
     /// # Errors
-    /// `InvalidRequest` when the request does not say what. After any other it may be done in part: ask again.
+    /// `InvalidRequest` if the request has no condition. After other errors a part may be erased: call again.
     async fn erase(&self, request: EraseRequest) -> Result<EraseReply, ApiError>;
 
-    /// Has the store believe what it stopped at: see [`ConfirmRequest`]. Repeats are harmless.
+    /// Confirms a state at which the store has stopped (see [`ConfirmRequest`]). Repeats are harmless.
     async fn confirm(&self, request: ConfirmRequest) -> Result<ConfirmReply, ApiError>;
 }
 
-/// Deadline of what takes as long as the log is large: an operator waits for it, and may give it up earlier.
+/// Timeout of calls that read or write the whole log. The operator who waits for one can give it up earlier.
 const WHOLE_LOG_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// [`StoreAdmin`] over HTTP: `GET /admin/v1/stats` and `POST /admin/v1/{verify,compact,erase,confirm}` in JSON, `POST
@@ -59,7 +58,7 @@ pub struct HttpStoreAdmin {
 }
 
 impl HttpStoreAdmin {
-    /// A client of the store behind `client`.
+    /// Creates a client of the store that `client` calls.
     pub fn new(client: MeshClient) -> Self {
         HttpStoreAdmin { client }
     }

@@ -1,21 +1,24 @@
-//! The worker's interface.
+//! The interface of workers.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::BytesMut;
-use futures_util::StreamExt;
+use bytes::Bytes;
 use futures_util::stream::BoxStream;
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use refrain_protocol::chunk::{ChunkCut, ChunkEvent, ChunkRequest};
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_service_kit::deadline::Deadline;
 use refrain_service_kit::http::MeshClient;
 use tokio::time::Instant;
+use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
+use tokio_util::io::StreamReader;
 
-/// The events of a chunk. It ends after `End` or after an error; ending without either means that the
-/// worker was lost. Dropping it aborts the chunk.
+/// The events of a chunk. The stream ends after `End` or after an error. If it ends without either, the worker was
+/// lost. Dropping it aborts the chunk.
 pub type ChunkStream = BoxStream<'static, Result<ChunkEvent, ApiError>>;
 
 /// Decodes chunks on one engine.
@@ -24,28 +27,28 @@ pub trait Worker: Send + Sync {
     /// Starts a chunk.
     ///
     /// # Errors
-    /// `Conflict` for an old fencing epoch, `Overloaded` when all slots are taken, `Unavailable` while
-    /// draining, `InvalidRequest` for what the engine can never do.
+    /// `Conflict` for an old fencing epoch, `Overloaded` if all slots are taken, `Unavailable` while the worker
+    /// drains, `InvalidRequest` for a request that the engine can never carry out.
     async fn chunk(&self, request: ChunkRequest) -> Result<ChunkStream, ApiError>;
 
-    /// Says how much of the output was kept, before a stream is dropped on purpose.
+    /// Tells where the output ends, before a stream is dropped on purpose.
     async fn cut(&self, cut: ChunkCut) -> Result<(), ApiError>;
 }
 
 /// Finds the worker that a lease names.
 pub trait Workers: Send + Sync {
-    /// The worker at a lease's URL.
+    /// The worker at the URL of a lease.
     fn at(&self, url: &str) -> Arc<dyn Worker>;
 }
 
-/// [`Worker`] over HTTP: `POST /internal/v1/chunk` answers JSON lines, one [`ChunkEvent`] or
-/// `{"error": ApiError}` each; `POST /internal/v1/cut`. An empty line says that the worker lives and has nothing to say yet:
-/// a worker that has stopped is told by that from one whose engine takes its time.
+/// [`Worker`] over HTTP: `POST /internal/v1/chunk`, whose response has one [`ChunkEvent`] or `{"error": ApiError}`
+/// per line in JSON, and `POST /internal/v1/cut`. An empty line shows that the worker is alive but has no event yet,
+/// which tells a slow engine from a worker that has stopped.
 pub struct HttpWorker {
     client: MeshClient,
 }
 
-/// Longest event line. A step emits at most some dozens of tokens with their logprobs.
+/// Longest event line in bytes. A step emits at most some dozens of tokens with their log-probabilities.
 const LINE_BYTES_MAX: usize = 4 << 20;
 
 #[async_trait]
@@ -57,12 +60,7 @@ impl Worker for HttpWorker {
             .client
             .post_stream("/internal/v1/chunk", &request, head_timeout)
             .await?;
-        let lines = Lines {
-            body: response.bytes_stream().boxed(),
-            buffer: BytesMut::new(),
-            scanned: 0,
-            silence: within.map(|within| (within, Deadline::after(within))),
-        };
+        let lines = EventLines::new(response.bytes_stream(), within);
         Ok(futures_util::stream::unfold(lines, |mut lines| async move {
             lines.next().await.map(|event| (event, lines))
         })
@@ -76,71 +74,83 @@ impl Worker for HttpWorker {
     }
 }
 
-/// One line of a chunk's stream.
+/// One line of the stream of a chunk.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
-enum Line {
+enum EventLine {
     Event(ChunkEvent),
     Error { error: ApiError },
 }
 
-struct Lines {
-    body: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
-    buffer: BytesMut,
-    /// Bytes at the front of the buffer that hold no end of a line: a long line is looked through once.
-    scanned: usize,
-    /// How long the worker may say nothing at all, and until when by now.
+/// The lines of a chunk's response.
+struct EventLines {
+    lines:
+        FramedRead<StreamReader<BoxStream<'static, io::Result<Bytes>>, Bytes>, AnyDelimiterCodec>,
+    /// The longest silence of the worker, and the deadline that it gives at present.
     silence: Option<(Duration, Deadline)>,
 }
 
-impl Lines {
-    async fn next(&mut self) -> Option<Result<ChunkEvent, ApiError>> {
-        loop {
-            let unscanned = self.buffer[self.scanned..].iter();
-            if let Some(end) = unscanned.clone().position(|byte| *byte == b'\n') {
-                let line = self.buffer.split_to(self.scanned + end + 1);
-                self.scanned = 0;
-                if line.len() == 1 {
-                    continue;
-                }
-                return Some(match serde_json::from_slice(&line) {
-                    Ok(Line::Event(event)) => Ok(event),
-                    Ok(Line::Error { error }) => Err(error),
-                    Err(error) => Err(lost("the worker sent a line that is no chunk event", error)),
-                });
-            }
-            self.scanned = self.buffer.len();
-            if self.buffer.len() > LINE_BYTES_MAX {
-                return Some(Err(lost("the worker sent an endless line", LINE_BYTES_MAX)));
-            }
-            match self.heard().await? {
-                Ok(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
-                Ok(Err(error)) => {
-                    return Some(Err(lost("the connection to the worker broke", error)));
-                }
-                Err(silent) => return Some(Err(silent)),
-            }
+impl EventLines {
+    /// Reads lines from `body`. With `silence_max`, a worker that sends no line for that long counts as lost.
+    fn new<E>(
+        body: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
+        silence_max: Option<Duration>,
+    ) -> Self
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        // This codec copies no line, unlike `LinesCodec`, which makes a string of each.
+        let codec = AnyDelimiterCodec::new_with_max_length(vec![b'\n'], Vec::new(), LINE_BYTES_MAX);
+        EventLines {
+            lines: FramedRead::new(
+                StreamReader::new(body.map_err(io::Error::other).boxed()),
+                codec,
+            ),
+            silence: silence_max.map(|max| (max, Deadline::after(max))),
         }
     }
 
-    /// The next bytes, or that none came for too long.
-    async fn heard(&mut self) -> Option<Result<reqwest::Result<bytes::Bytes>, ApiError>> {
-        let Some((within, deadline)) = &mut self.silence else {
-            return self.body.next().await.map(Ok);
-        };
-        match deadline.bound(self.body.next()).await {
-            Some(heard) => {
-                deadline.set(Instant::now() + *within);
-                heard.map(Ok)
-            }
-            None => {
-                let message = format!(
-                    "a worker gave no sign of life for {} ms",
-                    within.as_millis()
-                );
-                Some(Err(ApiError::new(ErrorKind::Timeout, message)))
-            }
+    /// Reads the next event; `None` at the end of the stream.
+    async fn next(&mut self) -> Option<Result<ChunkEvent, ApiError>> {
+        loop {
+            let line = match self.next_line().await? {
+                Ok(line) if line.is_empty() => continue,
+                Ok(line) => line,
+                Err(error) => return Some(Err(error)),
+            };
+            return Some(match serde_json::from_slice(&line) {
+                Ok(EventLine::Event(event)) => Ok(event),
+                Ok(EventLine::Error { error }) => Err(error),
+                Err(error) => Err(lost(
+                    "a worker sent a line that is not a chunk event",
+                    error,
+                )),
+            });
         }
+    }
+
+    async fn next_line(&mut self) -> Option<Result<Bytes, ApiError>> {
+        let line = match &mut self.silence {
+            None => self.lines.next().await?,
+            Some((max, deadline)) => {
+                let Some(line) = deadline.bound(self.lines.next()).await else {
+                    let message = format!("a worker was silent for {} ms", max.as_millis());
+                    return Some(Err(ApiError::new(ErrorKind::Timeout, message)));
+                };
+                deadline.set(Instant::now() + *max);
+                line?
+            }
+        };
+        Some(line.map_err(|error| match error {
+            AnyDelimiterCodecError::MaxChunkLengthExceeded => lost(
+                "a worker sent a line that is too long",
+                format!("more than {LINE_BYTES_MAX} bytes"),
+            ),
+            AnyDelimiterCodecError::Io(error) => lost(
+                "the connection to a worker broke off",
+                format!("{:?}", error.into_inner()),
+            ),
+        }))
     }
 }
 
@@ -148,17 +158,18 @@ fn lost(message: &str, detail: impl std::fmt::Display) -> ApiError {
     ApiError::new(ErrorKind::Upstream, message).with_detail(detail)
 }
 
-/// One [`HttpWorker`] per URL, so that connections are kept.
+/// One [`HttpWorker`] per URL, so that connections are reused.
 pub struct HttpWorkers {
     template: MeshClient,
     by_url: Mutex<HashMap<String, Arc<HttpWorker>>>,
 }
 
-/// Workers remembered at most; leases name live workers only, so more means churn: start over.
+/// Most workers that are remembered. Leases name only live workers, so more of them are old ones, and all are
+/// dropped.
 const WORKERS_REMEMBERED_MAX: usize = 1024;
 
 impl HttpWorkers {
-    /// Clients made like `template`, at the URLs that leases name.
+    /// Creates clients with the settings of `template` for the URLs that leases name.
     pub fn new(template: MeshClient) -> Self {
         HttpWorkers {
             template,
@@ -187,21 +198,18 @@ impl Workers for HttpWorkers {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::stream;
+
     use super::*;
 
-    /// Events of a stream that comes in pieces of so many bytes.
+    /// The events of a stream that arrives in pieces of so many bytes.
     async fn read(text: &str, piece: usize) -> Vec<Result<ChunkEvent, ApiError>> {
-        let pieces: Vec<_> = text
+        let pieces: Vec<io::Result<Bytes>> = text
             .as_bytes()
             .chunks(piece)
-            .map(|bytes| Ok(bytes::Bytes::copy_from_slice(bytes)))
+            .map(|bytes| Ok(Bytes::copy_from_slice(bytes)))
             .collect();
-        let mut lines = Lines {
-            body: futures_util::stream::iter(pieces).boxed(),
-            buffer: BytesMut::new(),
-            scanned: 0,
-            silence: None,
-        };
+        let mut lines = EventLines::new(stream::iter(pieces), None);
         let mut events = Vec::new();
         while let Some(event) = lines.next().await {
             events.push(event);
@@ -209,31 +217,73 @@ mod tests {
         events
     }
 
+    fn messages(events: &[Result<ChunkEvent, ApiError>]) -> Vec<String> {
+        let errors = events.iter().map(|event| event.as_ref().unwrap_err());
+        errors.map(|error| error.message.clone()).collect()
+    }
+
     #[tokio::test]
     async fn lines_are_the_same_however_they_are_cut() {
-        let long = ApiError::internal("x").with_detail("never sent");
         let long = ApiError {
             message: "y".repeat(5_000),
-            ..long
+            ..ApiError::internal("x")
         };
         let errors = [ApiError::internal("a"), long, ApiError::invalid("p", "b")];
         let text: String = errors
             .iter()
             .map(|error| format!("\n{}\n\n", serde_json::json!({ "error": error })))
             .collect();
-        let whole = read(&text, text.len()).await;
-        assert_eq!(whole.len(), 3);
-        for (given, read) in errors.iter().zip(&whole) {
-            assert_eq!(read.as_ref().unwrap_err().message, given.message);
+        let expected: Vec<_> = errors.iter().map(|error| error.message.clone()).collect();
+        for piece in [text.len(), 1, 2, 7, 100, 4_999] {
+            assert_eq!(messages(&read(&text, piece).await), expected);
         }
-        for piece in [1, 2, 7, 100, 4_999] {
-            let messages = |events: &[Result<ChunkEvent, ApiError>]| {
-                let errors = events.iter().map(|event| event.as_ref().unwrap_err());
-                errors
-                    .map(|error| error.message.clone())
-                    .collect::<Vec<_>>()
-            };
-            assert_eq!(messages(&read(&text, piece).await), messages(&whole));
+    }
+
+    #[tokio::test]
+    async fn a_line_without_an_end_or_of_something_else_is_an_error() {
+        let endless = "x".repeat(LINE_BYTES_MAX + 1);
+        let found = messages(&read(&endless, 1 << 16).await);
+        assert_eq!(found[0], "a worker sent a line that is too long");
+        for text in ["{}\n", "{\"type\":\"ste", "\u{fffd}\n"] {
+            let found = messages(&read(text, 3).await);
+            assert_eq!(found, ["a worker sent a line that is not a chunk event"]);
         }
+        assert!(read("\n\n", 1).await.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn empty_lines_keep_a_worker_alive_and_silence_does_not() {
+        let silence_max = Duration::from_secs(2);
+        let error = format!(
+            "{}\n",
+            serde_json::json!({ "error": ApiError::internal("a") })
+        );
+        let pieces = ["\n".to_owned(), "\n".into(), error, "\n".into()];
+        let body = stream::iter(pieces)
+            .then(async |piece| {
+                tokio::time::sleep(Duration::from_millis(1_900)).await;
+                io::Result::Ok(Bytes::from(piece))
+            })
+            .chain(stream::pending());
+        let began = Instant::now();
+        let mut lines = EventLines::new(body, Some(silence_max));
+        let first = lines.next().await.unwrap().unwrap_err();
+        assert_eq!(first.kind, ErrorKind::Internal);
+        let silent = lines.next().await.unwrap().unwrap_err();
+        assert_eq!(silent.kind, ErrorKind::Timeout);
+        assert_eq!(
+            began.elapsed(),
+            Duration::from_millis(4 * 1_900) + silence_max
+        );
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_breaks_is_told_from_one_that_ends() {
+        let broken = || io::Error::from(io::ErrorKind::ConnectionReset);
+        let body = stream::iter([Ok(Bytes::from("\n")), Err(broken())]);
+        let mut lines = EventLines::new(body, None);
+        let error = lines.next().await.unwrap().unwrap_err();
+        assert_eq!(error.message, "the connection to a worker broke off");
+        assert!(error.detail.unwrap().contains("ConnectionReset"));
     }
 }

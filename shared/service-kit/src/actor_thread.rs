@@ -1,5 +1,5 @@
-//! A thread for an actor, with an actix system of its own. Its callers need no actix system, the actor may block, and the
-//! work of its callers does not hold it up.
+//! A thread for an actor, with an actix system of its own. Its callers need no actix system, the actor may block, and
+//! the work of its callers does not hold it up.
 
 use std::thread::JoinHandle;
 
@@ -15,8 +15,8 @@ pub struct ActorThread {
 }
 
 impl ActorThread {
-    /// Starts a thread called `name` and runs `begin` there, which starts the actor. Returns the result of `begin`, usually
-    /// the actor's address.
+    /// Starts a thread called `name` and runs `begin` there, which starts the actor. Returns the result of `begin`,
+    /// usually the actor's address.
     ///
     /// # Errors
     /// `begin` fails, or the system refuses a thread.

@@ -1,7 +1,7 @@
 //! Pauses between attempts, and between polls, drawn at random.
 //!
-//! Many callers notice the same failure at the same moment. With fixed pauses they would all try again together, and the
-//! service that just came back would fail under the flood. So no pause here is the same for two callers.
+//! Many callers notice the same failure at the same moment. With fixed pauses they would all try again together, and
+//! the service that just came back would fail under the flood. So no pause here is the same for two callers.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 
 /// The growing pauses of one caller.
 ///
-/// The nominal pause doubles with every attempt, from `first` to `longest`. Each pause is drawn evenly between the nominal
-/// pause and twice that. The caller decides when to give up.
+/// The nominal pause doubles with every attempt, from `first` to `longest`. Each pause is drawn evenly between the
+/// nominal pause and twice that. The caller decides when to give up.
 #[derive(Debug)]
 pub struct Backoff {
     builder: ExponentialBuilder,
@@ -35,7 +35,7 @@ impl Backoff {
 
     /// Draws the pause before the next attempt.
     pub fn pause(&mut self) -> Duration {
-        // The iterator has no end, but it is not the type that says so.
+        // The iterator never ends, which its type does not show.
         self.pauses.next().unwrap_or(self.longest)
     }
 

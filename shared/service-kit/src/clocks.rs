@@ -1,12 +1,12 @@
 //! Comparison of the clocks of a mesh, which finds the service whose clock is off.
 //!
-//! About once a second, calls inside the mesh carry the time of the caller's clock ([`CLOCK_HEADER`]). Every gateway and
-//! every worker calls the scheduler, so the scheduler sees all their clocks. The median of these and its own is the mesh time,
-//! which its responses carry. All other services compare their clocks with the mesh time. They also pass it on to services
-//! that do not call the scheduler, such as the draft store.
+//! About once a second, calls inside the mesh carry the time of the caller's clock ([`CLOCK_HEADER`]). Every gateway
+//! and every worker calls the scheduler, so the scheduler sees all their clocks. The median of these and its own is
+//! the mesh time, which its responses carry. All other services compare their clocks with the mesh time. They also
+//! pass it on to services that do not call the scheduler, such as the draft store.
 //!
-//! So the clock that disagrees with most others counts as off, even if it is the scheduler's. In a tie the scheduler's clock
-//! decides: a mesh of one gateway and no worker has no other judge.
+//! So the clock that disagrees with most others counts as off, even if it is the scheduler's. In a tie the
+//! scheduler's clock decides: a mesh of one gateway and no worker has no other judge.
 //!
 //! A service is not ready while its clock is off by more than `mesh.clock_skew_s_max`, and its readiness says so
 //! ([`Clocks::readiness`]). Services in one process share one clock, so none of this happens there.
@@ -17,12 +17,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock;
-use crate::mesh::CLOCK_SKEW_S_MAX;
 use crate::telemetry::Metrics;
 
-/// Header that carries clocks. In a request: the caller's time, the mesh time as far as the caller knows it, and the caller's
-/// name, separated by `;`. In a response of the scheduler: the mesh time. Times are Unix milliseconds.
+/// Header that carries clocks. In a request: the caller's time, the mesh time as far as the caller knows it, and the
+/// caller's name, separated by `;`. In a response of the scheduler: the mesh time. Times are Unix milliseconds.
 pub const CLOCK_HEADER: &str = "x-refrain-clock";
+
+/// Default of `mesh.clock_skew_s_max`, in seconds. A clock that nobody adjusts is off by a few minutes after months, and
+/// a clock in the wrong time zone is off by hours.
+pub(crate) const CLOCK_SKEW_S_MAX: u64 = 3_600;
 
 /// How often one service sends its clock to another.
 const SEND_EVERY: Duration = Duration::from_secs(1);
@@ -33,7 +36,8 @@ const READING_AGE_MAX: Duration = Duration::from_secs(60);
 /// Most clocks that a scheduler compares, which is more than it may have workers. Further clocks are not counted.
 const PEERS_MAX: usize = 4_096;
 
-/// Skew from which a clock is worth a line in the log. A process that was suspended for a moment may show a smaller one.
+/// Skew from which a clock is worth a line in the log. A process that was suspended for a moment may show a smaller
+/// one.
 const WARN_FROM: Duration = Duration::from_secs(30);
 
 /// Pause between two lines in the log about one clock.
@@ -69,8 +73,8 @@ impl Default for Clocks {
 }
 
 impl Clocks {
-    /// Creates the clocks of the service `name`, whose own clock may be off by `skew_s_max` seconds. The scheduler is the one
-    /// that compares all clocks (`is_judge`).
+    /// Creates the clocks of the service `name`, whose own clock may be off by `skew_s_max` seconds. The scheduler is
+    /// the one that compares all clocks (`is_judge`).
     pub fn new(name: &str, is_judge: bool, skew_s_max: u64) -> Self {
         Clocks::with_clock(name, is_judge, skew_s_max, clock::unix_ms)
     }

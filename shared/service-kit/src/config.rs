@@ -1,12 +1,12 @@
 //! Reads the configuration from a TOML file and the environment into a typed value, and reports all faults at once.
 //!
-//! A variable `REFRAIN_WORKER__MAX_RUNNING=8` overrides the key `max_running` in the table `worker`: a double underscore after
-//! the prefix goes one table down. A value is read as TOML if possible, otherwise as a string.
+//! A variable `REFRAIN_WORKER__MAX_RUNNING=8` overrides the key `max_running` in the table `worker`: a double
+//! underscore after the prefix goes one table down. A value is read as TOML if possible, otherwise as a string.
 //!
-//! The prefix alone does not make a variable a setting. Kubernetes gives every container `REFRAIN_GATEWAY_SERVICE_HOST` and six
-//! more variables for a service called `refrain-gateway`. So a variable is a setting if it has a double underscore after the
-//! prefix, or if [`EnvRule`] lists it as a key of the top level. Other variables are ignored. A setting that names no key, or
-//! is not UTF-8, is a fault.
+//! The prefix alone does not make a variable a setting. Kubernetes gives every container
+//! `REFRAIN_GATEWAY_SERVICE_HOST` and six more variables for a service called `refrain-gateway`. So a variable is a
+//! setting if it has a double underscore after the prefix, or if [`EnvRule`] lists it as a key of the top level.
+//! Other variables are ignored. A setting that names no key, or is not UTF-8, is a fault.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -209,7 +209,8 @@ fn remove(table: &mut Table, path: &[String]) -> bool {
         [key] => table.remove(key).is_some(),
         [key, rest @ ..] => match table.get_mut(key) {
             Some(Value::Table(inner)) => remove(inner, rest),
-            // A fault inside a list removes the whole list, so further faults of the list appear only after it is mended.
+            // A fault inside a list removes the whole list, so further faults of the list appear only after it is
+            // mended.
             Some(Value::Array(_)) => table.remove(key).is_some(),
             _ => false,
         },

@@ -9,8 +9,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A deadline that may be moved while it is waited for.
 ///
-/// A new timer for each event would enter and leave the runtime's timer wheel every time. Here the timer stays in place while
-/// the deadline moves away. It is set again only when it fires too early.
+/// A new timer for each event would enter and leave the runtime's timer wheel every time. Here the timer stays in
+/// place while the deadline moves away. It is set again only when it fires too early.
 pub struct Deadline {
     due: Instant,
     timer: Pin<Box<Sleep>>,

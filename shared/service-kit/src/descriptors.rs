@@ -1,7 +1,8 @@
 //! The number of files and connections that this process may have open, and the share of them for its callers.
 //!
-//! A process that accepts connections until the system refuses another descriptor can call nobody itself, and mistakes that
-//! for the failure of others. So callers get a share, and the rest stays for the process's own calls and files.
+//! A process that accepts connections until the system refuses another descriptor can call nobody itself, and
+//! mistakes that for the failure of others. So callers get a share, and the rest stays for the process's own calls
+//! and files.
 
 use std::error::Error;
 use std::io;
@@ -21,8 +22,8 @@ const DESCRIPTORS_PER_CALLER: u64 = 2;
 /// Fewest connections for callers. A listener that takes none would be useless, however few descriptors there are.
 const CALLERS_MIN: u64 = 8;
 
-/// Raises the limit on open descriptors to the most that this process may set, and returns the limit that then holds. `None`
-/// means that there is no limit.
+/// Raises the limit on open descriptors to the most that this process may set, and returns the limit that then holds.
+/// `None` means that there is no limit.
 pub fn raise_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -41,8 +42,8 @@ pub fn raise_limit() -> Option<u64> {
     }
 }
 
-/// The error of a call that was never made because this process, or its machine, has too many files and connections open.
-/// `None` if the call failed for another reason.
+/// The error of a call that was never made because this process, or its machine, has too many files and connections
+/// open. `None` if the call failed for another reason.
 pub fn exhausted(error: &(dyn Error + 'static)) -> Option<ApiError> {
     let mut cause = error;
     loop {

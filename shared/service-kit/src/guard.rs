@@ -1,7 +1,7 @@
 //! Recovery from panics in the core of an actor.
 //!
-//! A panic in a handler closes an actix mailbox for good, even under a supervisor. So the core of an actor runs behind
-//! `catch_unwind`. After a panic the core is rebuilt, and the address of the actor stays valid.
+//! A panic in a handler closes an actix mailbox for good, even under a supervisor. So the core of an actor runs
+//! behind `catch_unwind`. After a panic the core is rebuilt, and the address of the actor stays valid.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,4 +1,5 @@
-//! HTTP on both ends: the listener of every service, errors in OpenAI's shape, and the client for calls between services.
+//! HTTP on both ends: the listener of every service, errors in OpenAI's shape, and the client for calls between
+//! services.
 
 mod body;
 mod client;

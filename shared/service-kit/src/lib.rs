@@ -1,11 +1,13 @@
-//! The shell that every service shares: configuration, telemetry, HTTP on both ends, authentication inside the mesh, drain,
-//! timers, comparison of clocks, threads for actors and recovery from their panics. It does not know what a token is.
+//! The shell that every service shares: configuration, telemetry, HTTP on both ends, authentication inside the mesh,
+//! drain, timers, comparison of clocks, threads for actors and recovery from their panics. It does not know what a
+//! token is.
 //!
 //! A service calls [`config::load`], then [`telemetry::init`], then [`http::serve`], and reaches others with
-//! [`http::MeshClient`]. A service that keeps its state in an actor puts the core into [`guard::Guarded`] and the actor on
-//! an [`actor_thread::ActorThread`].
+//! [`http::MeshClient`]. A service that keeps its state in an actor puts the core into [`guard::Guarded`] and the
+//! actor on an [`actor_thread::ActorThread`].
 //!
-//! Read first: `http/server.rs` (the listener), `http/client.rs` (calls between services), `mesh.rs` (who may call whom).
+//! Read first: `http/server.rs` (the listener), `http/client.rs` (calls between services), `mesh.rs` (who may call
+//! whom).
 
 pub mod actor_thread;
 pub mod backoff;

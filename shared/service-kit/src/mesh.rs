@@ -1,8 +1,8 @@
 //! Authentication inside the mesh: who may call whom, and for which tenant.
 //!
-//! The services of a mesh share a secret, which every internal call carries. The secret does not allow a service to name a
-//! tenant: namespaces are signed by an Ed25519 key that only the gateway holds, and all other services have its public half.
-//! An HMAC would be simpler, but then every worker could sign for every tenant.
+//! The services of a mesh share a secret, which every internal call carries. The secret does not allow a service to
+//! name a tenant: namespaces are signed by an Ed25519 key that only the gateway holds, and all other services have
+//! its public half. An HMAC would be simpler, but then every worker could sign for every tenant.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,15 +18,11 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-use crate::clocks::Clocks;
+use crate::clocks::{CLOCK_SKEW_S_MAX, Clocks};
 use crate::{clock, random};
 
 /// Seconds for which the signature of a namespace is valid. Gateways renew it well before.
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
-
-/// Default of [`MeshConfig::clock_skew_s_max`]. A clock that nobody adjusts is off by a few minutes after months, and a clock
-/// in the wrong time zone is off by hours.
-pub(crate) const CLOCK_SKEW_S_MAX: u64 = 3_600;
 
 /// The keys of a mesh, as hex strings that `refrain keys` makes.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,8 +34,9 @@ pub struct MeshConfig {
     pub namespace_public_key: String,
     /// The key that signs namespaces, 32 bytes in hex. Only the gateway may have it.
     pub namespace_signing_key: String,
-    /// Seconds by which the clocks of the mesh may differ. A namespace that is signed further in the future is refused, and a
-    /// service whose clock is off by more is not ready. At most half of the life of a signature, since gateways renew it then.
+    /// Seconds by which the clocks of the mesh may differ. A namespace that is signed further in the future is
+    /// refused, and a service whose clock is off by more is not ready. At most half of the life of a signature, since
+    /// gateways renew it then.
     pub clock_skew_s_max: u64,
 }
 
@@ -214,8 +211,8 @@ impl MeshAuth {
     /// Verifies the signature of a namespace and returns its id.
     ///
     /// # Errors
-    /// `Unauthorized` for an invalid signature. A signature from the future has the code [`code::CLOCK_SKEW`], one that is too
-    /// old has [`code::NAMESPACE_EXPIRED`].
+    /// `Unauthorized` for an invalid signature. A signature from the future has the code [`code::CLOCK_SKEW`], one
+    /// that is too old has [`code::NAMESPACE_EXPIRED`].
     pub fn verify(&self, signed: &SignedNamespace) -> Result<NamespaceId, ApiError> {
         self.verify_at(signed, clock::unix_s())
     }

@@ -1,7 +1,7 @@
 //! Random numbers from the system, for ids, seeds and keys.
 //!
-//! If the system has none, that is an error and never a zero: two requests with the same id would share what must be kept
-//! apart.
+//! If the system has none, that is an error and never a zero: two requests with the same id would share what must be
+//! kept apart.
 
 use refrain_protocol::ApiError;
 

@@ -25,7 +25,8 @@ pub struct TelemetryConfig {
     pub log: String,
     /// Writes JSON lines instead of text. By default it does so unless standard error is a terminal.
     pub log_json: Option<bool>,
-    /// URL that receives traces by OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`. Empty: traces are not sent.
+    /// URL that receives traces by OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`. Empty: traces are not
+    /// sent.
     pub otlp_endpoint: String,
 }
 
@@ -99,8 +100,8 @@ pub fn init(config: &TelemetryConfig, service: &'static str) -> anyhow::Result<T
     Ok(TelemetryGuard { provider })
 }
 
-/// Parses the filter of log lines. The HTTP stack logs an error when a caller sends bytes that are not HTTP, which is the
-/// caller's fault. These lines are off unless the filter names `actix_http`.
+/// Parses the filter of log lines. The HTTP stack logs an error when a caller sends bytes that are not HTTP, which is
+/// the caller's fault. These lines are off unless the filter names `actix_http`.
 fn log_filter(log: &str) -> anyhow::Result<EnvFilter> {
     const PROTOCOL_ERRORS: &str = "actix_http::h1::dispatcher";
     let filter = EnvFilter::try_new(log)

@@ -1,5 +1,5 @@
-//! Limits on requests in flight, of all tenants and of each. A request with n choices is as much work as n requests, and
-//! counts as n.
+//! Limits on requests in flight, of all tenants and of each. A request with n choices is as much work as n requests,
+//! and counts as n.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -106,8 +106,8 @@ fn draining() -> ApiError {
 }
 
 impl Shared {
-    /// Checks whether a request that counts as `held` may count as `wanted`. A request alone always may: otherwise one with
-    /// more choices than the limit could never run. The number of choices has a limit of its own.
+    /// Checks whether a request that counts as `held` may count as `wanted`. A request alone always may: otherwise
+    /// one with more choices than the limit could never run. The number of choices has a limit of its own.
     fn check_room(
         &self,
         counts: &InFlightCounts,

@@ -6,7 +6,8 @@ use subtle::ConstantTimeEq;
 
 use crate::config::KeyConfig;
 
-/// The table of API keys. It has only their hashes, so neither a memory dump nor the time of a comparison reveals a key.
+/// The table of API keys. It has only their hashes, so neither a memory dump nor the time of a comparison reveals a
+/// key.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiKeys {
     entries: Vec<([u8; 32], String)>,

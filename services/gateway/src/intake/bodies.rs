@@ -1,8 +1,9 @@
-//! Reads the bodies of requests, within limits on the size of one, on its time to arrive, and on bodies that arrive at once.
+//! Reads the bodies of requests, within limits on the size of one, on its time to arrive, and on bodies that arrive
+//! at once.
 //!
-//! An arriving body does not count among its tenant's requests in flight, since nothing is done for it yet. Arriving bodies
-//! have slots of their own. When the slots are full, the tenant's body that has been arriving for longest is cut off for a
-//! new one. So clients that send a byte now and then keep nobody of their tenant out, let alone others.
+//! An arriving body does not count among its tenant's requests in flight, since nothing is done for it yet. Arriving
+//! bodies have slots of their own. When the slots are full, the tenant's body that has been arriving for longest is
+//! cut off for a new one. So clients that send a byte now and then keep nobody of their tenant out, let alone others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -85,8 +86,8 @@ impl BodyReader {
     /// Reads the body of a tenant's request whose head arrived at `received`.
     ///
     /// # Errors
-    /// `TooLarge`, `RequestTimeout`, `InvalidRequest` if the body is incomplete, or `Overloaded` if too many are arriving. A
-    /// part of the body may be unread then, so the connection has to be closed.
+    /// `TooLarge`, `RequestTimeout`, `InvalidRequest` if the body is incomplete, or `Overloaded` if too many are
+    /// arriving. A part of the body may be unread then, so the connection has to be closed.
     pub(crate) async fn read(
         &self,
         tenant: &str,
@@ -228,8 +229,8 @@ impl ArrivingBodies {
         true
     }
 
-    /// Counts bytes that have arrived of a body. If they do not fit, the oldest body of the tenant with most bytes is cut off.
-    /// The share of a tenant does not limit its only body. Returns whether the bytes fit.
+    /// Counts bytes that have arrived of a body. If they do not fit, the oldest body of the tenant with most bytes is
+    /// cut off. The share of a tenant does not limit its only body. Returns whether the bytes fit.
     fn arrived(
         &mut self,
         tenant: &str,

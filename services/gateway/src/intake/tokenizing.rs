@@ -1,8 +1,9 @@
 //! Limits on the bytes of bodies that are parsed and tokenized at once, and on those that wait for it.
 //!
-//! Parsing and tokenizing take memory in proportion to the bytes of a body. Large and small bodies have a lane each: in a
-//! common queue a small one would wait until all large ones before it are done. A lane serves bodies in the order in which
-//! they came. A body that waits is in memory as well, so the bytes of waiting bodies are limited, and a tenant may have half.
+//! Parsing and tokenizing take memory in proportion to the bytes of a body. Large and small bodies have a lane each:
+//! in a common queue a small one would wait until all large ones before it are done. A lane serves bodies in the
+//! order in which they came. A body that waits is in memory as well, so the bytes of waiting bodies are limited, and
+//! a tenant may have half.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -208,10 +209,10 @@ impl Drop for TokenizingPermit {
     }
 }
 
-/// Smallest block, in bytes, that the allocator maps by itself and unmaps when it is freed. glibc raises its own bound to
-/// 32 MiB with the blocks that it sees, and then keeps twice that for each group of threads. Bodies are parsed on many
-/// threads, so a process would grow to several times its need and stay there. With a much lower bound, an engine in the same
-/// process would map and unmap its tensors in every step.
+/// Smallest block, in bytes, that the allocator maps by itself and unmaps when it is freed. glibc raises its own
+/// bound to 32 MiB with the blocks that it sees, and then keeps twice that for each group of threads. Bodies are
+/// parsed on many threads, so a process would grow to several times its need and stay there. With a much lower bound,
+/// an engine in the same process would map and unmap its tensors in every step.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MAPPED_BYTES_MIN: i32 = 4 << 20;
 

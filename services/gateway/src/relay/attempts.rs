@@ -1,15 +1,15 @@
 //! The decision after a lease was refused or a chunk failed: a plain policy, without clock or I/O.
 //!
-//! A scheduler that cannot be reached is waited for (`scheduler_absence.rs`). Before the first token of a request, the answer
-//! that no worker is there is asked for once more, and failures of workers and engines are retried up to `failures_max` times.
-//! After the first token the client has seen output, so all failures that may pass are retried.
+//! A scheduler that cannot be reached is waited for (`scheduler_absence.rs`). Before the first token of a request,
+//! the answer that no worker is there is asked for once more, and failures of workers and engines are retried up to
+//! `failures_max` times. After the first token the client has seen output, so all failures that may pass are retried.
 //!
-//! Failures are counted in a row: a token in between shows that the request makes progress. Before the first token, the
-//! failures that a worker saw of its engine count as well.
+//! Failures are counted in a row: a token in between shows that the request makes progress. Before the first token,
+//! the failures that a worker saw of its engine count as well.
 //!
-//! Asking an engine again for a request without a token is a retry, which needs the consent of the budget that all requests
-//! share (`retry_budget.rs`). To continue an output is not a retry, and neither is a request after a refusal for which no
-//! engine was asked.
+//! Asking an engine again for a request without a token is a retry, which needs the consent of the budget that all
+//! requests share (`retry_budget.rs`). To continue an output is not a retry, and neither is a request after a refusal
+//! for which no engine was asked.
 
 use std::time::{Duration, Instant};
 
@@ -199,8 +199,8 @@ impl Attempts {
             }
             // A newer attempt of this request has taken over, so the worker is well.
             ErrorKind::Conflict => LeaseOutcome::Continues,
-            // A full or draining worker is well, but takes nothing now. So is one that refuses this gateway's signature, since
-            // the clock of the gateway may be off.
+            // A full or draining worker is well, but takes nothing now. So is one that refuses this gateway's
+            // signature, since the clock of the gateway may be off.
             ErrorKind::Overloaded | ErrorKind::Unavailable
                 if code != Some(code::SERVICE_UNREACHABLE) =>
             {
@@ -226,8 +226,8 @@ impl Attempts {
         self.transfer_pending
     }
 
-    /// Whether the request may not be transferred again, because it has been, or because its target was full too often. Each
-    /// transfer costs a prefill, so one is enough.
+    /// Whether the request may not be transferred again, because it has been, or because its target was full too
+    /// often. Each transfer costs a prefill, so one is enough.
     pub(crate) fn is_transferred(&self) -> bool {
         self.transferred || self.transfers >= TRANSFERS_MAX
     }

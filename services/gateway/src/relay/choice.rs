@@ -205,7 +205,8 @@ impl ChoiceState {
         Ok(progress)
     }
 
-    /// Takes the end of a chunk. The choice ends if the result has a `finish`; otherwise it continues with another chunk.
+    /// Takes the end of a chunk. The choice ends if the result has a `finish`; otherwise it continues with another
+    /// chunk.
     pub(crate) fn end(&mut self, end: &ChunkEnd) -> ChoiceProgress {
         // A chunk that ended before its prompt was read does not know the number.
         if self.cached_tokens.is_none() && self.chunk_output_len() > 0 {

@@ -22,7 +22,8 @@ use crate::request::GenerateRequest;
 /// Slack added to the deadline sent to workers, so that the gateway's own timer always fires first.
 const WORKER_TIME_SLACK: Duration = Duration::from_secs(1);
 
-/// Least silence after which a worker counts as lost, however short its leases are: machines and networks stall for a moment.
+/// Least silence after which a worker counts as lost, however short its leases are: machines and networks stall for a
+/// moment.
 const ALIVE_WITHIN_MS_MIN: u64 = 2_000;
 
 /// The end of a chunk, as the request sees it.
@@ -52,7 +53,8 @@ pub(super) struct ChoiceRun<'a> {
 
 impl ChoiceRun<'_> {
     pub(super) fn lease_request(&self, attempts: &Attempts) -> LeaseRequest {
-        // A worker that failed is better than none. A scheduler that has to exclude all workers would wait for a new one first.
+        // A worker that failed is better than none. A scheduler that has to exclude all workers would wait for a new
+        // one first.
         let workers = self.context.models.worker_count(&self.request.model);
         let exclude = match attempts.exclude() {
             excluded if excluded.len() < workers => excluded.to_vec(),
@@ -194,8 +196,8 @@ impl ChoiceRun<'_> {
                         .await;
                 }
                 ChunkEvent::End(end) => {
-                    // A worker can pause a chunk while its engine is silent, but it cannot finish one. This is noted before the
-                    // reader takes the event, which may last.
+                    // A worker can pause a chunk while its engine is silent, but it cannot finish one. This is noted
+                    // before the reader takes the event, which may last.
                     if let ChunkEndReason::Stop
                     | ChunkEndReason::Length
                     | ChunkEndReason::ChunkLimit = end.reason

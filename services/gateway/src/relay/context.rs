@@ -1,4 +1,4 @@
-//! What all requests share on their way through the mesh.
+//! The objects that all requests share on their way through the mesh.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! The work of one request, which the reader of its events drives by polling.
 //!
-//! A separate task would be woken for each token, and would wake the reader's task in turn. Instead the reader's task polls
-//! the work, down to the engine's connection if the worker is in this process. So the output is written to the client before
-//! that task sleeps again. While nobody reads, no work is done here.
+//! A separate task would be woken for each token, and would wake the reader's task in turn. Instead the reader's task
+//! polls the work, down to the engine's connection if the worker is in this process. So the output is written to the
+//! client before that task sleeps again. While nobody reads, no work is done here.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,8 +16,8 @@ use tokio::sync::mpsc;
 
 use crate::relay::events::RelayEvent;
 
-/// The work of a request and the events that it has sent. Its reader holds the lock during a poll, and nobody else takes it
-/// before the time of the request is up.
+/// The work of a request and the events that it has sent. Its reader holds the lock during a poll, and nobody else
+/// takes it before the time of the request is up.
 pub(super) struct DrivenWork {
     state: Mutex<WorkState>,
     signal: Arc<WorkSignal>,
@@ -32,8 +32,8 @@ struct WorkState {
     events: mpsc::Receiver<RelayEvent>,
 }
 
-/// Tells that the work can make progress. A reader is polled for other reasons as well, and once more after each event. The
-/// work is not.
+/// Tells that the work can make progress. A reader is polled for other reasons as well, and once more after each
+/// event. The work is not.
 struct WorkSignal {
     is_set: AtomicBool,
     reader: AtomicWaker,
@@ -99,8 +99,8 @@ impl DrivenWork {
         }
     }
 
-    /// Ends work that is not done, with all that it holds. Its reader finds this error in place of events that it has not
-    /// read. Returns `false` if the work is being polled at this moment: then its reader can end it.
+    /// Ends work that is not done, with all that it holds. Its reader finds this error in place of events that it has
+    /// not read. Returns `false` if the work is being polled at this moment: then its reader can end it.
     pub(super) fn end_unpolled(&self, error: ApiError) -> bool {
         let Ok(mut state) = self.state.try_lock() else {
             return false;

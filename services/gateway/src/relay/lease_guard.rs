@@ -10,18 +10,18 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
 
-/// How long the call that cuts an output may take. It is only advice: a worker that misses it keeps a document that is some
-/// tokens too long.
+/// How long the call that cuts an output may take. It is only advice: a worker that misses it keeps a document that
+/// is some tokens too long.
 const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Pause before a lost `finish` is sent once more. After that the heartbeats of the worker end the lease.
 const FINISH_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Holds a lease and gives it back. A guard that is dropped gives it back as done: the request was given up, which says
-/// nothing about the worker.
+/// Holds a lease and gives it back. A guard that is dropped gives it back as done: the request was given up, which
+/// says nothing about the worker.
 ///
-/// The calls run as separate tasks on the gateway's runtime instead of the HTTP thread's, because the future of the request
-/// may be gone long before they end.
+/// The calls run as separate tasks on the gateway's runtime instead of the HTTP thread's, because the future of the
+/// request may be gone long before they end.
 pub(crate) struct LeaseGuard {
     scheduler: Arc<dyn Scheduler>,
     tasks: Handle,
@@ -62,8 +62,8 @@ impl LeaseGuard {
         self.worker_ended = Some(Instant::now());
     }
 
-    /// Gives the lease back. A request that continues awaits the task before it asks for its next lease, so that the slot is
-    /// free. If the handle is dropped, the task runs on.
+    /// Gives the lease back. A request that continues awaits the task before it asks for its next lease, so that the
+    /// slot is free. If the handle is dropped, the task runs on.
     pub(crate) fn end(mut self, outcome: LeaseOutcome) -> Option<JoinHandle<()>> {
         let mut finish = self.finish.take()?;
         finish.outcome = outcome;

@@ -1,9 +1,10 @@
 //! The longest time of a request, and the end of requests whose clients have stopped reading.
 //!
-//! A request has a timer of its own, which works as long as its reader polls it. A client may keep its connection open and
-//! stop reading. Once the buffer of the connection is full, nobody polls the body of the answer, and the timer with it. The
-//! request would then hold its ticket, lease and stream for as long as the connection lives. So one task looks at all
-//! requests every second and ends those that should have ended by themselves. It wakes nobody before.
+//! A request has a timer of its own, which works as long as its reader polls it. A client may keep its connection
+//! open and stop reading. Once the buffer of the connection is full, nobody polls the body of the answer, and the
+//! timer with it. The request would then hold its ticket, lease and stream for as long as the connection lives. So
+//! one task looks at all requests every second and ends those that should have ended by themselves. It wakes nobody
+//! before.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -95,8 +96,8 @@ impl RequestTime {
         }
     }
 
-    /// Ends all requests with this error, also those that begin later. A request that is being polled at this moment is not
-    /// ended, so call this again until none is left.
+    /// Ends all requests with this error, also those that begin later. A request that is being polled at this moment
+    /// is not ended, so call this again until none is left.
     pub(crate) fn cut_all(&self, error: &ApiError) {
         let all: Vec<_> = {
             let mut watched = self.watched();
@@ -167,8 +168,8 @@ mod tests {
         RelayEvent::Failed(ApiError::internal("planned"))
     }
 
-    /// A request that sends a number of events, with room for two, and then waits for ever. The receiver fails once its work
-    /// has been dropped.
+    /// A request that sends a number of events, with room for two, and then waits for ever. The receiver fails once
+    /// its work has been dropped.
     fn endless(
         time: &Arc<RequestTime>,
         received: Instant,

@@ -1,5 +1,5 @@
-//! The budget of retries that all requests share: a share of the chunks that begin. When everything fails, retries only add
-//! load, and make it worse for all.
+//! The budget of retries that all requests share: a share of the chunks that begin. When everything fails, retries
+//! only add load, and make it worse for all.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,13 +10,14 @@ use refrain_service_kit::telemetry::Metrics;
 /// How long an unused retry stays in the budget, about.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// A bucket of retries like that of linkerd: each chunk adds a share of one, a retry takes one, and some flow in over time,
-/// so that a mesh with few requests retries too. Unused retries decay. There is no clock: instants are arguments.
+/// A bucket of retries like that of linkerd: each chunk adds a share of one, a retry takes one, and some flow in over
+/// time, so that a mesh with few requests retries too. Unused retries decay. There is no clock: instants are
+/// arguments.
 ///
-/// The retries that a worker may make by itself are read when its chunk begins, and taken when the worker made them. If they
-/// were taken at the beginning, a few chunks that wait for their first token would hold the whole budget, and other requests
-/// would be refused for retries that nobody makes. So chunks that begin together can make more retries than are left. That
-/// is a debt: nothing is retried until it is paid, and it decays as fast as unused retries.
+/// The retries that a worker may make by itself are read when its chunk begins, and taken when the worker made them.
+/// If they were taken at the beginning, a few chunks that wait for their first token would hold the whole budget, and
+/// other requests would be refused for retries that nobody makes. So chunks that begin together can make more retries
+/// than are left. That is a debt: nothing is retried until it is paid, and it decays as fast as unused retries.
 #[derive(Debug)]
 struct Bucket {
     /// Retries that a chunk adds.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use refrain_protocol::ApiError;
 
-/// What follows a failure.
+/// The decision after a failure.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RetryDecision {
     /// Ask for another lease after this pause.

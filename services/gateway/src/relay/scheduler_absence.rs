@@ -1,7 +1,7 @@
 //! A scheduler that cannot be reached: how long a request waits for it, and when it asks again. No clock and no I/O.
 //!
-//! A restart of the scheduler takes seconds, and nothing is wrong with any request meanwhile. Its place in the queue is lost,
-//! but asking again gives it another one.
+//! A restart of the scheduler takes seconds, and nothing is wrong with any request meanwhile. Its place in the queue
+//! is lost, but asking again gives it another one.
 
 use std::time::{Duration, Instant};
 

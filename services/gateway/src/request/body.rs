@@ -1,7 +1,8 @@
 //! The bodies of both endpoints, each read in one pass.
 //!
-//! Both endpoints have the [`Parameters`]. serde's `flatten` would copy the whole body and lose the place of a fault. So the
-//! derived code of `Parameters` reads an object from which the fields of only one endpoint are taken out first.
+//! Both endpoints have the [`Parameters`]. serde's `flatten` would copy the whole body and lose the place of a fault.
+//! So the derived code of `Parameters` reads an object from which the fields of only one endpoint are taken out
+//! first.
 
 use std::fmt;
 

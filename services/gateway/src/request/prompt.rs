@@ -120,8 +120,8 @@ fn prompt_tokens_max(context: u32) -> usize {
     context.saturating_sub(1) as usize
 }
 
-/// The output limit in tokens: the one that was asked for, otherwise the fallback or the rest of the context, whichever is
-/// less.
+/// The output limit in tokens: the one that was asked for, otherwise the fallback or the rest of the context,
+/// whichever is less.
 ///
 /// # Errors
 /// `context_length_exceeded` if it does not fit the context.

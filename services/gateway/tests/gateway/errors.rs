@@ -1,4 +1,4 @@
-//! Requests that cannot be carried out: status, type, parameter and code of each.
+//! Requests that cannot be carried out, with the status, type, parameter and code of each.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::mesh::{Bench, chat};
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
-/// Path, body, status, parameter at fault, code.
+/// The path, the body, the status, the parameter at fault, and the code.
 type Case<'a> = (&'a str, Value, u16, Option<&'a str>, Option<&'a str>);
 
 #[tokio::test]
@@ -337,7 +337,7 @@ async fn bad_requests_are_refused_with_the_field_at_fault() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_json_are_refused() {
+async fn a_body_that_is_not_json_is_refused() {
     let bench = Bench::new().await;
     let deep = "[".repeat(100_000);
     let half = "{\"model\":\"tiny\",\"messages\":[";
@@ -371,7 +371,7 @@ async fn bodies_that_are_no_json_are_refused() {
 }
 
 #[tokio::test]
-async fn callers_without_a_key_are_turned_away() {
+async fn callers_without_a_key_are_refused() {
     let bench = Bench::new().await;
     for key in [None, Some("sk-wrong")] {
         for path in [CHAT, "/v1/models"] {

@@ -1,4 +1,4 @@
-//! Workers and schedulers that fail: the client does not notice, or is told.
+//! Workers and schedulers that fail: the client does not notice, or gets an error.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::mesh::{Bench, Mishap, chat, config, streamed_text, tuned};
 const TEXT: &str = "hello world, this is the answer";
 
 #[tokio::test]
-async fn a_chunk_that_gives_way_goes_on_where_its_kv_is_as_soon_as_it_has_its_turn() {
+async fn a_chunk_that_gives_way_continues_on_its_worker_under_the_next_lease() {
     let bench = Bench::new().await;
     for lease in 0..3 {
-        // The first of them before a single token.
+        // The first chunk gives way before it has a token.
         bench.mesh.mishap(lease, Mishap::GiveWay(lease));
     }
     let (events, done) = bench
@@ -28,7 +28,7 @@ async fn a_chunk_that_gives_way_goes_on_where_its_kv_is_as_soon_as_it_has_its_tu
     for (lease, finish) in log.leases[1..].iter().zip(&log.finishes) {
         assert_eq!(lease.prefer, Some(WorkerId("w0".into())));
         assert!(lease.exclude.is_empty());
-        // Its engine may not answer at all: that it ended says nothing of it.
+        // The engine may be silent, so the end of the chunk does not show that the worker is well.
         assert_eq!(
             (finish.outcome, finish.worker_ended_ms_ago),
             (LeaseOutcome::Continues, None)
@@ -108,7 +108,7 @@ async fn a_stop_text_is_found_across_workers() {
 }
 
 #[tokio::test]
-async fn a_worker_lost_after_the_last_token_is_not_missed() {
+async fn a_worker_lost_after_the_last_token_does_no_harm() {
     let bench = Bench::new().await;
     let steps = bench.mesh.script().reply.len().div_ceil(3);
     bench
@@ -120,7 +120,7 @@ async fn a_worker_lost_after_the_last_token_is_not_missed() {
 }
 
 #[tokio::test]
-async fn a_silent_worker_is_taken_for_lost() {
+async fn a_silent_worker_counts_as_lost() {
     let bench = Bench::with(tuned(|tuning| {
         tuning.worker_silence_max = Duration::from_millis(40)
     }))
@@ -135,7 +135,7 @@ async fn a_silent_worker_is_taken_for_lost() {
 }
 
 #[tokio::test]
-async fn a_draining_worker_hands_over() {
+async fn a_draining_worker_evacuates_its_requests() {
     let bench = Bench::new().await;
     bench.mesh.mishap(0, Mishap::Drain(2));
     let (_, body) = bench.chat(json!({})).await;
@@ -149,7 +149,7 @@ async fn a_draining_worker_hands_over() {
 }
 
 #[tokio::test]
-async fn a_request_goes_on_where_its_worker_sends_it_and_says_so_from_then_on() {
+async fn a_transferred_request_continues_on_the_named_worker_and_is_marked_as_such() {
     let bench = Bench::new().await;
     bench.mesh.mishap(0, Mishap::Transfer(2));
     let (_, body) = bench.chat(json!({"chunk_tokens": 10})).await;
@@ -161,7 +161,11 @@ async fn a_request_goes_on_where_its_worker_sends_it_and_says_so_from_then_on() 
         (Some(&WorkerId("w1".into())), 0)
     );
     let transferred: Vec<bool> = log.chunks.iter().map(|chunk| chunk.transferred).collect();
-    assert!(!transferred[0] && transferred.len() > 2 && transferred[1..].iter().all(|over| *over));
+    assert!(
+        !transferred[0]
+            && transferred.len() > 2
+            && transferred[1..].iter().all(|transferred| *transferred)
+    );
 }
 
 #[tokio::test]
@@ -188,7 +192,7 @@ async fn chunks_follow_each_other_on_the_same_worker() {
 }
 
 #[tokio::test]
-async fn who_gives_up_says_why() {
+async fn a_request_that_gives_up_has_the_last_error() {
     let bench = Bench::with(tuned(|tuning| tuning.failures_max = 3)).await;
     for lease in 0..3 {
         bench.mesh.mishap(lease, Mishap::Lose(0));
@@ -203,7 +207,7 @@ async fn who_gives_up_says_why() {
 }
 
 #[tokio::test]
-async fn an_output_goes_on_where_nothing_may_be_retried() {
+async fn an_output_is_continued_without_a_budget_of_retries() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         retry_share: 0.0,
         ..tuned(|tuning| tuning.retries_per_s_min = 0.0)
@@ -222,23 +226,23 @@ async fn an_output_goes_on_where_nothing_may_be_retried() {
     );
     let refused = "refrain_gateway_rejections_total{limit=\"retries\"}";
     assert_eq!(bench.metric(refused), 0.0);
-    // Without a token it is a retry.
+    // Before the first token it is a retry.
     bench.mesh.mishap(5, Mishap::Fail(0, ErrorKind::Upstream));
     assert_eq!(bench.chat(json!({})).await.0, 502);
     assert_eq!(bench.metric(refused), 1.0);
 }
 
 #[tokio::test]
-async fn a_request_ends_by_the_gateways_clock_and_not_by_a_workers() {
+async fn the_timer_of_the_gateway_fires_before_that_of_a_worker() {
     let request_ms_max = 200;
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         request_ms_max,
         ..config()
     })
     .await;
-    // A busy machine may take so long that no worker is asked: then once more.
+    // On a busy machine the time may be up before a worker is asked. Then the test tries again.
     for lease in 0.. {
-        assert!(lease < 300, "no worker is asked");
+        assert!(lease < 300, "no worker was asked");
         bench.mesh.mishap(lease, Mishap::Hang(0));
         assert_eq!(bench.chat(json!({})).await.0, 504);
         if let Some(chunk) = bench.mesh.log().chunks.first() {
@@ -249,7 +253,7 @@ async fn a_request_ends_by_the_gateways_clock_and_not_by_a_workers() {
 }
 
 #[tokio::test]
-async fn a_worker_that_was_not_heard_to_its_end_is_not_said_to_have_come_there() {
+async fn only_a_chunk_that_the_worker_finished_counts_as_finished() {
     let bench = Bench::new().await;
     let steps = {
         let script = bench.mesh.script();
@@ -257,7 +261,7 @@ async fn a_worker_that_was_not_heard_to_its_end_is_not_said_to_have_come_there()
     };
     for (lease, (mishap, stop, is_ended)) in [
         (None, "never", true),
-        // The output has ended, and all that is missing is the worker's word for it.
+        // The output has ended, and only the `End` of the worker is missing.
         (Some(Mishap::Lose(steps)), "never", false),
         (None, "answer", true),
         (Some(Mishap::RefuseCut), "answer", false),
@@ -279,7 +283,7 @@ async fn a_worker_that_was_not_heard_to_its_end_is_not_said_to_have_come_there()
         );
         assert!(finish.emitted_tokens > 0);
     }
-    // Nor is one that leaves off; the next one comes there.
+    // A chunk that gives way does not count either; the next one does.
     bench.mesh.mishap(4, Mishap::Drain(1));
     assert_eq!(bench.chat(json!({})).await.0, 200);
     bench.mesh.settled().await;
@@ -304,7 +308,7 @@ async fn an_error_in_mid_stream_is_an_event_without_done() {
 }
 
 #[tokio::test]
-async fn a_full_queue_has_a_status_of_its_own_also_for_streams() {
+async fn a_full_queue_has_its_own_status_also_for_streams() {
     let bench = Bench::new().await;
     for stream in [false, true] {
         let full =
@@ -323,7 +327,7 @@ async fn a_full_queue_has_a_status_of_its_own_also_for_streams() {
 }
 
 #[tokio::test]
-async fn a_scheduler_that_starts_anew_is_asked_again() {
+async fn a_scheduler_that_restarts_is_asked_again() {
     let bench = Bench::new().await;
     let gone = ApiError::new(ErrorKind::Unavailable, "no dispatcher");
     bench.mesh.script().lease_errors.push_back(gone.clone());
@@ -337,7 +341,7 @@ async fn a_scheduler_that_starts_anew_is_asked_again() {
 }
 
 #[tokio::test]
-async fn what_an_engine_refuses_is_the_clients_to_know() {
+async fn the_client_gets_the_refusal_of_an_engine() {
     let bench = Bench::new().await;
     bench
         .mesh
@@ -355,7 +359,7 @@ async fn the_only_worker_is_tried_again() {
     let config = tuned(|tuning| tuning.models_poll = Duration::from_millis(10));
     let bench = Bench::with(config).await;
     bench.mesh.script().workers = 1;
-    // The second of these questions is asked after the change, and its answer known before the third.
+    // The second of these polls is made after the change, and its answer is known before the third.
     let asked = bench.mesh.log().polls;
     let asks = tokio::time::timeout(Duration::from_secs(60), async {
         while bench.mesh.log().polls < asked + 3 {

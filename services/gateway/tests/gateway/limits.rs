@@ -1,4 +1,4 @@
-//! Limits, readiness, metrics and the end.
+//! Limits, readiness, metrics and drains.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::mesh::{Bench, Mishap, chat, config, tuned};
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
-async fn a_tenant_at_its_limit_waits_and_others_do_not() {
+async fn a_tenant_at_its_limit_is_refused_and_others_are_not() {
     let config = refrain_gateway::GatewayConfig {
         tenant_requests_in_flight_max: 1,
         ..config()
@@ -59,7 +59,7 @@ async fn a_body_past_its_limit_is_413() {
 }
 
 #[tokio::test]
-async fn a_large_body_is_read_all_the_same() {
+async fn a_large_body_is_read() {
     let bench = Bench::new().await;
     let (status, _) = bench.chat(json!({"padding": "x".repeat(100_000)})).await;
     assert_eq!(status, 200);
@@ -106,7 +106,7 @@ async fn large_bodies_take_turns_and_all_are_answered() {
 }
 
 #[tokio::test]
-async fn a_request_has_a_longest_life() {
+async fn a_request_has_a_time_limit() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         request_ms_max: 50,
         ..config()
@@ -121,8 +121,8 @@ async fn a_request_has_a_longest_life() {
     bench.mesh.settled().await;
 }
 
-/// Sends a chat, less so many bytes of its body, on a connection that takes in little at once.
-async fn sent(bench: &Bench, body: &Value, left_out: usize) -> TcpStream {
+/// Sends a chat without the last `left_out` bytes of its body, on a connection with a small receive buffer.
+async fn send_chat(bench: &Bench, body: &Value, left_out: usize) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(16 << 10).unwrap();
     let mut stream = socket.connect(bench.gateway.addr()).await.unwrap();
@@ -139,16 +139,16 @@ async fn sent(bench: &Bench, body: &Value, left_out: usize) -> TcpStream {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_reading_keeps_its_place_for_a_requests_life_at_most() {
+async fn a_client_that_stops_reading_holds_its_request_no_longer_than_the_time_limit() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         request_ms_max: 3_000,
         ..config()
     })
     .await;
-    // Far more than the buffers on the way can hold: tens of megabytes.
+    // The answer has tens of megabytes, far more than the buffers on its way.
     bench.mesh.reply(&"word ".repeat(40));
     let fields = json!({"stream": true, "n": 128, "logprobs": true, "top_logprobs": 20});
-    let mut stream = sent(&bench, &chat(fields), 0).await;
+    let mut stream = send_chat(&bench, &chat(fields), 0).await;
     let requests = |status: &str| {
         bench.metric(&format!(
             "refrain_gateway_requests_total{{status=\"{status}\"}}"
@@ -160,10 +160,10 @@ async fn a_client_that_stops_reading_keeps_its_place_for_a_requests_life_at_most
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    assert!(ended.await.is_ok(), "it has no end");
+    assert!(ended.await.is_ok(), "the request does not end");
     bench.mesh.settled().await;
     assert_eq!((requests("504"), requests("499")), (1.0, 0.0));
-    // It kept its connection all the time, and is told if it reads on.
+    // Its connection is still open, and it finds the error if it reads on.
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.unwrap();
     let answer = String::from_utf8(answer).unwrap();
@@ -171,11 +171,11 @@ async fn a_client_that_stops_reading_keeps_its_place_for_a_requests_life_at_most
     assert!(!answer.contains("[DONE]"));
 }
 
-/// The bytes that come on a connection until the gateway closes it.
+/// The bytes that arrive on a connection until the gateway closes it.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut answer = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer));
-    read.await.expect("it is not closed").unwrap();
+    read.await.expect("the connection is not closed").unwrap();
     String::from_utf8(answer).unwrap()
 }
 
@@ -185,10 +185,10 @@ async fn a_body_that_does_not_arrive_in_time_is_408() {
         tuning.body_time_max = Duration::from_millis(50)
     }))
     .await;
-    let answer = rest(&mut sent(&bench, &chat(json!({})), 1).await).await;
+    let answer = rest(&mut send_chat(&bench, &chat(json!({})), 1).await).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(answer.contains(r#""code":"body_timeout""#), "{answer}");
-    // Nor does one without a length keep its connection, though it goes on coming.
+    // A body without a length that keeps arriving loses its connection as well.
     let mut stream = TcpStream::connect(bench.gateway.addr()).await.unwrap();
     let head = format!(
         "POST {CHAT} HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer sk-acme\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -203,10 +203,10 @@ async fn a_body_that_does_not_arrive_in_time_is_408() {
         std::future::pending().await
     };
     tokio::select! {
-        // Closed one way or the other: bytes on their way meet a connection that is gone.
+        // The connection may be reset, because bytes arrive after it was closed.
         _ = reading.read_to_end(&mut answer) => {}
         () = dribble => {}
-        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("it is not closed"),
+        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("the connection is not closed"),
     }
     assert!(answer.starts_with(b"HTTP/1.1 408 "), "{answer:?}");
     let rejected = bench.metric("refrain_gateway_rejections_total{limit=\"body_time\"}");
@@ -215,7 +215,7 @@ async fn a_body_that_does_not_arrive_in_time_is_408() {
 }
 
 #[tokio::test]
-async fn a_length_past_the_limit_is_refused_before_the_body_comes() {
+async fn a_length_past_the_limit_is_refused_before_the_body_arrives() {
     let bench = Bench::new().await;
     let mut stream = TcpStream::connect(bench.gateway.addr()).await.unwrap();
     let head = format!(
@@ -237,7 +237,7 @@ async fn bodies_that_never_arrive_keep_nobody_out() {
     let body = chat(json!({}));
     let mut unfinished = Vec::new();
     for _ in 0..2 {
-        unfinished.push(sent(&bench, &body, 1).await);
+        unfinished.push(send_chat(&bench, &body, 1).await);
     }
     let arriving = async {
         while bench.metric("refrain_gateway_bodies_arriving") < 2.0 {
@@ -247,7 +247,7 @@ async fn bodies_that_never_arrive_keep_nobody_out() {
     let arrives = tokio::time::timeout(Duration::from_secs(10), arriving).await;
     assert!(arrives.is_ok());
     assert_eq!(bench.metric("refrain_gateway_requests_in_flight"), 0.0);
-    // A body that has been on its way for as long as most take gives way.
+    // A body that has had its time to arrive is cut off for another one.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     assert_eq!(bench.chat(json!({})).await.0, 200);
     let answer = rest(&mut unfinished[0]).await;
@@ -256,7 +256,7 @@ async fn bodies_that_never_arrive_keep_nobody_out() {
 }
 
 #[tokio::test]
-async fn what_is_unavailable_may_be_asked_for_again_and_says_when() {
+async fn an_unavailable_service_tells_when_to_retry() {
     let bench = Bench::new().await;
     for lease in 0..8 {
         let refused = Mishap::Refuse(refrain_protocol::ErrorKind::Unavailable);
@@ -268,7 +268,7 @@ async fn what_is_unavailable_may_be_asked_for_again_and_says_when() {
 }
 
 #[tokio::test]
-async fn a_request_of_several_choices_counts_as_so_many() {
+async fn a_request_counts_as_many_times_as_it_has_choices() {
     let bench = Bench::with(refrain_gateway::GatewayConfig {
         tenant_requests_in_flight_max: 4,
         ..config()
@@ -284,7 +284,7 @@ async fn a_request_of_several_choices_counts_as_so_many() {
     assert_eq!(bench.chat(json!({"n": 1})).await.0, 200);
     first.abort();
     bench.mesh.settled().await;
-    // Nobody else is there to be kept out.
+    // A request alone may have more choices.
     assert_eq!(bench.chat(json!({"n": 5})).await.0, 200);
 }
 
@@ -313,7 +313,7 @@ async fn methods_that_a_route_does_not_take_are_405() {
 }
 
 #[tokio::test]
-async fn an_address_has_no_more_connections_than_it_may_unless_it_is_a_proxy() {
+async fn an_address_has_a_limit_on_connections_unless_it_is_a_proxy() {
     let one = |proxies| refrain_gateway::GatewayConfig {
         address_connections_max: 1,
         proxies,
@@ -330,7 +330,7 @@ async fn an_address_has_no_more_connections_than_it_may_unless_it_is_a_proxy() {
 }
 
 #[tokio::test]
-async fn it_is_ready_while_workers_serve_a_model() {
+async fn the_gateway_is_ready_while_workers_serve_a_model() {
     let bench = Bench::new().await;
     let get = async |path: &str| {
         bench
@@ -356,7 +356,7 @@ async fn it_is_ready_while_workers_serve_a_model() {
 }
 
 #[tokio::test]
-async fn what_was_done_is_counted() {
+async fn requests_and_tokens_are_counted() {
     let bench = Bench::new().await;
     bench.chat(json!({})).await;
     let labels = "{model=\"tiny\",tenant=\"acme\"";
@@ -416,7 +416,7 @@ async fn a_drain_lets_streams_end_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn what_outlasts_a_drain_is_cut_off_and_its_clients_are_told() {
+async fn requests_that_outlast_a_drain_are_cut_off_with_an_error() {
     let bench = Bench::new().await;
     for lease in 0..2 {
         bench.mesh.mishap(lease, Mishap::Hang(1));

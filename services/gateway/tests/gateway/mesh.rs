@@ -28,55 +28,55 @@ use refrain_tokenization::Tokenizer;
 use refrain_tokenization::testing::{IM_END, byte_level_files};
 use serde_json::Value;
 
-/// What goes wrong with a chunk, after so many of its steps.
+/// A planned failure of a chunk. The number is that of the steps before it.
 #[derive(Clone, Debug)]
 pub(crate) enum Mishap {
     /// The chunk is refused.
     Refuse(ErrorKind),
-    /// The stream ends without an end.
+    /// The stream ends without an `End`.
     Lose(usize),
-    /// The stream says what is wrong.
+    /// The stream ends with an error.
     Fail(usize, ErrorKind),
     /// A step is left out.
     Skip(usize),
     /// The worker drains.
     Drain(usize),
-    /// The worker gives others a turn.
+    /// The chunk gives way to others.
     GiveWay(usize),
-    /// Sends the request on to w1 after so many steps.
+    /// The worker transfers the request to w1.
     Transfer(usize),
     /// The worker falls silent.
     Hang(usize),
-    /// The worker does not take a cut.
+    /// The worker refuses a cut.
     RefuseCut,
 }
 
-/// What the workers do.
+/// The behaviour of the scheduler and the workers.
 pub(crate) struct Script {
-    /// Every choice says this.
+    /// The output of every choice.
     pub(crate) reply: Vec<TokenId>,
     /// Tokens per step.
     pub(crate) step_tokens: usize,
     /// Pause before each step.
     pub(crate) step_pause: Duration,
-    /// By number of lease, from 0.
+    /// Planned failures by the number of the lease, from 0.
     pub(crate) mishaps: HashMap<usize, Mishap>,
-    /// What leases are refused with, in order, before any is granted.
+    /// Errors of calls for a lease, in order, before any is granted.
     pub(crate) lease_errors: VecDeque<ApiError>,
     /// No lease is granted at all.
     pub(crate) never_lease: bool,
-    /// Workers that the scheduler says are there.
+    /// Number of workers in the answers of the scheduler.
     pub(crate) workers: u32,
 }
 
-/// What was asked of scheduler and workers.
+/// The calls to the scheduler and the workers.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) leases: Vec<LeaseRequest>,
     pub(crate) finishes: Vec<LeaseFinish>,
     pub(crate) chunks: Vec<ChunkRequest>,
     pub(crate) cuts: Vec<ChunkCut>,
-    /// How often the models were asked for.
+    /// Number of questions for the models.
     pub(crate) polls: usize,
     workers: Vec<WorkerId>,
 }
@@ -100,7 +100,7 @@ impl FakeMesh {
         self.log.lock().unwrap()
     }
 
-    /// Makes every choice say `text` and then its end token.
+    /// Makes `text` and its end token the output of every choice.
     pub(crate) fn reply(&self, text: &str) {
         let mut reply = self.tokenizer.encode(text).unwrap();
         reply.push(IM_END);
@@ -124,7 +124,7 @@ impl FakeMesh {
                 (log.workers.len(), log.finishes.len())
             };
             if granted == finished && self.open.load(Ordering::SeqCst) == 0 {
-                // Had one been given back twice, the second would come now.
+                // If a lease were given back twice, the second call would come now.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 assert_eq!(
                     self.log().finishes.len(),
@@ -141,7 +141,7 @@ impl FakeMesh {
         }
     }
 
-    /// Waits until so many streams are open.
+    /// Waits until `count` streams are open.
     pub(crate) async fn wait_for_streams(&self, count: i64) {
         for _ in 0..2_000 {
             if self.open.load(Ordering::SeqCst) == count {
@@ -211,7 +211,7 @@ impl Scheduler for FakeMesh {
 
 struct FakeWorker(Arc<FakeMesh>);
 
-/// Hands out workers of a mesh.
+/// Finds the workers of a mesh.
 pub(crate) struct FakeWorkers(pub(crate) Arc<FakeMesh>);
 
 impl Workers for FakeWorkers {
@@ -220,7 +220,7 @@ impl Workers for FakeWorkers {
     }
 }
 
-/// Counts an open stream for as long as it lives.
+/// Counts an open stream until it is dropped.
 struct Open(Arc<AtomicI64>);
 
 impl Drop for Open {
@@ -476,7 +476,7 @@ impl Bench {
         (response.status().as_u16(), response.json().await.unwrap())
     }
 
-    /// A chat with one user message and these fields besides.
+    /// Sends a chat with one user message and some more fields.
     pub(crate) async fn chat(&self, fields: Value) -> (u16, Value) {
         self.json("/v1/chat/completions", &chat(fields)).await
     }
@@ -518,7 +518,7 @@ impl Bench {
     }
 }
 
-/// A chat request with one user message and these fields besides.
+/// A chat request with one user message and some more fields.
 pub(crate) fn chat(fields: Value) -> Value {
     let mut body =
         serde_json::json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
@@ -528,7 +528,7 @@ pub(crate) fn chat(fields: Value) -> Value {
     body
 }
 
-/// The text of one choice of a chat's events.
+/// The text of one choice in the events of a chat.
 pub(crate) fn streamed_text(events: &[Value], index: u64) -> String {
     let choices = events
         .iter()

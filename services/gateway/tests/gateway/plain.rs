@@ -1,4 +1,4 @@
-//! Answers that come at once.
+//! Whole answers.
 
 use refrain_protocol::chunk::{Priority, Speculation, Urgency};
 use refrain_protocol::scheduling::LeaseOutcome;
@@ -78,7 +78,7 @@ async fn a_chat_is_answered() {
 }
 
 #[tokio::test]
-async fn sampling_and_the_meshs_own_fields_reach_the_worker() {
+async fn sampling_and_extensions_reach_the_worker() {
     let bench = Bench::with(tuned(|tuning| tuning.rollout_chunk_tokens = 64)).await;
     let (status, _) = bench
         .chat(json!({"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "max_completion_tokens": 9,
@@ -138,13 +138,13 @@ async fn hints_reach_the_worker_and_a_priority_may_be_a_number() {
 }
 
 #[tokio::test]
-async fn a_prediction_reaches_the_worker_and_usage_tells_of_it() {
+async fn a_prediction_reaches_the_worker_and_is_in_the_usage() {
     let bench = Bench::new().await;
     let (status, body) = bench
         .chat(json!({"prediction": {"type": "content", "content": "xyz"}}))
         .await;
     assert_eq!(status, 200);
-    // The script drafts from elsewhere.
+    // The drafts of the script have another source.
     assert_eq!(
         body["usage"]["completion_tokens_details"],
         json!({"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0})
@@ -166,7 +166,7 @@ async fn a_prediction_reaches_the_worker_and_usage_tells_of_it() {
 }
 
 #[tokio::test]
-async fn choices_are_requests_of_their_own_with_one_seed() {
+async fn each_choice_is_a_request_with_the_same_seed() {
     let bench = Bench::new().await;
     let (_, body) = bench.chat(json!({"n": 3})).await;
     let choices = body["choices"].as_array().unwrap();
@@ -199,7 +199,7 @@ async fn choices_are_requests_of_their_own_with_one_seed() {
 }
 
 #[tokio::test]
-async fn a_stop_text_is_cut_and_the_worker_is_told_where() {
+async fn a_stop_text_is_cut_and_the_worker_learns_where() {
     let bench = Bench::new().await;
     for step_tokens in 1..=8 {
         bench.mesh.script().step_tokens = step_tokens;
@@ -226,7 +226,7 @@ async fn a_stop_text_is_cut_and_the_worker_is_told_where() {
 }
 
 #[tokio::test]
-async fn a_length_limit_says_so() {
+async fn a_length_limit_is_the_finish_reason() {
     let bench = Bench::new().await;
     let (_, body) = bench.chat(json!({"max_tokens": 2})).await;
     assert_eq!(body["choices"][0]["finish_reason"], "length");
@@ -330,7 +330,7 @@ async fn models_are_listed() {
 }
 
 #[tokio::test]
-async fn what_a_user_writes_is_no_marker() {
+async fn text_of_a_user_is_never_a_special_token() {
     let bench = Bench::new().await;
     let messages = json!([{"role": "user", "content": [{"type": "text", "text": "a<|im_end|>"}]}]);
     bench.chat(json!({"messages": messages})).await;

@@ -1,4 +1,4 @@
-//! Answers as events.
+//! Answers as streams of events.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn a_chat_streams_in_openais_shape() {
 }
 
 #[tokio::test]
-async fn usage_comes_last_if_asked_for() {
+async fn the_usage_is_in_the_last_event_if_asked_for() {
     let bench = Bench::new().await;
     let options = json!({"stream": true, "stream_options": {"include_usage": true}});
     let (events, done) = bench.stream(CHAT, &chat(options)).await;
@@ -85,7 +85,7 @@ async fn choices_interleave_by_index() {
 }
 
 #[tokio::test]
-async fn a_stop_text_never_shows_not_even_in_parts() {
+async fn no_part_of_a_stop_text_is_sent() {
     let bench = Bench::new().await;
     bench.mesh.reply("first second\n\nUser: third");
     for step_tokens in [1, 2, 3, 7, 50] {
@@ -101,7 +101,7 @@ async fn a_stop_text_never_shows_not_even_in_parts() {
         bench.mesh.settled().await;
     }
     assert_eq!(bench.mesh.log().cuts.len(), 5);
-    // What only looked like one comes out.
+    // Text that only began like a stop text is sent.
     bench.mesh.reply("a\n\nUse");
     let (events, _) = bench
         .stream(CHAT, &chat(json!({"stream": true, "stop": "\n\nUser:"})))
@@ -159,7 +159,7 @@ async fn half_a_character_waits_for_the_other_half() {
     bench.mesh.script().step_tokens = 1;
     let (events, _) = bench.stream(CHAT, &chat(json!({"stream": true}))).await;
     assert_eq!(streamed_text(&events, 0), "\u{1f980}\u{e9}\u{4f60}");
-    // A role, three characters, the end.
+    // The events are the role, three characters and the end.
     assert_eq!(events.len(), 5);
 }
 
@@ -167,7 +167,7 @@ async fn half_a_character_waits_for_the_other_half() {
 async fn a_client_that_leaves_stops_the_work() {
     let bench = Bench::new().await;
     bench.mesh.reply(&"word ".repeat(40));
-    // Said to its end it would take far longer than anything here waits.
+    // The whole output would take far longer than the test waits.
     bench.mesh.script().step_pause = Duration::from_secs(2);
     let response = bench
         .post(CHAT, &chat(json!({"stream": true, "n": 2})))

@@ -9,8 +9,8 @@ use refrain_protocol::{ApiError, ErrorKind};
 
 use super::HttpError;
 
-/// A whole body, at most as large as the listener allows. Unlike the `Bytes` extractor of actix, it refuses a larger one
-/// with an error in OpenAI's shape.
+/// A whole body, at most as large as the listener allows. Unlike the `Bytes` extractor of actix, it refuses a larger
+/// one with an error in OpenAI's shape.
 #[derive(Clone, Debug)]
 pub struct RawBody(pub Bytes);
 

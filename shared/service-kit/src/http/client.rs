@@ -27,7 +27,7 @@ pub(super) const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Message for a caller whose deadline passed.
 const TIMED_OUT: &str = "a service of the mesh did not answer in time";
 
-/// What a failed call says about the other side. All clients of services and engines use this one mapping:
+/// The kind of error of a call that failed. All clients of services and engines use this one mapping:
 ///
 /// * `Unavailable`: no connection could be made, so nothing was asked. It was refused, or took too long.
 /// * `Timeout`: the deadline passed, and the call may have been carried out.
@@ -145,8 +145,8 @@ impl MeshClient {
         self.read(request).await
     }
 
-    /// Posts JSON and returns the response once its head has arrived, within `head_timeout`. The body is a stream without a
-    /// deadline, so its reader has to notice when it falls silent.
+    /// Posts JSON and returns the response once its head has arrived, within `head_timeout`. The body is a stream
+    /// without a deadline, so its reader has to notice when it falls silent.
     ///
     /// # Errors
     /// As [`MeshClient::post_json`].

@@ -1,8 +1,9 @@
-//! Limits on connections, in all and of one address, and the choice of the one that gives way when a limit is reached.
+//! Limits on connections, in all and of one address, and the choice of the one that gives way when a limit is
+//! reached.
 //!
-//! An idle connection costs its holder nothing, so one caller could open enough of them to keep all others out until they
-//! time out. When a limit is reached, the connection that has been idle for longest is closed for the new one. If none is
-//! idle, the new one is refused at once, instead of waiting in the system's backlog without an answer.
+//! An idle connection costs its holder nothing, so one caller could open enough of them to keep all others out until
+//! they time out. When a limit is reached, the connection that has been idle for longest is closed for the new one.
+//! If none is idle, the new one is refused at once, instead of waiting in the system's backlog without an answer.
 //!
 //! This is a plain value: instants are arguments, and the caller closes the connection that gives way.
 
@@ -12,13 +13,15 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
-/// A connection that began or was last used less than this ago does not give way, because its request may be on its way.
+/// A connection that began or was last used less than this ago does not give way, because its request may be on its
+/// way.
 const IDLE_MIN: Duration = Duration::from_millis(250);
 
 /// The limit on connections of one address.
 #[derive(Clone, Debug, Default)]
 pub struct AddressLimit {
-    /// Most connections of one address, or of one IPv6 network of 64 bits. `None`: only the limit on all connections holds.
+    /// Most connections of one address, or of one IPv6 network of 64 bits. `None`: only the limit on all connections
+    /// holds.
     pub connections_max: Option<usize>,
     /// Addresses without this limit: proxies, since many callers share one.
     pub exempt: Vec<IpNet>,

@@ -1,5 +1,5 @@
-//! The connections of a listener. Each has an entry in the table (`connection_table.rs`), and can be closed for a new one
-//! while it is idle.
+//! The connections of a listener. Each has an entry in the table (`connection_table.rs`), and can be closed for a new
+//! one while it is idle.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,8 +24,8 @@ use crate::telemetry::Metrics;
 
 /// Seconds after which a refused caller may try again.
 const RETRY_AFTER_S: u64 = 1;
-/// How long a refused caller has to read the reason. If the connection were closed at once, its unread request would make
-/// the system discard the answer.
+/// How long a refused caller has to read the reason. If the connection were closed at once, its unread request would
+/// make the system discard the answer.
 const REFUSED_LINGER: Duration = Duration::from_millis(500);
 /// How long a caller has to read the answer if its body was not read to the end.
 const UNREAD_LINGER: Duration = Duration::from_secs(2);
@@ -188,8 +188,8 @@ impl AdmittedStream {
         )
     }
 
-    /// Notes that the caller goes on reading an answer. Bytes that are written while no request is in flight are the rest of
-    /// an answer, so the connection is not idle.
+    /// Notes that the caller goes on reading an answer. Bytes that are written while no request is in flight are the
+    /// rest of an answer, so the connection is not idle.
     fn wrote(&self) {
         let guard = &self.guard;
         if !guard.signal.is_busy.load(Ordering::Relaxed) {
@@ -283,8 +283,8 @@ impl Drop for RequestGuard {
     }
 }
 
-/// The body of an answer, whose request is in flight until the whole body has been given to the stream. After that the
-/// connection counts as idle, even if the caller has not read all of it.
+/// The body of an answer, whose request is in flight until the whole body has been given to the stream. After that
+/// the connection counts as idle, even if the caller has not read all of it.
 pub(super) struct TrackedBody {
     body: BoxBody,
     request: Option<RequestGuard>,

@@ -14,8 +14,9 @@ use crate::mesh::MeshAuth;
 
 /// Creates a middleware that passes calls with the mesh secret and answers all others with 401.
 ///
-/// The middleware owns the secret. If it looked the secret up in the data of the app, one forgotten line would disable the
-/// check. It runs before all extractors, so a caller without the secret cannot make a service read or parse a body.
+/// The middleware owns the secret. If it looked the secret up in the data of the app, one forgotten line would
+/// disable the check. It runs before all extractors, so a caller without the secret cannot make a service read or
+/// parse a body.
 ///
 /// ```
 /// # use actix_web::web;

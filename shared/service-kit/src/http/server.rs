@@ -35,9 +35,9 @@ use crate::telemetry::{HttpMetrics, Metrics};
 /// Seconds that a graceful stop may take before connections are cut.
 const SHUTDOWN_TIMEOUT_S: u64 = 30;
 
-/// How long a connection without requests stays open. The clients of this project, and most proxies (60 s), keep it for a
-/// shorter time, so it is always the caller who closes. A request that is sent while the listener closes would be lost. A
-/// graceful stop does not wait for such connections.
+/// How long a connection without requests stays open. The clients of this project, and most proxies (60 s), keep it
+/// for a shorter time, so it is always the caller who closes. A request that is sent while the listener closes would
+/// be lost. A graceful stop does not wait for such connections.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(120);
 
 /// How long a new connection may take to send the head of its first request.
@@ -66,7 +66,8 @@ pub struct ServeOptions {
     pub threads: usize,
     /// Largest request body, bytes.
     pub body_bytes_max: usize,
-    /// Most connections at once, of all threads together. The limit is lower if the process may not open as many files.
+    /// Most connections at once, of all threads together. The limit is lower if the process may not open as many
+    /// files.
     pub connections_max: usize,
 }
 
@@ -93,8 +94,8 @@ impl Server {
         self.handle.stop(graceful).await;
     }
 
-    /// Stops the listener and waits at most `grace` for responses in flight. The connections of the others are cut when the
-    /// process ends, or `SHUTDOWN_TIMEOUT_S` after the stop began.
+    /// Stops the listener and waits at most `grace` for responses in flight. The connections of the others are cut
+    /// when the process ends, or `SHUTDOWN_TIMEOUT_S` after the stop began.
     pub async fn stop_within(&self, grace: Duration) {
         if tokio::time::timeout(grace, self.stop(true)).await.is_err() {
             // While the listener waits for its threads, it takes no other command.
@@ -103,7 +104,8 @@ impl Server {
     }
 }
 
-/// Starts a listener for the services of the mesh. `configure` adds the routes of the service to the app of each thread.
+/// Starts a listener for the services of the mesh. `configure` adds the routes of the service to the app of each
+/// thread.
 ///
 /// # Errors
 /// The address cannot be bound.
@@ -307,8 +309,8 @@ fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {
     use actix_web::error::JsonPayloadError::{Overflow, OverflowKnownLength};
     match error {
         Overflow { limit } | OverflowKnownLength { limit, .. } => too_large(*limit),
-        // serde names the place and what it expected there. The strings that it quotes are field names or enum values of the
-        // caller's own request.
+        // serde names the place and what it expected there. The strings that it quotes are field names or enum values
+        // of the caller's own request.
         other => ApiError::new(
             ErrorKind::InvalidRequest,
             format!("the body is not valid JSON for this call: {other}"),
@@ -317,7 +319,7 @@ fn json_error(error: &actix_web::error::JsonPayloadError) -> ApiError {
     }
 }
 
-/// What each thread needs to observe requests.
+/// The service and the metrics by which each thread observes requests.
 #[derive(Clone)]
 struct Observed {
     service: &'static str,

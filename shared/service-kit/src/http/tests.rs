@@ -30,8 +30,8 @@ struct Listening {
     read: Arc<AtomicUsize>,
 }
 
-/// `/size` reads bytes and `/length` reads JSON; both return the length. `/never` reads bytes and does not answer. `/huge`
-/// returns slightly more than a client reads.
+/// `/size` reads bytes and `/length` reads JSON; both return the length. `/never` reads bytes and does not answer.
+/// `/huge` returns slightly more than a client reads.
 fn listen() -> Listening {
     let keys = MeshConfig::generate().unwrap();
     let clocks = Clocks::with_clock("judge", true, 3_600, || NOW_MS);

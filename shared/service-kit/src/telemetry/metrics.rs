@@ -15,9 +15,9 @@ pub const SECONDS_BUCKETS: &[f64] = &[
 
 /// Declares a struct whose fields are families of metrics, and its constructor `register(&Registry)`.
 ///
-/// The doc comment of a field is the help text of its family. After the name of the family come its labels in brackets,
-/// the buckets of a histogram after `in`, and after `with` the values of a single label that are there from the start: a
-/// rate over a counter that does not exist yet shows nothing instead of 0.
+/// The doc comment of a field is the help text of its family. After the name of the family come its labels in
+/// brackets, the buckets of a histogram after `in`, and after `with` the values of a single label that are there from
+/// the start: a rate over a counter that does not exist yet shows nothing instead of 0.
 ///
 /// ```
 /// use refrain_service_kit::telemetry::{Metrics, SECONDS_BUCKETS};
@@ -207,7 +207,8 @@ impl Metrics {
         self.add(Gauge::new(name, help))
     }
 
-    /// Registers a gauge whose value is computed whenever metrics are rendered. It suits values that change with time alone.
+    /// Registers a gauge whose value is computed whenever metrics are rendered. It suits values that change with time
+    /// alone.
     pub fn computed_gauge(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Connections that nobody needs, and those that nobody may keep from the others.
+//! Limits on connections: which one gives way, and which one is refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,11 +11,11 @@ use tokio::net::TcpStream;
 use crate::http::{AddressLimit, ServeOptions, Server, serve_public};
 use crate::telemetry::Metrics;
 
-/// Far more than any of this takes.
+/// Longer than any step of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longer than a connection must have been idle to give way.
+/// Longer than the idle time after which a connection gives way.
 const IDLE: Duration = Duration::from_millis(300);
-/// More than sockets' buffers hold.
+/// More bytes than the buffers of sockets hold.
 const LARGE_BYTES: usize = 64 << 20;
 
 struct Listening {
@@ -23,9 +23,9 @@ struct Listening {
     metrics: Metrics,
 }
 
-/// `/never` does not answer, `/large` says more than is read, `/refuse` closes behind its answer without reading a
-/// body.
-fn listen(connections_max: usize, of_one_address: Option<usize>) -> Listening {
+/// `/never` does not answer, `/large` sends more than callers read, and `/refuse` answers without reading the body
+/// and closes.
+fn listen(connections_max: usize, address_max: Option<usize>) -> Listening {
     let metrics = Metrics::new().unwrap();
     let options = ServeOptions {
         service: "test",
@@ -35,7 +35,7 @@ fn listen(connections_max: usize, of_one_address: Option<usize>) -> Listening {
         connections_max,
     };
     let address = AddressLimit {
-        connections_max: of_one_address,
+        connections_max: address_max,
         exempt: Vec::new(),
     };
     let ready = Arc::new(|| Ok(()));
@@ -81,7 +81,7 @@ fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n")
 }
 
-/// The answer as far as `part`, or as far as it goes.
+/// The answer up to `part`, or to its end.
 async fn answer(stream: &mut TcpStream, part: &str) -> String {
     let mut read = Vec::new();
     let reads = async {
@@ -93,7 +93,7 @@ async fn answer(stream: &mut TcpStream, part: &str) -> String {
     };
     tokio::time::timeout(PATIENCE, reads)
         .await
-        .expect("no answer");
+        .expect("there is no answer");
     String::from_utf8(read).unwrap()
 }
 
@@ -103,7 +103,7 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 #[tokio::test]
-async fn idle_connections_give_way_to_newcomers() {
+async fn idle_connections_give_way_to_new_ones() {
     let listening = listen(8, None);
     let mut idle = Vec::new();
     for _ in 0..8 {
@@ -117,7 +117,7 @@ async fn idle_connections_give_way_to_newcomers() {
     }
     assert_eq!(listening.figure("refrain_http_connections{"), "8");
     tokio::time::sleep(IDLE).await;
-    // One of them is in the middle of its next head: no reason to keep its place.
+    // One of them has sent a part of its next head, which does not make it busy.
     idle[0].write_all(b"GET /hea").await.unwrap();
     let closed = Arc::new(AtomicUsize::new(0));
     for mut stream in idle {
@@ -131,8 +131,8 @@ async fn idle_connections_give_way_to_newcomers() {
     let mut newcomers = Vec::new();
     for _ in 0..5 {
         let mut newcomer = listening.send(&get("/healthz")).await;
-        let said = answer(&mut newcomer, "ok\n").await;
-        assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+        let reply = answer(&mut newcomer, "ok\n").await;
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
         newcomers.push(newcomer);
     }
     let closes = async {
@@ -141,7 +141,7 @@ async fn idle_connections_give_way_to_newcomers() {
         }
     };
     assert!(tokio::time::timeout(PATIENCE, closes).await.is_ok());
-    // It was the older ones that gave way.
+    // The older connections gave way.
     for newcomer in &mut newcomers {
         newcomer
             .write_all(get("/healthz").as_bytes())
@@ -156,7 +156,7 @@ async fn idle_connections_give_way_to_newcomers() {
 }
 
 #[tokio::test]
-async fn where_no_connection_is_idle_newcomers_are_told_so_at_once() {
+async fn without_an_idle_connection_new_ones_are_refused_at_once() {
     let listening = listen(4, None);
     let mut busy = Vec::new();
     for _ in 0..4 {
@@ -164,13 +164,16 @@ async fn where_no_connection_is_idle_newcomers_are_told_so_at_once() {
     }
     listening.until("refrain_http_connections{", "4").await;
     tokio::time::sleep(IDLE).await;
-    // More than are refused at once.
+    // These are more than are refused at the same time.
     for _ in 0..100 {
         let mut refused = listening.send(&get("/healthz")).await;
-        let said = answer(&mut refused, "}}").await;
-        assert!(said.starts_with("HTTP/1.1 503"), "{said}");
-        assert!(said.contains("retry-after: 1\r\n"), "{said}");
-        assert!(said.contains(r#""code":"too_many_connections""#), "{said}");
+        let reply = answer(&mut refused, "}}").await;
+        assert!(reply.starts_with("HTTP/1.1 503"), "{reply}");
+        assert!(reply.contains("retry-after: 1\r\n"), "{reply}");
+        assert!(
+            reply.contains(r#""code":"too_many_connections""#),
+            "{reply}"
+        );
     }
     let rejected = r#"refrain_http_rejections_total{limit="connections_max","#;
     assert_eq!(listening.figure(rejected), "100");
@@ -186,7 +189,7 @@ async fn where_no_connection_is_idle_newcomers_are_told_so_at_once() {
 }
 
 #[tokio::test]
-async fn an_address_holds_no_more_than_its_share() {
+async fn an_address_has_no_more_connections_than_its_limit() {
     let listening = listen(100, Some(2));
     let _busy = [
         listening.send(&get("/never")).await,
@@ -195,15 +198,15 @@ async fn an_address_holds_no_more_than_its_share() {
     listening.until("refrain_http_connections{", "2").await;
     tokio::time::sleep(IDLE).await;
     let mut refused = listening.send(&get("/healthz")).await;
-    let said = answer(&mut refused, "}}").await;
-    assert!(said.starts_with("HTTP/1.1 429"), "{said}");
+    let reply = answer(&mut refused, "}}").await;
+    assert!(reply.starts_with("HTTP/1.1 429"), "{reply}");
     let rejected = r#"refrain_http_rejections_total{limit="address_connections_max","#;
     assert_eq!(listening.figure(rejected), "1");
     listening.server.stop(false).await;
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_reads_keeps_no_place() {
+async fn a_connection_whose_answer_nobody_reads_gives_way() {
     let listening = listen(1, None);
     let mut unread = listening.send(&get("/large")).await;
     let mut first = [0; 1];
@@ -219,34 +222,34 @@ async fn an_answer_that_nobody_reads_keeps_no_place() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_closed_behind_an_answer_waits_for_no_body() {
+async fn a_connection_that_is_closed_after_an_answer_does_not_wait_for_the_body() {
     let listening = listen(4, None);
     let head = "POST /refuse HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n";
     let mut stream = listening.send(head).await;
     assert!(answer(&mut stream, "no").await.starts_with("HTTP/1.1 400"));
-    // Its caller goes on sending, and does not close.
+    // The caller sends on and does not close.
     assert!(is_closed(&mut stream).await);
     listening.until("refrain_http_connections{", "0").await;
     listening.server.stop(true).await;
 }
 
 #[tokio::test]
-async fn methods_that_a_route_does_not_take_are_named_and_head_is_answered() {
+async fn a_refused_method_is_told_the_allowed_ones_and_head_is_answered() {
     let listening = listen(4, None);
     for path in ["/healthz", "/readyz", "/metrics"] {
         let mut stream = listening
             .send(&format!("HEAD {path} HTTP/1.1\r\nhost: test\r\n\r\n"))
             .await;
-        let said = answer(&mut stream, "\r\n\r\n").await;
-        assert!(said.starts_with("HTTP/1.1 200"), "{said}");
-        assert!(said.ends_with("\r\n\r\n"), "{said}");
+        let reply = answer(&mut stream, "\r\n\r\n").await;
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+        assert!(reply.ends_with("\r\n\r\n"), "{reply}");
         let mut stream = listening
             .send(&format!("DELETE {path} HTTP/1.1\r\nhost: test\r\n\r\n"))
             .await;
-        let said = answer(&mut stream, "}}").await;
-        assert!(said.starts_with("HTTP/1.1 405"), "{said}");
-        assert!(said.contains("allow: GET, HEAD\r\n"), "{said}");
-        assert!(said.contains(r#""code":"method_not_allowed""#), "{said}");
+        let reply = answer(&mut stream, "}}").await;
+        assert!(reply.starts_with("HTTP/1.1 405"), "{reply}");
+        assert!(reply.contains("allow: GET, HEAD\r\n"), "{reply}");
+        assert!(reply.contains(r#""code":"method_not_allowed""#), "{reply}");
     }
     listening.server.stop(true).await;
 }

@@ -1,15 +1,45 @@
-//! How those fields of a body are read that come in several shapes or can be long. Derived code would keep a copy of
-//! everything until it knows the shape, at many times the bytes that it takes as JSON.
+//! Request fields that come in several shapes or may be long.
+//!
+//! They are read by hand. Derived code would keep a copy of the whole value until it knows the shape, which takes
+//! many times the bytes of the JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::{LOGIT_BIAS_MAX, PROMPTS_READ_MAX, Prompt, STOPS_MAX, Stop};
 use crate::TokenId;
 
-/// `logit_bias`, which may be null.
+/// Most entries of `logit_bias`.
+pub const LOGIT_BIAS_MAX: usize = 1024;
+/// Most texts in `stop`, as with OpenAI.
+pub const STOPS_MAX: usize = 4;
+/// Most prompts of a body that are read. The gateway allows fewer.
+pub const PROMPTS_READ_MAX: usize = 65_536;
+
+/// `stop`: one text or several, at most [`STOPS_MAX`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// One text.
+    One(String),
+    /// Several texts.
+    Several(Vec<String>),
+}
+
+/// `prompt`: one or several, at most [`PROMPTS_READ_MAX`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// One text.
+    Text(String),
+    /// One prompt of tokens. An empty list counts as one.
+    Tokens(Vec<TokenId>),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// Several prompts of tokens.
+    TokenLists(Vec<Vec<TokenId>>),
+}
+
+/// Reads `logit_bias`, which may be null.
 pub(super) fn logit_bias<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<BTreeMap<String, f64>>, D::Error> {
@@ -89,27 +119,27 @@ impl<'de> Deserialize<'de> for Prompt {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompt, A::Error> {
                 let mut prompt = match list.next_element()? {
                     None => return Ok(Prompt::Tokens(Vec::new())),
-                    Some(Item::Token(token)) => Prompt::Tokens(vec![token]),
-                    Some(Item::Text(text)) => Prompt::Texts(vec![text]),
-                    Some(Item::Tokens(tokens)) => Prompt::TokenLists(vec![tokens]),
+                    Some(PromptItem::Token(token)) => Prompt::Tokens(vec![token]),
+                    Some(PromptItem::Text(text)) => Prompt::Texts(vec![text]),
+                    Some(PromptItem::Tokens(tokens)) => Prompt::TokenLists(vec![tokens]),
                 };
                 while let Some(item) = list.next_element()? {
                     let prompts = match (&mut prompt, item) {
-                        (Prompt::Tokens(tokens), Item::Token(token)) => {
+                        (Prompt::Tokens(tokens), PromptItem::Token(token)) => {
                             tokens.push(token);
                             1
                         }
-                        (Prompt::Texts(texts), Item::Text(text)) => {
+                        (Prompt::Texts(texts), PromptItem::Text(text)) => {
                             texts.push(text);
                             texts.len()
                         }
-                        (Prompt::TokenLists(lists), Item::Tokens(tokens)) => {
+                        (Prompt::TokenLists(lists), PromptItem::Tokens(tokens)) => {
                             lists.push(tokens);
                             lists.len()
                         }
                         _ => {
                             return Err(A::Error::custom(
-                                "either all are tokens, or texts, or lists",
+                                "all entries must be tokens, or all texts, or all lists of tokens",
                             ));
                         }
                     };
@@ -124,40 +154,40 @@ impl<'de> Deserialize<'de> for Prompt {
     }
 }
 
-/// One entry of a list of prompts.
-enum Item {
+/// An entry of `prompt`.
+enum PromptItem {
     Token(TokenId),
     Text(String),
     Tokens(Vec<TokenId>),
 }
 
-impl<'de> Deserialize<'de> for Item {
+impl<'de> Deserialize<'de> for PromptItem {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Shape;
         impl<'de> Visitor<'de> for Shape {
-            type Value = Item;
+            type Value = PromptItem;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str("a token, a text or a list of tokens")
             }
 
-            fn visit_u64<E: Error>(self, token: u64) -> Result<Item, E> {
+            fn visit_u64<E: Error>(self, token: u64) -> Result<PromptItem, E> {
                 let token = TokenId::try_from(token);
                 token
-                    .map(Item::Token)
-                    .map_err(|_| E::custom("no token has so large a number"))
+                    .map(PromptItem::Token)
+                    .map_err(|_| E::custom("the number is too large for a token id"))
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
-                Ok(Item::Text(text.to_owned()))
+            fn visit_str<E: Error>(self, text: &str) -> Result<PromptItem, E> {
+                Ok(PromptItem::Text(text.to_owned()))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Item, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptItem, A::Error> {
                 let mut tokens = Vec::new();
                 while let Some(token) = list.next_element()? {
                     tokens.push(token);
                 }
-                Ok(Item::Tokens(tokens))
+                Ok(PromptItem::Tokens(tokens))
             }
         }
         deserializer.deserialize_any(Shape)
@@ -166,4 +196,43 @@ impl<'de> Deserialize<'de> for Item {
 
 fn too_many<E: Error>(most: usize, what: &str) -> E {
     E::custom(format_args!("at most {most} {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_come_in_four_shapes() {
+        let read = |json: &str| serde_json::from_str::<Prompt>(json).unwrap();
+        assert_eq!(read("\"a\""), Prompt::Text("a".into()));
+        assert_eq!(read("[\"a\"]"), Prompt::Texts(vec!["a".into()]));
+        assert_eq!(read("[1, 2]"), Prompt::Tokens(vec![1, 2]));
+        assert_eq!(read("[]"), Prompt::Tokens(Vec::new()));
+        assert_eq!(
+            read("[[1], [2]]"),
+            Prompt::TokenLists(vec![vec![1], vec![2]])
+        );
+        for json in [
+            "[1, \"a\"]",
+            "[\"a\", [1]]",
+            "[-1]",
+            "[0.5]",
+            "[4294967296]",
+            "7",
+            "{}",
+            "[[\"a\"]]",
+        ] {
+            assert!(serde_json::from_str::<Prompt>(json).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn lists_end_where_they_would_be_refused() {
+        assert!(serde_json::from_str::<Stop>(r#"["a","b","c","d"]"#).is_ok());
+        assert!(serde_json::from_str::<Stop>(r#"["a","b","c","d","e"]"#).is_err());
+        let prompts = |count: usize| format!("[{}\"\"]", "\"\",".repeat(count - 1));
+        assert!(serde_json::from_str::<Prompt>(&prompts(PROMPTS_READ_MAX)).is_ok());
+        assert!(serde_json::from_str::<Prompt>(&prompts(PROMPTS_READ_MAX + 1)).is_err());
+    }
 }

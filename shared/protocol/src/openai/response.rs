@@ -1,0 +1,274 @@
+//! Answers, whole or as events of a stream, and the list of models.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::chunk::SourceCounts;
+
+/// The tokens of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of all prompts, each counted once.
+    pub prompt_tokens: u64,
+    /// Tokens of all outputs, end tokens included and rejected drafts not.
+    pub completion_tokens: u64,
+    /// The sum of both.
+    pub total_tokens: u64,
+    /// Details of the prompts.
+    pub prompt_tokens_details: PromptTokensDetails,
+    /// Details of the outputs, if the request had a prediction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+/// Details of the outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompletionTokensDetails {
+    /// Tokens of the prediction that were drafted and accepted.
+    pub accepted_prediction_tokens: u64,
+    /// Tokens of the prediction that were drafted and rejected. They are not part of `completion_tokens`.
+    pub rejected_prediction_tokens: u64,
+}
+
+/// Details of the prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptTokensDetails {
+    /// Prompt tokens whose KV was in a cache.
+    pub cached_tokens: u64,
+}
+
+/// The extension of Refrain beside `usage`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ResponseMetrics {
+    /// Counts of drafts.
+    pub speculative_decoding: SpeculativeDecoding,
+    /// Times of the request.
+    pub timings: Timings,
+}
+
+/// `metrics.speculative_decoding`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SpeculativeDecoding {
+    /// Engine steps.
+    pub steps: u64,
+    /// Draft tokens offered.
+    pub drafted: u64,
+    /// Draft tokens accepted.
+    pub accepted: u64,
+    /// The same counts by the source of the draft.
+    pub by_source: SourceCounts,
+}
+
+/// `metrics.timings`: sums over all choices and chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timings {
+    /// Seconds from the start of each chunk to its first token.
+    pub prefill_s: f64,
+    /// Seconds from the first to the last token of each chunk.
+    pub decode_s: f64,
+    /// Tokens emitted in `decode_s`, which are all but those of the first step of each chunk.
+    pub decode_tokens: u64,
+    /// Number of chunks.
+    pub chunks: u64,
+}
+
+/// The reason why an output ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// A stop text or an end token.
+    Stop,
+    /// A length limit.
+    Length,
+}
+
+/// A whole answer, or an event of a stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Answer<'a, C> {
+    /// Id of the answer, the same in all its events.
+    pub id: Cow<'a, str>,
+    /// Kind of the object, such as `chat.completion`.
+    pub object: Cow<'a, str>,
+    /// Time in Unix seconds, the same in all events.
+    pub created: u64,
+    /// Public name of the model.
+    pub model: Cow<'a, str>,
+    /// The choices.
+    pub choices: Vec<C>,
+    /// Usage. `None` leaves the key out, and `Some(None)` writes null.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "present"
+    )]
+    pub usage: Option<Option<Usage>>,
+    /// The extension of Refrain, if the usage is given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<ResponseMetrics>,
+}
+
+/// Distinguishes null from a missing key.
+fn present<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<Usage>>, D::Error> {
+    Option::<Usage>::deserialize(deserializer).map(Some)
+}
+
+/// One choice of a chat answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatChoice {
+    /// Index of the choice.
+    pub index: u32,
+    /// The message of the model.
+    pub message: AnswerMessage,
+    /// Log-probabilities, if asked for.
+    pub logprobs: Option<ChatLogprobs>,
+    /// The reason of its end.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// A message of the model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnswerMessage {
+    /// `assistant`.
+    pub role: String,
+    /// The text.
+    pub content: String,
+    /// Always null, since the gateway refuses no content.
+    pub refusal: Option<String>,
+}
+
+/// One choice of an event of a chat.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatChunkChoice {
+    /// Index of the choice.
+    pub index: u32,
+    /// The new part of the message.
+    pub delta: Delta,
+    /// Log-probabilities of the tokens of this event, if asked for.
+    pub logprobs: Option<ChatLogprobs>,
+    /// The reason of the end, in the last event of the choice.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// The new part of a message.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delta {
+    /// The role, in the first event of the choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+    /// New text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+}
+
+/// Log-probabilities of a chat.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChatLogprobs {
+    /// One entry per token.
+    pub content: Vec<ChatTokenLogprob>,
+    /// Always null, since the gateway refuses no content.
+    pub refusal: Option<Vec<ChatTokenLogprob>>,
+}
+
+/// The log-probability of one token.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatTokenLogprob {
+    /// Text of the token.
+    pub token: String,
+    /// Natural logarithm of the probability; -9999 for very unlikely tokens.
+    pub logprob: f64,
+    /// Its bytes, which may be a part of a character.
+    pub bytes: Vec<u8>,
+    /// The most likely tokens at this position.
+    #[serde(default)]
+    pub top_logprobs: Vec<TopLogprob>,
+}
+
+/// One of the most likely tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TopLogprob {
+    /// Text of the token.
+    pub token: String,
+    /// Natural logarithm of the probability; -9999 for very unlikely tokens.
+    pub logprob: f64,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// One choice of a text completion, whole or of an event.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CompletionChoice {
+    /// Index of the choice.
+    pub index: u32,
+    /// The text, or its new part.
+    pub text: String,
+    /// Log-probabilities, if asked for.
+    pub logprobs: Option<CompletionLogprobs>,
+    /// The reason of its end, once it has ended.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// Log-probabilities of a text completion, in parallel lists.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CompletionLogprobs {
+    /// Text of each token, or `bytes:\x..` if it is not UTF-8.
+    pub tokens: Vec<String>,
+    /// Log-probability of each token.
+    pub token_logprobs: Vec<f64>,
+    /// The most likely tokens at each position.
+    pub top_logprobs: Vec<BTreeMap<String, f64>>,
+    /// Offset of each token in the text of the choice, in characters.
+    pub text_offset: Vec<u64>,
+}
+
+/// `GET /v1/models`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelList {
+    /// `list`.
+    pub object: String,
+    /// The models.
+    pub data: Vec<ModelCard>,
+}
+
+/// `GET /v1/models/{id}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelCard {
+    /// Public name of the model.
+    pub id: String,
+    /// `model`.
+    pub object: String,
+    /// Time in Unix seconds.
+    pub created: u64,
+    /// Owner of the model.
+    pub owned_by: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_missing_null_or_present() {
+        let mut answer = Answer::<ChatChunkChoice> {
+            id: "i".into(),
+            object: "o".into(),
+            created: 1,
+            model: "m".into(),
+            choices: Vec::new(),
+            usage: None,
+            metrics: None,
+        };
+        for (usage, key) in [(None, None), (Some(None), Some(serde_json::Value::Null))] {
+            answer.usage = usage;
+            let json = serde_json::to_value(&answer).unwrap();
+            assert_eq!(json.get("usage").cloned(), key);
+            assert_eq!(
+                serde_json::from_value::<Answer<'_, ChatChunkChoice>>(json).unwrap(),
+                answer
+            );
+        }
+    }
+}

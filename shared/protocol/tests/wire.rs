@@ -1,0 +1,472 @@
+//! The JSON formats between services. Each has a committed file in `tests/fixtures`, which today's types read and
+//! write.
+//!
+//! A file may change only if services of both versions understand both forms, since services of a mesh are upgraded
+//! one by one. `UPDATE_EXPECT=1` writes the files anew.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::panic::RefUnwindSafe;
+use std::path::PathBuf;
+
+use expect_test::expect_file;
+use refrain_protocol::admin::{ConfirmReply, ConfirmRequest, EraseReply, EraseRequest};
+use refrain_protocol::chunk::{
+    ChunkBudget, ChunkCut, ChunkEnd, ChunkEndReason, ChunkEvent, ChunkRequest, DraftScope,
+    DraftShare, DraftSource, Priority, Speculation, StepMessage, Urgency,
+};
+use refrain_protocol::document::StoreStats;
+use refrain_protocol::engine::{
+    AbortRequest, CloseRequest, Draft, DrafterCapabilities, DrafterKind, EngineCapabilities,
+    EngineLoad, Sampling, SelfDraft, SessionSpec, StepItem, StepOutput, StepRequest, StepResponse,
+    TokenLogprob,
+};
+use refrain_protocol::error::code;
+use refrain_protocol::openai::ErrorBody;
+use refrain_protocol::scheduling::{
+    Eagle3Report, Heartbeat, HeartbeatReply, Lease, LeaseFinish, LeaseOutcome, LeaseRequest,
+    ServedModel,
+};
+use refrain_protocol::{
+    ApiError, EngineSessionId, ErrorKind, LeaseId, Namespace, NamespaceId, RequestId,
+    SignedNamespace, WorkerId,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+type Reads = dyn Fn(&str) + RefUnwindSafe;
+
+/// A type of the wire, without its Rust type: a fixture with an example, and how bytes are read.
+struct Format {
+    name: &'static str,
+    /// The example as JSON.
+    written: String,
+    /// Reads JSON and checks that it survives being written again. Returns whether it was read.
+    survives: fn(&[u8]) -> bool,
+    /// Checks that the text is read as the example.
+    reads: Box<Reads>,
+}
+
+fn format<T>(name: &'static str, example: T) -> Format
+where
+    T: Serialize + DeserializeOwned + PartialEq + Debug + RefUnwindSafe + 'static,
+{
+    Format {
+        name,
+        written: serde_json::to_string_pretty(&example).unwrap() + "\n",
+        survives: |bytes| {
+            let Ok(value) = serde_json::from_slice::<T>(bytes) else {
+                return false;
+            };
+            let written = serde_json::to_vec(&value).unwrap();
+            assert_eq!(serde_json::from_slice::<T>(&written).unwrap(), value);
+            true
+        },
+        reads: Box::new(move |text| {
+            assert_eq!(serde_json::from_str::<T>(text).unwrap(), example, "{name}");
+        }),
+    }
+}
+
+fn signed() -> SignedNamespace {
+    SignedNamespace {
+        namespace: Namespace {
+            tenant: "acme".into(),
+            model: "tiny".into(),
+            tokenizer: "ab12".into(),
+        },
+        issued_at_s: 1_700_000_000,
+        signature: "00ff".into(),
+    }
+}
+
+fn step() -> StepMessage {
+    StepMessage {
+        sequence: 3,
+        tokens: vec![5, 6, 7],
+        logprobs: None,
+        weight_version: 2,
+        source: DraftSource::Suffix,
+        scope: DraftScope::Group,
+        drafted: 4,
+        accepted: 2,
+        merged: None,
+    }
+}
+
+fn end(reason: ChunkEndReason) -> ChunkEvent {
+    ChunkEvent::End(ChunkEnd {
+        reason,
+        next_worker: (reason == ChunkEndReason::Transfer).then(|| WorkerId("w1".into())),
+        cached_tokens: 3,
+        prefill_s: 0.25,
+        decode_s: 0.5,
+        decode_tokens: 9,
+    })
+}
+
+fn chunk() -> ChunkRequest {
+    ChunkRequest {
+        lease: LeaseId(1),
+        epoch: 2,
+        request: RequestId(3),
+        namespace: signed(),
+        session: Some("s".into()),
+        group: Some("g".into()),
+        tokens: vec![1, 2, 3],
+        prompt_len: 2,
+        sampling: Sampling {
+            temperature: 0.5,
+            top_k: 40,
+            top_p: 0.75,
+            min_p: 0.125,
+            seed: 7,
+            choice: 1,
+            logit_bias: vec![(4, -1.5)],
+            stop_token_ids: vec![2],
+            top_logprobs: Some(2),
+        },
+        max_new_tokens: 100,
+        chunk_tokens: Some(10),
+        speculation: Speculation::DraftModel,
+        urgency: Urgency {
+            priority: Priority::High,
+            tpot_ms: Some(20),
+        },
+        budget: ChunkBudget {
+            attempts: 3,
+            time_left_ms: Some(60_000),
+        },
+        prediction: vec![8, 9],
+        transferred: true,
+        alive_within_ms: Some(10_000),
+    }
+}
+
+fn step_item() -> StepItem {
+    StepItem {
+        session: EngineSessionId(5),
+        open: Some(SessionSpec {
+            namespace: NamespaceId(6),
+            sampling: Sampling::default(),
+            self_drafts: true,
+        }),
+        keep_len: 0,
+        tokens: vec![1, 2],
+        sample: true,
+        draft: Some(Draft {
+            tokens: vec![3, 4],
+            parents: vec![None, Some(0)],
+        }),
+        self_draft: Some(SelfDraft {
+            depth: 4,
+            top_k: 2,
+            tokens_max: 8,
+            path_prob_min: 0.25,
+            sampled: false,
+        }),
+        max_emit: 5,
+    }
+}
+
+fn formats() -> Vec<Format> {
+    let error = ApiError::new(ErrorKind::Overloaded, "try again")
+        .with_code(code::WORKER_FULL)
+        .with_retry_after_ms(250)
+        .with_detail("for the log only");
+    let sent = ApiError {
+        detail: None,
+        ..error.clone()
+    };
+    vec![
+        format(
+            "lease_request",
+            LeaseRequest {
+                request: RequestId(3),
+                namespace: signed(),
+                group: Some("g".into()),
+                context_tokens: 12,
+                generated_tokens: 2,
+                max_new_tokens: 100,
+                prefer: Some(WorkerId("w1".into())),
+                transferred: true,
+                exclude: vec![WorkerId("w0".into())],
+            },
+        ),
+        format(
+            "lease",
+            Lease {
+                lease: LeaseId(u128::MAX),
+                epoch: 2,
+                worker: WorkerId("w0".into()),
+                url: "http://w0:8202".into(),
+                ttl_ms: 10_000,
+            },
+        ),
+        format(
+            "lease_finish",
+            [
+                LeaseOutcome::Done,
+                LeaseOutcome::Continues,
+                LeaseOutcome::WorkerFailed,
+            ]
+            .map(|outcome| LeaseFinish {
+                lease: LeaseId(1),
+                outcome,
+                emitted_tokens: 10,
+                worker_ended_ms_ago: (outcome == LeaseOutcome::Done).then_some(5),
+            })
+            .to_vec(),
+        ),
+        format(
+            "heartbeat",
+            Heartbeat {
+                worker: WorkerId("w0".into()),
+                incarnation: 9,
+                url: "http://w0:8202".into(),
+                model: "tiny".into(),
+                tokenizer: "ab12".into(),
+                max_context: 4_096,
+                max_running: 8,
+                running: vec![LeaseId(1), LeaseId(2)],
+                draining: false,
+                eagle3: Some(Eagle3Report {
+                    accepted_length: 2.5,
+                    speedup: 1.25,
+                }),
+                fallback: Some(WorkerId("w1".into())),
+            },
+        ),
+        format(
+            "heartbeat_reply",
+            HeartbeatReply {
+                next_in_ms: 1_000,
+                fallback: Some(Eagle3Report {
+                    accepted_length: 2.5,
+                    speedup: 1.25,
+                }),
+                give_way: vec![LeaseId(1)],
+            },
+        ),
+        format(
+            "served_models",
+            vec![ServedModel {
+                model: "tiny".into(),
+                tokenizer: "ab12".into(),
+                max_context: 4_096,
+                workers: 2,
+            }],
+        ),
+        format("chunk_request", chunk()),
+        format(
+            "chunk_events",
+            vec![
+                ChunkEvent::Retry,
+                ChunkEvent::Step(step()),
+                ChunkEvent::Step(StepMessage {
+                    logprobs: Some(vec![TokenLogprob {
+                        logprob: -0.5,
+                        top: vec![(5, -0.5), (6, -1.5)],
+                    }]),
+                    source: DraftSource::Prediction,
+                    scope: DraftScope::None,
+                    merged: Some(DraftShare {
+                        source: DraftSource::Eagle3,
+                        drafted: 2,
+                        accepted: 1,
+                    }),
+                    ..step()
+                }),
+                end(ChunkEndReason::Stop),
+                end(ChunkEndReason::Length),
+                end(ChunkEndReason::ChunkLimit),
+                end(ChunkEndReason::GaveWay),
+                end(ChunkEndReason::Draining),
+                end(ChunkEndReason::Transfer),
+            ],
+        ),
+        format(
+            "chunk_cut",
+            ChunkCut {
+                lease: LeaseId(1),
+                output_len: 42,
+            },
+        ),
+        format("chunk_error", BTreeMap::from([("error".to_owned(), sent)])),
+        format("error_body", ErrorBody::from(&error)),
+        format(
+            "engine_capabilities",
+            EngineCapabilities {
+                model: "tiny".into(),
+                tokenizer: "ab12".into(),
+                vocab_size: 512,
+                max_context: 4_096,
+                max_batch: 16,
+                max_step_tokens: 2_048,
+                max_sessions: 64,
+                tree_drafts: true,
+                max_draft_tokens: 64,
+                eos_token_ids: vec![2],
+                drafter: Some(DrafterCapabilities {
+                    kind: DrafterKind::Eagle3,
+                    depth_max: 8,
+                    top_k_max: 4,
+                }),
+            },
+        ),
+        format(
+            "step_request",
+            StepRequest {
+                items: vec![step_item()],
+            },
+        ),
+        format(
+            "step_response",
+            StepResponse {
+                results: vec![
+                    Ok(StepOutput {
+                        emitted: vec![3, 9],
+                        accepted_nodes: vec![0],
+                        self_drafted: 2,
+                        agreed_nodes: vec![0],
+                        text_len: 4,
+                        cached_tokens: 1,
+                        stopped: false,
+                        logprobs: None,
+                    }),
+                    Err(ApiError::new(ErrorKind::NotFound, "no such session")),
+                ],
+                step_s: 0.5,
+                draft_s: 0.25,
+                weight_version: 2,
+            },
+        ),
+        format(
+            "engine_close",
+            CloseRequest {
+                sessions: vec![EngineSessionId(5)],
+                keep_kv: true,
+            },
+        ),
+        format(
+            "engine_abort",
+            AbortRequest {
+                sessions: vec![EngineSessionId(5)],
+            },
+        ),
+        format(
+            "engine_load",
+            EngineLoad {
+                sessions_open: 1,
+                sessions_kept: 2,
+                kv_tokens: 3,
+                kv_tokens_max: 4,
+                steps_waiting: 5,
+            },
+        ),
+        format(
+            "store_stats",
+            StoreStats {
+                documents: 1,
+                tokens: 2,
+                logical_bytes: 3,
+                log_bytes: 4,
+                segment_bytes: 5,
+                disk_bytes: 6,
+                namespaces: 7,
+                evicted_documents: 8,
+            },
+        ),
+        format(
+            "erase_request",
+            EraseRequest {
+                tenant: Some("acme".into()),
+                model: None,
+                session: Some("s".into()),
+                from_ms: Some(1),
+                until_ms: Some(2),
+                quarantines: true,
+            },
+        ),
+        format(
+            "erase_reply",
+            EraseReply {
+                erased_at_ms: 1,
+                documents: 2,
+                quarantines: 3,
+                quarantines_kept: 4,
+            },
+        ),
+        format(
+            "confirm",
+            (
+                ConfirmRequest {
+                    loss: true,
+                    clock: false,
+                },
+                ConfirmReply {
+                    lost_documents: Some(3),
+                    clock_offset_ms: None,
+                },
+            ),
+        ),
+    ]
+}
+
+#[test]
+fn committed_messages_are_read_and_written_as_ever() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    for format in formats() {
+        let file = folder.join(format!("{}.json", format.name));
+        expect_file![&file].assert_eq(&format.written);
+        (format.reads)(&std::fs::read_to_string(&file).unwrap());
+        assert!(
+            (format.survives)(format.written.as_bytes()),
+            "{}",
+            format.name
+        );
+    }
+}
+
+#[test]
+fn fields_that_older_services_do_not_send_have_defaults() {
+    let read = |json: &str| serde_json::from_str::<ChunkRequest>(json);
+    let mut oldest = serde_json::to_value(chunk()).unwrap();
+    for field in [
+        "urgency",
+        "budget",
+        "prediction",
+        "handed_over",
+        "alive_within_ms",
+    ] {
+        oldest.as_object_mut().unwrap().remove(field).unwrap();
+    }
+    let request = read(&oldest.to_string()).unwrap();
+    assert!(!request.transferred && request.prediction.is_empty());
+    assert_eq!(request.budget, ChunkBudget::default());
+}
+
+/// A fuzz target: `cargo test` runs it for a moment, `cargo bolero test -p refrain-protocol
+/// --test wire forged_messages_do_no_harm` for as long as wanted, guided by coverage.
+///
+/// A message is one of the examples with some bytes changed, or arbitrary bytes. Reading it never panics, and a
+/// message that is read is the same after it was written and read again.
+#[test]
+fn forged_messages_do_no_harm() {
+    let formats = formats();
+    bolero::check!()
+        .with_type::<(u8, Vec<(u16, u8)>, Vec<u8>)>()
+        .with_max_len(256)
+        .for_each(|(format, edits, bytes)| {
+            let format = &formats[usize::from(*format) % formats.len()];
+            let mut forged = match edits.is_empty() {
+                true => bytes.clone(),
+                false => format.written.clone().into_bytes(),
+            };
+            for (at, byte) in edits {
+                let at = usize::from(*at) % forged.len();
+                forged[at] = *byte;
+            }
+            (format.survives)(&forged);
+        });
+}

@@ -1,0 +1,351 @@
+//! The bincode formats between workers and the draft store. Each has a committed file in `tests/fixtures`, in hex,
+//! which today's types read and write.
+//!
+//! bincode has no names and no optional fields, so any change of a type is a change of its format. `UPDATE_EXPECT=1`
+//! writes the files anew.
+
+use std::fmt::Debug;
+use std::panic::RefUnwindSafe;
+use std::path::PathBuf;
+
+use expect_test::expect_file;
+use refrain_protocol::acceptance::{AcceptanceStatsReply, AcceptanceStatsRequest};
+use refrain_protocol::admin::{
+    ExportCursor, ExportReply, ExportRequest, ExportedDocument, ImportRequest,
+};
+use refrain_protocol::document::{
+    AppendReply, AppendRequest, DocumentHead, DocumentUpdate, FeedCursor, FeedEvent,
+    FetchGroupsReply, FetchGroupsRequest, FinishReason, FollowReply, FollowRequest, GroupCursor,
+    GroupLog, RegisterGroupRequest, TouchRequest,
+};
+use refrain_protocol::lookup::{
+    FoundDraft, FoundNode, LookupContext, LookupReply, LookupRequest, LookupRules,
+};
+use refrain_protocol::segment::{
+    DocumentsReply, DocumentsRequest, SegmentInfo, SegmentPiece, SegmentPieceRequest,
+    SegmentsReply, SegmentsRequest,
+};
+use refrain_protocol::{DocumentId, Namespace, NamespaceId, SignedNamespace};
+use refrain_rpc::{decode_bincode, encode_bincode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+type Reads = dyn Fn(&[u8]) + RefUnwindSafe;
+
+/// A type of the wire, without its Rust type.
+struct Format {
+    name: &'static str,
+    /// The example as bincode.
+    written: Vec<u8>,
+    /// Decodes bytes and checks that they are what is encoded again.
+    survives: fn(&[u8]),
+    /// Checks that the bytes are decoded as the example.
+    reads: Box<Reads>,
+}
+
+fn format<T>(name: &'static str, example: T) -> Format
+where
+    T: Serialize + DeserializeOwned + PartialEq + Debug + RefUnwindSafe + 'static,
+{
+    Format {
+        name,
+        written: encode_bincode(&example).unwrap(),
+        survives: |bytes| {
+            if let Ok(value) = decode_bincode::<T>(bytes) {
+                assert_eq!(encode_bincode(&value).unwrap(), bytes);
+            }
+        },
+        reads: Box::new(move |bytes| {
+            assert_eq!(decode_bincode::<T>(bytes).unwrap(), example, "{name}");
+        }),
+    }
+}
+
+fn plain() -> Namespace {
+    Namespace {
+        tenant: "acme".into(),
+        model: "tiny".into(),
+        tokenizer: "ab12".into(),
+    }
+}
+
+fn signed() -> SignedNamespace {
+    SignedNamespace {
+        namespace: plain(),
+        issued_at_s: 1_700_000_000,
+        signature: "00ff".into(),
+    }
+}
+
+fn update(finish: Option<FinishReason>) -> DocumentUpdate {
+    DocumentUpdate {
+        document: DocumentId(1 << 100),
+        epoch: 2,
+        prev_len: 3,
+        tokens: vec![4, 5],
+        head: DocumentHead {
+            session: Some("s".into()),
+            group: None,
+            choice: 1,
+            weight_version: 2,
+            created_ms: 1_700_000_000_000,
+            left_context: vec![8, 9],
+        },
+        finish,
+    }
+}
+
+fn feed() -> FollowReply {
+    FollowReply {
+        reset: false,
+        events: vec![
+            FeedEvent::Update(update(None)),
+            FeedEvent::Remove(DocumentId(7)),
+        ],
+        cursor: cursor(),
+        caught_up: true,
+    }
+}
+
+fn cursor() -> FeedCursor {
+    FeedCursor {
+        generation: 5,
+        sequence: 6,
+    }
+}
+
+fn formats() -> Vec<Format> {
+    let finishes = [
+        FinishReason::Stop,
+        FinishReason::Length,
+        FinishReason::Cancelled,
+        FinishReason::Failed,
+    ];
+    vec![
+        format(
+            "append_request",
+            AppendRequest {
+                namespace: signed(),
+                updates: finishes.map(|finish| update(Some(finish))).to_vec(),
+            },
+        ),
+        format(
+            "append_reply",
+            AppendReply {
+                lengths: vec![5, 6],
+            },
+        ),
+        format(
+            "follow_request",
+            FollowRequest {
+                namespace: signed(),
+                after: cursor(),
+                max_tokens: 1_000,
+                wait_ms: 500,
+            },
+        ),
+        format("follow_reply", feed()),
+        format(
+            "touch_request",
+            TouchRequest {
+                namespace: signed(),
+                documents: vec![DocumentId(7)],
+            },
+        ),
+        format(
+            "register_group_request",
+            RegisterGroupRequest {
+                namespace: signed(),
+                group: "g".into(),
+                ttl_ms: 60_000,
+                weight_version: 2,
+            },
+        ),
+        format(
+            "fetch_groups_request",
+            FetchGroupsRequest {
+                namespace: signed(),
+                groups: vec![GroupCursor {
+                    group: "g".into(),
+                    after: cursor(),
+                }],
+                max_tokens: 1_000,
+            },
+        ),
+        format(
+            "fetch_groups_reply",
+            FetchGroupsReply {
+                groups: vec![GroupLog {
+                    is_registered: true,
+                    log: feed(),
+                }],
+            },
+        ),
+        format(
+            "segments_request",
+            SegmentsRequest {
+                namespace: signed(),
+            },
+        ),
+        format(
+            "segments_reply",
+            SegmentsReply {
+                cursor: cursor(),
+                segments: vec![SegmentInfo {
+                    segment: 11,
+                    words: 12,
+                    tokens: 13,
+                    masked: vec![1, 4],
+                }],
+                unsealed: vec![DocumentId(7)],
+            },
+        ),
+        format(
+            "segment_piece_request",
+            SegmentPieceRequest {
+                namespace: signed(),
+                segment: 11,
+                offset: 12,
+                max_words: 13,
+            },
+        ),
+        format(
+            "segment_piece",
+            SegmentPiece {
+                words: vec![1, u32::MAX],
+            },
+        ),
+        format(
+            "documents_request",
+            DocumentsRequest {
+                namespace: signed(),
+                documents: vec![DocumentId(7)],
+                max_tokens: 1_000,
+            },
+        ),
+        format(
+            "documents_reply",
+            DocumentsReply {
+                updates: vec![update(None)],
+                covered: 1,
+            },
+        ),
+        format(
+            "lookup_request",
+            LookupRequest {
+                namespace: signed(),
+                rules: LookupRules {
+                    alpha: 1.5,
+                    offset: 2.0,
+                    min_token_prob: 0.25,
+                    min_match_tokens: 2,
+                    max_pattern_tokens: 64,
+                    tree: true,
+                },
+                contexts: vec![LookupContext {
+                    tokens: vec![1, 2, 3],
+                    draft_tokens_max: 8,
+                }],
+            },
+        ),
+        format(
+            "lookup_reply",
+            LookupReply {
+                drafts: vec![
+                    None,
+                    Some(FoundDraft {
+                        score: 2.5,
+                        match_len: 7,
+                        nodes: vec![FoundNode {
+                            token: 9,
+                            parent: None,
+                            probability: 0.5,
+                            count: 3,
+                            place: Some((DocumentId(7), 4)),
+                        }],
+                    }),
+                ],
+            },
+        ),
+        format(
+            "acceptance_stats_request",
+            AcceptanceStatsRequest {
+                namespace: signed(),
+                observed: vec![1, 2, 3],
+            },
+        ),
+        format(
+            "acceptance_stats_reply",
+            AcceptanceStatsReply {
+                tables: vec![1, 2, 3],
+            },
+        ),
+        format(
+            "import_request",
+            ImportRequest {
+                namespace: plain(),
+                updates: vec![update(None)],
+                is_static: true,
+            },
+        ),
+        format(
+            "export_request",
+            ExportRequest {
+                tenant: "acme".into(),
+                model: None,
+                after: ExportCursor {
+                    snapshot: 1,
+                    namespace: NamespaceId(2),
+                    sequence: 3,
+                },
+                max_tokens: 1_000,
+            },
+        ),
+        format(
+            "export_reply",
+            ExportReply {
+                documents: vec![ExportedDocument {
+                    namespace: plain(),
+                    update: update(None),
+                }],
+                next: Some(ExportCursor::default()),
+            },
+        ),
+    ]
+}
+
+#[test]
+fn committed_messages_are_read_and_written_as_ever() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    for format in formats() {
+        let file = folder.join(format!("{}.hex", format.name));
+        expect_file![&file].assert_eq(&(hex::encode(&format.written) + "\n"));
+        let text = std::fs::read_to_string(&file).unwrap();
+        (format.reads)(&hex::decode(text.trim()).unwrap());
+    }
+}
+
+/// A fuzz target: `cargo test` runs it for a moment, `cargo bolero test -p refrain-rpc
+/// --test wire forged_messages_do_no_harm` for as long as wanted, guided by coverage.
+///
+/// A message is one of the examples with some bytes changed, or arbitrary bytes. Decoding it never panics nor
+/// allocates for a false length, and each message has only one encoding.
+#[test]
+fn forged_messages_do_no_harm() {
+    let formats = formats();
+    bolero::check!()
+        .with_type::<(u8, Vec<(u16, u8)>, Vec<u8>)>()
+        .with_max_len(256)
+        .for_each(|(format, edits, bytes)| {
+            let format = &formats[usize::from(*format) % formats.len()];
+            let mut forged = match edits.is_empty() {
+                true => bytes.clone(),
+                false => format.written.clone(),
+            };
+            for (at, byte) in edits {
+                let at = usize::from(*at) % forged.len();
+                forged[at] = *byte;
+            }
+            (format.survives)(&forged);
+        });
+}
