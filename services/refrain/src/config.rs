@@ -10,6 +10,7 @@ use refrain_service_kit::config::{ConfigError, EnvRule, Validate, load};
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry::TelemetryConfig;
 use refrain_worker::WorkerConfig;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// Variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`.
@@ -19,7 +20,7 @@ const ENV_RULE: EnvRule = EnvRule {
 };
 
 /// All sections. Each has a default; unknown keys are refused.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeshFile {
     /// Logs and traces.
@@ -38,12 +39,28 @@ pub struct MeshFile {
     pub draft_store: DraftStoreConfig,
     /// The reference engine.
     pub engine: EngineConfig,
-    /// Milliseconds that a stopping process lets requests run.
-    pub drain_grace_ms: Option<u64>,
+    /// How long a stopping process lets requests run before it cuts them off.
+    pub drain_grace_ms: u64,
+}
+
+impl Default for MeshFile {
+    fn default() -> Self {
+        MeshFile {
+            telemetry: TelemetryConfig::default(),
+            mesh: MeshConfig::default(),
+            urls: Urls::default(),
+            gateway: GatewayConfig::default(),
+            scheduler: SchedulerConfig::default(),
+            worker: WorkerConfig::default(),
+            draft_store: DraftStoreConfig::default(),
+            engine: EngineConfig::default(),
+            drain_grace_ms: 30_000,
+        }
+    }
 }
 
 /// Base URLs of services, such as `http://scheduler:8201`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Urls {
     /// For gateways and workers.

@@ -33,9 +33,6 @@ pub struct Process {
     drain_grace: Duration,
 }
 
-/// How long a stopping process lets requests run, unless the file says otherwise.
-const DRAIN_GRACE_MS: u64 = 30_000;
-
 impl Process {
     /// Starts the services of a role.
     ///
@@ -50,7 +47,7 @@ impl Process {
             engine: None,
             draft_store: None,
             addr: None,
-            drain_grace: Duration::from_millis(file.drain_grace_ms.unwrap_or(DRAIN_GRACE_MS)),
+            drain_grace: Duration::from_millis(file.drain_grace_ms),
         };
         match role {
             Role::Up => process.up(file, &metrics).await?,

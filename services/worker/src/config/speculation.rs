@@ -13,6 +13,7 @@ const PROPOSE_THREADS_MAX: usize = 256;
 
 /// How drafts are made: the parameters of SuffixDecoding, and of the fallback behind it.
 #[derive(Clone, Debug, Deserialize)]
+#[derive(schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpeculationConfig {
     /// How `auto` requests are routed.
@@ -57,6 +58,7 @@ pub struct SpeculationConfig {
 
 /// How a step of `auto` requests is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(schemars::JsonSchema, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouterChoice {
     /// Each request by itself: its suffix draft if SCORE is above the threshold, else the fallback.
@@ -67,6 +69,8 @@ pub enum RouterChoice {
 
 /// A number, or `"auto"`: the accepted length of the fallback while it is in use, else 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(schemars::JsonSchema)]
+#[schemars(untagged)]
 pub enum ScoreThreshold {
     /// Follows the fallback.
     Auto,
@@ -76,7 +80,8 @@ pub enum ScoreThreshold {
 
 /// `"self"`, `"off"`, or the name of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(from = "String")]
+#[derive(schemars::JsonSchema, serde::Serialize)]
+#[serde(from = "String", into = "String")]
 pub enum FallbackChoice {
     /// The engine's own EAGLE-3 head or draft model, if it has one.
     Own,
@@ -88,6 +93,7 @@ pub enum FallbackChoice {
 
 /// What the engine's own drafter, EAGLE-3 head or draft model, is asked for, and when it is thought worth it.
 #[derive(Clone, Debug, Deserialize)]
+#[derive(schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eagle3Config {
     /// Longest path of a draft, tokens.
@@ -310,6 +316,26 @@ impl From<String> for FallbackChoice {
             "self" => FallbackChoice::Own,
             "off" => FallbackChoice::Off,
             _ => FallbackChoice::Worker(name),
+        }
+    }
+}
+
+impl From<FallbackChoice> for String {
+    fn from(choice: FallbackChoice) -> Self {
+        match choice {
+            FallbackChoice::Own => "self".into(),
+            FallbackChoice::Off => "off".into(),
+            FallbackChoice::Worker(name) => name,
+        }
+    }
+}
+
+/// For the page of the configuration, which shows defaults.
+impl serde::Serialize for ScoreThreshold {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            ScoreThreshold::Auto => serializer.serialize_str("auto"),
+            ScoreThreshold::Fixed(score) => serializer.serialize_f32(*score),
         }
     }
 }
