@@ -11,8 +11,7 @@ use serde::Deserialize;
 use crate::catalog::ExportLimits;
 
 /// The draft store's section of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DraftStoreConfig {
     /// Address of the HTTP listener; none when the callers live in the same process.
@@ -131,8 +130,7 @@ pub struct DraftStoreConfig {
 }
 
 /// What one tenant may keep; the common limit where nothing is said.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantQuota {
     /// In place of `tenant_tokens_max`.

@@ -9,8 +9,7 @@ use refrain_service_kit::http::AddressLimit;
 use serde::Deserialize;
 
 /// The gateway's section of the configuration.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
     /// Address of the HTTP listener, such as `127.0.0.1:8080`; port 0 takes a free one.
@@ -90,8 +89,7 @@ const RETRY_SHARE_MAX: f64 = 100.0;
 const RETRIES_PER_S_MAX: f64 = 1e6;
 
 /// One API key, in clear or as a hash.
-#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct KeyConfig {
     /// The key itself.
@@ -111,8 +109,7 @@ impl std::fmt::Debug for KeyConfig {
 }
 
 /// One model.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
     /// Public name; workers serve it under the same.

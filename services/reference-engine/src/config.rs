@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::files::{HEAD_AUTO, HEAD_OFF, SHIPPED_MODEL};
 
 /// How weights lie in memory. Both give the same bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightFormat {
     /// Four bytes each. A step over several tokens costs little more than a step over one, as on an
@@ -22,8 +23,7 @@ pub enum WeightFormat {
 }
 
 /// The reference engine's section of the configuration.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
     /// `builtin:refrain-tiny`, or a folder in Hugging Face's layout.

@@ -103,11 +103,9 @@ fn meaning(property: &Value, target: &Value) -> String {
             Some(format!("`{value}`: {why}"))
         })
         .collect();
-    let lines = description.split_whitespace().chain(
-        choices
-            .iter()
-            .flat_map(|choice| choice.split_whitespace()),
-    );
+    let lines = description
+        .split_whitespace()
+        .chain(choices.iter().flat_map(|choice| choice.split_whitespace()));
     lines.collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
@@ -213,13 +211,17 @@ fn named_keys(text: &str) -> Vec<(String, Option<toml::Value>)> {
             .and_then(|rest| rest.split_once("]]"))
         {
             section = format!("{}[]", head.0);
-        } else if let Some((head, _)) = line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        } else if let Some((head, _)) = line.strip_prefix('[').and_then(|rest| rest.split_once(']'))
+        {
             section = head.to_owned();
         }
         let Some((name, value)) = line.split_once(" = ") else {
             continue;
         };
-        if !name.chars().all(|letter| letter.is_ascii_lowercase() || "_.".contains(letter)) {
+        if !name
+            .chars()
+            .all(|letter| letter.is_ascii_lowercase() || "_.".contains(letter))
+        {
             continue;
         }
         let value = toml::from_str::<BTreeMap<String, toml::Value>>(&format!("value = {value}"))
@@ -343,7 +345,8 @@ fn units_follow_from_names() {
 #[test]
 fn optional_sections_are_found() {
     let definitions: Definitions =
-        serde_json::from_str(r#"{"Inner": {"properties": {"a_ms": {"type": "integer"}}}}"#).unwrap();
+        serde_json::from_str(r#"{"Inner": {"properties": {"a_ms": {"type": "integer"}}}}"#)
+            .unwrap();
     let schema = Schema::try_from(serde_json::json!({
         "properties": {"inner": {"anyOf": [{"$ref": "#/$defs/Inner"}, {"type": "null"}]}}
     }))

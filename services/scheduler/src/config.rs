@@ -6,8 +6,7 @@ use refrain_service_kit::config::Validate;
 use serde::{Deserialize, Serialize};
 
 /// The scheduler's section of the configuration.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerConfig {
     /// Address of the HTTP listener; none when the callers live in the same process.

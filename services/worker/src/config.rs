@@ -15,8 +15,7 @@ pub use speculation::{
 };
 
 /// The worker's section of the configuration.
-#[derive(Clone, Debug, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorkerConfig {
     /// Its name; unique in the mesh.

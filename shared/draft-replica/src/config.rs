@@ -3,8 +3,7 @@
 use serde::Deserialize;
 
 /// The copy of the drafts of the namespaces that are served here.
-#[derive(Clone, Debug, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
     /// Most namespaces; the one unused longest goes first.
@@ -50,8 +49,7 @@ pub struct MemoryConfig {
 }
 
 /// What is sent to the draft store.
-#[derive(Clone, Debug, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct HarvestConfig {
     /// How often, milliseconds.

@@ -30,8 +30,7 @@ const ENV_RULE: EnvRule = EnvRule {
 };
 
 /// Everything has a default but the store, the mesh's keys and the tokenizer.
-#[derive(Clone, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct InEngineConfig {
     /// The draft store.

@@ -34,8 +34,7 @@ pub const CLOCK_SKEW: &str = "clock_skew";
 pub(crate) const CLOCK_SKEW_S_MAX: u64 = 3_600;
 
 /// The keys of a mesh: hex strings, made by `refrain keys`.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeshConfig {
     /// Shared by all services, at least 32 characters.

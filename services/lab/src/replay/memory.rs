@@ -11,7 +11,7 @@ use refrain_suffix_index::{
 use super::clock::Spent;
 use super::namespace::Namespace;
 use super::presets::{Automaton, add_text};
-use super::trace::Call;
+use super::trace::RecordedCall;
 
 /// Groups kept at once; past it the one used longest ago goes, as it would when its rollout has ended.
 const GROUPS_MAX: usize = 4096;
@@ -120,7 +120,7 @@ impl Memory {
     }
 
     /// Where the call belongs. Its group stays until as many [`leave`](Self::leave).
-    pub(super) fn enter(&mut self, call: &Call) -> Home {
+    pub(super) fn enter(&mut self, call: &RecordedCall) -> Home {
         let namespace = match self.tenants.get(&call.tenant) {
             Some(namespace) => *namespace,
             None => {
@@ -173,7 +173,7 @@ impl Memory {
     }
 
     /// Adds a whole call that is known from the start. It can be drafted from after [`warm_up`](Self::warm_up).
-    pub(super) fn add_known(&mut self, call: &Call) -> anyhow::Result<()> {
+    pub(super) fn add_known(&mut self, call: &RecordedCall) -> anyhow::Result<()> {
         let home = self.enter(call);
         let key = self.next_key();
         let left = left_context(&call.prompt);
@@ -329,11 +329,11 @@ fn left_context(prompt: &[Token]) -> &[Token] {
 mod tests {
     use super::*;
 
-    fn call(tenant: Option<&str>, group: Option<&str>) -> Call {
-        Call {
+    fn call(tenant: Option<&str>, group: Option<&str>) -> RecordedCall {
+        RecordedCall {
             tenant: tenant.map(str::to_owned),
             group: group.map(str::to_owned),
-            ..Call::default()
+            ..RecordedCall::default()
         }
     }
 

@@ -14,7 +14,7 @@ use super::clock::{Durations, Spent};
 use super::judge::{Choice, Draft, Judge, Turn, Verified};
 use super::memory::{Home, Memory};
 use super::presets::{self, Drafter, SamRequest};
-use super::trace::Call;
+use super::trace::RecordedCall;
 
 /// Calls read ahead of those that run, to find some whose session is free.
 const WAITING_MAX: usize = 1024;
@@ -58,7 +58,7 @@ pub(crate) struct Tally {
 struct Running {
     /// Its place in the traces.
     number: u64,
-    call: Call,
+    call: RecordedCall,
     home: Home,
     /// Prompt, and the whole recorded output.
     text: Vec<Token>,
@@ -84,7 +84,7 @@ enum Shared {
 /// Calls begin in the order in which they come, as soon as a place is free; those of one session one after the
 /// other.
 pub(super) fn serve(
-    calls: &mut impl Iterator<Item = anyhow::Result<Call>>,
+    calls: &mut impl Iterator<Item = anyhow::Result<RecordedCall>>,
     memory: &mut Memory,
     serving: &Serving,
     judge: &mut Judge,
@@ -142,7 +142,7 @@ pub(super) fn serve(
 impl Running {
     fn begin(
         number: u64,
-        call: Call,
+        call: RecordedCall,
         memory: &mut Memory,
         serving: &Serving,
         tally: &mut Tally,
@@ -338,14 +338,14 @@ struct Queue {
     /// Calls read so far.
     read: u64,
     /// Each with its place in the traces.
-    waiting: VecDeque<(u64, Call)>,
+    waiting: VecDeque<(u64, RecordedCall)>,
     /// Sessions of the calls that run.
     busy: HashSet<SessionKey>,
 }
 
 type SessionKey = (Option<String>, String);
 
-fn session(call: &Call) -> Option<SessionKey> {
+fn session(call: &RecordedCall) -> Option<SessionKey> {
     Some((call.tenant.clone(), call.session.clone()?))
 }
 
@@ -353,8 +353,8 @@ impl Queue {
     /// The first call whose session is free; it is not free any more then.
     fn next(
         &mut self,
-        calls: &mut impl Iterator<Item = anyhow::Result<Call>>,
-    ) -> anyhow::Result<Option<(u64, Call)>> {
+        calls: &mut impl Iterator<Item = anyhow::Result<RecordedCall>>,
+    ) -> anyhow::Result<Option<(u64, RecordedCall)>> {
         let mut at = 0;
         loop {
             if at == self.waiting.len() {
@@ -376,7 +376,7 @@ impl Queue {
         }
     }
 
-    fn end(&mut self, call: &Call) {
+    fn end(&mut self, call: &RecordedCall) {
         if let Some(key) = session(call) {
             self.busy.remove(&key);
         }

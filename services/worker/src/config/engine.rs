@@ -3,8 +3,7 @@
 use serde::Deserialize;
 
 /// What kind of engine stands at `urls.engine`, and how long the worker has patience with it.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
     /// What it is.
@@ -67,8 +66,9 @@ pub struct EngineConfig {
 }
 
 /// See [`EngineConfig::drive`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema, serde::Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum DriveMode {
     /// Where it pays.
@@ -79,8 +79,7 @@ pub enum DriveMode {
 }
 
 /// A key that no log shows.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(transparent)]
 pub struct ApiKey(String);
 
@@ -104,8 +103,9 @@ impl std::fmt::Debug for ApiKey {
 }
 
 /// Whose engine it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema, serde::Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum EngineKind {
     /// One that verifies drafts by the contract of `refrain_protocol::engine`: the reference engine.

@@ -12,8 +12,7 @@ use serde::de::{self, Deserializer, Visitor};
 const PROPOSE_THREADS_MAX: usize = 256;
 
 /// How drafts are made: the parameters of SuffixDecoding, and of the fallback behind it.
-#[derive(Clone, Debug, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpeculationConfig {
     /// How `auto` requests are routed.
@@ -57,8 +56,9 @@ pub struct SpeculationConfig {
 }
 
 /// How a step of `auto` requests is decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema, serde::Serialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum RouterChoice {
     /// Each request by itself: its suffix draft if SCORE is above the threshold, else the fallback.
@@ -68,8 +68,7 @@ pub enum RouterChoice {
 }
 
 /// A number, or `"auto"`: the accepted length of the fallback while it is in use, else 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, schemars::JsonSchema)]
 #[schemars(untagged)]
 pub enum ScoreThreshold {
     /// Follows the fallback.
@@ -79,8 +78,7 @@ pub enum ScoreThreshold {
 }
 
 /// `"self"`, `"off"`, or the name of a worker.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[derive(schemars::JsonSchema, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize)]
 #[serde(from = "String", into = "String")]
 pub enum FallbackChoice {
     /// The engine's own EAGLE-3 head or draft model, if it has one.
@@ -92,8 +90,7 @@ pub enum FallbackChoice {
 }
 
 /// What the engine's own drafter, EAGLE-3 head or draft model, is asked for, and when it is thought worth it.
-#[derive(Clone, Debug, Deserialize)]
-#[derive(schemars::JsonSchema)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eagle3Config {
     /// Longest path of a draft, tokens.
