@@ -1,10 +1,11 @@
 //! `refrain analyze`: would drafting help on these recorded calls?
 //!
-//! For each workload and tenant, the analysis says how predictable the text is, how much faster drafting would make a modelled
-//! engine, which settings suit it, and how much disk a month of outputs takes.
+//! For each workload and tenant, the analysis says how predictable the text is, how much faster drafting would make a
+//! modelled engine, which settings suit it, and how much disk a month of outputs takes.
 //!
-//! Each workload of each tenant is replayed by itself, in order and from an empty memory. The prediction is therefore that of
-//! a beginning; [`Window`](crate::replay::Window)s show how it grows. Drafts are made with a worker's default settings.
+//! Each workload of each tenant is replayed by itself, in order and from an empty memory. The prediction is therefore
+//! that of a beginning; [`Window`](crate::replay::Window)s show how it grows. Drafts are made with a worker's default
+//! settings.
 
 mod entropy;
 mod experiments;

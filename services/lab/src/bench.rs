@@ -1,9 +1,9 @@
 //! `refrain bench`: what drafting brings on a running mesh.
 //!
-//! Every round sends the same calls in every mode. The order of the modes rotates from round to round, so that drift of the
-//! machine affects all modes alike. Each mode has its own tenants, so no mode finds the outputs of another, neither in the
-//! draft store nor in the engine's KV cache. Time per token is that of decoding alone, from the first token to the last, as
-//! the worker measured it.
+//! Every round sends the same calls in every mode. The order of the modes rotates from round to round, so that drift
+//! of the machine affects all modes alike. Each mode has its own tenants, so no mode finds the outputs of another,
+//! neither in the draft store nor in the engine's KV cache. Time per token is that of decoding alone, from the first
+//! token to the last, as the worker measured it.
 
 mod client;
 mod options;

@@ -89,8 +89,8 @@ impl JsonLines {
     }
 }
 
-/// An error of parsing one line. serde_json counts lines within its input, which is a single line here, so only the column is
-/// kept.
+/// An error of parsing one line. serde_json counts lines within its input, which is a single line here, so only the
+/// column is kept.
 pub fn line_error(error: serde_json::Error) -> anyhow::Error {
     let text = error.to_string();
     let reason = text

@@ -8,10 +8,10 @@
 //! * Requests in flight take their steps together.
 //! * Acceptance statistics are learnt per namespace.
 //!
-//! Two things differ from a worker: only groups are evicted, and prompts take no steps.
+//! Unlike a worker, a replay evicts nothing but groups, and prompts take no steps.
 //!
-//! With a modelled engine, policies are compared: what each drafts, how many tokens it brings per second of modelled step
-//! time ([`EngineModel`]), and what it expected ([`PolicyReport`]).
+//! With a modelled engine, policies are compared: what each drafts, how many tokens it brings per second of modelled
+//! step time ([`EngineModel`]), and what it expected ([`PolicyReport`]).
 //!
 //! Counts and modelled times depend on the traces and settings alone; other times are those of this machine.
 
@@ -76,8 +76,8 @@ pub fn command(options: &ReplayOptions) -> anyhow::Result<()> {
 /// Replays the traces. `progress` is called after each call.
 ///
 /// # Errors
-/// An invalid setting, a file that cannot be read, a line that is not a call (with file and line), or more tokens than an
-/// index can hold.
+/// An invalid setting, a file that cannot be read, a line that is not a call (with file and line), or more tokens
+/// than an index can hold.
 pub fn run(
     options: &ReplayOptions,
     mut progress: impl FnMut(ReplayProgress),
@@ -127,8 +127,8 @@ pub fn run(
     Ok(ReplayReport::new(options, &outcomes))
 }
 
-/// The replays to run. Most of the report is about the first; the others are compared. Plain decoding is always among the
-/// compared ones, because speed-ups are measured against it.
+/// The replays to run. Most of the report is about the first; the others are compared. Plain decoding is always among
+/// the compared ones, because speed-ups are measured against it.
 fn runs(options: &ReplayOptions) -> Vec<(Policy, usize)> {
     let mut runs = vec![(options.policy(), options.concurrency[0])];
     if options.policies.is_empty() {

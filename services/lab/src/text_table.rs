@@ -2,8 +2,8 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// A table of these rows. The first `labels` columns are aligned to the left, all others, which hold numbers, to the right.
-/// A cell may have several lines.
+/// A table of these rows. The first `labels` columns are aligned to the left, all others, which hold numbers, to the
+/// right. A cell may have several lines.
 pub fn text_table(labels: usize, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).add_rows(rows);

@@ -115,7 +115,8 @@ impl Role {
     }
 }
 
-/// API keys of `refrain up` if the file has none: two tenants for each of the four modes that `refrain bench` compares.
+/// API keys of `refrain up` if the file has none: two tenants for each of the four modes that `refrain bench`
+/// compares.
 pub fn dev_keys() -> Vec<String> {
     let others = (2..=8).map(|number| format!("refrain-dev-{number}"));
     std::iter::once("refrain-dev".to_owned())
@@ -176,8 +177,8 @@ impl MeshFile {
         }
     }
 
-    /// Whether the file has any mesh key. With some keys and not all, `refrain up` reports the missing ones instead of making
-    /// up others.
+    /// Whether the file has any mesh key. With some keys and not all, `refrain up` reports the missing ones instead
+    /// of making up others.
     pub fn has_mesh_keys(&self) -> bool {
         self.mesh.has_keys()
     }

@@ -1,7 +1,8 @@
 //! The `refrain` binary as a library, so that tests can run whole meshes in one process.
 //!
-//! Read [`roles`] first: it starts and stops the services of a process. [`config`] is the configuration file of all roles,
-//! [`serve`] has the commands that start services, and [`store`] has the operator's commands for the draft store.
+//! Read [`roles`] first: it starts and stops the services of a process. [`config`] is the configuration file of all
+//! roles, [`serve`] has the commands that start services, and [`store`] has the operator's commands for the draft
+//! store.
 
 pub mod config;
 mod local;

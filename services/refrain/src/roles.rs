@@ -141,13 +141,16 @@ impl Process {
         let worker = self
             .worker
             .insert(refrain_worker::start(file.worker, with).await?);
+        // One process has one clock, so its skew is always 0; the metric exists in every deployment.
+        let clocks = Clocks::default();
+        clocks.register(metrics)?;
         let deps = GatewayDeps {
             scheduler: Arc::new(scheduler.handle()),
             workers: Arc::new(LocalWorkers::new(worker.handle())),
             signer: NamespaceSigner::new(&mesh)?,
             model_files: Arc::new(model_files),
             metrics: metrics.clone(),
-            clocks: Clocks::default(),
+            clocks,
         };
         let gateway = self
             .gateway
@@ -205,8 +208,8 @@ fn client(file: &MeshFile) -> anyhow::Result<MeshClient> {
     )
 }
 
-/// Pauses between attempts to reach an engine that is starting. They grow and are drawn at random, so that many workers do
-/// not ask at the same moments.
+/// Pauses between attempts to reach an engine that is starting. They grow and are drawn at random, so that many
+/// workers do not ask at the same moments.
 const ENGINE_PAUSE_MIN: Duration = Duration::from_millis(250);
 const ENGINE_PAUSE_MAX: Duration = Duration::from_secs(4);
 /// All pauses together: a large model takes minutes to load.
@@ -239,7 +242,8 @@ async fn connect_third_party(file: &MeshFile) -> anyhow::Result<Arc<dyn Streamin
     retry_until_up(|| connect_external(config, &file.urls.engine, served.clone())).await
 }
 
-/// Connects to an engine that may still be starting. An engine that is up but is not the configured one is not retried.
+/// Connects to an engine that may still be starting. An engine that is up but is not the configured one is not
+/// retried.
 async fn retry_until_up<E, F>(connect: impl FnMut() -> F) -> anyhow::Result<E>
 where
     F: Future<Output = Result<E, ApiError>>,

@@ -44,8 +44,8 @@ impl StopSignals {
     }
 }
 
-/// Whether a process was started with SIGHUP ignored, by its `/proc/*/status`: signal 1 is the lowest bit of a hex mask.
-/// A system without such a file counts as no.
+/// Whether a process was started with SIGHUP ignored, by its `/proc/*/status`: signal 1 is the lowest bit of a hex
+/// mask. A system without such a file counts as no.
 fn ignores_hang_ups(status: &str) -> bool {
     let mask = status
         .lines()

@@ -1,6 +1,8 @@
-//! `refrain store`: the operator's commands for a draft store, either a running one over HTTP or a closed one's directory.
+//! `refrain store`: the operator's commands for a draft store, either a running one over HTTP or a closed one's
+//! directory.
 //!
-//! `import` and `export` use the format of trace files, one JSON object per line. Every other command is a single call.
+//! `import` and `export` use the format of trace files, one JSON object per line. Every other command is a single
+//! call.
 
 mod export;
 mod finish_names;

@@ -1,5 +1,5 @@
-//! `docs/configuration.md` is generated from the types that read the configuration, and the files in `deploy/config` name
-//! only keys that exist, with the defaults that they have.
+//! `docs/configuration.md` is generated from the types that read the configuration, and the files in `deploy/config`
+//! name only keys that exist, with the defaults that they have.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +14,8 @@ const RENEW: &str = "UPDATE_DOCS=1 cargo test -p refrain --test configuration_pa
 /// One key of a configuration file.
 #[derive(Debug)]
 struct Key {
-    /// Sections and name, such as `worker.engine.kind`; `[]` stands for an element of a list, `NAME` for a name in a map.
+    /// Sections and name, such as `worker.engine.kind`; `[]` stands for an element of a list, `NAME` for a name in a
+    /// map.
     path: String,
     /// As TOML; `None` where the key has no value until it is set.
     default: Option<String>,

@@ -5,11 +5,11 @@ use refrain_suffix_index::Token;
 /// Longest pattern, tokens. A longer one hardly ever has more than one continuation.
 const PATTERN_TOKENS_MAX: usize = 64;
 
-/// Mean entropy of the next token in bits, over the inner nodes of the outputs' suffix tree. These are the patterns with more
-/// than one continuation, and the empty pattern; each is weighted by how often it is continued.
+/// Mean entropy of the next token in bits, over the inner nodes of the outputs' suffix tree. These are the patterns
+/// with more than one continuation, and the empty pattern; each is weighted by how often it is continued.
 ///
-/// The paper names neither the base nor the nodes that count, so its figures are not comparable with these. About a hundred
-/// outputs are enough. `None` if there is no token.
+/// The paper names neither the base nor the nodes that count, so its figures are not comparable with these. About a
+/// hundred outputs are enough. `None` if there is no token.
 pub(super) fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
     let mut suffixes: Vec<&[Token]> = outputs
         .iter()

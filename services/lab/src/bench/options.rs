@@ -2,13 +2,14 @@
 
 use clap::Args;
 
-/// What to measure, and where.
+/// Arguments of `refrain bench`.
 #[derive(Args, Clone, Debug)]
 pub struct BenchOptions {
     /// URL of the gateway.
     #[arg(long, default_value = "http://127.0.0.1:8080")]
     pub url: String,
-    /// API key of a tenant; give it once per tenant. Each mode needs its own tenants [default: the keys of `refrain up`].
+    /// API key of a tenant; give it once per tenant. Each mode needs its own tenants [default: the keys of `refrain
+    /// up`].
     #[arg(long = "api-key", value_name = "KEY")]
     pub api_keys: Vec<String>,
     /// Values of the request field `speculation` to compare. Speed-ups are measured against `off`.

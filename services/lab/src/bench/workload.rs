@@ -1,8 +1,8 @@
 //! A generated workload: requests of several tenants' agents, in the forms that the shipped model was trained on.
 //!
-//! *Repetitive*: agents work on a list of tasks over a fixed schema and fixed tools. They ask the same few things again,
-//! sometimes with another value, at temperature 0. *Unique*: prompts share nothing but their form, at temperature 1. The seed
-//! determines everything.
+//! *Repetitive*: agents work on a list of tasks over a fixed schema and fixed tools. They ask the same few things
+//! again, sometimes with another value, at temperature 0. *Unique*: prompts share nothing but their form, at
+//! temperature 1. The seed determines everything.
 
 use serde_json::{Value, json};
 

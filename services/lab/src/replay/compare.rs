@@ -29,7 +29,8 @@ pub(crate) struct Outcome {
 }
 
 impl Setup {
-    /// The same settings with another policy and number of requests. Indexes that the policy does not use are turned off.
+    /// The same settings with another policy and number of requests. Indexes that the policy does not use are turned
+    /// off.
     pub(crate) fn with(&self, policy: Policy, concurrency: usize) -> Self {
         let mut setup = self.clone();
         setup.judging.policy = policy;

@@ -6,10 +6,10 @@
 //!      + KV of all contexts / bandwidth
 //! ```
 //!
-//! The weights are read once per step, however many tokens it verifies. So tokens are nearly free up to the *ridge*, where
-//! arithmetic takes as long as reading. Past the ridge the time climbs in stairs, one per tile of tokens. Attention is counted
-//! by the KV that it reads: with grouped queries, a draft of tens of tokens does not reach its ridge. Prompts are not part of
-//! the model, because prefill takes the same time with every policy.
+//! The weights are read once per step, however many tokens it verifies. So tokens are nearly free up to the *ridge*,
+//! where arithmetic takes as long as reading. Past the ridge the time climbs in stairs, one per tile of tokens.
+//! Attention is counted by the KV that it reads: with grouped queries, a draft of tens of tokens does not reach its
+//! ridge. Prompts are not part of the model, because prefill takes the same time with every policy.
 
 #[cfg(test)]
 mod tests;
@@ -28,14 +28,16 @@ pub(crate) const DEFAULT_ENGINE_MODEL: &str = "h100-8b";
 pub struct EngineModel {
     /// Weights, which every step reads, gigabytes.
     pub weights_gb: f64,
-    /// Parameters, billions; each takes one multiplication and one addition per token. For a mixture of experts, count the
-    /// active ones only, and in `weights_gb` those that a typical batch reads.
+    /// Parameters, billions; each takes one multiplication and one addition per token. For a mixture of experts,
+    /// count the active ones only, and in `weights_gb` those that a typical batch reads.
     pub parameters_b: f64,
-    /// Bytes of the keys and values of one token, over all layers: 2 * layers * KV heads * head size * bytes per number.
+    /// Bytes of the keys and values of one token, over all layers: 2 * layers * KV heads * head size * bytes per
+    /// number.
     pub kv_bytes_per_token: f64,
     /// Memory bandwidth by the data sheet, terabytes per second; the sum over all devices.
     pub bandwidth_tb_per_s: f64,
-    /// Dense arithmetic at the weights' precision by the data sheet, 10^12 operations per second; the sum over all devices.
+    /// Dense arithmetic at the weights' precision by the data sheet, 10^12 operations per second; the sum over all
+    /// devices.
     pub compute_tflop_per_s: f64,
     /// Share of the bandwidth that the engine reaches.
     #[serde(default = "bandwidth_efficiency")]
@@ -57,7 +59,7 @@ pub struct EngineModel {
     pub tile_tokens: f64,
 }
 
-/// What an engine reaches of its device, and its own time beside the device's.
+/// The share of its device that an engine reaches, and the time that it adds itself.
 #[derive(Clone, Copy)]
 struct Efficiency {
     bandwidth_efficiency: f64,
@@ -70,9 +72,9 @@ struct Efficiency {
     tile_tokens: f64,
 }
 
-/// Assumptions, not data sheets. With these values the 8B model on an H200 decodes at 5.7, 6.5 and 9.9 ms per token for 1, 16
-/// and 64 requests of 500 tokens, where vLLM was measured at 5.5, 6.7 and 10.4 on Spec-Bench (ArcticInference's figures
-/// for its suffix decoding in vLLM; they include prompts).
+/// Assumptions, not data sheets. With these values the 8B model on an H200 decodes at 5.7, 6.5 and 9.9 ms per token
+/// for 1, 16 and 64 requests of 500 tokens, where vLLM was measured at 5.5, 6.7 and 10.4 on Spec-Bench
+/// (ArcticInference's figures for its suffix decoding in vLLM; they include prompts).
 const ASSUMED: Efficiency = Efficiency {
     bandwidth_efficiency: 0.8,
     compute_efficiency: 0.6,
@@ -82,10 +84,10 @@ const ASSUMED: Efficiency = Efficiency {
     tile_tokens: 64.0,
 };
 
-/// Fitted to an H100 SXM, for an engine whose host works while the device computes: forward passes of the 8B shape in bf16 as CUDA
-/// graphs under torch 2.11 (`tests/real-engines/step_times.py`), and plain steps of SGLang 0.5.16
-/// (`tests/real-engines/in_sglang.py --shape`). `bandwidth_efficiency` is the one at which growing contexts are
-/// read. The time that SGLang's host adds to a verifying step is not included.
+/// Fitted to an H100 SXM, for an engine whose host works while the device computes: forward passes of the 8B shape in
+/// bf16 as CUDA graphs under torch 2.11 (`tests/real-engines/step_times.py`), and plain steps of SGLang 0.5.16
+/// (`tests/real-engines/in_sglang.py --shape`). `bandwidth_efficiency` is the one at which growing contexts are read.
+/// The time that SGLang's host adds to a verifying step is not included.
 const MEASURED: Efficiency = Efficiency {
     bandwidth_efficiency: 0.91,
     compute_efficiency: 0.8,
@@ -189,7 +191,8 @@ const fn weights(
 const HEAD_SIZE: f64 = 128.0;
 const KV_BYTES: f64 = 2.0;
 
-/// Time that two exchanges per layer between four devices add to a step of 80 layers, at about 10 us each, microseconds.
+/// Time that two exchanges per layer between four devices add to a step of 80 layers, at about 10 us each,
+/// microseconds.
 const EXCHANGES_US: f64 = 1600.0;
 
 /// Name, device, number of devices, weights, microseconds added to a step, and efficiency.

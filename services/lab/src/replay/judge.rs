@@ -1,5 +1,4 @@
-//! Chooses the drafts of a step for the whole batch, by one policy, and keeps account of what came of it on the modelled
-//! engine.
+//! Chooses the drafts of a step for the whole batch by one policy, and keeps the account on the modelled engine.
 
 use std::num::NonZeroUsize;
 
@@ -16,10 +15,10 @@ use super::eagle3::Eagle3;
 use super::engine_model::{EngineModel, StepLoad};
 use super::options::Policy;
 
-/// Stands for the end of a text, which no draft has: recordings hold no such token.
+/// Stands for the end of a text. No recording has this token, so no draft has it.
 const END: Token = Token::MAX;
 
-/// What drafts are chosen with.
+/// The settings of the choice of drafts.
 #[derive(Clone, Debug)]
 pub(crate) struct Judging {
     pub(crate) policy: Policy,
@@ -27,46 +26,46 @@ pub(crate) struct Judging {
     pub(crate) head: Eagle3,
     pub(crate) seed: u64,
     pub(crate) threshold: Threshold,
-    /// Most tokens of a step, the requests' own and those of drafts.
+    /// Most tokens of a step, drafts included.
     pub(crate) step_tokens_max: u32,
 }
 
 /// A request that takes part in a step.
 pub(super) struct Turn {
-    /// Whose chances its drafts have.
+    /// The namespace whose acceptance statistics apply.
     pub(super) namespace: usize,
-    /// Tokens of its prompt and output so far.
+    /// Tokens of the prompt and the output so far.
     pub(super) context_tokens: usize,
     /// The best suffix draft, if one was looked for and found.
     pub(super) found: Option<Candidate>,
 }
 
-/// What it does in the step.
+/// The draft of a request in a step.
 pub(super) enum Draft {
-    /// Nothing is drafted.
+    /// No draft.
     Plain,
-    /// This part of what was found is verified.
+    /// This part of the suffix draft is verified.
     Suffix(DraftTree),
-    /// The head drafts so many tokens.
+    /// The head drafts this many tokens.
     Head(usize),
 }
 
-/// What a policy decides for a request.
+/// The decision of a policy for a request.
 enum Routed {
     Plain,
-    /// All that was found.
+    /// The whole suffix draft.
     Whole,
-    /// These nodes of it, ascending.
+    /// These nodes of the suffix draft, ascending.
     Part(Vec<u32>),
     Head,
 }
 
-/// A [`Turn`] with what was chosen for it.
+/// A [`Turn`] with its draft.
 pub(super) struct Choice {
     namespace: usize,
     pub(super) draft: Draft,
     pub(super) found: Option<Candidate>,
-    /// The chance that was seen in each drafted token.
+    /// Expected acceptance probability of each drafted token.
     chances: Vec<f32>,
 }
 
@@ -74,16 +73,16 @@ pub(super) struct Choice {
 pub(super) struct Verified {
     pub(super) context_tokens: usize,
     pub(super) choice: Choice,
-    /// The drafted tokens that were accepted, from the root down.
+    /// The accepted draft tokens, from the root down.
     pub(super) path: Vec<u32>,
-    /// What came out: the accepted tokens and the recording's next.
+    /// The emitted tokens: the accepted ones and the recording's next.
     pub(super) said: Vec<Token>,
-    /// Whether the recording ends with it.
+    /// Whether the recording ends with this step.
     pub(super) is_last: bool,
 }
 
 impl Draft {
-    /// Draft tokens to verify.
+    /// Number of draft tokens to verify.
     pub(super) fn tokens(&self) -> usize {
         match self {
             Draft::Plain => 0,
@@ -96,13 +95,13 @@ impl Draft {
 /// A policy at work.
 pub(super) struct Judge {
     judging: Judging,
-    /// The router of the worker. Every policy has its chances, to say what it expects, and one goes by it.
+    /// The worker's router. The policy `goodput` follows it; the others use only its acceptance statistics.
     goodput: Goodput<usize>,
-    /// Stands behind that policy.
+    /// The guard behind the policy `goodput`.
     guard: Guard,
-    /// The step under way verifies nothing.
+    /// Whether the current step verifies nothing.
     withholds: bool,
-    /// What came of the head's drafts.
+    /// Acceptance of the head's drafts.
     head: Acceptance,
     pub(super) account: Account,
 }
@@ -128,7 +127,7 @@ impl Judge {
         }
     }
 
-    /// Whether the head's tokens are right where the output of this call has come so far.
+    /// Number of the head's tokens that are accepted at this position of the call's output.
     pub(super) fn head_accepts(&self, call: u64, position: usize, depth: usize) -> usize {
         let Judging { head, seed, .. } = &self.judging;
         head.accepted(*seed, call, position, depth)
@@ -140,7 +139,7 @@ impl Judge {
         let policy = self.judging.policy;
         self.withholds = policy == Policy::Goodput && self.guard.withholds(batch, true);
         if self.withholds {
-            // A worker looks for nothing then.
+            // A worker does not look for drafts in such a step.
             for turn in &mut turns {
                 turn.found = None;
             }
@@ -173,7 +172,7 @@ impl Judge {
     /// The worker's own router.
     fn by_goodput(&mut self, turns: &[Turn], chances: &[Vec<f32>], room: u32) -> Vec<Routed> {
         let depth = self.judging.head.acceptance.len() as u32;
-        // It reads what it missed in its first pass.
+        // The head reads what it missed in its first pass.
         let head = (depth > 0 && !self.withholds).then_some(HeadWish {
             depth,
             tokens_max: depth,
@@ -210,7 +209,7 @@ impl Judge {
         routes.collect()
     }
 
-    /// A policy that looks at a request by itself.
+    /// The decision of a policy that looks at each request by itself.
     fn by_itself(&self, turn: &Turn) -> Routed {
         match self.judging.policy {
             Policy::Off | Policy::Goodput => Routed::Plain,
@@ -218,7 +217,7 @@ impl Judge {
             Policy::Suffix | Policy::Pld => {
                 turn.found.as_ref().map_or(Routed::Plain, |_| Routed::Whole)
             }
-            // What it finds is long enough to go before the head.
+            // Its matches are long enough to be preferred to the head.
             Policy::Sam => match (&turn.found, self.judging.head.is_absent()) {
                 (Some(_), _) => Routed::Whole,
                 (None, true) => Routed::Plain,
@@ -228,7 +227,7 @@ impl Judge {
         }
     }
 
-    /// Drafts what was decided, of at most `room` tokens.
+    /// Makes the draft that was decided, of at most `room` tokens.
     fn carry_out(&mut self, turn: Turn, chances: Vec<f32>, route: Routed, room: u32) -> Choice {
         let depth = self.judging.head.acceptance.len().min(room as usize);
         let (draft, mut chances) = match (route, &turn.found) {
@@ -254,7 +253,7 @@ impl Judge {
         }
     }
 
-    /// SuffixDecoding's rule, tau being the head's own tokens per step unless it is given.
+    /// SuffixDecoding's rule. Tau is the head's own tokens per step unless a threshold is given.
     fn by_score(&self, found: Option<&Candidate>) -> Routed {
         let found = found.map_or(Found::Nothing, |found| Found::Score(found.score));
         let break_even = self.head.accepted_length().map(|length| length as f32);
@@ -276,7 +275,7 @@ impl Judge {
         (0..depth).map(|at| up_to(at + 1) - up_to(at)).collect()
     }
 
-    /// Learns from a step, and charges it.
+    /// Learns from a step, and adds its time to the account.
     pub(super) fn settle(&mut self, verified: &[Verified]) {
         let mut load = StepLoad::default();
         let mut depths = Vec::new();
@@ -322,8 +321,8 @@ impl Judge {
         }
     }
 
-    /// Tells router and guard of a step that took so long, the head's drafting before it apart, and brought so many tokens.
-    /// `depths` are those of the head's drafts.
+    /// Reports a step to the router and the guard: its time, the head's time before it, and its emitted tokens.
+    /// `depths` are the lengths of the head's drafts.
     fn observe(
         &mut self,
         load: StepLoad,
@@ -360,7 +359,7 @@ impl Judge {
             concerned: self.withholds || load.tokens > load.requests,
             is_clean: true,
         };
-        // The router weighs the head by itself.
+        // The router decides about the head on its own.
         let head = HeadUse {
             on_trial: false,
             in_use: !self.judging.head.acceptance.is_empty(),

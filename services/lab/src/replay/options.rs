@@ -85,7 +85,8 @@ pub struct ReplayOptions {
     /// Requests in flight at once; those of one session run one after the other. Several numbers need --policies.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub concurrency: Vec<usize>,
-    /// Seal finished outputs once the live part of an index has N tokens, and warm calls at once [default: never seal].
+    /// Seal finished outputs once the live part of an index has N tokens, and warm calls at once [default: never
+    /// seal].
     #[arg(long, value_name = "N")]
     pub seal_tokens: Option<u64>,
     /// Occurrences of a pattern to read from sealed text, evenly spaced; 0 reads all.
@@ -97,17 +98,18 @@ pub struct ReplayOptions {
     pub policies: Vec<Policy>,
     /// Model of the engine's step times, for --policies: a preset or a file [default: h100-8b].
     ///
-    /// Presets: h100-8b, h100-8b-measured, h200-8b, a100-8b, l4-8b, rtx4090-8b (Llama-3.1-8B), h100-32b (Qwen3-32B), h200-70b
-    /// (Llama-3.1-70B, FP8 weights), h100x4-70b (on four devices). A file has the keys `weights_gb`, `parameters_b`,
-    /// `kv_bytes_per_token`, `bandwidth_tb_per_s`, `compute_tflop_per_s`, and may have `bandwidth_efficiency` (0.8),
-    /// `compute_efficiency` (0.6), `step_us` (1400), `request_us` (45), `token_us` (5), `tile_tokens` (64).
+    /// Presets: h100-8b, h100-8b-measured, h200-8b, a100-8b, l4-8b, rtx4090-8b (Llama-3.1-8B), h100-32b (Qwen3-32B),
+    /// h200-70b (Llama-3.1-70B, FP8 weights), h100x4-70b (on four devices). A file has the keys `weights_gb`,
+    /// `parameters_b`, `kv_bytes_per_token`, `bandwidth_tb_per_s`, `compute_tflop_per_s`, and may have
+    /// `bandwidth_efficiency` (0.8), `compute_efficiency` (0.6), `step_us` (1400), `request_us` (45), `token_us` (5),
+    /// `tile_tokens` (64).
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub engine_model: Option<String>,
     /// The engine's EAGLE-3 head: `acc=0.72,0.63,...,cost=0.06`.
     ///
-    /// `acc` has, for each position of the draft, the probability that its token is accepted if all earlier ones were. (If
-    /// your engine reports rates over all drafts, divide each rate by the one before.) `cost` is the time of drafting one
-    /// position, as a share of a plain step.
+    /// `acc` has, for each position of the draft, the probability that its token is accepted if all earlier ones
+    /// were. (If your engine reports rates over all drafts, divide each rate by the one before.) `cost` is the time
+    /// of drafting one position, as a share of a plain step.
     #[arg(
         long,
         value_name = "acc=A,A,...[,cost=SHARE]",
@@ -118,8 +120,8 @@ pub struct ReplayOptions {
     /// Most tokens of a step, drafts included, as `worker.step_tokens_max` [default: no limit].
     #[arg(long, value_name = "N", requires = "comparison")]
     pub step_tokens_max: Option<u32>,
-    /// For the policy `score`: the SCORE that a suffix draft must exceed, or `auto` for the head's measured tokens per step.
-    /// 0 never uses the head.
+    /// For the policy `score`: the SCORE that a suffix draft must exceed, or `auto` for the head's measured tokens
+    /// per step. 0 never uses the head.
     #[arg(
         long,
         value_name = "TAU|auto",
@@ -136,7 +138,8 @@ pub struct ReplayOptions {
     #[arg(long, requires = "comparison")]
     #[serde(skip)]
     pub reliability: bool,
-    /// Also print tokens per step for every N calls, for each compared policy. This shows how a memory grows or adapts.
+    /// Also print tokens per step for every N calls, for each compared policy. This shows how a memory grows or
+    /// adapts.
     #[arg(long, value_name = "N")]
     pub window: Option<u64>,
     /// Print one JSON object instead of tables.
@@ -220,8 +223,8 @@ impl From<Preset> for Policy {
 }
 
 impl ReplayOptions {
-    /// The same options with each value once, and with the defaults of a comparison filled in. `policies` is empty if nothing
-    /// is compared.
+    /// The same options with each value once, and with the defaults of a comparison filled in. `policies` is empty if
+    /// nothing is compared.
     pub(super) fn settled(&self) -> Self {
         let mut settled = self.clone();
         settled.concurrency = once(&self.concurrency);

@@ -44,8 +44,9 @@ impl ReplayProgress {
     }
 }
 
-/// Runs the pieces `0..count`, which begin in this `order`; outcomes are in the order of their numbers. Each piece reports
-/// through the function that it receives, and `progress` receives the sum. After a failure no other piece begins.
+/// Runs the pieces `0..count`, which begin in this `order`; outcomes are in the order of their numbers. Each piece
+/// reports through the function that it receives, and `progress` receives the sum. After a failure no other piece
+/// begins.
 pub(crate) fn run_in_parallel<O: Send>(
     order: Vec<usize>,
     work: impl Fn(usize, &dyn Fn(ReplayProgress)) -> anyhow::Result<O> + Sync,

@@ -1,8 +1,8 @@
 //! The rules of other systems, for comparison on the same calls.
 //!
-//! Each system drafts from its own sources. Prompt lookup uses the request alone, SAM decoding the request and a corpus that is
-//! known from the start, and SuffixDecoding the request and all earlier outputs. `--sources` and the settings of drafts do not
-//! change them.
+//! Each system drafts from its own sources. Prompt lookup uses the request alone, SAM decoding the request and a
+//! corpus that is known from the start, and SuffixDecoding the request and all earlier outputs. `--sources` and the
+//! settings of drafts do not change them.
 
 mod automaton;
 mod pld;
@@ -23,8 +23,8 @@ pub(super) use sam::{SamRequest, SamRules, add_text};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
-    /// SAM decoding (arXiv 2411.10666): copy what followed the earliest occurrence of the longest match, in the request's
-    /// text or in the outputs of --warm. Short matches are left to the head, if there is one.
+    /// SAM decoding (arXiv 2411.10666): copy what followed the earliest occurrence of the longest match, in the
+    /// request's text or in the outputs of --warm. Short matches are left to the head, if there is one.
     Sam,
     /// Prompt lookup decoding: copy what followed the earliest occurrence of the last three, two or one tokens in the
     /// request's text.
@@ -46,8 +46,9 @@ pub(crate) enum Drafter {
     None,
 }
 
-/// Algorithm 1 as printed: D is the plain count, and a pattern of p tokens gives a tree of p nodes, its root included. Alpha is
-/// that of the paper's Figure 8. The paper names no longest pattern, so it is the 64 tokens of the published code.
+/// Algorithm 1 as printed: D is the plain count, and a pattern of p tokens gives a tree of p nodes, its root
+/// included. Alpha is that of the paper's Figure 8. The paper names no longest pattern, so it is the 64 tokens of the
+/// published code.
 pub(super) fn paper_params() -> ProposeParams {
     ProposeParams {
         expansion: Expansion::Tree,

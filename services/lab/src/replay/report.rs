@@ -80,8 +80,8 @@ pub struct PolicyReport {
     pub policy: Policy,
     /// Requests at once.
     pub concurrency: usize,
-    /// Output tokens per second of modelled engine time. It includes steps and the head's drafting, but neither prompts nor
-    /// this machine's time for proposals.
+    /// Output tokens per second of modelled engine time. It includes steps and the head's drafting, but neither
+    /// prompts nor this machine's time for proposals.
     pub goodput_tokens_per_s: Option<f64>,
     /// Goodput / that of `off` with the same number of requests.
     pub speedup: Option<f64>,
@@ -89,7 +89,8 @@ pub struct PolicyReport {
     pub tokens_per_step: Option<f64>,
     /// Draft tokens per step.
     pub drafted_per_step: Option<f64>,
-    /// Expected output tokens per step by the acceptance statistics, when drafts were chosen; the bonus token included.
+    /// Expected output tokens per step by the acceptance statistics, when drafts were chosen; the bonus token
+    /// included.
     pub expected_per_step: Option<f64>,
     /// Accepted draft tokens per step.
     pub accepted_per_step: Option<f64>,

@@ -1,7 +1,7 @@
 //! Trace files: one completed call per line as JSON, plain or compressed with zstd.
 //!
-//! A line has `output_token_ids`, or text in `output`. It may have `prompt_token_ids` or `prompt`, `tenant`, `workload`,
-//! `session` and `group`; other keys are ignored. Files are read during the replay, one line at a time.
+//! A line has `output_token_ids`, or text in `output`. It may have `prompt_token_ids` or `prompt`, `tenant`,
+//! `workload`, `session` and `group`; other keys are ignored. Files are read during the replay, one line at a time.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

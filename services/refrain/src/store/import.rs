@@ -30,8 +30,8 @@ const BATCHES_MAX: usize = 4;
 /// Attempts to send a batch to a store that is busy, and to one whose disk refuses.
 const BUSY_TRIES_MAX: u32 = 100;
 const REFUSED_TRIES_MAX: u32 = 5;
-/// The tokenizer of token ids whose tokenizer the trace does not name. No model has it, so nothing drafts from them until
-/// they are exported and imported again under a name.
+/// The tokenizer of token ids whose tokenizer the trace does not name. No model has it, so nothing drafts from them
+/// until they are exported and imported again under a name.
 const UNKNOWN_TOKENIZER: &str = "unknown";
 
 /// Arguments of `refrain store import`.
@@ -100,7 +100,8 @@ struct LineParser {
     tokenizer: Option<Tokenizer>,
     /// Whether the warning about an unnamed tokenizer was printed.
     warned_of_unknown: bool,
-    /// How often each content occurred. Equal outputs are different documents, and importing a file twice changes nothing.
+    /// How often each content occurred. Equal outputs are different documents, and importing a file twice changes
+    /// nothing.
     seen: HashMap<u128, u32>,
     now_ms: u64,
 }

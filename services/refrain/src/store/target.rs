@@ -35,7 +35,7 @@ pub(super) struct TargetArgs {
     pub(super) data_dir: Option<PathBuf>,
 }
 
-/// What a command does with the store.
+/// Whether a command changes the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// Read it and leave it unchanged.

@@ -128,8 +128,8 @@ impl Automaton {
         self.read(found.state, tokens)
     }
 
-    /// This many tokens that followed the first occurrence of the longest possible suffix of the match. If too few tokens
-    /// follow every suffix, those after its last token.
+    /// This many tokens that followed the first occurrence of the longest possible suffix of the match. If too few
+    /// tokens follow every suffix, those after its last token.
     pub(super) fn followed_by(&self, found: TextMatch, tokens: usize) -> &[Token] {
         let mut state = self.renewed(found).state;
         loop {

@@ -63,8 +63,8 @@ impl SamRequest {
         }
     }
 
-    /// The draft of the longer match, from its first occurrence. In the request's text, a suffix of the match is used where too
-    /// little text follows the match.
+    /// The draft of the longer match, from its first occurrence. In the request's text, a suffix of the match is used
+    /// where too little text follows the match.
     pub(in super::super) fn draft(
         &self,
         corpus: Option<&Automaton>,
