@@ -357,3 +357,75 @@ fn optional_sections_are_found() {
     assert_eq!(keys.len(), 1);
     assert_eq!(keys[0].path, "inner.a_ms");
 }
+
+/// Fields of requests and metrics that are named like keys.
+const NOT_KEYS: [&str; 8] = [
+    "steps",
+    "max_tokens",
+    "max_completion_tokens",
+    "tpot_ms",
+    "stop_token_ids",
+    "prompt_token_ids",
+    "output_token_ids",
+    "eagle_aux_hidden_state_layer_ids",
+];
+
+#[test]
+fn keys_that_the_documents_name_exist() {
+    let keys: Vec<Key> = keys::<MeshFile>()
+        .into_iter()
+        .chain(keys::<InEngineConfig>())
+        .collect();
+    let is_key = |path: &str| keys.iter().any(|key| key.path == path);
+    let is_name = |name: &str| {
+        let mut names = keys.iter().filter_map(|key| key.path.rsplit('.').next());
+        names.any(|key| key == name)
+    };
+    let sections = keys.iter().filter_map(|key| key.path.split_once('.'));
+    let sections: Vec<&str> = sections.map(|(section, _)| section).collect();
+    let mut named = 0;
+    let mut unknown = Vec::new();
+    for file in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "docs/drafting.md",
+        "docs/engines.md",
+        "docs/operations.md",
+        "docs/vllm.md",
+        "docs/sglang.md",
+        "docs/decisions/retry-budget.md",
+        "docs/decisions/liveness.md",
+        "docs/decisions/clock-skew.md",
+        "docs/decisions/turns.md",
+    ] {
+        let text = std::fs::read_to_string(repository().join(file)).unwrap();
+        for line in text.lines() {
+            for quoted in line.split('`').skip(1).step_by(2) {
+                let word = quoted.split(" = ").next().unwrap_or(quoted);
+                let is_plain =
+                    |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_.".contains(c);
+                if !word.chars().all(is_plain)
+                    || NOT_KEYS.contains(&word)
+                    || word.ends_with(".toml")
+                {
+                    continue;
+                }
+                let exists = match word.split_once('.') {
+                    Some((section, _)) if sections.contains(&section) => is_key(word),
+                    Some(_) => continue,
+                    // Only words that look like a key: assigned, or with a unit.
+                    None if word != quoted || !unit(word).is_empty() || word.ends_with("_max") => {
+                        is_name(word)
+                    }
+                    None => continue,
+                };
+                named += 1;
+                if !exists {
+                    unknown.push(format!("{file}: {word}"));
+                }
+            }
+        }
+    }
+    assert!(named > 25, "{named} keys: the test is blind");
+    assert!(unknown.is_empty(), "no such keys:\n{}", unknown.join("\n"));
+}

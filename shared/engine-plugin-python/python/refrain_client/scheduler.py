@@ -5,7 +5,7 @@
 The engine drafts as it was told to, with n-grams or an EAGLE-3 head. Once per step, all requests' drafts pass here on
 their way to the next one, and some are replaced. That is lossless where the engine takes drafts for certain tokens, and
 only there: `lossless.py` says where it does not. vLLM declares this interface to be its own business, so the versions that
-it was tested with are in README.md.
+it was tested with are in docs/vllm.md.
 """
 
 import atexit
