@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::account::Account;
 use super::judge::{Judge, Judging};
 use super::memory::{Memory, MemoryConfig, MemoryCosts};
-use super::options::Policy;
+use super::policy::Policy;
 use super::presets::{Drafter, SamRules, paper_params};
 use super::serve::{Serving, Tally, serve};
 use super::trace::RecordedCall;

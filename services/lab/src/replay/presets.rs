@@ -5,14 +5,12 @@
 //! settings of drafts do not change them.
 
 mod automaton;
+mod chain;
 mod pld;
 mod sam;
 
 use clap::ValueEnum;
-use refrain_speculation::{
-    Candidate, DraftNode, DraftTree, Expansion, Origin, ProposeParams, Scope, Source,
-};
-use refrain_suffix_index::Token;
+use refrain_speculation::{Expansion, ProposeParams};
 use serde::Serialize;
 
 pub(super) use automaton::Automaton;
@@ -63,30 +61,4 @@ pub(super) fn paper_params() -> ProposeParams {
         max_fan_out: usize::MAX,
         samples_max: usize::MAX,
     }
-}
-
-/// Copied text as a draft; `None` if it is empty. A copy was counted once, and its tokens have probability 1.
-fn chain(tokens: &[Token], match_len: u32, scope: Scope) -> Option<Candidate> {
-    let mut tree = DraftTree::new();
-    for &token in tokens {
-        let node = DraftNode {
-            token,
-            parent: (tree.len() as u32).checked_sub(1),
-            probability: 1.0,
-            count: 1,
-            origin: Origin {
-                source: Source::Suffix,
-                scope,
-                place: None,
-            },
-        };
-        tree.push(node).ok()?;
-    }
-    (!tree.is_empty()).then(|| Candidate {
-        score: tree.score(),
-        tree,
-        match_len,
-        source: Source::Suffix,
-        scope,
-    })
 }

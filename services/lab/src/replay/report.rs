@@ -8,7 +8,8 @@ use serde::Serialize;
 use super::account::Reliability;
 use super::clock::DurationsUs;
 use super::compare::Outcome;
-use super::options::{Policy, ReplayOptions};
+use super::options::ReplayOptions;
+use super::policy::Policy;
 use super::window::{self, Window};
 use crate::text_table::{number, text_table};
 

@@ -3,7 +3,7 @@
 use refrain_speculation::{Candidate, Scope};
 use refrain_suffix_index::Token;
 
-use super::chain;
+use super::chain::chain;
 
 /// Longest n-gram, tokens.
 const NGRAM_TOKENS_MAX: usize = 3;

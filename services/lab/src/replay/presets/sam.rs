@@ -4,7 +4,7 @@ use refrain_speculation::{Candidate, Scope};
 use refrain_suffix_index::Token;
 
 use super::automaton::{Automaton, TextMatch};
-use super::chain;
+use super::chain::chain;
 
 /// Draft tokens: the paper's default.
 const DRAFT_TOKENS: usize = 40;
