@@ -212,7 +212,7 @@ mod tests {
         let order = read("cost=0.1,acc=0.5").expect("in any order");
         assert_eq!((order.acceptance, order.cost), (vec![0.5], 0.1));
         for (text, wanted) in [
-            ("", "no number"),
+            ("", "not a number"),
             ("0.5", "`0.5` has no key"),
             ("cost=0.1,0.5", "`0.5` has no key"),
             ("acc=0.5,high", "`high` is not a number"),
