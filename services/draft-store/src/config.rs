@@ -12,7 +12,7 @@ use refrain_service_kit::config::Validate;
 use serde::Deserialize;
 
 /// The draft store's section of the configuration file.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DraftStoreConfig {
     /// Address of the HTTP listener. None if all callers live in the same process.
@@ -67,7 +67,7 @@ pub struct DraftStoreConfig {
 }
 
 /// The quota of one tenant. An absent value means the common limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantQuota {
     /// Replaces `tenant_tokens_max`.

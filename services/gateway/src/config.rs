@@ -10,7 +10,7 @@ use refrain_service_kit::http::AddressLimit;
 use serde::Deserialize;
 
 /// The gateway's section of the configuration.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
     /// Address of the HTTP listener, such as `127.0.0.1:8080`. Port 0 takes a free one.
@@ -122,7 +122,7 @@ impl Default for GatewayTuning {
 }
 
 /// One API key, in clear text or as a hash.
-#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct KeyConfig {
     /// The key in clear text.
@@ -142,7 +142,7 @@ impl std::fmt::Debug for KeyConfig {
 }
 
 /// One model.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
     /// Public name, under which workers serve it as well.

@@ -13,7 +13,7 @@ const LINE_BYTES_MAX: u64 = 64 << 20;
 
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Progress of reading one or several files, counted in bytes as they lie on disk. Clones share their counter.
+/// Progress of reading one or several files, in bytes on disk. Clones share a counter.
 #[derive(Clone, Default)]
 pub struct ReadProgress {
     read_bytes: Arc<AtomicU64>,
@@ -21,7 +21,7 @@ pub struct ReadProgress {
 }
 
 impl ReadProgress {
-    /// Progress of reading `size_bytes` in all.
+    /// Progress of reading `size_bytes` in total.
     pub fn new(size_bytes: u64) -> Self {
         ReadProgress {
             size_bytes,
@@ -29,7 +29,7 @@ impl ReadProgress {
         }
     }
 
-    /// The part that is read, 0 to 1.
+    /// The share that is read, 0 to 1.
     pub fn share(&self) -> f64 {
         self.read_bytes.load(Ordering::Relaxed) as f64 / self.size_bytes.max(1) as f64
     }
@@ -44,7 +44,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// Opens a file. The bytes that are read from it are added to `progress`.
+    /// Opens a file. Bytes read from it are added to `progress`.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -58,10 +58,10 @@ impl JsonLines {
         })
     }
 
-    /// Reads the next line, which [`line`](Self::line) returns then. False at the end of the file.
+    /// Reads the next line, which [`line`](Self::line) then returns. Returns false at the end of the file.
     ///
     /// # Errors
-    /// If the file cannot be read, or the line has more than 64 MiB.
+    /// If the file cannot be read, or the line is longer than 64 MiB.
     pub fn advance(&mut self) -> anyhow::Result<bool> {
         self.number += 1;
         self.buffer.clear();
@@ -78,7 +78,7 @@ impl JsonLines {
         Ok(!self.buffer.is_empty())
     }
 
-    /// The line that was read last, without white space at its end.
+    /// The current line, without white space at its end.
     pub fn line(&self) -> &[u8] {
         self.buffer.trim_ascii_end()
     }
@@ -89,8 +89,8 @@ impl JsonLines {
     }
 }
 
-/// An error of parsing one line. serde_json counts lines within its input, which is always one line here, so only
-/// the column is kept.
+/// An error of parsing one line. serde_json counts lines within its input, which is a single line here, so only the
+/// column is kept.
 pub fn line_error(error: serde_json::Error) -> anyhow::Error {
     let text = error.to_string();
     let reason = text
@@ -104,7 +104,7 @@ pub(crate) fn unreadable(path: &Path) -> String {
 }
 
 fn decompressed(path: &Path, progress: ReadProgress) -> std::io::Result<Box<dyn BufRead>> {
-    let mut file = Counted {
+    let mut file = CountedFile {
         file: File::open(path)?,
         progress,
     };
@@ -121,12 +121,13 @@ fn decompressed(path: &Path, progress: ReadProgress) -> std::io::Result<Box<dyn 
     })
 }
 
-struct Counted {
+/// A file that counts the bytes that are read from it.
+struct CountedFile {
     file: File,
     progress: ReadProgress,
 }
 
-impl Read for Counted {
+impl Read for CountedFile {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let bytes = self.file.read(into)?;
         self.progress

@@ -1,9 +1,14 @@
-//! Measurements of drafting, away from the serving path: [`replay`] decodes recorded calls against a model of an engine,
-//! [`analyze`] says for which workloads and tenants drafting would help, and [`mod@bench`] measures a running mesh.
+//! Measurements of drafting, away from the serving path.
+//!
+//! Read [`replay`] first: it decodes recorded calls on a model of an engine. [`analyze`] says for which workloads and
+//! tenants drafting would help, and [`mod@bench`] measures a running mesh. [`json_lines`] reads trace files;
+//! [`progress`] and [`text_table`] are what commands print.
 //!
 //! The `refrain` binary calls this crate; no service does.
 
 pub mod analyze;
 pub mod bench;
 pub mod json_lines;
+pub mod progress;
 pub mod replay;
+pub mod text_table;

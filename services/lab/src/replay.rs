@@ -1,28 +1,31 @@
-//! `refrain replay`: what drafting would be worth on recorded calls, without an engine.
+//! `refrain replay`: what drafting would bring on recorded calls, without an engine.
 //!
-//! The recording stands in for the model: a draft is accepted as far as the recorded output goes along with it, and the
-//! recording's next token is the one that the model would have added. The rest is as at a worker: a request drafts from
-//! its own text, from the samples of its group and from its namespace; what it says can be drafted from at once;
-//! requests under way at once take their steps together; chances of drafts are learnt for each namespace apart.
+//! The recording stands in for the model. A draft is accepted as far as it agrees with the recorded output, and the
+//! recording's next token is the bonus token. The rest is as in a worker:
 //!
-//! What a worker does and a replay does not: it spends no steps on trying out the head, no guard turns drafts off that
-//! lose, the draft tokens of a step have no limit, nothing is evicted but groups, and prompts take no steps.
+//! * A request drafts from its own text, from the samples of its group, and from its namespace.
+//! * Its output can be drafted from at once.
+//! * Requests in flight take their steps together.
+//! * Acceptance statistics are learnt per namespace.
 //!
-//! With a modelled engine, policies are compared: what each chooses to draft, how many tokens it brings per second of
-//! modelled step time ([`EngineModel`]), and what it expected ([`PolicyReport`]).
+//! Unlike a worker, a replay evicts nothing but groups, and prompts take no steps.
 //!
-//! Counts and modelled times follow from the traces and settings alone; other times are this machine's.
+//! With a modelled engine, policies are compared: what each drafts, how many tokens it brings per second of modelled
+//! step time ([`EngineModel`]), and what it expected ([`PolicyReport`]).
+//!
+//! Counts and modelled times depend on the traces and settings alone; other times are those of this machine.
 
 mod account;
 mod clock;
 mod compare;
-mod cores;
 mod eagle3;
 mod engine_model;
 mod judge;
 mod memory;
 mod namespace;
 mod options;
+mod parallel;
+mod policy;
 mod presets;
 mod report;
 mod serve;
@@ -31,51 +34,55 @@ mod tests;
 pub(crate) mod trace;
 mod window;
 
-use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use crate::progress::ProgressLine;
+use trace::{Traces, tokenizer};
 
 pub use account::Reliability;
 pub use clock::DurationsUs;
 pub(crate) use compare::{Outcome, Setup};
-
-pub(crate) use cores::on_cores;
 pub use eagle3::Eagle3;
+pub(crate) use engine_model::DEFAULT_ENGINE_MODEL;
 pub use engine_model::EngineModel;
 pub(crate) use judge::Judging;
 pub(crate) use memory::MemoryConfig;
-pub use options::{Policy, ReplayOptions, ReplaySource};
+pub use options::{ReplayOptions, ReplaySource};
 pub(crate) use options::{once, worker_params};
+pub use parallel::ReplayProgress;
+pub(crate) use parallel::run_in_parallel;
+pub use policy::Policy;
 pub(crate) use presets::Drafter;
 pub use presets::Preset;
 pub use report::{PolicyReport, ReplayReport, SourceCounts};
 pub(crate) use serve::{Serving, Tally};
-use trace::{Traces, tokenizer};
 pub use window::Window;
 
-/// The engine that policies are compared on unless another is named.
-pub(crate) const ENGINE_MODEL: &str = "h100-8b";
-
-/// How far a replay is, or several are together.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Progress {
-    /// Calls replayed.
-    pub docs: u64,
-    /// Steps taken.
-    pub steps: u64,
-    /// Tokens of the outputs.
-    pub output_tokens: u64,
-    /// Share of the work that is done, 0 to 1.
-    pub share: f64,
-}
-
-/// Replays the traces. `progress` is told after each call.
+/// Runs `refrain replay`, and prints its report.
 ///
 /// # Errors
-/// A setting that makes no sense, a file that cannot be read, a line that is no call (with file and line), or more
-/// tokens than an index can hold.
+/// As [`run`].
+pub fn command(options: &ReplayOptions) -> anyhow::Result<()> {
+    let line = ProgressLine::new();
+    let report = run(options, |progress| progress.show_on(&line))?;
+    drop(line);
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", report.table());
+        if options.reliability {
+            print!("{}", report.reliability_table());
+        }
+    }
+    Ok(())
+}
+
+/// Replays the traces. `progress` is called after each call.
+///
+/// # Errors
+/// An invalid setting, a file that cannot be read, a line that is not a call (with file and line), or more tokens
+/// than an index can hold.
 pub fn run(
     options: &ReplayOptions,
-    mut progress: impl FnMut(Progress),
+    mut progress: impl FnMut(ReplayProgress),
 ) -> anyhow::Result<ReplayReport> {
     let options = &options.settled();
     options.check()?;
@@ -85,7 +92,12 @@ pub fn run(
         serving: options.serving(),
         judging: Judging {
             policy: options.policy(),
-            engine: EngineModel::load(options.engine_model.as_deref().unwrap_or(ENGINE_MODEL))?,
+            engine: EngineModel::load(
+                options
+                    .engine_model
+                    .as_deref()
+                    .unwrap_or(DEFAULT_ENGINE_MODEL),
+            )?,
             head: options.head(),
             seed: options.seed,
             threshold: options.score_threshold,
@@ -93,10 +105,10 @@ pub fn run(
         },
     };
     let runs = runs(options);
-    // What remembers takes longest, so it goes first.
+    // Policies with a memory take longest, so they begin first.
     let mut order: Vec<usize> = (0..runs.len()).collect();
     order.sort_by_key(|&run| !runs[run].0.remembers());
-    let one = |run: usize, told: &dyn Fn(Progress)| {
+    let replay_one = |run: usize, progress: &dyn Fn(ReplayProgress)| {
         let (policy, concurrency) = runs[run];
         let known = Traces::new(&options.warm, tokenizer.clone())?;
         let traces = Traces::new(&options.traces, tokenizer.clone())?;
@@ -105,7 +117,7 @@ pub fn run(
         let setup = setup.with(policy, concurrency);
         setup.replay(known, traces.take(docs_max), |tally| {
             let total = tally.table.total();
-            told(Progress {
+            progress(ReplayProgress {
                 docs: tally.docs,
                 steps: total.steps,
                 output_tokens: total.emitted,
@@ -113,12 +125,12 @@ pub fn run(
             });
         })
     };
-    let outcomes = on_cores(order, one, &mut progress)?;
+    let outcomes = run_in_parallel(order, replay_one, &mut progress)?;
     Ok(ReplayReport::new(options, &outcomes))
 }
 
-/// The replay that most of the report tells of; then those that are compared with it and with each other, plain
-/// decoding among them, since speed-ups are measured against it.
+/// The replays to run. Most of the report is about the first; the others are compared. Plain decoding is always among
+/// the compared ones, because speed-ups are measured against it.
 fn runs(options: &ReplayOptions) -> Vec<(Policy, usize)> {
     let mut runs = vec![(options.policy(), options.concurrency[0])];
     if options.policies.is_empty() {
@@ -132,42 +144,4 @@ fn runs(options: &ReplayOptions) -> Vec<(Policy, usize)> {
         }
     }
     runs
-}
-
-/// A line on the terminal that says how far a replay is; nothing where standard error is no terminal.
-#[derive(Default)]
-pub struct ProgressLine {
-    shown: Option<Instant>,
-}
-
-impl ProgressLine {
-    /// Writes it anew, if the last time is a while ago.
-    pub fn show(&mut self, progress: Progress) {
-        let is_due = |shown: Instant| shown.elapsed() >= Duration::from_millis(200);
-        let mut stderr = std::io::stderr().lock();
-        if self.shown.is_none_or(is_due) && stderr.is_terminal() {
-            let Progress {
-                docs,
-                steps,
-                output_tokens,
-                share,
-            } = progress;
-            let _ = write!(
-                stderr,
-                "\r\x1b[K{:>3.0} %  {docs} calls, {output_tokens} tokens, {:.3} tokens per step",
-                share * 100.0,
-                output_tokens as f64 / steps.max(1) as f64
-            );
-            let _ = stderr.flush();
-            self.shown = Some(Instant::now());
-        }
-    }
-}
-
-impl Drop for ProgressLine {
-    fn drop(&mut self) {
-        if self.shown.is_some() {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-    }
 }

@@ -12,7 +12,7 @@ use crate::model::{HEAD_AUTO, HEAD_OFF, SHIPPED_MODEL};
 const THREADS_MAX: usize = 256;
 
 /// The `[engine]` section of the configuration.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
     /// The model: `builtin:refrain-tiny`, or a folder in Hugging Face's layout.

@@ -1,4 +1,4 @@
-//! One file for the whole mesh: each process reads the sections of its role, `refrain up` all of them.
+//! One configuration file for the whole mesh: each process reads the sections of its role, `refrain up` reads all.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,23 +11,24 @@ use refrain_service_kit::config::{ConfigError, EnvRule, Validate, load};
 use refrain_service_kit::mesh::MeshConfig;
 use refrain_service_kit::telemetry::TelemetryConfig;
 use refrain_worker::WorkerConfig;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`.
+/// Environment variables such as `REFRAIN_WORKER__RUNNING_MAX=8`, and `REFRAIN_DRAIN_GRACE_MS`.
 const ENV_RULE: EnvRule = EnvRule {
     prefix: "REFRAIN_",
     top_level: &["DRAIN_GRACE_MS"],
 };
 
-/// All sections. Each has a default; unknown keys are refused.
-#[derive(Clone, Debug, Default, Deserialize)]
+/// The whole file. Every section has defaults; unknown keys are refused.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeshFile {
     /// Logs and traces.
     pub telemetry: TelemetryConfig,
-    /// Keys of the mesh; `refrain keys` makes them. `refrain up` makes its own where the section is missing.
+    /// The keys of the mesh; `refrain keys` prints fresh ones. `refrain up` makes its own if the section is missing.
     pub mesh: MeshConfig,
-    /// Where the other services are.
+    /// Addresses of the other services.
     pub urls: Urls,
     /// The gateway.
     pub gateway: GatewayConfig,
@@ -39,21 +40,37 @@ pub struct MeshFile {
     pub draft_store: DraftStoreConfig,
     /// The reference engine.
     pub engine: EngineConfig,
-    /// Milliseconds that a stopping process lets requests run.
-    pub drain_grace_ms: Option<u64>,
+    /// How long a stopping process lets requests run before it cuts them off.
+    pub drain_grace_ms: u64,
+}
+
+impl Default for MeshFile {
+    fn default() -> Self {
+        MeshFile {
+            telemetry: TelemetryConfig::default(),
+            mesh: MeshConfig::default(),
+            urls: Urls::default(),
+            gateway: GatewayConfig::default(),
+            scheduler: SchedulerConfig::default(),
+            worker: WorkerConfig::default(),
+            draft_store: DraftStoreConfig::default(),
+            engine: EngineConfig::default(),
+            drain_grace_ms: 30_000,
+        }
+    }
 }
 
 /// Base URLs of services, such as `http://scheduler:8201`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Urls {
-    /// For gateways and workers.
+    /// The scheduler, for gateways and workers.
     pub scheduler: String,
-    /// For workers.
+    /// The draft store, for workers.
     pub draft_store: String,
-    /// For workers.
+    /// The engine, for workers.
     pub engine: String,
-    /// Deadline of a call, milliseconds; an engine step is one call.
+    /// Deadline of a call between services. An engine step is one call.
     pub timeout_ms: u64,
 }
 
@@ -68,25 +85,25 @@ impl Default for Urls {
     }
 }
 
-/// What a process is.
+/// The services that a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// All of them.
+    /// All of them, in one process.
     Up,
-    /// The OpenAI-compatible edge.
+    /// The OpenAI-compatible gateway.
     Gateway,
-    /// Grants leases.
+    /// The scheduler, which grants leases.
     Scheduler,
-    /// Decodes on one engine.
+    /// A worker, which decodes on one engine.
     Worker,
-    /// Remembers.
+    /// The draft store, which keeps outputs.
     DraftStore,
-    /// The shipped engine.
+    /// The CPU engine that ships with Refrain.
     ReferenceEngine,
 }
 
 impl Role {
-    /// Its name on the command line, in logs and traces.
+    /// The role's name on the command line, in logs and in traces.
     pub fn name(self) -> &'static str {
         match self {
             Role::Up => "refrain",
@@ -99,8 +116,8 @@ impl Role {
     }
 }
 
-/// API keys of `refrain up` where the file names none. Two tenants for each of the four modes that `refrain
-/// bench` compares.
+/// API keys of `refrain up` if the file has none: two tenants for each of the four modes that `refrain bench`
+/// compares.
 pub fn dev_keys() -> Vec<String> {
     let others = (2..=8).map(|number| format!("refrain-dev-{number}"));
     std::iter::once("refrain-dev".to_owned())
@@ -109,7 +126,7 @@ pub fn dev_keys() -> Vec<String> {
 }
 
 impl MeshFile {
-    /// Reads the configuration of a process.
+    /// Reads the configuration of a process that runs `role`.
     ///
     /// # Errors
     /// All faults of the sections that the role reads.
@@ -119,24 +136,24 @@ impl MeshFile {
         })
     }
 
-    /// Reads what namespaces are signed with, of any mesh that has a gateway: its keys and the gateway's section.
+    /// Reads the sections that are needed to sign namespaces: the mesh's keys and the gateway's section.
     ///
     /// # Errors
-    /// All faults of these.
+    /// All faults of these sections.
     pub fn load_to_sign(file: &Path) -> Result<Self, ConfigError> {
         load(Some(file), ENV_RULE, std::env::vars_os(), |config| {
             MeshFile::signing_faults(config)
         })
     }
 
-    /// The embedded default of `refrain up`: a few tenants with keys for development, the shipped model.
+    /// The embedded default of `refrain up`: a few tenants with keys for development, and the shipped model.
     pub fn embedded() -> Self {
         let mut file = MeshFile::default();
         file.fill_in_for_up();
         file
     }
 
-    /// What `refrain up` adds where the file is silent.
+    /// Adds what `refrain up` needs where the file says nothing.
     pub fn fill_in_for_up(&mut self) {
         if self.gateway.keys.is_empty() && self.gateway.anonymous_tenant.is_none() {
             self.gateway.keys = dev_keys()
@@ -156,13 +173,13 @@ impl MeshFile {
             }];
         }
         if self.worker.advertise_url.is_empty() {
-            // Nobody calls it, but a lease has to name something.
+            // Nobody calls this URL, but a lease has to name one.
             self.worker.advertise_url = "local:".into();
         }
     }
 
-    /// Whether the file has a `[mesh]` section worth the name. Half of one is: `refrain up` with a key too few
-    /// says so and does not make up others.
+    /// Whether the file has any mesh key. With some keys and not all, `refrain up` reports the missing ones instead
+    /// of making up others.
     pub fn has_mesh_keys(&self) -> bool {
         self.mesh.has_keys()
     }
@@ -282,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_gives_its_engine_up_before_the_gateway_gives_up_the_worker() {
+    fn a_worker_gives_up_on_its_engine_before_the_gateway_gives_up_on_the_worker() {
         let with = |first_token_ms_max: u64| {
             let engine = format!(
                 "[urls]\nengine = \"http://127.0.0.1:1\"\n\
@@ -304,18 +321,18 @@ mod tests {
 
     #[test]
     fn calls_need_a_deadline() {
-        for (role, told) in [
+        for (role, is_fault) in [
             (Role::Gateway, true),
             (Role::Worker, true),
             (Role::Scheduler, false),
         ] {
             let faults = faults(role, "[urls]\ntimeout_ms = 0");
-            assert_eq!(faults.contains("urls.timeout_ms"), told, "{faults}");
+            assert_eq!(faults.contains("urls.timeout_ms"), is_fault, "{faults}");
         }
     }
 
     #[test]
-    fn outputs_are_kept_where_the_help_says() {
+    fn outputs_are_stored_where_the_help_says() {
         let file = MeshFile::default();
         assert_eq!(file.draft_store.data_dir, Path::new("refrain-data"));
     }

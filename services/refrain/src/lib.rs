@@ -1,9 +1,12 @@
 //! The `refrain` binary as a library, so that tests can run whole meshes in one process.
 //!
-//! [`config`] is the one configuration file, [`roles`] starts and stops the services of a process, and [`store`] is for
-//! operators of the draft store.
+//! Read [`roles`] first: it starts and stops the services of a process. [`config`] is the configuration file of all
+//! roles, [`serve`] has the commands that start services, and [`store`] has the operator's commands for the draft
+//! store.
 
 pub mod config;
 mod local;
 pub mod roles;
+pub mod serve;
+mod signals;
 pub mod store;

@@ -1,4 +1,4 @@
-//! Services in one process: the same traits, over plain calls.
+//! Services in one process: the same traits as over HTTP, by plain calls.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use refrain_protocol::{ApiError, EngineSessionId, ErrorKind};
 use refrain_rpc::{Worker, Workers};
 use refrain_worker::{VerifyingEngine, WorkerHandle};
 
-/// The reference engine without HTTP in between.
+/// The reference engine, called without HTTP.
 pub(crate) struct LocalEngine {
     handle: refrain_reference_engine::EngineHandle,
     capabilities: EngineCapabilities,
 }
 
 impl LocalEngine {
-    /// Drives the engine behind `handle`.
+    /// Wraps the engine behind `handle`.
     pub(crate) fn new(handle: refrain_reference_engine::EngineHandle) -> Self {
         let capabilities = handle.capabilities();
         LocalEngine {
@@ -32,7 +32,7 @@ impl VerifyingEngine for LocalEngine {
     }
 
     async fn confirm(&self) -> Result<(), ApiError> {
-        // It lives and ends with this process.
+        // The engine lives and ends with this process, so it need not be reached first.
         self.handle
             .ready()
             .map_err(|reason| ApiError::new(ErrorKind::Unavailable, reason))
@@ -51,13 +51,13 @@ impl VerifyingEngine for LocalEngine {
     }
 }
 
-/// The one worker of a process: whatever URL a lease names, it is here.
+/// The only worker of a process: it serves every lease, whatever URL the lease names.
 pub(crate) struct LocalWorkers {
     worker: Arc<dyn Worker>,
 }
 
 impl LocalWorkers {
-    /// Leads every lease to `worker`.
+    /// Sends every lease to `worker`.
     pub(crate) fn new(worker: WorkerHandle) -> Self {
         LocalWorkers {
             worker: Arc::new(worker),

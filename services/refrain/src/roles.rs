@@ -1,11 +1,11 @@
-//! Starts what a process is to be, and stops it in order.
+//! Starts the services of a process, and stops them in order.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use backon::{BackoffBuilder, ExponentialBuilder};
+use backon::{ExponentialBuilder, Retryable};
 use refrain_gateway::GatewayDeps;
 use refrain_protocol::{ApiError, ErrorKind};
 use refrain_rpc::{HttpDraftStore, HttpScheduler, HttpWorkers};
@@ -19,9 +19,8 @@ use refrain_worker::{Dependencies, ExpectedModel, HttpEngine, WorkerEngine, conn
 use crate::config::{MeshFile, Role};
 use crate::local::{LocalEngine, LocalWorkers};
 
-/// What runs in this process, in the order in which it stops: whoever calls stops before whom it calls, so
-/// that what is under way finds its services until it has ended. The draft store goes last of all; what was
-/// said is to arrive there.
+/// The services of this process, in the order in which they stop. A caller stops before the service that it calls, so
+/// running requests find their services until they end. The draft store stops last, so that all outputs reach it.
 pub struct Process {
     gateway: Option<refrain_gateway::GatewayServer>,
     worker: Option<refrain_worker::WorkerServer>,
@@ -31,9 +30,6 @@ pub struct Process {
     addr: Option<SocketAddr>,
     drain_grace: Duration,
 }
-
-/// How long a stopping process lets requests run, unless the file says otherwise.
-const DRAIN_GRACE_MS: u64 = 30_000;
 
 impl Process {
     /// Starts the services of a role.
@@ -49,7 +45,7 @@ impl Process {
             engine: None,
             draft_store: None,
             addr: None,
-            drain_grace: Duration::from_millis(file.drain_grace_ms.unwrap_or(DRAIN_GRACE_MS)),
+            drain_grace: Duration::from_millis(file.drain_grace_ms),
         };
         match role {
             Role::Up => process.up(file, &metrics).await?,
@@ -79,7 +75,7 @@ impl Process {
             Role::Worker => {
                 let clocks = clocks(&format!("worker {}", file.worker.id), &file, &metrics)?;
                 let client = client(&file)?.with_clocks(clocks.clone());
-                let engine = engine(&file, &client).await?;
+                let engine = connect_engine(&file, &client).await?;
                 let with = Dependencies {
                     engine,
                     scheduler: Arc::new(HttpScheduler::new(client.at(&file.urls.scheduler))),
@@ -109,10 +105,10 @@ impl Process {
         Ok(process)
     }
 
-    /// All services in this process, over plain calls.
+    /// Starts all services in this process, connected by plain calls.
     async fn up(&mut self, mut file: MeshFile, metrics: &Metrics) -> anyhow::Result<()> {
         file.fill_in_for_up();
-        // Without keys in the file nobody outside this process can have them, so they are made for this run.
+        // Without keys in the file, no other process can have them, so fresh keys serve for this run.
         let mesh = if file.has_mesh_keys() {
             file.mesh.clone()
         } else {
@@ -143,13 +139,16 @@ impl Process {
         let worker = self
             .worker
             .insert(refrain_worker::start(file.worker, with).await?);
+        // One process has one clock, so its skew is always 0; the metric exists in every deployment.
+        let clocks = Clocks::default();
+        clocks.register(metrics)?;
         let deps = GatewayDeps {
             scheduler: Arc::new(scheduler.handle()),
             workers: Arc::new(LocalWorkers::new(worker.handle())),
             signer: NamespaceSigner::new(&mesh)?,
             model_files: Arc::new(model_files),
             metrics: metrics.clone(),
-            clocks: Clocks::default(),
+            clocks,
         };
         let gateway = self
             .gateway
@@ -158,19 +157,19 @@ impl Process {
         Ok(())
     }
 
-    /// Where the process listens (`up`: the gateway).
+    /// The address on which the process listens; for `up`, the gateway's.
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr
     }
 
-    /// Stops in the order of the fields, so that streams that run are finished and what was said is kept.
+    /// Stops the services in the order of the fields, so that running streams finish and their outputs are stored.
     pub async fn drain(self) {
         if let Some(gateway) = self.gateway {
             let left = gateway.drain(self.drain_grace).await;
             if left > 0 {
                 tracing::warn!(
                     cut = left,
-                    "drain_grace_ms was over: requests were cut off, and their clients told so"
+                    "drain_grace_ms has passed: the remaining requests were cut off, and their clients were told"
                 );
             }
         }
@@ -189,10 +188,10 @@ impl Process {
     }
 }
 
-/// How long services without streams may take to stop.
+/// How long a service without streams may take to stop.
 const SERVICE_GRACE: Duration = Duration::from_secs(5);
 
-/// The clock of a service that the scheduler judges.
+/// The clock of a service, which the scheduler compares with the others.
 fn clocks(name: &str, file: &MeshFile, metrics: &Metrics) -> anyhow::Result<Clocks> {
     let clocks = Clocks::new(name, false, file.mesh.clock_skew_s_max);
     clocks.register(metrics)?;
@@ -207,18 +206,20 @@ fn client(file: &MeshFile) -> anyhow::Result<MeshClient> {
     )
 }
 
-/// Longest time that a worker waits for its engine to start: a large model loads for minutes.
-const ENGINE_START_MAX: Duration = Duration::from_secs(300);
-/// First and longest pause between two attempts to connect.
-const ENGINE_START_PAUSES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(2)];
+/// Pauses between attempts to reach an engine that is starting. They grow and are drawn at random, so that many
+/// workers do not ask at the same moments.
+const ENGINE_PAUSE_MIN: Duration = Duration::from_millis(250);
+const ENGINE_PAUSE_MAX: Duration = Duration::from_secs(4);
+/// All pauses together: a large model takes minutes to load.
+const ENGINE_WAIT_MAX: Duration = Duration::from_secs(300);
 
-/// The engine of a worker's process.
-async fn engine(file: &MeshFile, client: &MeshClient) -> anyhow::Result<WorkerEngine> {
+/// Connects to the engine of a worker's process.
+async fn connect_engine(file: &MeshFile, client: &MeshClient) -> anyhow::Result<WorkerEngine> {
     if file.worker.engine.is_external() {
         return third_party_engine(file).await;
     }
     let client = client.at(&file.urls.engine);
-    let engine = once_up(|| HttpEngine::connect(client.clone())).await?;
+    let engine = retry_until_up(|| HttpEngine::connect(client.clone())).await?;
     Ok(WorkerEngine::Verifying(Arc::new(engine)))
 }
 
@@ -236,41 +237,76 @@ async fn third_party_engine(file: &MeshFile) -> anyhow::Result<WorkerEngine> {
         tokenizer: Arc::new(files.tokenizer().context("worker.engine.files")?),
         max_context: config.max_context.or_else(|| files.max_context()),
     };
-    once_up(|| connect_third_party(config, &file.urls.engine, expected.clone())).await
+    retry_until_up(|| connect_third_party(config, &file.urls.engine, expected.clone())).await
 }
 
-/// Waits for an engine to start. An engine that does not match the configuration is an error at once.
-async fn once_up<E, F>(mut connect: impl FnMut() -> F) -> anyhow::Result<E>
+/// Connects to an engine that may still be starting. An engine that is up but is not the configured one is not
+/// retried.
+async fn retry_until_up<E, F>(connect: impl FnMut() -> F) -> anyhow::Result<E>
 where
     F: Future<Output = Result<E, ApiError>>,
 {
-    let [first, longest] = ENGINE_START_PAUSES;
-    let mut pauses = ExponentialBuilder::default()
-        .with_min_delay(first)
-        .with_max_delay(longest)
-        .with_total_delay(Some(ENGINE_START_MAX))
-        .without_max_times()
+    let backoff = ExponentialBuilder::new()
         .with_jitter()
-        .build();
-    loop {
-        let error = match connect().await {
-            Ok(engine) => return Ok(engine),
-            Err(error) => error,
-        };
-        let is_final = error.kind == ErrorKind::InvalidRequest;
-        let Some(pause) = pauses.next().filter(|_| !is_final) else {
-            return Err(error).context("cannot connect to the engine");
-        };
-        tracing::warn!(%error, "the engine does not answer yet");
-        tokio::time::sleep(pause).await;
-    }
+        .with_min_delay(ENGINE_PAUSE_MIN)
+        .with_max_delay(ENGINE_PAUSE_MAX)
+        .without_max_times()
+        .with_total_delay(Some(ENGINE_WAIT_MAX));
+    connect
+        .retry(backoff)
+        .sleep(tokio::time::sleep)
+        .when(|error| error.kind != ErrorKind::InvalidRequest)
+        .notify(|error, _| tracing::warn!(%error, "the engine does not answer yet"))
+        .await
+        .context("cannot connect to the engine; check urls.engine and worker.engine")
 }
 
-/// A model's tokenizer and template, from the binary itself or from a directory.
+/// Reads a model's tokenizer and template, from the binary itself or from a directory.
 pub(crate) fn model_files(source: &str) -> anyhow::Result<ModelFiles> {
-    // The engine finds a model by the same words.
+    // The engine understands the same names, such as `builtin:refrain-tiny`.
     let files = refrain_reference_engine::ModelFiles::open(source)?;
     files
         .tokenization
         .with_context(|| format!("{source}: a model without tokenizer.json cannot be served"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_that_starts_is_waited_for_with_growing_pauses() {
+        let (attempts, started) = (Cell::new(0u32), tokio::time::Instant::now());
+        let connect = |up_after: Duration| {
+            let (attempts, started) = (&attempts, &started);
+            move || async move {
+                attempts.set(attempts.get() + 1);
+                match started.elapsed() >= up_after {
+                    true => Ok(()),
+                    false => Err(ApiError::new(ErrorKind::Unavailable, "still loading")),
+                }
+            }
+        };
+        retry_until_up(connect(Duration::from_secs(60)))
+            .await
+            .unwrap();
+        // With pauses of 4 to 8 seconds after the first few; at a fixed rate of 2/s it would be 120 attempts.
+        assert!((8..30).contains(&attempts.get()), "{}", attempts.get());
+        let error = retry_until_up(connect(Duration::from_secs(3_600))).await;
+        assert!(error.is_err());
+        assert!(started.elapsed() < Duration::from_secs(800));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_with_another_model_is_not_waited_for() {
+        let attempts = Cell::new(0);
+        let connect = || async {
+            attempts.set(attempts.get() + 1);
+            Err::<(), _>(ApiError::invalid("served_model", "another model"))
+        };
+        assert!(retry_until_up(connect).await.is_err());
+        assert_eq!(attempts.get(), 1);
+    }
 }

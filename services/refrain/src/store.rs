@@ -1,24 +1,27 @@
-//! `refrain store`: what operators do with a draft store, a running one over HTTP or a closed one's directory.
+//! `refrain store`: the operator's commands for a draft store, either a running one over HTTP or a closed one's
+//! directory.
 //!
-//! `import` and `export` speak the format of trace files, a JSON object per line; the other commands are a
-//! call each.
+//! `import` and `export` use the format of trace files, one JSON object per line. Every other command is a single
+//! call.
 
 mod export;
+mod finish_names;
 mod import;
-mod progress;
 mod sign;
 mod target;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
-
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use refrain_lab::text_table::text_table;
 use refrain_protocol::admin::{ConfirmRequest, EraseRequest, VerifyReply};
 use refrain_protocol::document::StoreStats;
 use refrain_service_kit::telemetry::install_crypto_provider;
 
+use export::ExportArgs;
+use import::ImportArgs;
+use sign::SignArgs;
 use target::{Access, Target, TargetArgs};
 
 /// Arguments of `refrain store`.
@@ -30,21 +33,21 @@ pub struct StoreArgs {
 
 #[derive(Subcommand)]
 enum StoreCommand {
-    /// Print the store in numbers.
+    /// Print the size of the store.
     Stats(PlainArgs),
-    /// Store the outputs of a trace file: a JSON object per line, plain or zstd. What was erased comes back by this.
+    /// Store the outputs of a trace file (JSON lines, plain or zstd). This also brings erased documents back.
     Import(ImportArgs),
     /// Write a tenant's documents as a trace file.
     Export(ExportArgs),
-    /// Read and check every record; fails when something is damaged.
+    /// Read and check every record; fails if any is damaged.
     Verify(PlainArgs),
-    /// Give unused disk space back.
+    /// Seal documents at rest, and give unused disk space back.
     Compact(PlainArgs),
     /// Erase documents for good, from every file.
     Erase(EraseArgs),
-    /// Have the store go on after a loss of documents, or believe a clock that jumped.
+    /// Serve after a loss of documents, or accept a clock that jumped.
     Confirm(ConfirmArgs),
-    /// Print a token for an engine that drafts by itself: it may read and write one namespace, for a day.
+    /// Print a token for an engine with the plugin inside: it allows one namespace for a day.
     Sign(SignArgs),
 }
 
@@ -57,71 +60,26 @@ struct PlainArgs {
     json: bool,
 }
 
-/// Arguments of `refrain store import`.
-#[derive(Args, Clone, Default)]
-struct ImportArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-    /// The trace file; `-` is standard input.
-    #[arg(value_name = "TRACE")]
-    trace: PathBuf,
-    /// Whose outputs they are [default: each line's `tenant`].
-    #[arg(long)]
-    tenant: Option<String>,
-    /// Which model's, by its public name [default: each line's `model`].
-    #[arg(long)]
-    model: Option<String>,
-    /// The model's tokenizer: names it, and turns text into tokens.
-    #[arg(long, value_name = "TOKENIZER.JSON")]
-    tokenizer: Option<PathBuf>,
-    /// The tokenizer's identity, where the file is not at hand [default: each line's `tokenizer`, else `unknown`].
-    #[arg(long, conflicts_with = "tokenizer")]
-    tokenizer_id: Option<String>,
-    /// For good: no budget and no age removes them, only `erase`.
-    #[arg(long = "static")]
-    is_static: bool,
-    /// Print one JSON object per acknowledged batch: {"acknowledged": documents durable so far}.
-    #[arg(long)]
-    json: bool,
-}
-
-/// Arguments of `refrain store export`.
-#[derive(Args, Clone, Default)]
-struct ExportArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-    /// Whose documents.
-    #[arg(long)]
-    tenant: String,
-    /// Of this model only.
-    #[arg(long)]
-    model: Option<String>,
-    /// The trace file; compressed when its name ends in .zst [default: standard output].
-    #[arg(long, short)]
-    output: Option<PathBuf>,
-}
-
 #[derive(Args)]
 struct EraseArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// All of a tenant, or what else is said of it.
+    /// Erase documents of this tenant only.
     #[arg(long)]
     tenant: Option<String>,
-    /// Of this model only.
+    /// Erase documents of this model only.
     #[arg(long)]
     model: Option<String>,
-    /// One session of the tenant.
+    /// Erase this session of the tenant only.
     #[arg(long, requires = "tenant")]
     session: Option<String>,
-    /// What began at this time or later, Unix milliseconds.
+    /// Erase documents that began at this time or later, Unix milliseconds.
     #[arg(long)]
     from_ms: Option<u64>,
-    /// What began before this time, Unix milliseconds.
+    /// Erase documents that began before this time, Unix milliseconds.
     #[arg(long)]
     until_ms: Option<u64>,
-    /// Delete quarantined logs and segments as well, whatever they hold. They may be the only copy of documents that
-    /// could not be read.
+    /// Also delete all quarantined logs and segments. They may be the only copy of documents that could not be read.
     #[arg(long)]
     quarantines: bool,
     /// Print one JSON object.
@@ -133,10 +91,10 @@ struct EraseArgs {
 struct ConfirmArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// The store came up with far fewer documents than it had: serve without them.
+    /// Serve although the store came up with far fewer documents than it had.
     #[arg(long, required_unless_present = "clock")]
     loss: bool,
-    /// The system's clock is right although it jumped: documents age by it from now on.
+    /// Accept the system's clock although it jumped; documents age by it from now on.
     #[arg(long)]
     clock: bool,
     /// Print one JSON object.
@@ -144,24 +102,10 @@ struct ConfirmArgs {
     json: bool,
 }
 
-/// Arguments of `refrain store sign`.
-#[derive(Args, Clone, Default)]
-struct SignArgs {
-    /// The gateway's configuration file: its keys and its models.
-    #[arg(long)]
-    config: PathBuf,
-    /// Whose outputs they are: a tenant of that file.
-    #[arg(long)]
-    tenant: String,
-    /// Which model's, by its public name.
-    #[arg(long)]
-    model: String,
-}
-
-/// Does what the arguments say.
+/// Runs the command.
 ///
 /// # Errors
-/// What the store or a file refuses, and damage that was found.
+/// A refusal by the store, an unreadable file, or damage that was found.
 pub fn run(args: StoreArgs) -> anyhow::Result<()> {
     install_crypto_provider();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -211,8 +155,10 @@ fn table(stats: &StoreStats) -> String {
         ("bytes on disk", stats.disk_bytes),
         ("evicted since start", stats.evicted_documents),
     ];
-    rows.map(|(name, value)| format!("{name:<20} {value:>16}\n"))
-        .concat()
+    text_table(
+        1,
+        rows.map(|(name, value)| vec![name.to_owned(), value.to_string()]),
+    )
 }
 
 async fn verify(args: PlainArgs) -> anyhow::Result<()> {
@@ -227,13 +173,13 @@ async fn verify(args: PlainArgs) -> anyhow::Result<()> {
             reply.records, reply.documents, reply.tokens
         );
     }
-    sound(&reply)
+    ensure_sound(&reply)
 }
 
-/// Names what is damaged.
-fn sound(reply: &VerifyReply) -> anyhow::Result<()> {
+/// Fails if anything is damaged, and names it.
+fn ensure_sound(reply: &VerifyReply) -> anyhow::Result<()> {
     if reply.damaged == 0 {
-        return unread(reply);
+        return ensure_no_quarantine(reply);
     }
     for damage in &reply.damage {
         eprintln!("{}: {}", damage.what, damage.why);
@@ -241,14 +187,14 @@ fn sound(reply: &VerifyReply) -> anyhow::Result<()> {
     bail!("{} records or documents are damaged", reply.damaged)
 }
 
-/// Says what lies in quarantine.
-fn unread(reply: &VerifyReply) -> anyhow::Result<()> {
+/// Fails if anything is in quarantine.
+fn ensure_no_quarantine(reply: &VerifyReply) -> anyhow::Result<()> {
     if reply.quarantines == 0 {
         return Ok(());
     }
     bail!(
-        "the store is sound, but {} quarantine-* folders in data_dir could not be read as a whole, and may hold \
-         documents that it lacks",
+        "the store is sound, but {} quarantine-* folders in data_dir could not be fully read and may hold documents \
+         that the store lacks",
         reply.quarantines
     )
 }
@@ -290,8 +236,8 @@ async fn erase(args: EraseArgs) -> anyhow::Result<()> {
     }
     if reply.quarantines_kept > 0 {
         bail!(
-            "{} quarantine-* folders in data_dir could not be read as a whole, and may hold some of what was to be \
-             erased: look at them, then erase once more with --quarantines, which deletes them",
+            "{} quarantine-* folders in data_dir could not be fully read and may hold documents that should be erased; \
+             inspect them, then erase again with --quarantines to delete them",
             reply.quarantines_kept
         );
     }
@@ -311,13 +257,15 @@ async fn confirm(args: ConfirmArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     match reply.lost_documents {
-        Some(documents) => println!("the store serves without {documents} documents that it had"),
+        Some(documents) => {
+            println!("the store now serves without {documents} documents that it had")
+        }
         None if args.loss => println!("the store has lost no documents"),
         None => {}
     }
     match reply.clock_offset_ms {
-        Some(offset_ms) => println!("the store's time went {offset_ms} ms ahead"),
-        None if args.clock => println!("the store's time is that of the system's clock already"),
+        Some(offset_ms) => println!("the store's clock moved {offset_ms} ms ahead"),
+        None if args.clock => println!("the store's clock already agrees with the system's"),
         None => {}
     }
     Ok(())

@@ -17,7 +17,7 @@ const ENDED_LEASES_MAX: usize = 16_384;
 const TENANTS_TRACKED_MAX: usize = 1_000;
 
 /// The scheduler's section of the configuration.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerConfig {
     /// Address of the HTTP listener. Leave it out when all callers live in the same process.

@@ -17,7 +17,7 @@ pub use speculation::{
 /// The worker's section of the configuration.
 ///
 /// Fields that are not deserialised are constants of production; tests in one process may set them.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorkerConfig {
     /// Name of the worker, unique in the mesh.

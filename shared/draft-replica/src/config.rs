@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 /// Limits of the replica of the drafts.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ReplicaConfig {
     /// Most namespaces; the least recently used one is evicted first.
@@ -66,7 +66,7 @@ pub struct ReplicaConfig {
 }
 
 /// Limits of the upload to the draft store.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct UploadConfig {
     /// Pause between two uploads, milliseconds.

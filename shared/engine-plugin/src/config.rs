@@ -25,7 +25,7 @@ const ENV_RULE: EnvRule = EnvRule {
 /// The configuration of the plugin. Everything has a default but the store, the mesh's keys and the tokenizer.
 ///
 /// The last fields are not read from the configuration: no deployment needs other values, but tests do.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PluginConfig {
     /// URL of the draft store.

@@ -25,7 +25,7 @@ use crate::{clock, random};
 pub const NAMESPACE_TTL_S: u64 = 24 * 3600;
 
 /// The keys of a mesh, as hex strings that `refrain keys` makes.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MeshConfig {
     /// The secret that all services share, at least 32 characters.

@@ -18,7 +18,7 @@ pub(crate) use metrics::HttpMetrics;
 pub use metrics::{Metrics, SECONDS_BUCKETS, kinds};
 
 /// Settings of logs and traces.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TelemetryConfig {
     /// Filter of log lines in the syntax of `tracing`, such as `info` or `refrain_worker=debug,info`.

@@ -1,15 +1,15 @@
-//! How much of what comes next is open: the empirical entropy of outputs (SuffixDecoding, arXiv 2411.04975, A.2.3).
+//! How predictable outputs are: their empirical entropy (SuffixDecoding, arXiv 2411.04975, A.2.3).
 
 use refrain_suffix_index::Token;
 
-/// Longest pattern that is looked at, tokens: what follows a longer one is hardly ever open.
+/// Longest pattern, tokens. A longer one hardly ever has more than one continuation.
 const PATTERN_TOKENS_MAX: usize = 64;
 
-/// Mean entropy of the token that follows, bits, over the nodes of the outputs' suffix tree that something follows: each
-/// pattern that can go on in more than one way, the empty one among them, weighted by how often it goes on.
+/// Mean entropy of the next token in bits, over the inner nodes of the outputs' suffix tree. These are the patterns
+/// with more than one continuation, and the empty pattern; each is weighted by how often it is continued.
 ///
-/// The paper says neither the base nor which nodes count, so compare its figures among each other and these among each
-/// other. About a hundred outputs are enough. `None` if there is no token.
+/// The paper names neither the base nor the nodes that count, so its figures are not comparable with these. About a
+/// hundred outputs are enough. `None` if there is no token.
 pub(super) fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
     let mut suffixes: Vec<&[Token]> = outputs
         .iter()
@@ -17,11 +17,11 @@ pub(super) fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
         .collect();
     suffixes.sort_unstable_by(|a, b| capped(a).cmp(capped(b)));
     let (mut bits, mut weight) = (0.0, 0.0);
-    // Suffixes that begin with the same pattern stand together: (first, one past the last, the pattern's length).
+    // Suffixes with a common prefix are adjacent: (first, one past the last, length of the prefix).
     let mut patterns = vec![(0, suffixes.len(), 0)];
     let mut counts = Vec::new();
     while let Some((mut from, to, len)) = patterns.pop() {
-        // Those that end with the pattern stand first.
+        // Suffixes that end with the pattern come first, and have no continuation.
         from += suffixes[from..to].partition_point(|suffix| suffix.len() == len);
         counts.clear();
         let mut first = from;
@@ -46,7 +46,7 @@ pub(super) fn empirical_entropy_bits(outputs: &[&[Token]]) -> Option<f64> {
     (weight > 0.0).then(|| bits / weight)
 }
 
-/// Bits of all tokens of one kind together.
+/// Bits of all occurrences of one token together.
 fn surprise_bits(count: usize, total: f64) -> f64 {
     let count = count as f64;
     count * (total / count).log2()
@@ -61,14 +61,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_certain_has_none_and_what_is_open_has_its_bits() {
+    fn certain_text_has_no_entropy_and_open_text_has_its_bits() {
         let entropy = |outputs: &[&[Token]]| empirical_entropy_bits(outputs);
         assert_eq!(entropy(&[]), None);
         assert_eq!(entropy(&[&[], &[]]), None);
         assert_eq!(entropy(&[&[7; 10]]), Some(0.0));
-        // Two tokens by turns: only the empty pattern is open, with one bit.
+        // Two tokens in turns: only the empty pattern has two continuations, which is one bit.
         assert_eq!(entropy(&[&[1, 2, 1, 2, 1, 2]]), Some(1.0));
-        // Of the empty pattern 2 bits and 4 tokens; 1 goes on with 2 or 3, which is one bit and 2 tokens.
+        // The empty pattern has 4 tokens; token 1 continues with 2 or 3, which is one bit and 2 tokens.
         let found = entropy(&[&[1, 2], &[1, 3]]).expect("there are tokens");
         let root = (2.0 * 1.0 + 1.0 * 2.0 + 1.0 * 2.0) / 4.0;
         assert!(
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_repeats_has_less() {
+    fn text_that_repeats_has_less_entropy() {
         let mut state = 1u64;
         let mut random = |below: u64| {
             state = state

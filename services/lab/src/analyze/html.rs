@@ -1,23 +1,24 @@
-//! The report as one page that needs nothing else: a table, and plots as SVG.
+//! The report as one self-contained page: a table, and plots as SVG.
 
 use std::fmt::Write;
 
 use anyhow::anyhow;
 use plotters::prelude::*;
 
-use super::{AnalyzeReport, Policy, RowReport};
+use super::report::{AnalyzeReport, WorkloadReport};
+use crate::replay::Policy;
 
-/// Lines of one plot; more would not be told apart.
-const LINES_MAX: usize = 9;
+/// Curves of one plot; more would be hard to distinguish.
+const CURVES_MAX: usize = 9;
 const SIZE: (u32, u32) = (760, 340);
 
-/// A line of a plot.
-struct Line {
+/// A curve of a plot.
+struct Curve {
     name: String,
     points: Vec<(f64, f64)>,
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// A plot that cannot be drawn.
@@ -27,9 +28,9 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
     let mut page = String::from(HEAD);
     let _ = write!(
         page,
-        "<h1>Would drafts from memory help?</h1>\n<p>Recorded calls, replayed from an empty memory on a modelled engine. \
+        "<h1>Would drafting help?</h1>\n<p>Recorded calls were replayed on a modelled engine, from an empty memory. \
          {}</p>\n<table>\n",
-        escaped(&settings.terms())
+        escaped(&settings.assumptions())
     );
     for (at, line) in report.lines().iter().enumerate() {
         let tag = if at == 0 { "th" } else { "td" };
@@ -40,19 +41,19 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
         page.push_str("</tr>\n");
     }
     page.push_str("</table>\n");
-    if report.rows.len() > LINES_MAX {
+    if report.rows.len() > CURVES_MAX {
         let _ = writeln!(
             page,
-            "<p>The plots show the first {LINES_MAX} of {} rows.</p>",
+            "<p>The plots show the first {CURVES_MAX} of {} rows.</p>",
             report.rows.len()
         );
     }
-    let of_rows = |points: &dyn Fn(&RowReport) -> Vec<(f64, f64)>| -> Vec<Line> {
-        let lines = report.rows.iter().map(|row| Line {
+    let of_rows = |points: &dyn Fn(&WorkloadReport) -> Vec<(f64, f64)>| -> Vec<Curve> {
+        let curves = report.rows.iter().map(|row| Curve {
             name: row.name.clone(),
             points: points(row),
         });
-        lines.take(LINES_MAX).collect()
+        curves.take(CURVES_MAX).collect()
     };
     let plots = [
         (
@@ -66,7 +67,7 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
             }),
         ),
         (
-            "Tokens per step while the memory grows",
+            "Tokens per step as the memory grows",
             "calls",
             "tokens per step",
             of_rows(&|row| {
@@ -77,12 +78,12 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
             }),
         ),
         (
-            "Goodput of suffix drafts by alpha, beside the best",
+            "Goodput of suffix drafts by alpha, relative to the best",
             "alpha",
             "share of the best",
             of_rows(&|row| {
-                let goodput = row.alphas.iter().filter_map(|choice| {
-                    Some((f64::from(choice.value), choice.goodput_tokens_per_s?))
+                let goodput = row.alphas.iter().filter_map(|tried| {
+                    Some((f64::from(tried.value), tried.goodput_tokens_per_s?))
                 });
                 let best = goodput
                     .clone()
@@ -91,7 +92,7 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
             }),
         ),
         (
-            "Drafted tokens that were accepted, by how likely they were held to be",
+            "Share of drafted tokens that were accepted, by their expected probability",
             "expected",
             "accepted",
             of_rows(&|row| {
@@ -103,8 +104,8 @@ pub fn html(report: &AnalyzeReport) -> anyhow::Result<String> {
             }),
         ),
     ];
-    for (caption, x, y, lines) in &plots {
-        page.push_str(&plot(caption, x, y, lines).map_err(|error| anyhow!("{caption}: {error}"))?);
+    for (caption, x, y, curves) in &plots {
+        page.push_str(&plot(caption, x, y, curves).map_err(|error| anyhow!("{caption}: {error}"))?);
     }
     page.push_str("</body>\n</html>\n");
     Ok(page)
@@ -114,9 +115,9 @@ fn plot(
     caption: &str,
     x: &str,
     y: &str,
-    lines: &[Line],
+    curves: &[Curve],
 ) -> Result<String, Box<dyn std::error::Error>> {
-    let points = || lines.iter().flat_map(|line| &line.points);
+    let points = || curves.iter().flat_map(|curve| &curve.points);
     let x_max = points().map(|point| point.0).fold(1.0, f64::max);
     let y_max = points().map(|point| point.1).fold(1.0, f64::max) * 1.05;
     let mut svg = String::new();
@@ -129,18 +130,18 @@ fn plot(
             .y_label_area_size(48)
             .build_cartesian_2d(0.0..x_max, 0.0..y_max)?;
         chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
-        for (at, line) in lines.iter().enumerate() {
+        for (at, curve) in curves.iter().enumerate() {
             let color = Palette99::pick(at).to_rgba();
             let drawn =
-                LineSeries::new(line.points.iter().copied(), color.stroke_width(2)).point_size(3);
+                LineSeries::new(curve.points.iter().copied(), color.stroke_width(2)).point_size(3);
             chart
                 .draw_series(drawn)?
-                .label(line.name.as_str())
+                .label(curve.name.as_str())
                 .legend(move |(x, y)| {
                     PathElement::new([(x, y), (x + 14, y)], color.stroke_width(2))
                 });
         }
-        if !lines.is_empty() {
+        if !curves.is_empty() {
             chart
                 .configure_series_labels()
                 .background_style(WHITE.mix(0.8))
@@ -171,7 +172,7 @@ const HEAD: &str = r#"<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<title>Refrain: would it help?</title>
+<title>Refrain: would drafting help?</title>
 <style>
 body { font: 15px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222; background: #fff }
 table { border-collapse: collapse; margin: 1em 0 }

@@ -1,47 +1,51 @@
-//! What an analysis came to, for people and for programs.
+//! The report of an analysis, for people and for programs.
 
 use std::fmt::Write;
 
 use serde::Serialize;
 
 use super::entropy::empirical_entropy_bits;
-use super::rows::Row;
-use super::{ALPHAS, AnalyzeOptions, Outcome, Policy, PolicyReport, Question, TAUS, Window};
+use super::experiments::{ALPHAS, Experiment, TAUS};
+use super::options::AnalyzeOptions;
+use super::workloads::TenantWorkload;
+use crate::replay::{Outcome, Policy, PolicyReport, Window};
+use crate::text_table::{number, text_table};
 
-/// Outputs that the entropy is taken of, evenly spread over the calls: more change little.
+/// Outputs from which the entropy is computed, evenly spread over the calls. More of them change little.
 const ENTROPY_OUTPUTS: usize = 100;
 const MONTH_S: f64 = 31.0 * 24.0 * 3600.0;
-/// A predicted speed-up from which drafting helps, and one below which it hardly does.
+/// The predicted speed-up from which drafting helps.
 const HELPS: f64 = 1.3;
+/// The predicted speed-up below which drafting hardly helps.
 const HARDLY: f64 = 1.05;
 
-/// The outcome. What was not measured, since nothing of it happened, is `null`.
+/// The report. A figure is `null` if nothing happened that it could be measured on.
 #[derive(Clone, Debug, Serialize)]
 pub struct AnalyzeReport {
-    /// One per workload and tenant, in the order in which they were met.
-    pub rows: Vec<RowReport>,
-    /// What it was run with.
+    /// One row per workload and tenant, in the order in which they first occur.
+    pub rows: Vec<WorkloadReport>,
+    /// The options of the analysis.
     pub settings: AnalyzeOptions,
 }
 
 /// One workload of one tenant.
 #[derive(Clone, Debug, Serialize)]
-pub struct RowReport {
-    /// What it is called in the table.
+pub struct WorkloadReport {
+    /// Name of the row in the table.
     pub name: String,
-    /// Of its calls; `null` if they say none.
+    /// The calls' workload; `null` if they name none.
     pub workload: Option<String>,
-    /// Of its calls; `null` if they say none.
+    /// The calls' tenant; `null` if they name none.
     pub tenant: Option<String>,
     /// Calls that were read.
     pub docs_read: u64,
-    /// Their output tokens.
+    /// Output tokens of the calls that were read.
     pub tokens_read: u64,
     /// Calls that were replayed.
     pub docs: u64,
-    /// Their output tokens.
+    /// Output tokens of the calls that were replayed.
     pub output_tokens: u64,
-    /// Mean entropy of what follows, bits (SuffixDecoding, A.2.3): the less, the more text repeats itself.
+    /// Mean entropy of the next token, bits (SuffixDecoding, A.2.3). Repetitive text has less.
     pub entropy_bits: Option<f64>,
     /// Whether drafting helps at any of the numbers of requests: `yes`, `a little` or `hardly`.
     pub helps: &'static str,
@@ -50,24 +54,24 @@ pub struct RowReport {
     /// `off`, `suffix` and `goodput` at each number of requests.
     pub policies: Vec<PolicyReport>,
     /// The policy `suffix` by alpha, at the first number of requests.
-    pub alphas: Vec<Choice>,
+    pub alphas: Vec<TriedSetting>,
     /// The alpha with the highest goodput.
     pub best_alpha: Option<f32>,
     /// The policy `score` by tau, at the first number of requests.
-    pub taus: Vec<Choice>,
+    pub taus: Vec<TriedSetting>,
     /// The tau with the highest goodput.
     pub best_tau: Option<f32>,
     /// Bytes of the sealed index of all outputs, per output token.
     pub index_bytes_per_token: Option<f64>,
-    /// Bytes of a month of it at `tokens_per_s`, if this were all that is said.
+    /// Bytes of a month of outputs at `tokens_per_s`, if all outputs were of this workload.
     pub month_bytes: Option<f64>,
-    /// Tokens per step of the policy `suffix` as the calls went by, at the first number of requests.
+    /// Tokens per step of the policy `suffix` over the course of the calls, at the first number of requests.
     pub windows: Vec<Window>,
 }
 
 /// A setting that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Choice {
+pub struct TriedSetting {
     /// Its value.
     pub value: f32,
     /// Output tokens per second of modelled engine time.
@@ -76,33 +80,33 @@ pub struct Choice {
     pub tokens_per_step: Option<f64>,
 }
 
-impl RowReport {
+impl WorkloadReport {
     pub(super) fn new(
-        row: &Row,
-        answers: &[(Question, Outcome)],
+        row: &TenantWorkload,
+        answers: &[(Experiment, Outcome)],
         options: &AnalyzeOptions,
     ) -> Self {
         let first = options.concurrency[0];
-        let of = |wanted: Question| {
+        let of = |wanted: Experiment| {
             let mut answers = answers.iter();
             answers.find_map(|(question, outcome)| (*question == wanted).then_some(outcome))
         };
         let mut policies = Vec::new();
         for (question, outcome) in answers {
-            if let Question::Policy(_, concurrency) = question {
-                let plain = of(Question::Policy(Policy::Off, *concurrency))
+            if let Experiment::Policy(_, concurrency) = question {
+                let plain = of(Experiment::Policy(Policy::Off, *concurrency))
                     .and_then(Outcome::goodput_tokens_per_s);
                 policies.push(PolicyReport {
-                    // Those of the row are all that is told.
+                    // The report shows the windows of the row instead.
                     windows: Vec::new(),
                     ..PolicyReport::new(outcome, plain)
                 });
             }
         }
-        let tried = |values: &[f32], question: &dyn Fn(f32) -> Question| -> Vec<Choice> {
+        let tried = |values: &[f32], question: &dyn Fn(f32) -> Experiment| -> Vec<TriedSetting> {
             let choices = values.iter().filter_map(|&value| {
                 let outcome = of(question(value))?;
-                Some(Choice {
+                Some(TriedSetting {
                     value,
                     goodput_tokens_per_s: outcome.goodput_tokens_per_s(),
                     tokens_per_step: outcome.tally.table.total().accepted_length(),
@@ -110,14 +114,14 @@ impl RowReport {
             });
             choices.collect()
         };
-        let alphas = tried(&ALPHAS, &|alpha| Question::alpha(alpha, first));
-        let taus = tried(&TAUS, &Question::Tau);
-        let index_bytes_per_token = of(Question::Size).and_then(|outcome| {
+        let alphas = tried(&ALPHAS, &|alpha| Experiment::alpha(alpha, first));
+        let taus = tried(&TAUS, &Experiment::Tau);
+        let index_bytes_per_token = of(Experiment::Size).and_then(|outcome| {
             let memory = &outcome.memory;
             let (bytes, tokens) = (memory.sizes.segment_bytes, memory.warmed.tokens);
             (tokens > 0).then(|| bytes as f64 / tokens as f64)
         });
-        let suffix = of(Question::Policy(Policy::Suffix, first));
+        let suffix = of(Experiment::Policy(Policy::Suffix, first));
         let best = policies
             .iter()
             .filter_map(|row: &PolicyReport| row.speedup)
@@ -125,7 +129,7 @@ impl RowReport {
         let goodput = policies
             .iter()
             .find(|row| (row.policy, row.concurrency) == (Policy::Goodput, first));
-        RowReport {
+        WorkloadReport {
             name: row.name(),
             workload: row.workload.clone(),
             tenant: row.tenant.clone(),
@@ -151,7 +155,7 @@ impl RowReport {
         }
     }
 
-    /// Speed-up of the policy at so many requests.
+    /// Speed-up of the policy with this many requests at once.
     pub fn speedup(&self, policy: Policy, concurrency: usize) -> Option<f64> {
         let mut rows = self.policies.iter();
         rows.find(|row| (row.policy, row.concurrency) == (policy, concurrency))?
@@ -159,7 +163,7 @@ impl RowReport {
     }
 }
 
-fn entropy_bits(row: &Row) -> Option<f64> {
+fn entropy_bits(row: &TenantWorkload) -> Option<f64> {
     let apart = row.calls.len().div_ceil(ENTROPY_OUTPUTS).max(1);
     let outputs: Vec<&[_]> = row
         .calls
@@ -170,47 +174,29 @@ fn entropy_bits(row: &Row) -> Option<f64> {
     empirical_entropy_bits(&outputs)
 }
 
-/// The smallest of those that are within a thousandth of the best.
-fn best_of(choices: &[Choice]) -> Option<f32> {
-    let goodput = |choice: &Choice| choice.goodput_tokens_per_s;
+/// The smallest value whose goodput is within a thousandth of the best.
+fn best_of(choices: &[TriedSetting]) -> Option<f32> {
+    let goodput = |tried: &TriedSetting| tried.goodput_tokens_per_s;
     let best = choices.iter().filter_map(goodput).fold(0.0, f64::max);
     let mut choices = choices.iter();
     let found =
-        choices.find(|choice| goodput(choice).is_some_and(|goodput| goodput >= 0.999 * best))?;
+        choices.find(|tried| goodput(tried).is_some_and(|goodput| goodput >= 0.999 * best))?;
     Some(found.value)
 }
 
 impl AnalyzeReport {
     /// The report as a table for people.
     pub fn table(&self) -> String {
-        let mut text = String::new();
-        let lines = self.lines();
-        for line in &lines {
-            for (column, cell) in line.iter().enumerate() {
-                let width = lines
-                    .iter()
-                    .map(|line| line[column].chars().count())
-                    .max()
-                    .unwrap_or(0);
-                let _ = match column {
-                    0 => write!(text, "{cell:<width$}"),
-                    _ => write!(text, "  {cell:>width$}"),
-                };
-            }
-            text.push('\n');
-        }
-        for sentence in self.settings.terms().split_inclusive(". ") {
+        let mut text = text_table(1, self.lines());
+        for sentence in self.settings.assumptions().split_inclusive(". ") {
             let _ = write!(text, "\n{}", sentence.trim_end());
         }
         text.push('\n');
         text
     }
 
-    /// The table's cells, its head first.
+    /// The table's cells; the first line is its head.
     pub(super) fn lines(&self) -> Vec<Vec<String>> {
-        let number = |value: Option<f64>, digits: usize| {
-            value.map_or("-".into(), |value| format!("{value:.digits$}"))
-        };
         let mut head: Vec<String> = ["", "calls", "tokens", "entropy", "helps", "tok/step"]
             .map(str::to_owned)
             .to_vec();

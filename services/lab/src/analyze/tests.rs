@@ -1,9 +1,11 @@
-//! Analyses of small logs that are made up here.
+//! Analyses of small generated logs.
 
 use clap::Parser;
 use serde_json::{Value, json};
 
+use super::experiments::POLICIES;
 use super::*;
+use crate::replay::Policy;
 
 #[derive(Parser)]
 struct Cli {
@@ -22,14 +24,14 @@ fn analyze(calls: &[Value], args: &str) -> anyhow::Result<AnalyzeReport> {
     run(&Cli::try_parse_from(args)?.options, |_| {})
 }
 
-/// Tokens that nothing is like, the same in every run.
+/// Tokens without repetition, the same in every run.
 fn open(call: u32, len: u32) -> Vec<u32> {
     (0..len)
         .map(|at| (call * 7919 + at * 104_729) % 50_021)
         .collect()
 }
 
-/// One workload says the same song again and again, the other nothing twice; a second tenant says the song as well.
+/// One workload repeats the same output, the other never repeats; a second tenant has the first output as well.
 fn calls() -> Vec<Value> {
     let mut calls = Vec::new();
     for call in 0..30 {
@@ -41,15 +43,15 @@ fn calls() -> Vec<Value> {
 }
 
 #[test]
-fn workloads_and_tenants_are_told_apart() -> anyhow::Result<()> {
+fn workloads_and_tenants_have_rows_of_their_own() -> anyhow::Result<()> {
     let report = analyze(&calls(), "--concurrency 1,4 --tokens-per-s 1000")?;
-    let told: Vec<_> = report
+    let rows: Vec<_> = report
         .rows
         .iter()
         .map(|row| (row.name.as_str(), row.docs, row.output_tokens, row.helps))
         .collect();
     assert_eq!(
-        told,
+        rows,
         [
             ("songs", 30, 1800, "yes"),
             ("news", 30, 1200, "hardly"),
@@ -65,7 +67,7 @@ fn workloads_and_tenants_are_told_apart() -> anyhow::Result<()> {
         news.entropy_bits
     );
     for concurrency in [1, 4] {
-        let of = |row: &RowReport| row.speedup(Policy::Goodput, concurrency).expect("steps");
+        let of = |row: &WorkloadReport| row.speedup(Policy::Goodput, concurrency).expect("steps");
         assert!(
             of(songs) > 3.0 && of(news) > 0.97,
             "{} {}",
@@ -73,7 +75,7 @@ fn workloads_and_tenants_are_told_apart() -> anyhow::Result<()> {
             of(news)
         );
     }
-    // All but the first song is drafted, in 1, 2, 4, 8 and 16 tokens, and the 29 left.
+    // All outputs but the first are drafted, in 1, 2, 4, 8 and 16 tokens, and the remaining 29.
     let suffix = songs
         .policies
         .iter()
@@ -83,11 +85,11 @@ fn workloads_and_tenants_are_told_apart() -> anyhow::Result<()> {
         suffix.and_then(|row| row.tokens_per_step),
         Some(1800.0 / steps)
     );
-    // With more of it per token of the match it takes fewer steps, until the longest draft ends that.
+    // A larger alpha drafts more per matched token and takes fewer steps, up to the longest draft.
     assert_eq!(songs.best_alpha, Some(4.0));
-    let own = songs.alphas.iter().find(|choice| choice.value == 1.0);
+    let own = songs.alphas.iter().find(|tried| tried.value == 1.0);
     assert_eq!(
-        own.and_then(|choice| choice.goodput_tokens_per_s),
+        own.and_then(|tried| tried.goodput_tokens_per_s),
         suffix.and_then(|row| row.goodput_tokens_per_s)
     );
     let month = songs.month_bytes.expect("there are tokens");
@@ -99,7 +101,7 @@ fn workloads_and_tenants_are_told_apart() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_is_printed_holds_every_row() -> anyhow::Result<()> {
+fn the_output_has_every_row() -> anyhow::Result<()> {
     let mut calls = calls();
     calls.truncate(6);
     calls.push(json!({"workload": "<script>alert(1)</script>", "output_token_ids": []}));
@@ -129,7 +131,7 @@ fn what_is_printed_holds_every_row() -> anyhow::Result<()> {
     }
     assert_eq!(json["rows"][0]["workload"], "songs");
     assert_eq!(json["rows"][0]["tenant"], Value::Null);
-    // Nothing was said there, so nothing is told.
+    // That workload has no output, so it has no entropy.
     assert_eq!(json["rows"][3]["entropy_bits"], Value::Null);
     let table = report.table();
     for wanted in ["songs / t", "entropy", "at 2", "GB/month"] {
@@ -143,7 +145,7 @@ fn what_is_printed_holds_every_row() -> anyhow::Result<()> {
 }
 
 #[test]
-fn many_rows_are_told_of_and_progress_ends_at_all_of_it() -> anyhow::Result<()> {
+fn the_page_shows_some_of_many_rows_and_progress_reaches_the_end() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("calls.jsonl");
     let lines: Vec<String> = (0..10)
@@ -152,7 +154,7 @@ fn many_rows_are_told_of_and_progress_ends_at_all_of_it() -> anyhow::Result<()> 
     std::fs::write(&path, lines.join("\n"))?;
     let path = path.to_str().expect("a path in UTF-8");
     let args = ["analyze", path, "--concurrency", "1,1"];
-    let mut last = Progress::default();
+    let mut last = ReplayProgress::default();
     let report = run(&Cli::try_parse_from(args)?.options, |progress| {
         last = progress
     })?;
@@ -170,7 +172,7 @@ fn many_rows_are_told_of_and_progress_ends_at_all_of_it() -> anyhow::Result<()> 
 }
 
 #[test]
-fn an_engine_with_a_head_is_better_off() -> anyhow::Result<()> {
+fn an_engine_with_a_head_gains_on_text_that_does_not_repeat() -> anyhow::Result<()> {
     let report = analyze(&calls(), "--concurrency 1 --eagle3 acc=0.8,0.8,0.8")?;
     let news = report.rows[1].speedup(Policy::Goodput, 1).expect("steps");
     assert!(news > 1.5, "{news}");
@@ -178,12 +180,12 @@ fn an_engine_with_a_head_is_better_off() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_settings_are_refused() {
     let bad = [json!({"output_token_ids": [1]}), json!({"output": "two"})];
     for (args, wanted) in [
         (
             "",
-            "calls.jsonl, line 2: output is text: say with --tokenizer",
+            "calls.jsonl, line 2: output is text: name the tokenizer.json with --tokenizer",
         ),
         ("--concurrency 0", "--concurrency must be at least 1"),
         ("--docs 0", "--docs must be at least 1"),
@@ -193,7 +195,7 @@ fn what_makes_no_sense_is_refused() {
         ("--tokenizer no/such/file", "no/such/file"),
     ] {
         let said = match analyze(&bad, args) {
-            Ok(_) => panic!("{args} was taken"),
+            Ok(_) => panic!("{args} was accepted"),
             Err(error) => format!("{error:#}"),
         };
         assert!(said.contains(wanted), "{args}: {said}");

@@ -1,15 +1,15 @@
-//! A made-up workload: what agents of several tenants ask, in the forms that the shipped model knows.
+//! A generated workload: requests of several tenants' agents, in the forms that the shipped model was trained on.
 //!
-//! *Repetitive*: agents work through a list of tasks over a fixed schema and fixed tools; they ask the same
-//! few things again, now and then with another value, greedily. *Unique*: no two prompts share more than
-//! their form, sampled at temperature 1. Everything follows from the seed.
+//! *Repetitive*: agents work on a list of tasks over a fixed schema and fixed tools. They ask the same few things
+//! again, sometimes with another value, at temperature 0. *Unique*: prompts share nothing but their form, at
+//! temperature 1. The seed determines everything.
 
 use serde_json::{Value, json};
 
 /// One request of the workload.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Call {
-    /// Which tenant sends it, counted from 0.
+pub(super) struct WorkloadCall {
+    /// The tenant that sends it, counted from 0.
     pub(super) tenant: usize,
     /// The agent's session.
     pub(super) session: String,
@@ -25,34 +25,40 @@ pub(super) struct Call {
 
 /// The two halves of the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum WorkloadPart {
     /// Agents that repeat themselves.
     Repetitive,
     /// Requests that have nothing in common but their form.
     Unique,
 }
 
-impl Part {
+impl WorkloadPart {
     /// Name in tables.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Part::Repetitive => "repetitive",
-            Part::Unique => "unique",
+            WorkloadPart::Repetitive => "repetitive",
+            WorkloadPart::Unique => "unique",
         }
     }
 }
 
-/// The calls of one round. Rounds of one seed share schemas and tools, not tasks.
-pub(super) fn calls(part: Part, seed: u64, round: u64, calls: usize, tenants: usize) -> Vec<Call> {
+/// The calls of one round. Rounds of the same seed share schemas and tools, but not tasks.
+pub(super) fn calls(
+    part: WorkloadPart,
+    seed: u64,
+    round: u64,
+    calls: usize,
+    tenants: usize,
+) -> Vec<WorkloadCall> {
     let mut random =
-        Random::new(seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part as u64);
+        SplitMix::new(seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ part as u64);
     (0..calls)
         .map(|number| {
             let tenant = number % tenants.max(1);
             let call = number / tenants.max(1);
             match part {
-                Part::Repetitive => repetitive(&mut random, seed, tenant, call),
-                Part::Unique => unique(&mut random, tenant, number),
+                WorkloadPart::Repetitive => repetitive(&mut random, seed, tenant, call),
+                WorkloadPart::Unique => unique(&mut random, tenant, number),
             }
         })
         .collect()
@@ -102,10 +108,9 @@ const TOOL_SYSTEM: &str = r#"You can call these tools:
 {"name": "create_order", "parameters": {"item": "string", "count": "integer", "customer": "string"}}
 To call a tool, answer with one JSON object: {"name": ..., "arguments": {...}}"#;
 
-fn repetitive(random: &mut Random, seed: u64, tenant: usize, call: usize) -> Call {
-    // A tenant has one schema and five standing tasks; each call is one of them, now and then with another
-    // value.
-    let mut fixed = Random::new(seed.wrapping_add(tenant as u64 * 7919));
+fn repetitive(random: &mut SplitMix, seed: u64, tenant: usize, call: usize) -> WorkloadCall {
+    // A tenant has one schema and five tasks. Each call is one of them, sometimes with another value.
+    let mut fixed = SplitMix::new(seed.wrapping_add(tenant as u64 * 7919));
     let entity = *fixed.pick(ENTITIES);
     let text = *fixed.pick(TEXTS);
     let number = *fixed.pick(NUMBERS);
@@ -147,7 +152,7 @@ fn repetitive(random: &mut Random, seed: u64, tenant: usize, call: usize) -> Cal
             vec![message("system", TOOL_SYSTEM), message("user", ask)]
         }
     };
-    Call {
+    WorkloadCall {
         tenant,
         session: format!("agent-{tenant}-{}", call / 8),
         messages,
@@ -157,7 +162,7 @@ fn repetitive(random: &mut Random, seed: u64, tenant: usize, call: usize) -> Cal
     }
 }
 
-fn unique(random: &mut Random, tenant: usize, number: usize) -> Call {
+fn unique(random: &mut SplitMix, tenant: usize, number: usize) -> WorkloadCall {
     let messages = match random.below(3) {
         0 => {
             let entity = *random.pick(ENTITIES);
@@ -194,7 +199,7 @@ fn unique(random: &mut Random, tenant: usize, number: usize) -> Call {
             )]
         }
     };
-    Call {
+    WorkloadCall {
         tenant,
         session: format!("unique-{tenant}-{number}"),
         messages,
@@ -204,12 +209,12 @@ fn unique(random: &mut Random, tenant: usize, number: usize) -> Call {
     }
 }
 
-/// splitmix64: the workload must be the same everywhere, whatever a random-number crate decides.
-struct Random(u64);
+/// splitmix64. The workload must be the same everywhere, whatever a crate of random numbers changes.
+struct SplitMix(u64);
 
-impl Random {
+impl SplitMix {
     fn new(seed: u64) -> Self {
-        Random(seed)
+        SplitMix(seed)
     }
 
     fn next(&mut self) -> u64 {
@@ -217,7 +222,7 @@ impl Random {
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        // OpenAI's seeds are signed; JSON numbers are doubles to many.
+        // OpenAI's seeds are signed, and many clients read JSON numbers as doubles.
         (mixed ^ (mixed >> 31)) >> 12
     }
 
@@ -235,14 +240,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_workload_follows_from_its_seed() {
+    fn the_seed_determines_the_workload() {
         assert_eq!(
-            calls(Part::Unique, 1, 0, 9, 2),
-            calls(Part::Unique, 1, 0, 9, 2)
+            calls(WorkloadPart::Unique, 1, 0, 9, 2),
+            calls(WorkloadPart::Unique, 1, 0, 9, 2)
         );
         assert_ne!(
-            calls(Part::Unique, 1, 0, 9, 2),
-            calls(Part::Unique, 1, 1, 9, 2)
+            calls(WorkloadPart::Unique, 1, 0, 9, 2),
+            calls(WorkloadPart::Unique, 1, 1, 9, 2)
         );
     }
 
@@ -257,7 +262,7 @@ mod tests {
             prompts.dedup();
             prompts.len()
         };
-        assert!(distinct(Part::Repetitive) < 30);
-        assert!(distinct(Part::Unique) > 50);
+        assert!(distinct(WorkloadPart::Repetitive) < 30);
+        assert!(distinct(WorkloadPart::Unique) > 50);
     }
 }

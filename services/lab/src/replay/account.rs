@@ -1,8 +1,8 @@
-//! What steps were expected to bring, what they brought, and what they took on the modelled engine.
+//! The account of a policy: expected and accepted tokens, and the time on the modelled engine.
 
 use serde::Serialize;
 
-/// Chances are told apart by tenths.
+/// Buckets of expected probability: tenths.
 const BUCKETS: usize = 10;
 
 /// The account of one policy.
@@ -10,52 +10,52 @@ const BUCKETS: usize = 10;
 pub(crate) struct Account {
     /// Modelled time of all steps, seconds.
     pub(crate) engine_s: f64,
-    /// Of it, the head's drafting.
+    /// The part of it in which the head drafted, seconds.
     pub(super) head_s: f64,
-    /// Draft tokens that were expected to be accepted, at the time of drafting.
+    /// Sum of the acceptance probabilities that were expected when drafts were chosen.
     pub(super) accepted_expected: f64,
     /// Tokens beside the accepted ones: one a step, but none where a recording ends with an accepted token.
     pub(super) bonus_tokens: u64,
     /// Steps in which the head drafted.
     pub(super) head_steps: u64,
-    chances: [Chances; BUCKETS],
+    buckets: [Bucket; BUCKETS],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Chances {
+struct Bucket {
     nodes: u64,
     expected: f64,
     accepted: u64,
 }
 
-/// Drafted tokens of which about the same was expected.
+/// Drafted tokens with about the same expected probability.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reliability {
-    /// They were held to be accepted with a chance from this up to a tenth more.
+    /// Lower bound of the expected probability; the upper bound is a tenth more.
     pub from: f64,
-    /// How many were verified.
+    /// Verified tokens.
     pub drafted: u64,
-    /// Mean chance that was expected.
+    /// Mean expected probability.
     pub expected: f64,
-    /// Share that was accepted.
+    /// Share of the tokens that was accepted.
     pub accepted: f64,
 }
 
 impl Account {
-    /// Takes a drafted token into account that was held to be accepted with this chance.
-    pub(super) fn record(&mut self, chance: f32, accepted: bool) {
-        let chance = f64::from(chance);
-        self.accepted_expected += chance;
-        let bucket = ((chance * BUCKETS as f64) as usize).min(BUCKETS - 1);
-        let cell = &mut self.chances[bucket];
+    /// Counts a drafted token with this expected probability of acceptance.
+    pub(super) fn record(&mut self, probability: f32, accepted: bool) {
+        let probability = f64::from(probability);
+        self.accepted_expected += probability;
+        let bucket = ((probability * BUCKETS as f64) as usize).min(BUCKETS - 1);
+        let cell = &mut self.buckets[bucket];
         cell.nodes += 1;
-        cell.expected += chance;
+        cell.expected += probability;
         cell.accepted += u64::from(accepted);
     }
 
-    /// Expected and observed shares, where something was drafted.
+    /// Expected and observed acceptance of the buckets that are not empty.
     pub(super) fn reliability(&self) -> Vec<Reliability> {
-        let cells = self.chances.iter().enumerate();
+        let cells = self.buckets.iter().enumerate();
         cells
             .filter(|(_, cell)| cell.nodes > 0)
             .map(|(bucket, cell)| Reliability {
@@ -73,18 +73,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chances_are_held_against_what_came() {
+    fn expected_probabilities_are_compared_with_acceptance() {
         let mut account = Account::default();
-        for (chance, accepted) in [(0.25, true), (0.21, false), (1.0, true), (0.0, false)] {
-            account.record(chance, accepted);
+        for (probability, accepted) in [(0.25, true), (0.21, false), (1.0, true), (0.0, false)] {
+            account.record(probability, accepted);
         }
         assert!((account.accepted_expected - 1.46).abs() < 1e-6);
         let rows = account.reliability();
-        let told: Vec<_> = rows
+        let found: Vec<_> = rows
             .iter()
             .map(|row| (row.from, row.drafted, row.accepted))
             .collect();
-        assert_eq!(told, [(0.0, 1, 0.0), (0.2, 2, 0.5), (0.9, 1, 1.0)]);
+        assert_eq!(found, [(0.0, 1, 0.0), (0.2, 2, 0.5), (0.9, 1, 1.0)]);
         assert!((rows[1].expected - 0.23).abs() < 1e-6);
     }
 }

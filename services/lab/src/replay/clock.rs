@@ -1,4 +1,4 @@
-//! What was spent: sums per token, and the spread of single calls.
+//! Times of this machine: sums per token, and the distribution of single calls.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ pub(crate) struct Spent {
 }
 
 impl Spent {
-    /// Does something to `tokens` tokens, against the clock.
+    /// Runs `work` on `tokens` tokens, and adds its time.
     pub(super) fn on<T>(&mut self, tokens: usize, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let done = work();
@@ -30,10 +30,10 @@ impl Spent {
     }
 }
 
-/// Bits of a duration that are kept: quantiles are within 1 / 128 of the truth.
+/// Leading bits of a duration that are kept, so quantiles are within 1 / 128 of the true value.
 const KEPT_BITS: u32 = 7;
 
-/// Durations, counted in buckets whose width grows with them, since a trace may hold any number of calls.
+/// A histogram of durations, with buckets that grow with the duration: a trace may hold any number of calls.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Durations {
     buckets: Vec<u64>,
@@ -41,14 +41,14 @@ pub(crate) struct Durations {
     sum: Duration,
 }
 
-/// What is told of durations, microseconds.
+/// A distribution of durations, microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct DurationsUs {
     /// Arithmetic mean.
     pub mean: f64,
     /// Median.
     pub p50: f64,
-    /// One of a hundred takes longer.
+    /// 99th percentile.
     pub p99: f64,
 }
 
@@ -84,14 +84,14 @@ impl Durations {
     }
 }
 
-/// Small numbers have a bucket each, larger ones are told apart by their leading bits.
+/// Small numbers have a bucket each; larger ones share one by their leading bits.
 fn bucket(ns: u64) -> usize {
     let shift = ns.checked_ilog2().unwrap_or(0).saturating_sub(KEPT_BITS);
     ((u64::from(shift) << KEPT_BITS) + (ns >> shift)) as usize
 }
 
 fn middle_ns(bucket: usize) -> f64 {
-    // Past the small numbers, the leading bit of what was kept adds one to the shift.
+    // Beyond the small numbers, the leading kept bit adds one to the shift.
     let shift = (bucket >> KEPT_BITS).saturating_sub(1);
     let first = (bucket - (shift << KEPT_BITS)) << shift;
     first as f64 + ((1u64 << shift) - 1) as f64 / 2.0
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_told_per_token_once_there_was_one() {
+    fn time_per_token_needs_a_token() {
         let mut spent = Spent::default();
         assert_eq!((spent.us_per_token(), spent.tokens_per_s()), (None, None));
         assert_eq!(spent.on(3, || 7), 7);

@@ -1,16 +1,16 @@
-//! Replays of the same calls with different policies.
+//! One replay: a memory, a policy and their outcome.
 
 use std::time::{Duration, Instant};
 
 use super::account::Account;
 use super::judge::{Judge, Judging};
 use super::memory::{Memory, MemoryConfig, MemoryCosts};
-use super::options::Policy;
+use super::policy::Policy;
 use super::presets::{Drafter, SamRules, paper_params};
 use super::serve::{Serving, Tally, serve};
-use super::trace::Call;
+use super::trace::RecordedCall;
 
-/// What a replay is run with.
+/// The settings of a replay.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) memory: MemoryConfig,
@@ -18,7 +18,7 @@ pub(crate) struct Setup {
     pub(crate) judging: Judging,
 }
 
-/// What came of it.
+/// The outcome of a replay.
 pub(crate) struct Outcome {
     pub(crate) policy: Policy,
     pub(crate) concurrency: usize,
@@ -29,7 +29,8 @@ pub(crate) struct Outcome {
 }
 
 impl Setup {
-    /// The same with another policy and number of requests. What a policy does not draft from is not kept for it.
+    /// The same settings with another policy and number of requests. Indexes that the policy does not use are turned
+    /// off.
     pub(crate) fn with(&self, policy: Policy, concurrency: usize) -> Self {
         let mut setup = self.clone();
         setup.judging.policy = policy;
@@ -64,11 +65,11 @@ impl Setup {
         setup
     }
 
-    /// Replays the calls with a memory that holds those that are known. `ended` is told after each.
+    /// Replays the calls with a memory that holds the `known` ones. `ended` is called after each.
     pub(crate) fn replay(
         self,
-        known: impl Iterator<Item = anyhow::Result<Call>>,
-        mut calls: impl Iterator<Item = anyhow::Result<Call>>,
+        known: impl Iterator<Item = anyhow::Result<RecordedCall>>,
+        mut calls: impl Iterator<Item = anyhow::Result<RecordedCall>>,
         ended: impl FnMut(&Tally),
     ) -> anyhow::Result<Outcome> {
         let mut memory = Memory::new(self.memory);
@@ -92,7 +93,7 @@ impl Setup {
 }
 
 impl Outcome {
-    /// Output tokens per second of modelled engine time, if there was a step.
+    /// Output tokens per second of modelled engine time; `None` without a step.
     pub(crate) fn goodput_tokens_per_s(&self) -> Option<f64> {
         let engine_s = self.account.engine_s;
         (engine_s > 0.0).then(|| self.tally.table.total().emitted as f64 / engine_s)

@@ -1,4 +1,4 @@
-//! A fallback that is not there: an EAGLE-3 head of which the chances are given.
+//! A simulated EAGLE-3 head with given acceptance probabilities.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,17 +15,17 @@ const POSITIONS_MAX: usize = 64;
 /// An EAGLE-3 head that drafts a chain.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Eagle3 {
-    /// Chance that the token at each position of the draft is accepted, once all before it were. As many tokens are
-    /// drafted.
+    /// Probability, for each position of the draft, that its token is accepted if all before it were. The head drafts
+    /// as many tokens as there are positions.
     pub acceptance: Vec<f64>,
-    /// Time of drafting one position, as a share of a plain step of the same requests without contexts.
+    /// Time of drafting one position, as a share of a plain step of the same requests with empty contexts.
     pub cost: f64,
 }
 
 impl Default for Eagle3 {
-    /// The chances are an assumption: a chain of five brings 2.7 tokens per step. The cost is that of SuffixDecoding's
-    /// tables for Llama-3.1-8B (appendix A of arXiv 2411.04975): 2.634 ms per token * 4.647 tokens per step over 8
-    /// passes, beside 25.08 ms of a plain step.
+    /// The probabilities are an assumption: a chain of five brings 2.7 tokens per step. The cost is that of
+    /// SuffixDecoding's tables for Llama-3.1-8B (appendix A of arXiv 2411.04975): 2.634 ms per token * 4.647 tokens
+    /// per step over 8 passes, compared with 25.08 ms of a plain step.
     fn default() -> Self {
         Eagle3 {
             acceptance: vec![0.72, 0.63, 0.55, 0.48, 0.42],
@@ -63,14 +63,14 @@ impl FromStr for Eagle3 {
             let value: f64 = value
                 .trim()
                 .parse()
-                .with_context(|| format!("`{part}` is no number"))?;
+                .with_context(|| format!("`{part}` is not a number"))?;
             match key {
                 "acc" => head.acceptance.push(value),
                 "cost" => {
                     head.cost = value;
                     key = "";
                 }
-                _ => bail!("`{part}` belongs to nothing: write acc=0.72,0.63 or cost=0.06"),
+                _ => bail!("`{part}` has no key: write acc=0.72,0.63 or cost=0.06"),
             }
         }
         ensure!(
@@ -80,7 +80,7 @@ impl FromStr for Eagle3 {
         for chance in &head.acceptance {
             ensure!(
                 (0.0..=1.0).contains(chance),
-                "a chance is from 0 to 1, not {chance}"
+                "a probability must be from 0 to 1, not {chance}"
             );
         }
         ensure!(
@@ -93,7 +93,7 @@ impl FromStr for Eagle3 {
 }
 
 impl Eagle3 {
-    /// None: it drafts nothing.
+    /// No head: it drafts nothing.
     pub(crate) fn absent() -> Self {
         Eagle3 {
             acceptance: Vec::new(),
@@ -101,15 +101,15 @@ impl Eagle3 {
         }
     }
 
-    /// Whether it drafts nothing.
+    /// Whether there is no head.
     pub(super) fn is_absent(&self) -> bool {
         self.acceptance.is_empty()
     }
 
-    /// How many of `depth` draft tokens are accepted, if they start at this token of the output of this call.
+    /// Number of accepted tokens of a draft of `depth` tokens that starts at this position of the call's output.
     ///
-    /// Every token of every call has its luck from the seed alone, so the head does as well there whatever was done
-    /// before, and whatever runs beside it.
+    /// The seed alone determines the luck of every token of every call. So the head drafts equally well at a
+    /// position, whatever was drafted before and whatever else runs.
     pub(super) fn accepted(&self, seed: u64, call: u64, position: usize, depth: usize) -> usize {
         let chances = self.acceptance.iter().take(depth);
         chances
@@ -118,8 +118,8 @@ impl Eagle3 {
             .count()
     }
 
-    /// Seconds that drafting takes: position after position, each for the requests whose draft is that long. `depths`
-    /// has the length of each request's draft.
+    /// Seconds of drafting: one pass per position, for the requests whose draft is that long. `depths` has the length
+    /// of each request's draft.
     pub(super) fn draft_seconds(&self, engine: &EngineModel, depths: &[usize]) -> f64 {
         let longest = depths.iter().copied().max().unwrap_or(0);
         let passes = (0..longest).map(|at| {
@@ -134,7 +134,7 @@ impl Eagle3 {
     }
 }
 
-/// Uniform from 0 to 1, 1 excluded.
+/// A uniform number from 0 to 1, 1 excluded.
 fn luck(seed: u64, call: u64, position: u64) -> f64 {
     let mut key = [0; 16];
     key[..8].copy_from_slice(&call.to_le_bytes());
@@ -212,12 +212,12 @@ mod tests {
         let order = read("cost=0.1,acc=0.5").expect("in any order");
         assert_eq!((order.acceptance, order.cost), (vec![0.5], 0.1));
         for (text, wanted) in [
-            ("", "no number"),
-            ("0.5", "`0.5` belongs to nothing"),
-            ("cost=0.1,0.5", "`0.5` belongs to nothing"),
-            ("acc=0.5,high", "`high` is no number"),
-            ("acc=1.5", "a chance is from 0 to 1, not 1.5"),
-            ("acc=nan", "a chance is from 0 to 1, not NaN"),
+            ("", "not a number"),
+            ("0.5", "`0.5` has no key"),
+            ("cost=0.1,0.5", "`0.5` has no key"),
+            ("acc=0.5,high", "`high` is not a number"),
+            ("acc=1.5", "a probability must be from 0 to 1, not 1.5"),
+            ("acc=nan", "a probability must be from 0 to 1, not NaN"),
             ("rate=0.5", "rate is neither acc nor cost"),
             ("cost=-1", "the cost must be 0 or more, not -1"),
         ] {

@@ -1,4 +1,4 @@
-//! How long a step of an engine takes: a roofline.
+//! A roofline model of the time of an engine's step.
 //!
 //! ```text
 //! step = fixed + requests * per request + tokens * per token
@@ -6,10 +6,10 @@
 //!      + KV of all contexts / bandwidth
 //! ```
 //!
-//! The weights are read once however many tokens are verified, so tokens are nearly free up to the *ridge*, where arithmetic
-//! takes as long as reading; past it the time climbs in stairs, one per tile of tokens. Attention is counted by the KV it
-//! reads: with grouped queries a draft of tens of tokens does not reach its ridge.
-//! Prompts are not part of it: reading one takes the same time whoever drafts.
+//! The weights are read once per step, however many tokens it verifies. So tokens are nearly free up to the *ridge*,
+//! where arithmetic takes as long as reading. Past the ridge the time climbs in stairs, one per tile of tokens.
+//! Attention is counted by the KV that it reads: with grouped queries, a draft of tens of tokens does not reach its
+//! ridge. Prompts are not part of the model, because prefill takes the same time with every policy.
 
 #[cfg(test)]
 mod tests;
@@ -19,58 +19,63 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
+/// The engine that policies are compared on if none is named.
+pub(crate) const DEFAULT_ENGINE_MODEL: &str = "h100-8b";
+
 /// An engine on its hardware. Every field is a key of the TOML file that `--engine-model` takes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineModel {
-    /// Read in every step, gigabytes.
+    /// Weights, which every step reads, gigabytes.
     pub weights_gb: f64,
-    /// Each takes part in one multiplication and one addition per token, billions. Of a mixture of experts only the active
-    /// ones, with `weights_gb` what a typical batch reads.
+    /// Parameters, billions; each takes one multiplication and one addition per token. For a mixture of experts,
+    /// count the active ones only, and in `weights_gb` those that a typical batch reads.
     pub parameters_b: f64,
-    /// Keys and values of one token over all layers: 2 * layers * KV heads * head size * bytes per number.
+    /// Bytes of the keys and values of one token, over all layers: 2 * layers * KV heads * head size * bytes per
+    /// number.
     pub kv_bytes_per_token: f64,
-    /// Of the memory, as its maker prints it, terabytes per second; of several devices all together.
+    /// Memory bandwidth by the data sheet, terabytes per second; the sum over all devices.
     pub bandwidth_tb_per_s: f64,
-    /// Dense arithmetic at the weights' precision, as its maker prints it, 10^12 operations per second.
+    /// Dense arithmetic at the weights' precision by the data sheet, 10^12 operations per second; the sum over all
+    /// devices.
     pub compute_tflop_per_s: f64,
-    /// Share of the bandwidth that is reached.
+    /// Share of the bandwidth that the engine reaches.
     #[serde(default = "bandwidth_efficiency")]
     pub bandwidth_efficiency: f64,
-    /// Share of the arithmetic that is reached.
+    /// Share of the arithmetic that the engine reaches.
     #[serde(default = "compute_efficiency")]
     pub compute_efficiency: f64,
-    /// Of every step: scheduling, launches, what is exchanged between devices, microseconds.
+    /// Fixed time of a step (scheduling, launches, exchange between devices), microseconds.
     #[serde(default = "step_us")]
     pub step_us: f64,
-    /// Of every request in the batch: its bookkeeping on the host, microseconds.
+    /// Time of each request of the batch (bookkeeping on the host), microseconds.
     #[serde(default = "request_us")]
     pub request_us: f64,
-    /// Of every token that is verified: its logits, sampled and compared, microseconds.
+    /// Time of each verified token (sampling and comparing its logits), microseconds.
     #[serde(default = "token_us")]
     pub token_us: f64,
-    /// Tokens are multiplied in tiles of so many; 1 makes a slope of the stairs.
+    /// Tokens of a tile of a matrix product. With 1 the stairs become a slope.
     #[serde(default = "tile_tokens")]
     pub tile_tokens: f64,
 }
 
-/// What an engine reaches of its device, and spends beside it.
+/// The share of its device that an engine reaches, and the time that it adds itself.
 #[derive(Clone, Copy)]
-struct Reached {
+struct Efficiency {
     bandwidth_efficiency: f64,
     compute_efficiency: f64,
     step_us: f64,
     request_us: f64,
     /// A softmax over 128 k logits reads them a few times over, and the host compares.
     token_us: f64,
-    /// The narrow side of the tiles in which large matrices are multiplied.
+    /// The narrow side of the tiles of large matrix products.
     tile_tokens: f64,
 }
 
-/// Assumptions, not data sheets. With them the 8B model on an H200 decodes at 5.7, 6.5 and 9.9 ms per token for 1, 16
-/// and 64 requests of 500 tokens, where vLLM was measured at 5.5, 6.7 and 10.4 on Spec-Bench (ArcticInference's figures
-/// for its suffix decoding in vLLM; they include prompts).
-const ASSUMED: Reached = Reached {
+/// Assumptions, not data sheets. With these values the 8B model on an H200 decodes at 5.7, 6.5 and 9.9 ms per token
+/// for 1, 16 and 64 requests of 500 tokens, where vLLM was measured at 5.5, 6.7 and 10.4 on Spec-Bench
+/// (ArcticInference's figures for its suffix decoding in vLLM; they include prompts).
+const ASSUMED: Efficiency = Efficiency {
     bandwidth_efficiency: 0.8,
     compute_efficiency: 0.6,
     step_us: 1400.0,
@@ -79,11 +84,11 @@ const ASSUMED: Reached = Reached {
     tile_tokens: 64.0,
 };
 
-/// Of an engine whose host works while the device does, fitted to an H100 SXM: forward passes of the 8B shape in bf16 as CUDA
-/// graphs under torch 2.11 (`tests/real-engines/step_times.py`), and plain steps of SGLang 0.5.16
-/// (`tests/real-engines/in_sglang.py --shape`). The efficiency of the bandwidth is that at which growing contexts are read.
-/// What SGLang's host adds to a step that verifies is not in it.
-const MEASURED: Reached = Reached {
+/// Fitted to an H100 SXM, for an engine whose host works while the device computes: forward passes of the 8B shape in
+/// bf16 as CUDA graphs under torch 2.11 (`tests/real-engines/step_times.py`), and plain steps of SGLang 0.5.16
+/// (`tests/real-engines/in_sglang.py --shape`). `bandwidth_efficiency` is the one at which growing contexts are read.
+/// The time that SGLang's host adds to a verifying step is not included.
+const MEASURED: Efficiency = Efficiency {
     bandwidth_efficiency: 0.91,
     compute_efficiency: 0.8,
     step_us: 1650.0,
@@ -116,17 +121,17 @@ fn tile_tokens() -> f64 {
     ASSUMED.tile_tokens
 }
 
-/// What a step has to do.
+/// The work of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct StepLoad {
     pub(super) requests: usize,
-    /// Tokens to compute: one per request, and the draft tokens.
+    /// Tokens to compute: one per request, plus draft tokens.
     pub(super) tokens: usize,
     /// Tokens of all contexts.
     pub(super) kv_tokens: usize,
 }
 
-/// A device as its data sheet has it: terabytes and 10^12 operations per second.
+/// A device by its data sheet: terabytes and 10^12 operations per second.
 struct Device {
     bandwidth_tb_per_s: f64,
     compute_tflop_per_s: f64,
@@ -136,7 +141,7 @@ struct Device {
 const H100: Device = device(3.35, 989.0);
 /// NVIDIA H200 SXM data sheet: HBM3e 4.8 TB/s, arithmetic of the H100.
 const H200: Device = device(4.8, 989.0);
-/// The same, FP8: 1,979 TFLOP/s dense.
+/// NVIDIA H200 SXM with FP8: 1,979 TFLOP/s dense.
 const H200_FP8: Device = device(4.8, 1979.0);
 /// NVIDIA A100 80 GB SXM data sheet: 2,039 GB/s, bf16 312 TFLOP/s dense.
 const A100: Device = device(2.039, 312.0);
@@ -152,7 +157,7 @@ const fn device(bandwidth_tb_per_s: f64, compute_tflop_per_s: f64) -> Device {
     }
 }
 
-/// A model as its published configuration has it.
+/// A model by its published configuration.
 struct Weights {
     parameters_b: f64,
     bytes_per_parameter: f64,
@@ -166,7 +171,7 @@ const LLAMA_8B: Weights = weights(8.03, 2.0, 32.0, 8.0);
 const QWEN_32B: Weights = weights(32.8, 2.0, 64.0, 8.0);
 /// Llama-3.1-70B: 70.6 B parameters, 80 layers, 8 KV heads of 128.
 const LLAMA_70B: Weights = weights(70.6, 2.0, 80.0, 8.0);
-/// The same with FP8 weights; KV stays bf16.
+/// Llama-3.1-70B with FP8 weights; KV stays bf16.
 const LLAMA_70B_FP8: Weights = weights(70.6, 1.0, 80.0, 8.0);
 
 const fn weights(
@@ -186,11 +191,12 @@ const fn weights(
 const HEAD_SIZE: f64 = 128.0;
 const KV_BYTES: f64 = 2.0;
 
-/// What two exchanges per layer between the four devices add to a step of 80 layers, at about 10 us each, us.
+/// Time that two exchanges per layer between four devices add to a step of 80 layers, at about 10 us each,
+/// microseconds.
 const EXCHANGES_US: f64 = 1600.0;
 
-/// Name, device, how many of it, weights, what is added to a step in microseconds, what is reached.
-const PRESETS: [(&str, Device, f64, Weights, f64, Reached); 9] = [
+/// Name, device, number of devices, weights, microseconds added to a step, and efficiency.
+const PRESETS: [(&str, Device, f64, Weights, f64, Efficiency); 9] = [
     ("h100-8b", H100, 1.0, LLAMA_8B, 0.0, ASSUMED),
     ("h100-8b-measured", H100, 1.0, LLAMA_8B, 0.0, MEASURED),
     ("h200-8b", H200, 1.0, LLAMA_8B, 0.0, ASSUMED),
@@ -203,10 +209,10 @@ const PRESETS: [(&str, Device, f64, Weights, f64, Reached); 9] = [
 ];
 
 impl EngineModel {
-    /// The preset of this name, or the model of this TOML file.
+    /// Loads the preset of this name, or a TOML file.
     ///
     /// # Errors
-    /// Neither; or a file with a key missing or unknown, or a number that no engine has.
+    /// No such preset or file; a missing or unknown key; or a number out of range.
     pub fn load(name: &str) -> anyhow::Result<Self> {
         if let Some(preset) = Self::preset(name) {
             return Ok(preset);
@@ -228,7 +234,7 @@ impl EngineModel {
     }
 
     fn preset(name: &str) -> Option<Self> {
-        let (_, device, devices, weights, exchanges_us, reached) =
+        let (_, device, devices, weights, exchanges_us, efficiency) =
             PRESETS.into_iter().find(|(preset, ..)| *preset == name)?;
         Some(EngineModel {
             weights_gb: weights.parameters_b * weights.bytes_per_parameter,
@@ -236,12 +242,12 @@ impl EngineModel {
             kv_bytes_per_token: 2.0 * weights.layers * weights.kv_heads * HEAD_SIZE * KV_BYTES,
             bandwidth_tb_per_s: device.bandwidth_tb_per_s * devices,
             compute_tflop_per_s: device.compute_tflop_per_s * devices,
-            bandwidth_efficiency: reached.bandwidth_efficiency,
-            compute_efficiency: reached.compute_efficiency,
-            step_us: reached.step_us + exchanges_us,
-            request_us: reached.request_us,
-            token_us: reached.token_us,
-            tile_tokens: reached.tile_tokens,
+            bandwidth_efficiency: efficiency.bandwidth_efficiency,
+            compute_efficiency: efficiency.compute_efficiency,
+            step_us: efficiency.step_us + exchanges_us,
+            request_us: efficiency.request_us,
+            token_us: efficiency.token_us,
+            tile_tokens: efficiency.tile_tokens,
         })
     }
 
@@ -284,7 +290,7 @@ impl EngineModel {
         Ok(())
     }
 
-    /// Seconds of a step with this load; of none at all, 0.
+    /// Seconds of a step with this load; 0 for an empty one.
     pub(super) fn step_seconds(&self, load: StepLoad) -> f64 {
         if load.tokens == 0 {
             return 0.0;

@@ -16,7 +16,7 @@ use refrain_worker::{SpeculationConfig, WorkerConfig};
 use super::account::Account;
 use super::eagle3::Eagle3;
 use super::engine_model::{EngineModel, StepLoad};
-use super::options::Policy;
+use super::policy::Policy;
 
 /// Stands for the end of a text, which no draft has: recordings hold no such token.
 const END: Token = Token::MAX;

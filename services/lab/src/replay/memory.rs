@@ -1,4 +1,4 @@
-//! What requests draft from beyond their own text: an index per namespace and one per group of samples.
+//! The shared indexes of a replay: one per namespace, and one per group of samples.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -11,12 +11,12 @@ use refrain_suffix_index::{
 use super::clock::Spent;
 use super::namespace::Namespace;
 use super::presets::{Automaton, add_text};
-use super::trace::Call;
+use super::trace::RecordedCall;
 
-/// Groups kept at once; past it the one used longest ago goes, as it would when its rollout has ended.
+/// Most groups at once. Beyond this the least recently used group is evicted, as it would be after its rollout.
 const GROUPS_MAX: usize = 4096;
 
-/// Which shared indexes there are, and how they are made.
+/// The settings of the shared indexes.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryConfig {
     pub(crate) index: IndexConfig,
@@ -24,14 +24,14 @@ pub(crate) struct MemoryConfig {
     pub(crate) global: bool,
     /// Keep an index per group.
     pub(crate) groups: bool,
-    /// Keep an automaton per namespace of what is known from the start.
+    /// Keep an automaton per namespace of the warm outputs.
     pub(crate) corpus: bool,
-    /// Seal what is finished of a namespace once its live part has this many tokens; what is known from the start
-    /// is sealed then as well. `None` keeps everything live.
+    /// Seal a namespace's finished outputs once its live part has this many tokens; warm outputs are then sealed as
+    /// well. `None` keeps everything live.
     pub(crate) seal_tokens: Option<u64>,
 }
 
-/// Where a call's output goes.
+/// The namespace and group of a call's output.
 #[derive(Clone, Debug)]
 pub(super) struct Home {
     namespace: usize,
@@ -41,7 +41,7 @@ pub(super) struct Home {
 type GroupKey = (usize, Rc<str>);
 
 impl Home {
-    /// Which namespace it is, counted as they were met.
+    /// Number of the namespace, in the order of first occurrence.
     pub(super) fn namespace(&self) -> usize {
         self.namespace
     }
@@ -51,26 +51,26 @@ impl Home {
 pub(super) struct Memory {
     config: MemoryConfig,
     namespaces: Vec<Namespace>,
-    /// Place of each tenant's namespace; calls without a tenant have one of their own.
+    /// Number of each tenant's namespace. Calls without a tenant share one of their own.
     tenants: HashMap<Option<String>, usize>,
     groups: HashMap<GroupKey, Group>,
     /// By namespace.
     corpora: HashMap<usize, Automaton>,
     groups_evicted: u64,
     next_key: u128,
-    /// Adding to namespaces.
+    /// Time to add to namespaces.
     inserted: Spent,
-    /// Adding to groups.
+    /// Time to add to groups.
     grouped: Spent,
-    /// Adding to namespaces what is known from the start.
+    /// Time to add warm outputs to namespaces.
     warmed: Spent,
-    /// Sealing and merging, by tokens that were sealed.
+    /// Time to seal and merge, by sealed tokens.
     sealed: Spent,
 }
 
 struct Group {
     index: Index,
-    /// Key of the document that was opened last.
+    /// Key of the most recently opened document.
     used: u128,
     running: u32,
 }
@@ -87,7 +87,7 @@ pub(crate) struct Sizes {
     pub(crate) groups_evicted: u64,
 }
 
-/// What a memory takes and has taken.
+/// Sizes and times of a memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryCosts {
     pub(crate) sizes: Sizes,
@@ -114,13 +114,13 @@ impl Memory {
         }
     }
 
-    /// How all indexes are made.
+    /// The settings of all indexes.
     pub(super) fn index_config(&self) -> &IndexConfig {
         &self.config.index
     }
 
-    /// Where the call belongs. Its group stays until as many [`leave`](Self::leave).
-    pub(super) fn enter(&mut self, call: &Call) -> Home {
+    /// Finds or makes the call's namespace and group. A group stays until all of its calls [`leave`](Self::leave).
+    pub(super) fn enter(&mut self, call: &RecordedCall) -> Home {
         let namespace = match self.tenants.get(&call.tenant) {
             Some(namespace) => *namespace,
             None => {
@@ -147,7 +147,7 @@ impl Memory {
         Home { namespace, group }
     }
 
-    /// The call has ended; `key` is its document, if it has one.
+    /// Ends a call; `key` is its document, if it has one.
     pub(super) fn leave(
         &mut self,
         home: &Home,
@@ -172,8 +172,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Adds a whole call that is known from the start. It can be drafted from after [`warm_up`](Self::warm_up).
-    pub(super) fn add_known(&mut self, call: &Call) -> anyhow::Result<()> {
+    /// Adds a whole warm call. It can be drafted from after [`warm_up`](Self::warm_up).
+    pub(super) fn add_known(&mut self, call: &RecordedCall) -> anyhow::Result<()> {
         let home = self.enter(call);
         let key = self.next_key();
         let left = left_context(&call.prompt);
@@ -204,7 +204,7 @@ impl Memory {
         Ok(())
     }
 
-    /// All that is known from the start was added.
+    /// Builds the segments of the warm calls, after the last of them.
     pub(super) fn warm_up(&mut self) -> Result<(), SegmentError> {
         for namespace in &mut self.namespaces {
             self.warmed.on(0, || namespace.mount())?;
@@ -247,7 +247,7 @@ impl Memory {
         Ok(key)
     }
 
-    /// Appends to it.
+    /// Appends to the document.
     pub(super) fn append(
         &mut self,
         home: &Home,
@@ -273,7 +273,7 @@ impl Memory {
             .then(|| self.namespaces[home.namespace].index())
     }
 
-    /// What was known from the start, if it is kept as a corpus.
+    /// The warm outputs, if they are kept as a corpus.
     pub(super) fn corpus(&self, home: &Home) -> Option<&Automaton> {
         self.corpora.get(&home.namespace)
     }
@@ -320,7 +320,7 @@ impl Memory {
     }
 }
 
-/// What patterns may reach into, of what stood before an output.
+/// The end of the prompt, into which patterns may reach.
 fn left_context(prompt: &[Token]) -> &[Token] {
     &prompt[prompt.len().saturating_sub(LEFT_CONTEXT_TOKENS)..]
 }
@@ -329,11 +329,11 @@ fn left_context(prompt: &[Token]) -> &[Token] {
 mod tests {
     use super::*;
 
-    fn call(tenant: Option<&str>, group: Option<&str>) -> Call {
-        Call {
+    fn call(tenant: Option<&str>, group: Option<&str>) -> RecordedCall {
+        RecordedCall {
             tenant: tenant.map(str::to_owned),
             group: group.map(str::to_owned),
-            ..Call::default()
+            ..RecordedCall::default()
         }
     }
 
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_and_their_groups_are_apart() -> Result<(), IndexError> {
+    fn tenants_and_their_groups_are_separate() -> Result<(), IndexError> {
         let mut memory = memory();
         let homes =
             [None, Some("a"), Some("b")].map(|tenant| memory.enter(&call(tenant, Some("g"))));
@@ -358,7 +358,7 @@ mod tests {
             let index = [memory.global(home), memory.group(home)];
             index.map(|index| index.map(Index::tokens))
         });
-        // Of the prompt the last 16 tokens are kept to match in.
+        // The last 16 tokens of the prompt are kept for matching.
         assert_eq!(tokens, [[Some(0); 2], [Some(19); 2], [Some(0); 2]]);
         assert_eq!((memory.inserted.tokens, memory.grouped.tokens), (3, 3));
         let alone = memory.enter(&call(None, None));
@@ -367,13 +367,13 @@ mod tests {
     }
 
     #[test]
-    fn the_group_used_longest_ago_goes_unless_it_runs() -> Result<(), IndexError> {
+    fn the_least_recently_used_group_is_evicted_unless_it_runs() -> Result<(), IndexError> {
         let mut memory = memory();
         let mut homes = Vec::new();
         for group in 0..=GROUPS_MAX + 1 {
             let home = memory.enter(&call(None, Some(&group.to_string())));
             let key = memory.open(&home, &[])?;
-            // The first goes on running.
+            // The first group keeps running.
             if group > 0 {
                 memory.leave(&home, Some(key))?;
             }

@@ -1,4 +1,4 @@
-//! One tenant's index while it is replayed: what runs is live, what is finished gets sealed now and then.
+//! The index of one tenant during a replay: running outputs are live, finished ones are sealed from time to time.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,8 +7,7 @@ use refrain_suffix_index::{
     DocumentKey, Index, IndexConfig, IndexError, SegmentBuilder, SegmentError, Token,
 };
 
-/// Text that was known before goes into segments of this size, so that building one needs no more than a few
-/// gigabytes.
+/// Size of the segments of warm outputs; building one takes a few gigabytes at most.
 const WARM_SEGMENT_TOKENS: usize = 1 << 27;
 
 /// The index of one namespace.
@@ -18,7 +17,7 @@ pub(super) struct Namespace {
     open: HashSet<DocumentKey>,
     /// Tokens of the live part, left contexts included.
     live_tokens: u64,
-    /// What was known before and is not in a segment yet.
+    /// Warm outputs that are in no segment yet.
     known: SegmentBuilder,
 }
 
@@ -49,7 +48,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// The document is finished.
+    /// Marks the document as finished.
     pub(super) fn close(&mut self, key: DocumentKey) {
         self.open.remove(&key);
     }
@@ -58,7 +57,7 @@ impl Namespace {
         self.live_tokens
     }
 
-    /// Seals what is finished, and merges segments if they are too many.
+    /// Seals finished documents, and merges segments if there are too many.
     pub(super) fn seal(&mut self) -> Result<(), IndexError> {
         self.index.seal(|key| !self.open.contains(&key))?;
         self.index.merge()?;
@@ -66,8 +65,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Adds a whole document that goes straight into a segment, and is drafted from after
-    /// [`mount`](Self::mount).
+    /// Adds a whole document that goes directly into a segment. It can be drafted from after [`mount`](Self::mount).
     pub(super) fn add_known(
         &mut self,
         key: DocumentKey,
@@ -82,7 +80,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Builds the segment of what was added.
+    /// Builds the segment of the added documents.
     pub(super) fn mount(&mut self) -> Result<(), SegmentError> {
         if self.known.documents() > 0 {
             let segment = std::mem::take(&mut self.known).build()?;

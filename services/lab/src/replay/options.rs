@@ -1,4 +1,4 @@
-//! What `refrain replay` can be asked for.
+//! The options of `refrain replay`.
 
 use std::path::PathBuf;
 
@@ -10,34 +10,35 @@ use refrain_suffix_index::IndexConfig;
 use refrain_worker::SpeculationConfig;
 use serde::{Serialize, Serializer};
 
-use super::ENGINE_MODEL;
 use super::eagle3::Eagle3;
+use super::engine_model::DEFAULT_ENGINE_MODEL;
 use super::memory::MemoryConfig;
+use super::policy::Policy;
 use super::presets::{Drafter, Preset};
 use super::serve::Serving;
 
-/// How a worker makes drafts unless it is told otherwise.
+/// A worker's default settings of drafts.
 pub(crate) fn worker_params() -> ProposeParams {
     SpeculationConfig::default().params()
 }
 
-/// What to replay, and how. Drafts are made with a worker's default settings, unless others are given.
+/// The traces to replay, and the settings. Defaults of drafts are those of a worker.
 #[derive(Args, Clone, Debug, Serialize)]
 #[command(group(ArgGroup::new("comparison").args(["policies", "engine_model"]).multiple(true)))]
 pub struct ReplayOptions {
-    /// Files of recorded calls, in this order: a JSON object per line, plain or zstd.
+    /// Files of recorded calls, replayed in this order: one JSON object per line, plain or zstd.
     #[arg(required = true, value_name = "TRACE")]
     pub traces: Vec<PathBuf>,
-    /// Recorded calls that are known from the start and not measured; may be given several times.
+    /// Recorded calls that are known from the start and not measured. May be given several times.
     #[arg(long, value_name = "TRACE")]
     pub warm: Vec<PathBuf>,
-    /// Turns text into tokens, for traces that hold text.
+    /// Tokenizer for traces that hold text.
     #[arg(long, value_name = "TOKENIZER.JSON")]
     pub tokenizer: Option<PathBuf>,
-    /// Replay no more calls than this.
+    /// Replay at most this many calls.
     #[arg(long, value_name = "N")]
     pub docs: Option<usize>,
-    /// What to draft from.
+    /// Sources of drafts.
     #[arg(
         long,
         value_enum,
@@ -45,7 +46,7 @@ pub struct ReplayOptions {
         default_value = "request,group,global"
     )]
     pub sources: Vec<ReplaySource>,
-    /// Draft by the rules of another system instead.
+    /// Draft by the rules of another system.
     #[arg(
         long,
         value_enum,
@@ -56,61 +57,61 @@ pub struct ReplayOptions {
     /// A pattern of p tokens may draft alpha * p + offset tokens.
     #[arg(long, default_value_t = worker_params().alpha)]
     pub alpha: f32,
-    /// See --alpha.
+    /// Constant part of the draft length; see --alpha.
     #[arg(long, default_value_t = worker_params().offset)]
     pub offset: f32,
-    /// Most draft tokens of a step.
+    /// Most draft tokens of a request in a step.
     #[arg(long, default_value_t = worker_params().max_spec_tokens)]
     pub max_spec_tokens: usize,
-    /// Tokens less probable than this are not drafted.
+    /// Leave out draft tokens that are less probable than this.
     #[arg(long, default_value_t = worker_params().min_token_prob)]
     pub min_token_prob: f32,
-    /// Longest pattern that is looked for, tokens.
+    /// Longest pattern that is looked up, tokens.
     #[arg(long, default_value_t = worker_params().max_pattern)]
     pub max_pattern: u32,
-    /// Draft one chain.
+    /// Draft a single chain.
     #[arg(long)]
     pub linear: bool,
     /// Draft a tree, best tokens first.
     #[arg(long, conflicts_with_all = ["linear", "paths"])]
     pub tree: bool,
-    /// Draft up to K chains that may share their beginnings.
+    /// Draft up to K chains that may share a prefix.
     #[arg(long, value_name = "K", conflicts_with = "linear")]
     pub paths: Option<usize>,
-    /// Most tokens of a pattern and its draft together, as in an index of limited depth; for comparison with one.
+    /// Limit a pattern and its draft together to this many tokens, to compare with an index of limited depth.
     #[arg(long, value_name = "CAP")]
     pub match_plus_draft: Option<u32>,
-    /// Draft from nothing but what was known from the start, and from the request's own text.
+    /// Draft only from --warm calls and from the request's own text.
     #[arg(long)]
     pub frozen: bool,
-    /// Requests under way at once; those of one session come one after the other. Several numbers are compared
-    /// with --policies.
+    /// Requests in flight at once; those of one session run one after the other. Several numbers need --policies.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub concurrency: Vec<usize>,
-    /// Seal what is finished once the live part of an index has N tokens, and what is known from the start at
-    /// once [default: everything stays live].
+    /// Seal finished outputs once the live part of an index has N tokens, and warm calls at once [default: never
+    /// seal].
     #[arg(long, value_name = "N")]
     pub seal_tokens: Option<u64>,
-    /// Occurrences of a pattern that are read from sealed text, evenly spaced; 0 reads all of them.
+    /// Occurrences of a pattern to read from sealed text, evenly spaced; 0 reads all.
     #[arg(long, value_name = "N", default_value_t = worker_params().samples_max)]
     pub samples: usize,
-    /// Compare ways to choose drafts on a modelled engine: each replays the traces with a memory of its own [default: if
-    /// --engine-model is given, those of Refrain, and --preset].
+    /// Compare these policies on a modelled engine; each replays the traces with its own memory [default with
+    /// --engine-model: Refrain's policies, and --preset].
     #[arg(long, value_enum, value_name = "POLICY", value_delimiter = ',')]
     pub policies: Vec<Policy>,
-    /// What a step of the engine takes, for --policies: a preset or a file [default: h100-8b].
+    /// Model of the engine's step times, for --policies: a preset or a file [default: h100-8b].
     ///
-    /// Presets: h100-8b, h100-8b-measured, h200-8b, a100-8b, l4-8b, rtx4090-8b (Llama-3.1-8B), h100-32b (Qwen3-32B), h200-70b
-    /// (Llama-3.1-70B, FP8 weights), h100x4-70b (on four devices). A file has the keys `weights_gb`, `parameters_b`,
-    /// `kv_bytes_per_token`, `bandwidth_tb_per_s`, `compute_tflop_per_s`, and may have `bandwidth_efficiency` (0.8),
-    /// `compute_efficiency` (0.6), `step_us` (1400), `request_us` (45), `token_us` (5), `tile_tokens` (64).
+    /// Presets: h100-8b, h100-8b-measured, h200-8b, a100-8b, l4-8b, rtx4090-8b (Llama-3.1-8B), h100-32b (Qwen3-32B),
+    /// h200-70b (Llama-3.1-70B, FP8 weights), h100x4-70b (on four devices). A file has the keys `weights_gb`,
+    /// `parameters_b`, `kv_bytes_per_token`, `bandwidth_tb_per_s`, `compute_tflop_per_s`, and may have
+    /// `bandwidth_efficiency` (0.8), `compute_efficiency` (0.6), `step_us` (1400), `request_us` (45), `token_us` (5),
+    /// `tile_tokens` (64).
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub engine_model: Option<String>,
-    /// The EAGLE-3 head of that engine: `acc=0.72,0.63,...,cost=0.06`.
+    /// The engine's EAGLE-3 head: `acc=0.72,0.63,...,cost=0.06`.
     ///
-    /// `acc` has the chance that the token at each position of its draft is accepted once those before it were (where an
-    /// engine reports rates over all drafts, divide each by the one before); `cost` is the time of drafting one
-    /// position as a share of a plain step.
+    /// `acc` has, for each position of the draft, the probability that its token is accepted if all earlier ones
+    /// were. (If your engine reports rates over all drafts, divide each rate by the one before.) `cost` is the time
+    /// of drafting one position, as a share of a plain step.
     #[arg(
         long,
         value_name = "acc=A,A,...[,cost=SHARE]",
@@ -118,11 +119,11 @@ pub struct ReplayOptions {
         requires = "comparison"
     )]
     pub eagle3: Eagle3,
-    /// Most tokens of a step, the requests' own and those of drafts, as `worker.step_tokens_max` [default: no limit].
+    /// Most tokens of a step, drafts included, as `worker.step_tokens_max` [default: no limit].
     #[arg(long, value_name = "N", requires = "comparison")]
     pub step_tokens_max: Option<u32>,
-    /// For the policy `score`: the SCORE that a suffix draft must exceed, or `auto`, the head's measured tokens per step.
-    /// 0 keeps it from the head.
+    /// For the policy `score`: the SCORE that a suffix draft must exceed, or `auto` for the head's measured tokens
+    /// per step. 0 never uses the head.
     #[arg(
         long,
         value_name = "TAU|auto",
@@ -132,15 +133,15 @@ pub struct ReplayOptions {
     )]
     #[serde(serialize_with = "serialize_threshold")]
     pub score_threshold: Threshold,
-    /// The luck of the head's drafts follows from it.
+    /// Seed of the simulated head's luck.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "comparison")]
     pub seed: u64,
-    /// Print for each policy how often drafted tokens were accepted, by how likely it was held to be.
+    /// Print for each policy how often drafted tokens were accepted, by their expected probability.
     #[arg(long, requires = "comparison")]
     #[serde(skip)]
     pub reliability: bool,
-    /// Tell tokens per step for every N calls as well, for each policy if some are compared: how a memory grows, or gets
-    /// used to other calls than it was warmed with.
+    /// Also print tokens per step for every N calls, for each compared policy. This shows how a memory grows or
+    /// adapts.
     #[arg(long, value_name = "N")]
     pub window: Option<u64>,
     /// Print one JSON object instead of tables.
@@ -149,7 +150,7 @@ pub struct ReplayOptions {
     pub json: bool,
 }
 
-/// Where drafts are read from.
+/// A source of drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplaySource {
@@ -161,71 +162,9 @@ pub enum ReplaySource {
     Global,
 }
 
-/// How drafts are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Policy {
-    /// No drafts.
-    Off,
-    /// The EAGLE-3 head's, always.
-    Eagle3,
-    /// Suffix drafts wherever something is found.
-    Suffix,
-    /// SuffixDecoding's hybrid: the suffix draft if its SCORE exceeds tau, else the head's.
-    Score,
-    /// What brings most tokens per second for the whole batch, by chances and step times that were observed.
-    Goodput,
-    /// As --preset sam; the head drafts where nothing longer than four tokens matches.
-    Sam,
-    /// As --preset pld.
-    Pld,
-    /// As --preset paper; the head drafts where SCORE does not exceed tau.
-    Paper,
-}
-
-impl Policy {
-    /// Those that are compared unless some are named: all but other systems'.
-    pub const OWN: [Policy; 5] = [
-        Policy::Off,
-        Policy::Eagle3,
-        Policy::Suffix,
-        Policy::Score,
-        Policy::Goodput,
-    ];
-
-    /// As on the command line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Policy::Off => "off",
-            Policy::Eagle3 => "eagle3",
-            Policy::Suffix => "suffix",
-            Policy::Score => "score",
-            Policy::Goodput => "goodput",
-            Policy::Sam => "sam",
-            Policy::Pld => "pld",
-            Policy::Paper => "paper",
-        }
-    }
-
-    /// Whether it drafts from what was said.
-    pub(super) fn remembers(self) -> bool {
-        !matches!(self, Policy::Off | Policy::Eagle3)
-    }
-}
-
-impl From<Preset> for Policy {
-    fn from(preset: Preset) -> Self {
-        match preset {
-            Preset::Sam => Policy::Sam,
-            Preset::Pld => Policy::Pld,
-            Preset::Paper => Policy::Paper,
-        }
-    }
-}
-
 impl ReplayOptions {
-    /// The same with each value once, and for a comparison with what it leaves open: `policies` are those that are
-    /// compared then, none if nothing is.
+    /// The same options with each value once, and with the defaults of a comparison filled in. `policies` is empty if
+    /// nothing is compared.
     pub(super) fn settled(&self) -> Self {
         let mut settled = self.clone();
         settled.concurrency = once(&self.concurrency);
@@ -237,18 +176,18 @@ impl ReplayOptions {
             (policies, _) => once(policies),
         };
         if !settled.policies.is_empty() {
-            let name = || ENGINE_MODEL.to_owned();
+            let name = || DEFAULT_ENGINE_MODEL.to_owned();
             settled.engine_model.get_or_insert_with(name);
         }
         settled
     }
 
-    /// What most of the report tells of.
+    /// The policy that most of the report is about.
     pub(super) fn policy(&self) -> Policy {
         self.preset.map_or(Policy::Suffix, Policy::from)
     }
 
-    /// The head of the modelled engine. Where nothing is compared there is no engine.
+    /// The head of the modelled engine; without a comparison there is no engine.
     pub(super) fn head(&self) -> Eagle3 {
         match self.policies.is_empty() {
             true => Eagle3::absent(),
@@ -267,7 +206,7 @@ impl ReplayOptions {
         }
     }
 
-    /// What is kept.
+    /// The settings of the memory.
     pub(super) fn memory(&self) -> MemoryConfig {
         MemoryConfig {
             index: self.index(),
@@ -315,7 +254,7 @@ impl ReplayOptions {
         );
         ensure!(
             self.concurrency.len() == 1 || !self.policies.is_empty(),
-            "several numbers for --concurrency are compared with --policies"
+            "several numbers for --concurrency need --policies"
         );
         ensure!(self.window != Some(0), "--window must be at least 1");
         ensure!(self.paths != Some(0), "--paths must be at least 1");
@@ -348,7 +287,7 @@ fn threshold(text: &str) -> Result<Threshold, String> {
     }
     match text.parse() {
         Ok(score) if f32::is_finite(score) && score >= 0.0 => Ok(Threshold::Fixed(score)),
-        _ => Err("neither `auto` nor a number from 0 up".into()),
+        _ => Err("must be `auto` or a number of at least 0".into()),
     }
 }
 

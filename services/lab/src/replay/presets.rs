@@ -1,18 +1,16 @@
-//! The rules of other systems, for comparison: what they would have drafted on the same calls.
+//! The rules of other systems, for comparison on the same calls.
 //!
-//! Each drafts from what that system has: prompt lookup from the request alone, SAM decoding from the request and a
-//! corpus that is known from the start, SuffixDecoding from the request and all that was said. `--sources` and the settings
-//! of drafts are ours alone and change nothing of theirs.
+//! Each system drafts from its own sources. Prompt lookup uses the request alone, SAM decoding the request and a
+//! corpus that is known from the start, and SuffixDecoding the request and all earlier outputs. `--sources` and the
+//! settings of drafts do not change them.
 
 mod automaton;
+mod chain;
 mod pld;
 mod sam;
 
 use clap::ValueEnum;
-use refrain_speculation::draft::{
-    Candidate, DraftNode, DraftTree, Expansion, Origin, ProposeParams, Scope, Source,
-};
-use refrain_suffix_index::Token;
+use refrain_speculation::draft::{Expansion, ProposeParams};
 use serde::Serialize;
 
 pub(super) use automaton::Automaton;
@@ -23,17 +21,17 @@ pub(super) use sam::{SamRequest, SamRules, add_text};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
-    /// SAM decoding (arXiv 2411.10666): the longest match in the request's text or in the outputs of --warm, and what
-    /// followed its earliest occurrence; short matches are left to the head, if there is one.
+    /// SAM decoding (arXiv 2411.10666): copy what followed the earliest occurrence of the longest match, in the
+    /// request's text or in the outputs of --warm. Short matches are left to the head, if there is one.
     Sam,
-    /// Prompt lookup decoding: what followed the earliest occurrence of the last three tokens, or two, or one, in the
+    /// Prompt lookup decoding: copy what followed the earliest occurrence of the last three, two or one tokens in the
     /// request's text.
     Pld,
     /// SuffixDecoding (arXiv 2411.04975): Algorithm 1 with alpha 1, trees, and the hybrid rule, if there is a head.
     Paper,
 }
 
-/// How drafts are made of what is remembered.
+/// How drafts are made from memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Drafter {
     /// From suffix indexes.
@@ -42,13 +40,13 @@ pub(crate) enum Drafter {
     Sam(SamRules),
     /// As prompt lookup decoding does.
     Pld,
-    /// Not at all.
+    /// No drafts.
     None,
 }
 
-/// Algorithm 1 as it is printed: D as counted, a pattern of p tokens gives a tree of p nodes, its root among them, and
-/// nothing else ends it. Alpha is the one of the paper's Figure 8, and 64 tokens are the longest pattern of its published
-/// code, since the paper names none.
+/// Algorithm 1 as printed: D is the plain count, and a pattern of p tokens gives a tree of p nodes, its root
+/// included. Alpha is that of the paper's Figure 8. The paper names no longest pattern, so it is the 64 tokens of the
+/// published code.
 pub(super) fn paper_params() -> ProposeParams {
     ProposeParams {
         expansion: Expansion::Tree,
@@ -63,30 +61,4 @@ pub(super) fn paper_params() -> ProposeParams {
         max_fan_out: usize::MAX,
         samples_max: usize::MAX,
     }
-}
-
-/// A copied text as a draft; `None` if there is none. What is copied was counted once and is thought certain.
-fn chain(tokens: &[Token], match_len: u32, scope: Scope) -> Option<Candidate> {
-    let mut tree = DraftTree::new();
-    for &token in tokens {
-        let node = DraftNode {
-            token,
-            parent: (tree.len() as u32).checked_sub(1),
-            probability: 1.0,
-            count: 1,
-            origin: Origin {
-                source: Source::Suffix,
-                scope,
-                place: None,
-            },
-        };
-        tree.push(node).ok()?;
-    }
-    (!tree.is_empty()).then(|| Candidate {
-        score: tree.score(),
-        tree,
-        match_len,
-        source: Source::Suffix,
-        scope,
-    })
 }

@@ -1,7 +1,6 @@
-//! What a replay came to, for people and for programs.
+//! The report of a replay, for people and for programs.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use refrain_speculation::draft::{Scope, Source};
 use refrain_speculation::verify::Acceptance;
@@ -10,97 +9,100 @@ use serde::Serialize;
 use super::account::Reliability;
 use super::clock::DurationsUs;
 use super::compare::Outcome;
-use super::options::{Policy, ReplayOptions};
+use super::options::ReplayOptions;
+use super::policy::Policy;
 use super::window::{self, Window};
+use crate::text_table::{number, text_table};
 
-/// The outcome. What was not measured, since nothing of it happened, is absent or `null`.
+/// The report. A figure is absent or `null` if nothing happened that it could be measured on.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReplayReport {
-    /// Calls replayed.
+    /// Replayed calls.
     pub docs: u64,
-    /// Their prompts' tokens.
+    /// Prompt tokens of these calls.
     pub prompt_tokens: u64,
-    /// Their outputs' tokens.
+    /// Output tokens of these calls.
     pub output_tokens: u64,
-    /// Verify steps it took.
+    /// Steps, each with one verification.
     pub steps: u64,
     /// Output tokens per step, the bonus token included.
     pub tokens_per_step: Option<f64>,
     /// Draft tokens per step.
     pub drafted_per_step: Option<f64>,
-    /// Accepted / drafted.
+    /// Accepted / drafted tokens.
     pub acceptance_rate: Option<f64>,
-    /// One proposal over all sources, look-ups included.
+    /// Time of one proposal over all sources, look-ups included.
     pub propose_us: Option<DurationsUs>,
-    /// Adding to the namespace's index, per output token.
+    /// Time to add to the namespace's index, per output token.
     pub insert_us_per_token: Option<f64>,
-    /// Adding to the groups' indexes, per output token of calls with a group.
+    /// Time to add to the groups' indexes, per output token of calls with a group.
     pub group_insert_us_per_token: Option<f64>,
-    /// Sealing and merging, per token that was sealed. The replay waits for it; a worker does it beside decoding.
+    /// Time to seal and merge, per sealed token. The replay waits for it; a worker does it beside decoding.
     pub seal_us_per_token: Option<f64>,
-    /// Growing what the request alone has, per token of prompt and output.
+    /// Time to extend the request's own indexes, per token of prompt and output.
     pub extend_us_per_token: Option<f64>,
-    /// Bytes of the namespaces' indexes per output token in them, warming included.
+    /// Bytes of the namespaces' indexes per output token in them, warm ones included.
     pub index_bytes_per_token: Option<f64>,
-    /// Bytes of the parts of them that grow.
+    /// Bytes of the live parts of these indexes.
     pub live_bytes: u64,
-    /// Bytes of their sealed segments.
+    /// Bytes of the sealed segments of these indexes.
     pub segment_bytes: u64,
-    /// Number of these.
+    /// Sealed segments.
     pub segments: u64,
-    /// Bytes of the groups' indexes that are kept at the end.
+    /// Bytes of the groups' indexes at the end.
     pub group_bytes: u64,
-    /// Namespaces met.
+    /// Namespaces that occurred.
     pub namespaces: u64,
-    /// Groups kept at the end, and those let go of before.
+    /// Groups in memory at the end.
     pub groups: u64,
-    /// See `groups`.
+    /// Groups that were evicted before.
     pub groups_evicted: u64,
-    /// Output tokens that warmed the indexes.
+    /// Output tokens of the warm calls.
     pub warm_tokens: u64,
-    /// Output tokens indexed per second of warming, reading apart.
+    /// Warm output tokens indexed per second, without reading them.
     pub build_tokens_per_s: Option<f64>,
-    /// Seconds of the replay, reading included and warming apart.
+    /// Seconds of the replay, including reading, without warming.
     pub wall_s: f64,
-    /// Steps by what their draft was read from; `none` are plain steps.
+    /// Steps by the source of their draft; `none` are plain steps.
     pub sources: BTreeMap<&'static str, SourceCounts>,
-    /// Tokens per step as the calls went by, with `--window`: of `suffix` at the first number of requests.
+    /// Tokens per step over the course of the calls, with `--window`: `suffix` at the first number of requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
-    /// Policies compared on a modelled engine, with `--policies` or `--engine-model`.
+    /// Policies on a modelled engine, with `--policies` or `--engine-model`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<PolicyReport>,
-    /// What it was run with.
+    /// The options of the replay.
     pub settings: ReplayOptions,
 }
 
-/// One policy on the modelled engine. Steps are counted for each request that takes part in one.
+/// One policy on the modelled engine. A step counts once for each request in it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PolicyReport {
-    /// Which.
+    /// The policy.
     pub policy: Policy,
     /// Requests at once.
     pub concurrency: usize,
-    /// Output tokens per second of modelled engine time: steps and the head's drafting, without prompts and without what
-    /// drafting from memory takes on this machine.
+    /// Output tokens per second of modelled engine time. It includes steps and the head's drafting, but neither
+    /// prompts nor this machine's time for proposals.
     pub goodput_tokens_per_s: Option<f64>,
-    /// Goodput beside that of `off` at as many requests.
+    /// Goodput / that of `off` with the same number of requests.
     pub speedup: Option<f64>,
     /// Output tokens per step, the bonus token included.
     pub tokens_per_step: Option<f64>,
     /// Draft tokens per step.
     pub drafted_per_step: Option<f64>,
-    /// Tokens per step that were expected when the drafts were chosen, by calibrated chances, the bonus token included.
+    /// Expected output tokens per step by the acceptance statistics, when drafts were chosen; the bonus token
+    /// included.
     pub expected_per_step: Option<f64>,
     /// Accepted draft tokens per step.
     pub accepted_per_step: Option<f64>,
     /// Share of the steps in which the head drafted.
     pub head_share: Option<f64>,
-    /// Proposals from memory on this machine, microseconds per step.
+    /// Time of proposals on this machine, microseconds per step.
     pub propose_us_per_step: Option<f64>,
-    /// How often drafted tokens were accepted, by the chance that was seen in them.
+    /// Share of drafted tokens that was accepted, by their expected probability.
     pub reliability: Vec<Reliability>,
-    /// Its tokens per step as the calls went by, with `--window`.
+    /// Tokens per step over the course of the calls, with `--window`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
 }
@@ -112,7 +114,7 @@ pub struct SourceCounts {
     pub steps: u64,
     /// Draft tokens.
     pub drafted: u64,
-    /// Draft tokens accepted.
+    /// Accepted draft tokens.
     pub accepted: u64,
     /// Output tokens of these steps.
     pub emitted: u64,
@@ -133,7 +135,7 @@ fn per_step(of: f64, total: &Acceptance) -> Option<f64> {
     (total.steps > 0).then(|| of / total.steps as f64)
 }
 
-/// In the order in which they were asked for, for each number of requests.
+/// The policies in the order of the options, for each number of requests.
 fn policies(options: &ReplayOptions, outcomes: &[Outcome]) -> Vec<PolicyReport> {
     let mut rows = Vec::new();
     for &concurrency in &options.concurrency {
@@ -149,6 +151,10 @@ fn policies(options: &ReplayOptions, outcomes: &[Outcome]) -> Vec<PolicyReport> 
 }
 
 impl PolicyReport {
+    fn name(&self) -> String {
+        format!("{} at {}", self.policy.as_str(), self.concurrency)
+    }
+
     pub(crate) fn new(outcome: &Outcome, plain_tokens_per_s: Option<f64>) -> Self {
         let Outcome { tally, account, .. } = outcome;
         let total = tally.table.total();
@@ -187,7 +193,7 @@ fn name(source: Source, scope: Scope) -> &'static str {
 }
 
 impl ReplayReport {
-    /// The first outcome is what most of it tells of.
+    /// Makes a report. Most of it is about the first outcome.
     pub(super) fn new(options: &ReplayOptions, outcomes: &[Outcome]) -> Self {
         let Outcome {
             tally,
@@ -237,132 +243,124 @@ impl ReplayReport {
 
     /// The report as a table for people.
     pub fn table(&self) -> String {
-        let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.3}"));
-        let us = |of: fn(&DurationsUs) -> f64| number(self.propose_us.as_ref().map(of));
+        let thousandths = |value| number(value, 3);
+        let us = |of: fn(&DurationsUs) -> f64| thousandths(self.propose_us.as_ref().map(of));
         let rows = [
             ("calls", self.docs.to_string()),
             ("output tokens", self.output_tokens.to_string()),
             ("steps", self.steps.to_string()),
-            ("tokens per step", number(self.tokens_per_step)),
-            ("drafted per step", number(self.drafted_per_step)),
-            ("acceptance rate", number(self.acceptance_rate)),
+            ("tokens per step", thousandths(self.tokens_per_step)),
+            ("drafted per step", thousandths(self.drafted_per_step)),
+            ("acceptance rate", thousandths(self.acceptance_rate)),
             ("propose, us: mean", us(|us| us.mean)),
             ("propose, us: p50", us(|us| us.p50)),
             ("propose, us: p99", us(|us| us.p99)),
-            ("insert, us per token", number(self.insert_us_per_token)),
+            (
+                "insert, us per token",
+                thousandths(self.insert_us_per_token),
+            ),
             (
                 "insert into group, us per token",
-                number(self.group_insert_us_per_token),
+                thousandths(self.group_insert_us_per_token),
             ),
-            ("seal, us per token", number(self.seal_us_per_token)),
-            ("extend, us per token", number(self.extend_us_per_token)),
-            ("index, bytes per token", number(self.index_bytes_per_token)),
+            ("seal, us per token", thousandths(self.seal_us_per_token)),
+            (
+                "extend, us per token",
+                thousandths(self.extend_us_per_token),
+            ),
+            (
+                "index, bytes per token",
+                thousandths(self.index_bytes_per_token),
+            ),
             ("index, live bytes", self.live_bytes.to_string()),
             ("index, segment bytes", self.segment_bytes.to_string()),
             (
                 "warming, tokens per second",
-                number(self.build_tokens_per_s),
+                thousandths(self.build_tokens_per_s),
             ),
             ("wall time, s", format!("{:.3}", self.wall_s)),
         ];
-        let mut text = String::new();
-        for (what, value) in rows {
-            let _ = writeln!(text, "{what:<32} {value:>14}");
-        }
-        let _ = writeln!(
-            text,
-            "\n{:<8} {:>10} {:>10} {:>10} {:>10} {:>8}",
-            "source", "steps", "drafted", "accepted", "emitted", "rate"
-        );
-        for (source, counts) in &self.sources {
-            let SourceCounts {
-                steps,
-                drafted,
-                accepted,
-                emitted,
-            } = counts;
-            let rate = (*drafted > 0).then(|| *accepted as f64 / *drafted as f64);
-            let _ = writeln!(
-                text,
-                "{source:<8} {steps:>10} {drafted:>10} {accepted:>10} {emitted:>10} {:>8}",
-                number(rate)
-            );
-        }
+        let mut text = text_table(1, rows.map(|(name, value)| vec![name.to_owned(), value]));
+        text.push('\n');
+        text += &source_table(&self.sources);
         if self.policies.is_empty() {
             text += &window::table("", &self.windows);
         }
-        text += &policy_table(&self.policies);
+        text += &policy_tables(&self.policies);
         for row in &self.policies {
-            let name = format!("{} at {}", row.policy.as_str(), row.concurrency);
-            text += &window::table(&name, &row.windows);
+            text += &window::table(&row.name(), &row.windows);
         }
         text
     }
 
-    /// How often drafted tokens were accepted that were held to be about as likely, for people.
+    /// Expected and observed acceptance of drafted tokens, for people.
     pub fn reliability_table(&self) -> String {
         let mut text = String::new();
-        for row in self
-            .policies
-            .iter()
-            .filter(|row| !row.reliability.is_empty())
-        {
-            let _ = writeln!(
-                text,
-                "\n{} at {}: {:>10} {:>10} {:>10}",
-                row.policy.as_str(),
-                row.concurrency,
-                "drafted",
-                "expected",
-                "accepted"
-            );
-            for cell in &row.reliability {
-                let _ = writeln!(
-                    text,
-                    "{:>4.1} to {:>3.1} {:>12} {:>10.3} {:>10.3}",
-                    cell.from,
-                    cell.from + 0.1,
-                    cell.drafted,
-                    cell.expected,
-                    cell.accepted
-                );
+        for row in &self.policies {
+            if row.reliability.is_empty() {
+                continue;
             }
+            let name = row.name();
+            let head = [&*name, "drafted", "expected", "accepted"].map(str::to_owned);
+            let rows = row.reliability.iter().map(|bucket| {
+                vec![
+                    format!("{:.1} to {:.1}", bucket.from, bucket.from + 0.1),
+                    bucket.drafted.to_string(),
+                    format!("{:.3}", bucket.expected),
+                    format!("{:.3}", bucket.accepted),
+                ]
+            });
+            text.push('\n');
+            text += &text_table(1, std::iter::once(head.to_vec()).chain(rows));
         }
         text
     }
 }
 
-fn policy_table(rows: &[PolicyReport]) -> String {
+fn source_table(sources: &BTreeMap<&'static str, SourceCounts>) -> String {
+    let head = ["source", "steps", "drafted", "accepted", "emitted", "rate"];
+    let rows = sources.iter().map(|(source, counts)| {
+        let rate = (counts.drafted > 0).then(|| counts.accepted as f64 / counts.drafted as f64);
+        vec![
+            (*source).to_owned(),
+            counts.steps.to_string(),
+            counts.drafted.to_string(),
+            counts.accepted.to_string(),
+            counts.emitted.to_string(),
+            number(rate, 3),
+        ]
+    });
+    let head = head.map(str::to_owned).to_vec();
+    text_table(1, std::iter::once(head).chain(rows))
+}
+
+/// A table for each number of requests.
+fn policy_tables(policies: &[PolicyReport]) -> String {
     let mut text = String::new();
-    let number = |value: Option<f64>, digits: usize| {
-        value.map_or("-".into(), |value| format!("{value:.digits$}"))
-    };
-    let mut concurrency = None;
-    for row in rows {
-        if concurrency.replace(row.concurrency) != Some(row.concurrency) {
-            let _ = writeln!(
-                text,
-                "\n{:<12} {:>12} {:>9} {:>10} {:>10} {:>10} {:>10}",
-                format!("at {}", row.concurrency),
-                "tokens/s",
-                "speed-up",
-                "tokens",
-                "expected",
-                "drafted",
-                "by head"
-            );
-        }
-        let _ = writeln!(
-            text,
-            "{:<12} {:>12} {:>8}x {:>10} {:>10} {:>10} {:>10}",
-            row.policy.as_str(),
-            number(row.goodput_tokens_per_s, 1),
-            number(row.speedup, 3),
-            number(row.tokens_per_step, 3),
-            number(row.expected_per_step, 3),
-            number(row.drafted_per_step, 3),
-            number(row.head_share, 3),
-        );
+    for rows in policies.chunk_by(|a, b| a.concurrency == b.concurrency) {
+        let head = [
+            &*format!("at {}", rows[0].concurrency),
+            "tokens/s",
+            "speed-up",
+            "tokens",
+            "expected",
+            "drafted",
+            "by head",
+        ]
+        .map(str::to_owned);
+        let rows = rows.iter().map(|row| {
+            vec![
+                row.policy.as_str().to_owned(),
+                number(row.goodput_tokens_per_s, 1),
+                format!("{}x", number(row.speedup, 3)),
+                number(row.tokens_per_step, 3),
+                number(row.expected_per_step, 3),
+                number(row.drafted_per_step, 3),
+                number(row.head_share, 3),
+            ]
+        });
+        text.push('\n');
+        text += &text_table(1, std::iter::once(head.to_vec()).chain(rows));
     }
     text
 }

@@ -1,5 +1,5 @@
-//! Recorded calls, served as a worker would: in steps of a batch, each request drafting from what all of them
-//! said before the step.
+//! Serves recorded calls as a worker would: in steps of a batch. Each request drafts from all outputs before the
+//! step.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
@@ -14,9 +14,9 @@ use super::clock::{Durations, Spent};
 use super::judge::{Choice, Draft, Judge, Turn, Verified};
 use super::memory::{Home, Memory};
 use super::presets::{self, Drafter, SamRequest};
-use super::trace::Call;
+use super::trace::RecordedCall;
 
-/// Calls read ahead of those that run, to find some whose session is free.
+/// Calls that are read ahead of the running ones, to find calls whose session is free.
 const WAITING_MAX: usize = 1024;
 
 const OWN: DocumentKey = DocumentKey(0);
@@ -25,66 +25,65 @@ const OWN: DocumentKey = DocumentKey(0);
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
     pub(crate) drafter: Drafter,
-    /// Of drafts from suffix indexes.
+    /// Parameters of drafts from suffix indexes.
     pub(crate) params: ProposeParams,
     /// Draft from the request's own prompt and output.
     pub(crate) request: bool,
     /// Draft from the shared indexes.
     pub(crate) shared: bool,
-    /// Outputs are not added to the shared indexes.
+    /// Whether outputs are kept out of the shared indexes.
     pub(crate) frozen: bool,
-    /// Requests under way at once, at least 1.
+    /// Requests in flight at once, at least 1.
     pub(crate) concurrency: usize,
-    /// Count every so many calls apart as well.
+    /// Also count every window of this many calls by itself.
     pub(crate) window: Option<u64>,
 }
 
-/// What was counted.
+/// The counts of a replay.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) docs: u64,
     pub(crate) prompt_tokens: u64,
-    /// Steps and tokens, by what the draft was read from.
+    /// Steps and tokens by the source of the draft.
     pub(crate) table: AcceptanceTable,
     /// Calls and counts at the end of each window.
     pub(crate) windows: Vec<(u64, Acceptance)>,
-    /// One call of `propose` with the look-ups it needs.
+    /// Times of proposals, look-ups included.
     pub(crate) proposing: Durations,
-    /// Growing the requests' own structures.
+    /// Time to extend the requests' own structures.
     pub(crate) extended: Spent,
 }
 
-/// A request under way.
+/// A request in flight.
 struct Running {
-    /// Its place in the traces.
+    /// Its number in the traces.
     number: u64,
-    call: Call,
+    call: RecordedCall,
     home: Home,
-    /// Prompt, and the whole recorded output.
+    /// The prompt and the whole recorded output.
     text: Vec<Token>,
-    /// How much of it is known so far.
+    /// Number of tokens of `text` that are known so far.
     known: usize,
     own: Option<Index>,
     shared: Shared,
     sam: Option<SamRequest>,
 }
 
-/// Where the request stands in the shared indexes.
+/// How the request follows the shared indexes.
 enum Shared {
-    /// Its output is a document there, which knows its own place.
+    /// Its output is a document in the indexes, which knows its own position.
     Document(DocumentKey),
-    /// Nothing is added, so it follows by itself.
+    /// Nothing is added, so the request keeps its own cursors.
     Cursors { global: Cursor, group: Cursor },
-    /// It has nothing to do with them.
+    /// The request does not use the shared indexes.
     Apart,
 }
 
-/// Serves all calls. `ended` is told after each.
+/// Serves all calls. `ended` is called after each.
 ///
-/// Calls begin in the order in which they come, as soon as a place is free; those of one session one after the
-/// other.
+/// Calls begin in the order of the traces, as soon as a slot is free. Calls of one session run one after the other.
 pub(super) fn serve(
-    calls: &mut impl Iterator<Item = anyhow::Result<Call>>,
+    calls: &mut impl Iterator<Item = anyhow::Result<RecordedCall>>,
     memory: &mut Memory,
     serving: &Serving,
     judge: &mut Judge,
@@ -142,7 +141,7 @@ pub(super) fn serve(
 impl Running {
     fn begin(
         number: u64,
-        call: Call,
+        call: RecordedCall,
         memory: &mut Memory,
         serving: &Serving,
         tally: &mut Tally,
@@ -195,7 +194,7 @@ impl Running {
         self.known == self.text.len()
     }
 
-    /// Looks for a draft. How much of the recording is left is not for the draft to know.
+    /// Looks for a draft. The draft must not know how much of the recording is left.
     fn propose(&self, memory: &Memory, serving: &Serving, tally: &mut Tally) -> Option<Candidate> {
         let start = Instant::now();
         let context = &self.text[..self.known];
@@ -209,7 +208,7 @@ impl Running {
         found
     }
 
-    /// The best draft of all suffix indexes; nothing at all, if there are none.
+    /// The best draft of all suffix indexes; the outer `None` means that there are no indexes.
     fn search(
         &self,
         memory: &Memory,
@@ -233,7 +232,7 @@ impl Running {
         (!lookups.is_empty()).then(|| propose(&lookups, params, params.max_spec_tokens))
     }
 
-    /// Takes what the recorded model would have said to the draft.
+    /// Verifies the draft against the recording, and takes in the emitted tokens.
     fn absorb(
         &mut self,
         choice: Choice,
@@ -258,7 +257,7 @@ impl Running {
                 (Source::Eagle3, Scope::Request, path)
             }
         };
-        // Where the recording ends, nobody knows the model's next token.
+        // Beyond the end of the recording, the model's next token is unknown.
         let emitted = &recorded[..(path.len() + 1).min(recorded.len())];
         let cell = tally.table.get_mut(source, scope);
         cell.record(choice.draft.tokens(), path.len(), emitted.len());
@@ -304,7 +303,7 @@ impl Running {
     }
 }
 
-/// A look-up in an index that is there, at a place that is known.
+/// A look-up, if the index exists and the cursor is known.
 fn lookup<'a>(
     scope: Scope,
     index: Option<&'a Index>,
@@ -320,7 +319,7 @@ fn lookup<'a>(
     })
 }
 
-/// The nodes of the tree that the recording went along with, from the root down.
+/// The nodes of the tree that agree with the recording, from the root down.
 fn accepted(tree: &DraftTree, recorded: &[Token]) -> Vec<u32> {
     let mut path: Vec<u32> = Vec::new();
     for &token in recorded {
@@ -332,29 +331,29 @@ fn accepted(tree: &DraftTree, recorded: &[Token]) -> Vec<u32> {
     path
 }
 
-/// Calls that were read and have not begun.
+/// Calls that were read and have not begun yet.
 #[derive(Default)]
 struct Queue {
     /// Calls read so far.
     read: u64,
-    /// Each with its place in the traces.
-    waiting: VecDeque<(u64, Call)>,
-    /// Sessions of the calls that run.
+    /// Waiting calls with their numbers in the traces.
+    waiting: VecDeque<(u64, RecordedCall)>,
+    /// Sessions of the running calls.
     busy: HashSet<SessionKey>,
 }
 
 type SessionKey = (Option<String>, String);
 
-fn session(call: &Call) -> Option<SessionKey> {
+fn session(call: &RecordedCall) -> Option<SessionKey> {
     Some((call.tenant.clone(), call.session.clone()?))
 }
 
 impl Queue {
-    /// The first call whose session is free; it is not free any more then.
+    /// Takes the first call whose session is free, and marks the session as busy.
     fn next(
         &mut self,
-        calls: &mut impl Iterator<Item = anyhow::Result<Call>>,
-    ) -> anyhow::Result<Option<(u64, Call)>> {
+        calls: &mut impl Iterator<Item = anyhow::Result<RecordedCall>>,
+    ) -> anyhow::Result<Option<(u64, RecordedCall)>> {
         let mut at = 0;
         loop {
             if at == self.waiting.len() {
@@ -376,7 +375,7 @@ impl Queue {
         }
     }
 
-    fn end(&mut self, call: &Call) {
+    fn end(&mut self, call: &RecordedCall) {
         if let Some(key) = session(call) {
             self.busy.remove(&key);
         }

@@ -1,5 +1,5 @@
-//! Counts of small replays: some worked out by hand, many against a replay that keeps nothing from one step to
-//! the next.
+//! Counts of small replays. Some are worked out by hand, many are compared with a replay that keeps nothing between
+//! steps.
 
 mod naive;
 mod policies;
@@ -28,7 +28,7 @@ fn replay(calls: &[Value], args: &str) -> anyhow::Result<ReplayReport> {
     run(&Cli::try_parse_from(args)?.options, |_| {})
 }
 
-/// The same with other calls known from the start.
+/// Replays the calls after other, warm calls.
 fn replay_after(known: &[Value], calls: &[Value], args: &str) -> anyhow::Result<ReplayReport> {
     let folder = tempfile::tempdir()?;
     let known = write(folder.path(), "known.jsonl", known)?;
@@ -74,8 +74,8 @@ fn a_second_copy_doubles_its_match_at_every_step() -> anyhow::Result<()> {
         json!({"output_token_ids": song()}),
         json!({"output_token_ids": song()}),
     ];
-    // The first copy goes token by token. The second says its first token, drafts 1 for a pattern of 1, 3 for
-    // one of 3 and 7 for one of 7, and each step adds a token: 1 + 2 + 4 + 8.
+    // The first copy is decoded token by token. The second emits its first token, then drafts 1 token for a pattern
+    // of 1, 3 for one of 3 and 7 for one of 7. Each step adds a bonus token: 1 + 2 + 4 + 8.
     let report = replay(&calls, "--sources global")?;
     assert_eq!(counts(&report, "none"), [16, 0, 0, 16]);
     assert_eq!(counts(&report, "global"), [3, 11, 11, 14]);
@@ -94,7 +94,7 @@ fn a_second_copy_doubles_its_match_at_every_step() -> anyhow::Result<()> {
         ("--frozen --warm WARM --docs 1", 4, 11),
         ("--docs 1", 15, 0),
         ("--docs 0", 0, 0),
-        // 1 + 2 + 3 + 3 + 3 + 3, all but the first of which draft.
+        // 1 + 2 + 3 + 3 + 3 + 3; all steps but the first draft.
         ("--warm WARM --frozen --seal-tokens 1", 8, 22),
         ("--max-spec-tokens 2", 15 + 6, 9),
         // 1 + 2 + 4 + 2 + ... with a pattern of 3 and 3 draft tokens, of 4 and 2, of 5 and 1.
@@ -104,7 +104,7 @@ fn a_second_copy_doubles_its_match_at_every_step() -> anyhow::Result<()> {
         ("--alpha 0 --offset 1", 15 + 8, 7),
         // 1 + 4 + 10: patterns of 1 and 5.
         ("--alpha 2 --offset 1", 15 + 3, 3 + 10),
-        // One copy is an even chance at most.
+        // A single copy has a probability of at most one half.
         ("--min-token-prob 0.6", 30, 0),
         ("--linear", 19, 11),
     ] {
@@ -118,14 +118,14 @@ fn a_second_copy_doubles_its_match_at_every_step() -> anyhow::Result<()> {
 #[test]
 fn a_request_drafts_from_its_prompt() -> anyhow::Result<()> {
     let calls = [json!({"prompt_token_ids": song(), "output_token_ids": song()})];
-    // As a second copy; but the copy in the prompt is followed by the output's own beginning, which the last
-    // draft reads on into: it is 7 tokens long and 8 are left.
+    // The prompt is the first copy. The beginning of the output follows it, so the last draft reads on into the
+    // output: it is 7 tokens long, and 8 tokens are left.
     let report = replay(&calls, "--sources request")?;
     assert_eq!(counts(&report, "request"), [3, 11, 11, 14]);
     assert_eq!(counts(&report, "none"), [1, 0, 0, 1]);
-    // Of other requests' prompts nothing is drafted, and of its own nothing without that source.
+    // Prompts of other requests are never drafted from, and its own prompt only with that source.
     assert_eq!(total(&replay(&calls, "--sources group,global")?)[1], 0);
-    // One token less is left than is drafted, and no token is added where the recording ends.
+    // The last draft is one token longer than what is left, and there is no bonus token at the end of the recording.
     let short =
         [json!({"prompt_token_ids": song(), "output_token_ids": (1..=13).collect::<Vec<u32>>()})];
     let report = replay(&short, "--sources request")?;
@@ -146,16 +146,16 @@ fn groups_and_tenants_see_their_own() -> anyhow::Result<()> {
         call(Some("t"), None),
         call(None, None),
     ];
-    // Only the fifth has a sample of its group before it.
+    // Only the fifth call has an earlier sample of its group.
     let report = replay(&calls, "--sources group")?;
     assert_eq!(counts(&report, "group"), [3, 11, 11, 14]);
     assert_eq!(report.steps, 6 * 15 + 4);
     assert_eq!((report.groups, report.insert_us_per_token), (3, None));
-    // All but the first of each tenant have an earlier copy.
+    // All calls but the first of each tenant have an earlier copy.
     let report = replay(&calls, "--sources global")?;
     assert_eq!(report.steps, 2 * 15 + 5 * 4);
     assert_eq!((report.namespaces, report.groups), (2, 0));
-    // The group wins where it is as good; in the namespace the same text stands more often, and so more surely.
+    // The group wins a tie with the namespace.
     let twice = [call(None, Some("g")), call(None, Some("g"))];
     let report = replay(&twice, "")?;
     assert_eq!(
@@ -166,23 +166,24 @@ fn groups_and_tenants_see_their_own() -> anyhow::Result<()> {
 }
 
 #[test]
-fn requests_under_way_see_each_other() -> anyhow::Result<()> {
+fn requests_in_flight_see_each_other() -> anyhow::Result<()> {
     let call =
         |session: &str, output: Value| json!({"session": session, "output_token_ids": output});
-    // Side by side, both are always at the same place: there is nothing to draft.
+    // Both are always at the same position, so there is nothing to draft.
     let abreast = [call("a", song()), call("b", song())];
     assert_eq!(
         total(&replay(&abreast, "--sources global --concurrency 2")?)[..2],
         [30, 0]
     );
-    // Turns of one session wait for each other.
+    // Calls of one session wait for each other.
     let turns = [call("a", song()), call("a", song())];
     assert_eq!(
         total(&replay(&turns, "--sources global --concurrency 2")?)[..2],
         [19, 11]
     );
-    // The third takes the place of the second after 5 rounds, when the first has said 5 tokens. It catches up in
-    // 1 + 2 + 4 + 2 tokens (of 7 that it might draft there is one), and from the ninth on both are abreast.
+    // The third call takes the slot of the second after 5 rounds, when the first has emitted 5 tokens. It catches up
+    // with 1 + 2 + 4 + 2 tokens (only one of the 7 that it might draft exists). From the ninth token on both are at
+    // the same position.
     let staggered = [
         call("a", song()),
         call("x", json!([91, 92, 93, 94, 95])),
@@ -195,7 +196,7 @@ fn requests_under_way_see_each_other() -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_step_is_that_of_a_replay_that_remembers_nothing() -> anyhow::Result<()> {
+fn every_step_equals_that_of_a_replay_without_state() -> anyhow::Result<()> {
     for (seed, args) in [
         (1, "--sources global --tree"),
         (2, "--sources request"),
@@ -218,7 +219,7 @@ fn every_step_is_that_of_a_replay_that_remembers_nothing() -> anyhow::Result<()>
 }
 
 #[test]
-fn where_a_text_lies_makes_no_difference() -> anyhow::Result<()> {
+fn sealing_does_not_change_the_counts() -> anyhow::Result<()> {
     for (seed, args) in [
         (14, "--seal-tokens 1"),
         (15, "--seal-tokens 60 --concurrency 4 --sources global"),
@@ -227,7 +228,7 @@ fn where_a_text_lies_makes_no_difference() -> anyhow::Result<()> {
     ] {
         let mut calls = naive::calls(seed);
         let args = &format!("{args} --samples 0");
-        // Without left contexts: a draft that runs from one into its output counts in the live part alone.
+        // Without left contexts, because a draft that runs from one into its output counts in the live part only.
         for call in &mut calls {
             call["prompt_token_ids"] = json!([]);
         }
@@ -253,7 +254,7 @@ fn check(calls: &[Value], args: &str) -> anyhow::Result<ReplayReport> {
 }
 
 #[test]
-fn what_was_not_measured_is_null() -> anyhow::Result<()> {
+fn figures_without_a_measurement_are_null() -> anyhow::Result<()> {
     let report = serde_json::to_value(replay(&[], "")?)?;
     for key in [
         "tokens_per_step",
@@ -299,7 +300,7 @@ fn what_was_not_measured_is_null() -> anyhow::Result<()> {
 }
 
 #[test]
-fn settings_and_lines_that_make_no_sense_are_refused() -> anyhow::Result<()> {
+fn invalid_settings_and_lines_are_refused() -> anyhow::Result<()> {
     let calls = [
         json!({"output_token_ids": [1]}),
         json!({"output_token_ids": "two"}),
@@ -323,12 +324,12 @@ fn settings_and_lines_that_make_no_sense_are_refused() -> anyhow::Result<()> {
         ("--warm WARM", "calls.jsonl, line 2: invalid type: string"),
     ] {
         let said = match replay(&calls, args) {
-            Ok(_) => panic!("{args} was taken"),
+            Ok(_) => panic!("{args} was accepted"),
             Err(error) => format!("{error:#}"),
         };
         assert!(said.contains(wanted), "{args}: {said}");
     }
-    // What is read before the line is not lost: the limit ends the reading in time.
+    // The limit ends the reading before the faulty line.
     assert_eq!(replay(&calls, "--docs 1")?.docs, 1);
     Ok(())
 }

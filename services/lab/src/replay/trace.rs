@@ -1,7 +1,7 @@
-//! Trace files: one completed call per line, as JSON, plain or compressed with zstd.
+//! Trace files: one completed call per line as JSON, plain or compressed with zstd.
 //!
-//! A line has `output_token_ids`, or text in `output`, and may have `prompt_token_ids` or `prompt`, `tenant`,
-//! `workload`, `session` and `group`; other keys are ignored. Files are read as they are replayed, a line at a time.
+//! A line has `output_token_ids`, or text in `output`. It may have `prompt_token_ids` or `prompt`, `tenant`,
+//! `workload`, `session` and `group`; other keys are ignored. Files are read during the replay, one line at a time.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::json_lines::{JsonLines, ReadProgress, line_error, unreadable};
 
 /// One recorded call.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Call {
+pub(crate) struct RecordedCall {
     pub(crate) workload: Option<String>,
     pub(crate) tenant: Option<String>,
     pub(crate) session: Option<String>,
@@ -26,7 +26,7 @@ pub(crate) struct Call {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct TraceLine {
     workload: Option<String>,
     tenant: Option<String>,
     session: Option<String>,
@@ -39,7 +39,7 @@ struct Line {
 
 /// The calls of several files, in order.
 pub(crate) struct Traces {
-    /// Files that were not opened yet.
+    /// Files that are not open yet.
     paths: VecDeque<PathBuf>,
     tokenizer: Option<Arc<Tokenizer>>,
     open: Option<JsonLines>,
@@ -47,7 +47,7 @@ pub(crate) struct Traces {
 }
 
 impl Traces {
-    /// Looks at all files at once, so that a name that is wrong is told before hours of work.
+    /// Checks that all files exist, so that a wrong name is reported before hours of work.
     pub(crate) fn new(
         paths: &[PathBuf],
         tokenizer: Option<Arc<Tokenizer>>,
@@ -55,7 +55,7 @@ impl Traces {
         let mut size_bytes = 0;
         for path in paths {
             let metadata = std::fs::metadata(path).with_context(|| unreadable(path))?;
-            ensure!(metadata.is_file(), "{}: no file", path.display());
+            ensure!(metadata.is_file(), "{}: not a file", path.display());
             size_bytes += metadata.len();
         }
         Ok(Traces {
@@ -70,7 +70,7 @@ impl Traces {
         self.progress.clone()
     }
 
-    fn next_call(&mut self) -> anyhow::Result<Option<Call>> {
+    fn next_call(&mut self) -> anyhow::Result<Option<RecordedCall>> {
         loop {
             if self.open.is_none() {
                 let Some(path) = self.paths.pop_front() else {
@@ -94,14 +94,14 @@ impl Traces {
 }
 
 impl Iterator for Traces {
-    type Item = anyhow::Result<Call>;
+    type Item = anyhow::Result<RecordedCall>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.next_call().transpose()
     }
 }
 
-/// The tokenizer of this file, if one is named.
+/// Reads the tokenizer of this file, if one is named.
 pub(crate) fn tokenizer(path: Option<&Path>) -> anyhow::Result<Option<Arc<Tokenizer>>> {
     let Some(path) = path else { return Ok(None) };
     let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
@@ -109,12 +109,11 @@ pub(crate) fn tokenizer(path: Option<&Path>) -> anyhow::Result<Option<Arc<Tokeni
     Ok(Some(Arc::new(tokenizer)))
 }
 
-fn parse(line: &[u8], tokenizer: Option<&Tokenizer>) -> anyhow::Result<Call> {
-    let line: Line = serde_json::from_slice(line).map_err(line_error)?;
+fn parse(line: &[u8], tokenizer: Option<&Tokenizer>) -> anyhow::Result<RecordedCall> {
+    let line: TraceLine = serde_json::from_slice(line).map_err(line_error)?;
     let tokenizer = |key: &str| {
-        tokenizer.with_context(|| {
-            format!("{key} is text: say with --tokenizer which tokenizer.json turns it into tokens")
-        })
+        tokenizer
+            .with_context(|| format!("{key} is text: name the tokenizer.json with --tokenizer"))
     };
     let prompt = match (line.prompt_token_ids, line.prompt) {
         (Some(ids), _) => ids,
@@ -126,7 +125,7 @@ fn parse(line: &[u8], tokenizer: Option<&Tokenizer>) -> anyhow::Result<Call> {
         (None, Some(text)) => tokenizer("output")?.encode(&text)?,
         (None, None) => bail!("the call has neither output_token_ids nor output"),
     };
-    Ok(Call {
+    Ok(RecordedCall {
         workload: line.workload,
         tenant: line.tenant,
         session: line.session,
@@ -145,7 +144,10 @@ mod tests {
 
     use super::*;
 
-    fn read(content: &[u8], tokenizer: Option<Arc<Tokenizer>>) -> anyhow::Result<Vec<Call>> {
+    fn read(
+        content: &[u8],
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> anyhow::Result<Vec<RecordedCall>> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("calls.jsonl");
         File::create(&path)?.write_all(content)?;
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_and_compressed_files_say_the_same() -> anyhow::Result<()> {
+    fn plain_and_compressed_files_are_read_alike() -> anyhow::Result<()> {
         let text = concat!(
             r#"{"session":"s","turn":0,"group":null,"prompt_token_ids":[1,2],"output_token_ids":[3]}"#,
             "\n\n",
@@ -203,7 +205,10 @@ mod tests {
     #[test]
     fn text_needs_a_tokenizer() -> anyhow::Result<()> {
         let line = r#"{"prompt":"What is 2 + 2?","output":"4"}"#;
-        assert!(refusal(line).contains("line 1: prompt is text: say with --tokenizer"));
+        assert!(
+            refusal(line)
+                .contains("line 1: prompt is text: name the tokenizer.json with --tokenizer")
+        );
         let tokenizer = Arc::new(testing::byte_level_files().tokenizer()?);
         let calls = read(line.as_bytes(), Some(tokenizer.clone()))?;
         assert_eq!(calls[0].output, tokenizer.encode("4")?);
@@ -215,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_place() {
+    fn an_error_names_file_and_line() {
         let good = "{\"output_token_ids\":[1]}\n";
         for (line, wanted) in [
             (
@@ -238,17 +243,17 @@ mod tests {
                 "line 2: the call has neither output_token_ids nor output",
             ),
         ] {
-            let said = refusal(&format!("{good}{line}\n"));
+            let message = refusal(&format!("{good}{line}\n"));
             assert!(
-                said.contains("calls.jsonl, ") && said.contains(wanted),
-                "{line}: {said}"
+                message.contains("calls.jsonl, ") && message.contains(wanted),
+                "{line}: {message}"
             );
         }
         let missing = Traces::new(&["no/such/file".into()], None).err();
-        let said = format!("{:#}", missing.expect("there is no such file"));
+        let message = format!("{:#}", missing.expect("there is no such file"));
         assert!(
-            said.contains("no/such/file: the trace cannot be read"),
-            "{said}"
+            message.contains("no/such/file: the trace cannot be read"),
+            "{message}"
         );
     }
 
@@ -256,7 +261,7 @@ mod tests {
     fn a_damaged_frame_is_an_error() {
         let mut frame = zstd::bulk::compress(&[b' '; 10_000], 1).unwrap();
         frame.truncate(frame.len() - 1);
-        let said = format!("{:#}", read(&frame, None).unwrap_err());
-        assert!(said.contains("calls.jsonl, line 1"), "{said}");
+        let message = format!("{:#}", read(&frame, None).unwrap_err());
+        assert!(message.contains("calls.jsonl, line 1"), "{message}");
     }
 }

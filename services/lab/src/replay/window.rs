@@ -1,25 +1,24 @@
-//! How a replay went as the calls went by.
-
-use std::fmt::Write;
+//! The course of a replay, in windows of calls.
 
 use refrain_speculation::verify::Acceptance;
 use serde::Serialize;
 
 use super::compare::Outcome;
+use crate::text_table::{number, text_table};
 
-/// Some calls, one after the other.
+/// A window of consecutive calls.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Window {
-    /// Calls that had ended at its end.
+    /// Calls that had ended by the end of the window.
     pub docs: u64,
-    /// Output tokens per step within it.
+    /// Output tokens per step within the window.
     pub tokens_per_step: Option<f64>,
-    /// Accepted / drafted within it.
+    /// Accepted / drafted tokens within the window.
     pub acceptance_rate: Option<f64>,
 }
 
 impl Window {
-    /// Those of a replay.
+    /// The windows of a replay.
     pub(crate) fn of(outcome: &Outcome) -> Vec<Window> {
         let mut before = Acceptance::default();
         let ends = outcome.tally.windows.iter();
@@ -36,27 +35,20 @@ impl Window {
     }
 }
 
-/// The windows for people; nothing, if there are none.
+/// The windows as a table for people; empty if there are none.
 pub(super) fn table(name: &str, windows: &[Window]) -> String {
-    let mut text = String::new();
     if windows.is_empty() {
-        return text;
+        return String::new();
     }
-    let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.3}"));
-    let _ = writeln!(
-        text,
-        "\n{name:<16} {:>10} {:>16} {:>16}",
-        "calls", "tokens per step", "acceptance rate"
-    );
-    for window in windows {
-        let _ = writeln!(
-            text,
-            "{:<16} {:>10} {:>16} {:>16}",
-            "",
-            window.docs,
-            number(window.tokens_per_step),
-            number(window.acceptance_rate)
-        );
-    }
-    text
+    let head = [name, "calls", "tokens per step", "acceptance rate"];
+    let rows = windows.iter().map(|window| {
+        vec![
+            String::new(),
+            window.docs.to_string(),
+            number(window.tokens_per_step, 3),
+            number(window.acceptance_rate, 3),
+        ]
+    });
+    let head = head.map(str::to_owned).to_vec();
+    format!("\n{}", text_table(1, std::iter::once(head).chain(rows)))
 }

@@ -9,7 +9,9 @@ use super::panels::{Columns, PANEL_ROWS, PanelElements, Panels};
 const THREAD_WORK_MIN: usize = 4 << 20;
 
 /// Storage format of weights in memory. Both formats give the same bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightFormat {
     /// Four bytes per weight. A step over several tokens costs little more than a step over one, as on an

@@ -7,7 +7,7 @@ use refrain_protocol::engine::{
     AbortRequest, CloseRequest, DetokenizeResponse, EngineCapabilities, EngineLoad, StepRequest,
     StepResponse, TokenizeRequest, TokensBody,
 };
-use refrain_service_kit::http::{HttpResult, ServeOptions, Server, mesh_only, serve, get, post};
+use refrain_service_kit::http::{HttpResult, ServeOptions, Server, get, mesh_only, post, serve};
 use refrain_service_kit::mesh::MeshAuth;
 use refrain_service_kit::telemetry::Metrics;
 

@@ -1,4 +1,4 @@
-//! Reads streams, and tells how long after its engine's sending each token came.
+//! Reads streams, and measures how long after the engine's sending each token arrived.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,27 +8,27 @@ use serde_json::{Value, json};
 
 use crate::{Dialect, PUBLIC, unix_ns};
 
-/// First of the token ids that tell requests apart, as their prompts: none of them is special.
+/// First of the token ids that serve as prompts and distinguish requests. None of them is a special token.
 const FIRST_ID: u64 = 256;
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-/// As many as the tokenizer has, and few enough never to run on one machine at once.
+/// Number of these ids: the tokenizer has as many, and fewer requests run on one machine at once.
 const IDS: u64 = 3_800;
 
-/// Whom to ask, and how.
+/// The server to ask, and how.
 pub(crate) struct Client {
     http: reqwest::Client,
     dialect: Dialect,
     engine: String,
-    /// None: the engine itself.
+    /// `None` asks the engine itself.
     mesh: Option<String>,
 }
 
-/// What came of streams.
+/// The outcome of a number of streams.
 #[derive(Default)]
 pub(crate) struct Read {
     pub(crate) tokens: u64,
     pub(crate) events: u64,
-    /// From the engine's sending of a token to its arrival, milliseconds.
+    /// Time from the engine's sending of a token to its arrival, milliseconds.
     pub(crate) delays_ms: Vec<f64>,
 }
 
@@ -42,7 +42,7 @@ impl Client {
         }
     }
 
-    /// Asks for so many streams at once, of so many tokens each, and reads them to their ends.
+    /// Requests this many streams at once, of this many tokens each, and reads them to their ends.
     pub(crate) async fn read(&self, streams: usize, tokens: u64) -> anyhow::Result<Read> {
         let reads = try_join_all((0..streams).map(|_| self.stream(tokens))).await?;
         let mut all = Read::default();
@@ -103,7 +103,7 @@ impl Client {
     }
 }
 
-/// Tokens of an event: letters of its text, whoever wrote it.
+/// Tokens of an event: the letters of its text, in the mesh's format or the engine's.
 fn letters(event: &[u8]) -> anyhow::Result<usize> {
     let data = event
         .strip_prefix(b"data: ")

@@ -1,5 +1,6 @@
-//! A server that speaks as llama-server or vLLM does when it streams, and decodes nothing: at every tick each running
-//! request is sent one token, as by an engine whose step takes that long whatever its batch. It remembers when it sent what.
+//! A server that streams in the format of llama-server or vLLM and decodes nothing. At every tick each running
+//! request gets one token, as from an engine whose step time does not depend on the batch. The server remembers when
+//! it sent each token.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -17,21 +18,21 @@ use tokio::time::Instant;
 use crate::{Dialect, SERVED, unix_ns};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../reference-engine/model");
-/// What its output is made of: tokens of one letter each, so that text tells how many tokens an event holds.
+/// The tokens of outputs. Each is one letter, so the length of a text is its number of tokens.
 const LETTERS: &str = "abcdefghijklmnopqrstuvwxyz";
 
-/// What all requests share.
+/// State that all requests share.
 struct Engine {
     dialect: Dialect,
     tokenizer: Tokenizer,
     letters: Vec<(char, u32)>,
     began: Instant,
     period: Duration,
-    /// By the first token of the prompt: when each token was sent, nanoseconds of the system's clock.
+    /// When each token was sent, by the first token of the prompt, nanoseconds of the system's clock.
     sent: Mutex<HashMap<u64, Vec<u64>>>,
 }
 
-/// A request that is answered.
+/// A request that is being answered.
 struct Stream {
     engine: Data<Engine>,
     id: u64,
@@ -47,7 +48,7 @@ enum Part {
     Over,
 }
 
-/// Listens, says where, and goes on until it is killed.
+/// Listens, prints the address, and serves until it is killed.
 pub(crate) fn serve(dialect: Dialect, rate: f64) -> anyhow::Result<()> {
     let files = ModelFiles::from_dir(MODEL)?;
     let tokenizer = files.tokenizer()?;
@@ -127,7 +128,7 @@ impl Engine {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All wait for the same instants. One that comes late waits for the next.
+    /// Waits for the next tick. All requests share the ticks; a late one waits for the next.
     async fn tick(&self) {
         let ticks = self.began.elapsed().as_nanos() / self.period.as_nanos() + 1;
         let ticks = u32::try_from(ticks).unwrap_or(u32::MAX);
@@ -147,7 +148,7 @@ impl Stream {
                         "tokens_evaluated": 1,
                         "prompt_progress": {"total": 1, "cache": 0, "processed": 1, "time_ms": 1},
                     }),
-                    // It says nothing before its first token.
+                    // The engine sends nothing before the first token.
                     Dialect::Vllm => return Box::pin(self.next()).await,
                 }
             }
@@ -182,7 +183,7 @@ impl Stream {
         Some(format!("data: {event}\n\n").into())
     }
 
-    /// The event of one token, with the fields that the real ones have.
+    /// The event of one token, with the fields of the real servers.
     fn token(&self) -> Value {
         let letters = &self.engine.letters;
         let (letter, token) = letters[self.said as usize % letters.len()];

@@ -1,18 +1,19 @@
-//! What a token costs the mesh that an engine of another maker streams, and how long the mesh keeps it:
+//! Measures what a token that a third-party engine streams costs the mesh, and how long the mesh delays it:
 //!
 //! ```text
-//! cargo bench -p refrain --bench streaming                                   # both dialects, 1 and 16 streams at once
+//! cargo bench -p refrain --bench streaming        # both dialects, 1 and 16 streams at once
 //! cargo bench -p refrain --bench streaming -- --kinds vllm --streams 4 --rate 50 --rounds 9
 //! ```
 //!
-//! `refrain up`, built for release, runs in a process of its own before a stand-in for the engine in another: a server that
-//! streams letters at a fixed rate in llama-server's or vLLM's words, one to each request at every tick (`engine.rs`). This
-//! process is the client. Rounds through the mesh and straight to the engine take turns.
+//! `refrain up`, built for release, runs in a process of its own. Another process stands in for the engine
+//! (`engine.rs`): it streams letters at a fixed rate in the format of llama-server or vLLM, one to each request at
+//! every tick. This process is the client. Rounds through the mesh and rounds directly to the engine alternate.
 //!
-//! *CPU* is all that the mesh's process used meanwhile, user and kernel, over the tokens: what it takes to begin and to end
-//! streams, to confirm the engine and to keep the outputs is in it, while *idle* is what it uses with nothing to do, per second.
-//! *Sleeps* are the times per token that one of its threads had to be woken again. *Delay* is from the engine's sending of a
-//! token to its arrival here, by one clock; what it is *direct* holds the machine's own part.
+//! *CPU* is the CPU time of the mesh's process, user and kernel, over the tokens. It includes starting and ending
+//! streams, confirming the engine and storing outputs. *Idle* is the CPU time that the idle mesh uses per second.
+//! *Sleeps* are the number of times per token that a thread had to be woken. *Delay* is the time from the engine's
+//! sending of a token to its arrival here, by one clock; *direct* is the same without the mesh, which is the
+//! machine's own part.
 
 mod client;
 mod engine;
@@ -31,10 +32,10 @@ use crate::process::{Child, Counts, Used};
 
 /// The model's name at the engine.
 const SERVED: &str = "letters";
-/// And at the mesh.
+/// The model's name at the mesh.
 const PUBLIC: &str = "public-letters";
 
-/// In whose words the engine speaks.
+/// The format in which the engine streams.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Dialect {
     LlamaCpp,
@@ -56,7 +57,7 @@ impl Dialect {
         }
     }
 
-    /// The field that says how many tokens are wanted.
+    /// The request field with the number of tokens.
     fn limit(self) -> &'static str {
         match self {
             Dialect::LlamaCpp => "n_predict",
@@ -65,31 +66,31 @@ impl Dialect {
     }
 }
 
-/// What a streamed token costs the mesh.
+/// Measure what a streamed token costs the mesh.
 #[derive(Parser)]
 struct Options {
-    /// In whose words the engine speaks.
+    /// Formats in which the engine streams.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Dialect::LlamaCpp, Dialect::Vllm])]
     kinds: Vec<Dialect>,
-    /// Streams at once.
+    /// Numbers of streams at once.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16])]
     streams: Vec<usize>,
     /// Tokens per second of each stream.
     #[arg(long, default_value_t = 100.0)]
     rate: f64,
-    /// Tokens of a stream; the shipped model's context is the limit.
+    /// Tokens of a stream, at most the shipped model's context.
     #[arg(long, default_value_t = 300)]
     tokens: u64,
-    /// Rounds; figures are medians over them.
+    /// Rounds. Figures are medians over them.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// The program whose mesh is measured: another build, to compare with.
+    /// The `refrain` program to measure, to compare with another build.
     #[arg(long, default_value = env!("CARGO_BIN_EXE_refrain"))]
     program: PathBuf,
-    /// Be the engine.
+    /// Run as the engine.
     #[arg(long, hide = true)]
     engine: Option<Dialect>,
-    /// What cargo tells every benchmark.
+    /// Cargo passes this to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -127,7 +128,7 @@ async fn measure(options: &Options) -> anyhow::Result<()> {
         let pid = mesh.pid();
         let through = Client::new(kind, &engine_url, Some(&mesh_url));
         let direct = Client::new(kind, &engine_url, None);
-        // Connections are made, threads are up.
+        // This opens connections and starts threads.
         through
             .read(options.streams.iter().copied().max().unwrap_or(1), 20)
             .await?;
@@ -210,7 +211,7 @@ async fn idle_ms_per_s(pid: u32) -> anyhow::Result<f64> {
     Ok(Used::by(pid)?.since(&before).cpu_ns as f64 / 1e6 / seconds)
 }
 
-/// Starts this program as the engine. Returns where it listens.
+/// Starts this program as the engine, and returns its address.
 fn start_engine(dialect: Dialect, rate: f64) -> anyhow::Result<(Child, String)> {
     let value = dialect
         .to_possible_value()
@@ -221,7 +222,7 @@ fn start_engine(dialect: Dialect, rate: f64) -> anyhow::Result<(Child, String)> 
     Ok((child, format!("http://{line}")))
 }
 
-/// Starts `refrain up` in front of it. Returns where it listens.
+/// Starts `refrain up` in front of the engine, and returns its address.
 fn start_mesh(
     program: &Path,
     dir: &Path,

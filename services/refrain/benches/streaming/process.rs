@@ -1,4 +1,4 @@
-//! Processes, and what the kernel counts that they have used.
+//! Child processes, and the resources that they used by the kernel's counts.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -11,12 +11,12 @@ use anyhow::Context;
 /// A process that is killed when this is dropped.
 pub(crate) struct Child {
     process: std::process::Child,
-    // A program that finds nobody reading would end.
+    // Kept open: a program whose output nobody reads would end.
     output: BufReader<ChildStdout>,
 }
 
 impl Child {
-    /// Starts it, and waits for a line of its output that holds `text`.
+    /// Starts the process, and waits for a line of its output that contains `text`.
     pub(crate) fn start(mut command: Command, text: &str) -> anyhow::Result<(Self, String)> {
         let mut process = command.stdout(Stdio::piped()).spawn()?;
         let output = process.stdout.take().context("no output")?;
@@ -37,23 +37,23 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The counts so far of the threads that a process has. What threads used that have ended meanwhile is not in it.
+/// The counts of a process's current threads. Threads that have ended are not included.
 pub(crate) struct Used {
     threads: HashMap<OsString, Counts>,
 }
 
-/// What threads used.
+/// Resources that threads used.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Counts {
-    /// CPU time, in user mode and in the kernel, nanoseconds.
+    /// CPU time in user mode and in the kernel, nanoseconds.
     pub(crate) cpu_ns: u64,
-    /// Times that one went to sleep, to be woken later.
+    /// Number of times that a thread went to sleep.
     pub(crate) sleeps: u64,
 }
 

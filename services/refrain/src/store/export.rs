@@ -1,31 +1,48 @@
-//! A tenant's documents as a trace file.
+//! Exports a tenant's documents as a trace file.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::path::PathBuf;
 
 use anyhow::Context;
+use clap::Args;
+use refrain_lab::progress::ProgressLine;
 use refrain_protocol::admin::{ExportCursor, ExportRequest, ExportedDocument};
 use refrain_protocol::document::DocumentHead;
 use refrain_protocol::{DocumentId, TokenId};
 use serde::Serialize;
 
-use super::ExportArgs;
-use super::import::finish_name;
-use super::progress::Bar;
-use super::target::{Access, Target};
+use super::finish_names::finish_name;
+use super::target::{Access, Target, TargetArgs};
 
-/// Tokens of a page.
+/// Tokens of one page of the export.
 const PAGE_TOKENS: u32 = 512 << 10;
 const ZSTD_LEVEL: i32 = 6;
 
-/// One line. Of a prompt the store keeps its last tokens only.
+/// Arguments of `refrain store export`.
+#[derive(Args, Clone, Default)]
+pub(super) struct ExportArgs {
+    #[command(flatten)]
+    pub(super) target: TargetArgs,
+    /// Tenant of the documents.
+    #[arg(long)]
+    pub(super) tenant: String,
+    /// Export the documents of this model only.
+    #[arg(long)]
+    pub(super) model: Option<String>,
+    /// Trace file; compressed if its name ends in .zst [default: standard output].
+    #[arg(long, short)]
+    pub(super) output: Option<PathBuf>,
+}
+
+/// One line of the trace file. The store keeps only the last tokens of a prompt.
 #[derive(Serialize)]
-struct Line<'a> {
+struct ExportedLine<'a> {
     workload: &'a str,
     tenant: &'a str,
     session: Option<&'a str>,
-    /// Which document of its session, in the order of this file.
+    /// Number of the document within its session, in the order of this file.
     turn: u32,
     group: Option<&'a str>,
     model: &'a str,
@@ -39,7 +56,7 @@ struct Line<'a> {
     finish: &'static str,
 }
 
-/// Exports to where the arguments say. Answers how many documents there were.
+/// Runs `refrain store export`, and returns the number of documents.
 pub(super) async fn run(args: &ExportArgs) -> anyhow::Result<u64> {
     let target = Target::open(&args.target, Access::Read).await?;
     let outcome = match &args.output {
@@ -67,7 +84,7 @@ pub(super) async fn run(args: &ExportArgs) -> anyhow::Result<u64> {
 
 async fn write(args: &ExportArgs, target: &Target, out: &mut dyn Write) -> anyhow::Result<u64> {
     let expected = target.store().store_stats().await?.documents.max(1);
-    let mut bar = Bar::new();
+    let bar = ProgressLine::new();
     let mut turns: HashMap<String, u32> = HashMap::new();
     let mut documents = 0;
     let mut next = Some(ExportCursor::default());
@@ -92,15 +109,16 @@ async fn write(args: &ExportArgs, target: &Target, out: &mut dyn Write) -> anyho
             out.write_all(b"\n")?;
         }
         documents += page.documents.len() as u64;
-        // Of one tenant there may be fewer than of all.
-        bar.show(Some(documents as f64 / expected as f64), documents);
+        // The share is a lower bound: `expected` counts all tenants.
+        let share = documents as f64 / expected as f64;
+        bar.show(Some(share), format!("{documents} documents"));
         next = page.next;
     }
     out.flush()?;
     Ok(documents)
 }
 
-fn line(document: &ExportedDocument, turn: u32) -> Line<'_> {
+fn line(document: &ExportedDocument, turn: u32) -> ExportedLine<'_> {
     let ExportedDocument { namespace, update } = document;
     let DocumentHead {
         session,
@@ -110,7 +128,7 @@ fn line(document: &ExportedDocument, turn: u32) -> Line<'_> {
         created_ms,
         left_context,
     } = &update.head;
-    Line {
+    ExportedLine {
         workload: &namespace.tenant,
         tenant: &namespace.tenant,
         session: session.as_deref(),

@@ -1,4 +1,4 @@
-//! A trace file into the store: read, gathered to batches, a few of them under way at once.
+//! Imports a trace file: reads lines, gathers them into batches, and keeps a few batches in flight.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
@@ -7,8 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use clap::Args;
+use refrain_lab::json_lines::{JsonLines, ReadProgress, line_error};
+use refrain_lab::progress::ProgressLine;
 use refrain_protocol::admin::ImportRequest;
-use refrain_protocol::document::{DocumentHead, DocumentUpdate, FinishReason, LEFT_CONTEXT_TOKENS};
+use refrain_protocol::document::{DocumentHead, DocumentUpdate, LEFT_CONTEXT_TOKENS};
 use refrain_protocol::{ApiError, DocumentId, ErrorKind, Namespace, TokenId};
 use refrain_service_kit::clock;
 use refrain_tokenization::Tokenizer;
@@ -16,26 +19,52 @@ use serde::Deserialize;
 use tokio::task::JoinHandle;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::ImportArgs;
-use super::progress::Bar;
-use super::target::{Access, Target};
-use refrain_lab::json_lines::{JsonLines, ReadProgress, line_error};
+use super::finish_names::finish_of;
+use super::target::{Access, Target, TargetArgs};
 
-/// A batch: one commit's worth, and far below the largest body.
+/// Limits of a batch: enough for one commit, and far below the largest body.
 const BATCH_DOCUMENTS: usize = 512;
 const BATCH_TOKENS: usize = 512 << 10;
-/// Batches under way at once: one is committed while the next travels.
+/// Batches in flight: one is committed while the next travels.
 const BATCHES_MAX: usize = 4;
-/// How often a batch is sent again to a store that is busy, and to one whose disk refuses.
+/// Attempts to send a batch to a store that is busy, and to one whose disk refuses.
 const BUSY_TRIES_MAX: u32 = 100;
 const REFUSED_TRIES_MAX: u32 = 5;
-/// The tokenizer of token ids of which nobody says what they stand for. No model has it, so nothing is drafted from
-/// them before they are exported and imported under a name.
+/// The tokenizer of token ids whose tokenizer the trace does not name. No model has it, so nothing drafts from them
+/// until they are exported and imported again under a name.
 const UNKNOWN_TOKENIZER: &str = "unknown";
 
-/// One line of a trace file. `document` and what follows it are written by an export.
+/// Arguments of `refrain store import`.
+#[derive(Args, Clone, Default)]
+pub(super) struct ImportArgs {
+    #[command(flatten)]
+    pub(super) target: TargetArgs,
+    /// Trace file; `-` is standard input.
+    #[arg(value_name = "TRACE")]
+    pub(super) trace: PathBuf,
+    /// Tenant of the outputs [default: each line's `tenant`].
+    #[arg(long)]
+    pub(super) tenant: Option<String>,
+    /// Public name of the model [default: each line's `model`].
+    #[arg(long)]
+    pub(super) model: Option<String>,
+    /// The model's tokenizer, which identifies the outputs and turns text into tokens.
+    #[arg(long, value_name = "TOKENIZER.JSON")]
+    pub(super) tokenizer: Option<PathBuf>,
+    /// The tokenizer's identity, if the file is not at hand [default: each line's `tokenizer`, else `unknown`].
+    #[arg(long, conflicts_with = "tokenizer")]
+    pub(super) tokenizer_id: Option<String>,
+    /// Store the outputs for good: no budget and no age removes them, only `erase`.
+    #[arg(long = "static")]
+    pub(super) is_static: bool,
+    /// Print one JSON object per acknowledged batch: {"acknowledged": documents stored so far}.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// One line of a trace file. An export also writes `document` and the fields after it.
 #[derive(Deserialize)]
-struct Line {
+struct TraceLine {
     tenant: Option<String>,
     model: Option<String>,
     tokenizer: Option<String>,
@@ -55,55 +84,56 @@ struct Line {
     finish: Option<String>,
 }
 
-/// What was done.
+/// Counts of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Imported {
     pub(super) documents: u64,
-    /// Lines without output: there is nothing to remember.
+    /// Lines without output, which are skipped.
     pub(super) empty: u64,
 }
 
 /// Turns lines into documents.
-struct Parser {
+struct LineParser {
     tenant: Option<String>,
     model: Option<String>,
     tokenizer_id: Option<String>,
     tokenizer: Option<Tokenizer>,
-    /// Whether a line came without any name of its tokenizer.
-    is_unknown: bool,
-    /// How often each content came: the same words said twice are two documents, and importing a file twice
-    /// changes nothing.
+    /// Whether the warning about an unnamed tokenizer was printed.
+    warned_of_unknown: bool,
+    /// How often each content occurred. Equal outputs are different documents, and importing a file twice changes
+    /// nothing.
     seen: HashMap<u128, u32>,
     now_ms: u64,
 }
 
-impl Parser {
+impl LineParser {
     fn new(args: &ImportArgs) -> anyhow::Result<Self> {
         let tokenizer = args.tokenizer.as_deref().map(tokenizer).transpose()?;
         let identity = tokenizer.as_ref().map(|read| read.identity().to_owned());
-        Ok(Parser {
+        Ok(LineParser {
             tenant: args.tenant.clone(),
             model: args.model.clone(),
             tokenizer_id: identity.or_else(|| args.tokenizer_id.clone()),
             tokenizer,
-            is_unknown: false,
+            warned_of_unknown: false,
             seen: HashMap::new(),
             now_ms: clock::unix_ms(),
         })
     }
 
-    /// `None` for a line without output.
+    /// Parses a line; `None` for one without output.
     fn parse(&mut self, line: &[u8]) -> anyhow::Result<Option<(Namespace, DocumentUpdate)>> {
-        let line: Line = serde_json::from_slice(line).map_err(line_error)?;
+        let line: TraceLine = serde_json::from_slice(line).map_err(line_error)?;
         let namespace = Namespace {
             tenant: chosen(&self.tenant, line.tenant, "tenant")?,
             model: chosen(&self.model, line.model, "model")?,
             tokenizer: self.tokenizer_of(line.tokenizer),
         };
         let encode = |text: &str| -> anyhow::Result<Vec<TokenId>> {
-            let tokenizer = self.tokenizer.as_ref().context(
-                "the line holds text: say with --tokenizer which tokenizer.json makes tokens of it",
-            )?;
+            let tokenizer = self
+                .tokenizer
+                .as_ref()
+                .context("the line holds text: name the tokenizer.json with --tokenizer")?;
             Ok(tokenizer.encode(text)?)
         };
         let prompt = match (line.prompt_token_ids, &line.prompt) {
@@ -153,11 +183,11 @@ impl Parser {
 
     fn tokenizer_of(&mut self, line: Option<String>) -> String {
         let named = self.tokenizer_id.clone().or(line);
-        if named.is_none() && !self.is_unknown {
-            self.is_unknown = true;
+        if named.is_none() && !self.warned_of_unknown {
+            self.warned_of_unknown = true;
             eprintln!(
-                "the trace does not say which tokenizer its ids are of: they are stored under \
-                 {UNKNOWN_TOKENIZER:?}, from which no worker drafts; --tokenizer or --tokenizer-id names it"
+                "the trace does not name the tokenizer of its ids: they are stored under {UNKNOWN_TOKENIZER:?}, from \
+                 which no worker drafts; name it with --tokenizer or --tokenizer-id"
             );
         }
         named.unwrap_or_else(|| UNKNOWN_TOKENIZER.to_owned())
@@ -166,64 +196,41 @@ impl Parser {
 
 fn tokenizer(path: &Path) -> anyhow::Result<Tokenizer> {
     let read = || anyhow::Ok(Tokenizer::from_bytes(&std::fs::read(path)?)?);
-    read().with_context(|| format!("{}: no tokenizer", path.display()))
+    read().with_context(|| format!("{}: not a tokenizer", path.display()))
 }
 
 fn chosen(argument: &Option<String>, line: Option<String>, what: &str) -> anyhow::Result<String> {
     match (argument, line) {
         (Some(name), _) => Ok(name.clone()),
         (None, Some(name)) => Ok(name),
-        (None, None) => bail!("the line has no {what}: say it with --{what}"),
+        (None, None) => bail!("the line has no {what}: name it with --{what}"),
     }
 }
 
-/// The reason in words; a line that says nothing is a whole output.
-fn finish_of(name: Option<&str>) -> anyhow::Result<Option<FinishReason>> {
-    Ok(match name {
-        None | Some("stop") => Some(FinishReason::Stop),
-        Some("length") => Some(FinishReason::Length),
-        Some("cancelled") => Some(FinishReason::Cancelled),
-        Some("failed") => Some(FinishReason::Failed),
-        Some("running") => None,
-        Some(other) => bail!("finish: {other} is none of stop, length, cancelled, failed, running"),
-    })
-}
-
-/// The same the other way round.
-pub(super) fn finish_name(finish: Option<FinishReason>) -> &'static str {
-    match finish {
-        Some(FinishReason::Stop) => "stop",
-        Some(FinishReason::Length) => "length",
-        Some(FinishReason::Cancelled) => "cancelled",
-        Some(FinishReason::Failed) => "failed",
-        None => "running",
-    }
-}
-
-/// The batches under way, in order, and what became of those before them.
-struct Sending<'a> {
+/// The batches in flight, in order, and the count of acknowledged documents.
+struct BatchSender<'a> {
     target: Arc<Target>,
-    under_way: VecDeque<(usize, JoinHandle<Result<(), ApiError>>)>,
+    in_flight: VecDeque<(usize, JoinHandle<Result<(), ApiError>>)>,
     acknowledged: u64,
     json: bool,
     out: &'a mut dyn Write,
 }
 
-impl Sending<'_> {
+impl BatchSender<'_> {
     async fn send(&mut self, batch: ImportRequest) -> anyhow::Result<()> {
-        if self.under_way.len() >= BATCHES_MAX {
+        if self.in_flight.len() >= BATCHES_MAX {
             self.acknowledge_first().await?;
         }
         let target = self.target.clone();
         let documents = batch.updates.len();
-        let sending = tokio::spawn(async move { send(&target, batch).await });
-        self.under_way.push_back((documents, sending));
+        let sending = tokio::spawn(async move { send_until_stored(&target, batch).await });
+        self.in_flight.push_back((documents, sending));
         Ok(())
     }
 
-    /// Acknowledgements are told in the order of the file: what is counted is its beginning.
+    /// Waits for the oldest batch. Acknowledgements follow the order of the file, so the count is a prefix of it.
     async fn acknowledge_first(&mut self) -> anyhow::Result<()> {
-        if let Some((documents, sending)) = self.under_way.pop_front() {
+        if let Some((documents, sending)) = self.in_flight.pop_front() {
             sending.await??;
             self.acknowledged += documents as u64;
             if self.json {
@@ -235,8 +242,8 @@ impl Sending<'_> {
     }
 }
 
-/// Sends until it is stored. A batch may be stored twice by this, which is harmless.
-async fn send(target: &Target, batch: ImportRequest) -> Result<(), ApiError> {
+/// Sends a batch until it is stored. A batch may be stored twice, which is harmless.
+async fn send_until_stored(target: &Target, batch: ImportRequest) -> Result<(), ApiError> {
     let mut tries = 1;
     loop {
         match target.store().import(batch.clone()).await {
@@ -258,24 +265,24 @@ async fn send(target: &Target, batch: ImportRequest) -> Result<(), ApiError> {
     }
 }
 
-/// Imports a file. With `--json`, acknowledgements go to `out`.
+/// Runs `refrain store import`. With `--json`, acknowledgements are written to `out`.
 pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Result<Imported> {
-    let mut parser = Parser::new(args)?;
+    let mut parser = LineParser::new(args)?;
     let trace = match args.trace.as_os_str() == "-" {
         true => PathBuf::from("/dev/stdin"),
         false => args.trace.clone(),
     };
     let metadata = std::fs::metadata(&trace)
         .with_context(|| format!("{}: the trace cannot be read", trace.display()))?;
-    // Of a pipe nobody knows how much is to come.
+    // The length of a pipe is unknown.
     let share_known = metadata.is_file();
     let progress = ReadProgress::new(metadata.len());
     let mut file = JsonLines::open(trace, progress.clone())?;
     let target = Arc::new(Target::open(&args.target, Access::Write).await?);
-    let mut bar = Bar::new();
-    let mut sending = Sending {
+    let bar = ProgressLine::new();
+    let mut sender = BatchSender {
         target: target.clone(),
-        under_way: VecDeque::new(),
+        in_flight: VecDeque::new(),
         acknowledged: 0,
         json: args.json,
         out,
@@ -299,8 +306,9 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
                     || tokens + update.tokens.len() > BATCH_TOKENS
             });
             if is_full && let Some(full) = batch.take() {
-                sending.send(full).await?;
-                bar.show(share_known.then(|| progress.share()), sending.acknowledged);
+                sender.send(full).await?;
+                let share = share_known.then(|| progress.share());
+                bar.show(share, format!("{} documents", sender.acknowledged));
             }
             let gathering = batch.get_or_insert_with(|| {
                 tokens = 0;
@@ -314,22 +322,22 @@ pub(super) async fn run(args: &ImportArgs, out: &mut dyn Write) -> anyhow::Resul
             gathering.updates.push(update);
         }
         if let Some(last) = batch.take() {
-            sending.send(last).await?;
+            sender.send(last).await?;
         }
-        while !sending.under_way.is_empty() {
-            sending.acknowledge_first().await?;
+        while !sender.in_flight.is_empty() {
+            sender.acknowledge_first().await?;
         }
         anyhow::Ok(())
     }
     .await;
-    // What was sent before a line that is wrong is stored, too.
-    while !sending.under_way.is_empty() {
-        if sending.acknowledge_first().await.is_err() {
+    // Batches before a faulty line are stored as well.
+    while !sender.in_flight.is_empty() {
+        if sender.acknowledge_first().await.is_err() {
             break;
         }
     }
-    done.documents = sending.acknowledged;
-    drop((sending, bar));
+    done.documents = sender.acknowledged;
+    drop((sender, bar));
     if let Some(target) = Arc::into_inner(target) {
         target.close().await;
     }

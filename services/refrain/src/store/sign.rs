@@ -1,24 +1,40 @@
-//! Signs a namespace for an engine that has the drafts inside it.
+//! Signs a namespace for an engine with the plugin inside.
+
+use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
+use clap::Args;
 use refrain_protocol::Namespace;
 use refrain_service_kit::mesh::{NamespaceSigner, token_of};
 
-use super::SignArgs;
 use crate::config::MeshFile;
 use crate::roles::model_files;
 
-/// The token. It names the tokenizer as the gateway does, so that both mean one namespace.
+/// Arguments of `refrain store sign`.
+#[derive(Args, Clone, Default)]
+pub(super) struct SignArgs {
+    /// Configuration file of the gateway, with its keys and models.
+    #[arg(long)]
+    pub(super) config: PathBuf,
+    /// Tenant of that file.
+    #[arg(long)]
+    pub(super) tenant: String,
+    /// Public name of the model.
+    #[arg(long)]
+    pub(super) model: String,
+}
+
+/// Makes the token. It names the tokenizer as the gateway does, so that both mean the same namespace.
 ///
 /// # Errors
-/// A configuration that is no gateway's, a tenant or model that is not in it, and unreadable files.
+/// A configuration without a gateway, a tenant or model that it does not name, and unreadable files.
 pub(super) fn token(args: &SignArgs) -> anyhow::Result<String> {
     let file = MeshFile::load_to_sign(&args.config)?;
     let gateway = &file.gateway;
     let has_key = gateway.keys.iter().any(|key| key.tenant == args.tenant);
     ensure!(
         has_key || gateway.anonymous_tenant.as_ref() == Some(&args.tenant),
-        "{}: no key in {} is this tenant's",
+        "{}: {} has no key of this tenant",
         args.tenant,
         args.config.display()
     );
@@ -32,7 +48,7 @@ pub(super) fn token(args: &SignArgs) -> anyhow::Result<String> {
     })?;
     ensure!(
         !model.text_only,
-        "{}: its namespace is that of an engine that speaks text, and this one speaks token ids",
+        "{}: is text_only, and an engine with the plugin inside works with token ids",
         args.model
     );
     let files = model_files(&model.files).with_context(|| format!("model {}", model.id))?;
@@ -50,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_of_the_gateways_namespace() {
+    fn a_token_names_the_gateways_namespace() {
         let keys = MeshConfig::generate().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("mesh.toml");

@@ -1,4 +1,4 @@
-//! Which store is meant, and how it is reached.
+//! Opens the store that a command names.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,32 +13,32 @@ use refrain_service_kit::telemetry::Metrics;
 
 use crate::config::{MeshFile, Role};
 
-/// Deadline of an ordinary call. A batch of an import waits for one commit.
+/// Deadline of a call. A batch of an import waits for one commit.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a store that was opened here may take to write what it holds.
+/// How long a store that was opened here may take to write its last updates.
 const CLOSE_GRACE: Duration = Duration::from_secs(60);
 
-/// Where the store is.
+/// Arguments that name the store.
 #[derive(Args, Clone, Default)]
 pub(super) struct TargetArgs {
-    /// A running draft store.
+    /// URL of a running draft store.
     #[arg(long)]
     pub(super) url: Option<String>,
-    /// The mesh's secret [default: that of --config].
+    /// The mesh's secret [default: the one in --config].
     #[arg(long, env = "REFRAIN_MESH__SECRET", hide_env_values = true)]
     pub(super) secret: Option<String>,
-    /// The draft store's configuration file: its address, and the mesh's secret.
+    /// Configuration file with the draft store's address and the mesh's secret.
     #[arg(long)]
     pub(super) config: Option<PathBuf>,
-    /// The directory of a store that does not run.
+    /// Directory of a store that is not running.
     #[arg(long, conflicts_with_all = ["url", "config"])]
     pub(super) data_dir: Option<PathBuf>,
 }
 
-/// What is to be done with it.
+/// Whether a command changes the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Look at it, and leave it as it is.
+    /// Read it and leave it unchanged.
     Read,
     /// Change it.
     Write,
@@ -51,7 +51,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Opens what the arguments name.
+    /// Opens the store that the arguments name.
     pub(super) async fn open(args: &TargetArgs, access: Access) -> anyhow::Result<Self> {
         if let Some(dir) = &args.data_dir {
             return match access {
@@ -65,7 +65,7 @@ impl Target {
                     })
                 }
                 Access::Write => {
-                    // Nobody outside this process calls it, so the keys are made up.
+                    // No other process calls this store, so fresh keys serve.
                     let auth = MeshAuth::new(&MeshConfig::generate()?)?;
                     let config = DraftStoreConfig::without_budgets(dir.clone());
                     let running =
@@ -85,13 +85,13 @@ impl Target {
         let url = match (&args.url, listen) {
             (Some(url), _) => url.clone(),
             (None, Some(listen)) => format!("http://{listen}"),
-            (None, None) => bail!("which store? Say --url, --config or --data-dir"),
+            (None, None) => bail!("name the store with --url, --config or --data-dir"),
         };
         let secret = args
             .secret
             .clone()
             .or_else(|| file.map(|file| file.mesh.secret))
-            .context("a running store wants the mesh's secret: say --secret or --config")?;
+            .context("a running store needs the mesh's secret: give --secret or --config")?;
         let client = MeshClient::new(&url, &secret, TIMEOUT)?;
         Ok(Target {
             store: Box::new(HttpStoreAdmin::new(client)),

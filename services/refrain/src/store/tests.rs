@@ -1,4 +1,4 @@
-//! The commands, on directories and on a store that runs.
+//! Tests of the commands, on directories and on a running store.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn closed(dir: &Path) -> TargetArgs {
     }
 }
 
-/// A trace of `count` calls; every seventh says nothing, and some say the same twice.
+/// A trace of `count` calls. Every seventh has no output, and some outputs occur twice.
 fn trace(count: u32) -> String {
     let mut text = String::new();
     for call in 0..count {
@@ -86,10 +86,10 @@ async fn what_is_imported_is_exported_and_imported_again() {
     let before = documents(&args.target).await;
     assert_eq!((before.documents, before.namespaces), (1_200, 1));
     assert!(before.log_bytes > 0 && before.disk_bytes >= before.log_bytes);
-    // Once more: nothing new.
+    // A second import adds nothing.
     import::run(&args, &mut Vec::new()).await.unwrap();
     assert_eq!(documents(&args.target).await.tokens, before.tokens);
-    // Out, compressed; into another store as its lines say; out again: the same.
+    // An export that is imported into another store and exported again is the same.
     assert_eq!(export(closed(&path("one")), &path("out.zst")).await, 1_200);
     let again = ImportArgs {
         target: closed(&path("two")),
@@ -189,7 +189,7 @@ async fn damage_is_named_and_left_as_it_is() {
         .collect();
     assert!(starts.len() > 100);
     let before = bytes.clone();
-    // One record in seven, and not the store's identity, which comes first.
+    // Damage one record in seven, but not the store's identity, which comes first.
     for at in starts.into_iter().skip(7).step_by(7) {
         bytes[at + 12] ^= 1;
     }
@@ -203,7 +203,7 @@ async fn damage_is_named_and_left_as_it_is() {
     };
     let outcome = verified().await.unwrap_err();
     assert!(outcome.to_string().contains("are damaged"), "{outcome}");
-    // Nothing was moved to quarantine or rewritten: put right, all is there.
+    // Nothing was moved to quarantine or rewritten: once repaired, everything is there.
     std::fs::write(&journal, before).unwrap();
     verified().await.unwrap();
     assert_eq!(documents(&closed(&path("data"))).await.documents, 86);

@@ -5,7 +5,7 @@ use serde::Deserialize;
 /// The kind of engine at `urls.engine`, and how the worker uses it.
 ///
 /// Fields that are not deserialised are constants of production; tests in one process may set them.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineConfig {
     /// Kind of engine.
@@ -72,7 +72,9 @@ pub struct EngineConfig {
 }
 
 /// Use of verify calls (see [`EngineConfig::drive`]).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum DriveMode {
     /// Verify calls are made where they pay.
@@ -83,7 +85,7 @@ pub enum DriveMode {
 }
 
 /// A key that no log shows.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(transparent)]
 pub struct ApiKey(String);
 
@@ -107,7 +109,9 @@ impl std::fmt::Debug for ApiKey {
 }
 
 /// The kind of an engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum EngineKind {
     /// An engine with the contract of `refrain_protocol::engine`, such as the reference engine.

@@ -11,7 +11,7 @@ use serde::de::{self, Deserializer, Visitor};
 const PROPOSE_THREADS_MAX: usize = 256;
 
 /// How drafts are made and routed: the parameters of SuffixDecoding, and of the fallback behind it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SpeculationConfig {
     /// How drafts of `auto` requests are chosen: `goodput` for the whole batch at once, or `score` for each request by itself.
@@ -51,7 +51,9 @@ pub struct SpeculationConfig {
 }
 
 /// How the drafts of `auto` requests are chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum RouterChoice {
     /// Each request by itself: its suffix draft if SCORE is above the threshold, else the fallback.
@@ -61,7 +63,8 @@ pub enum RouterChoice {
 }
 
 /// A number, or `"auto"`: the accepted length of the fallback while it is in use, else 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, schemars::JsonSchema)]
+#[schemars(untagged)]
 pub enum ScoreThreshold {
     /// Follows the fallback.
     Auto,
@@ -70,8 +73,8 @@ pub enum ScoreThreshold {
 }
 
 /// The drafter behind suffix drafts: `"self"`, `"off"`, or the name of a worker.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema, serde::Serialize)]
+#[serde(from = "String", into = "String")]
 pub enum FallbackChoice {
     /// The engine's own EAGLE-3 head or draft model, if it has one.
     Own,
@@ -82,7 +85,7 @@ pub enum FallbackChoice {
 }
 
 /// What the engine's own drafter, an EAGLE-3 head or a draft model, is asked for.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eagle3Config {
     /// Longest path of a draft, tokens.
@@ -233,6 +236,26 @@ impl From<String> for FallbackChoice {
             "self" => FallbackChoice::Own,
             "off" => FallbackChoice::Off,
             _ => FallbackChoice::Worker(name),
+        }
+    }
+}
+
+impl From<FallbackChoice> for String {
+    fn from(choice: FallbackChoice) -> Self {
+        match choice {
+            FallbackChoice::Own => "self".into(),
+            FallbackChoice::Off => "off".into(),
+            FallbackChoice::Worker(name) => name,
+        }
+    }
+}
+
+/// For the page of the configuration, which shows defaults.
+impl serde::Serialize for ScoreThreshold {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            ScoreThreshold::Auto => serializer.serialize_str("auto"),
+            ScoreThreshold::Fixed(score) => serializer.serialize_f32(*score),
         }
     }
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use refrain_protocol::DocumentId;
 use refrain_suffix_index::{
-    Cursor, DocumentKey, Index, IndexConfig, IndexError, IndexSizes, MountedSegment, Rebuild, Rebuilt,
-    Retired, Segment,
+    Cursor, DocumentKey, Index, IndexConfig, IndexError, IndexSizes, MountedSegment, Rebuild,
+    Rebuilt, Retired, Segment,
 };
 
 use super::capacity::IndexSize;
@@ -166,7 +166,9 @@ impl DraftIndex {
         let is_newer = known.is_some_and(|epoch| update.epoch > epoch);
         if (is_newer || compares) && update.prev_len < len {
             // Equal tokens stay: comparing costs less than cutting them off and appending them again.
-            let agreeing = self.index.matching_prefix(key, update.prev_len, update.tokens);
+            let agreeing = self
+                .index
+                .matching_prefix(key, update.prev_len, update.tokens);
             let kept = update.prev_len + agreeing as u32;
             if kept < len && (is_newer || agreeing < update.tokens.len()) {
                 self.index.shorten(key, kept)?;

@@ -1,4 +1,4 @@
-//! What steps take, against figures that were made elsewhere.
+//! Step times of the model, compared with published and measured figures.
 
 use super::*;
 

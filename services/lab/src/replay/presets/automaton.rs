@@ -1,38 +1,38 @@
-//! A suffix automaton that remembers where each string occurred first: what SAM decoding reads from. It is ours for
-//! comparison alone; what Refrain drafts from is the suffix index.
+//! A suffix automaton that remembers where each string occurred first, from which SAM decoding drafts. It exists for
+//! comparison alone; Refrain drafts from the suffix index.
 
 use refrain_suffix_index::Token;
 
 /// Link of the root.
 const NONE: u32 = u32::MAX;
 
-/// All substrings of a text that grows.
+/// All substrings of a growing text.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Automaton {
     text: Vec<Token>,
     states: Vec<State>,
-    /// The whole text.
+    /// State of the whole text.
     last: u32,
 }
 
-/// Strings that end at the same places of the text.
+/// A set of strings that end at the same positions of the text.
 #[derive(Clone, Debug)]
 struct State {
-    /// By token.
+    /// Transitions, sorted by token.
     next: Vec<(Token, u32)>,
-    /// The longest suffix that ends at more places.
+    /// State of the longest suffix that ends at more positions.
     link: u32,
-    /// Length of the longest of them.
+    /// Length of the longest string.
     len: u32,
-    /// Tokens of the text up to the end of their first occurrence: `min_endpos` of the paper.
+    /// End position of the first occurrence: `min_endpos` of the paper.
     first_end: u32,
 }
 
-/// Where a context stands: its longest suffix that occurs in the text.
+/// The match of a context: its longest suffix that occurs in the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Place {
+pub(super) struct TextMatch {
     state: u32,
-    /// Its length.
+    /// Length of the match, tokens.
     pub(super) len: u32,
 }
 
@@ -67,7 +67,7 @@ impl State {
 }
 
 impl Automaton {
-    /// Appends to the text, at amortised constant cost but for the search among a state's children.
+    /// Appends to the text, at amortised constant cost apart from the search among a state's transitions.
     pub(in super::super) fn push(&mut self, token: Token) {
         self.text.push(token);
         let len = self.text.len() as u32;
@@ -91,7 +91,7 @@ impl Automaton {
             self.states[new as usize].link = known;
             return;
         }
-        // The shorter ones of its strings now end here as well. They occurred first where all of them did.
+        // The shorter strings of that state now end here as well. Their first occurrence is the state's.
         let shorter = self.add(State {
             len,
             ..self.state(known).clone()
@@ -104,34 +104,34 @@ impl Automaton {
         self.states[new as usize].link = shorter;
     }
 
-    /// The place of the context with one token more.
-    pub(super) fn transfer(&self, place: Place, token: Token) -> Place {
-        let Place { mut state, mut len } = self.renewed(place);
+    /// The match of the context after one more token.
+    pub(super) fn transfer(&self, found: TextMatch, token: Token) -> TextMatch {
+        let TextMatch { mut state, mut len } = self.renewed(found);
         loop {
             if let Some(child) = self.state(state).child(token) {
                 let state = child;
-                return Place {
+                return TextMatch {
                     state,
                     len: len + 1,
                 };
             }
             if state == 0 {
-                return Place::default();
+                return TextMatch::default();
             }
             state = self.state(state).link;
             len = self.state(state).len;
         }
     }
 
-    /// What followed the first occurrence of the match, at most so many tokens.
-    pub(super) fn following(&self, place: Place, tokens: usize) -> &[Token] {
-        self.read(place.state, tokens)
+    /// At most this many tokens that followed the first occurrence of the match.
+    pub(super) fn following(&self, found: TextMatch, tokens: usize) -> &[Token] {
+        self.read(found.state, tokens)
     }
 
-    /// The same of the longest suffix of the match whose first occurrence so many tokens follow; of its last token, if
-    /// there is none.
-    pub(super) fn followed_by(&self, place: Place, tokens: usize) -> &[Token] {
-        let mut state = self.renewed(place).state;
+    /// This many tokens that followed the first occurrence of the longest possible suffix of the match. If too few
+    /// tokens follow every suffix, those after its last token.
+    pub(super) fn followed_by(&self, found: TextMatch, tokens: usize) -> &[Token] {
+        let mut state = self.renewed(found).state;
         loop {
             let (read, link) = (self.read(state, tokens), self.state(state).link);
             if read.len() == tokens || [0, NONE].contains(&link) {
@@ -146,14 +146,14 @@ impl Automaton {
         &self.text[from..self.text.len().min(from + tokens)]
     }
 
-    /// A state is divided when some of its strings occur anew; the match may be one of those that left it.
-    fn renewed(&self, mut place: Place) -> Place {
+    /// Appending may divide a state. The match may then belong to the new state.
+    fn renewed(&self, mut found: TextMatch) -> TextMatch {
         loop {
-            let link = self.state(place.state).link;
-            if link == NONE || place.len > self.state(link).len {
-                return place;
+            let link = self.state(found.state).link;
+            if link == NONE || found.len > self.state(link).len {
+                return found;
             }
-            place.state = link;
+            found.state = link;
         }
     }
 

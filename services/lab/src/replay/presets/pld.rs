@@ -1,24 +1,24 @@
-//! Prompt lookup decoding (Saxena 2023), by the function that its author published, with its defaults.
+//! Prompt lookup decoding (Saxena 2023), after the function that its author published, with its defaults.
 
 use refrain_speculation::draft::{Candidate, Scope};
 use refrain_suffix_index::Token;
 
-use super::chain;
+use super::chain::chain;
 
-/// Longest n-gram that is looked for, tokens.
+/// Longest n-gram, tokens.
 const NGRAM_TOKENS_MAX: usize = 3;
 /// Tokens of a draft.
 const DRAFT_TOKENS: usize = 10;
 
-/// What followed the earliest occurrence of the context's last n tokens in it, for the largest n that has one.
+/// Drafts what followed the earliest occurrence of the context's last n tokens, for the largest n that has one.
 ///
-/// As published, only an occurrence counts that a whole draft follows, and that ends more than n tokens before the
-/// context does. The context is searched from its beginning, as it is there.
+/// As published, an occurrence counts only if a whole draft follows it, and if it ends more than n tokens before the
+/// context. The search begins at the start of the context, as in the published function.
 pub(in super::super) fn look_up(context: &[Token]) -> Option<Candidate> {
     let longest = NGRAM_TOKENS_MAX.min(context.len().saturating_sub(1));
     (1..=longest).rev().find_map(|len| {
         let ngram = &context[context.len() - len..];
-        // A draft is longer than any n-gram, so room for it implies the distance.
+        // A draft is longer than any n-gram, so room for the draft implies the distance.
         let ends = len..=context.len().checked_sub(DRAFT_TOKENS)?;
         let end = ends
             .into_iter()

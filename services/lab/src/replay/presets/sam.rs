@@ -3,15 +3,15 @@
 use refrain_speculation::draft::{Candidate, Scope};
 use refrain_suffix_index::Token;
 
-use super::automaton::{Automaton, Place};
-use super::chain;
+use super::automaton::{Automaton, TextMatch};
+use super::chain::chain;
 
 /// Draft tokens: the paper's default.
 const DRAFT_TOKENS: usize = 40;
-/// Stands between the texts of a corpus, which the paper joins by the tokenizer's end of text. No recording has it.
+/// Separates the texts of a corpus; the paper uses the tokenizer's end of text. No recording has this token.
 const END: Token = Token::MAX;
 
-/// What a match must bring.
+/// Conditions on matches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SamRules {
     /// A match in the corpus must be longer than one in the request's text by more than this.
@@ -20,23 +20,23 @@ pub(crate) struct SamRules {
     len_min: u32,
 }
 
-/// A request's own automaton, and its place in the corpus.
+/// A request's own automaton, and its match in the corpus.
 #[derive(Clone, Debug, Default)]
 pub(in super::super) struct SamRequest {
-    /// The text but for its last token, so that its end is no match.
+    /// The text without its last token, so that its end is not a match.
     own: Automaton,
     last: Option<Token>,
-    at_own: Place,
-    at_corpus: Place,
+    at_own: TextMatch,
+    at_corpus: TextMatch,
 }
 
 impl SamRules {
-    /// Beside another speculator, which drafts where this does not.
+    /// The rules beside another drafter, which drafts where SAM does not.
     pub(in super::super) const HYBRID: SamRules = SamRules {
         len_bias: 5,
         len_min: 5,
     };
-    /// By itself: any match drafts.
+    /// The rules of SAM alone: any match drafts.
     pub(in super::super) const ALONE: SamRules = SamRules {
         len_bias: 0,
         len_min: 1,
@@ -50,7 +50,7 @@ pub(in super::super) fn add_text(corpus: &mut Automaton, text: &[Token]) {
 }
 
 impl SamRequest {
-    /// Goes on with the request's text.
+    /// Appends to the request's text.
     pub(in super::super) fn extend(&mut self, corpus: Option<&Automaton>, tokens: &[Token]) {
         for &token in tokens {
             if let Some(last) = self.last.replace(token) {
@@ -63,8 +63,8 @@ impl SamRequest {
         }
     }
 
-    /// The longer match's draft: from its first occurrence, in the request's text from the one of a suffix of it where too
-    /// little follows.
+    /// The draft of the longer match, from its first occurrence. In the request's text, a suffix of the match is used
+    /// where too little text follows the match.
     pub(in super::super) fn draft(
         &self,
         corpus: Option<&Automaton>,
@@ -88,20 +88,20 @@ impl SamRequest {
 mod tests {
     use super::*;
 
-    /// Where a string occurs first: the end of it.
+    /// End of the first occurrence of a string.
     fn first_end(text: &[Token], string: &[Token]) -> Option<usize> {
         (string.len()..=text.len()).find(|end| &text[end - string.len()..*end] == string)
     }
 
-    /// The longest suffix of the context that occurs, and no suffix of that: its length.
+    /// Length of the longest suffix of the context that occurs.
     fn longest(text: &[Token], context: &[Token]) -> usize {
         let lens = (1..=context.len()).rev();
         let occurs = |len: &usize| first_end(text, &context[context.len() - len..]).is_some();
         lens.into_iter().find(occurs).unwrap_or(0)
     }
 
-    /// The rules as they are told: length of the match, draft, and whether it is from the corpus.
-    fn told(
+    /// The rules as the paper states them: length of the match, draft, and its scope.
+    fn by_the_paper(
         corpus: &[Vec<Token>],
         context: &[Token],
         rules: SamRules,
@@ -151,7 +151,7 @@ mod tests {
         let mut seen = [[0; 3]; 2];
         for round in 0..120 {
             let words = 2 + random(6);
-            // Texts of phrases, so that long matches come about, some of them in the corpus alone.
+            // Texts of phrases, so that there are long matches, some of them in the corpus alone.
             let phrases: Vec<Vec<Token>> = (0..6)
                 .map(|_| {
                     let len = 2 + random(14);
@@ -179,7 +179,7 @@ mod tests {
                     let found = request.draft(Some(&corpus), rules);
                     let found = found
                         .map(|found| (found.match_len, found.tree.tokens().collect(), found.scope));
-                    let wanted = told(&texts, &context[..=at], rules);
+                    let wanted = by_the_paper(&texts, &context[..=at], rules);
                     assert_eq!(found, wanted, "{rules:?} {texts:?} {:?}", &context[..=at]);
                     seen[kind][wanted.map_or(0, |draft| match draft.2 {
                         Scope::Request => 1,

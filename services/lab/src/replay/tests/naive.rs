@@ -1,5 +1,5 @@
-//! The same replay with nothing kept between steps: before each proposal every index is made anew from the texts
-//! that it should hold. What is drafted from an index is left to `propose`, which has a model of its own.
+//! A replay that keeps nothing between steps: before each proposal, every index is rebuilt from the texts that it
+//! should hold. The draft from an index is left to `propose`, whose tests have a model of their own.
 
 use clap::Parser;
 use refrain_speculation::draft::{Lookup, Scope, Source, propose};
@@ -16,11 +16,11 @@ struct Document {
     group: Value,
     prompt: Vec<u32>,
     output: Vec<u32>,
-    /// Tokens of the output said so far.
+    /// Tokens of the output so far.
     said: usize,
 }
 
-/// Calls of two tenants, in sessions and groups, out of a few phrases of a small vocabulary.
+/// Calls of two tenants, in sessions and groups, made of a few phrases of a small vocabulary.
 pub(super) fn calls(seed: u64) -> Vec<Value> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut random = move |below: u64| {
@@ -130,7 +130,7 @@ pub(super) fn replay(calls: &[Value], args: &str) -> [[u64; 4]; 4] {
     }
 }
 
-/// One step of one running call: which source, and drafted, accepted and emitted tokens.
+/// One step of a running call: its source, and the drafted, accepted and emitted tokens.
 fn step(
     options: &ReplayOptions,
     known: &[Document],

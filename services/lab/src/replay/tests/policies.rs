@@ -1,11 +1,11 @@
-//! Policies on a modelled engine, over calls that are made up here.
+//! Policies on a modelled engine, over generated calls.
 
 use serde_json::{Value, json};
 
 use super::super::{Policy, PolicyReport, ReplayReport};
 use super::{naive, replay};
 
-/// Calls of agents that say much of the same, and something of their own in between.
+/// Calls of agents: much common text, with some text of their own in between.
 fn calls() -> Vec<Value> {
     (0..6).flat_map(naive::calls).collect()
 }
@@ -20,7 +20,7 @@ fn row(report: &ReplayReport, policy: Policy, concurrency: usize) -> &PolicyRepo
         .expect("the policy was compared")
 }
 
-/// What does not depend on the machine.
+/// The figures that do not depend on the machine.
 fn figures(report: &ReplayReport) -> Value {
     let mut rows = serde_json::to_value(&report.policies).expect("a report");
     for row in rows.as_array_mut().expect("rows") {
@@ -79,7 +79,7 @@ fn every_policy_is_told_of_for_each_number_of_requests() -> anyhow::Result<()> {
             Some(0.0)
         );
     }
-    // The rest of the report tells of suffix drafts at the first number of requests.
+    // The rest of the report is about suffix drafts at the first number of requests.
     let suffix = row(&report, Policy::Suffix, 1);
     assert_eq!(suffix.tokens_per_step, report.tokens_per_step);
     assert_eq!(suffix.drafted_per_step, report.drafted_per_step);
@@ -92,14 +92,14 @@ fn every_policy_is_told_of_for_each_number_of_requests() -> anyhow::Result<()> {
 
 #[test]
 fn goodput_is_that_of_the_best_choice() -> anyhow::Result<()> {
-    // A head that drafts well, one that is of no use, and one that is dear.
+    // A head that drafts well, one that drafts badly, and an expensive one.
     for head in ["acc=0.8,0.7,0.6", "acc=0.05", "acc=0.7,0.6,cost=1"] {
         let report = compare(&calls(), &format!("--concurrency 1,16 --eagle3 {head}"))?;
         for concurrency in [1, 16] {
             let speedup = |policy| row(&report, policy, concurrency).speedup.expect("steps");
             let best = Policy::OWN.map(speedup).into_iter().fold(0.0, f64::max);
             let goodput = speedup(Policy::Goodput);
-            // The calls are few, and it learns from nothing.
+            // The calls are few, and the policy has learnt nothing before.
             assert!(
                 goodput > 0.95 * best && goodput > 1.0,
                 "{head} at {concurrency}: {goodput} of {best}"
@@ -155,7 +155,7 @@ fn a_seed_gives_the_same_figures() -> anyhow::Result<()> {
         let same = |report| row(report, policy, 8).goodput_tokens_per_s;
         assert_eq!(same(&first), same(&other), "{policy:?} has no luck");
     }
-    // What a head brings does not depend on what runs beside it.
+    // The head's acceptance does not depend on the other requests.
     let eagle3 = |at| row(&first, Policy::Eagle3, at);
     assert_eq!(eagle3(1).tokens_per_step, eagle3(8).tokens_per_step);
     Ok(())
@@ -163,11 +163,12 @@ fn a_seed_gives_the_same_figures() -> anyhow::Result<()> {
 
 #[test]
 fn a_step_takes_what_the_model_says() -> anyhow::Result<()> {
-    // One request of 3 tokens after a prompt of 2, plainly: three steps of one token over 2, 3 and 4.
+    // One request of 3 tokens after a prompt of 2, without drafts: three steps of one token, over contexts of 2, 3
+    // and 4.
     let calls = [json!({"prompt_token_ids": [1, 2], "output_token_ids": [3, 4, 5]})];
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("engine.toml");
-    // Weights take 1 s and each token of a context 1/8 s; all else takes nothing.
+    // Reading the weights takes 1 s, each token of a context 1/8 s, and nothing else takes time.
     std::fs::write(
         &file,
         "weights_gb = 1\nparameters_b = 1e-9\nkv_bytes_per_token = 125e6\nbandwidth_tb_per_s = 1e-3\n\
@@ -180,7 +181,7 @@ fn a_step_takes_what_the_model_says() -> anyhow::Result<()> {
         assert!((found / wanted - 1.0).abs() < 1e-6, "{found} for {wanted}");
     };
     near(goodput(Policy::Off), 3.0 / (3.0 + 9.0 / 8.0));
-    // Two of the tokens in the first step and one in the second, each after half a step of drafting.
+    // Two tokens in the first step and one in the second, each after half a step of drafting.
     near(goodput(Policy::Eagle3), 3.0 / (2.0 * 1.5 + 6.0 / 8.0));
     Ok(())
 }
@@ -188,7 +189,7 @@ fn a_step_takes_what_the_model_says() -> anyhow::Result<()> {
 #[test]
 fn windows_tell_how_a_memory_gets_used_to_its_calls() -> anyhow::Result<()> {
     let song = |from: u32| json!({"output_token_ids": (from..from + 31).collect::<Vec<u32>>()});
-    // Ten calls that nothing is like, and ten that are all the same.
+    // Ten calls without repetition, and ten equal calls.
     let calls: Vec<Value> = (0..10)
         .map(|call| song(call * 100))
         .chain((0..10).map(|_| song(0)))
@@ -222,7 +223,7 @@ fn policies_in_one_call_each_once_and_with_windows() -> anyhow::Result<()> {
     assert_eq!(json["settings"]["engine_model"], "h100-8b");
     assert_eq!(json["settings"]["concurrency"], json!([1, 16, 64]));
     assert_eq!(json["settings"]["policies"], json!(Policy::OWN));
-    // There are none where nothing is compared, and repeats are no comparison.
+    // There are no policies without a comparison, and repeated values are no comparison.
     let report = replay(&calls(), "--concurrency 2,2")?;
     assert!(report.policies.is_empty());
     Ok(())
@@ -230,7 +231,7 @@ fn policies_in_one_call_each_once_and_with_windows() -> anyhow::Result<()> {
 
 #[test]
 fn tenants_learn_chances_of_their_own() -> anyhow::Result<()> {
-    // One at whom all copies go on alike, and one at whom they do not.
+    // In one tenant all copies continue alike, in the other they do not.
     let (mut steady, mut fickle, mut mixed) = (Vec::new(), Vec::new(), Vec::new());
     for call in 0..40 {
         let song = |turn: u32| (0..20).map(|at| at + turn * (at % 3)).collect::<Vec<u32>>();
@@ -242,7 +243,7 @@ fn tenants_learn_chances_of_their_own() -> anyhow::Result<()> {
                 .flatten(),
         );
     }
-    // These drafts do not depend on chances, so nothing but them could be shared.
+    // These drafts do not depend on acceptance statistics, so only those could be shared.
     let expected = |calls: &[Value]| -> anyhow::Result<f64> {
         let report = replay(calls, "--policies suffix")?;
         let row = row(&report, Policy::Suffix, 1);
@@ -263,9 +264,9 @@ fn what_makes_no_sense_is_refused() {
             "--concurrency 1,0 --policies off",
             "--concurrency must be at least 1",
         ),
-        ("--score-threshold high", "neither `auto` nor a number"),
-        ("--score-threshold -1", "neither `auto` nor a number"),
-        ("--eagle3 acc=2", "a chance is from 0 to 1"),
+        ("--score-threshold high", "must be `auto` or a number"),
+        ("--score-threshold -1", "must be `auto` or a number"),
+        ("--eagle3 acc=2", "a probability must be from 0 to 1"),
         ("--window 0", "--window must be at least 1"),
         ("--eagle3 acc=0.5", "<--policies <POLICY>|--engine-model"),
         ("--score-threshold 2", "<--policies <POLICY>|--engine-model"),

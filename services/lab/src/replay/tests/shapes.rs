@@ -1,13 +1,12 @@
-//! The shapes that papers report of their workloads, on calls that are made up here: who wins where, and what grows
-//! with what.
+//! The trends that papers report of their workloads, on generated calls: which policy wins, and what grows with what.
 
 use serde_json::{Value, json};
 
 use super::super::{Policy, ReplayReport, Window};
 use super::{replay, replay_after};
 
-/// EAGLE-3 as SuffixDecoding's tables have it on agents' SQL (arXiv 2411.04975, appendix A): 3.16 tokens per step over
-/// eight passes, each so dear that it is 1.62 times as fast as plain decoding.
+/// EAGLE-3 by SuffixDecoding's tables of agents' SQL (arXiv 2411.04975, appendix A): 3.16 tokens per step over eight
+/// passes. The passes are so expensive that it is only 1.62 times as fast as plain decoding.
 const HEAD: &str = "--eagle3 acc=0.695,0.695,0.695,0.695,0.695,0.695,0.695,0.695,cost=0.12";
 
 struct Random(u64);
@@ -19,14 +18,14 @@ impl Random {
         (self.0 >> 33) % bound
     }
 
-    /// Of the first `words` tokens from `first` on.
+    /// A random token of the `words` tokens from `first` on.
     fn text(&mut self, first: u64, words: u64, len: u64) -> Vec<u64> {
         (0..len).map(|_| first + self.below(words)).collect()
     }
 }
 
-/// Answers of an agent: six of forty texts that it knows, each with a value after it. Agents of other numbers know
-/// other texts, of other tokens.
+/// Answers of an agent: six of its forty texts, each followed by a value. Agents with other numbers have other texts,
+/// of other tokens.
 fn agent(number: u64, calls: usize) -> Vec<Value> {
     let (mut random, first) = (Random(number), number * 1000);
     let texts: Vec<Vec<u64>> = (0..40)
@@ -47,7 +46,7 @@ fn agent(number: u64, calls: usize) -> Vec<Value> {
     answers.collect()
 }
 
-/// Running text: every token has sixty that may follow it, some of them more often.
+/// Prose: sixty tokens may follow every token, some of them more often.
 fn prose(calls: usize) -> Vec<Value> {
     let mut random = Random(1);
     let mut text = || -> Vec<u64> {
@@ -63,8 +62,8 @@ fn prose(calls: usize) -> Vec<Value> {
     texts.collect()
 }
 
-/// Samples of twelve prompts, sixteen each: twenty places, at each of which a sample goes on in one of the three ways that
-/// its prompt has for it, one of them likelier; now and then it says again what it has said.
+/// Sixteen samples of each of twelve prompts. At twenty positions a sample continues in one of its prompt's three
+/// ways, of which one is likelier. Sometimes it repeats its own text.
 fn samples() -> Vec<Value> {
     let mut random = Random(5);
     let mut calls = Vec::new();
@@ -98,7 +97,7 @@ fn speedup(report: &ReplayReport, policy: Policy) -> f64 {
     row.and_then(|row| row.speedup).expect("compared")
 }
 
-/// SuffixDecoding, Figures 3 and 5: by themselves on agents, with EAGLE-3 behind them where text is open.
+/// SuffixDecoding, Figures 3 and 5: suffix drafts win alone on agents, and with EAGLE-3 behind them on open text.
 #[test]
 fn suffix_drafts_alone_win_where_text_repeats_and_the_hybrid_where_it_is_open() -> anyhow::Result<()>
 {
@@ -120,7 +119,8 @@ fn suffix_drafts_alone_win_where_text_repeats_and_the_hybrid_where_it_is_open() 
     Ok(())
 }
 
-/// Seer, Table 2: the samples of a prompt more than double what its own text brings, and several paths bring more.
+/// Seer, Table 2: the samples of a prompt more than double the accepted tokens of its own text, and several paths
+/// bring more.
 #[test]
 fn samples_of_a_prompt_double_what_is_accepted_and_paths_add_to_it() -> anyhow::Result<()> {
     let accepted = |args: &str| {
@@ -137,8 +137,8 @@ fn samples_of_a_prompt_double_what_is_accepted_and_paths_add_to_it() -> anyhow::
     Ok(())
 }
 
-/// SuffixDecoding, section 5.4: a memory that was warmed with other calls drafts badly at first, and as one that was warmed
-/// with these within five hundred of them.
+/// SuffixDecoding, section 5.4: a memory that was warmed with other calls drafts badly at first. Within five hundred
+/// calls it drafts as well as one that was warmed with these.
 #[test]
 fn a_memory_gets_used_to_other_calls_within_five_hundred() -> anyhow::Result<()> {
     let mut calls = agent(2, 1000);

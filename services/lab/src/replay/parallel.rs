@@ -1,4 +1,4 @@
-//! Pieces of work that have nothing to do with each other, on the machine's cores.
+//! Runs independent replays in parallel on the machine's cores, and adds up their progress.
 
 use std::collections::VecDeque;
 use std::sync::mpsc;
@@ -6,14 +6,51 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 
-use super::Progress;
+use crate::progress::ProgressLine;
 
-/// Does pieces `0..count`, begun in this `order`; outcomes are in theirs. Each tells its progress through the function that
-/// it is given; `progress` hears of all of them together. Once a piece has failed no other begins.
-pub(crate) fn on_cores<O: Send>(
+/// The progress of one replay, or of several together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ReplayProgress {
+    /// Replayed calls.
+    pub docs: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Output tokens.
+    pub output_tokens: u64,
+    /// Share of the work that is done, 0 to 1.
+    pub share: f64,
+}
+
+impl ReplayProgress {
+    /// Shows it on a terminal.
+    pub(crate) fn show_on(self, line: &ProgressLine) {
+        let tokens_per_step = self.output_tokens as f64 / self.steps.max(1) as f64;
+        let message = format!(
+            "{} calls, {} tokens, {tokens_per_step:.3} tokens per step",
+            self.docs, self.output_tokens
+        );
+        line.show(Some(self.share), message);
+    }
+
+    fn sum(each: &[ReplayProgress]) -> Self {
+        let mut sum = ReplayProgress::default();
+        for one in each {
+            sum.docs += one.docs;
+            sum.steps += one.steps;
+            sum.output_tokens += one.output_tokens;
+            sum.share += one.share / each.len() as f64;
+        }
+        sum
+    }
+}
+
+/// Runs the pieces `0..count`, which begin in this `order`; outcomes are in the order of their numbers. Each piece
+/// reports through the function that it receives, and `progress` receives the sum. After a failure no other piece
+/// begins.
+pub(crate) fn run_in_parallel<O: Send>(
     order: Vec<usize>,
-    work: impl Fn(usize, &dyn Fn(Progress)) -> anyhow::Result<O> + Sync,
-    mut progress: impl FnMut(Progress),
+    work: impl Fn(usize, &dyn Fn(ReplayProgress)) -> anyhow::Result<O> + Sync,
+    mut progress: impl FnMut(ReplayProgress),
 ) -> anyhow::Result<Vec<O>> {
     let count = order.len();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -28,7 +65,7 @@ pub(crate) fn on_cores<O: Send>(
                 let next = || lock(waiting).pop_front();
                 while let Some(piece) = next() {
                     let outcome = work(piece, &|at| {
-                        // The listener stays until all senders are gone.
+                        // The receiver outlives all senders.
                         let _ = sender.send((piece, at));
                     });
                     if outcome.is_err() {
@@ -39,10 +76,10 @@ pub(crate) fn on_cores<O: Send>(
             });
         }
         drop(sender);
-        let mut each = vec![Progress::default(); count];
+        let mut each = vec![ReplayProgress::default(); count];
         for (piece, at) in receiver {
             each[piece] = at;
-            progress(Progress::of_all(&each));
+            progress(ReplayProgress::sum(&each));
         }
     });
     let mut outcomes = outcomes
@@ -52,31 +89,13 @@ pub(crate) fn on_cores<O: Send>(
     let done: anyhow::Result<Vec<O>> = outcomes.into_iter().map(|(_, outcome)| outcome).collect();
     done.and_then(|done| {
         let all = done.len() == count;
-        all.then_some(done).context("a thread has ended early")
+        all.then_some(done)
+            .context("a thread ended before its work was done")
     })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Progress {
-    fn of_all(each: &[Progress]) -> Self {
-        let mut all = Progress::default();
-        for Progress {
-            docs,
-            steps,
-            output_tokens,
-            share,
-        } in each
-        {
-            all.docs += docs;
-            all.steps += steps;
-            all.output_tokens += output_tokens;
-            all.share += share / each.len() as f64;
-        }
-        all
-    }
 }
 
 #[cfg(test)]
@@ -88,17 +107,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_are_in_order_and_progress_is_of_all() -> anyhow::Result<()> {
-        let at = |docs| Progress {
+    fn outcomes_are_in_order_and_progress_is_the_sum() -> anyhow::Result<()> {
+        let at = |docs| ReplayProgress {
             docs,
             share: 1.0,
-            ..Progress::default()
+            ..ReplayProgress::default()
         };
-        let mut last = Progress::default();
-        let squares = on_cores(
+        let mut last = ReplayProgress::default();
+        let squares = run_in_parallel(
             (0..20).rev().collect(),
-            |piece, told| {
-                told(at(piece as u64));
+            |piece, report| {
+                report(at(piece as u64));
                 Ok(piece * piece)
             },
             |progress| last = progress,
@@ -113,9 +132,9 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_it() {
+    fn after_a_failure_no_piece_begins() {
         let begun = AtomicUsize::new(0);
-        let failed = on_cores(
+        let failed = run_in_parallel(
             (0..1000).collect(),
             |piece, _| {
                 begun.fetch_add(1, Ordering::Relaxed);
@@ -127,7 +146,7 @@ mod tests {
             },
             |_| {},
         );
-        assert_eq!(failed.expect_err("it has failed").to_string(), "piece 3");
+        assert_eq!(failed.expect_err("piece 3 fails").to_string(), "piece 3");
         assert!(begun.into_inner() < 1000);
     }
 }

@@ -1,58 +1,59 @@
-//! Recorded calls, sorted by workload and tenant.
+//! Sorts recorded calls by workload and tenant.
 
-use crate::replay::trace::Call;
+use crate::replay::trace::RecordedCall;
 
 /// The calls of one workload of one tenant.
 #[derive(Debug, Default)]
-pub(super) struct Row {
+pub(super) struct TenantWorkload {
     pub(super) workload: Option<String>,
     pub(super) tenant: Option<String>,
-    /// Whether it is what was left when no more rows were to be told apart.
+    /// Whether it holds the calls of all further workloads, once the number of rows is reached.
     pub(super) is_rest: bool,
-    /// Those that are kept, in order.
-    pub(super) calls: Vec<Call>,
-    /// Calls and output tokens of all that were read.
+    /// The calls that are analyzed, in order.
+    pub(super) calls: Vec<RecordedCall>,
+    /// Calls that were read.
     pub(super) calls_read: u64,
+    /// Output tokens of the calls that were read.
     pub(super) tokens_read: u64,
 }
 
-/// Rows in the order in which they were met.
-pub(super) struct Rows {
-    rows: Vec<Row>,
+/// Workloads in the order in which they first occur.
+pub(super) struct WorkloadSorter {
+    workloads: Vec<TenantWorkload>,
     rows_max: usize,
     calls_max: usize,
 }
 
-impl Rows {
-    /// At most `rows_max` and one for the rest, each with at most `calls_max` calls kept.
+impl WorkloadSorter {
+    /// Keeps at most `rows_max` workloads and one for the rest, each with at most `calls_max` calls.
     pub(super) fn new(rows_max: usize, calls_max: usize) -> Self {
-        Rows {
-            rows: Vec::new(),
+        WorkloadSorter {
+            workloads: Vec::new(),
             rows_max,
             calls_max,
         }
     }
 
-    pub(super) fn add(&mut self, call: Call) {
-        let is_of = |row: &Row| {
+    pub(super) fn add(&mut self, call: RecordedCall) {
+        let is_of = |row: &TenantWorkload| {
             !row.is_rest && (&row.workload, &row.tenant) == (&call.workload, &call.tenant)
         };
-        let found = self.rows.iter().position(is_of);
+        let found = self.workloads.iter().position(is_of);
         let at = found.unwrap_or_else(|| {
-            // The rest stands last.
-            if self.rows.len() <= self.rows_max {
-                let is_rest = self.rows.len() == self.rows_max;
+            // The rest comes last.
+            if self.workloads.len() <= self.rows_max {
+                let is_rest = self.workloads.len() == self.rows_max;
                 let name = |name: &Option<String>| name.clone().filter(|_| !is_rest);
-                self.rows.push(Row {
+                self.workloads.push(TenantWorkload {
                     workload: name(&call.workload),
                     tenant: name(&call.tenant),
                     is_rest,
-                    ..Row::default()
+                    ..TenantWorkload::default()
                 });
             }
-            self.rows.len() - 1
+            self.workloads.len() - 1
         });
-        let row = &mut self.rows[at];
+        let row = &mut self.workloads[at];
         row.calls_read += 1;
         row.tokens_read += call.output.len() as u64;
         if row.calls.len() < self.calls_max {
@@ -60,13 +61,13 @@ impl Rows {
         }
     }
 
-    pub(super) fn into_rows(self) -> Vec<Row> {
-        self.rows
+    pub(super) fn into_workloads(self) -> Vec<TenantWorkload> {
+        self.workloads
     }
 }
 
-impl Row {
-    /// What to call it.
+impl TenantWorkload {
+    /// Its name in tables.
     pub(super) fn name(&self) -> String {
         match (&self.workload, &self.tenant) {
             _ if self.is_rest => "(others)".into(),
@@ -83,8 +84,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_sorted_and_rows_and_calls_are_limited() {
-        let mut rows = Rows::new(2, 2);
+    fn calls_are_sorted_and_workloads_and_calls_are_limited() {
+        let mut rows = WorkloadSorter::new(2, 2);
         let names = [
             ("a", "x"),
             ("a", "y"),
@@ -95,21 +96,21 @@ mod tests {
             ("a", "y"),
         ];
         for (workload, tenant) in names {
-            rows.add(Call {
+            rows.add(RecordedCall {
                 workload: Some(workload.into()),
                 tenant: Some(tenant.into()),
                 output: vec![1, 2],
-                ..Call::default()
+                ..RecordedCall::default()
             });
         }
-        let told: Vec<_> = rows
-            .into_rows()
+        let found: Vec<_> = rows
+            .into_workloads()
             .iter()
             .map(|row| (row.name(), row.calls.len(), row.calls_read, row.tokens_read))
             .collect();
         let row = |name: &str, kept, read, tokens| (name.to_owned(), kept, read, tokens);
         assert_eq!(
-            told,
+            found,
             [
                 row("a / x", 2, 3, 6),
                 row("a / y", 2, 2, 4),
@@ -119,17 +120,21 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_and_a_tenant_of_one_name_are_told_apart() {
-        let mut rows = Rows::new(3, 1);
+    fn a_workload_and_a_tenant_of_the_same_name_are_different() {
+        let mut rows = WorkloadSorter::new(3, 1);
         let x = Some("x".to_owned());
         for (workload, tenant) in [(&x, &None), (&None, &x), (&None, &None)] {
-            rows.add(Call {
+            rows.add(RecordedCall {
                 workload: workload.clone(),
                 tenant: tenant.clone(),
-                ..Call::default()
+                ..RecordedCall::default()
             });
         }
-        let names: Vec<_> = rows.into_rows().iter().map(Row::name).collect();
+        let names: Vec<_> = rows
+            .into_workloads()
+            .iter()
+            .map(TenantWorkload::name)
+            .collect();
         assert_eq!(names, ["x", "(unnamed) / x", "(unnamed)"]);
     }
 }

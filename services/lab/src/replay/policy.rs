@@ -1,0 +1,68 @@
+//! The policies that a replay compares.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::presets::Preset;
+
+/// A rule that chooses drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// No drafts.
+    Off,
+    /// Always the EAGLE-3 head's drafts.
+    Eagle3,
+    /// Suffix drafts wherever a match is found.
+    Suffix,
+    /// SuffixDecoding's hybrid: the suffix draft if its SCORE exceeds tau, else the head's.
+    Score,
+    /// The drafts that bring most tokens per second for the whole batch, by observed acceptance and step times.
+    Goodput,
+    /// As --preset sam; the head drafts where no match is longer than four tokens.
+    Sam,
+    /// As --preset pld.
+    Pld,
+    /// As --preset paper; the head drafts where SCORE does not exceed tau.
+    Paper,
+}
+
+impl Policy {
+    /// The policies that are compared if none are named: all but those of other systems.
+    pub const OWN: [Policy; 5] = [
+        Policy::Off,
+        Policy::Eagle3,
+        Policy::Suffix,
+        Policy::Score,
+        Policy::Goodput,
+    ];
+
+    /// Its name on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Policy::Off => "off",
+            Policy::Eagle3 => "eagle3",
+            Policy::Suffix => "suffix",
+            Policy::Score => "score",
+            Policy::Goodput => "goodput",
+            Policy::Sam => "sam",
+            Policy::Pld => "pld",
+            Policy::Paper => "paper",
+        }
+    }
+
+    /// Whether it drafts from earlier outputs.
+    pub(super) fn remembers(self) -> bool {
+        !matches!(self, Policy::Off | Policy::Eagle3)
+    }
+}
+
+impl From<Preset> for Policy {
+    fn from(preset: Preset) -> Self {
+        match preset {
+            Preset::Sam => Policy::Sam,
+            Preset::Pld => Policy::Pld,
+            Preset::Paper => Policy::Paper,
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The commands that start services: read the configuration, start, wait for a signal, drain.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use refrain_service_kit::descriptors;
+use refrain_service_kit::telemetry;
+
+use crate::config::{MeshFile, Role};
+use crate::roles::Process;
+use crate::signals::StopSignals;
+
+/// Arguments of `refrain up`.
+#[derive(Args)]
+pub struct UpArgs {
+    /// Configuration file; without it, an embedded default is used.
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Address on which the gateway listens [default: 127.0.0.1:8080].
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+    /// Directory of the draft store [default: ./refrain-data].
+    #[arg(long)]
+    data_dir: Option<PathBuf>,
+}
+
+/// Arguments of the commands that start a single service.
+#[derive(Args)]
+pub struct ServiceArgs {
+    /// Configuration file.
+    #[arg(long)]
+    config: PathBuf,
+}
+
+/// `refrain up`: runs the whole mesh in this process until a signal stops it.
+///
+/// # Errors
+/// A faulty configuration, or a service that cannot start.
+pub fn up(args: UpArgs) -> anyhow::Result<()> {
+    let mut file = MeshFile::load(Role::Up, args.config.as_deref())?;
+    if let Some(listen) = args.listen {
+        file.gateway.listen = listen.to_string();
+    }
+    if let Some(data_dir) = args.data_dir {
+        file.draft_store.data_dir = data_dir;
+    }
+    if args.config.is_none() && std::env::var_os("REFRAIN_TELEMETRY__LOG").is_none() {
+        // On a laptop only warnings matter; /metrics shows the rest.
+        file.telemetry.log = "warn".into();
+    }
+    file.fill_in_for_up();
+    let first_model = file.gateway.models.first();
+    let model = first_model.map(|model| model.id.clone());
+    let first_key = file.gateway.keys.first();
+    let key = first_key.and_then(|key| key.key.clone());
+    let verifies_drafts = !file.worker.engine.is_external();
+    run(Role::Up, file, |addr| {
+        let (model, key) = (model.unwrap_or_default(), key.unwrap_or_default());
+        println!("{}", welcome(addr, &model, &key, verifies_drafts));
+    })
+}
+
+/// Runs a single service until a signal stops it.
+///
+/// # Errors
+/// A faulty configuration, or a service that cannot start.
+pub fn service(role: Role, args: ServiceArgs) -> anyhow::Result<()> {
+    let file = MeshFile::load(role, Some(&args.config))?;
+    run(role, file, |addr| {
+        println!("{} listens on {addr}", role.name());
+    })
+}
+
+fn welcome(addr: SocketAddr, model: &str, key: &str, verifies_drafts: bool) -> String {
+    let repeat = match verifies_drafts {
+        true => {
+            "Send it twice: the second answer is drafted from the first (metrics.speculative_decoding).\n"
+        }
+        false => "",
+    };
+    format!(
+        "Refrain is up: http://{addr}/v1\n\n\
+         Try it:\n\
+         \x20 curl -s http://{addr}/v1/chat/completions -H 'authorization: Bearer {key}' \\\n\
+         \x20   -H 'content-type: application/json' -d '{{\n\
+         \x20     \"model\": \"{model}\", \"temperature\": 0, \"messages\": [{DEMO_MESSAGES}]}}'\n\n\
+         {repeat}\
+         Metrics:   http://{addr}/metrics\n\
+         Benchmark: refrain bench --url http://{addr}"
+    )
+}
+
+/// A question of the kind that the shipped model was trained on.
+const DEMO_MESSAGES: &str = r#"
+        {"role": "system", "content": "You write SQL. Answer with one statement."},
+        {"role": "user", "content": "CREATE TABLE orders (\n  id INTEGER PRIMARY KEY,\n  city TEXT,\n  amount INTEGER\n);\n\nWhat is the average amount of the orders per city?"}"#;
+
+/// Starts a role, waits for a signal, and drains. A second signal skips the drain.
+fn run(role: Role, file: MeshFile, on_start: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
+    let _telemetry = telemetry::init(&file.telemetry, role.name())?;
+    // The limit on connections follows from the limit on open files, so it is raised before anything listens.
+    descriptors::raise_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut stop = StopSignals::listen()?;
+        let process = tokio::select! {
+            process = Process::start(role, file) => process?,
+            () = stop.received() => return Ok(()),
+        };
+        on_start(process.addr().context("the service has no listener")?);
+        stop.received().await;
+        tracing::info!("draining");
+        tokio::select! {
+            () = process.drain() => {}
+            () = stop.received() => tracing::warn!("second signal: stopping at once"),
+        }
+        Ok(())
+    })
+}
